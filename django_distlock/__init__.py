@@ -1,0 +1,41 @@
+"""Distributed locks for Django: for views, tasks, and any code that only one may run at a time."""
+
+from .decorators import distributed_lock, skip
+from .exceptions import (
+    InvalidLockBackend,
+    InvalidLockName,
+    LockBackendDoesNotExist,
+    LockBackendError,
+    LockError,
+    LockLost,
+    LockNotAcquired,
+    LockNotHeld,
+    LockReentry,
+    LockTimeout,
+)
+from .handlers import locks
+from .leases import Lease, LockInfo, State
+from .locking import Lock, lock
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "InvalidLockBackend",
+    "InvalidLockName",
+    "Lease",
+    "Lock",
+    "LockBackendDoesNotExist",
+    "LockBackendError",
+    "LockError",
+    "LockInfo",
+    "LockLost",
+    "LockNotAcquired",
+    "LockNotHeld",
+    "LockReentry",
+    "LockTimeout",
+    "State",
+    "distributed_lock",
+    "lock",
+    "locks",
+    "skip",
+]

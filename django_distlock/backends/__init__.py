@@ -1,0 +1,1 @@
+"""Where locks are kept. ``base`` is the contract that every store keeps."""

@@ -1,0 +1,134 @@
+"""The contract between locks and stores. Waiting, renewal, re-entry and signals are written once, above it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, ClassVar
+
+from ..exceptions import InvalidLockBackend
+from ..leases import Grant, Keeper, LockInfo, Terms, Ticket
+
+DEFAULTS = ("TTL", "WAIT", "RENEW", "MAX_HOLD", "MIN_HOLD")
+KEYS = ("BACKEND", "LOCATION", "KEY_PREFIX", *DEFAULTS, "OPTIONS")
+
+
+class BaseLockBackend(ABC):
+    """One store of locks, named by an alias of the setting ``DISTRIBUTED_LOCKS``.
+
+    One object serves all threads and event loops of a process. Methods with the prefix ``a`` are the
+    native twins for asyncio. A store that does not answer, or refuses, raises LockBackendError within
+    the timeouts of the backend.
+    """
+
+    options: ClassVar[Mapping[str, Any]] = {}  # the keywords of OPTIONS with their defaults
+
+    supports_processes: ClassVar[bool] = True  # locks exclude other processes, not only other threads
+    supports_exclusion: ClassVar[bool] = True
+    supports_queue: ClassVar[bool] = False  # waiters are granted the lock in the order they came
+
+    poll_interval: ClassVar[tuple[float, float]] = (0.05, 0.15)  # seconds, drawn anew for each pause
+
+    keeper: Keeper | None = None  # set by renewal.py
+
+    def __init__(self, alias: str, settings: Mapping[str, Any]) -> None:
+        self.alias = alias
+        where = f"DISTRIBUTED_LOCKS[{alias!r}]"
+        if unknown := [key for key in settings if key not in KEYS]:
+            raise InvalidLockBackend(f"{where} has the unknown key {unknown[0]!r}. Known: {', '.join(KEYS)}.")
+        given = settings.get("OPTIONS") or {}
+        if unknown := [option for option in given if option not in self.options]:
+            known = ", ".join(sorted(self.options)) or "none"
+            raise InvalidLockBackend(
+                f"{where}['OPTIONS'] has the unknown option {unknown[0]!r}. {type(self).__name__} knows: {known}."
+            )
+        self.settings = settings
+        self.option = {**self.options, **given}
+        try:
+            self.terms = Terms(**{key.lower(): settings[key] for key in DEFAULTS if key in settings})
+        except ValueError as error:
+            raise InvalidLockBackend(f"{where} is not usable: {error}") from error
+
+    @abstractmethod
+    def acquire(self, ticket: Ticket, *, queue: bool) -> Grant | LockInfo:
+        """Try once. A Grant, or who is in the way.
+
+        A busy lock keeps a place for the ticket when ``queue`` is true (if the backend has queues);
+        otherwise the attempt leaves nothing behind, and gives up a place the ticket had. May be
+        repeated with the same ticket: what an unseen attempt was granted is granted again.
+        """
+
+    @abstractmethod
+    async def aacquire(self, ticket: Ticket, *, queue: bool) -> Grant | LockInfo: ...
+
+    def wait_turn(self, ticket: Ticket, timeout: float) -> None:
+        """Return when another attempt may succeed, at the latest after ``timeout`` seconds."""
+        time.sleep(min(timeout, random.uniform(*self.poll_interval)))
+
+    async def await_turn(self, ticket: Ticket, timeout: float) -> None:
+        await asyncio.sleep(min(timeout, random.uniform(*self.poll_interval)))
+
+    @abstractmethod
+    def release(self, ticket: Ticket, rest: float = 0.0) -> bool:
+        """End the ticket's lease, give a grant back or leave the queue: afterwards nothing of the ticket is left.
+
+        With ``rest`` the lock stays taken for that many seconds more. True if the ticket held the lock.
+        """
+
+    @abstractmethod
+    async def arelease(self, ticket: Ticket, rest: float = 0.0) -> bool: ...
+
+    @abstractmethod
+    def renew(self, wanted: Sequence[tuple[Ticket, float]]) -> list[bool]:
+        """Let each lease last that many seconds from now, never less than it had; False where it is gone."""
+
+    @abstractmethod
+    async def arenew(self, wanted: Sequence[tuple[Ticket, float]]) -> list[bool]: ...
+
+    @abstractmethod
+    def names(self, prefix: str = "") -> Iterator[str]:
+        """The names that are locked now and begin with ``prefix``, each once, in no order.
+
+        Costs no look at the single locks; a lock that comes or goes meanwhile may or may not be told.
+        """
+
+    @abstractmethod
+    def anames(self, prefix: str = "") -> AsyncIterator[str]: ...
+
+    @abstractmethod
+    def look(self, names: Sequence[str]) -> list[LockInfo | None]:
+        """Each lock as it stands now; None where nobody holds it."""
+
+    @abstractmethod
+    async def alook(self, names: Sequence[str]) -> list[LockInfo | None]: ...
+
+    def held(self, prefix: str = "", *, step: int = 500) -> Iterator[LockInfo]:
+        """What is locked now under names that begin with ``prefix``, looked at ``step`` locks at a time."""
+        names = self.names(prefix)
+        while batch := list(islice(names, step)):
+            yield from filter(None, self.look(batch))
+
+    async def aheld(self, prefix: str = "", *, step: int = 500) -> AsyncIterator[LockInfo]:
+        batch: list[str] = []
+        async for name in self.anames(prefix):
+            batch.append(name)
+            if len(batch) == step:
+                for info in filter(None, await self.alook(batch)):
+                    yield info
+                batch = []
+        for info in filter(None, await self.alook(batch) if batch else ()):
+            yield info
+
+    def close(self) -> None:  # noqa: B027 - most stores have nothing to close
+        """Let go of connections; the next call opens new ones."""
+
+    def setting(self, key: str) -> str:
+        """How a message names a key of this backend: DISTRIBUTED_LOCKS['default']['LOCATION']."""
+        return f"DISTRIBUTED_LOCKS[{self.alias!r}][{key!r}]"
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.alias!r}>"

@@ -1,0 +1,175 @@
+"""Locks in the memory of one process: for development and unit tests."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..leases import Grant, Holder, LockInfo, Ticket, clock
+from .base import BaseLockBackend
+
+GRANT_TTL = 2.0  # seconds a waiter has to notice that the lock was handed to it
+
+
+@dataclass(slots=True)
+class _Waiter:
+    ticket: Ticket
+    wake: Callable[[], object] | None = None
+
+
+@dataclass(slots=True)
+class _Held:
+    """One name: who has it until when, and who comes next (by token)."""
+
+    token: str
+    holder: Holder
+    fence: int
+    expires: float
+    resting: bool = False
+    waiters: OrderedDict[str, _Waiter] = field(default_factory=OrderedDict)
+
+
+class LocMemBackend(BaseLockBackend):
+    """Excludes the threads and tasks of one process, in the order they came; other processes not at all."""
+
+    supports_processes = False
+    supports_queue = True
+
+    def __init__(self, alias: str, settings: Mapping[str, Any]) -> None:
+        super().__init__(alias, settings)
+        self._guard = threading.Lock()  # held for dictionary work only, never while waiting
+        self._held: dict[str, _Held] = {}
+        self._last_fence = 0
+
+    def acquire(self, ticket: Ticket, *, queue: bool) -> Grant | LockInfo:
+        with self._guard:
+            now = clock()
+            held = self._current(ticket.name, now)
+            if held is None:
+                held = self._give(ticket, now + ticket.ttl, OrderedDict())
+            if held.token == ticket.token and not held.resting:
+                held.holder = ticket.holder
+                held.expires = max(held.expires, now + ticket.ttl)
+                return Grant(held.fence, now)
+            if not queue:
+                held.waiters.pop(ticket.token, None)
+            elif ticket.token not in held.waiters:
+                held.waiters[ticket.token] = _Waiter(ticket)
+            return self._info(ticket.name, held, now)
+
+    async def aacquire(self, ticket: Ticket, *, queue: bool) -> Grant | LockInfo:
+        return self.acquire(ticket, queue=queue)
+
+    def wait_turn(self, ticket: Ticket, timeout: float) -> None:
+        turn = threading.Event()
+        if self._wake_by(ticket, turn.set):
+            turn.wait(timeout)
+
+    async def await_turn(self, ticket: Ticket, timeout: float) -> None:
+        loop, turn = asyncio.get_running_loop(), asyncio.Event()
+
+        def wake() -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(turn.set)
+
+        if self._wake_by(ticket, wake):
+            try:
+                async with asyncio.timeout(timeout):
+                    await turn.wait()
+            except TimeoutError:
+                pass  # time to look again
+
+    def _wake_by(self, ticket: Ticket, wake: Callable[[], object]) -> bool:
+        """False when there is nothing to wait for: the turn has come already."""
+        with self._guard:
+            held = self._held.get(ticket.name)
+            waiter = held and held.waiters.get(ticket.token)
+            if waiter:
+                waiter.wake = wake
+            return bool(waiter)
+
+    def release(self, ticket: Ticket, rest: float = 0.0) -> bool:
+        with self._guard:
+            now = clock()
+            held = self._current(ticket.name, now)
+            if held is None:
+                return False
+            if held.token != ticket.token or held.resting:
+                held.waiters.pop(ticket.token, None)
+                return False
+            if rest > 0:
+                held.resting = True
+                held.expires = now + rest
+            else:
+                self._hand_on(ticket.name, held, now)
+            return True
+
+    async def arelease(self, ticket: Ticket, rest: float = 0.0) -> bool:
+        return self.release(ticket, rest)
+
+    def renew(self, wanted: Sequence[tuple[Ticket, float]]) -> list[bool]:
+        with self._guard:
+            return [self._renew(ticket, ttl, clock()) for ticket, ttl in wanted]
+
+    async def arenew(self, wanted: Sequence[tuple[Ticket, float]]) -> list[bool]:
+        return self.renew(wanted)
+
+    def _renew(self, ticket: Ticket, ttl: float, now: float) -> bool:
+        held = self._current(ticket.name, now)
+        if held is None or held.token != ticket.token or held.resting:
+            return False
+        held.expires = max(held.expires, now + ttl)
+        return True
+
+    def names(self, prefix: str = "") -> Iterator[str]:
+        with self._guard:
+            now = clock()
+            names = [name for name, held in self._held.items() if name.startswith(prefix) and held.expires > now]
+        return iter(names)
+
+    async def anames(self, prefix: str = "") -> AsyncIterator[str]:
+        for name in self.names(prefix):
+            yield name
+
+    def look(self, names: Sequence[str]) -> list[LockInfo | None]:
+        with self._guard:
+            now = clock()
+            found = [(name, self._current(name, now)) for name in names]
+            return [held and self._info(name, held, now) for name, held in found]
+
+    async def alook(self, names: Sequence[str]) -> list[LockInfo | None]:
+        return self.look(names)
+
+    # What follows is called with the guard held.
+
+    def _current(self, name: str, now: float) -> _Held | None:
+        held = self._held.get(name)
+        if held is not None and held.expires <= now:
+            return self._hand_on(name, held, now)
+        return held
+
+    def _hand_on(self, name: str, held: _Held, now: float) -> _Held | None:
+        """To the first in line, who is woken and has GRANT_TTL seconds to take the full lease."""
+        if not held.waiters:
+            del self._held[name]
+            return None
+        _, waiter = held.waiters.popitem(last=False)
+        if waiter.wake:
+            waiter.wake()
+        return self._give(waiter.ticket, now + min(waiter.ticket.ttl, GRANT_TTL), held.waiters)
+
+    def _give(self, ticket: Ticket, expires: float, waiters: OrderedDict[str, _Waiter]) -> _Held:
+        self._last_fence = max(self._last_fence + 1, time.time_ns() // 1000)
+        held = _Held(ticket.token, ticket.holder, self._last_fence, expires, waiters=waiters)
+        self._held[ticket.name] = held
+        return held
+
+    def _info(self, name: str, held: _Held, now: float) -> LockInfo:
+        return LockInfo(
+            name, self.alias, held.holder, held.fence, held.expires - now, resting=held.resting, token=held.token
+        )

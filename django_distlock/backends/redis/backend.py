@@ -1,0 +1,259 @@
+"""Locks on one Redis (6.2 or later) or Valkey server."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import re
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from redis.exceptions import RedisError
+
+from ...exceptions import InvalidLockBackend, LockBackendError
+from ...leases import TOKEN_LENGTH, Grant, Holder, LockInfo, Ticket
+from ..base import BaseLockBackend
+from .errors import explain, is_wrong_type
+from .location import read_location
+from .wire import Answer, AsyncWire, Command, Script, Wire, pack
+
+ACQUIRE, RELEASE, RENEW = Script("acquire"), Script("release"), Script("renew")
+
+SCAN_STEP = 1000  # keys the server visits per SCAN: well below a millisecond
+
+# What acquire.lua writes. The state is h (held) or r (released, resting for its min_hold).
+LEASE = re.compile(
+    rb"(?P<token>[0-9a-f]{%d}) (?P<state>[hr]) (?P<fence>\d{16,}) (?P<holder>.+)" % TOKEN_LENGTH, re.DOTALL
+)
+
+logger = logging.getLogger("django_distlock")
+
+
+class RedisBackend(BaseLockBackend):
+    """One key per lock: token, state, fencing number and holder in its value, the TTL on the key.
+
+    A grant is an atomic script on the server, as are renewal and release, which compare the token first.
+    """
+
+    options = {"socket_timeout": 2.0, "socket_connect_timeout": 2.0, "max_connections": 50}
+
+    def __init__(self, alias: str, settings: Mapping[str, Any]) -> None:
+        super().__init__(alias, settings)
+        prefix = settings.get("KEY_PREFIX", "lock")
+        if not isinstance(prefix, str) or not prefix or set(prefix) & set("{}|"):
+            raise InvalidLockBackend(
+                f"{self.setting('KEY_PREFIX')} is {prefix!r}. It is the text that keys of locks begin with,"
+                " without '{', '}' and '|'."
+            )
+        for option, value in self.option.items():
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+                raise InvalidLockBackend(
+                    f"{self.setting('OPTIONS')}[{option!r}] is {value!r}; it is a number above 0 (timeouts in seconds)."
+                )
+        self.prefix = prefix
+        timeouts = {key: float(self.option[key]) for key in ("socket_timeout", "socket_connect_timeout")}
+        self.location = read_location(
+            settings.get("LOCATION", "redis://127.0.0.1:6379/0"), self.setting("LOCATION"), timeouts
+        )
+        self._new_wire = partial(Wire, self.location, int(self.option["max_connections"]), timeouts["socket_timeout"])
+        self._new_async_wire = partial(AsyncWire, *self._new_wire.args)
+        self._wire = self._new_wire()
+        self._async_wires: dict[asyncio.AbstractEventLoop, AsyncWire] = {}
+
+    def acquire(self, ticket: Ticket, *, queue: bool) -> Grant | LockInfo:
+        try:
+            return self._granted(ticket, self._send(self._acquire(ticket)))
+        except BaseException:
+            ticket.unanswered = True
+            raise
+
+    async def aacquire(self, ticket: Ticket, *, queue: bool) -> Grant | LockInfo:
+        try:
+            return self._granted(ticket, await self._asend(self._acquire(ticket)))
+        except BaseException:  # a cancelled task too: its command may still arrive
+            ticket.unanswered = True
+            raise
+
+    def release(self, ticket: Ticket, rest: float = 0.0) -> bool:
+        return self._released(self._send(self._release(ticket, rest)))
+
+    async def arelease(self, ticket: Ticket, rest: float = 0.0) -> bool:
+        return self._released(await self._asend(self._release(ticket, rest)))
+
+    def renew(self, wanted: Sequence[tuple[Ticket, float]]) -> list[bool]:
+        return self._renewed(self._send(*self._renewals(wanted)))
+
+    async def arenew(self, wanted: Sequence[tuple[Ticket, float]]) -> list[bool]:
+        return self._renewed(await self._asend(*self._renewals(wanted)))
+
+    def look(self, names: Sequence[str]) -> list[LockInfo | None]:
+        return self._infos(names, self._send(*self._looks(names)))
+
+    async def alook(self, names: Sequence[str]) -> list[LockInfo | None]:
+        return self._infos(names, await self._asend(*self._looks(names)))
+
+    def names(self, prefix: str = "") -> Iterator[str]:
+        seen: set[str] = set()  # SCAN may tell a key twice
+        cursor = b"0"
+        while True:
+            cursor, keys = self._only(self._send(self._scan(cursor, prefix)))
+            yield from self._new_names(keys, seen)
+            if cursor == b"0":
+                return
+
+    async def anames(self, prefix: str = "") -> AsyncIterator[str]:
+        seen: set[str] = set()
+        cursor = b"0"
+        while True:
+            cursor, keys = self._only(await self._asend(self._scan(cursor, prefix)))
+            for name in self._new_names(keys, seen):
+                yield name
+            if cursor == b"0":
+                return
+
+    # Commands
+
+    def _lease_key(self, name: str) -> str:
+        return f"{self.prefix}:{name}"
+
+    def _retired_key(self, name: str) -> str:
+        return f"{self.prefix}|x:{name}"
+
+    def _acquire(self, ticket: Ticket) -> Command:
+        keys = self._lease_key(ticket.name), self._retired_key(ticket.name), f"{self.prefix}|f"
+        return ACQUIRE.call(keys, ticket.token, _ms(ticket.ttl), ticket.holder.to_text())
+
+    def _release(self, ticket: Ticket, rest: float) -> Command:
+        keys = self._lease_key(ticket.name), self._retired_key(ticket.name)
+        return RELEASE.call(keys, ticket.token, _ms(rest), _ms(ticket.ttl) if ticket.unanswered else 0)
+
+    def _renewals(self, wanted: Sequence[tuple[Ticket, float]]) -> list[Command]:
+        return [RENEW.call([self._lease_key(ticket.name)], ticket.token, _ms(ttl)) for ticket, ttl in wanted]
+
+    def _looks(self, names: Sequence[str]) -> list[Command]:
+        keys = [self._lease_key(name) for name in names]
+        return [Command(pack(verb, key)) for key in keys for verb in ("GET", "PTTL")]
+
+    def _scan(self, cursor: bytes, prefix: str) -> Command:
+        pattern = re.sub(r"([*?\[\]\\])", r"\\\1", self._lease_key(prefix)) + "*"
+        return Command(pack("SCAN", cursor, "MATCH", pattern, "COUNT", SCAN_STEP))
+
+    # Replies
+
+    def _granted(self, ticket: Ticket, answer: Answer) -> Grant | LockInfo:
+        ticket.unanswered = ticket.unanswered or answer.repeated
+        match self._only(answer):
+            case [1, fence]:
+                return Grant(int(fence), answer.sent_at)
+            case [0, value, left]:
+                if info := self._info(ticket.name, value, left):
+                    return info
+                raise self._foreign_value(ticket.name)
+        raise LockBackendError(f"The request for lock {ticket.name!r} was given back before it was answered.")
+
+    def _released(self, answer: Answer) -> bool:
+        # "Not the holder" on a repeat means that the first attempt, whose reply was lost, did it.
+        return bool(self._only(answer)) or answer.repeated
+
+    def _renewed(self, answer: Answer) -> list[bool]:
+        return [bool(self._checked(reply)) for reply in answer.replies]
+
+    def _infos(self, names: Sequence[str], answer: Answer) -> list[LockInfo | None]:
+        replies = iter(answer.replies)
+        return [self._seen(name, value, left) for name, value, left in zip(names, replies, replies, strict=True)]
+
+    def _seen(self, name: str, value: Any, left: Any) -> LockInfo | None:
+        if value is None or left == -2:
+            return None
+        info = None
+        if not is_wrong_type(value):
+            info = self._info(name, self._checked(value), self._checked(left))
+        if info is None:
+            logger.warning("%s", self._foreign_value(name))
+        return info
+
+    def _info(self, name: str, value: bytes, left: int) -> LockInfo | None:
+        """None for a value that no lock wrote."""
+        if not (lease := LEASE.fullmatch(value)):
+            return None
+        try:
+            holder = Holder.from_text(lease["holder"].decode())
+        except ValueError:
+            return None
+        return LockInfo(
+            name,
+            self.alias,
+            holder,
+            int(lease["fence"]),
+            max(0, left) / 1000,
+            resting=lease["state"] == b"r",
+            token=lease["token"].decode(),
+        )
+
+    def _new_names(self, keys: Sequence[bytes], seen: set[str]) -> Iterator[str]:
+        for key in keys:
+            try:
+                name = key.decode().removeprefix(f"{self.prefix}:")
+            except UnicodeDecodeError:
+                continue  # no lock has such a key
+            if name not in seen:
+                seen.add(name)
+                yield name
+
+    # Errors
+
+    def _only(self, answer: Answer) -> Any:
+        return self._checked(answer.replies[0])
+
+    def _checked(self, reply: Any) -> Any:
+        if isinstance(reply, RedisError):
+            raise explain(reply, self) from reply
+        return reply
+
+    def _foreign_value(self, name: str) -> LockBackendError:
+        return LockBackendError(
+            f"The key {self._lease_key(name)!r} at {self.location.text} holds something that is no lock. Delete it,"
+            f" or give the locks a prefix of their own in {self.setting('KEY_PREFIX')}."
+        )
+
+    # Connections
+
+    def _send(self, *commands: Command) -> Answer:
+        try:
+            return self._wire.send(*commands)
+        except (RedisError, OSError) as error:
+            raise explain(error, self) from error
+
+    async def _asend(self, *commands: Command) -> Answer:
+        try:
+            return await (await self._wire_of_loop()).send(*commands)
+        except (RedisError, OSError) as error:
+            raise explain(error, self) from error
+
+    async def _wire_of_loop(self) -> AsyncWire:
+        loop = asyncio.get_running_loop()
+        wire = self._async_wires.get(loop)
+        if wire is None:
+            for other in [other for other in self._async_wires if other.is_closed()]:
+                del self._async_wires[other]
+            wire = self._async_wires[loop] = self._new_async_wire()
+            wire.ending = self._until_loop_ends(loop, wire)
+            await anext(wire.ending)
+        return wire
+
+    async def _until_loop_ends(self, loop: asyncio.AbstractEventLoop, wire: AsyncWire) -> AsyncIterator[None]:
+        """A loop that shuts down closes its asynchronous generators: the moment to close connections."""
+        try:
+            yield
+        finally:
+            self._async_wires.pop(loop, None)
+            await wire.aclose()
+
+    def close(self) -> None:
+        self._wire.close()
+
+
+def _ms(seconds: float) -> int:
+    return math.ceil(seconds * 1000)

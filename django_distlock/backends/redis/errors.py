@@ -1,0 +1,51 @@
+"""From an error of redis-py to one that says what to do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from redis.exceptions import (
+    AuthenticationError,
+    MaxConnectionsError,
+    NoPermissionError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    ResponseError,
+)
+
+from ...exceptions import LockBackendError
+
+if TYPE_CHECKING:
+    from .backend import RedisBackend
+
+
+def is_wrong_type(reply: object) -> bool:
+    return isinstance(reply, ResponseError) and str(reply).startswith("WRONGTYPE")
+
+
+def explain(error: Exception, backend: RedisBackend) -> LockBackendError:
+    return LockBackendError(
+        f"Lock backend {backend.alias!r} at {backend.location.text}: {_advice(error, backend)} ({error})"
+    )
+
+
+def _advice(error: Exception, backend: RedisBackend) -> str:
+    match error:
+        case AuthenticationError():
+            return f"the server refused the user or password; correct {backend.setting('LOCATION')}."
+        case NoPermissionError():
+            return "the user may not run this command or use this key; widen its ACL rule."
+        case ReadOnlyError():
+            return f"this server is a read-only replica; point {backend.setting('LOCATION')} at the primary."
+        case OutOfMemoryError():
+            return "the server is out of memory and takes no more keys; raise its maxmemory or free some."
+        case MaxConnectionsError():
+            return f"no connection became free; raise {backend.setting('OPTIONS')}['max_connections']."
+        case ResponseError() if is_wrong_type(error):
+            return (
+                "a key of ours holds another type of value; delete that key, or give the locks a prefix of their"
+                f" own in {backend.setting('KEY_PREFIX')}."
+            )
+        case ResponseError():
+            return "the server refused the command."
+    return f"the server does not answer; check that it runs and that {backend.setting('LOCATION')} is right."

@@ -1,0 +1,99 @@
+"""Where the server is and as whom to talk to it: from LOCATION to arguments of redis-py's connections."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import redis.asyncio
+from django.core.cache import InvalidCacheBackendError
+from redis.backoff import NoBackoff
+
+from ...exceptions import InvalidLockBackend
+
+SCHEMES = ("redis://", "rediss://", "unix://")
+
+# What a cache alias lends to locks. Timeouts and the pool are the locks' own: a cache under load
+# takes no connection from them, and a cache that waits for ever does not make locks do so.
+_LENT = {
+    "host", "port", "path", "db", "username", "password", "credential_provider", "protocol",
+    "socket_keepalive", "socket_keepalive_options", "socket_type",
+}  # fmt: skip
+
+_TWINS: tuple[tuple[Any, Any], ...] = (
+    (redis.SSLConnection, redis.asyncio.SSLConnection),
+    (redis.UnixDomainSocketConnection, redis.asyncio.UnixDomainSocketConnection),
+    (redis.Connection, redis.asyncio.Connection),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """One server. ``text`` names it in messages, without the password."""
+
+    text: str
+    connection_class: type[Any]
+    arguments: Mapping[str, Any]
+
+    def connection(self) -> redis.Connection:
+        # redis-py would repeat commands by itself, and then nobody knows that one went unanswered.
+        return self.connection_class(**self.arguments, retry=redis.retry.Retry(NoBackoff(), 0))  # type: ignore[no-any-return]
+
+    def async_connection(self) -> redis.asyncio.Connection:
+        twin = next(twin for kind, twin in _TWINS if issubclass(self.connection_class, kind))
+        return twin(**self.arguments, retry=redis.asyncio.retry.Retry(NoBackoff(), 0))  # type: ignore[no-any-return]
+
+
+def read_location(location: object, setting: str, timeouts: Mapping[str, float]) -> Location:
+    """Raises InvalidLockBackend for a location that is neither a URL nor a django-redis cache."""
+    if isinstance(location, str) and location.startswith("cache:"):
+        kind, arguments = _of_cache(location.removeprefix("cache:"), setting)
+    elif isinstance(location, str) and location.startswith(SCHEMES):
+        kind, arguments = _of_url(location, setting)
+    else:
+        raise InvalidLockBackend(
+            f"{setting} is {location!r}. It is a URL such as redis://127.0.0.1:6379/0 (or rediss://, unix://),"
+            ' or "cache:default" for the server of that django-redis cache.'
+        )
+    arguments = {**arguments, **timeouts}
+    return Location(_readable(arguments, issubclass(kind, redis.SSLConnection)), kind, arguments)
+
+
+def _of_url(url: str, setting: str) -> tuple[type[Any], dict[str, Any]]:
+    try:
+        arguments: dict[str, Any] = dict(redis.connection.parse_url(url))
+        kind: type[Any] = arguments.pop("connection_class", redis.Connection)
+        for pool_argument in ("max_connections", "timeout"):
+            arguments.pop(pool_argument, None)
+        kind(**arguments)
+    except (TypeError, ValueError) as error:
+        # The error is not chained: it may show the password.
+        raise InvalidLockBackend(f"{setting} is a URL that redis-py cannot read: {type(error).__name__}.") from None
+    return kind, arguments
+
+
+def _of_cache(cache: str, setting: str) -> tuple[type[Any], dict[str, Any]]:
+    try:
+        from django_redis import get_redis_connection  # type: ignore[import-untyped]
+    except ImportError as error:
+        raise InvalidLockBackend(
+            f'{setting} is "cache:{cache}", which needs django-redis: pip install "django-distlock[django-redis]".'
+        ) from error
+    try:
+        pool = get_redis_connection(cache, write=True).connection_pool
+    except InvalidCacheBackendError as error:
+        raise InvalidLockBackend(f'{setting} is "cache:{cache}", but CACHES has no alias {cache!r}.') from error
+    except NotImplementedError as error:
+        raise InvalidLockBackend(
+            f'{setting} is "cache:{cache}", but CACHES[{cache!r}] is no django-redis cache. Give a URL instead.'
+        ) from error
+    lent = {key: value for key, value in pool.connection_kwargs.items() if key in _LENT or key.startswith("ssl_")}
+    return pool.connection_class, lent
+
+
+def _readable(arguments: Mapping[str, Any], tls: bool) -> str:
+    if path := arguments.get("path"):
+        return f"unix://{path}?db={arguments.get('db', 0)}"
+    scheme = "rediss" if tls else "redis"
+    return f"{scheme}://{arguments.get('host', 'localhost')}:{arguments.get('port', 6379)}/{arguments.get('db', 0)}"

@@ -1,0 +1,245 @@
+"""Commands to one server and their replies, over connections of redis-py, once for threads and once for asyncio.
+
+redis-py's clients repeat a command by themselves when its reply is lost. A lock must know that, because
+the lost command may still be executed, so commands are sent here with the repetition in sight.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import hashlib
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from importlib.resources import files
+from typing import Any, NamedTuple
+
+from redis.exceptions import (
+    AuthenticationError,
+    ConnectionError,
+    MaxConnectionsError,
+    NoScriptError,
+    ResponseError,
+    TimeoutError,
+)
+
+from ...leases import clock
+from .location import Location
+
+IDLE_TRUSTED = 1.0  # seconds for which an idle connection is used again without a look at its socket
+
+
+def pack(*parts: str | bytes | int) -> bytes:
+    """A command in the Redis protocol."""
+    packed = [b"*%d\r\n" % len(parts)]
+    for part in parts:
+        data = part if isinstance(part, bytes) else str(part).encode()
+        packed.append(b"$%d\r\n%b\r\n" % (len(data), data))
+    return b"".join(packed)
+
+
+class Command(NamedTuple):
+    packed: bytes
+    script: Script | None = None
+
+
+class Script:
+    """A Lua script that lies beside this module, called by its digest."""
+
+    def __init__(self, name: str) -> None:
+        self.text = files(__package__).joinpath("scripts", f"{name}.lua").read_bytes()
+        self.sha = hashlib.sha1(self.text, usedforsecurity=False).hexdigest()
+
+    def call(self, keys: Sequence[str], *arguments: str | int) -> Command:
+        return Command(pack("EVALSHA", self.sha, len(keys), *keys, *arguments), self)
+
+
+class Answer(NamedTuple):
+    """``replies``: one per command, errors of the server among them. ``sent_at``: before the answered attempt.
+
+    ``repeated``: an earlier attempt went unanswered; the server may execute it yet.
+    """
+
+    replies: list[Any]
+    sent_at: float
+    repeated: bool
+
+
+class Idle(NamedTuple):
+    connection: Any
+    since: float
+
+
+def _to_repeat(commands: Sequence[Command], replies: Sequence[Any]) -> tuple[list[int], list[bytes]]:
+    """After a server forgot its scripts: which commands to send again, and what to send for that."""
+    forgotten = [index for index, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
+    scripts = {script.sha: script for index in forgotten if (script := commands[index].script)}
+    loads = [pack("SCRIPT", "LOAD", script.text) for script in scripts.values()]
+    return forgotten, loads + [commands[index].packed for index in forgotten]
+
+
+class Wire:
+    """For threads. Opens at most ``most`` connections and waits nowhere longer than ``timeout`` seconds.
+
+    ``send`` puts all commands on the wire at once and returns their replies; it tries twice, because an
+    idle connection may have died unnoticed. Then it raises redis-py's ConnectionError or TimeoutError.
+    """
+
+    def __init__(self, location: Location, most: int, timeout: float) -> None:
+        self._location = location
+        self._most, self._timeout = most, timeout
+        self._idle: deque[Idle] = deque()
+        self._vacant = threading.BoundedSemaphore(most)
+
+    def send(self, *commands: Command) -> Answer:
+        if not self._vacant.acquire(timeout=self._timeout):
+            raise MaxConnectionsError(_exhausted(self._most))
+        try:
+            return self._send(commands)
+        finally:
+            self._vacant.release()
+
+    def _send(self, commands: Sequence[Command]) -> Answer:
+        repeated = False
+        while True:
+            sent_at, connection = clock(), None
+            try:
+                connection = self._connected()
+                replies = self._exchange(connection, [command.packed for command in commands])
+                forgotten, again = _to_repeat(commands, replies)
+                if forgotten:
+                    fresh = self._exchange(connection, again)[-len(forgotten) :]
+                    for index, reply in zip(forgotten, fresh, strict=True):
+                        replies[index] = reply
+            except BaseException as error:
+                if connection is not None:
+                    connection.disconnect()
+                if repeated or connection is None or not _is_worth_repeating(error):
+                    raise
+                repeated = True
+            else:
+                self._idle.append(Idle(connection, clock()))
+                return Answer(replies, sent_at, repeated)
+
+    def _connected(self) -> Any:
+        while self._idle:
+            try:
+                connection, since = self._idle.pop()
+            except IndexError:
+                break  # another thread took the last one
+            if clock() - since < IDLE_TRUSTED or not self._is_stale(connection):
+                return connection
+            connection.disconnect()
+        connection = self._location.connection()
+        connection.connect()
+        return connection
+
+    @staticmethod
+    def _is_stale(connection: Any) -> bool:
+        try:
+            return bool(connection.can_read(0))
+        except (ConnectionError, TimeoutError):
+            return True
+
+    @staticmethod
+    def _exchange(connection: Any, packed: list[bytes]) -> list[Any]:
+        connection.send_packed_command(packed, check_health=False)
+        return [Wire._read(connection) for _ in packed]
+
+    @staticmethod
+    def _read(connection: Any) -> Any:
+        try:
+            return connection.read_response(disable_decoding=True)
+        except ResponseError as error:
+            return error
+
+    def close(self) -> None:
+        while self._idle:
+            self._idle.pop().connection.disconnect()
+
+
+class AsyncWire:
+    """The same for the tasks of one event loop."""
+
+    ending: AsyncIterator[None]  # held here because the loop itself keeps no more than a weak reference
+
+    def __init__(self, location: Location, most: int, timeout: float) -> None:
+        self._location = location
+        self._most, self._timeout = most, timeout
+        self._idle: deque[Idle] = deque()
+        self._vacant = asyncio.BoundedSemaphore(most)
+
+    async def send(self, *commands: Command) -> Answer:
+        try:
+            async with asyncio.timeout(self._timeout):
+                await self._vacant.acquire()
+        except builtins.TimeoutError:
+            raise MaxConnectionsError(_exhausted(self._most)) from None
+        try:
+            return await self._send(commands)
+        finally:
+            self._vacant.release()
+
+    async def _send(self, commands: Sequence[Command]) -> Answer:
+        repeated = False
+        while True:
+            sent_at, connection = clock(), None
+            try:
+                connection = await self._connected()
+                replies = await self._exchange(connection, [command.packed for command in commands])
+                forgotten, again = _to_repeat(commands, replies)
+                if forgotten:
+                    fresh = (await self._exchange(connection, again))[-len(forgotten) :]
+                    for index, reply in zip(forgotten, fresh, strict=True):
+                        replies[index] = reply
+            except BaseException as error:
+                if connection is not None:
+                    await connection.disconnect(nowait=True)
+                if repeated or connection is None or not _is_worth_repeating(error):
+                    raise
+                repeated = True
+            else:
+                self._idle.append(Idle(connection, clock()))
+                return Answer(replies, sent_at, repeated)
+
+    async def _connected(self) -> Any:
+        if self._idle:
+            connection, since = self._idle.pop()
+            if clock() - since < IDLE_TRUSTED or not await self._is_stale(connection):
+                return connection
+            await connection.disconnect(nowait=True)
+        connection = self._location.async_connection()
+        await connection.connect()
+        return connection
+
+    @staticmethod
+    async def _is_stale(connection: Any) -> bool:
+        try:
+            return bool(await connection.can_read_destructive())
+        except (ConnectionError, TimeoutError):
+            return True
+
+    @staticmethod
+    async def _exchange(connection: Any, packed: list[bytes]) -> list[Any]:
+        await connection.send_packed_command(packed, check_health=False)
+        return [await AsyncWire._read(connection) for _ in packed]
+
+    @staticmethod
+    async def _read(connection: Any) -> Any:
+        try:
+            return await connection.read_response(disable_decoding=True)
+        except ResponseError as error:
+            return error
+
+    async def aclose(self) -> None:
+        while self._idle:
+            await self._idle.pop().connection.disconnect(nowait=True)
+
+
+def _is_worth_repeating(error: BaseException) -> bool:
+    return isinstance(error, ConnectionError | TimeoutError) and not isinstance(error, AuthenticationError)
+
+
+def _exhausted(most: int) -> str:
+    return f"all {most} connections are busy; OPTIONS['max_connections'] allows more"

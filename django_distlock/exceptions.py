@@ -1,0 +1,70 @@
+"""Every error this package raises. "Busy", "lost" and "store down" are never the same error."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from django.core.exceptions import ImproperlyConfigured
+
+if TYPE_CHECKING:
+    from .leases import Holder
+
+
+class LockError(Exception):
+    """Base of what can go wrong with a lock at run time."""
+
+
+class LockNotAcquired(LockError):
+    """Somebody else holds the lock.
+
+    ``retry_after``: seconds until the holder's lease runs out unless renewed, or None.
+    ``holder``: who has it, as far as the store could tell, or None.
+    """
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        retry_after: float | None = None,
+        holder: Holder | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+        self.holder = holder
+
+
+class LockTimeout(LockNotAcquired):
+    """The lock stayed busy for the whole wait.
+
+    Not a builtin TimeoutError: that one is an OSError, which retry rules for networks swallow.
+    """
+
+
+class LockReentry(LockError):
+    """This very thread or task holds the lock already and would wait for itself."""
+
+
+class LockLost(LockError):
+    """The lease ended before its holder released it; somebody else may have held the lock since."""
+
+
+class LockNotHeld(LockError, RuntimeError):
+    """Release of a lock that is not held."""
+
+
+class LockBackendError(LockError):
+    """The store did not answer, or refused. Whether the lock is free is not known; the cause is chained."""
+
+
+class InvalidLockName(ValueError):
+    """A name, or a template and its values, that cannot name a lock."""
+
+
+class InvalidLockBackend(ImproperlyConfigured):
+    """A backend in the setting ``DISTRIBUTED_LOCKS`` that cannot be used as it stands."""
+
+
+class LockBackendDoesNotExist(InvalidLockBackend, KeyError):
+    """No backend of that alias in the setting ``DISTRIBUTED_LOCKS``."""
+
+    __str__ = Exception.__str__  # KeyError would show the repr of the message

@@ -1,0 +1,94 @@
+"""The setting ``DISTRIBUTED_LOCKS`` and the backends it names."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from django.conf import settings
+from django.core.signals import setting_changed
+from django.utils.module_loading import import_string
+
+from .backends.base import BaseLockBackend
+from .exceptions import InvalidLockBackend, LockBackendDoesNotExist
+
+SETTING = "DISTRIBUTED_LOCKS"
+DEFAULT_ALIAS = "default"
+DEFAULT_SETTING = {DEFAULT_ALIAS: {"BACKEND": "django_distlock.backends.locmem.LocMemBackend"}}
+
+
+class LockBackends:
+    """``locks[alias]``: one backend per alias and process, built when first asked for."""
+
+    def __init__(self) -> None:
+        self._reset()
+        os.register_at_fork(after_in_child=self._reset)
+
+    def _reset(self) -> None:
+        self._building = threading.Lock()
+        self._backends: dict[str, BaseLockBackend] = {}
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        configured = getattr(settings, SETTING, DEFAULT_SETTING)
+        if not isinstance(configured, Mapping):
+            raise InvalidLockBackend(f"{SETTING} is {configured!r:.80}; it is a dict of lock backends by alias.")
+        return configured
+
+    def __getitem__(self, alias: str) -> BaseLockBackend:
+        if backend := self._backends.get(alias):
+            return backend
+        with self._building:
+            if alias not in self._backends:
+                self._backends[alias] = self._build(alias)
+            return self._backends[alias]
+
+    def _build(self, alias: str) -> BaseLockBackend:
+        configured = self.settings
+        if alias not in configured:
+            known = ", ".join(map(repr, configured)) or "none"
+            raise LockBackendDoesNotExist(f"{SETTING} has no alias {alias!r}. Known: {known}.")
+        entry = configured[alias]
+        if not isinstance(entry, Mapping) or not isinstance(entry.get("BACKEND"), str):
+            raise InvalidLockBackend(
+                f"{SETTING}[{alias!r}] has no 'BACKEND'. Name one by its dotted path, for example"
+                " 'django_distlock.backends.redis.RedisBackend'."
+            )
+        try:
+            backend = import_string(entry["BACKEND"])
+        except ImportError as error:
+            raise InvalidLockBackend(f"{SETTING}[{alias!r}]['BACKEND'] cannot be imported: {error}.") from error
+        if not (isinstance(backend, type) and issubclass(backend, BaseLockBackend)):
+            raise InvalidLockBackend(
+                f"{SETTING}[{alias!r}]['BACKEND'] is {entry['BACKEND']}, which is no lock backend."
+            )
+        return backend(alias, entry)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.settings)
+
+    def __contains__(self, alias: object) -> bool:
+        return alias in self.settings
+
+    def all(self) -> list[BaseLockBackend]:
+        return [self[alias] for alias in self]
+
+    def close(self) -> None:
+        """Forget the backends; the next use builds them anew from the settings."""
+        backends = list(self._backends.values())
+        self._reset()
+        for backend in backends:
+            backend.close()
+
+
+locks = LockBackends()
+
+
+def _on_setting_changed(*, setting: str, **_: object) -> None:
+    if setting == SETTING:
+        locks.close()
+
+
+setting_changed.connect(_on_setting_changed)

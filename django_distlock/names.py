@@ -1,0 +1,180 @@
+"""From a template and values to the name of a lock (safety rule: equal names are one lock, different values never meet)."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from string import Formatter
+from typing import Any
+
+from .exceptions import InvalidLockName
+
+LONGEST_VERBATIM = 200  # characters; a longer name keeps its beginning and gets a hash for the rest
+LONGEST_ACCEPTED = 10_000
+_KEPT = 160
+
+_ALWAYS_ESCAPED = "%:{}"
+# "%XX" is written with these, so they cannot be told from an escape if they separate two fields.
+_HEX_DIGITS = "0123456789ABCDEF"
+
+
+def check_name(name: object) -> str:
+    """Return the name as stores know it.
+
+    Any text is a valid name. Past 200 characters the tail is replaced by the SHA-256 of the
+    whole; the result is longer than 200 characters, so that no name equals the short form of another.
+
+    Raises InvalidLockName for what is no text, empty, over 10,000 characters (a document passed
+    by mistake), or cannot be written as UTF-8.
+    """
+    if not isinstance(name, str):
+        raise InvalidLockName(
+            f"The name of a lock is a str, not {type(name).__name__}: {name!r:.80}."
+            ' Write it out, for example lock("order:{}", order.pk).'
+        )
+    if not name:
+        raise InvalidLockName("The name of a lock is empty. Give it a name that says what it guards.")
+    if len(name) > LONGEST_ACCEPTED:
+        raise InvalidLockName(
+            f"The name of a lock is too long: {len(name):,} characters, at most {LONGEST_ACCEPTED:,} are accepted."
+            f" It begins with {name[:60]!r}. Name the lock by an id or by a hash of the content."
+        )
+    try:
+        encoded = name.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidLockName(
+            f"The name {name[:60]!r} cannot be written as UTF-8: {error.reason} at position {error.start}."
+        ) from error
+    if len(name) <= LONGEST_VERBATIM:
+        return name
+    return f"{name[:_KEPT]}~{hashlib.sha256(encoded).hexdigest()}"
+
+
+def render(template: str, values: tuple[object, ...]) -> str:
+    """Fill ``{}`` or ``{0}`` fields by position. Without values the text is the name as it stands."""
+    return check_name(parse(template).fill(_by_position(template, values)) if values else template)
+
+
+def _by_position(template: str, values: tuple[object, ...]) -> Mapping[str, object]:
+    wanted = parse(template).arguments
+    if named := [name for name in wanted if not name.isdecimal()]:
+        raise InvalidLockName(
+            f'The template {template!r} asks for {named[0]!r}; lock() fills fields by position: lock("order:{{}}", pk).'
+        )
+    given = {str(position): value for position, value in enumerate(values)}
+    if set(wanted) != set(given):
+        raise InvalidLockName(
+            f"The template {template!r} has {len(set(wanted))} field(s) and was given {len(values)} value(s)."
+            " Each value needs a field of its own."
+        )
+    return given
+
+
+@lru_cache(maxsize=512)
+def parse(template: str) -> Template:
+    """Read a template once. Raises InvalidLockName when no value could make it a safe name."""
+    return Template(template)
+
+
+class Template:
+    """A text with ``{fields}``.
+
+    Values are ``str()`` with ``%``, ``:``, ``{`` and ``}`` percent-encoded, and where the text between
+    two fields has none of these, its first usable character too. Thus the end of every value is known,
+    and values whose ``str()`` differs give different names.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.parts: list[tuple[str, str]] = []  # literal text, then the field behind it ("" at the end)
+        try:
+            pieces = list(Formatter().parse(text))
+        except ValueError as error:
+            raise InvalidLockName(f"The template {text!r} cannot be read: {error}.") from error
+        for literal, field, spec, conversion in pieces:
+            if field is None:
+                self.parts.append((literal, ""))
+                continue
+            if spec or conversion:
+                raise InvalidLockName(
+                    f"The template {text!r} formats the field {field!r}. Fields take no format spec and no"
+                    " conversion; pass a callable as the name to compute it."
+                )
+            self.parts.append((literal, self._numbered(field)))
+        # "{{" and "}}" make the parser yield literals in pieces; the text before a field is all of them.
+        self._escaped = _ALWAYS_ESCAPED + "".join(self._separators())
+        self._escape = re.compile(f"[{re.escape(self._escaped)}]")
+        self.arguments: tuple[str, ...] = tuple(re.split(r"[.\[]", field)[0] for _, field in self.parts if field)
+
+    def _numbered(self, field: str) -> str:
+        if re.match(r"$|[.\[]", field):
+            return f"{sum(bool(known) for _, known in self.parts)}{field}"
+        return field
+
+    def _separators(self) -> Iterator[str]:
+        between: str | None = None  # text since the last field; None before the first
+        for literal, field in self.parts:
+            if between is not None:
+                between += literal
+            if not field:
+                continue
+            if between == "":
+                raise InvalidLockName(
+                    f"The template {self.text!r} has adjacent fields, so that different values could give one"
+                    ' name. Put a text between them, for example "{a}:{b}".'
+                )
+            if between and not set(between) & set(_ALWAYS_ESCAPED):
+                usable = [character for character in between if character not in _HEX_DIGITS]
+                if not usable:
+                    raise InvalidLockName(
+                        f"The template {self.text!r} separates fields by {between!r} alone, which values may"
+                        ' contain. Separate them by ":".'
+                    )
+                yield usable[0]
+            between = ""
+
+    def fill(self, arguments: Mapping[str, object]) -> str:
+        """The template with its values. Raises InvalidLockName for a value that names nothing."""
+        name = []
+        for literal, field in self.parts:
+            name.append(literal)
+            if field:
+                name.append(self._escape.sub(_percent, self._text_of(field, arguments)))
+        return "".join(name)
+
+    def _text_of(self, field: str, arguments: Mapping[str, object]) -> str:
+        try:
+            value, _ = _Fields().get_field(field, (), arguments)
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            raise InvalidLockName(
+                f"The template {self.text!r} asks for {field!r}, which cannot be had: {type(error).__name__}: {error}."
+            ) from error
+        return self._checked(field, value)
+
+    def _checked(self, field: str, value: Any) -> str:
+        if hasattr(value, "_meta") and hasattr(value, "pk"):
+            raise InvalidLockName(
+                f"The template {self.text!r} was given a model instance for {field!r}; its text may change and"
+                f" is no key. Use its primary key: {{{field}.pk}} in a decorator, or pass its .pk to lock()."
+            )
+        kind = type(value)
+        if callable(value) or (kind.__str__ is object.__str__ and kind.__repr__ is object.__repr__):
+            raise InvalidLockName(
+                f"The template {self.text!r} was given a {kind.__name__} for {field!r}, whose text is an address"
+                " in memory and differs between processes. Use an attribute that identifies it, or a callable"
+                " as the name."
+            )
+        return str(value)
+
+
+class _Fields(Formatter):
+    """Looks up positions like names, so that both kinds of template fill from one mapping."""
+
+    def get_value(self, key: int | str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        return kwargs[str(key)]
+
+
+def _percent(match: re.Match[str]) -> str:
+    return "".join(f"%{byte:02X}" for byte in match[0].encode())

@@ -1,0 +1,198 @@
+"""Where leases are kept alive, and where what a caller could not finish is cleaned up.
+
+One thread per backend and process serves the leases of threads and tasks alike: an event loop that is
+blocked must not lose its leases, and a store that hangs must not delay the leases of another one.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import multiprocessing
+import os
+import sys
+import threading
+from math import inf
+from typing import cast
+from weakref import WeakSet
+
+from .backends.base import BaseLockBackend
+from .exceptions import LockBackendError
+from .leases import Lease, State, Ticket, clock
+
+logger = logging.getLogger("django_distlock")
+
+RETRY = 1.0  # seconds between attempts while the store does not answer
+IDLE = 10.0  # seconds without a lease after which the thread ends
+
+
+class Renewer:
+    """Keeps the leases of one backend.
+
+    A lease is renewed when a third of its TTL has passed. All that are due soon go in one round trip.
+    """
+
+    def __init__(self, backend: BaseLockBackend) -> None:
+        self._backend = backend
+        self._leases: dict[str, Lease] = {}
+        self._abandoned: dict[str, tuple[Ticket, float]] = {}  # and until when to try
+        self._changed = threading.Condition(threading.Lock())
+        self._nudged = False
+        self._wakes_at = inf  # inf: whoever adds something nudges
+        self._thread: threading.Thread | None = None
+
+    def keep(self, lease: Lease) -> None:
+        self._leases[lease.token] = lease
+        if lease.due < self._wakes_at:
+            self._nudge()
+
+    def find(self, token: str) -> Lease | None:
+        return self._leases.get(token)
+
+    def drop(self, lease: Lease) -> bool:
+        """Renew it no more. True for the one caller that ends the lease."""
+        return self._leases.pop(lease.token, None) is not None
+
+    def abandon(self, ticket: Ticket) -> None:
+        """Free whatever the ticket may have got, in the background, until its TTL frees it anyway."""
+        self._abandoned[ticket.token] = (ticket, clock() + ticket.ttl)
+        self._nudge()
+
+    def release_all(self) -> None:
+        """The process exits: free what it holds. Renewal ends with its daemon thread."""
+        wanted = [(lease.ticket, lease.end()) for lease in list(self._leases.values()) if self.drop(lease)]
+        wanted += [(ticket, 0.0) for ticket, _ in list(self._abandoned.values())]
+        for ticket, rest in wanted:
+            try:
+                self._backend.release(ticket, rest)
+            except LockBackendError as error:
+                logger.warning("Locks are not released at exit but by their TTL, %r first: %s", ticket.name, error)
+                return  # each of the others would wait for the same timeout
+
+    def _nudge(self) -> None:
+        with self._changed:
+            self._nudged = True
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, name=f"distlock-renewal-{self._backend.alias}", daemon=True
+                )
+                self._thread.start()
+            else:
+                self._changed.notify()
+
+    def _run(self) -> None:
+        idle_since = clock()
+        while True:
+            try:
+                self._release_abandoned()
+                self._renew_due()
+            except Exception:
+                # Nobody sees a thread die, and every lease would be lost with it.
+                logger.exception("Renewal of the locks of %r failed and is tried again", self._backend.alias)
+            with self._changed:
+                if self._leases or self._abandoned:
+                    idle_since = clock()
+                elif clock() - idle_since >= IDLE and not self._nudged:
+                    self._thread = None
+                    return
+                if not self._nudged:
+                    self._wakes_at = self._next_due()
+                    self._changed.wait(max(0.0, self._wakes_at - clock()))
+                self._nudged = False
+                self._wakes_at = inf
+
+    def _next_due(self) -> float:
+        return min(
+            [clock() + (RETRY if self._abandoned else IDLE), *(lease.due for lease in list(self._leases.values()))]
+        )
+
+    def _release_abandoned(self) -> None:
+        for token, (ticket, until) in list(self._abandoned.items()):
+            try:
+                self._backend.release(ticket)
+            except LockBackendError as error:
+                if clock() < until:
+                    logger.warning("Lock %r is given back later: %s", ticket.name, error)
+                    return
+                logger.error("Lock %r could not be given back, its TTL has freed it: %s", ticket.name, error)
+            self._abandoned.pop(token, None)
+
+    def _renew_due(self) -> None:
+        now = clock()
+        wanted = []
+        for lease in list(self._leases.values()):
+            if now >= lease.deadline:
+                self._lose(lease, "its renewal did not succeed in time" if lease.renews else "its TTL ran out")
+            elif lease.renews and now >= lease.due - lease.ttl / 6:
+                wanted.append((lease, lease.renewal_ttl(now)))
+        if not wanted:
+            return
+        try:
+            renewed = self._backend.renew([(lease.ticket, ttl) for lease, ttl in wanted])
+        except LockBackendError as error:
+            for lease, _ in wanted:
+                if lease.state is State.HELD:
+                    logger.warning(
+                        "Renewal of lock %r failed; it is lost in %.1f s unless the store answers before: %s",
+                        lease.name, lease.remaining, error,
+                    )  # fmt: skip
+                lease.doubt(clock() + min(RETRY, lease.ttl / 6))
+            return
+        for (lease, ttl), still_held in zip(wanted, renewed, strict=True):
+            if lease.token not in self._leases:
+                continue  # released meanwhile
+            if not still_held:
+                self._lose(lease, "the store no longer knows it: its data was lost, or somebody freed the lock")
+                continue
+            lease.renews = ttl >= lease.ttl
+            lease.extend(now, ttl)
+            if not lease.renews:
+                logger.warning(
+                    "Lock %r reaches its max_hold of %g s and is renewed no more; it is lost in %.1f s. Held by %s.",
+                    lease.name, lease.terms.max_hold, lease.remaining, lease.holder,
+                )  # fmt: skip
+
+    def _lose(self, lease: Lease, reason: str) -> None:
+        if self.drop(lease):
+            lease.lose(reason)
+            # In a thread of its own, because a slow receiver would let the other leases run out.
+            threading.Thread(target=lease.announce_loss, args=(reason,), name="distlock-lost", daemon=True).start()
+
+
+_renewers: WeakSet[Renewer] = WeakSet()
+
+
+def renewer_of(backend: BaseLockBackend) -> Renewer:
+    """The one that keeps the leases of this backend in this process."""
+    renewer = backend.keeper
+    if renewer is None:
+        with _creating:
+            renewer = backend.keeper
+            if renewer is None:
+                renewer = backend.keeper = Renewer(backend)
+                _renewers.add(renewer)
+                _watch_the_exit()
+    return cast(Renewer, renewer)
+
+
+def release_all() -> None:
+    for renewer in list(_renewers):
+        renewer.release_all()
+
+
+def _watch_the_exit() -> None:
+    """Children of multiprocessing leave by os._exit, which calls its finalizers but not atexit."""
+    if (util := sys.modules.get("multiprocessing.util")) and multiprocessing.parent_process():
+        util.Finalize(None, release_all, exitpriority=100)
+
+
+def _forget() -> None:
+    """In a forked child: the leases are the parent's, and its threads are not here."""
+    global _creating
+    _creating = threading.Lock()
+    _renewers.clear()
+
+
+_creating = threading.Lock()
+atexit.register(release_all)
+os.register_at_fork(after_in_child=_forget)

@@ -1,0 +1,37 @@
+"""What happens to locks in this process. Sent with ``send_robust`` and never while a store is being asked.
+
+Every signal's ``sender`` is the class of the backend; ``name`` and ``using`` say which lock.
+
+``lock_acquired`` and ``lock_released`` carry ``lease``.
+``lock_busy`` carries ``holder`` (a Holder or None) and ``waited`` (seconds).
+``lock_lost`` carries ``lease`` and ``reason`` (text).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from django.dispatch import Signal
+
+lock_acquired = Signal()
+lock_busy = Signal()
+lock_released = Signal()
+lock_lost = Signal()
+
+
+class News(NamedTuple):
+    """A signal that is about to be sent."""
+
+    signal: Signal
+    sender: type
+    about: dict[str, Any]
+
+
+def announce(news: News | None) -> None:
+    if news and news.signal.has_listeners(news.sender):
+        news.signal.send_robust(news.sender, **news.about)
+
+
+async def aannounce(news: News | None) -> None:
+    if news and news.signal.has_listeners(news.sender):
+        await news.signal.asend_robust(news.sender, **news.about)
