@@ -14,8 +14,9 @@ from .exceptions import (
     LockTimeout,
 )
 from .handlers import locks
-from .leases import Lease, LockInfo, State
+from .leases import Lease, State
 from .locking import Lock, lock
+from .tickets import LockInfo
 
 __version__ = "0.1.0"
 

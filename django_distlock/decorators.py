@@ -30,14 +30,20 @@ def skip(value: Any = None) -> Callable[..., Any]:
 def distributed_lock(function: Callable[P, R], /) -> Callable[P, R]: ...
 @overload
 def distributed_lock(
-    name: str | Callable[..., str] | None = None,
+    name: str | None = None, *, using: str = DEFAULT_ALIAS, on_busy: OnBusy = None, **options: Unpack[LockOptions]
+) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+@overload
+def distributed_lock(
+    *, name: Callable[..., str], using: str = DEFAULT_ALIAS, on_busy: OnBusy = None, **options: Unpack[LockOptions]
+) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+def distributed_lock(
+    function: Any = None,
+    /,
     *,
+    name: Any = None,
     using: str = DEFAULT_ALIAS,
     on_busy: OnBusy = None,
     **options: Unpack[LockOptions],
-) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
-def distributed_lock(
-    name: Any = None, *, using: str = DEFAULT_ALIAS, on_busy: OnBusy = None, **options: Unpack[LockOptions]
 ) -> Any:
     """Run the function only while its lock is held.
 
@@ -55,8 +61,11 @@ def distributed_lock(
     Raises InvalidLockName when the template can name no lock or asks for an argument that the function
     does not have, ValueError and TypeError for options, all where the function is decorated.
     """
-    if inspect.isroutine(name) and name.__name__ != "<lambda>" and not options and on_busy is None:
-        return _decorated(name, None, DEFAULT_ALIAS, None, Settled({"wait": 0}))
+    if function is not None and not isinstance(function, str):
+        if getattr(function, "__name__", "") == "<lambda>" or name or options or on_busy:
+            raise TypeError("A callable that makes the name is given as name=: @distributed_lock(name=lambda pk: ...).")
+        return _decorated(function, None, using, None, Settled({"wait": 0}))
+    name = function if name is None else name
     if on_busy not in (None, "raise", "skip") and not callable(on_busy):
         raise ValueError(f"on_busy is {on_busy!r}; choose 'raise', 'skip', skip(value) or a callable.")
     settled = Settled({"wait": 0, **options})

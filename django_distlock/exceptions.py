@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from django.core.exceptions import ImproperlyConfigured
 
 if TYPE_CHECKING:
-    from .leases import Holder
+    from .tickets import Holder
 
 
 class LockError(Exception):

@@ -1,25 +1,17 @@
-"""What a lock is made of: tickets, grants, leases, who holds them, and until when."""
+"""A lease: what its holder may believe of it, and how it ends."""
 
 from __future__ import annotations
 
-import asyncio
 import enum
-import hashlib
-import json
 import logging
 import os
-import secrets
-import socket
-import sys
-import threading
-import time
-from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from pathlib import PurePath
-from typing import TYPE_CHECKING, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Protocol
 
 from . import signals
 from .exceptions import LockLost, LockNotHeld
+from .terms import SHORTEST_TTL, Terms, check_ttl
+from .tickets import Grant, Holder, Ticket, clock, current_execution, safe_deadline
 
 if TYPE_CHECKING:
     from django.dispatch import Signal
@@ -27,201 +19,6 @@ if TYPE_CHECKING:
     from .backends.base import BaseLockBackend
 
 logger = logging.getLogger("django_distlock")
-
-if hasattr(time, "CLOCK_BOOTTIME"):
-
-    def clock() -> float:
-        """Seconds that also pass while the machine sleeps, as they do for the store."""
-        return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-else:
-    clock = time.monotonic
-
-
-def safe_deadline(sent_at: float, ttl: float) -> float:
-    """Until when a lease asked for at ``sent_at`` certainly holds.
-
-    The store's count began later than ours; its clock may run faster. The allowance for that drift,
-    1 % of the TTL and 2 ms, is the one of the Redlock algorithm.
-    """
-    return sent_at + ttl * 0.99 - 0.002
-
-
-TOKEN_LENGTH = 26
-
-
-def new_token() -> str:
-    """104 random bits from the system, so that tokens never repeat, across fork neither."""
-    return secrets.token_hex(TOKEN_LENGTH // 2)
-
-
-def digest(token: str) -> str:
-    """Names a lease where the token itself must stay secret: pages, logs, URLs."""
-    return hashlib.sha256(token.encode()).hexdigest()[:16]
-
-
-def current_execution() -> object:
-    """The task that runs, else the thread: the owner of what it acquires."""
-    try:
-        task = asyncio.current_task()
-    except RuntimeError:
-        task = None
-    return task or threading.current_thread()
-
-
-def _program() -> str:
-    """What this process was started as, without arguments that may be secret: "manage.py migrate"."""
-    name = PurePath(sys.argv[0]).name if sys.argv else ""
-    if name == "__main__.py":
-        name = PurePath(sys.argv[0]).parent.name
-    return f"{name} {sys.argv[1]}" if name in ("manage.py", "django-admin") and len(sys.argv) > 1 else name
-
-
-_hostname = socket.gethostname()
-
-
-@dataclass(frozen=True, slots=True)
-class Holder:
-    """Who has a lock: host, process, thread or task, what it is doing, and since when (seconds of Unix time)."""
-
-    host: str
-    pid: int
-    thread: str
-    label: str
-    since: float
-
-    @classmethod
-    def here(cls, label: str = "") -> Self:
-        execution = current_execution()
-        name = execution.get_name() if isinstance(execution, asyncio.Task) else execution.name  # type: ignore[attr-defined]
-        return cls(_hostname, os.getpid(), name, label or _program(), time.time())
-
-    def to_text(self) -> str:
-        return json.dumps([self.host, self.pid, self.thread, self.label, round(self.since, 3)], separators=(",", ":"))
-
-    @classmethod
-    def from_text(cls, text: str) -> Self:
-        """Raises ValueError for a text that ``to_text`` did not write."""
-        match json.loads(text):
-            case [str(host), int(pid), str(thread), str(label), int() | float() as since]:
-                return cls(host, pid, thread, label, since)
-        raise ValueError(f"not a holder: {text!r:.80}")
-
-    def __str__(self) -> str:
-        return f"{self.label} (pid {self.pid} on {self.host}, {self.thread})"
-
-
-@dataclass(slots=True)
-class Ticket:
-    """One caller's request for one name; the same token goes with every attempt.
-
-    ``unanswered``: a command with this token got no reply and may still arrive at the store.
-    """
-
-    name: str
-    ttl: float
-    holder: Holder
-    token: str = field(default_factory=new_token, repr=False)
-    unanswered: bool = False
-
-    def anew(self) -> Ticket:
-        """The same request with another token, after this one was given back."""
-        return replace(self, token=new_token(), unanswered=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Grant:
-    """The store's yes. ``sent_at``: when the answered attempt was sent, on ``clock()``."""
-
-    fence: int
-    sent_at: float
-
-
-@dataclass(frozen=True, slots=True)
-class LockInfo:
-    """A lock as the store shows it now.
-
-    ``remaining``: seconds the lease has left. ``resting``: released already, kept for its ``min_hold``.
-    """
-
-    name: str
-    using: str
-    holder: Holder | None
-    fence: int
-    remaining: float
-    resting: bool = False
-    token: str = field(default="", repr=False)
-
-    @property
-    def digest(self) -> str:
-        return digest(self.token)
-
-    @property
-    def granted_at(self) -> datetime | None:
-        return datetime.fromtimestamp(self.holder.since, UTC) if self.holder else None
-
-
-SHORTEST_TTL = 0.01
-LONGEST_TTL = 10 * 366 * 86_400.0
-
-
-def _is_seconds(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= LONGEST_TTL
-
-
-def check_ttl(ttl: object) -> float:
-    """Return the TTL in seconds, or raise ValueError that says what one looks like."""
-    if not _is_seconds(ttl) or ttl < SHORTEST_TTL:  # type: ignore[operator]
-        raise ValueError(
-            f"ttl is {ttl!r}. It is the number of seconds that the store keeps a lease nobody renews,"
-            f" from {SHORTEST_TTL} to ten years; work that takes longer is covered by renew=True."
-        )
-    return float(ttl)  # type: ignore[arg-type]
-
-
-def check_wait(wait: object) -> float | None:
-    """Return the wait in seconds or None, or raise ValueError."""
-    if wait is not None and not _is_seconds(wait):
-        raise ValueError(
-            f"wait is {wait!r}. It is the number of seconds to wait for a busy lock: 0 does not wait,"
-            " None waits as long as it takes."
-        )
-    return wait  # type: ignore[return-value]
-
-
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """The options of one lock, in seconds where they are times; what they mean is told by ``lock()``."""
-
-    ttl: float = 30.0
-    wait: float | None = 10.0
-    renew: bool = True
-    max_hold: float | None = 3600.0
-    min_hold: float = 0.0
-    reentrant: bool = False
-    on_lost: Literal["raise", "log"] = "raise"
-    label: str = ""
-
-    def __post_init__(self) -> None:
-        check_ttl(self.ttl)
-        check_wait(self.wait)
-        if self.max_hold is not None and not (_is_seconds(self.max_hold) and self.max_hold > 0):
-            raise ValueError(
-                f"max_hold is {self.max_hold!r}. It is the number of seconds after which a lease is renewed no more;"
-                " None renews for as long as the process lives, even if the holder hangs."
-            )
-        if not _is_seconds(self.min_hold):
-            raise ValueError(
-                f"min_hold is {self.min_hold!r}. It is the number of seconds for which a lock stays taken after it"
-                " was granted, however soon it is released; 0 frees it at once."
-            )
-        if self.on_lost not in ("raise", "log"):
-            raise ValueError(f"on_lost is {self.on_lost!r}; choose 'raise' or 'log'.")
-        for flag in ("renew", "reentrant"):
-            if not isinstance(getattr(self, flag), bool):
-                raise ValueError(f"{flag} is {getattr(self, flag)!r}; choose True or False.")
-        if not isinstance(self.label, str):
-            raise ValueError(f"label is {self.label!r}; it is a text for people that says what holds the lock.")
 
 
 class Keeper(Protocol):
@@ -406,7 +203,8 @@ class Lease:
     def _begin_release(self) -> float:
         if self.pid != os.getpid():
             raise LockNotHeld(
-                f"The lock {self.name!r} is held by process {self.pid}, which forked this one; only that one releases it."
+                f"The lock {self.name!r} is held by process {self.pid}, which forked this one; only that one"
+                " releases it."
             )
         state = self.state
         dropped = self._keeper.drop(self)

@@ -18,9 +18,11 @@ from . import signals, waiting
 from .backends.base import BaseLockBackend
 from .exceptions import LockError, LockNotAcquired, LockNotHeld, LockReentry, LockTimeout
 from .handlers import DEFAULT_ALIAS, locks
-from .leases import Holder, Lease, LockInfo, State, Terms, Ticket, clock, current_execution, logger
+from .leases import Lease, State, logger
 from .names import render
 from .renewal import renewer_of
+from .terms import Terms
+from .tickets import Holder, LockInfo, Ticket, clock, current_execution
 
 blocks_the_loop = async_unsafe(
     "A lock was asked for synchronously inside an event loop, which would block it. Use 'async with lock(...)',"
@@ -240,7 +242,8 @@ class Lock:
 
     def __repr__(self) -> str:
         status = "locked" if self._entered else "unlocked"
-        return f"<{status} {type(self).__module__}.{type(self).__qualname__} object {self.name!r} using {self.using!r} at {id(self):#x}>"
+        kind = f"{type(self).__module__}.{type(self).__qualname__}"
+        return f"<{status} {kind} object {self.name!r} using {self.using!r} at {id(self):#x}>"
 
     def __del__(self) -> None:
         for lease in [lease for entered in self._entered.values() for lease in entered]:

@@ -1,4 +1,4 @@
-"""From a template and values to the name of a lock (safety rule: equal names are one lock, different values never meet)."""
+"""From a template and values to the name of a lock: equal names are one lock, different values never meet."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ class Template:
                 f"The template {self.text!r} was given a model instance for {field!r}; its text may change and"
                 f" is no key. Use its primary key: {{{field}.pk}} in a decorator, or pass its .pk to lock()."
             )
-        kind = type(value)
+        kind: Any = type(value)
         if callable(value) or (kind.__str__ is object.__str__ and kind.__repr__ is object.__repr__):
             raise InvalidLockName(
                 f"The template {self.text!r} was given a {kind.__name__} for {field!r}, whose text is an address"

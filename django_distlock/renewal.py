@@ -18,7 +18,8 @@ from weakref import WeakSet
 
 from .backends.base import BaseLockBackend
 from .exceptions import LockBackendError
-from .leases import Lease, State, Ticket, clock
+from .leases import Lease, State
+from .tickets import Ticket, clock
 
 logger = logging.getLogger("django_distlock")
 

@@ -8,7 +8,8 @@ from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
 from .backends.base import BaseLockBackend
-from .leases import Grant, Keeper, LockInfo, Ticket, clock, safe_deadline
+from .leases import Keeper
+from .tickets import Grant, LockInfo, Ticket, clock, safe_deadline
 
 LOOK_INTERVAL = 1.0  # seconds after which a waiter asks the store again, should nobody have woken it
 AFTER_EXPIRY = 0.002  # seconds to let pass after a lease runs out, so that one look finds it gone

@@ -11,7 +11,9 @@ from itertools import islice
 from typing import Any, ClassVar
 
 from ..exceptions import InvalidLockBackend
-from ..leases import Grant, Keeper, LockInfo, Terms, Ticket
+from ..leases import Keeper
+from ..terms import Terms
+from ..tickets import Grant, LockInfo, Ticket
 
 DEFAULTS = ("TTL", "WAIT", "RENEW", "MAX_HOLD", "MIN_HOLD")
 KEYS = ("BACKEND", "LOCATION", "KEY_PREFIX", *DEFAULTS, "OPTIONS")

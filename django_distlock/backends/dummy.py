@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import AsyncIterator, Iterator, Sequence
 
-from ..leases import Grant, LockInfo, Ticket, clock
+from ..tickets import Grant, LockInfo, Ticket, clock
 from .base import BaseLockBackend
 
 

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..leases import Grant, Holder, LockInfo, Ticket, clock
+from ..tickets import Grant, Holder, LockInfo, Ticket, clock
 from .base import BaseLockBackend
 
 GRANT_TTL = 2.0  # seconds a waiter has to notice that the lock was handed to it
@@ -140,7 +140,7 @@ class LocMemBackend(BaseLockBackend):
         with self._guard:
             now = clock()
             found = [(name, self._current(name, now)) for name in names]
-            return [held and self._info(name, held, now) for name, held in found]
+            return [self._info(name, held, now) if held else None for name, held in found]
 
     async def alook(self, names: Sequence[str]) -> list[LockInfo | None]:
         return self.look(names)

@@ -8,12 +8,12 @@ import math
 import re
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from redis.exceptions import RedisError
 
 from ...exceptions import InvalidLockBackend, LockBackendError
-from ...leases import TOKEN_LENGTH, Grant, Holder, LockInfo, Ticket
+from ...tickets import TOKEN_LENGTH, Grant, Holder, LockInfo, Ticket
 from ..base import BaseLockBackend
 from .errors import explain, is_wrong_type
 from .location import read_location
@@ -37,7 +37,7 @@ class RedisBackend(BaseLockBackend):
     A grant is an atomic script on the server, as are renewal and release, which compare the token first.
     """
 
-    options = {"socket_timeout": 2.0, "socket_connect_timeout": 2.0, "max_connections": 50}
+    options: ClassVar[Mapping[str, Any]] = {"socket_timeout": 2.0, "socket_connect_timeout": 2.0, "max_connections": 50}
 
     def __init__(self, alias: str, settings: Mapping[str, Any]) -> None:
         super().__init__(alias, settings)

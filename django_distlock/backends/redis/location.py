@@ -8,7 +8,9 @@ from typing import Any
 
 import redis.asyncio
 from django.core.cache import InvalidCacheBackendError
+from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from ...exceptions import InvalidLockBackend
 
@@ -36,13 +38,19 @@ class Location:
     connection_class: type[Any]
     arguments: Mapping[str, Any]
 
-    def connection(self) -> redis.Connection:
-        # redis-py would repeat commands by itself, and then nobody knows that one went unanswered.
-        return self.connection_class(**self.arguments, retry=redis.retry.Retry(NoBackoff(), 0))  # type: ignore[no-any-return]
+    # Without retries, because redis-py would repeat commands by itself, and then nobody knows that one
+    # went unanswered.
 
-    def async_connection(self) -> redis.asyncio.Connection:
+    def connected(self) -> Any:
+        connection = self.connection_class(**self.arguments, retry=Retry(NoBackoff(), 0))
+        connection.connect()
+        return connection
+
+    async def aconnected(self) -> Any:
         twin = next(twin for kind, twin in _TWINS if issubclass(self.connection_class, kind))
-        return twin(**self.arguments, retry=redis.asyncio.retry.Retry(NoBackoff(), 0))  # type: ignore[no-any-return]
+        connection = twin(**self.arguments, retry=AsyncRetry(NoBackoff(), 0))
+        await connection.connect()
+        return connection
 
 
 def read_location(location: object, setting: str, timeouts: Mapping[str, float]) -> Location:
@@ -62,7 +70,7 @@ def read_location(location: object, setting: str, timeouts: Mapping[str, float])
 
 def _of_url(url: str, setting: str) -> tuple[type[Any], dict[str, Any]]:
     try:
-        arguments: dict[str, Any] = dict(redis.connection.parse_url(url))
+        arguments: dict[str, Any] = dict(redis.connection.parse_url(url))  # type: ignore[no-untyped-call]
         kind: type[Any] = arguments.pop("connection_class", redis.Connection)
         for pool_argument in ("max_connections", "timeout"):
             arguments.pop(pool_argument, None)

@@ -24,7 +24,7 @@ from redis.exceptions import (
     TimeoutError,
 )
 
-from ...leases import clock
+from ...tickets import clock
 from .location import Location
 
 IDLE_TRUSTED = 1.0  # seconds for which an idle connection is used again without a look at its socket
@@ -131,9 +131,7 @@ class Wire:
             if clock() - since < IDLE_TRUSTED or not self._is_stale(connection):
                 return connection
             connection.disconnect()
-        connection = self._location.connection()
-        connection.connect()
-        return connection
+        return self._location.connected()
 
     @staticmethod
     def _is_stale(connection: Any) -> bool:
@@ -209,9 +207,7 @@ class AsyncWire:
             if clock() - since < IDLE_TRUSTED or not await self._is_stale(connection):
                 return connection
             await connection.disconnect(nowait=True)
-        connection = self._location.async_connection()
-        await connection.connect()
-        return connection
+        return await self._location.aconnected()
 
     @staticmethod
     async def _is_stale(connection: Any) -> bool:

@@ -1,0 +1,149 @@
+"""What locks and stores say to each other: tickets, grants, who holds a lock, and until when."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import secrets
+import socket
+import sys
+import threading
+import time
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import PurePath
+from typing import Self
+
+if hasattr(time, "CLOCK_BOOTTIME"):
+
+    def clock() -> float:
+        """Seconds that also pass while the machine sleeps, as they do for the store."""
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+else:
+    clock = time.monotonic
+
+
+def safe_deadline(sent_at: float, ttl: float) -> float:
+    """Until when a lease asked for at ``sent_at`` certainly holds.
+
+    The store's count began later than ours; its clock may run faster. The allowance for that drift,
+    1 % of the TTL and 2 ms, is the one of the Redlock algorithm.
+    """
+    return sent_at + ttl * 0.99 - 0.002
+
+
+TOKEN_LENGTH = 26
+
+
+def new_token() -> str:
+    """104 random bits from the system, so that tokens never repeat, across fork neither."""
+    return secrets.token_hex(TOKEN_LENGTH // 2)
+
+
+def digest(token: str) -> str:
+    """Names a lease where the token itself must stay secret: pages, logs, URLs."""
+    return hashlib.sha256(token.encode()).hexdigest()[:16]
+
+
+def current_execution() -> object:
+    """The task that runs, else the thread: the owner of what it acquires."""
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:
+        task = None
+    return task or threading.current_thread()
+
+
+def _program() -> str:
+    """What this process was started as, without arguments that may be secret: "manage.py migrate"."""
+    name = PurePath(sys.argv[0]).name if sys.argv else ""
+    if name == "__main__.py":
+        name = PurePath(sys.argv[0]).parent.name
+    return f"{name} {sys.argv[1]}" if name in ("manage.py", "django-admin") and len(sys.argv) > 1 else name
+
+
+_hostname = socket.gethostname()
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Who has a lock: host, process, thread or task, what it is doing, and since when (seconds of Unix time)."""
+
+    host: str
+    pid: int
+    thread: str
+    label: str
+    since: float
+
+    @classmethod
+    def here(cls, label: str = "") -> Self:
+        execution = current_execution()
+        name = execution.get_name() if isinstance(execution, asyncio.Task) else execution.name  # type: ignore[attr-defined]
+        return cls(_hostname, os.getpid(), name, label or _program(), time.time())
+
+    def to_text(self) -> str:
+        return json.dumps([self.host, self.pid, self.thread, self.label, round(self.since, 3)], separators=(",", ":"))
+
+    @classmethod
+    def from_text(cls, text: str) -> Self:
+        """Raises ValueError for a text that ``to_text`` did not write."""
+        match json.loads(text):
+            case [str(host), int(pid), str(thread), str(label), int() | float() as since]:
+                return cls(host, pid, thread, label, since)
+        raise ValueError(f"not a holder: {text!r:.80}")
+
+    def __str__(self) -> str:
+        return f"{self.label} (pid {self.pid} on {self.host}, {self.thread})"
+
+
+@dataclass(slots=True)
+class Ticket:
+    """One caller's request for one name; the same token goes with every attempt.
+
+    ``unanswered``: a command with this token got no reply and may still arrive at the store.
+    """
+
+    name: str
+    ttl: float
+    holder: Holder
+    token: str = field(default_factory=new_token, repr=False)
+    unanswered: bool = False
+
+    def anew(self) -> Ticket:
+        """The same request with another token, after this one was given back."""
+        return replace(self, token=new_token(), unanswered=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """The store's yes. ``sent_at``: when the answered attempt was sent, on ``clock()``."""
+
+    fence: int
+    sent_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class LockInfo:
+    """A lock as the store shows it now.
+
+    ``remaining``: seconds the lease has left. ``resting``: released already, kept for its ``min_hold``.
+    """
+
+    name: str
+    using: str
+    holder: Holder | None
+    fence: int
+    remaining: float
+    resting: bool = False
+    token: str = field(default="", repr=False)
+
+    @property
+    def digest(self) -> str:
+        return digest(self.token)
+
+    @property
+    def granted_at(self) -> datetime | None:
+        return datetime.fromtimestamp(self.holder.since, UTC) if self.holder else None
