@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import sys
 import threading
+from dataclasses import dataclass
 from math import inf
 from typing import cast
 from weakref import WeakSet
@@ -27,6 +28,15 @@ RETRY = 1.0  # seconds between attempts while the store does not answer
 IDLE = 10.0  # seconds without a lease after which the thread ends
 
 
+@dataclass(slots=True)
+class Abandoned:
+    """A request that its caller could not end. Released until its TTL has freed it anyway."""
+
+    ticket: Ticket
+    until: float
+    told: bool = False
+
+
 class Renewer:
     """Keeps the leases of one backend.
 
@@ -36,7 +46,7 @@ class Renewer:
     def __init__(self, backend: BaseLockBackend) -> None:
         self._backend = backend
         self._leases: dict[str, Lease] = {}
-        self._abandoned: dict[str, tuple[Ticket, float]] = {}  # and until when to try
+        self._abandoned: dict[str, Abandoned] = {}
         self._changed = threading.Condition(threading.Lock())
         self._nudged = False
         self._wakes_at = inf  # inf: whoever adds something nudges
@@ -54,15 +64,20 @@ class Renewer:
         """Renew it no more. True for the one caller that ends the lease."""
         return self._leases.pop(lease.token, None) is not None
 
+    @property
+    def is_cleaning(self) -> bool:
+        """Whether some abandoned request is not released yet."""
+        return bool(self._abandoned)
+
     def abandon(self, ticket: Ticket) -> None:
         """Free whatever the ticket may have got, in the background, until its TTL frees it anyway."""
-        self._abandoned[ticket.token] = (ticket, clock() + ticket.ttl)
+        self._abandoned[ticket.token] = Abandoned(ticket, until=clock() + ticket.ttl)
         self._nudge()
 
     def release_all(self) -> None:
         """The process exits: free what it holds. Renewal ends with its daemon thread."""
         wanted = [(lease.ticket, lease.end()) for lease in list(self._leases.values()) if self.drop(lease)]
-        wanted += [(ticket, 0.0) for ticket, _ in list(self._abandoned.values())]
+        wanted += [(abandoned.ticket, 0.0) for abandoned in list(self._abandoned.values())]
         for ticket, rest in wanted:
             try:
                 self._backend.release(ticket, rest)
@@ -108,14 +123,17 @@ class Renewer:
         )
 
     def _release_abandoned(self) -> None:
-        for token, (ticket, until) in list(self._abandoned.items()):
+        for token, abandoned in list(self._abandoned.items()):
+            name = abandoned.ticket.name
             try:
-                self._backend.release(ticket)
+                self._backend.release(abandoned.ticket)
             except LockBackendError as error:
-                if clock() < until:
-                    logger.warning("Lock %r is given back later: %s", ticket.name, error)
-                    return
-                logger.error("Lock %r could not be given back, its TTL has freed it: %s", ticket.name, error)
+                if clock() < abandoned.until:
+                    if not abandoned.told:
+                        logger.warning("Lock %r could not be given back and is tried again: %s", name, error)
+                    abandoned.told = True
+                    return  # the others would wait for the same timeout
+                logger.error("Lock %r could not be given back; its TTL has freed it: %s", name, error)
             self._abandoned.pop(token, None)
 
     def _renew_due(self) -> None:

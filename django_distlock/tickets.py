@@ -65,6 +65,10 @@ def _program() -> str:
     return f"{name} {sys.argv[1]}" if name in ("manage.py", "django-admin") and len(sys.argv) > 1 else name
 
 
+def _wall_clock() -> float:
+    return round(time.time(), 3)
+
+
 _hostname = socket.gethostname()
 
 
@@ -82,10 +86,13 @@ class Holder:
     def here(cls, label: str = "") -> Self:
         execution = current_execution()
         name = execution.get_name() if isinstance(execution, asyncio.Task) else execution.name  # type: ignore[attr-defined]
-        return cls(_hostname, os.getpid(), name, label or _program(), time.time())
+        return cls(_hostname, os.getpid(), name, label or _program(), _wall_clock())
+
+    def from_now(self) -> Self:
+        return replace(self, since=_wall_clock())
 
     def to_text(self) -> str:
-        return json.dumps([self.host, self.pid, self.thread, self.label, round(self.since, 3)], separators=(",", ":"))
+        return json.dumps([self.host, self.pid, self.thread, self.label, self.since], separators=(",", ":"))
 
     @classmethod
     def from_text(cls, text: str) -> Self:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Generator
-from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
 from .backends.base import BaseLockBackend
+from .exceptions import LockBackendError
 from .leases import Keeper
 from .tickets import Grant, LockInfo, Ticket, clock, safe_deadline
 
@@ -42,7 +41,7 @@ def steps(ticket: Ticket, wait: float | None, pointless: Callable[[LockInfo], bo
     give_up = None if wait is None else clock() + wait
     while True:
         left = None if give_up is None else give_up - clock()
-        ticket.holder = replace(ticket.holder, since=time.time())
+        ticket.holder = ticket.holder.from_now()
         answer = yield Ask("acquire", ticket, {"queue": left is None or left > 0})
         if isinstance(answer, Grant):
             if clock() < safe_deadline(answer.sent_at, ticket.ttl):
@@ -62,15 +61,16 @@ def steps(ticket: Ticket, wait: float | None, pointless: Callable[[LockInfo], bo
 
 
 def acquire(backend: BaseLockBackend, keeper: Keeper, todo: Steps) -> Outcome:
-    """Take the steps. Raises LockBackendError; whatever it raises, nothing of the ticket is left behind."""
+    """Take the steps. Raises LockBackendError; whatever it raises, nothing of the ticket stays behind."""
     ask = next(todo)
     try:
         while True:
             ask = todo.send(getattr(backend, ask.method)(ask.ticket, **ask.arguments))
     except StopIteration as end:
         return cast(Outcome, end.value)
-    except BaseException:
-        keeper.abandon(ask.ticket)
+    except BaseException as error:
+        if _may_have_left_something(backend, ask, error):
+            keeper.abandon(ask.ticket)
         raise
 
 
@@ -81,6 +81,13 @@ async def aacquire(backend: BaseLockBackend, keeper: Keeper, todo: Steps) -> Out
             ask = todo.send(await getattr(backend, f"a{ask.method}")(ask.ticket, **ask.arguments))
     except StopIteration as end:
         return cast(Outcome, end.value)
-    except BaseException:
-        keeper.abandon(ask.ticket)
+    except BaseException as error:
+        if _may_have_left_something(backend, ask, error):
+            keeper.abandon(ask.ticket)
         raise
+
+
+def _may_have_left_something(backend: BaseLockBackend, ask: Ask, error: BaseException) -> bool:
+    """Not when the store was never reached, or said no."""
+    refused = ask.method == "acquire" and isinstance(error, LockBackendError) and not ask.ticket.unanswered
+    return backend.supports_queue or not refused

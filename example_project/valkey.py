@@ -11,8 +11,11 @@ from pathlib import Path
 from types import TracebackType
 
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 STARTS_WITHIN = 10.0  # seconds
+ONCE = Retry(NoBackoff(), 0)
 
 
 def binary() -> Path:
@@ -53,7 +56,7 @@ class Valkey:
     def _answers(self) -> bool:
         """The server at the socket is the process that was started here, and no other."""
         try:
-            with redis.Redis(unix_socket_path=str(self.socket), socket_timeout=2) as client:
+            with redis.Redis(unix_socket_path=str(self.socket), socket_timeout=2, retry=ONCE) as client:
                 return int(client.info("server")["process_id"]) == self.process.pid
         except redis.AuthenticationError:
             return True

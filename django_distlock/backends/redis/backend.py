@@ -15,9 +15,9 @@ from redis.exceptions import RedisError
 from ...exceptions import InvalidLockBackend, LockBackendError
 from ...tickets import TOKEN_LENGTH, Grant, Holder, LockInfo, Ticket
 from ..base import BaseLockBackend
-from .errors import explain, is_wrong_type
+from .errors import NoReply, explain, is_wrong_type
 from .location import read_location
-from .wire import Answer, AsyncWire, Command, Script, Wire, pack
+from .wire import Answer, AsyncWire, Command, Script, Unanswered, Wire, pack
 
 ACQUIRE, RELEASE, RENEW = Script("acquire"), Script("release"), Script("renew")
 
@@ -65,15 +65,15 @@ class RedisBackend(BaseLockBackend):
     def acquire(self, ticket: Ticket, *, queue: bool) -> Grant | LockInfo:
         try:
             return self._granted(ticket, self._send(self._acquire(ticket)))
-        except BaseException:
-            ticket.unanswered = True
+        except BaseException as error:
+            ticket.unanswered = ticket.unanswered or _may_be_executed(error)
             raise
 
     async def aacquire(self, ticket: Ticket, *, queue: bool) -> Grant | LockInfo:
         try:
             return self._granted(ticket, await self._asend(self._acquire(ticket)))
-        except BaseException:  # a cancelled task too: its command may still arrive
-            ticket.unanswered = True
+        except BaseException as error:
+            ticket.unanswered = ticket.unanswered or _may_be_executed(error)
             raise
 
     def release(self, ticket: Ticket, rest: float = 0.0) -> bool:
@@ -223,12 +223,16 @@ class RedisBackend(BaseLockBackend):
     def _send(self, *commands: Command) -> Answer:
         try:
             return self._wire.send(*commands)
+        except Unanswered as error:
+            raise explain(error.cause, self, NoReply) from error.cause
         except (RedisError, OSError) as error:
             raise explain(error, self) from error
 
     async def _asend(self, *commands: Command) -> Answer:
         try:
             return await (await self._wire_of_loop()).send(*commands)
+        except Unanswered as error:
+            raise explain(error.cause, self, NoReply) from error.cause
         except (RedisError, OSError) as error:
             raise explain(error, self) from error
 
@@ -253,6 +257,11 @@ class RedisBackend(BaseLockBackend):
 
     def close(self) -> None:
         self._wire.close()
+
+
+def _may_be_executed(error: BaseException) -> bool:
+    """Also what an interrupted thread or a cancelled task sent."""
+    return isinstance(error, NoReply) or not isinstance(error, LockBackendError)
 
 
 def _ms(seconds: float) -> int:

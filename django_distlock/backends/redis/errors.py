@@ -23,14 +23,19 @@ def is_wrong_type(reply: object) -> bool:
     return isinstance(reply, ResponseError) and str(reply).startswith("WRONGTYPE")
 
 
-def explain(error: Exception, backend: RedisBackend) -> LockBackendError:
-    return LockBackendError(
-        f"Lock backend {backend.alias!r} at {backend.location.text}: {_advice(error, backend)} ({error})"
-    )
+class NoReply(LockBackendError):
+    """The server may have done what it was asked, or may do so yet."""
+
+
+def explain(
+    error: Exception, backend: RedisBackend, kind: type[LockBackendError] = LockBackendError
+) -> LockBackendError:
+    return kind(f"Lock backend {backend.alias!r} at {backend.location.text}: {_advice(error, backend)} ({error})")
 
 
 def _advice(error: Exception, backend: RedisBackend) -> str:
-    match error:
+    # redis-py's asyncio side wraps what went wrong while connecting.
+    match error.__cause__ if isinstance(error.__cause__, AuthenticationError) else error:
         case AuthenticationError():
             return f"the server refused the user or password; correct {backend.setting('LOCATION')}."
         case NoPermissionError():

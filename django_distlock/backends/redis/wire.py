@@ -13,13 +13,14 @@ import threading
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from importlib.resources import files
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from redis.exceptions import (
     AuthenticationError,
     ConnectionError,
     MaxConnectionsError,
     NoScriptError,
+    RedisError,
     ResponseError,
     TimeoutError,
 )
@@ -66,6 +67,14 @@ class Answer(NamedTuple):
     repeated: bool
 
 
+class Unanswered(Exception):
+    """The commands were sent and no reply came: the server may have executed them, or may do so yet."""
+
+    def __init__(self, cause: Exception) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+
+
 class Idle(NamedTuple):
     connection: Any
     since: float
@@ -83,7 +92,8 @@ class Wire:
     """For threads. Opens at most ``most`` connections and waits nowhere longer than ``timeout`` seconds.
 
     ``send`` puts all commands on the wire at once and returns their replies; it tries twice, because an
-    idle connection may have died unnoticed. Then it raises redis-py's ConnectionError or TimeoutError.
+    idle connection may have died unnoticed. Then it raises Unanswered, or redis-py's ConnectionError when
+    there was no connection at all.
     """
 
     def __init__(self, location: Location, most: int, timeout: float) -> None:
@@ -116,7 +126,7 @@ class Wire:
                 if connection is not None:
                     connection.disconnect()
                 if repeated or connection is None or not _is_worth_repeating(error):
-                    raise
+                    _fail(error, sent=repeated or connection is not None)
                 repeated = True
             else:
                 self._idle.append(Idle(connection, clock()))
@@ -137,7 +147,7 @@ class Wire:
     def _is_stale(connection: Any) -> bool:
         try:
             return bool(connection.can_read(0))
-        except (ConnectionError, TimeoutError):
+        except RedisError:
             return True
 
     @staticmethod
@@ -195,7 +205,7 @@ class AsyncWire:
                 if connection is not None:
                     await connection.disconnect(nowait=True)
                 if repeated or connection is None or not _is_worth_repeating(error):
-                    raise
+                    _fail(error, sent=repeated or connection is not None)
                 repeated = True
             else:
                 self._idle.append(Idle(connection, clock()))
@@ -211,9 +221,10 @@ class AsyncWire:
 
     @staticmethod
     async def _is_stale(connection: Any) -> bool:
+        can_read = getattr(connection, "can_read", None) or connection.can_read_destructive  # until redis-py 7
         try:
-            return bool(await connection.can_read_destructive())
-        except (ConnectionError, TimeoutError):
+            return bool(await can_read())
+        except RedisError:
             return True
 
     @staticmethod
@@ -231,6 +242,12 @@ class AsyncWire:
     async def aclose(self) -> None:
         while self._idle:
             await self._idle.pop().connection.disconnect(nowait=True)
+
+
+def _fail(error: BaseException, sent: bool) -> NoReturn:
+    if sent and isinstance(error, Exception):
+        raise Unanswered(error) from error
+    raise error
 
 
 def _is_worth_repeating(error: BaseException) -> bool:

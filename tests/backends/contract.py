@@ -1,0 +1,211 @@
+"""What every backend promises. A backend's test class inherits this and provides the ``backend`` fixture.
+
+``store`` here is the backend seen through ``calls``: each test runs on the plain methods and on their twins.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from django_distlock.backends.base import BaseLockBackend
+from django_distlock.tickets import Grant, LockInfo
+from tests.tools import eventually, ticket
+
+
+class LockBackendContract:
+    @pytest.fixture
+    def locks(self, backend: BaseLockBackend, calls: Any) -> Any:
+        return calls(backend)
+
+    def test_a_free_lock_is_granted(self, locks):
+        assert isinstance(locks.acquire(ticket(), queue=False), Grant)
+
+    def test_a_busy_lock_tells_who_has_it_and_for_how_long(self, locks, backend):
+        granted = locks.acquire(ticket(ttl=20, label="the holder"), queue=False)
+        busy = locks.acquire(ticket(), queue=False)
+        assert isinstance(busy, LockInfo)
+        assert busy.holder.label == "the holder"
+        assert (busy.name, busy.using, busy.fence) == ("name", backend.alias, granted.fence)
+        assert 19 < busy.remaining <= 20
+        assert not busy.resting
+
+    def test_other_names_are_other_locks(self, locks):
+        locks.acquire(ticket("a"), queue=False)
+        assert isinstance(locks.acquire(ticket("b"), queue=False), Grant)
+
+    def test_an_attempt_repeated_with_its_ticket_is_granted_again_with_its_number(self, locks):
+        mine = ticket()
+        first = locks.acquire(mine, queue=False)
+        assert locks.acquire(mine, queue=False).fence == first.fence
+
+    def test_a_released_lock_is_free(self, locks):
+        mine = ticket()
+        locks.acquire(mine, queue=False)
+        assert locks.release(mine) is True
+        assert isinstance(locks.acquire(ticket(), queue=False), Grant)
+
+    def test_only_the_owner_releases(self, locks):
+        mine = ticket()
+        locks.acquire(mine, queue=False)
+        assert locks.release(ticket()) is False
+        assert locks.look(["name"])[0].token == mine.token
+
+    def test_a_late_release_does_not_free_the_successor(self, locks):
+        late, successor = ticket(), ticket()
+        locks.acquire(late, queue=False)
+        locks.release(late)
+        locks.acquire(successor, queue=False)
+        assert locks.release(late) is False
+        assert locks.look(["name"])[0].token == successor.token
+
+    def test_only_the_owner_renews(self, locks):
+        locks.acquire(ticket(ttl=5), queue=False)
+        assert locks.renew([(ticket(), 60.0)]) == [False]
+        assert locks.look(["name"])[0].remaining <= 5
+
+    def test_renewal_extends_each_lease_and_tells_which_are_gone(self, locks):
+        first, second, gone = ticket("first", 5), ticket("second", 5), ticket("gone", 5)
+        locks.acquire(first, queue=False)
+        locks.acquire(second, queue=False)
+        assert locks.renew([(first, 30.0), (gone, 30.0), (second, 60.0)]) == [True, False, True]
+        assert 29 < locks.look(["first"])[0].remaining <= 30
+        assert 59 < locks.look(["second"])[0].remaining <= 60
+        assert locks.look(["gone"]) == [None]
+
+    def test_renewal_never_shortens(self, locks):
+        mine = ticket(ttl=60)
+        locks.acquire(mine, queue=False)
+        assert locks.renew([(mine, 1.0)]) == [True]
+        assert locks.look(["name"])[0].remaining > 50
+
+    def test_a_lease_ends_with_its_ttl(self, locks):
+        mine = ticket(ttl=0.1)
+        locks.acquire(mine, queue=False)
+        assert isinstance(locks.acquire(ticket(), queue=False), LockInfo)
+        eventually(lambda: locks.look(["name"]) == [None], 2)
+        assert locks.renew([(mine, 10.0)]) == [False]
+        assert locks.release(mine) is False
+        assert isinstance(locks.acquire(ticket(), queue=False), Grant)
+
+    def test_fencing_numbers_grow_over_release_and_expiry(self, locks):
+        numbers = []
+        for _ in range(3):
+            mine = ticket()
+            numbers.append(locks.acquire(mine, queue=False).fence)
+            locks.release(mine)
+        numbers.append(locks.acquire(ticket(ttl=0.05), queue=False).fence)
+        eventually(lambda: locks.look(["name"]) == [None], 2)
+        numbers.append(locks.acquire(ticket(), queue=False).fence)
+        assert numbers == sorted(set(numbers))
+
+    def test_renewal_keeps_the_number(self, locks):
+        mine = ticket()
+        granted = locks.acquire(mine, queue=False)
+        locks.renew([(mine, 60.0)])
+        assert locks.look(["name"])[0].fence == granted.fence
+
+    def test_a_resting_lock_stays_taken_and_is_nobodys_any_more(self, locks):
+        mine = ticket(ttl=60)
+        locks.acquire(mine, queue=False)
+        assert locks.release(mine, 0.3) is True
+        busy = locks.acquire(ticket(), queue=False)
+        assert isinstance(busy, LockInfo)
+        assert busy.resting
+        assert 0 < busy.remaining <= 0.3
+        assert locks.renew([(mine, 60.0)]) == [False]
+        eventually(lambda: locks.look(["name"]) == [None], 2)
+
+    def test_any_text_is_a_name(self, locks):
+        names = ["a b", "ä/ß/日本", "x:y|z", "{curly}", "new\nline", "nul\0", "a*b?[c]\\d", "q", "f", "'quote\""]
+        for name in names:
+            assert isinstance(locks.acquire(ticket(name), queue=False), Grant)
+        assert sorted(locks.names()) == sorted(names)
+        assert [info.name for info in locks.look(names)] == names
+
+    def test_names_are_listed_by_prefix_literally(self, locks):
+        for name in ("order:1", "order:2", "order*", "invoice:1", "or", "ord[e]r"):
+            locks.acquire(ticket(name), queue=False)
+        assert sorted(locks.names("order:")) == ["order:1", "order:2"]
+        assert locks.names("order*") == ["order*"]
+        assert locks.names("ord[e]") == ["ord[e]r"]
+        assert locks.names("nothing") == []
+
+    def test_held_lists_every_lock_once_with_its_holder(self, locks):
+        for number in range(25):
+            locks.acquire(ticket(f"n:{number}", label=f"holder {number}"), queue=False)
+        infos = locks.held("n:", step=10)
+        assert sorted((info.name, info.holder.label) for info in infos) == sorted(
+            (f"n:{number}", f"holder {number}") for number in range(25)
+        )
+        assert all(info.granted_at is not None for info in infos)
+
+    def test_looking_at_free_locks_says_none(self, locks):
+        locks.acquire(ticket("taken"), queue=False)
+        free, taken, other = locks.look(["free", "taken", "other"])
+        assert (free, other) == (None, None)
+        assert taken.name == "taken"
+        assert locks.look([]) == []
+
+    def test_the_token_is_never_shown(self, locks):
+        mine = ticket()
+        locks.acquire(mine, queue=False)
+        info = locks.look(["name"])[0]
+        assert info.token == mine.token
+        assert mine.token not in repr(info) + repr(mine) + info.digest
+
+    def test_giving_up_a_request_that_was_never_granted_leaves_nothing(self, locks):
+        locks.acquire(ticket(ttl=60), queue=False)
+        waiting = ticket()
+        locks.acquire(waiting, queue=True)
+        assert locks.release(waiting) is False
+        assert locks.look(["name"])[0].token != waiting.token
+
+    def test_a_wait_for_a_turn_ends_by_its_timeout(self, locks):
+        locks.acquire(ticket(ttl=60), queue=False)
+        waiting = ticket()
+        locks.acquire(waiting, queue=True)
+        began = time.monotonic()
+        locks.wait_turn(waiting, 0.05)
+        assert time.monotonic() - began < 5
+
+    def test_threads_are_granted_one_at_a_time(self, backend):
+        inside, most, done = [], [], []
+
+        def work(number: int) -> None:
+            mine = ticket(ttl=30)
+            while not isinstance(backend.acquire(mine, queue=True), Grant):
+                backend.wait_turn(mine, 1.0)
+            inside.append(number)
+            most.append(len(inside))
+            time.sleep(0.001)
+            inside.remove(number)
+            backend.release(mine)
+            done.append(number)
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        assert sorted(done) == list(range(8))
+        assert set(most) == {1}
+
+    def test_waiters_are_granted_in_the_order_they_came(self, backend, locks):
+        if not backend.supports_queue:
+            pytest.skip("this backend has no queue and says so: supports_queue is False")
+        holder, waiters = ticket(ttl=60), [ticket(ttl=60) for _ in range(4)]
+        locks.acquire(holder, queue=False)
+        for waiter in waiters:
+            locks.acquire(waiter, queue=True)
+        locks.release(holder)
+        order = []
+        while waiters:
+            (granted,) = [w for w in waiters if isinstance(locks.acquire(w, queue=True), Grant)]
+            order.append(granted)
+            waiters.remove(granted)
+            locks.release(granted)
+        assert order == sorted(order, key=lambda waiter: waiter.holder.since)

@@ -1,0 +1,30 @@
+"""The contract, on each backend that excludes."""
+
+import pytest
+
+from django_distlock import locks
+
+from .contract import LockBackendContract
+
+
+class TestRedisByUrl(LockBackendContract):
+    @pytest.fixture
+    def backend(self, valkey_locks):
+        return valkey_locks
+
+
+class TestRedisByCache(LockBackendContract):
+    @pytest.fixture
+    def backend(self, valkey, store, settings):
+        settings.CACHES = {"shared": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": valkey.url}}
+        settings.DISTRIBUTED_LOCKS = {
+            "default": {"BACKEND": "django_distlock.backends.redis.RedisBackend", "LOCATION": "cache:shared"}
+        }
+        yield locks["default"]
+        locks.close()
+
+
+class TestLocalMemory(LockBackendContract):
+    @pytest.fixture
+    def backend(self, locmem_locks):
+        return locmem_locks

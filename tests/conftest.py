@@ -1,0 +1,118 @@
+"""Servers of the test run, and the settings that point at them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from django_distlock import locks
+from django_distlock.backends.base import BaseLockBackend
+from django_distlock.backends.redis import RedisBackend
+from django_distlock.renewal import renewer_of
+from example_project.valkey import Valkey
+
+from .proxy import Proxy
+from .tools import AsyncCalls, SyncCalls, eventually
+
+REDIS = "django_distlock.backends.redis.RedisBackend"
+LOCMEM = "django_distlock.backends.locmem.LocMemBackend"
+
+REQUIRED = os.environ.get("DISTLOCK_REQUIRE", "").split()
+
+
+def missing(what: str, how: str) -> None:
+    """Skip for want of a program; a failure where DISTLOCK_REQUIRE names it."""
+    if what in REQUIRED:
+        pytest.fail(f"DISTLOCK_REQUIRE asks for {what}, which is missing: {how}")
+    pytest.skip(f"{what} is missing: {how}")
+
+
+@pytest.fixture(scope="session")
+def valkey() -> Iterator[Valkey]:
+    """The server of this test process; its own, on a socket in its own folder."""
+    with Valkey() as server:
+        yield server
+
+
+@pytest.fixture
+def store(valkey: Valkey) -> Iterator[redis.Redis]:
+    """The server, emptied, with a client to look behind the backend's back."""
+    with redis.Redis.from_url(valkey.url, socket_timeout=5, decode_responses=True) as client:
+        assert client.info("server")["process_id"] == valkey.process.pid
+        client.flushall()
+        yield client
+
+
+@pytest.fixture
+def valkey_locks(valkey: Valkey, store: redis.Redis, settings: Any) -> Iterator[RedisBackend]:
+    """``locks["default"]`` is the emptied server."""
+    settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": REDIS, "LOCATION": valkey.url}}
+    yield locks["default"]
+    locks.close()
+
+
+@pytest.fixture
+def locmem_locks(settings: Any) -> Iterator[BaseLockBackend]:
+    settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": LOCMEM}}
+    yield locks["default"]
+    locks.close()
+
+
+@pytest.fixture(params=["redis", "locmem"])
+def backend(request: pytest.FixtureRequest) -> BaseLockBackend:
+    """``locks["default"]``, on each kind of store that excludes."""
+    found: BaseLockBackend = request.getfixturevalue({"redis": "valkey_locks", "locmem": "locmem_locks"}[request.param])
+    return found
+
+
+@pytest.fixture
+def proxy(valkey: Valkey, store: redis.Redis, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
+    with Proxy(valkey.socket, tmp_path_factory.mktemp("p")) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def proxied(proxy: Proxy, settings: Any) -> Iterator[RedisBackend]:
+    """``locks["default"]`` behind the proxy, with short timeouts."""
+    settings.DISTRIBUTED_LOCKS = {
+        "default": {
+            "BACKEND": REDIS,
+            "LOCATION": proxy.url,
+            "OPTIONS": {"socket_timeout": 0.3, "socket_connect_timeout": 0.3},
+        }
+    }
+    backend = locks["default"]
+    yield backend
+    proxy.hang = False
+    proxy.accept()
+    eventually(lambda: not renewer_of(backend).is_cleaning)
+    locks.close()
+
+
+@pytest.fixture(params=["sync", "async"])
+def calls(request: pytest.FixtureRequest) -> Iterator[Callable[[Any], Any]]:
+    """Wraps an object so that ``wrapped.method()`` calls the method, or its ``a`` twin."""
+    if request.param == "sync":
+        yield SyncCalls
+    else:
+        with asyncio.Runner() as runner:
+            yield lambda target: AsyncCalls(target, runner)
+
+
+@pytest.fixture
+def own_valkey() -> Iterator[Callable[..., Valkey]]:
+    """Starts further servers with arguments of their own."""
+    servers: list[Valkey] = []
+
+    def start(*arguments: str) -> Valkey:
+        servers.append(Valkey(*arguments).start())
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.stop()

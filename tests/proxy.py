@@ -1,0 +1,153 @@
+"""A proxy that breaks what passes between a client and a server, both on unix sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Any
+
+PATIENCE = 10.0
+
+
+class Proxy:
+    """
+    ``cut_reply(marker)``: the next request that contains the marker is executed by the server, its reply is
+    thrown away, and the connection is closed. ``delay(marker)``: the next such request is kept until
+    ``let_go()``; its connection is closed at once. ``hang``: while true, no request passes. ``refuse()``:
+    nobody listens until ``accept()``.
+    """
+
+    def __init__(self, server: Path, folder: Path) -> None:
+        self.server = server
+        self.socket = folder / "p"
+        self.url = f"unix://{self.socket}?db=0"
+        self.listens = False
+        self.hang = False
+        self.cuts = 0
+        self.to_cut: list[bytes] = []
+        self.to_delay: list[bytes] = []
+        self.delayed: list[bytes] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+
+    def __enter__(self) -> Proxy:
+        self._thread.start()
+        self.accept()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.refuse()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def cut_reply(self, marker: str, times: int = 1) -> None:
+        self.to_cut += [marker.encode()] * times
+
+    def delay(self, marker: str) -> None:
+        self.to_delay.append(marker.encode())
+
+    def let_go(self) -> None:
+        """Send what was delayed, and wait until the server has executed it."""
+        self._call(self._let_go())
+
+    def refuse(self) -> None:
+        if self.listens:
+            self._call(self._refuse())
+
+    def accept(self) -> None:
+        if not self.listens:
+            self._call(self._accept())
+
+    def _call(self, coroutine: Any) -> None:
+        asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(PATIENCE)
+
+    async def _accept(self) -> None:
+        self.listens = True
+        self._listener = await asyncio.start_unix_server(self._connected, self.socket)
+
+    async def _refuse(self) -> None:
+        self._listener.close()
+        self.socket.unlink(missing_ok=True)
+        self.listens = False
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.sleep(0.01)  # the loop closes sockets in its next round
+
+    async def _let_go(self) -> None:
+        while self.delayed:
+            reader, writer = await asyncio.open_unix_connection(self.server)
+            writer.write(self.delayed.pop(0))
+            await reader.read(65536)
+            writer.close()
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task
+        self._tasks.add(task)
+        if not self.listens:  # accepted just before
+            writer.transport.abort()
+        server = await asyncio.open_unix_connection(self.server)
+        try:
+            await Passage(self, (reader, writer), server).run()
+        except (asyncio.CancelledError, ConnectionError):
+            pass  # either end went away, or the proxy refuses now
+        finally:
+            for end in (writer, server[1]):
+                end.transport.abort()
+            self._tasks.discard(task)
+
+
+Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+class Passage:
+    """One connection through the proxy."""
+
+    def __init__(self, proxy: Proxy, client: Stream, server: Stream) -> None:
+        self.proxy = proxy
+        self.client = client
+        self.server = server
+        self.muted = False
+        self.answered = asyncio.Event()
+
+    async def run(self) -> None:
+        pumps = [asyncio.create_task(self.requests()), asyncio.create_task(self.replies())]
+        try:
+            await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for pump in pumps:
+                pump.cancel()
+            await asyncio.gather(*pumps, return_exceptions=True)
+
+    async def requests(self) -> None:
+        while data := await self.client[0].read(65536):
+            while self.proxy.hang:
+                await asyncio.sleep(0.005)
+            if _take(self.proxy.to_delay, data):
+                self.proxy.delayed.append(data)
+                return
+            if _take(self.proxy.to_cut, data):
+                self.muted = True
+                self.server[1].write(data)
+                await self.answered.wait()
+                self.proxy.cuts += 1
+                return
+            self.server[1].write(data)
+
+    async def replies(self) -> None:
+        while data := await self.server[0].read(65536):
+            if self.muted:
+                self.answered.set()
+                await asyncio.sleep(PATIENCE)  # until the other pump ends the connection
+            self.client[1].write(data)
+
+
+def _take(markers: list[bytes], data: bytes) -> bool:
+    found = next((marker for marker in markers if marker in data), None)
+    if found:
+        markers.remove(found)
+    return found is not None

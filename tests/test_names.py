@@ -1,0 +1,141 @@
+"""S13: equal names are one lock, different values never meet, and what cannot name a lock says why."""
+
+from __future__ import annotations
+
+import pytest
+from django.contrib.auth.models import User
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from django_distlock import InvalidLockName
+from django_distlock.names import check_name, parse, render
+
+text = st.text(st.characters(exclude_categories=["Cs"]))
+names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=600)
+literals = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
+
+
+@st.composite
+def templates(draw):
+    """A template of one to four fields with any text around them."""
+    count = draw(st.integers(1, 4))
+    parts = [draw(literals) for _ in range(count + 1)]
+    return "{}".join(part.replace("{", "{{").replace("}", "}}") for part in parts), count
+
+
+class TestAnyTemplate:
+    @given(templates(), st.data())
+    def test_different_values_give_different_names(self, template, data):
+        template, count = template
+        try:
+            parse(template)
+        except InvalidLockName:
+            assume(False)
+        values = st.tuples(*[st.one_of(text, st.sampled_from(["", "a", "a:b", "1-2", "%3A"]))] * count)
+        one, other = data.draw(values), data.draw(values)
+        assume(render_or_none(template, one) and render_or_none(template, other))
+        assert (render(template, one) == render(template, other)) == (one == other)
+
+    @given(text, text)
+    def test_a_value_cannot_reach_another_field_or_lock(self, first, second):
+        rendered = render("order:{}:item:{}", (first, second))
+        assert rendered.count(":") == 3
+        assert "{" not in rendered
+        assert "}" not in rendered
+
+    @given(names)
+    def test_a_name_is_stable_and_bounded(self, name):
+        assert check_name(name) == check_name(name)
+        assert len(check_name(name)) <= 225
+
+    @given(names, names)
+    def test_equal_names_are_one_lock_and_others_are_not(self, one, other):
+        assert (check_name(one) == check_name(other)) == (one == other)
+
+
+def render_or_none(template, values):
+    try:
+        return render(template, values)
+    except InvalidLockName:
+        return None  # an empty name
+
+
+class TestRendering:
+    @pytest.mark.parametrize(
+        ("template", "values", "name"),
+        [
+            ("plain", (), "plain"),
+            ("with {braces} but no values", (), "with {braces} but no values"),
+            ("order:{}", (42,), "order:42"),
+            ("order:{0}", (42,), "order:42"),
+            ("{1}:{0}", ("a", "b"), "b:a"),
+            ("order:{}", ("a:b%{c}",), "order:a%3Ab%25%7Bc%7D"),
+            ("{{literal}}:{}", (1,), "{literal}:1"),
+            ("{}-{}", ("1-2", "3"), "1%2D2-3"),
+            ("doc:{}:{}", ("6ba7b810-9dad", 3), "doc:6ba7b810-9dad:3"),
+            ("day:{}", ("ä b",), "day:ä b"),
+            ("{0.year}", (type("Date", (), {"year": 2026})(),), "2026"),
+            ("{0[id]}", ({"id": 7},), "7"),
+        ],
+    )
+    def test_examples(self, template, values, name):
+        assert render(template, values) == name
+
+    def test_a_value_and_its_text_name_the_same_lock(self):
+        assert render("order:{}", (42,)) == render("order:{}", ("42",))
+
+    def test_a_long_name_keeps_its_beginning_and_becomes_longer_than_any_verbatim_one(self):
+        short, long = "n" * 200, "n" * 201
+        assert check_name(short) == short
+        assert check_name(long).startswith("n" * 160 + "~")
+        assert len(check_name(long)) > 200
+        assert check_name(check_name(long)) != check_name(long)
+        assert check_name(long) != check_name(long + "n")
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("name", "message"),
+        [
+            ("", "is empty. Give it a name"),
+            ("x" * 10_001, "is too long: 10,001 characters, at most 10,000 are accepted. It begins with 'xxx"),
+            (42, "is a str, not int: 42. Write it out"),
+            (None, "is a str, not NoneType"),
+            (b"name", "is a str, not bytes"),
+            ("\ud800", "cannot be written as UTF-8"),
+        ],
+    )
+    def test_what_is_no_name(self, name, message):
+        with pytest.raises(InvalidLockName) as caught:
+            check_name(name)
+        assert message in str(caught.value)
+        assert isinstance(caught.value, ValueError)
+
+    @pytest.mark.parametrize(
+        ("template", "values", "message"),
+        [
+            ("{}{}", ("a", "b"), "has adjacent fields"),
+            ("x{a}{b}", ("a", "b"), "has adjacent fields"),
+            ("{}3{}", (1, 2), "separates fields by '3' alone, which values may contain. Separate them by \":\""),
+            ("order:{order_id}", (1,), "asks for 'order_id'; lock() fills fields by position"),
+            ("order:{}", (1, 2), "has 1 field(s) and was given 2 value(s)"),
+            ("{}:{}", (1,), "has 2 field(s) and was given 1 value(s)"),
+            ("order", (1,), "has 0 field(s) and was given 1 value(s)"),
+            ("{:>10}", (1,), "formats the field"),
+            ("{!r}", (1,), "formats the field"),
+            ("{", (1,), "cannot be read: "),
+            ("{0.nothing}", (1,), "asks for '0.nothing', which cannot be had: AttributeError"),
+            ("{0[nothing]}", ({},), "asks for '0[nothing]', which cannot be had: KeyError"),
+            ("{}", (object(),), "whose text is an address in memory"),
+            ("{0.upper}", ("x",), "whose text is an address in memory"),
+            ("order:{}", (User(pk=1),), "was given a model instance for '0'; its text may change"),
+        ],
+    )
+    def test_what_cannot_name_a_lock(self, template, values, message):
+        with pytest.raises(InvalidLockName) as caught:
+            render(template, values)
+        assert message in str(caught.value)
+        assert repr(template) in str(caught.value)
+
+    def test_the_key_of_a_model_instance_is_fine(self):
+        assert render("user:{0.pk}", (User(pk=1),)) == "user:1"

@@ -1,0 +1,516 @@
+"""The Redis backend when the network, the server, or its data fails."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+
+import pytest
+import redis
+
+from django_distlock import LockBackendError, LockLost, State, lock, locks
+from django_distlock.backends.redis.backend import ACQUIRE, RELEASE, RENEW
+from django_distlock.tickets import Grant, LockInfo, safe_deadline
+
+from .tools import eventually, ticket
+
+REDIS = "django_distlock.backends.redis.RedisBackend"
+
+
+def point_at(settings, location, **options):
+    settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": REDIS, "LOCATION": location, "OPTIONS": options}}
+    return locks["default"]
+
+
+@pytest.fixture(autouse=True)
+def _close():
+    yield
+    locks.close()
+
+
+class TestLostReplies:
+    """S3: what the server did, though nobody heard of it, counts."""
+
+    def test_of_acquire(self, proxied, proxy, calls, store):
+        proxy.cut_reply(ACQUIRE.sha)
+        handle = lock("name")
+        assert calls(handle).acquire() is True
+        assert proxy.cuts == 1
+        assert store.keys("lock:*") == ["lock:name"]
+        calls(handle).release()
+        assert store.keys("lock:*") == []
+
+    def test_of_release(self, proxied, proxy, calls, store):
+        handle = lock("name")
+        calls(handle).acquire()
+        proxy.cut_reply(RELEASE.sha)
+        calls(handle).release()
+        assert proxy.cuts == 1
+        assert store.keys("lock:*") == []
+
+    def test_of_renewal(self, proxied, proxy, calls):
+        with lock("name", ttl=5) as lease:
+            proxy.cut_reply(RENEW.sha)
+            calls(lease).renew(60)
+            assert proxy.cuts == 1
+            assert lease.remaining > 50
+            assert lease.state is State.HELD
+
+    def test_of_a_background_renewal(self, proxied, proxy):
+        with lock("name", ttl=0.6) as lease:
+            proxy.cut_reply(RENEW.sha, times=2)
+            eventually(lambda: proxy.cuts == 2)
+            time.sleep(0.7)
+            lease.ensure_held()
+
+    def test_twice_is_an_error_and_what_was_granted_unseen_is_given_back(self, proxied, proxy, calls, store):
+        """S4: no lease that nobody knows of."""
+        proxy.cut_reply(ACQUIRE.sha, times=2)
+        with pytest.raises(LockBackendError):
+            calls(lock("name", ttl=60)).acquire()
+        eventually(lambda: store.keys("lock:*") == [])
+
+    def test_a_command_that_arrives_after_its_lock_was_given_up_makes_no_ghost(self, proxied, proxy, calls, store):
+        """The network delivers the first attempt after its retry was granted and released."""
+        proxy.delay(ACQUIRE.sha)
+        handle = lock("name", ttl=60)
+        assert calls(handle).acquire() is True
+        calls(handle).release()
+        proxy.let_go()
+        assert store.keys("lock:*") == []
+
+    def test_a_command_that_arrives_after_its_caller_gave_up_makes_no_ghost(self, proxied, proxy, calls, store):
+        proxy.delay(ACQUIRE.sha)
+        proxy.delay(ACQUIRE.sha)
+        with pytest.raises(LockBackendError):
+            calls(lock("name", ttl=60)).acquire()
+        eventually(lambda: store.exists("lock|x:name"))
+        proxy.let_go()
+        assert store.keys("lock:*") == []
+
+    def test_a_retired_token_is_forgotten_after_the_ttl(self, valkey_locks, store, calls):
+        mine = ticket(ttl=0.2)
+        mine.unanswered = True
+        calls(valkey_locks).release(mine)
+        assert 0 < store.pttl("lock|x:name") <= 200
+        eventually(lambda: not store.exists("lock|x:name"), 3)
+
+    def test_a_late_duplicate_of_renewal_shortens_nothing(self, valkey_locks):
+        mine = ticket(ttl=60)
+        valkey_locks.acquire(mine, queue=False)
+        valkey_locks.renew([(mine, 5.0)])
+        assert valkey_locks.look(["name"])[0].remaining > 50
+
+    def test_a_late_duplicate_of_acquire_does_not_wake_a_resting_lock(self, valkey_locks):
+        mine = ticket(ttl=60)
+        valkey_locks.acquire(mine, queue=False)
+        valkey_locks.release(mine, 5.0)
+        with pytest.raises(LockBackendError, match="was given back before it was answered"):
+            valkey_locks.acquire(mine, queue=False)
+        assert valkey_locks.look(["name"])[0].resting
+
+    def test_a_repeated_release_with_rest_is_no_error(self, proxied, proxy, calls):
+        handle = lock("name", min_hold=0.5)
+        calls(handle).acquire()
+        proxy.cut_reply(RELEASE.sha)
+        calls(handle).release()
+        assert locks["default"].look(["name"])[0].resting
+
+
+class TestStoreDown:
+    """S16: LockBackendError within the timeouts, and the body never runs."""
+
+    def test_refused(self, proxied, proxy, calls):
+        proxy.refuse()
+        with pytest.raises(LockBackendError) as caught:
+            calls(lock("name", wait=None)).acquire()
+        message = str(caught.value)
+        assert message.startswith(f"Lock backend 'default' at unix://{proxy.socket}?db=0: the server does not answer")
+        assert "DISTRIBUTED_LOCKS['default']['LOCATION']" in message
+        assert isinstance(caught.value.__cause__, redis.ConnectionError)
+        proxy.accept()
+
+    def test_hung(self, proxied, proxy, calls):
+        proxy.hang = True
+        began = time.monotonic()
+        with pytest.raises(LockBackendError, match="does not answer"):
+            calls(lock("name", wait=None)).acquire()
+        assert time.monotonic() - began < 5
+
+    def test_the_body_does_not_run(self, proxied, proxy):
+        proxy.refuse()
+        with pytest.raises(LockBackendError), lock("name"):
+            pytest.fail("the body ran")
+
+        async def main():
+            async with lock("name"):
+                pytest.fail("the body ran")
+
+        with pytest.raises(LockBackendError):
+            asyncio.run(main())
+        proxy.accept()
+
+    def test_every_call_says_so(self, proxied, proxy, calls):
+        backend = calls(proxied)
+        proxy.refuse()
+        for call in (
+            lambda: backend.acquire(ticket(), queue=False),
+            lambda: backend.release(ticket()),
+            lambda: backend.renew([(ticket(), 5.0)]),
+            lambda: backend.look(["name"]),
+            lambda: backend.names(),
+            lambda: backend.held(),
+        ):
+            with pytest.raises(LockBackendError):
+                call()
+        proxy.accept()
+
+    def test_connections_cut_while_idle_are_replaced_unnoticed(self, proxied, proxy, calls):
+        handle = lock("name")
+        for _ in range(3):
+            assert calls(handle).acquire()
+            calls(handle).release()
+            proxy.refuse()
+            proxy.accept()
+
+    def test_a_wait_that_meets_a_dead_store_raises_and_leaves_nothing(self, proxied, proxy, store, calls):
+        other = ticket(ttl=60)
+        store.set("lock:name", f"{other.token} h {1:016d} {other.holder.to_text()}", px=60_000)
+        timer = threading.Timer(0.2, proxy.refuse)
+        timer.start()
+        with pytest.raises(LockBackendError):
+            calls(lock("name", wait=None)).acquire()
+        timer.join()
+        proxy.accept()
+        store.delete("lock:name")
+        assert calls(lock("name")).locked() is False
+
+    def test_release_with_a_dead_store_is_an_error_and_is_made_up_for(self, proxied, proxy, store, calls):
+        handle = lock("name", ttl=60)
+        calls(handle).acquire()
+        proxy.refuse()
+        with pytest.raises(LockBackendError):
+            calls(handle).release()
+        assert store.keys("lock:*") == ["lock:name"]
+        proxy.accept()
+        eventually(lambda: store.keys("lock:*") == [])
+
+    def test_the_bodys_exception_survives_a_dead_store(self, proxied, proxy):
+        with pytest.raises(ZeroDivisionError), lock("name"):
+            proxy.refuse()
+            _ = 1 / 0
+        proxy.accept()
+
+
+class TestRenewalAndLoss:
+    """S5: one failed renewal loses nothing, a loss is told."""
+
+    def test_an_outage_shorter_than_the_lease_loses_nothing(self, proxied, proxy, caplog):
+        with lock("name", ttl=1.5) as lease:
+            proxy.refuse()
+            eventually(lambda: lease.state is State.UNKNOWN)
+            lease.ensure_held()
+            proxy.accept()
+            eventually(lambda: lease.state is State.HELD)
+            time.sleep(1.2)
+            lease.ensure_held()
+        assert "Renewal of lock 'name' failed; it is lost in" in caplog.text
+
+    def test_an_outage_longer_than_the_lease_is_told_as_loss(self, proxied, proxy, caplog):
+        with pytest.raises(LockLost), lock("name", ttl=0.5) as lease:
+            proxy.refuse()
+            eventually(lambda: "was lost: its renewal did not succeed in time" in caplog.text)
+            assert lease.state is State.LOST
+        proxy.accept()
+
+    def test_a_hung_store_cannot_hide_the_loss(self, proxied, proxy):
+        with pytest.raises(LockLost), lock("name", ttl=0.5) as lease:
+            proxy.hang = True
+            began = time.monotonic()
+            eventually(lambda: lease.state is State.LOST)
+            assert time.monotonic() - began < 2
+            proxy.hang = False
+
+    def test_a_store_emptied_is_told_as_loss(self, valkey_locks, store, caplog):
+        with pytest.raises(LockLost), lock("name", ttl=0.5) as lease:
+            store.flushall()
+            eventually(lambda: lease.state is State.LOST, 3)
+        assert "the store no longer knows it" in caplog.text
+
+    def test_a_store_emptied_just_before_release_is_told(self, valkey_locks, store):
+        with pytest.raises(LockLost), lock("name"):
+            store.flushall()
+
+    def test_a_grant_that_took_too_long_to_hear_of_is_given_back(self, valkey_locks, monkeypatch):
+        """A process stopped between the grant and its reply must not believe in a lease that may be over."""
+        given_back = []
+        answer = valkey_locks.acquire
+
+        def late(ticket, *, queue):
+            grant = answer(ticket, queue=queue)
+            if not given_back:
+                given_back.append(ticket.token)
+                return Grant(grant.fence, grant.sent_at - ticket.ttl)
+            return grant
+
+        monkeypatch.setattr(valkey_locks, "acquire", late)
+        with lock("name", ttl=5) as lease:
+            assert [lease.token] != given_back
+            assert valkey_locks.look(["name"])[0].token == lease.token
+
+    def test_the_deadline_counts_from_before_the_request(self, valkey_locks):
+        from django_distlock.tickets import clock
+
+        before = clock()
+        with lock("name", ttl=10) as lease:
+            assert before <= lease.deadline - 10 * 0.99 + 0.002 <= clock()
+        assert safe_deadline(100.0, 10.0) == pytest.approx(109.898)
+
+
+class TestTheServerRefuses:
+    def test_a_wrong_password(self, own_valkey, settings, calls):
+        server = own_valkey("--requirepass", "right")
+        point_at(settings, f"unix://:wrong@{server.socket}")
+        with pytest.raises(LockBackendError) as caught:
+            calls(lock("name")).acquire()
+        assert "the server refused the user or password; correct DISTRIBUTED_LOCKS['default']" in str(caught.value)
+        assert "wrong" not in str(caught.value).replace("wrong number", "")
+        point_at(settings, f"unix://:right@{server.socket}")
+        handle = lock("name")
+        assert calls(handle).acquire()
+        calls(handle).release()
+
+    def test_a_read_only_replica(self, own_valkey, settings, calls):
+        server = own_valkey("--replicaof", "127.0.0.1", "1")
+        point_at(settings, server.url)
+        with pytest.raises(LockBackendError, match="this server is a read-only replica; point .*LOCATION"):
+            calls(lock("name")).acquire()
+
+    def test_out_of_memory(self, own_valkey, settings, calls):
+        server = own_valkey()
+        point_at(settings, server.url)
+        with redis.Redis.from_url(server.url) as client:
+            holder = lock("held before")
+            calls(holder).acquire()
+            client.config_set("maxmemory", 1)
+            with pytest.raises(LockBackendError, match="the server is out of memory.*raise its maxmemory"):
+                calls(lock("name")).acquire()
+            calls(holder).release()
+
+    def test_a_user_without_rights(self, own_valkey, settings, calls):
+        server = own_valkey("--user", "small", "on", ">pw", "~other:*", "+@all")
+        point_at(settings, f"unix://small:pw@{server.socket}")
+        with pytest.raises(LockBackendError, match="may not run this command or use this key; widen its ACL rule"):
+            calls(lock("name")).acquire()
+
+    @pytest.mark.parametrize("write", [lambda s: s.set("lock:name", "foreign"), lambda s: s.lpush("lock:name", "x")])
+    def test_a_foreign_value_under_our_key(self, valkey_locks, store, calls, write, caplog):
+        write(store)
+        with pytest.raises(LockBackendError) as caught:
+            calls(lock("name")).acquire()
+        message = str(caught.value).lower()
+        assert "delete" in message
+        assert "DISTRIBUTED_LOCKS['default']['KEY_PREFIX']".lower() in message
+        other = lock("other")
+        calls(other).acquire()
+        assert [info.name for info in calls(valkey_locks).held()] == ["other"]
+        assert "'lock:name'" in caplog.text
+        calls(other).release()
+        assert store.exists("lock:name")
+
+    def test_scripts_forgotten_by_the_server_are_loaded_again(self, valkey_locks, store, calls):
+        for _ in range(2):
+            store.script_flush()
+            handle = lock("name")
+            assert calls(handle).acquire()
+            store.script_flush()
+            with_another = ticket("other")
+            valkey_locks.acquire(with_another, queue=False)
+            store.script_flush()
+            assert calls(valkey_locks).renew([(with_another, 5.0), (ticket("none"), 5.0)]) == [True, False]
+            store.script_flush()
+            assert calls(valkey_locks).release(with_another) is True
+            calls(handle).release()
+
+    def test_a_pool_that_is_exhausted_says_which_option_to_raise(self, proxy, settings):
+        point_at(settings, proxy.url, socket_timeout=0.3, max_connections=1)
+        proxy.hang = True
+        errors = []
+
+        def ask():
+            try:
+                lock("name").acquire()
+            except LockBackendError as error:
+                errors.append(str(error))
+
+        threads = [threading.Thread(target=ask) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(10)
+        proxy.hang = False
+        assert len(errors) == 3
+        assert any("raise DISTRIBUTED_LOCKS['default']['OPTIONS']['max_connections']" in error for error in errors)
+
+    def test_many_more_tasks_than_connections(self, valkey, store, settings):
+        point_at(settings, valkey.url, max_connections=3)
+
+        async def one(number):
+            async with lock("name:{}", number):
+                await asyncio.sleep(0)
+
+        async def main():
+            await asyncio.gather(*(one(number) for number in range(200)))
+
+        asyncio.run(main())
+        assert store.keys("lock:*") == []
+
+
+class TestTheServerRestarts:
+    def test_empty(self, own_valkey, settings):
+        server = own_valkey()
+        point_at(settings, server.url)
+        with pytest.raises(LockLost), lock("name", ttl=1) as lease:
+            server.process.kill()
+            server.process.wait()
+            server.start()
+            eventually(lambda: lease.state is State.LOST, 5)
+        with lock("name") as lease:
+            assert lease.state is State.HELD
+
+
+class TestWhatIsStored:
+    def test_one_key_per_lock_with_its_ttl_and_one_counter(self, valkey_locks, store):
+        with lock("a", ttl=20), lock("b"):
+            assert sorted(store.keys()) == ["lock:a", "lock:b", "lock|f"]
+            assert 19_000 < store.pttl("lock:a") <= 20_000
+        assert store.keys() == ["lock|f"]
+
+    def test_nothing_is_left_of_many_names(self, valkey_locks, store):
+        for number in range(2000):
+            with lock("n:{}", number):
+                pass
+        assert store.keys() == ["lock|f"]
+
+    def test_fencing_numbers_grow_though_the_stores_clock_steps_back(self, valkey_locks, store):
+        ahead = (int(time.time()) + 3600) * 1_000_000
+        store.set("lock|f", ahead)
+        with lock("name") as first:
+            pass
+        with lock("name") as second:
+            pass
+        assert (first.fence, second.fence) == (ahead + 1, ahead + 2)
+
+    def test_fencing_numbers_grow_though_the_store_lost_everything(self, valkey_locks, store):
+        with lock("name") as first:
+            pass
+        store.flushall()
+        with lock("name") as second:
+            pass
+        assert second.fence > first.fence
+
+    def test_prefixes_keep_locks_apart(self, valkey, store, settings):
+        entry = {"BACKEND": REDIS, "LOCATION": valkey.url}
+        settings.DISTRIBUTED_LOCKS = {
+            "default": {**entry, "KEY_PREFIX": "shop"},
+            "other": {**entry, "KEY_PREFIX": "shop2"},
+        }
+        with lock("name"), lock("name", using="other"):
+            assert sorted(store.keys()) == ["shop2:name", "shop2|f", "shop:name", "shop|f"]
+            assert [info.name for info in locks["default"].held()] == ["name"]
+
+    def test_listing_among_many_foreign_keys(self, valkey_locks, store):
+        store.mset({f"other:{number}": "x" for number in range(20_000)})
+        with lock("one"), lock("two"):
+            assert sorted(valkey_locks.names()) == ["one", "two"]
+
+    def test_without_hiredis_and_with_resp2(self, valkey, store, settings, calls):
+        point_at(settings, f"{valkey.url}&protocol=2")
+        handle = lock("name")
+        assert calls(handle).acquire()
+        assert isinstance(calls(locks["default"]).acquire(ticket(), queue=False), LockInfo)
+        calls(handle).release()
+
+
+class TestLocations:
+    def test_a_tcp_url(self, own_valkey, settings, calls):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        server = own_valkey("--port", str(port))
+        point_at(settings, f"redis://127.0.0.1:{port}/3")
+        handle = lock("name")
+        calls(handle).acquire()
+        assert locks["default"].location.text == f"redis://127.0.0.1:{port}/3"
+        with redis.Redis.from_url(server.url.replace("db=0", "db=3")) as client:
+            assert client.exists("lock:name")
+        calls(handle).release()
+
+    def test_timeouts_are_finite_whatever_the_url_or_the_cache_says(self, valkey, store, settings):
+        settings.CACHES = {
+            "default": {
+                "BACKEND": "django_redis.cache.RedisCache",
+                "LOCATION": valkey.url,
+                "OPTIONS": {"SOCKET_TIMEOUT": None, "CONNECTION_POOL_KWARGS": {"max_connections": 1}},
+            }
+        }
+        for location in (f"{valkey.url}&socket_timeout=9999", "cache:default"):
+            backend = point_at(settings, location, socket_timeout=1.5)
+            assert backend.location.arguments["socket_timeout"] == 1.5
+            assert backend.location.arguments["socket_connect_timeout"] == 2.0
+
+    def test_locks_do_not_go_when_a_cache_is_cleared_that_has_another_database(self, valkey, store, settings):
+        from django.core.cache import caches
+
+        settings.CACHES = {
+            "c": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": f"unix://{valkey.socket}?db=1"}
+        }
+        point_at(settings, valkey.url)
+        with lock("name") as lease:
+            caches["c"].set("key", "value")
+            caches["c"].clear()
+            assert locks["default"].look(["name"])[0].token == lease.token
+
+
+class TestEventLoops:
+    def test_connections_are_closed_with_their_loop(self, valkey_locks, store):
+        def connected():
+            return int(store.info("clients")["connected_clients"])
+
+        before = connected()
+
+        async def main():
+            async with lock("name"):
+                return connected()
+
+        assert asyncio.run(main()) > before
+        eventually(lambda: connected() == before)
+        assert valkey_locks._async_wires == {}
+
+    def test_a_loop_closed_without_shutdown_leaves_the_backend_usable(self, valkey_locks):
+        loop = asyncio.new_event_loop()
+        handle = lock("name")
+        assert loop.run_until_complete(handle.aacquire())
+        loop.run_until_complete(handle.arelease())
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.close()
+        assert asyncio.run(handle.aacquire())
+        asyncio.run(handle.arelease())
+
+    def test_a_cancelled_command_breaks_no_connection_for_others(self, proxied, proxy):
+        async def main():
+            async with lock("other"):
+                proxy.hang = True
+                task = asyncio.create_task(lock("name", ttl=60).aacquire())
+                await asyncio.sleep(0.05)
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+                proxy.hang = False
+            assert not await lock("other").alocked()
+            free = lock("name", wait=5)
+            assert await free.aacquire()
+            await free.arelease()
+
+        asyncio.run(main())
