@@ -9,6 +9,7 @@ from functools import partial
 import pytest
 
 from django_distlock import Lock, lock
+from django_distlock.renewal import renewer_of
 
 try:
     from test import lock_tests
@@ -49,6 +50,7 @@ class TestCPython:
         """CPython's tests look for threads that they leave behind."""
         with lock("held all the time"):
             yield
+        renewer_of(backend).release_all()
 
     @pytest.mark.parametrize("test", cases(lock_tests.LockTests) if lock_tests else [])
     def test_lock(self, backend, test):
