@@ -110,16 +110,30 @@ def _decorated(function: Callable[..., Any], name: Any, using: str, on_busy: Any
                     stack.enter_context(handle(args, kwargs))
                 except LockNotAcquired as busy:
                     return answer(busy, args, kwargs)
-                return function(*args, **kwargs)
+                return _finished(function, function(*args, **kwargs))
 
+    locked.__signature__ = _signature(function)  # type: ignore[attr-defined]  # Celery checks arguments by it
     return locked
+
+
+def _finished(function: Callable[..., Any], result: Any) -> Any:
+    """The result, unless the work is only about to begin when the lock is released."""
+    if not inspect.isawaitable(result):
+        return result
+    if inspect.iscoroutine(result):
+        result.close()
+    raise TypeError(
+        f"{_path(function)} is no 'async def' but returned an awaitable, which would run without the lock."
+        " Put @distributed_lock on the coroutine function itself: in an async class view on its handlers,"
+        " not on dispatch."
+    )
 
 
 def _check(function: Callable[..., Any]) -> None:
     if inspect.isclass(function):
         raise TypeError(
             f"@distributed_lock was put on the class {function.__name__}. Put it on a method, for a class view by"
-            ' @method_decorator(distributed_lock(...), name="dispatch").'
+            ' @method_decorator(distributed_lock(...), name="dispatch"), or on its handlers if they are async.'
         )
     if not callable(function):
         raise TypeError(
@@ -144,7 +158,9 @@ def _naming(function: Callable[..., Any], name: Any) -> Callable[[tuple[Any, ...
     if name is None:
         whole = names.check_name(_path(function))
         return lambda args, kwargs: whole
-    template = names.parse(names.check_name(name))
+    if not isinstance(name, str) or not name:
+        names.check_name(name)  # says why
+    template = names.parse(name)
     if not template.arguments:
         constant = names.check_name(template.fill({}))
         return lambda args, kwargs: constant

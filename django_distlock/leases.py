@@ -61,26 +61,32 @@ class Lease:
 
     @property
     def name(self) -> str:
+        """The lock's, as stores know it."""
         return self.ticket.name
 
     @property
     def using(self) -> str:
+        """The alias of its backend."""
         return self.backend.alias
 
     @property
     def token(self) -> str:
+        """The secret that renews and releases the lease. Never show it."""
         return self.ticket.token
 
     @property
     def holder(self) -> Holder:
+        """Host, process, thread or task, and label, as others see them."""
         return self.ticket.holder
 
     @property
     def granted_at(self) -> datetime:
+        """By this machine's wall clock, in UTC."""
         return datetime.fromtimestamp(self.holder.since, UTC)
 
     @property
     def ttl(self) -> float:
+        """Seconds the store keeps the lease unless it is renewed."""
         return self.ticket.ttl
 
     @property
@@ -120,6 +126,7 @@ class Lease:
         self._was_renewed(renewed, sent_at, ttl)
 
     async def arenew(self, ttl: float | None = None) -> None:
+        """``renew()`` for tasks."""
         ttl = self._renewable(ttl)
         sent_at = clock()
         [renewed] = await self.backend.arenew([(self.ticket, ttl)])
@@ -191,6 +198,7 @@ class Lease:
         signals.announce(self._news(signals.lock_released))
 
     async def arelease(self) -> None:
+        """``release()`` for tasks. Cancelled, it is finished in the background."""
         rest = self._begin_release()
         try:
             released = await self.backend.arelease(self.ticket, rest)

@@ -124,6 +124,7 @@ class Lock:
         return self._made(_Attempt(self, blocking, timeout)).lease is not None
 
     async def aacquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        """``acquire()`` for tasks. Cancelled, it leaves nothing behind."""
         return (await self._amade(_Attempt(self, blocking, timeout))).lease is not None
 
     @blocks_the_loop
@@ -137,6 +138,7 @@ class Lock:
             lease.release()
 
     async def arelease(self) -> None:
+        """``release()`` for tasks. Cancelled, it is finished in the background."""
         if lease := self._left():
             await lease.arelease()
 
@@ -146,6 +148,7 @@ class Lock:
         return locks[self.using].look([self.name]) != [None]
 
     async def alocked(self) -> bool:
+        """``locked()`` for tasks."""
         return await locks[self.using].alook([self.name]) != [None]
 
     @blocks_the_loop

@@ -159,12 +159,16 @@ class Template:
                 f"The template {self.text!r} was given a model instance for {field!r}; its text may change and"
                 f" is no key. Use its primary key: {{{field}.pk}} in a decorator, or pass its .pk to lock()."
             )
-        kind: Any = type(value)
-        if callable(value) or (kind.__str__ is object.__str__ and kind.__repr__ is object.__repr__):
+        if callable(value):
             raise InvalidLockName(
-                f"The template {self.text!r} was given a {kind.__name__} for {field!r}, whose text is an address"
-                " in memory and differs between processes. Use an attribute that identifies it, or a callable"
-                " as the name."
+                f"The template {self.text!r} was given something to call for {field!r}; templates call nothing."
+                " Pass its result, or compute the name by a callable."
+            )
+        kind: Any = type(value)
+        if kind.__str__ is object.__str__ and kind.__repr__ is object.__repr__:
+            raise InvalidLockName(
+                f"The template {self.text!r} was given a {kind.__name__!r} for {field!r}, whose text is an address in"
+                " memory and differs between processes. Use an attribute that identifies it."
             )
         return str(value)
 

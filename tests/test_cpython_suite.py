@@ -11,6 +11,8 @@ import pytest
 from django_distlock import Lock, lock
 from django_distlock.renewal import renewer_of
 
+from .conftest import missing
+
 try:
     from test import lock_tests
 except ImportError:
@@ -42,9 +44,13 @@ def new_lock(**options: bool) -> Lock:
     return lock("cpython:{}", next(numbers), wait=None, **options)
 
 
-@pytest.mark.skipif(lock_tests is None, reason="this Python comes without its test package")
 @pytest.mark.filterwarnings("ignore:A handle of lock .* was dropped:ResourceWarning")
 class TestCPython:
+    @pytest.fixture(autouse=True, scope="class")
+    def _there(self):
+        if lock_tests is None:
+            missing("lock_tests", "this Python comes without its package test")
+
     @pytest.fixture(autouse=True)
     def _renewal_runs_already(self, backend):
         """CPython's tests look for threads that they leave behind."""
@@ -52,10 +58,10 @@ class TestCPython:
             yield
         renewer_of(backend).release_all()
 
-    @pytest.mark.parametrize("test", cases(lock_tests.LockTests) if lock_tests else [])
+    @pytest.mark.parametrize("test", cases(lock_tests.LockTests) if lock_tests else [None])
     def test_lock(self, backend, test):
         run(lock_tests.LockTests, test, new_lock)
 
-    @pytest.mark.parametrize("test", cases(lock_tests.RLockTests) if lock_tests else [])
+    @pytest.mark.parametrize("test", cases(lock_tests.RLockTests) if lock_tests else [None])
     def test_rlock(self, backend, test):
         run(lock_tests.RLockTests, test, partial(new_lock, reentrant=True))

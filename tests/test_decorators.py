@@ -165,6 +165,44 @@ class TestCalls:
         assert lock("name").locked()
         eventually(lambda: not lock("name").locked(), 3)
 
+    def test_a_long_template_still_tells_its_values_apart(self):
+        @distributed_lock("n" * 250 + ":{order_id}")
+        def work(order_id):
+            return held_names()
+
+        named = work(1)
+        assert named != work(2)
+        with lock("n" * 250 + ":{}", 1):
+            assert held_names() == named
+
+    def test_a_sync_function_that_only_begins_its_work_is_refused(self):
+        """An async class view's dispatch: the lock would be free before the handler runs."""
+        ran = []
+
+        async def handler():
+            ran.append("unguarded")
+
+        @distributed_lock("name")
+        def dispatch():
+            return handler()
+
+        with pytest.raises(TypeError, match="would run without the lock.*on its handlers, not on dispatch"):
+            dispatch()
+        assert ran == []
+        assert held_names() == []
+
+    def test_a_task_still_checks_its_arguments(self):
+        from celery import Celery
+
+        @Celery("tests", set_as_current=False).task
+        @distributed_lock("order:{order_id}")
+        def work(order_id):
+            return held_names()
+
+        assert work(1) == ["order:1"]
+        with pytest.raises(TypeError):
+            work.apply_async((1, 2, 3))
+
     def test_a_partial(self):
         @distributed_lock("order:{order_id}")
         def work(order_id, note):

@@ -6,8 +6,9 @@ Blocks marked ``python`` run in one namespace per page; fragments, such as setti
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 import pytest
 
@@ -30,13 +31,14 @@ def blocks(page: str) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if "python" in dict(blocks(page))])
-def test_python_blocks_run(page: str, valkey_locks: RedisBackend) -> None:
+def test_python_blocks_run(page: str, valkey_locks: RedisBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     """A reader who pastes the page's blocks one after the other sees no error, and leaves no lock behind."""
-    # A name that is in sys.modules: dataclasses, pickle and Celery look the module of a function up.
-    namespace: dict[str, Any] = {"__name__": "__main__"}
+    # A module of its own, because Celery names tasks by it, and dataclasses and pickle look it up.
+    module = ModuleType("page_" + re.sub(r"\W", "_", page))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
     for language, code in blocks(page):
         if language == "python":
-            exec(compile(code, ROOT / page, "exec"), namespace)
+            exec(compile(code, ROOT / page, "exec"), vars(module))
     assert list(valkey_locks.held()) == []
 
 

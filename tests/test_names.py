@@ -127,7 +127,8 @@ class TestRefusals:
             ("{0.nothing}", (1,), "asks for '0.nothing', which cannot be had: AttributeError"),
             ("{0[nothing]}", ({},), "asks for '0[nothing]', which cannot be had: KeyError"),
             ("{}", (object(),), "whose text is an address in memory"),
-            ("{0.upper}", ("x",), "whose text is an address in memory"),
+            ("{0.upper}", ("x",), "was given something to call for '0.upper'"),
+            ("{}", (print,), "was given something to call for '0'"),
             ("order:{}", (User(pk=1),), "was given a model instance for '0'; its text may change"),
         ],
     )

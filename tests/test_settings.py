@@ -121,8 +121,14 @@ class TestWrongSettings:
             ({"default": {"BACKEND": REDIS, "KEY_PREFIX": ""}}, "['KEY_PREFIX'] is ''"),
             (
                 {"default": {"BACKEND": REDIS, "OPTIONS": {"socket_timeout": None}}},
-                "['OPTIONS']['socket_timeout'] is None; it is a number above 0",
+                "['OPTIONS']['socket_timeout'] is None; it is a number of seconds above 0",
             ),
+            (
+                {"default": {"BACKEND": REDIS, "OPTIONS": {"max_connections": 0.5}}},
+                "is 0.5; it is a whole number above 0",
+            ),
+            ({"default": {"BACKEND": REDIS, "OPTIONS": [1]}}, "['OPTIONS'] is [1]; it is a dict of keywords"),
+            ({"default": {"BACKEND": REDIS, "LOCATION": "redis://h?speed=9"}}, "a URL with an unknown parameter: "),
         ],
     )
     def test_say_what_to_change(self, settings, setting, message):

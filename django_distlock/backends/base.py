@@ -43,6 +43,8 @@ class BaseLockBackend(ABC):
         if unknown := [key for key in settings if key not in KEYS]:
             raise InvalidLockBackend(f"{where} has the unknown key {unknown[0]!r}. Known: {', '.join(KEYS)}.")
         given = settings.get("OPTIONS") or {}
+        if not isinstance(given, Mapping):
+            raise InvalidLockBackend(f"{where}['OPTIONS'] is {given!r:.80}; it is a dict of keywords.")
         if unknown := [option for option in given if option not in self.options]:
             known = ", ".join(sorted(self.options)) or "none"
             raise InvalidLockBackend(

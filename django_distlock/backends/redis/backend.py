@@ -48,16 +48,17 @@ class RedisBackend(BaseLockBackend):
                 " without '{', '}' and '|'."
             )
         for option, value in self.option.items():
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-                raise InvalidLockBackend(
-                    f"{self.setting('OPTIONS')}[{option!r}] is {value!r}; it is a number above 0 (timeouts in seconds)."
-                )
+            whole = option == "max_connections"
+            fits = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
+            if not fits or not 0 < value < float("inf"):
+                needed = "a whole number above 0" if whole else "a number of seconds above 0"
+                raise InvalidLockBackend(f"{self.setting('OPTIONS')}[{option!r}] is {value!r}; it is {needed}.")
         self.prefix = prefix
         timeouts = {key: float(self.option[key]) for key in ("socket_timeout", "socket_connect_timeout")}
         self.location = read_location(
             settings.get("LOCATION", "redis://127.0.0.1:6379/0"), self.setting("LOCATION"), timeouts
         )
-        self._new_wire = partial(Wire, self.location, int(self.option["max_connections"]), timeouts["socket_timeout"])
+        self._new_wire = partial(Wire, self.location, self.option["max_connections"], timeouts["socket_timeout"])
         self._new_async_wire = partial(AsyncWire, *self._new_wire.args)
         self._wire = self._new_wire()
         self._async_wires: dict[asyncio.AbstractEventLoop, AsyncWire] = {}

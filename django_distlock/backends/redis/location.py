@@ -75,8 +75,9 @@ def _of_url(url: str, setting: str) -> tuple[type[Any], dict[str, Any]]:
         for pool_argument in ("max_connections", "timeout"):
             arguments.pop(pool_argument, None)
         kind(**arguments)
-    except (TypeError, ValueError) as error:
-        # The error is not chained: it may show the password.
+    except TypeError as error:  # names an argument that no connection has
+        raise InvalidLockBackend(f"{setting} is a URL with an unknown parameter: {error}.") from None
+    except ValueError as error:  # neither shown nor chained, because it may quote the password
         raise InvalidLockBackend(f"{setting} is a URL that redis-py cannot read: {type(error).__name__}.") from None
     return kind, arguments
 

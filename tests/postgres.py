@@ -1,0 +1,77 @@
+"""A private PostgreSQL cluster on a unix socket."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from .tools import eventually
+
+PLACES = "/usr/lib/postgresql/*/bin", "/usr/local/bin", "/usr/bin"
+
+
+def programs() -> Path | None:
+    """The folder of initdb and postgres, the newest release first."""
+    found = [
+        folder
+        for place in PLACES
+        for folder in sorted(Path("/").glob(place[1:]), reverse=True)
+        if (folder / "initdb").exists() and (folder / "postgres").exists()
+    ]
+    return found[0] if found else None
+
+
+class Postgres:
+    """``with Postgres(programs()) as server: server.database("name")``. Keeps nothing."""
+
+    def __init__(self, programs: Path) -> None:
+        self._programs = programs
+        self.folder = Path(tempfile.mkdtemp(prefix="postgres-"))
+        # PostgreSQL refuses to run as root.
+        self._user: dict[str, Any] = {"user": "nobody", "group": "nogroup"} if os.getuid() == 0 else {}
+        if self._user:
+            shutil.chown(self.folder, **self._user)
+        self._log = (self.folder / "log").open("wb")
+
+    def __enter__(self) -> Postgres:
+        run = {"stdout": self._log, "stderr": self._log, "cwd": self.folder, **self._user}
+        data = self.folder / "data"
+        initdb = [self._programs / "initdb", "--auth=trust", "--username=tests", "--no-sync", "--encoding=UTF8", data]
+        subprocess.run(initdb, check=True, **run)
+        self.process = subprocess.Popen(
+            [
+                self._programs / "postgres", "-D", data, "-k", self.folder, "-F",
+                "-c", "listen_addresses=", "-c", "max_connections=100",
+            ],
+            **run,
+        )  # fmt: skip
+        eventually(self._answers, 30)
+        return self
+
+    def _answers(self) -> bool:
+        assert self.process.poll() is None, (self.folder / "log").read_text()
+        ready = [self._programs / "pg_isready", "-q", "-h", self.folder, "-U", "tests"]
+        return subprocess.run(ready, check=False).returncode == 0
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.process.send_signal(signal.SIGQUIT)  # at once; nothing is kept
+        self.process.wait(30)
+        self._log.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def settings(self) -> dict[str, Any]:
+        """An entry for DATABASES."""
+        return {
+            "ENGINE": "django.db.backends.postgresql",
+            "NAME": "postgres",
+            "USER": "tests",
+            "HOST": str(self.folder),
+        }

@@ -1,0 +1,86 @@
+"""The example shop: its views on PostgreSQL, its page in a browser, its task in several processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from .conftest import missing
+from .postgres import Postgres, programs
+from .shop_on_postgres import PIECES
+from .tools import PATIENCE
+
+ROOT = Path(__file__).resolve().parent.parent
+CHROMIUM = [
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def postgres():
+    if (folder := programs()) is None:
+        missing("postgresql", "no initdb and postgres found; install PostgreSQL's server package")
+    with Postgres(folder) as server:
+        yield server
+
+
+@pytest.fixture
+def chromium():
+    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if found is None:
+        missing("chromium", "install the package chromium")
+    return found
+
+
+@pytest.fixture
+def shop_url():
+    """The shop as ``make serve`` runs it."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "example_project.serve"],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "PORT": "0", "DJANGO_SETTINGS_MODULE": "example_project.settings"},
+    )
+    said = []
+    for line in process.stdout:
+        said.append(line)
+        if address := re.search(r"The shop: (http://\S+)", line):
+            yield address[1]
+            break
+    process.send_signal(signal.SIGINT)
+    said += process.communicate(timeout=PATIENCE)[0]
+    assert process.returncode == 0, "".join(said)
+
+
+def test_on_postgresql_nothing_is_oversold_under_the_lock_and_much_without(postgres, valkey, store):
+    program = [sys.executable, "-m", "tests.shop_on_postgres", valkey.url, json.dumps(postgres.settings())]
+    done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["buy-unlocked"]["sold"] > PIECES
+    assert 0 < report["buy"]["sold"] <= PIECES
+    assert set(report["buy"]["answers"]) <= {302, 409, 410}
+    assert 409 in report["buy"]["answers"]
+
+
+def test_the_front_page_in_a_browser(chromium, shop_url, tmp_path):
+    page = subprocess.run(
+        [chromium, *CHROMIUM, f"--user-data-dir={tmp_path}", "--dump-dom", shop_url],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    ).stdout
+    assert "Darjeeling" in page
+    assert page.count(">Buy</button>") == 10
+    assert "csrfmiddlewaretoken" in page
