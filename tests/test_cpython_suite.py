@@ -46,14 +46,11 @@ def new_lock(**options: bool) -> Lock:
 
 @pytest.mark.filterwarnings("ignore:A handle of lock .* was dropped:ResourceWarning")
 class TestCPython:
-    @pytest.fixture(autouse=True, scope="class")
-    def _there(self):
-        if lock_tests is None:
-            missing("lock_tests", "this Python comes without its package test")
-
     @pytest.fixture(autouse=True)
     def _renewal_runs_already(self, backend):
         """CPython's tests look for threads that they leave behind."""
+        if lock_tests is None:
+            missing("lock_tests", "this Python comes without its package test")
         with lock("held all the time"):
             yield
         renewer_of(backend).release_all()
