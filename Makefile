@@ -1,0 +1,57 @@
+# Everything runs in an environment of its own, which the first target that needs it makes.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+.DEFAULT_GOAL := help
+.PHONY: help demo serve test lint types docs clean
+
+help:
+	@echo "make demo    a shop oversells without the lock, and does not with it (half a minute)"
+	@echo "make serve   the same shop, to click through until Ctrl-C; PORT=8000 chooses the port"
+	@echo "make test    the tests; ARGS='-k renewal -x' goes to pytest"
+	@echo "make lint    ruff"
+	@echo "make types   mypy"
+	@echo "make docs    the documentation, into docs/_build/html"
+	@echo "make clean   remove what these made"
+	@echo
+	@echo "PYTHON=python3.13 makes the environment with that Python (3.11 or later), VENV=folder elsewhere than in .venv."
+
+demo: $(VENV)/.ready
+	@$(BIN)/python -m example_project.demo
+
+serve: $(VENV)/.ready
+	@$(BIN)/python -m example_project.serve
+
+test: $(VENV)/.ready
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/.ready-lint
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.ready-lint
+	$(BIN)/mypy
+
+docs: $(VENV)/.ready-docs
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet docs docs/_build/html
+	@echo "docs/_build/html/index.html"
+
+clean:
+	@[ ! -e $(VENV)/.ready ] || rm -rf $(VENV)
+	rm -rf build dist docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	find django_distlock tests example_project -name __pycache__ -prune -exec rm -rf {} +
+
+$(VENV)/.ready: pyproject.toml setup.cfg
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed: make PYTHON=...")'
+	@echo "Making the environment in $(VENV), a minute the first time…"
+	@$(PYTHON) -m venv $(VENV)
+	@$(INSTALL) -e ".[test,demo]"
+	@touch $@
+
+$(VENV)/.ready-%: $(VENV)/.ready
+	@echo "Adding the tools for $*…"
+	@$(INSTALL) -e ".[$*]"
+	@touch $@

@@ -1,0 +1,116 @@
+"""The whole shop for one run: a Valkey, a new database, and gunicorn. Nothing is left of it afterwards."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import NamedTuple, NoReturn
+
+import django
+from django.core.management import call_command
+
+from .valkey import Valkey
+
+ROOT = Path(__file__).resolve().parent.parent
+STARTS_WITHIN = 30.0  # seconds
+HOST = "127.0.0.1"
+
+
+class Shop(NamedTuple):
+    """An open one."""
+
+    port: int
+    gunicorn: subprocess.Popen[bytes]
+
+
+@contextmanager
+def open_shop(port: int = 0) -> Iterator[Shop]:
+    """A shop at that port; 0 lets the kernel choose one. Sets Django up in this process, too."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _end)
+    with tempfile.TemporaryDirectory(prefix="shop-") as folder, socket.create_server((HOST, port)) as listener:
+        print("Starting Valkey", flush=True)
+        with hidden_from_ctrl_c():
+            valkey = Valkey().start()
+        try:
+            os.environ["SHOP_LOCKS"] = valkey.url
+            os.environ["SHOP_DATABASE"] = str(Path(folder, "shop.sqlite3"))
+            os.environ["DJANGO_SETTINGS_MODULE"] = "example_project.settings"
+            print("Making a database", flush=True)
+            django.setup()
+            call_command("migrate", verbosity=0)
+            call_command("fill_shop")
+            print("Starting gunicorn", flush=True)
+            with _gunicorn(listener) as gunicorn:
+                yield Shop(listener.getsockname()[1], gunicorn)
+        finally:
+            valkey.stop()
+
+
+def _end(number: int, _: FrameType | None) -> NoReturn:
+    """Leave by way of every ``finally``, so that no process is left behind."""
+    sys.exit(128 + number)
+
+
+@contextmanager
+def hidden_from_ctrl_c() -> Iterator[None]:
+    """A process started here does not hear the Ctrl-C of the terminal: who started it ends it, in good order."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
+@contextmanager
+def _gunicorn(listener: socket.socket) -> Iterator[subprocess.Popen[bytes]]:
+    """It inherits the socket, so that no other program can be at the port."""
+    with hidden_from_ctrl_c():
+        process = subprocess.Popen(
+            [
+                sys.executable, "-m", "gunicorn", "--config", "python:example_project.gunicorn_settings",
+                "--bind", f"fd://{listener.fileno()}",
+            ],
+            cwd=ROOT,
+            pass_fds=[listener.fileno()],
+        )  # fmt: skip
+    try:
+        _wait_until_open(process, listener.getsockname()[1])
+        yield process
+    finally:
+        with hidden_from_ctrl_c():
+            stop(process)
+
+
+def _wait_until_open(process: subprocess.Popen[bytes], port: int) -> None:
+    deadline = time.monotonic() + STARTS_WITHIN
+    while process.poll() is None and time.monotonic() < deadline:
+        connection = http.client.HTTPConnection(HOST, port, timeout=2)
+        try:
+            connection.request("GET", "/")
+            if connection.getresponse().status == 200:
+                return
+        except OSError:
+            time.sleep(0.1)
+        finally:
+            connection.close()
+    raise RuntimeError("The shop did not open; what gunicorn says stands above.")
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(timeout=10)
+    except subprocess.TimeoutExpired:
+        process.kill()  # gunicorn's workers notice and end by themselves
+        process.wait()
