@@ -17,7 +17,8 @@ help:
 	@echo "make docs    the documentation, into docs/_build/html"
 	@echo "make clean   remove what these made"
 	@echo
-	@echo "PYTHON=python3.13 makes the environment with that Python (3.11 or later), VENV=folder elsewhere than in .venv."
+	@echo "PYTHON=python3.13 makes the environment with that Python (3.11 or later), VENV=folder elsewhere than in .venv,"
+	@echo "WITH='django~=5.2.0' with these versions."
 
 demo: $(VENV)/.ready
 	@$(BIN)/python -m example_project.demo
@@ -26,7 +27,7 @@ serve: $(VENV)/.ready
 	@$(BIN)/python -m example_project.serve
 
 test: $(VENV)/.ready
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest --numprocesses auto $(ARGS)
 
 lint: $(VENV)/.ready-lint
 	$(BIN)/ruff check .
@@ -48,7 +49,7 @@ $(VENV)/.ready: pyproject.toml setup.cfg
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed: make PYTHON=...")'
 	@echo "Making the environment in $(VENV), a minute the first time…"
 	@$(PYTHON) -m venv $(VENV)
-	@$(INSTALL) -e ".[test,demo]"
+	@$(INSTALL) -e ".[test,demo]" $(WITH)
 	@touch $@
 
 $(VENV)/.ready-%: $(VENV)/.ready

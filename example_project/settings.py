@@ -67,6 +67,7 @@ TEMPLATES = [
 ROOT_URLCONF = "example_project.urls"
 WSGI_APPLICATION = "example_project.wsgi.application"
 STATIC_URL = "static/"
+TIME_ZONE = "UTC"
 USE_TZ = True
 
 SECRET_KEY = "not a secret: this shop is for trying things on one's own machine"

@@ -194,7 +194,7 @@ class TestCalls:
     def test_a_task_still_checks_its_arguments(self):
         from celery import Celery
 
-        @Celery("tests", set_as_current=False).task
+        @Celery("tests", set_as_current=False).task(shared=False)
         @distributed_lock("order:{order_id}")
         def work(order_id):
             return held_names()

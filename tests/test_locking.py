@@ -422,16 +422,16 @@ class TestReentry:
 
 class TestTimes:
     def test_a_lease_is_renewed_while_it_is_held(self):
-        with lock("name", ttl=0.3) as lease:
-            time.sleep(1.0)
+        with lock("name", ttl=0.8) as lease:
+            time.sleep(1.6)
             lease.ensure_held()
             assert lock("name").locked()
         assert not lock("name").locked()
 
     def test_a_blocked_event_loop_loses_no_lease(self):
         async def main():
-            async with lock("name", ttl=0.3) as lease:
-                time.sleep(1.0)  # noqa: ASYNC251 - a loop that is blocked is the point
+            async with lock("name", ttl=0.8) as lease:
+                time.sleep(1.6)  # noqa: ASYNC251 - a loop that is blocked is the point
                 lease.ensure_held()
 
         asyncio.run(main())

@@ -194,8 +194,8 @@ class TestFork:
 
     def test_a_child_can_take_and_renew_its_own_at_once(self, valkey_locks):
         def work():
-            with lock("child's", ttl=0.3) as lease:
-                time.sleep(0.8)
+            with lock("child's", ttl=0.8) as lease:
+                time.sleep(1.6)
                 return lease.state
 
         with lock("parent's"):
