@@ -11,10 +11,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import django
 from django.core.management import call_command
@@ -38,23 +38,28 @@ def open_shop(port: int = 0) -> Iterator[Shop]:
     """A shop at that port; 0 lets the kernel choose one. Sets Django up in this process, too."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _end)
-    with tempfile.TemporaryDirectory(prefix="shop-") as folder, socket.create_server((HOST, port)) as listener:
+    with (
+        tempfile.TemporaryDirectory(prefix="shop-") as folder,
+        socket.create_server((HOST, port)) as listener,
+        ExitStack() as running,
+    ):
         print("Starting Valkey", flush=True)
         with hidden_from_ctrl_c():
-            valkey = Valkey().start()
-        try:
-            os.environ["SHOP_LOCKS"] = valkey.url
-            os.environ["SHOP_DATABASE"] = str(Path(folder, "shop.sqlite3"))
-            os.environ["DJANGO_SETTINGS_MODULE"] = "example_project.settings"
-            print("Making a database", flush=True)
-            django.setup()
-            call_command("migrate", verbosity=0)
-            call_command("fill_shop")
-            print("Starting gunicorn", flush=True)
-            with _gunicorn(listener) as gunicorn:
-                yield Shop(listener.getsockname()[1], gunicorn)
-        finally:
-            valkey.stop()
+            valkey = running.enter_context(Valkey())
+        os.environ["SHOP_LOCKS"] = valkey.url
+        os.environ["SHOP_DATABASE"] = str(Path(folder, "shop.sqlite3"))
+        os.environ["DJANGO_SETTINGS_MODULE"] = "example_project.settings"
+        print("Making a database", flush=True)
+        django.setup()
+        call_command("migrate", verbosity=0)
+        call_command("fill_shop")
+        print("Starting gunicorn", flush=True)
+        with hidden_from_ctrl_c():
+            gunicorn = _gunicorn(listener)
+            running.callback(stop, gunicorn)
+        port = listener.getsockname()[1]
+        _wait_until_open(gunicorn, port)
+        yield Shop(port, gunicorn)
 
 
 def _end(number: int, _: FrameType | None) -> NoReturn:
@@ -72,24 +77,16 @@ def hidden_from_ctrl_c() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
-@contextmanager
-def _gunicorn(listener: socket.socket) -> Iterator[subprocess.Popen[bytes]]:
+def _gunicorn(listener: socket.socket) -> subprocess.Popen[bytes]:
     """It inherits the socket, so that no other program can be at the port."""
-    with hidden_from_ctrl_c():
-        process = subprocess.Popen(
-            [
-                sys.executable, "-m", "gunicorn", "--config", "python:example_project.gunicorn_settings",
-                "--bind", f"fd://{listener.fileno()}",
-            ],
-            cwd=ROOT,
-            pass_fds=[listener.fileno()],
-        )  # fmt: skip
-    try:
-        _wait_until_open(process, listener.getsockname()[1])
-        yield process
-    finally:
-        with hidden_from_ctrl_c():
-            stop(process)
+    return subprocess.Popen(
+        [
+            sys.executable, "-m", "gunicorn", "--config", "python:example_project.gunicorn_settings",
+            "--bind", f"fd://{listener.fileno()}",
+        ],
+        cwd=ROOT,
+        pass_fds=[listener.fileno()],
+    )  # fmt: skip
 
 
 def _wait_until_open(process: subprocess.Popen[bytes], port: int) -> None:
@@ -107,10 +104,11 @@ def _wait_until_open(process: subprocess.Popen[bytes], port: int) -> None:
     raise RuntimeError("The shop did not open; what gunicorn says stands above.")
 
 
-def stop(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    try:
-        process.wait(timeout=10)
-    except subprocess.TimeoutExpired:
-        process.kill()  # gunicorn's workers notice and end by themselves
-        process.wait()
+def stop(process: subprocess.Popen[Any]) -> None:
+    with hidden_from_ctrl_c():  # somebody impatient presses it twice
+        process.terminate()
+        try:
+            process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            process.kill()  # gunicorn's workers notice and end by themselves
+            process.wait()
