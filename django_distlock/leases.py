@@ -92,16 +92,18 @@ class Lease:
     @property
     def remaining(self) -> float:
         """Seconds until the holder must stop unless the lease is renewed before; 0.0 once it ended."""
-        return max(0.0, self.deadline - clock()) if self._is_live() else 0.0
+        return max(0.0, self.deadline - clock()) if self.is_live else 0.0
 
     @property
     def state(self) -> State:
         """Told from what this process knows, without asking the store. In a forked child: lost."""
-        if self._state in (State.HELD, State.UNKNOWN) and not self._is_live():
+        if self._state in (State.HELD, State.UNKNOWN) and not self.is_live:
             return State.LOST
         return self._state
 
-    def _is_live(self) -> bool:
+    @property
+    def is_live(self) -> bool:
+        """Whether the lease certainly holds at this moment, in this process."""
         return self._state in (State.HELD, State.UNKNOWN) and clock() < self.deadline and self.pid == os.getpid()
 
     def ensure_held(self) -> None:
@@ -109,7 +111,7 @@ class Lease:
 
         Raises LockLost, or LockNotHeld after a release.
         """
-        if self._is_live():
+        if self.is_live:
             return
         if self._state is State.RELEASED:
             raise LockNotHeld(f"The lock {self.name!r} was released already.")
@@ -141,7 +143,7 @@ class Lease:
             self.extend(sent_at, ttl)
         elif self._keeper.drop(self):
             self._lose("the store no longer knows it: its data was lost, or somebody freed the lock")
-        if not self._is_live():
+        if not self.is_live:
             raise self._lost_error()
 
     # For the keeper

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import fields, replace
+from math import inf
 from types import TracebackType
 from typing import Any, Literal, NoReturn, TypedDict, Unpack
 
@@ -179,7 +180,7 @@ class Lock:
             self._tell(problem, error)
 
     def _made(self, attempt: _Attempt) -> _Attempt:
-        news = attempt.conclude(waiting.acquire(attempt.backend, attempt.keeper, attempt.steps()))
+        news = attempt.conclude(waiting.acquire(attempt.wait, attempt.steps()))
         try:
             signals.announce(news)
         except BaseException:
@@ -188,7 +189,7 @@ class Lock:
         return attempt
 
     async def _amade(self, attempt: _Attempt) -> _Attempt:
-        news = attempt.conclude(await waiting.aacquire(attempt.backend, attempt.keeper, attempt.steps()))
+        news = attempt.conclude(await waiting.aacquire(attempt.wait, attempt.steps()))
         try:
             await signals.aannounce(news)
         except BaseException:  # cancelled: whoever asked will never know that the lock was granted
@@ -276,12 +277,14 @@ class _Attempt:
         self.backend = locks[handle.using]
         self.terms = handle._options.terms(self.backend)
         self.keeper = renewer_of(self.backend)
-        self._wait = _seconds(blocking, timeout, self.terms.wait)
+        self._seconds = _seconds(blocking, timeout, self.terms.wait)
         self._began = clock()
+        ticket = Ticket(handle.name, self.terms.ttl, Holder.here(self.terms.label or handle.label))
+        self.wait = waiting.Wait(self.backend, self.keeper, ticket, self._seconds, self._waits_for_itself)
 
     def steps(self) -> waiting.Steps:
-        ticket = Ticket(self._handle.name, self.terms.ttl, Holder.here(self.terms.label or self._handle.label))
-        return waiting.steps(ticket, self._wait, self._waits_for_itself)
+        mine = any(lease.name == self._handle.name and lease.is_live for lease in _acquired_here.get())
+        return self.wait.steps(may_be_own=mine)
 
     def _waits_for_itself(self, busy: LockInfo) -> bool:
         return (self._insists or self.terms.reentrant) and self._own(busy) is not None
@@ -294,7 +297,7 @@ class _Attempt:
     def conclude(self, outcome: waiting.Outcome) -> signals.News | None:
         about: dict[str, Any] = {"name": self._handle.name, "using": self._handle.using}
         if outcome.grant:
-            self.lease = Lease(self.backend, outcome.ticket, outcome.grant, self.terms, self.keeper)
+            self.lease = Lease(self.backend, self.wait.ticket, outcome.grant, self.terms, self.keeper)
             self.keeper.keep(self.lease)
             live = tuple(lease for lease in _acquired_here.get() if lease.state in (State.HELD, State.UNKNOWN))
             _acquired_here.set((*live, self.lease))
@@ -328,16 +331,19 @@ class _Attempt:
                 " Use reentrant=True if it may enter again."
             )
         message = f"{lock_is} is busy: {_described(busy)}"
-        if self._wait == 0:
-            raise LockNotAcquired(message, retry_after=busy.remaining, holder=busy.holder)
-        raise LockTimeout(
-            f"{message}, after {clock() - self._began:.1f} s of waiting", retry_after=busy.remaining, holder=busy.holder
-        )
+        retry_after = busy.remaining if busy.remaining < inf else None
+        if self._seconds == 0:
+            raise LockNotAcquired(message, retry_after=retry_after, holder=busy.holder)
+        waited = f"{clock() - self._began:.1f} s of waiting"
+        raise LockTimeout(f"{message}, after {waited}", retry_after=retry_after, holder=busy.holder)
 
 
 def _described(busy: LockInfo) -> str:
+    if not busy.holder:
+        return "it is being handed over"
     state = "resting after" if busy.resting else "held by"
-    return f"{state} {busy.holder or 'an unknown holder'}, {busy.remaining:.1f} s left unless renewed"
+    left = f", {busy.remaining:.1f} s left unless renewed" if busy.remaining < inf else ""
+    return f"{state} {busy.holder}{left}"
 
 
 def _kind() -> str:

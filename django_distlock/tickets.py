@@ -16,6 +16,8 @@ from datetime import UTC, datetime
 from pathlib import PurePath
 from typing import Self
 
+from .bells import Bell
+
 if hasattr(time, "CLOCK_BOOTTIME"):
 
     def clock() -> float:
@@ -106,11 +108,14 @@ class Holder:
         return f"{self.label} (pid {self.pid} on {self.host}, {self.thread})"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True, eq=False)
 class Ticket:
     """One caller's request for one name; the same token goes with every attempt.
 
     ``unanswered``: a command with this token got no reply and may still arrive at the store.
+    ``inbox``: where the store tells this waiter that the lock was handed to it; "" before it queued.
+    ``place``: its place in the store's queue, to which it comes back when it was dropped.
+    ``failure``: what another waiter of this process has just learned of the store.
     """
 
     name: str
@@ -118,10 +123,19 @@ class Ticket:
     holder: Holder
     token: str = field(default_factory=new_token, repr=False)
     unanswered: bool = False
+    inbox: str = ""
+    place: str = ""
+    failure: Exception | None = field(default=None, repr=False)
+    bell: Bell = field(default_factory=Bell, repr=False)
 
-    def anew(self) -> Ticket:
-        """The same request with another token, after this one was given back."""
-        return replace(self, token=new_token(), unanswered=False)
+    def anew(self) -> None:
+        """Go on with another token, after this one was given back."""
+        self.token, self.unanswered, self.inbox, self.place = new_token(), False, "", ""
+
+    def inherit(self, other: Ticket) -> None:
+        """Take over the place in the store of one that stood before."""
+        self.token, self.unanswered = other.token, other.unanswered
+        self.inbox, self.place = other.inbox, other.place
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""How a busy lock is waited for: one algorithm, driven by threads and by tasks."""
+"""How a lock is asked for and waited for: one algorithm, driven by threads and by tasks."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ AFTER_EXPIRY = 0.002  # seconds to let pass after a lease runs out, so that one 
 
 
 class Outcome(NamedTuple):
-    """``grant`` if the lock was acquired, else ``busy`` tells who has it. The ticket is the one that counts."""
+    """``grant`` if the lock was acquired, else ``busy`` tells who has it."""
 
-    ticket: Ticket
     grant: Grant | None
     busy: LockInfo | None
 
@@ -26,68 +25,111 @@ class Ask(NamedTuple):
     """A call for the driver to make: ``backend.method(ticket, …)``, or its ``a`` twin."""
 
     method: str
-    ticket: Ticket
     arguments: dict[str, Any]
 
 
 Steps = Generator[Ask, Any, Outcome]
+Pointless = Callable[[LockInfo], bool]
 
 
-def steps(ticket: Ticket, wait: float | None, pointless: Callable[[LockInfo], bool]) -> Steps:
-    """Ask until the lock is granted, ``wait`` seconds have passed (None: for ever), or waiting is pointless.
+class Wait:
+    """One request for a lock, from the first attempt to the grant or the end of the wait.
 
-    A grant counts only while its deadline lies ahead: a process that was stopped meanwhile gives it back.
+    Whatever ends it, nothing of it stays in the store but what was granted. What cannot be taken back at
+    once is left to the keeper, because whoever was interrupted must not wait for the store.
     """
-    give_up = None if wait is None else clock() + wait
-    while True:
-        left = None if give_up is None else give_up - clock()
-        ticket.holder = ticket.holder.from_now()
-        answer = yield Ask("acquire", ticket, {"queue": left is None or left > 0})
-        if isinstance(answer, Grant):
-            if clock() < safe_deadline(answer.sent_at, ticket.ttl):
-                return Outcome(ticket, answer, None)
-            yield Ask("release", ticket, {})
-            ticket = ticket.anew()
-        elif left is not None and left <= 0:
-            return Outcome(ticket, None, answer)
-        elif pointless(answer):
-            yield Ask("release", ticket, {})
-            return Outcome(ticket, None, answer)
-        else:
-            pause = min(LOOK_INTERVAL, answer.remaining + AFTER_EXPIRY)
-            if give_up is not None:
-                pause = min(pause, max(0.0, give_up - clock()))
-            yield Ask("wait_turn", ticket, {"timeout": pause})
+
+    def __init__(
+        self, backend: BaseLockBackend, keeper: Keeper, ticket: Ticket, seconds: float | None, pointless: Pointless
+    ) -> None:
+        self.backend = backend
+        self.ticket = ticket
+        self._keeper = keeper
+        self._pointless = pointless  # told who has the lock: whether waiting for it makes no sense
+        self._give_up = None if seconds is None else clock() + seconds
+        self._queued = False
+        self._bequeathed = False
+
+    def steps(self, *, may_be_own: bool) -> Steps:
+        """``may_be_own``: the caller seems to have the lock itself; so ask before standing behind others."""
+        if self._left() <= 0:
+            return (yield from self._attempt(queue=False))
+        if may_be_own:
+            outcome = yield from self._attempt(queue=False)
+            if outcome.grant or self._pointless(cast("LockInfo", outcome.busy)):
+                return outcome
+        granted = False
+        self.backend.lines.join(self.ticket)
+        try:
+            outcome = yield from self._in_line()
+            granted = outcome.grant is not None
+        finally:
+            self._bequeathed = self.backend.lines.leave(self.ticket, bequeath=not granted)
+        if self._queued and not granted and not self._bequeathed:
+            yield Ask("release", {})
+        return outcome
+
+    def _in_line(self) -> Steps:
+        while (left := self._left()) > 0:
+            if failure := self.ticket.failure:
+                raise LockBackendError(*failure.args) from failure
+            pause = LOOK_INTERVAL
+            if self.backend.lines.speaks(self.ticket) or self.ticket.inbox:
+                outcome = yield from self._attempt(queue=True)
+                if outcome.grant or self._pointless(cast("LockInfo", outcome.busy)):
+                    return outcome
+                pause = min(pause, cast("LockInfo", outcome.busy).remaining + AFTER_EXPIRY)
+                left = self._left()
+            yield Ask("wait_turn", {"timeout": max(0.0, min(pause, left))})
+        # Whoever stands behind goes on with the place in the store; without an heir it is given up.
+        return (yield from self._attempt(queue=bool(self.ticket.inbox) and self.backend.lines.has_heir(self.ticket)))
+
+    def _attempt(self, *, queue: bool) -> Steps:
+        while True:
+            self.ticket.holder = self.ticket.holder.from_now()
+            self._queued = queue
+            answer = yield Ask("acquire", {"queue": queue})
+            if not isinstance(answer, Grant):
+                return Outcome(None, answer)
+            if clock() < safe_deadline(answer.sent_at, self.ticket.ttl):
+                return Outcome(answer, None)
+            # This process was stopped in between: others may have the lock by now.
+            yield Ask("release", {})
+            self.ticket.anew()
+
+    def _left(self) -> float:
+        return LOOK_INTERVAL if self._give_up is None else self._give_up - clock()
+
+    def interrupted(self, steps: Steps, asked: Ask, error: BaseException) -> None:
+        if isinstance(error, LockBackendError):
+            self.backend.lines.fail(self.ticket, error)
+        steps.close()
+        refused = isinstance(error, LockBackendError) and asked.method == "acquire" and not self.ticket.unanswered
+        nothing_left = refused and not self._queued
+        if not self._bequeathed and not nothing_left:
+            self._keeper.abandon(self.ticket)
 
 
-def acquire(backend: BaseLockBackend, keeper: Keeper, todo: Steps) -> Outcome:
-    """Take the steps. Raises LockBackendError; whatever it raises, nothing of the ticket stays behind."""
-    ask = next(todo)
+def acquire(wait: Wait, steps: Steps) -> Outcome:
+    """Take the steps. Raises LockBackendError."""
+    ask = next(steps)
     try:
         while True:
-            ask = todo.send(getattr(backend, ask.method)(ask.ticket, **ask.arguments))
+            ask = steps.send(getattr(wait.backend, ask.method)(wait.ticket, **ask.arguments))
     except StopIteration as end:
-        return cast(Outcome, end.value)
+        return cast("Outcome", end.value)
     except BaseException as error:
-        if _may_have_left_something(backend, ask, error):
-            keeper.abandon(ask.ticket)
+        wait.interrupted(steps, ask, error)
         raise
 
 
-async def aacquire(backend: BaseLockBackend, keeper: Keeper, todo: Steps) -> Outcome:
-    ask = next(todo)
+async def aacquire(wait: Wait, steps: Steps) -> Outcome:
+    ask = next(steps)
     try:
         while True:
-            ask = todo.send(await getattr(backend, f"a{ask.method}")(ask.ticket, **ask.arguments))
+            ask = steps.send(await getattr(wait.backend, f"a{ask.method}")(wait.ticket, **ask.arguments))
     except StopIteration as end:
-        return cast(Outcome, end.value)
+        return cast("Outcome", end.value)
     except BaseException as error:
-        if _may_have_left_something(backend, ask, error):
-            keeper.abandon(ask.ticket)
+        wait.interrupted(steps, ask, error)
         raise
-
-
-def _may_have_left_something(backend: BaseLockBackend, ask: Ask, error: BaseException) -> bool:
-    """Not when the store was never reached, or said no."""
-    refused = ask.method == "acquire" and isinstance(error, LockBackendError) and not ask.ticket.unanswered
-    return backend.supports_queue or not refused

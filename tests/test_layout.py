@@ -11,9 +11,10 @@ ROOT = Path(django_distlock.__file__).parent
 
 # A module imports only from modules above it.
 ORDER = [
-    "exceptions", "names", "terms", "tickets", "signals", "leases",
+    "exceptions", "names", "terms", "bells", "tickets", "signals", "leases", "lines",
     "backends.base", "backends.locmem", "backends.dummy",
-    "backends.redis.location", "backends.redis.errors", "backends.redis.wire", "backends.redis.backend",
+    "backends.redis.location", "backends.redis.errors", "backends.redis.wire",
+    "backends.redis.listener", "backends.redis.backend",
     "backends.redis", "backends",
     "handlers", "waiting", "renewal", "locking", "responses", "decorators", "", "apps",
 ]  # fmt: skip

@@ -339,13 +339,13 @@ class TestTheServerRefuses:
         proxy.hang = True
         errors = []
 
-        def ask():
+        def ask(number):
             try:
-                lock("name").acquire()
+                lock("name:{}", number).acquire()
             except LockBackendError as error:
                 errors.append(str(error))
 
-        threads = [threading.Thread(target=ask) for _ in range(3)]
+        threads = [threading.Thread(target=ask, args=(number,)) for number in range(3)]
         for thread in threads:
             thread.start()
         for thread in threads:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import random
-import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from itertools import islice
@@ -12,6 +9,7 @@ from typing import Any, ClassVar
 
 from ..exceptions import InvalidLockBackend
 from ..leases import Keeper
+from ..lines import Lines
 from ..terms import Terms
 from ..tickets import Grant, LockInfo, Ticket
 
@@ -33,12 +31,11 @@ class BaseLockBackend(ABC):
     supports_exclusion: ClassVar[bool] = True
     supports_queue: ClassVar[bool] = False  # waiters are granted the lock in the order they came
 
-    poll_interval: ClassVar[tuple[float, float]] = (0.05, 0.15)  # seconds, drawn anew for each pause
-
     keeper: Keeper | None = None  # set by renewal.py
 
     def __init__(self, alias: str, settings: Mapping[str, Any]) -> None:
         self.alias = alias
+        self.lines = Lines()
         where = f"DISTRIBUTED_LOCKS[{alias!r}]"
         if unknown := [key for key in settings if key not in KEYS]:
             raise InvalidLockBackend(f"{where} has the unknown key {unknown[0]!r}. Known: {', '.join(KEYS)}.")
@@ -71,10 +68,10 @@ class BaseLockBackend(ABC):
 
     def wait_turn(self, ticket: Ticket, timeout: float) -> None:
         """Return when another attempt may succeed, at the latest after ``timeout`` seconds."""
-        time.sleep(min(timeout, random.uniform(*self.poll_interval)))
+        ticket.bell.wait(timeout)
 
     async def await_turn(self, ticket: Ticket, timeout: float) -> None:
-        await asyncio.sleep(min(timeout, random.uniform(*self.poll_interval)))
+        await ticket.bell.await_(timeout)
 
     @abstractmethod
     def release(self, ticket: Ticket, rest: float = 0.0) -> bool:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,12 +13,6 @@ from ..tickets import Grant, Holder, LockInfo, Ticket, clock
 from .base import BaseLockBackend
 
 GRANT_TTL = 2.0  # seconds a waiter has to notice that the lock was handed to it
-
-
-@dataclass(slots=True)
-class _Waiter:
-    ticket: Ticket
-    wake: Callable[[], object] | None = None
 
 
 @dataclass(slots=True)
@@ -31,7 +24,7 @@ class _Held:
     fence: int
     expires: float
     resting: bool = False
-    waiters: OrderedDict[str, _Waiter] = field(default_factory=OrderedDict)
+    waiters: OrderedDict[str, Ticket] = field(default_factory=OrderedDict)
 
 
 class LocMemBackend(BaseLockBackend):
@@ -59,39 +52,11 @@ class LocMemBackend(BaseLockBackend):
             if not queue:
                 held.waiters.pop(ticket.token, None)
             elif ticket.token not in held.waiters:
-                held.waiters[ticket.token] = _Waiter(ticket)
+                held.waiters[ticket.token] = ticket
             return self._info(ticket.name, held, now)
 
     async def aacquire(self, ticket: Ticket, *, queue: bool) -> Grant | LockInfo:
         return self.acquire(ticket, queue=queue)
-
-    def wait_turn(self, ticket: Ticket, timeout: float) -> None:
-        turn = threading.Event()
-        if self._wake_by(ticket, turn.set):
-            turn.wait(timeout)
-
-    async def await_turn(self, ticket: Ticket, timeout: float) -> None:
-        loop, turn = asyncio.get_running_loop(), asyncio.Event()
-
-        def wake() -> None:
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(turn.set)
-
-        if self._wake_by(ticket, wake):
-            try:
-                async with asyncio.timeout(timeout):
-                    await turn.wait()
-            except TimeoutError:
-                pass  # time to look again
-
-    def _wake_by(self, ticket: Ticket, wake: Callable[[], object]) -> bool:
-        """False when there is nothing to wait for: the turn has come already."""
-        with self._guard:
-            held = self._held.get(ticket.name)
-            waiter = held and held.waiters.get(ticket.token)
-            if waiter:
-                waiter.wake = wake
-            return bool(waiter)
 
     def release(self, ticket: Ticket, rest: float = 0.0) -> bool:
         with self._guard:
@@ -158,12 +123,11 @@ class LocMemBackend(BaseLockBackend):
         if not held.waiters:
             del self._held[name]
             return None
-        _, waiter = held.waiters.popitem(last=False)
-        if waiter.wake:
-            waiter.wake()
-        return self._give(waiter.ticket, now + min(waiter.ticket.ttl, GRANT_TTL), held.waiters)
+        _, first = held.waiters.popitem(last=False)
+        first.bell.ring()
+        return self._give(first, now + min(first.ttl, GRANT_TTL), held.waiters)
 
-    def _give(self, ticket: Ticket, expires: float, waiters: OrderedDict[str, _Waiter]) -> _Held:
+    def _give(self, ticket: Ticket, expires: float, waiters: OrderedDict[str, Ticket]) -> _Held:
         self._last_fence = max(self._last_fence + 1, time.time_ns() // 1000)
         held = _Held(ticket.token, ticket.holder, self._last_fence, expires, waiters=waiters)
         self._held[ticket.name] = held

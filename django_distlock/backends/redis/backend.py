@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from functools import partial
+from math import inf
 from typing import Any, ClassVar
 
 from redis.exceptions import RedisError
@@ -16,16 +17,22 @@ from ...exceptions import InvalidLockBackend, LockBackendError
 from ...tickets import TOKEN_LENGTH, Grant, Holder, LockInfo, Ticket
 from ..base import BaseLockBackend
 from .errors import NoReply, explain, is_wrong_type
+from .listener import Listener
 from .location import read_location
 from .wire import Answer, AsyncWire, Command, Script, Unanswered, Wire, pack
 
 ACQUIRE, RELEASE, RENEW = Script("acquire"), Script("release"), Script("renew")
 
+GRANT_TTL = 2.0  # seconds a waiter has to take what it was handed: two looks, because a hint can be lost
+QUEUE_TTL = 10.0  # seconds a queue is kept in which nobody looks any more
+NOT_ASKED = -1
+
 SCAN_STEP = 1000  # keys the server visits per SCAN: well below a millisecond
 
-# What acquire.lua writes. The state is h (held) or r (released, resting for its min_hold).
+# What the scripts write. The state is h (held), c (handed to a waiter that has not taken it yet) or r (released,
+# resting for its min_hold).
 LEASE = re.compile(
-    rb"(?P<token>[0-9a-f]{%d}) (?P<state>[hr]) (?P<fence>\d{16,}) (?P<holder>.+)" % TOKEN_LENGTH, re.DOTALL
+    rb"(?P<token>[0-9a-f]{%d}) (?P<state>[hcr]) (?P<fence>\d{16,}) (?P<holder>.*)" % TOKEN_LENGTH, re.DOTALL
 )
 
 logger = logging.getLogger("django_distlock")
@@ -36,6 +43,8 @@ class RedisBackend(BaseLockBackend):
 
     A grant is an atomic script on the server, as are renewal and release, which compare the token first.
     """
+
+    supports_queue = True
 
     options: ClassVar[Mapping[str, Any]] = {"socket_timeout": 2.0, "socket_connect_timeout": 2.0, "max_connections": 50}
 
@@ -61,27 +70,43 @@ class RedisBackend(BaseLockBackend):
         self._new_wire = partial(Wire, self.location, self.option["max_connections"], timeouts["socket_timeout"])
         self._new_async_wire = partial(AsyncWire, *self._new_wire.args)
         self._wire = self._new_wire()
+        self._listener = Listener(
+            self.location, f"{self.prefix}|in", self._hand_back, timeouts["socket_timeout"], self.alias
+        )
         self._async_wires: dict[asyncio.AbstractEventLoop, AsyncWire] = {}
 
     def acquire(self, ticket: Ticket, *, queue: bool) -> Grant | LockInfo:
         try:
-            return self._granted(ticket, self._send(self._acquire(ticket)))
+            if not queue or self._listener.is_ready:
+                return self._answered(ticket, self._send(self._acquire(ticket, queue)))
+            # Nobody here waits yet: most locks are free, so subscribe only when this one turns out to be busy.
+            answer = self._answered(ticket, self._send(self._acquire(ticket, queue=False)))
+            if isinstance(answer, Grant):
+                return answer
+            self._start_listener()
+            return self._answered(ticket, self._send(self._acquire(ticket, queue)))
         except BaseException as error:
             ticket.unanswered = ticket.unanswered or _may_be_executed(error)
             raise
 
     async def aacquire(self, ticket: Ticket, *, queue: bool) -> Grant | LockInfo:
         try:
-            return self._granted(ticket, await self._asend(self._acquire(ticket)))
+            if not queue or self._listener.is_ready:
+                return self._answered(ticket, await self._asend(self._acquire(ticket, queue)))
+            answer = self._answered(ticket, await self._asend(self._acquire(ticket, queue=False)))
+            if isinstance(answer, Grant):
+                return answer
+            await asyncio.to_thread(self._start_listener)
+            return self._answered(ticket, await self._asend(self._acquire(ticket, queue)))
         except BaseException as error:
             ticket.unanswered = ticket.unanswered or _may_be_executed(error)
             raise
 
     def release(self, ticket: Ticket, rest: float = 0.0) -> bool:
-        return self._released(self._send(self._release(ticket, rest)))
+        return self._released(ticket, self._send(self._release(ticket, rest)))
 
     async def arelease(self, ticket: Ticket, rest: float = 0.0) -> bool:
-        return self._released(await self._asend(self._release(ticket, rest)))
+        return self._released(ticket, await self._asend(self._release(ticket, rest)))
 
     def renew(self, wanted: Sequence[tuple[Ticket, float]]) -> list[bool]:
         return self._renewed(self._send(*self._renewals(wanted)))
@@ -119,16 +144,28 @@ class RedisBackend(BaseLockBackend):
     def _lease_key(self, name: str) -> str:
         return f"{self.prefix}:{name}"
 
-    def _retired_key(self, name: str) -> str:
-        return f"{self.prefix}|x:{name}"
+    def _keys(self, name: str) -> tuple[str, str, str, str]:
+        """Lease, queue, retired tokens, last fencing number. The kind stands before the name, so that none collide."""
+        return self._lease_key(name), f"{self.prefix}|q:{name}", f"{self.prefix}|x:{name}", f"{self.prefix}|f"
 
-    def _acquire(self, ticket: Ticket) -> Command:
-        keys = self._lease_key(ticket.name), self._retired_key(ticket.name), f"{self.prefix}|f"
-        return ACQUIRE.call(keys, ticket.token, _ms(ticket.ttl), ticket.holder.to_text())
+    def _acquire(self, ticket: Ticket, queue: bool) -> Command:
+        if queue and not ticket.inbox:
+            self._listener.expect(ticket)  # before the store knows of it
+        if queue:
+            mode = "look" if ticket.place else "again" if ticket.unanswered else "wait"
+        else:
+            mode = "last" if ticket.inbox else "try"
+        return ACQUIRE.call(
+            self._keys(ticket.name),
+            ticket.token, _ms(ticket.ttl), ticket.holder.to_text(), mode, ticket.place, ticket.inbox,
+            _ms(GRANT_TTL), _ms(QUEUE_TTL),
+        )  # fmt: skip
 
     def _release(self, ticket: Ticket, rest: float) -> Command:
-        keys = self._lease_key(ticket.name), self._retired_key(ticket.name)
-        return RELEASE.call(keys, ticket.token, _ms(rest), _ms(ticket.ttl) if ticket.unanswered else 0)
+        retire = _ms(ticket.ttl) if ticket.unanswered else 0
+        return RELEASE.call(
+            self._keys(ticket.name), ticket.token, _ms(rest), retire, ticket.inbox, _ms(GRANT_TTL)
+        )  # fmt: skip
 
     def _renewals(self, wanted: Sequence[tuple[Ticket, float]]) -> list[Command]:
         return [RENEW.call([self._lease_key(ticket.name)], ticket.token, _ms(ttl)) for ticket, ttl in wanted]
@@ -143,18 +180,25 @@ class RedisBackend(BaseLockBackend):
 
     # Replies
 
-    def _granted(self, ticket: Ticket, answer: Answer) -> Grant | LockInfo:
+    def _answered(self, ticket: Ticket, answer: Answer) -> Grant | LockInfo:
         ticket.unanswered = ticket.unanswered or answer.repeated
         match self._only(answer):
             case [1, fence]:
                 return Grant(int(fence), answer.sent_at)
-            case [0, value, left]:
+            case [0, place, left, value, ears]:
+                ticket.place = place.decode()
+                if not place:
+                    self._listener.forget(ticket)
+                    ticket.inbox = ""
+                elif ears >= 0:
+                    self._listener.looked(ears)
                 if info := self._info(ticket.name, value, left):
                     return info
                 raise self._foreign_value(ticket.name)
         raise LockBackendError(f"The request for lock {ticket.name!r} was given back before it was answered.")
 
-    def _released(self, answer: Answer) -> bool:
+    def _released(self, ticket: Ticket, answer: Answer) -> bool:
+        self._listener.forget(ticket)
         # "Not the holder" on a repeat means that the first attempt, whose reply was lost, did it.
         return bool(self._only(answer)) or answer.repeated
 
@@ -180,7 +224,7 @@ class RedisBackend(BaseLockBackend):
         if not (lease := LEASE.fullmatch(value)):
             return None
         try:
-            holder = Holder.from_text(lease["holder"].decode())
+            holder = Holder.from_text(lease["holder"].decode()) if lease["holder"] else None  # None: not taken yet
         except ValueError:
             return None
         return LockInfo(
@@ -188,7 +232,7 @@ class RedisBackend(BaseLockBackend):
             self.alias,
             holder,
             int(lease["fence"]),
-            max(0, left) / 1000,
+            inf if left == NOT_ASKED else max(0, left) / 1000,
             resting=lease["state"] == b"r",
             token=lease["token"].decode(),
         )
@@ -255,6 +299,18 @@ class RedisBackend(BaseLockBackend):
         finally:
             self._async_wires.pop(loop, None)
             await wire.aclose()
+
+    def _start_listener(self) -> None:
+        try:
+            self._listener.start()
+        except (RedisError, OSError) as error:
+            raise explain(error, self) from error
+
+    def _hand_back(self, token: str, key: str) -> None:
+        """The lock was handed to a waiter that has left: on to the next one."""
+        if self.keeper:
+            name = key.removeprefix(f"{self.prefix}:")
+            self.keeper.abandon(Ticket(name, GRANT_TTL, Holder.here(), token=token))
 
     def close(self) -> None:
         self._wire.close()

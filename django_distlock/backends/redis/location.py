@@ -41,8 +41,8 @@ class Location:
     # Without retries, because redis-py would repeat commands by itself, and then nobody knows that one
     # went unanswered.
 
-    def connected(self) -> Any:
-        connection = self.connection_class(**self.arguments, retry=Retry(NoBackoff(), 0))
+    def connected(self, **arguments: Any) -> Any:
+        connection = self.connection_class(**{**self.arguments, **arguments}, retry=Retry(NoBackoff(), 0))
         connection.connect()
         return connection
 

@@ -1,21 +1,51 @@
--- Give up a lease, or a request whose outcome is not known. Safe to repeat.
--- KEYS  1 lease  2 retired tokens (set)
--- ARGV  1 token  2 rest in ms: how long the lock stays taken (0 = free at once)
+-- Give up a lease, hand a grant back, or leave the queue. Hands the lock to the first waiter who listens. Safe to repeat.
+-- KEYS  1 lease  2 queue (zset: place -> "token inbox")  3 retired tokens (set)  4 last fencing number
+-- ARGV  1 token  2 rest in ms: how long the lock stays taken (0 = given up at once)
 --       3 ms for which the token is retired, because a command that carries it may still arrive (0 = none can)
--- reply 1 released | 0 the token did not hold the lock
-local token, rest, retire = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+--       4 inbox ('' = the token never queued)  5 grant in ms: how long a waiter has to take what it was handed
+-- reply 2 handed on | 1 released | 0 the token did not hold the lock; its place, if any, is gone
+local token, rest, retire, inbox = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
+local LEASE, QUEUE, RETIRED, LAST = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 
 if retire > 0 then
-  redis.call('SADD', KEYS[2], token)
-  if redis.call('PTTL', KEYS[2]) < retire then redis.call('PEXPIRE', KEYS[2], retire) end
+  redis.call('SADD', RETIRED, token)
+  if redis.call('PTTL', RETIRED) < retire then redis.call('PEXPIRE', RETIRED, retire) end
 end
-local lease = redis.call('GETRANGE', KEYS[1], 0, 27)
-if lease == token .. ' r' then return 1 end
-if lease ~= token .. ' h' then return 0 end
-if rest > 0 then
-  redis.call('SETRANGE', KEYS[1], 27, 'r')
-  redis.call('PEXPIRE', KEYS[1], rest)
-else
-  redis.call('DEL', KEYS[1])
+
+local lease = redis.call('GETRANGE', LEASE, 0, 44)
+if string.sub(lease, 1, 27) ~= token .. ' ' then
+  if inbox ~= '' then redis.call('ZREM', QUEUE, token .. ' ' .. inbox) end
+  return 0
 end
-return 1
+local state = string.sub(lease, 28, 28)
+if state == 'r' then return 1 end
+if rest > 0 and state == 'h' then
+  redis.call('SETRANGE', LEASE, 27, 'r')
+  redis.call('PEXPIRE', LEASE, rest)
+  return 1
+end
+
+while true do
+  local head = redis.call('ZPOPMIN', QUEUE)
+  if not head[1] then
+    redis.call('DEL', LEASE)
+    return 1
+  end
+  local first, ears = string.sub(head[1], 1, 26), string.sub(head[1], 28)
+  local verb = string.sub(ears, 1, 1) .. 'PUBLISH'
+  if first ~= token and redis.call(verb, string.sub(ears, 2), first .. ' ' .. LEASE) > 0 then
+    -- A place is a fencing number too, minted after every earlier grant unless somebody overtook.
+    local fence = tonumber(head[2])
+    if fence <= tonumber(string.sub(lease, 30, 45)) then
+      local time = redis.call('TIME')
+      fence = time[1] * 1000000 + time[2]
+      local last = tonumber(redis.call('SET', LAST, string.format('%016.0f', fence), 'GET') or 0)
+      if last >= fence then
+        fence = last + 1
+        redis.call('SET', LAST, string.format('%016.0f', fence))
+      end
+    end
+    redis.call('SET', LEASE, first .. ' c ' .. string.format('%016.0f', fence) .. ' ', 'PX', ARGV[5])
+    return 2
+  end
+end

@@ -1,0 +1,149 @@
+"""How waiters wake: one subscription per backend and process, for all its waiting threads and tasks."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakValueDictionary
+
+from redis.exceptions import RedisError, ResponseError, TimeoutError
+
+from ...tickets import Ticket, clock, new_token
+from .location import Location
+from .wire import pack
+
+logger = logging.getLogger("django_distlock")
+
+IDLE = 20.0  # seconds without a waiter after which the connection is closed
+NAP = 0.5  # seconds between looks at whether there is still something to do
+AGAIN = 0.2  # seconds before another attempt after the subscription failed
+DEAF = 2.0  # seconds without the echo of a look after which the connection is taken for dead
+
+
+class Listener:
+    """Receives ``"token key"`` when the lock at the key was handed to the token, and rings the ticket's bell.
+
+    A hint is a hint: the truth is the lease in the store. A hint for a token that nobody here has any more
+    goes to ``hand_back(token, key)``. A look publishes ``?`` to its own inbox, so that silence can be told
+    from a dead connection.
+    """
+
+    def __init__(
+        self, location: Location, channel: str, hand_back: Callable[[str, str], None], timeout: float, name: str
+    ) -> None:
+        self._location = location
+        self._channel = f"{channel}:{new_token()}"
+        self._hand_back = hand_back
+        self._timeout = timeout
+        self._name = name
+        # Weak, because a lease that was lost is never released here.
+        self._tickets: WeakValueDictionary[str, Ticket] = WeakValueDictionary()
+        self._guard = threading.Lock()
+        self._subscribed = threading.Event()
+        self._failure: Exception | None = None
+        self._thread: threading.Thread | None = None
+        self._inbox = ""
+        self._touched_at = 0.0
+        self._asked_at = 0.0  # when a look last published to the inbox; 0.0 = the echo has come
+        self._resubscribe = False
+
+    @property
+    def is_ready(self) -> bool:
+        return self._subscribed.is_set()
+
+    def start(self) -> None:
+        """Return when the subscription stands. Raises redis-py's error if it does not come about."""
+        with self._guard:
+            self._touched_at = clock()
+            if self._thread is None:
+                self._failure = None
+                self._thread = threading.Thread(target=self._run, name=f"distlock-listener-{self._name}", daemon=True)
+                self._thread.start()
+        if not self._subscribed.wait(self._timeout):
+            raise self._failure or TimeoutError(f"no answer to SUBSCRIBE within {self._timeout} s")
+
+    def expect(self, ticket: Ticket) -> None:
+        """Wake this ticket from now on. To be called before the store may know of it."""
+        ticket.inbox = self._inbox
+        self._tickets[ticket.token] = ticket
+        self._touched_at = clock()
+
+    def forget(self, ticket: Ticket) -> None:
+        if self._tickets.get(ticket.token) is ticket:
+            del self._tickets[ticket.token]
+
+    def looked(self, ears: int) -> None:
+        """A look was answered: so many listeners got its echo."""
+        now = clock()
+        self._touched_at = now
+        if ears == 0 or (self._asked_at and now - self._asked_at > DEAF):
+            self._resubscribe = True
+        elif not self._asked_at:
+            self._asked_at = now
+
+    # In the thread
+
+    def _run(self) -> None:
+        while not self._is_done():
+            connection = None
+            try:
+                connection = self._subscribe()
+                self._subscribed.set()
+                self._wake_all()  # what was published while nobody listened
+                self._listen(connection)
+            except (RedisError, OSError) as error:
+                self._failure = error
+                logger.debug("The listener of %r lost its connection: %s", self._name, error)
+                threading.Event().wait(AGAIN)
+            finally:
+                self._subscribed.clear()
+                if connection is not None:
+                    connection.disconnect()
+
+    def _is_done(self) -> bool:
+        with self._guard:
+            if clock() - self._touched_at < IDLE:
+                return False
+            self._thread = None
+            self._subscribed.clear()
+            return True
+
+    def _subscribe(self) -> Any:
+        connection = self._location.connected(protocol=2)
+        # Sharded first: a plain pattern subscriber, such as a monitor, would make dead waiters look alive.
+        for verb, kind in (("SSUBSCRIBE", "S"), ("SUBSCRIBE", "P")):
+            connection.send_packed_command([pack(verb, self._channel)], check_health=False)
+            try:
+                connection.read_response(disable_decoding=True)
+            except ResponseError:
+                if kind == "P":
+                    raise
+                continue  # before Redis 7
+            self._inbox = kind + self._channel
+            break
+        self._asked_at, self._resubscribe = 0.0, False
+        return connection
+
+    def _listen(self, connection: Any) -> None:
+        while not self._resubscribe:
+            if connection.can_read(NAP):
+                self._heard(connection.read_response(disable_decoding=True))
+            elif clock() - self._touched_at >= IDLE:
+                return
+
+    def _heard(self, message: Any) -> None:
+        text: bytes = message[2]
+        if text == b"?":
+            self._asked_at = 0.0
+            return
+        token, _, key = text.decode().partition(" ")
+        if ticket := self._tickets.get(token):
+            ticket.bell.ring()
+        else:
+            self._hand_back(token, key)
+
+    def _wake_all(self) -> None:
+        for ticket in list(self._tickets.values()):
+            ticket.bell.ring()
