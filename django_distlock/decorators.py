@@ -23,7 +23,11 @@ OnBusy = Literal["raise", "skip"] | Callable[..., Any] | None
 
 def skip(value: Any = None) -> Callable[..., Any]:
     """For ``on_busy``: a call that finds the lock busy does nothing and returns ``value``."""
-    return lambda busy, *args, **kwargs: value
+
+    def answer(busy: LockNotAcquired, /, *args: Any, **kwargs: Any) -> Any:
+        return value
+
+    return answer
 
 
 @overload
@@ -65,6 +69,8 @@ def distributed_lock(
         if getattr(function, "__name__", "") == "<lambda>" or name or options or on_busy:
             raise TypeError("A callable that makes the name is given as name=: @distributed_lock(name=lambda pk: ...).")
         return _decorated(function, None, using, None, Settled({"wait": 0}))
+    if function is not None and name is not None:
+        raise TypeError(f"@distributed_lock was given two names, {function!r} and {name!r}.")
     name = function if name is None else name
     if on_busy not in (None, "raise", "skip") and not callable(on_busy):
         raise ValueError(f"on_busy is {on_busy!r}; choose 'raise', 'skip', skip(value) or a callable.")
@@ -129,15 +135,15 @@ def _finished(function: Callable[..., Any], result: Any) -> Any:
     )
 
 
-def _check(function: Callable[..., Any]) -> None:
+def _check(function: Any) -> None:
     if inspect.isclass(function):
         raise TypeError(
             f"@distributed_lock was put on the class {function.__name__}. Put it on a method, for a class view by"
             ' @method_decorator(distributed_lock(...), name="dispatch"), or on its handlers if they are async.'
         )
-    if not callable(function):
+    if not callable(function) or isinstance(function, staticmethod | classmethod):
         raise TypeError(
-            f"@distributed_lock was put on {function!r}, which cannot be called. With staticmethod, classmethod or"
+            f"@distributed_lock was put on {function!r}, which is no function. With staticmethod, classmethod or"
             " property, put it below them."
         )
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
@@ -148,7 +154,12 @@ def _check(function: Callable[..., Any]) -> None:
 
 
 def _path(function: Callable[..., Any]) -> str:
-    return f"{function.__module__}.{getattr(function, '__qualname__', type(function).__qualname__)}"
+    while isinstance(function, functools.partial):
+        function = function.func
+    named = getattr(function, "view_class", function)  # all results of as_view() have one name
+    if not hasattr(named, "__qualname__"):
+        named = type(named)
+    return f"{named.__module__}.{named.__qualname__}"
 
 
 def _naming(function: Callable[..., Any], name: Any) -> Callable[[tuple[Any, ...], dict[str, Any]], str]:
@@ -166,12 +177,14 @@ def _naming(function: Callable[..., Any], name: Any) -> Callable[[tuple[Any, ...
         return lambda args, kwargs: constant
     signature = _signature(function)
     _check_arguments(template, function, signature)
+    keywords = next((name for name, kind in signature.parameters.items() if kind.kind is kind.VAR_KEYWORD), None)
 
     def filled(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        extra = {key: value for key, value in kwargs.items() if key not in bound.arguments}
-        return names.check_name(template.fill({**extra, **bound.arguments}))
+        arguments = dict(bound.arguments)
+        arguments |= arguments.pop(keywords, {}) if keywords else {}
+        return names.check_name(template.fill(arguments))
 
     return filled
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import logging
 import os
+import threading
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Protocol
 
@@ -25,7 +26,7 @@ class Keeper(Protocol):
     """Who keeps leases alive and cleans up behind callers that cannot (see renewal.py)."""
 
     def drop(self, lease: Lease) -> bool: ...
-    def abandon(self, ticket: Ticket) -> None: ...
+    def abandon(self, ticket: Ticket, *, rest: float = 0.0, until: float | None = None) -> None: ...
 
 
 class State(enum.StrEnum):
@@ -55,7 +56,8 @@ class Lease:
         self.renews = terms.renew
         self._keeper = keeper
         self._granted_clock = clock()
-        self._state = State.HELD
+        self._is_doubted = False
+        self._ended: State | None = None  # set once; a renewal that is still on its way changes nothing then
         self.deadline = 0.0
         self.extend(grant.sent_at, ticket.ttl)
 
@@ -97,14 +99,16 @@ class Lease:
     @property
     def state(self) -> State:
         """Told from what this process knows, without asking the store. In a forked child: lost."""
-        if self._state in (State.HELD, State.UNKNOWN) and not self.is_live:
+        if self._ended:
+            return self._ended
+        if not self.is_live:
             return State.LOST
-        return self._state
+        return State.UNKNOWN if self._is_doubted else State.HELD
 
     @property
     def is_live(self) -> bool:
         """Whether the lease certainly holds at this moment, in this process."""
-        return self._state in (State.HELD, State.UNKNOWN) and clock() < self.deadline and self.pid == os.getpid()
+        return self._ended is None and clock() < self.deadline and self.pid == os.getpid()
 
     def ensure_held(self) -> None:
         """Return if the lease certainly holds at this moment, by the local clock; no I/O.
@@ -113,7 +117,7 @@ class Lease:
         """
         if self.is_live:
             return
-        if self._state is State.RELEASED:
+        if self._ended is State.RELEASED:
             raise LockNotHeld(f"The lock {self.name!r} was released already.")
         raise self._lost_error()
 
@@ -142,7 +146,7 @@ class Lease:
         if renewed:
             self.extend(sent_at, ttl)
         elif self._keeper.drop(self):
-            self._lose("the store no longer knows it: its data was lost, or somebody freed the lock")
+            self.lose("the store no longer knows it: its data was lost, or somebody freed the lock")
         if not self.is_live:
             raise self._lost_error()
 
@@ -152,12 +156,12 @@ class Lease:
         """The store promised ``ttl`` seconds, asked at ``sent_at``."""
         self.deadline = max(self.deadline, safe_deadline(sent_at, ttl))
         self.due = sent_at + self.ttl / 3 if self.renews else self.deadline
-        self._state = State.HELD
+        self._is_doubted = False
 
     def doubt(self, retry_at: float) -> None:
         """The store did not answer."""
         self.due = min(retry_at, self.deadline)
-        self._state = State.UNKNOWN
+        self._is_doubted = True
 
     def renewal_ttl(self, now: float) -> float:
         """What to ask the store for. The last renewal before ``max_hold`` is a shorter one."""
@@ -172,15 +176,18 @@ class Lease:
 
     def lose(self, reason: str) -> None:
         """The lease is over without a release: called once, by whoever dropped it from its keeper."""
-        self._state = State.LOST
+        self._ended = State.LOST
         logger.error("Lock %r (%s) was lost: %s. Held by %s.", self.name, self.using, reason, self.holder)
 
-    def announce_loss(self, reason: str) -> None:
-        signals.announce(self._news(signals.lock_lost, reason=reason))
+        news = self._news(signals.lock_lost, reason=reason)
+        if news.has_listeners:
+            # In a thread of its own: a slow receiver must not let other leases run out, and an async one
+            # cannot be awaited by the keeper.
+            threading.Thread(target=signals.announce, args=(news,), name="distlock-lost", daemon=True).start()
 
     def end(self) -> float:
         """It is being released by whoever dropped it. Returns the seconds that the lock rests."""
-        self._state = State.RELEASED
+        self._ended = State.RELEASED
         return max(0.0, self._granted_clock + self.terms.min_hold - clock())
 
     def release(self) -> None:
@@ -194,7 +201,7 @@ class Lease:
         try:
             released = self.backend.release(self.ticket, rest)
         except BaseException:
-            self._keeper.abandon(self.ticket)
+            self._keeper.abandon(self.ticket, rest=rest, until=self.deadline)
             raise
         self._end_release(released)
         signals.announce(self._news(signals.lock_released))
@@ -205,7 +212,7 @@ class Lease:
         try:
             released = await self.backend.arelease(self.ticket, rest)
         except BaseException:
-            self._keeper.abandon(self.ticket)
+            self._keeper.abandon(self.ticket, rest=rest, until=self.deadline)
             raise
         self._end_release(released)
         await signals.aannounce(self._news(signals.lock_released))
@@ -220,7 +227,7 @@ class Lease:
         dropped = self._keeper.drop(self)
         if state is State.LOST:
             if dropped:
-                self._lose("its TTL ran out")
+                self.lose("its TTL ran out")
                 self._keeper.abandon(self.ticket)
             raise self._lost_error()
         if not dropped:
@@ -229,14 +236,8 @@ class Lease:
 
     def _end_release(self, released: bool) -> None:
         if not released:
-            self._lose(
-                "the store no longer knew it when it was released: its data was lost, or somebody freed the lock"
-            )
+            self.lose("the store no longer knew it when it was released: its data was lost, or somebody freed the lock")
             raise self._lost_error()
-
-    def _lose(self, reason: str) -> None:
-        self.lose(reason)
-        self.announce_loss(reason)
 
     def _news(self, signal: Signal, **about: object) -> signals.News:
         return signals.News(

@@ -8,7 +8,7 @@ import threading
 import warnings
 from collections.abc import Mapping
 from contextvars import ContextVar
-from dataclasses import fields, replace
+from dataclasses import dataclass, field, fields, replace
 from math import inf
 from types import TracebackType
 from typing import Any, Literal, NoReturn, TypedDict, Unpack
@@ -48,7 +48,7 @@ class LockOptions(TypedDict, total=False):
     label: str
 
 
-_KNOWN = tuple(field.name for field in fields(Terms))
+_KNOWN = tuple(option.name for option in fields(Terms))
 _MISTAKEN = {
     "timeout": "ttl or wait? ttl=30 is how long the store keeps a lease nobody renews (what redis-py calls timeout);"
     " wait=5 is how long to wait for a busy lock.",
@@ -102,6 +102,18 @@ def lock(name: str, /, *values: object, using: str = DEFAULT_ALIAS, **options: U
     return Lock(render(name, values), using, Settled(options))
 
 
+@dataclass(slots=True, eq=False)
+class Entry:
+    """One acquisition by a handle. ``lease`` is None once the body of its ``with`` released it."""
+
+    lease: Lease | None
+    by_with: bool
+    reentrant: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.reentrant = self.lease is not None and self.lease.terms.reentrant
+
+
 class Lock:
     """threading.Lock's protocol over all processes, with an ``a`` twin for each call.
 
@@ -114,7 +126,7 @@ class Lock:
         self.using = using
         self.label = label
         self._options = options
-        self._entered: dict[object, list[Lease]] = {}  # by execution
+        self._entered: dict[object, list[Entry]] = {}  # by execution
 
     @blocks_the_loop
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
@@ -165,7 +177,7 @@ class Lock:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         try:
-            if lease := self._left_by_with():
+            if lease := self._left(by_with=True):
                 lease.release()
         except LockError as problem:
             self._tell(problem, error)
@@ -174,24 +186,24 @@ class Lock:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         try:
-            if lease := self._left_by_with():
+            if lease := self._left(by_with=True):
                 await lease.arelease()
         except LockError as problem:
             self._tell(problem, error)
 
     def _made(self, attempt: _Attempt) -> _Attempt:
-        news = attempt.conclude(waiting.acquire(attempt.wait, attempt.steps()))
+        outcome = waiting.acquire(attempt.wait, attempt.steps())
         try:
-            signals.announce(news)
+            signals.announce(attempt.conclude(outcome))
         except BaseException:
             attempt.undo()
             raise
         return attempt
 
     async def _amade(self, attempt: _Attempt) -> _Attempt:
-        news = attempt.conclude(await waiting.aacquire(attempt.wait, attempt.steps()))
+        outcome = await waiting.aacquire(attempt.wait, attempt.steps())
         try:
-            await signals.aannounce(news)
+            await signals.aannounce(attempt.conclude(outcome))
         except BaseException:  # cancelled: whoever asked will never know that the lock was granted
             attempt.undo()
             raise
@@ -203,35 +215,45 @@ class Lock:
             raise problem
         logger.error("%s", problem)
 
-    def _enter(self, lease: Lease) -> None:
-        self._entered.setdefault(current_execution(), []).append(lease)
+    def _enter(self, lease: Lease, by_with: bool) -> None:
+        self._entered.setdefault(current_execution(), []).append(Entry(lease, by_with))
 
-    def _left(self) -> Lease | None:
-        """The lease to release, None for one that was entered more than once."""
+    def _left(self, *, by_with: bool = False) -> Lease | None:
+        """The lease to release now; None for one that was entered again, or that its ``with`` finds released."""
         execution = current_execution()
         mine = self._entered.get(execution)
         if not mine:
-            execution, mine = next(reversed(self._entered.items()), (execution, []))
-            if not mine or mine[-1].terms.reentrant:
-                raise LockNotHeld(f"The lock {self.name!r} ({self.using}) is not held by this handle and {_kind()}.")
-        lease = mine.pop()
+            execution, mine = next(reversed(list(self._entered.items())), (execution, []))
+            if mine and mine[-1].reentrant:
+                mine = []
+        fitting = (entry for entry in reversed(mine) if (entry.by_with if by_with else entry.lease))
+        if (entry := next(fitting, None)) is None:
+            raise self._not_held()
+        lease, entry.lease = entry.lease, None
+        if by_with or not entry.by_with:  # "with" finds its own entry at its end, whatever its body released
+            mine.remove(entry)
         if not mine:
             self._entered.pop(execution, None)
+        if lease is None:
+            raise self._not_held()
+        if by_with and (lease.pid != os.getpid() or lease.state is State.RELEASED):
+            return None
         lease.entries -= 1
         return None if lease.entries else lease
 
-    def _left_by_with(self) -> Lease | None:
-        """What the end of ``with`` has to release: not what the body released, nor what a parent process holds."""
-        lease = self._left()
-        return lease if lease and lease.pid == os.getpid() and lease.state is not State.RELEASED else None
+    def _not_held(self) -> LockNotHeld:
+        return LockNotHeld(f"The lock {self.name!r} ({self.using}) is not held by this handle and {_kind()}.")
+
+    def _leases(self) -> list[Lease]:
+        return [entry.lease for entries in list(self._entered.values()) for entry in entries if entry.lease]
 
     # What threading.Condition asks of a reentrant lock
 
     def _is_owned(self) -> bool:
-        return bool(self._entered.get(current_execution()))
+        return bool(self._recursion_count())
 
     def _recursion_count(self) -> int:
-        return len(self._entered.get(current_execution(), ()))
+        return sum(entry.lease is not None for entry in self._entered.get(current_execution(), ()))
 
     def _release_save(self) -> int:
         count = self._recursion_count()
@@ -245,12 +267,12 @@ class Lock:
                 raise LockTimeout(f"The lock {self.name!r} ({self.using}) stayed busy after a wait for a condition.")
 
     def __repr__(self) -> str:
-        status = "locked" if self._entered else "unlocked"
+        status = "locked" if self._leases() else "unlocked"
         kind = f"{type(self).__module__}.{type(self).__qualname__}"
         return f"<{status} {kind} object {self.name!r} using {self.using!r} at {id(self):#x}>"
 
     def __del__(self) -> None:
-        for lease in [lease for entered in self._entered.values() for lease in entered]:
+        for lease in self._leases():
             if lease.state in (State.HELD, State.UNKNOWN) and not sys.is_finalizing():
                 lease.forsake()
                 warnings.warn(
@@ -292,34 +314,35 @@ class _Attempt:
     def _own(self, busy: LockInfo) -> Lease | None:
         """The lease of this very thread or task which is in the way, as the store says."""
         lease = self.keeper.find(busy.token)
-        return lease if lease and lease.owner is current_execution() and lease in _acquired_here.get() else None
+        is_mine = lease and lease.is_live and lease.owner is current_execution() and lease in _acquired_here.get()
+        return lease if is_mine else None
 
     def conclude(self, outcome: waiting.Outcome) -> signals.News | None:
         about: dict[str, Any] = {"name": self._handle.name, "using": self._handle.using}
         if outcome.grant:
             self.lease = Lease(self.backend, self.wait.ticket, outcome.grant, self.terms, self.keeper)
             self.keeper.keep(self.lease)
-            live = tuple(lease for lease in _acquired_here.get() if lease.state in (State.HELD, State.UNKNOWN))
-            _acquired_here.set((*live, self.lease))
-            self._handle._enter(self.lease)
+            _acquired_here.set((*(lease for lease in _acquired_here.get() if lease.is_live), self.lease))
+            self._handle._enter(self.lease, self._insists)
             return signals.News(signals.lock_acquired, type(self.backend), {**about, "lease": self.lease})
         self.busy = outcome.busy
         assert self.busy
         if self.terms.reentrant and (own := self._own(self.busy)):
             own.entries += 1
             self.lease = own
-            self._handle._enter(own)
+            self._handle._enter(own, self._insists)
             return None
         about |= {"holder": self.busy.holder, "waited": clock() - self._began}
         return signals.News(signals.lock_busy, type(self.backend), about)
 
     def undo(self) -> None:
         """The caller is interrupted before it learns of its lease."""
-        if lease := self.lease:
-            self._handle._left()
-            if not lease.entries and self.keeper.drop(lease):
-                lease.end()
-                self.keeper.abandon(lease.ticket)
+        if not (lease := self.lease):
+            return
+        if lease in self._handle._leases():
+            self._handle._left(by_with=self._insists)
+        if lease.ticket is self.wait.ticket and self.keeper.drop(lease):
+            self.keeper.abandon(lease.ticket, rest=lease.end())
 
     def fail(self) -> NoReturn:
         busy = self.busy

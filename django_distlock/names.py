@@ -16,8 +16,8 @@ LONGEST_ACCEPTED = 10_000
 _KEPT = 160
 
 _ALWAYS_ESCAPED = "%:{}"
-# "%XX" is written with these, so they cannot be told from an escape if they separate two fields.
-_HEX_DIGITS = "0123456789ABCDEF"
+_DELIMITERS = ":{}"  # never in an escaped value, so that they tell where it ends
+_IN_ESCAPES = "%0123456789ABCDEF"  # "%XX" is written with these, so they do not
 
 
 def check_name(name: object) -> str:
@@ -54,7 +54,9 @@ def check_name(name: object) -> str:
 
 def render(template: str, values: tuple[object, ...]) -> str:
     """Fill ``{}`` or ``{0}`` fields by position. Without values the text is the name as it stands."""
-    return check_name(parse(template).fill(_by_position(template, values)) if values else template)
+    if not values or not isinstance(template, str):
+        return check_name(template)
+    return check_name(parse(template).fill(_by_position(template, values)))
 
 
 def _by_position(template: str, values: tuple[object, ...]) -> Mapping[str, object]:
@@ -125,8 +127,8 @@ class Template:
                     f"The template {self.text!r} has adjacent fields, so that different values could give one"
                     ' name. Put a text between them, for example "{a}:{b}".'
                 )
-            if between and not set(between) & set(_ALWAYS_ESCAPED):
-                usable = [character for character in between if character not in _HEX_DIGITS]
+            if between and not set(between) & set(_DELIMITERS):
+                usable = [character for character in between if character not in _IN_ESCAPES]
                 if not usable:
                     raise InvalidLockName(
                         f"The template {self.text!r} separates fields by {between!r} alone, which values may"
@@ -163,6 +165,11 @@ class Template:
             raise InvalidLockName(
                 f"The template {self.text!r} was given something to call for {field!r}; templates call nothing."
                 " Pass its result, or compute the name by a callable."
+            )
+        if isinstance(value, set | frozenset):
+            raise InvalidLockName(
+                f"The template {self.text!r} was given a set for {field!r}, whose text has another order in each"
+                " process. Sort it."
             )
         kind: Any = type(value)
         if kind.__str__ is object.__str__ and kind.__repr__ is object.__repr__:

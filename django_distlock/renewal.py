@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 from typing import cast
@@ -26,6 +27,7 @@ logger = logging.getLogger("django_distlock")
 
 RETRY = 1.0  # seconds between attempts while the store does not answer
 IDLE = 10.0  # seconds without a lease after which the thread ends
+PROMPT = 0.1  # a store that refuses sooner is there; of one that needs longer, the others need not be asked too
 
 
 @dataclass(slots=True)
@@ -33,8 +35,13 @@ class Abandoned:
     """A request that its caller could not end. Released until its TTL has freed it anyway."""
 
     ticket: Ticket
+    free_at: float  # when its min_hold is over
     until: float
     told: bool = False
+
+    @property
+    def rest(self) -> float:
+        return max(0.0, self.free_at - clock())
 
 
 class Renewer:
@@ -69,53 +76,70 @@ class Renewer:
         """Whether some abandoned request is not released yet."""
         return bool(self._abandoned)
 
-    def abandon(self, ticket: Ticket) -> None:
-        """Free whatever the ticket may have got, in the background, until its TTL frees it anyway."""
-        self._abandoned[ticket.token] = Abandoned(ticket, until=clock() + ticket.ttl)
+    def abandon(self, ticket: Ticket, *, rest: float = 0.0, until: float | None = None) -> None:
+        """Free whatever the ticket may have got, in the background.
+
+        ``rest``: seconds the lock shall stay taken from now. ``until``: when the store frees it anyway, on
+        ``clock()``; default: after the ticket's TTL.
+        """
+        now = clock()
+        self._abandoned[ticket.token] = Abandoned(ticket, now + rest, max(until or 0.0, now + ticket.ttl))
         self._nudge()
 
     def release_all(self) -> None:
         """The process exits: free what it holds. Renewal ends with its daemon thread."""
         wanted = [(lease.ticket, lease.end()) for lease in list(self._leases.values()) if self.drop(lease)]
-        wanted += [(abandoned.ticket, 0.0) for abandoned in list(self._abandoned.values())]
+        wanted += [(abandoned.ticket, abandoned.rest) for abandoned in list(self._abandoned.values())]
         for ticket, rest in wanted:
+            began = clock()
             try:
                 self._backend.release(ticket, rest)
             except LockBackendError as error:
-                logger.warning("Locks are not released at exit but by their TTL, %r first: %s", ticket.name, error)
-                return  # each of the others would wait for the same timeout
+                logger.warning("Lock %r is not released at exit but by its TTL: %s", ticket.name, error)
+                if clock() - began > PROMPT:
+                    return
 
     def _nudge(self) -> None:
         with self._changed:
             self._nudged = True
-            if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._run, name=f"distlock-renewal-{self._backend.alias}", daemon=True
-                )
-                self._thread.start()
-            else:
+            if self._thread is not None:
                 self._changed.notify()
+                return
+            thread = threading.Thread(target=self._run, name=f"distlock-renewal-{self._backend.alias}", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:
+                # No more threads here, or the interpreter exits. The leases end with their TTL, and say so.
+                logger.exception("No thread can be started to renew the locks of %r", self._backend.alias)
+            else:
+                self._thread = thread
 
     def _run(self) -> None:
         idle_since = clock()
         while True:
-            try:
-                self._release_abandoned()
-                self._renew_due()
-            except Exception:
-                # Nobody sees a thread die, and every lease would be lost with it.
-                logger.exception("Renewal of the locks of %r failed and is tried again", self._backend.alias)
+            done = [self._do(work) for work in (self._renew_due, self._release_abandoned)]
             with self._changed:
                 if self._leases or self._abandoned:
                     idle_since = clock()
                 elif clock() - idle_since >= IDLE and not self._nudged:
                     self._thread = None
                     return
-                if not self._nudged:
+                if not all(done):
+                    self._changed.wait(RETRY)
+                elif not self._nudged:
                     self._wakes_at = self._next_due()
                     self._changed.wait(max(0.0, self._wakes_at - clock()))
                 self._nudged = False
                 self._wakes_at = inf
+
+    def _do(self, work: Callable[[], None]) -> bool:
+        """Nobody sees a thread die, and every lease would be lost with it."""
+        try:
+            work()
+        except Exception:
+            logger.exception("Renewal of the locks of %r failed and is tried again", self._backend.alias)
+            return False
+        return True
 
     def _next_due(self) -> float:
         return min(
@@ -124,15 +148,17 @@ class Renewer:
 
     def _release_abandoned(self) -> None:
         for token, abandoned in list(self._abandoned.items()):
-            name = abandoned.ticket.name
+            name, began = abandoned.ticket.name, clock()
             try:
-                self._backend.release(abandoned.ticket)
+                self._backend.release(abandoned.ticket, abandoned.rest)
             except LockBackendError as error:
-                if clock() < abandoned.until:
+                if began < abandoned.until:
                     if not abandoned.told:
                         logger.warning("Lock %r could not be given back and is tried again: %s", name, error)
                     abandoned.told = True
-                    return  # the others would wait for the same timeout
+                    if clock() - began > PROMPT:
+                        return
+                    continue
                 logger.error("Lock %r could not be given back; its TTL has freed it: %s", name, error)
             self._abandoned.pop(token, None)
 
@@ -147,7 +173,9 @@ class Renewer:
         if not wanted:
             return
         try:
-            renewed = self._backend.renew([(lease.ticket, ttl) for lease, ttl in wanted])
+            # A third of what the shortest lease has left, so that there is time for another attempt.
+            within = min(lease.remaining for lease, _ in wanted) / 3
+            renewed = self._backend.renew([(lease.ticket, ttl) for lease, ttl in wanted], within=within)
         except LockBackendError as error:
             for lease, _ in wanted:
                 if lease.state is State.HELD:
@@ -163,9 +191,11 @@ class Renewer:
             if not still_held:
                 self._lose(lease, "the store no longer knows it: its data was lost, or somebody freed the lock")
                 continue
-            lease.renews = ttl >= lease.ttl
+            is_last = ttl < lease.ttl
+            if is_last:
+                lease.renews = False
             lease.extend(now, ttl)
-            if not lease.renews:
+            if is_last:
                 logger.warning(
                     "Lock %r reaches its max_hold of %g s and is renewed no more; it is lost in %.1f s. Held by %s.",
                     lease.name, lease.terms.max_hold, lease.remaining, lease.holder,
@@ -174,8 +204,6 @@ class Renewer:
     def _lose(self, lease: Lease, reason: str) -> None:
         if self.drop(lease):
             lease.lose(reason)
-            # In a thread of its own, because a slow receiver would let the other leases run out.
-            threading.Thread(target=lease.announce_loss, args=(reason,), name="distlock-lost", daemon=True).start()
 
 
 _renewers: WeakSet[Renewer] = WeakSet()

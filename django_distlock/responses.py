@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable
 from math import ceil
 from typing import Any
 
 from django.http import HttpRequest, HttpResponse, JsonResponse
-from django.views import View
 
 from .exceptions import LockNotAcquired
-
-_HANDLERS = {"dispatch", *View.http_method_names}
 
 
 def request_of(args: tuple[Any, ...]) -> HttpRequest | None:
@@ -27,12 +26,15 @@ def is_view(request: HttpRequest, called: Callable[..., Any]) -> bool:
     if request.resolver_match is None:
         return True
     view: Any = request.resolver_match.func
-    if getattr(view, "view_class", None):
-        return getattr(called, "__name__", "") in _HANDLERS
     while view is not None:
         if view is called:
             return True
-        view = getattr(view, "__wrapped__", None)
+        if view_class := getattr(view, "view_class", None):
+            # method_decorator makes a new function for each call; what it wraps in the end is the handler itself.
+            handler = getattr(view_class, getattr(called, "__name__", ""), None)
+            if handler and inspect.unwrap(handler) is inspect.unwrap(called):
+                return True
+        view = view.func if isinstance(view, functools.partial) else getattr(view, "__wrapped__", None)
     return False
 
 

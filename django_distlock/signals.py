@@ -26,12 +26,16 @@ class News(NamedTuple):
     sender: type
     about: dict[str, Any]
 
+    @property
+    def has_listeners(self) -> bool:
+        return self.signal.has_listeners(self.sender)
+
 
 def announce(news: News | None) -> None:
-    if news and news.signal.has_listeners(news.sender):
+    if news and news.has_listeners:
         news.signal.send_robust(news.sender, **news.about)
 
 
 async def aannounce(news: News | None) -> None:
-    if news and news.signal.has_listeners(news.sender):
+    if news and news.has_listeners:
         await news.signal.asend_robust(news.sender, **news.about)

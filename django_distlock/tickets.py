@@ -115,6 +115,7 @@ class Ticket:
     ``unanswered``: a command with this token got no reply and may still arrive at the store.
     ``inbox``: where the store tells this waiter that the lock was handed to it; "" before it queued.
     ``place``: its place in the store's queue, to which it comes back when it was dropped.
+    ``give_up``: until when its caller waits, on ``clock()``; None: as long as it takes.
     ``failure``: what another waiter of this process has just learned of the store.
     """
 
@@ -125,6 +126,7 @@ class Ticket:
     unanswered: bool = False
     inbox: str = ""
     place: str = ""
+    give_up: float | None = None
     failure: Exception | None = field(default=None, repr=False)
     bell: Bell = field(default_factory=Bell, repr=False)
 

@@ -46,7 +46,7 @@ class Wait:
         self.ticket = ticket
         self._keeper = keeper
         self._pointless = pointless  # told who has the lock: whether waiting for it makes no sense
-        self._give_up = None if seconds is None else clock() + seconds
+        self._give_up = ticket.give_up = None if seconds is None else clock() + seconds
         self._queued = False
         self._bequeathed = False
 
@@ -96,6 +96,12 @@ class Wait:
             # This process was stopped in between: others may have the lock by now.
             yield Ask("release", {})
             self.ticket.anew()
+            self._queued = False
+            if self._left() <= 0:
+                raise LockBackendError(
+                    f"The store grants the lock {self.ticket.name!r} so slowly that its TTL of {self.ticket.ttl:g} s"
+                    " has passed when the answer comes. Give it a longer ttl."
+                )
 
     def _left(self) -> float:
         return LOOK_INTERVAL if self._give_up is None else self._give_up - clock()

@@ -212,6 +212,18 @@ class TestCalls:
         bound = functools.partial(work.__wrapped__, 1)
         assert distributed_lock("n:{note}")(bound)("x") == "x"
 
+    def test_partials_and_class_views_have_names_of_their_own(self):
+        def one(page):
+            return held_names()
+
+        def other(page):
+            return held_names()
+
+        assert distributed_lock(functools.partial(one, 1))() != distributed_lock(functools.partial(other, 1))()
+        request = RequestFactory().get("/")
+        views = [distributed_lock(view.as_view()) for view in (PlainView, OtherView)]
+        assert views[0](request).content != views[1](request).content
+
 
 def in_another_thread(work):
     outcome = []
@@ -271,6 +283,9 @@ class TestBusy:
 
         assert work() == "done"
 
+    def test_skip_whatever_the_arguments_are_called(self):
+        assert distributed_lock("name", on_busy="skip")(must_not_run)(busy=1, self=2) is None
+
     def test_skip(self):
         assert distributed_lock("name", on_busy="skip")(must_not_run)() is None
         assert distributed_lock("name", on_busy=skip("nothing done"))(must_not_run)() == "nothing done"
@@ -326,9 +341,9 @@ def helper(request):
     must_not_run()
 
 
-def view_with_helper(request):
+def view_with_helper(request, call=helper):
     try:
-        helper(request)
+        call(request)
     except LockNotAcquired:
         return HttpResponse("the helper raised")
 
@@ -351,6 +366,27 @@ class MethodView(View):
         return HttpResponse(" ".join(held_names()))
 
 
+class PlainView(View):
+    def get(self, request):
+        return HttpResponse(" ".join(held_names()))
+
+
+class OtherView(PlainView):
+    pass
+
+
+@distributed_lock("order:1")
+def delete(request):
+    must_not_run()
+
+
+class ViewWithHelper(View):
+    """Calls a helper that has the name of a handler."""
+
+    def get(self, request):
+        return view_with_helper(request, delete)
+
+
 def logged(view):
     @functools.wraps(view)
     def wrapper(*args, **kwargs):
@@ -367,6 +403,9 @@ urlpatterns = [
     path("handler/<int:order_id>/", HandlerView.as_view()),
     path("method/<int:order_id>/", MethodView.as_view()),
     path("helper/", view_with_helper),
+    path("class-helper/", ViewWithHelper.as_view()),
+    path("as-view/", distributed_lock("order:1")(OtherView.as_view())),
+    path("partial/", functools.partial(order_view, order_id=1)),
 ]
 
 
@@ -413,6 +452,12 @@ class TestViews:
     @pytest.mark.usefixtures("busy")
     def test_a_helper_that_takes_a_request_raises(self):
         assert Client().get("/helper/").content == b"the helper raised"
+        assert Client().get("/class-helper/").content == b"the helper raised"
+
+    @pytest.mark.usefixtures("busy")
+    @pytest.mark.parametrize("url", ["/as-view/", "/partial/"])
+    def test_views_that_the_urlconf_wraps_answer_409(self, url):
+        assert Client().get(url).status_code == 409
 
     @pytest.mark.usefixtures("busy")
     def test_on_busy_raise_counts_for_views_too(self):
@@ -461,6 +506,8 @@ class TestRefusals:
             distributed_lock("name", ttl=0)
         with pytest.raises(TypeError, match="ttl or wait"):
             distributed_lock("name", timeout=5)
+        with pytest.raises(TypeError, match="was given two names, 'one' and 'two'"):
+            distributed_lock("one", name="two")
         with pytest.raises(TypeError, match="is given as name="):
             distributed_lock(lambda pk: f"order:{pk}")
 
@@ -473,8 +520,10 @@ class TestRefusals:
 
         with pytest.raises(TypeError, match="on the class TestRefusals.*method_decorator"):
             distributed_lock("name")(TestRefusals)
-        with pytest.raises(TypeError, match="which cannot be called. With staticmethod"):
+        with pytest.raises(TypeError, match="which is no function. With staticmethod"):
             distributed_lock("name")(property(must_not_run))
+        with pytest.raises(TypeError, match="which is no function. With staticmethod"):
+            distributed_lock("name")(staticmethod(must_not_run))
         for function in (generator, asynchronous):
             with pytest.raises(TypeError, match=r"on the generator .* Use 'with lock\(...\)' inside it"):
                 distributed_lock("name")(function)

@@ -25,6 +25,7 @@ from django_distlock import (
     locks,
 )
 from django_distlock import signals as lock_signals
+from django_distlock.renewal import renewer_of
 from django_distlock.tickets import Grant, current_execution
 
 from .tools import aeventually, eventually, ticket
@@ -295,7 +296,7 @@ class TestWith:
         handle = lock("name", wait=5)
         handle.acquire()
         [info] = locks["default"].held()
-        locks["default"].release(next(iter(handle._entered.values()))[0].ticket)
+        locks["default"].release(handle._leases()[0].ticket)
         taken, leave = threading.Event(), threading.Event()
 
         def successor():
@@ -311,6 +312,47 @@ class TestWith:
         assert locks["default"].look(["name"])[0].token != info.token
         leave.set()
         thread.join(10)
+
+    def test_with_never_frees_what_another_thread_took_after_its_body_released(self):
+        handle = lock("name")
+        there, leave = threading.Event(), threading.Event()
+
+        def successor():
+            with handle as lease:
+                there.set()
+                leave.wait(10)
+                return lease.state
+
+        states = []
+        thread = threading.Thread(target=lambda: states.append(successor()))
+        with pytest.raises(LockNotHeld), handle:
+            handle.release()
+            thread.start()
+            assert there.wait(10)
+        leave.set()
+        thread.join(10)
+        assert states == [State.HELD]
+
+    def test_a_loss_is_announced_to_async_receivers_too(self):
+        heard, told = [], threading.Event()
+
+        async def receiver(*, name, **_):
+            heard.append(name)
+            told.set()
+
+        async def main():
+            async with lock("name") as lease:
+                await locks["default"].arelease(lease.ticket)
+                _ = 1 / 0
+
+        lock_signals.lock_lost.connect(receiver)
+        try:
+            with pytest.raises(ZeroDivisionError):
+                asyncio.run(main())
+            assert told.wait(10)
+        finally:
+            lock_signals.lock_lost.disconnect(receiver)
+        assert heard == ["name"]
 
     def test_lock_in_an_event_loop_is_refused(self, monkeypatch):
         async def main():
@@ -494,6 +536,147 @@ class TestTimes:
             locks["default"].release(lease.ticket)
             eventually(lambda: lease.state is State.LOST, 2)
         assert "the store no longer knows it" in caplog.text
+
+
+class TestRenewalOnItsWay:
+    """A renewal whose answer comes after the lease has ended changes nothing."""
+
+    @pytest.fixture
+    def renewal(self, monkeypatch):
+        """The next renewal stops until told to go on; then it is answered, or fails."""
+        backend, inside, go_on = locks["default"], threading.Event(), threading.Event()
+        ask = backend.renew
+
+        def slow(wanted, *, within=None):
+            answer = ask(wanted)
+            if not inside.is_set():
+                inside.set()
+                go_on.wait(10)
+                if slow.fails:
+                    raise LockBackendError("cut")
+            return answer
+
+        slow.fails, slow.inside, slow.go_on = False, inside, go_on
+        monkeypatch.setattr(backend, "renew", slow)
+        yield slow
+        go_on.set()
+
+    @pytest.mark.parametrize("fails", [True, False])
+    def test_a_released_lease_stays_released(self, renewal, fails):
+        renewal.fails = fails
+        with lock("name", ttl=1.5) as lease:
+            assert renewal.inside.wait(10)
+            lease.release()
+            renewal.go_on.set()
+            other = lock("name", wait=0)
+            assert other.acquire()
+            time.sleep(0.05)
+            assert lease.state is State.RELEASED
+            other.release()
+
+    def test_a_dropped_handle_is_renewed_no_more(self, renewal):
+        handle = lock("name", ttl=0.6)
+        handle.acquire()
+        assert renewal.inside.wait(10)
+        with pytest.warns(ResourceWarning):
+            del handle
+            gc.collect()
+        renewal.go_on.set()
+        eventually(lambda: not lock("name").locked(), 5)
+
+    def test_a_lease_lost_by_the_local_clock_is_not_entered_again(self, renewal):
+        with pytest.raises(LockLost), lock("name", ttl=0.6, reentrant=True) as lease:
+            assert renewal.inside.wait(10)
+            eventually(lambda: lease.state is State.LOST)
+            renewer_of(locks["default"])  # still keeps the lease: its thread waits for the answer
+            other = hold_elsewhere_or_busy()
+            with pytest.raises(LockNotAcquired), lock("name", wait=0, reentrant=True):
+                pytest.fail("the body ran")
+            locks["default"].release(other)
+            renewal.go_on.set()
+
+
+def hold_elsewhere_or_busy():
+    """The lock is taken, by the lost lease still or by another owner."""
+    other = ticket(ttl=60)
+    locks["default"].acquire(other, queue=False)
+    return other
+
+
+class TestABackendThatMisbehaves:
+    def test_renewal_survives_errors_that_no_backend_should_raise(self, monkeypatch, caplog):
+        asked = []
+
+        def broken(wanted, *, within=None):
+            asked.append(wanted)
+            raise ZeroDivisionError
+
+        monkeypatch.setattr(locks["default"], "renew", broken)
+        with pytest.raises(LockLost), lock("name", ttl=1) as lease:
+            eventually(lambda: lease.state is State.LOST)
+        assert 1 <= len(asked) < 10
+        assert "is tried again" in caplog.text
+
+    def test_one_request_that_cannot_be_given_back_keeps_no_other_waiting(self, monkeypatch):
+        give_back = locks["default"].release
+
+        def refusing(ticket, rest=0.0):
+            if ticket.name == "refused":
+                raise LockBackendError("no")
+            return give_back(ticket, rest)
+
+        refused, other = hold_elsewhere("refused", ttl=2), hold_elsewhere("other")
+        monkeypatch.setattr(locks["default"], "release", refusing)
+        renewer = renewer_of(locks["default"])
+        renewer.abandon(refused)
+        renewer.abandon(other)
+        eventually(lambda: not lock("other").locked(), 5)
+        monkeypatch.undo()
+        eventually(lambda: not renewer.is_cleaning)
+
+    def test_min_hold_counts_also_when_the_release_is_finished_later(self, monkeypatch):
+        give_back, failures = locks["default"].release, [LockBackendError("blip")]
+
+        def flaky(ticket, rest=0.0):
+            if failures:
+                raise failures.pop()
+            return give_back(ticket, rest)
+
+        handle = lock("name", ttl=60, min_hold=30)
+        handle.acquire()
+        monkeypatch.setattr(locks["default"], "release", flaky)
+        with pytest.raises(LockBackendError):
+            handle.release()
+        eventually(lambda: locks["default"].look(["name"])[0].resting)
+        assert 20 < locks["default"].look(["name"])[0].remaining <= 30
+
+    def test_a_store_slower_than_the_ttl_is_an_error_and_no_endless_loop(self, monkeypatch):
+        ask = locks["default"].acquire
+
+        def slow(ticket, *, queue):
+            answer = ask(ticket, queue=queue)
+            time.sleep(0.06)
+            return answer
+
+        monkeypatch.setattr(locks["default"], "acquire", slow)
+        with pytest.raises(LockBackendError, match="so slowly that its TTL of 0.05 s has passed"):
+            lock("name", ttl=0.05).acquire(blocking=False)
+        monkeypatch.undo()
+        assert not lock("name").locked()
+
+    def test_without_a_thread_for_renewal_the_lease_still_ends(self, monkeypatch, caplog):
+        start = threading.Thread.start
+
+        def failing(thread):
+            if thread.name.startswith("distlock-renewal"):
+                raise RuntimeError("can't start new thread")
+            start(thread)
+
+        monkeypatch.setattr(threading.Thread, "start", failing)
+        with pytest.raises(LockLost), lock("name", ttl=0.3) as lease:
+            eventually(lambda: lease.state is State.LOST)
+            monkeypatch.undo()
+        assert "No thread can be started" in caplog.text
 
 
 class TestSignals:

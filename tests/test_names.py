@@ -72,6 +72,7 @@ class TestRendering:
             ("order:{}", ("a:b%{c}",), "order:a%3Ab%25%7Bc%7D"),
             ("{{literal}}:{}", (1,), "{literal}:1"),
             ("{}-{}", ("1-2", "3"), "1%2D2-3"),
+            ("{}x%{}", ("1x:", "25"), "1%78%3Ax%25"),
             ("doc:{}:{}", ("6ba7b810-9dad", 3), "doc:6ba7b810-9dad:3"),
             ("day:{}", ("ä b",), "day:ä b"),
             ("{0.year}", (type("Date", (), {"year": 2026})(),), "2026"),
@@ -117,6 +118,8 @@ class TestRefusals:
             ("{}{}", ("a", "b"), "has adjacent fields"),
             ("x{a}{b}", ("a", "b"), "has adjacent fields"),
             ("{}3{}", (1, 2), "separates fields by '3' alone, which values may contain. Separate them by \":\""),
+            ("{}%{}", (1, 2), "separates fields by '%' alone"),
+            ("tags:{}", ({"a", "b"},), "was given a set for '0', whose text has another order in each process"),
             ("order:{order_id}", (1,), "asks for 'order_id'; lock() fills fields by position"),
             ("order:{}", (1, 2), "has 1 field(s) and was given 2 value(s)"),
             ("{}:{}", (1,), "has 2 field(s) and was given 1 value(s)"),
@@ -137,6 +140,10 @@ class TestRefusals:
             render(template, values)
         assert message in str(caught.value)
         assert repr(template) in str(caught.value)
+
+    def test_a_template_that_is_no_text(self):
+        with pytest.raises(InvalidLockName, match="is a str, not int"):
+            render(5, (1,))
 
     def test_the_key_of_a_model_instance_is_fine(self):
         assert render("user:{0.pk}", (User(pk=1),)) == "user:1"

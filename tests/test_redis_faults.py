@@ -175,6 +175,47 @@ class TestStoreDown:
             proxy.refuse()
             proxy.accept()
 
+    def test_all_connections_cut_at_once_are_no_error(self, valkey_locks, store):
+        async def main():
+            await asyncio.gather(*(valkey_locks.alook(["name"]) for _ in range(3)))
+            store.client_kill_filter(_type="normal", skipme=True)
+            handle = lock("name")
+            assert await handle.aacquire()
+            await handle.arelease()
+
+        asyncio.run(main())
+        gate = threading.Barrier(3)
+        threads = [threading.Thread(target=lambda: (gate.wait(10), valkey_locks.look(["name"]))) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(10)
+        store.client_kill_filter(_type="normal", skipme=True)
+        with lock("name"):
+            pass
+
+    def test_a_hung_store_costs_no_lease_whose_renewal_can_still_succeed(self, proxy, settings):
+        """The answer to a renewal is waited for a third of what the lease has left, whatever the timeout says."""
+        point_at(settings, proxy.url, socket_timeout=5)
+        with lock("name", ttl=3) as lease:
+            time.sleep(0.7)
+            proxy.hang = True
+            time.sleep(1.2)
+            proxy.hang = False
+            eventually(lambda: lease.state is State.HELD and lease.remaining > 1.5)
+
+    def test_a_caller_with_little_time_waits_little_for_a_hung_store(self, proxy, settings, calls):
+        point_at(settings, proxy.url, socket_timeout=30)
+        warm = lock("other")
+        calls(warm).acquire()
+        calls(warm).release()
+        proxy.hang = True
+        began = time.monotonic()
+        with pytest.raises(LockBackendError):
+            calls(lock("name")).acquire(timeout=0.1)
+        assert time.monotonic() - began < 5
+        proxy.hang = False
+
     def test_a_wait_that_meets_a_dead_store_raises_and_leaves_nothing(self, proxied, proxy, store, calls):
         other = ticket(ttl=60)
         store.set("lock:name", f"{other.token} h {1:016d} {other.holder.to_text()}", px=60_000)
@@ -319,6 +360,15 @@ class TestTheServerRefuses:
         assert "'lock:name'" in caplog.text
         calls(other).release()
         assert store.exists("lock:name")
+
+    def test_a_foreign_value_under_one_key_hides_nothing_of_the_others(self, valkey_locks, store):
+        with lock("healthy", ttl=1.5) as healthy, pytest.raises(LockLost), lock("spoilt", ttl=1.5) as spoilt:
+            store.delete("lock:spoilt")
+            store.lpush("lock:spoilt", "foreign")
+            eventually(lambda: spoilt.state is State.LOST)
+            healthy.ensure_held()
+            eventually(lambda: store.pttl("lock:healthy") > 1200)
+            store.delete("lock:spoilt")
 
     def test_scripts_forgotten_by_the_server_are_loaded_again(self, valkey_locks, store, calls):
         for _ in range(2):

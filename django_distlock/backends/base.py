@@ -84,11 +84,14 @@ class BaseLockBackend(ABC):
     async def arelease(self, ticket: Ticket, rest: float = 0.0) -> bool: ...
 
     @abstractmethod
-    def renew(self, wanted: Sequence[tuple[Ticket, float]]) -> list[bool]:
-        """Let each lease last that many seconds from now, never less than it had; False where it is gone."""
+    def renew(self, wanted: Sequence[tuple[Ticket, float]], *, within: float | None = None) -> list[bool]:
+        """Let each lease last that many seconds from now, never less than it had; False where it is gone.
+
+        ``within``: seconds after which an answer would come too late.
+        """
 
     @abstractmethod
-    async def arenew(self, wanted: Sequence[tuple[Ticket, float]]) -> list[bool]: ...
+    async def arenew(self, wanted: Sequence[tuple[Ticket, float]], *, within: float | None = None) -> list[bool]: ...
 
     @abstractmethod
     def names(self, prefix: str = "") -> Iterator[str]:

@@ -29,10 +29,10 @@ class DummyBackend(BaseLockBackend):
     async def arelease(self, ticket: Ticket, rest: float = 0.0) -> bool:
         return True
 
-    def renew(self, wanted: Sequence[tuple[Ticket, float]]) -> list[bool]:
+    def renew(self, wanted: Sequence[tuple[Ticket, float]], *, within: float | None = None) -> list[bool]:
         return [True] * len(wanted)
 
-    async def arenew(self, wanted: Sequence[tuple[Ticket, float]]) -> list[bool]:
+    async def arenew(self, wanted: Sequence[tuple[Ticket, float]], *, within: float | None = None) -> list[bool]:
         return [True] * len(wanted)
 
     def names(self, prefix: str = "") -> Iterator[str]:

@@ -38,6 +38,7 @@ class LocMemBackend(BaseLockBackend):
         self._guard = threading.Lock()  # held for dictionary work only, never while waiting
         self._held: dict[str, _Held] = {}
         self._last_fence = 0
+        self._sweep_at = 1000  # so many names, before those that nobody asked for again are forgotten
 
     def acquire(self, ticket: Ticket, *, queue: bool) -> Grant | LockInfo:
         with self._guard:
@@ -77,11 +78,11 @@ class LocMemBackend(BaseLockBackend):
     async def arelease(self, ticket: Ticket, rest: float = 0.0) -> bool:
         return self.release(ticket, rest)
 
-    def renew(self, wanted: Sequence[tuple[Ticket, float]]) -> list[bool]:
+    def renew(self, wanted: Sequence[tuple[Ticket, float]], *, within: float | None = None) -> list[bool]:
         with self._guard:
             return [self._renew(ticket, ttl, clock()) for ticket, ttl in wanted]
 
-    async def arenew(self, wanted: Sequence[tuple[Ticket, float]]) -> list[bool]:
+    async def arenew(self, wanted: Sequence[tuple[Ticket, float]], *, within: float | None = None) -> list[bool]:
         return self.renew(wanted)
 
     def _renew(self, ticket: Ticket, ttl: float, now: float) -> bool:
@@ -131,6 +132,10 @@ class LocMemBackend(BaseLockBackend):
         self._last_fence = max(self._last_fence + 1, time.time_ns() // 1000)
         held = _Held(ticket.token, ticket.holder, self._last_fence, expires, waiters=waiters)
         self._held[ticket.name] = held
+        if len(self._held) > self._sweep_at:
+            now = clock()
+            self._held = {name: held for name, held in self._held.items() if held.expires > now or held.waiters}
+            self._sweep_at = max(1000, 2 * len(self._held))
         return held
 
     def _info(self, name: str, held: _Held, now: float) -> LockInfo:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from redis.exceptions import RedisError
 
 from ...exceptions import InvalidLockBackend, LockBackendError
-from ...tickets import TOKEN_LENGTH, Grant, Holder, LockInfo, Ticket
+from ...tickets import TOKEN_LENGTH, Grant, Holder, LockInfo, Ticket, clock
 from ..base import BaseLockBackend
 from .errors import NoReply, explain, is_wrong_type
 from .listener import Listener
@@ -26,6 +26,7 @@ ACQUIRE, RELEASE, RENEW = Script("acquire"), Script("release"), Script("renew")
 GRANT_TTL = 2.0  # seconds a waiter has to take what it was handed: two looks, because a hint can be lost
 QUEUE_TTL = 10.0  # seconds a queue is kept in which nobody looks any more
 NOT_ASKED = -1
+SHORTEST_PATIENCE = 0.5  # seconds that even an attempt without a wait gives the server
 
 SCAN_STEP = 1000  # keys the server visits per SCAN: well below a millisecond
 
@@ -78,13 +79,13 @@ class RedisBackend(BaseLockBackend):
     def acquire(self, ticket: Ticket, *, queue: bool) -> Grant | LockInfo:
         try:
             if not queue or self._listener.is_ready:
-                return self._answered(ticket, self._send(self._acquire(ticket, queue)))
+                return self._ask(ticket, queue)
             # Nobody here waits yet: most locks are free, so subscribe only when this one turns out to be busy.
-            answer = self._answered(ticket, self._send(self._acquire(ticket, queue=False)))
+            answer = self._ask(ticket, queue=False)
             if isinstance(answer, Grant):
                 return answer
             self._start_listener()
-            return self._answered(ticket, self._send(self._acquire(ticket, queue)))
+            return self._ask(ticket, queue)
         except BaseException as error:
             ticket.unanswered = ticket.unanswered or _may_be_executed(error)
             raise
@@ -92,15 +93,21 @@ class RedisBackend(BaseLockBackend):
     async def aacquire(self, ticket: Ticket, *, queue: bool) -> Grant | LockInfo:
         try:
             if not queue or self._listener.is_ready:
-                return self._answered(ticket, await self._asend(self._acquire(ticket, queue)))
-            answer = self._answered(ticket, await self._asend(self._acquire(ticket, queue=False)))
+                return await self._aask(ticket, queue)
+            answer = await self._aask(ticket, queue=False)
             if isinstance(answer, Grant):
                 return answer
             await asyncio.to_thread(self._start_listener)
-            return self._answered(ticket, await self._asend(self._acquire(ticket, queue)))
+            return await self._aask(ticket, queue)
         except BaseException as error:
             ticket.unanswered = ticket.unanswered or _may_be_executed(error)
             raise
+
+    def _ask(self, ticket: Ticket, queue: bool) -> Grant | LockInfo:
+        return self._answered(ticket, self._send(self._acquire(ticket, queue), within=_patience(ticket)))
+
+    async def _aask(self, ticket: Ticket, queue: bool) -> Grant | LockInfo:
+        return self._answered(ticket, await self._asend(self._acquire(ticket, queue), within=_patience(ticket)))
 
     def release(self, ticket: Ticket, rest: float = 0.0) -> bool:
         return self._released(ticket, self._send(self._release(ticket, rest)))
@@ -108,11 +115,11 @@ class RedisBackend(BaseLockBackend):
     async def arelease(self, ticket: Ticket, rest: float = 0.0) -> bool:
         return self._released(ticket, await self._asend(self._release(ticket, rest)))
 
-    def renew(self, wanted: Sequence[tuple[Ticket, float]]) -> list[bool]:
-        return self._renewed(self._send(*self._renewals(wanted)))
+    def renew(self, wanted: Sequence[tuple[Ticket, float]], *, within: float | None = None) -> list[bool]:
+        return self._renewed(self._send(*self._renewals(wanted), within=within))
 
-    async def arenew(self, wanted: Sequence[tuple[Ticket, float]]) -> list[bool]:
-        return self._renewed(await self._asend(*self._renewals(wanted)))
+    async def arenew(self, wanted: Sequence[tuple[Ticket, float]], *, within: float | None = None) -> list[bool]:
+        return self._renewed(await self._asend(*self._renewals(wanted), within=within))
 
     def look(self, names: Sequence[str]) -> list[LockInfo | None]:
         return self._infos(names, self._send(*self._looks(names)))
@@ -203,7 +210,8 @@ class RedisBackend(BaseLockBackend):
         return bool(self._only(answer)) or answer.repeated
 
     def _renewed(self, answer: Answer) -> list[bool]:
-        return [bool(self._checked(reply)) for reply in answer.replies]
+        # Another type of value under one key must not hide what became of the others.
+        return [not is_wrong_type(reply) and bool(self._checked(reply)) for reply in answer.replies]
 
     def _infos(self, names: Sequence[str], answer: Answer) -> list[LockInfo | None]:
         replies = iter(answer.replies)
@@ -265,17 +273,17 @@ class RedisBackend(BaseLockBackend):
 
     # Connections
 
-    def _send(self, *commands: Command) -> Answer:
+    def _send(self, *commands: Command, within: float | None = None) -> Answer:
         try:
-            return self._wire.send(*commands)
+            return self._wire.send(*commands, within=within)
         except Unanswered as error:
             raise explain(error.cause, self, NoReply) from error.cause
         except (RedisError, OSError) as error:
             raise explain(error, self) from error
 
-    async def _asend(self, *commands: Command) -> Answer:
+    async def _asend(self, *commands: Command, within: float | None = None) -> Answer:
         try:
-            return await (await self._wire_of_loop()).send(*commands)
+            return await (await self._wire_of_loop()).send(*commands, within=within)
         except Unanswered as error:
             raise explain(error.cause, self, NoReply) from error.cause
         except (RedisError, OSError) as error:
@@ -285,8 +293,9 @@ class RedisBackend(BaseLockBackend):
         loop = asyncio.get_running_loop()
         wire = self._async_wires.get(loop)
         if wire is None:
-            for other in [other for other in self._async_wires if other.is_closed()]:
-                del self._async_wires[other]
+            for other in list(self._async_wires):
+                if other.is_closed():
+                    self._async_wires.pop(other, None)
             wire = self._async_wires[loop] = self._new_async_wire()
             wire.ending = self._until_loop_ends(loop, wire)
             await anext(wire.ending)
@@ -319,6 +328,11 @@ class RedisBackend(BaseLockBackend):
 def _may_be_executed(error: BaseException) -> bool:
     """Also what an interrupted thread or a cancelled task sent."""
     return isinstance(error, NoReply) or not isinstance(error, LockBackendError)
+
+
+def _patience(ticket: Ticket) -> float | None:
+    """Seconds that a caller who waits has left for an answer; None: the backend's timeout counts."""
+    return None if ticket.give_up is None else max(SHORTEST_PATIENCE, ticket.give_up - clock())
 
 
 def _ms(seconds: float) -> int:

@@ -46,11 +46,17 @@ class Location:
         connection.connect()
         return connection
 
-    async def aconnected(self) -> Any:
-        twin = next(twin for kind, twin in _TWINS if issubclass(self.connection_class, kind))
-        connection = twin(**self.arguments, retry=AsyncRetry(NoBackoff(), 0))
+    async def aconnected(self, **arguments: Any) -> Any:
+        twin = _twin(self.connection_class)
+        connection = twin(**{**self.arguments, **arguments}, retry=AsyncRetry(NoBackoff(), 0))
         await connection.connect()
         return connection
+
+
+def _twin(connection_class: type[Any]) -> type[Any]:
+    """The class of redis-py that does for asyncio what this one does for threads."""
+    found: type[Any] = next(twin for kind, twin in _TWINS if issubclass(connection_class, kind))
+    return found
 
 
 def read_location(location: object, setting: str, timeouts: Mapping[str, float]) -> Location:
@@ -75,6 +81,7 @@ def _of_url(url: str, setting: str) -> tuple[type[Any], dict[str, Any]]:
         for pool_argument in ("max_connections", "timeout"):
             arguments.pop(pool_argument, None)
         kind(**arguments)
+        _twin(kind)(**arguments)
     except TypeError as error:  # names an argument that no connection has
         raise InvalidLockBackend(f"{setting} is a URL with an unknown parameter: {error}.") from None
     except ValueError as error:  # neither shown nor chained, because it may quote the password

@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 import builtins
 import hashlib
+import os
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from importlib.resources import files
 from typing import Any, NamedTuple, NoReturn
 
@@ -93,46 +95,57 @@ class Wire:
 
     ``send`` puts all commands on the wire at once and returns their replies; it tries twice, because an
     idle connection may have died unnoticed. Then it raises Unanswered, or redis-py's ConnectionError when
-    there was no connection at all.
+    there was no connection at all. ``within``: seconds for an answer on a connection that stands, where they
+    are less than the timeout; a try that took so long is not repeated.
     """
 
     def __init__(self, location: Location, most: int, timeout: float) -> None:
         self._location = location
         self._most, self._timeout = most, timeout
-        self._idle: deque[Idle] = deque()
-        self._vacant = threading.BoundedSemaphore(most)
+        self._start()
 
-    def send(self, *commands: Command) -> Answer:
-        if not self._vacant.acquire(timeout=self._timeout):
+    def _start(self) -> None:
+        self._pid = os.getpid()
+        self._idle: deque[Idle] = deque()
+        self._vacant = threading.BoundedSemaphore(self._most)
+
+    def send(self, *commands: Command, within: float | None = None) -> Answer:
+        if self._pid != os.getpid():
+            self._start()  # a forked child must not talk on its parent's connections
+        patience = self._timeout if within is None else min(within, self._timeout)
+        vacant = self._vacant
+        if not vacant.acquire(timeout=patience):
             raise MaxConnectionsError(_exhausted(self._most))
         try:
-            return self._send(commands)
+            return self._send(commands, patience)
         finally:
-            self._vacant.release()
+            vacant.release()
 
-    def _send(self, commands: Sequence[Command]) -> Answer:
-        repeated = False
+    def _send(self, commands: Sequence[Command], patience: float) -> Answer:
+        repeated, began = False, clock()
         while True:
             sent_at, connection = clock(), None
             try:
-                connection = self._connected()
-                replies = self._exchange(connection, [command.packed for command in commands])
+                connection = self._connected(patience)
+                replies = self._exchange(connection, [command.packed for command in commands], patience)
                 forgotten, again = _to_repeat(commands, replies)
                 if forgotten:
-                    fresh = self._exchange(connection, again)[-len(forgotten) :]
+                    fresh = self._exchange(connection, again, patience)[-len(forgotten) :]
                     for index, reply in zip(forgotten, fresh, strict=True):
                         replies[index] = reply
             except BaseException as error:
                 if connection is not None:
                     connection.disconnect()
-                if repeated or connection is None or not _is_worth_repeating(error):
+                too_late = clock() - began >= patience and patience < self._timeout
+                if repeated or too_late or connection is None or not _is_worth_repeating(error):
                     _fail(error, sent=repeated or connection is not None)
                 repeated = True
+                self.close()  # what killed this connection may have killed the idle ones
             else:
                 self._idle.append(Idle(connection, clock()))
                 return Answer(replies, sent_at, repeated)
 
-    def _connected(self) -> Any:
+    def _connected(self, patience: float) -> Any:
         while self._idle:
             try:
                 connection, since = self._idle.pop()
@@ -141,7 +154,7 @@ class Wire:
             if clock() - since < IDLE_TRUSTED or not self._is_stale(connection):
                 return connection
             connection.disconnect()
-        return self._location.connected()
+        return self._location.connected(**_sooner(self._location, patience))
 
     @staticmethod
     def _is_stale(connection: Any) -> bool:
@@ -150,21 +163,25 @@ class Wire:
         except RedisError:
             return True
 
-    @staticmethod
-    def _exchange(connection: Any, packed: list[bytes]) -> list[Any]:
+    def _exchange(self, connection: Any, packed: list[bytes], patience: float) -> list[Any]:
         connection.send_packed_command(packed, check_health=False)
-        return [Wire._read(connection) for _ in packed]
+        read_by = clock() + patience if patience < self._timeout else None
+        return [self._read(connection, read_by) for _ in packed]
 
     @staticmethod
-    def _read(connection: Any) -> Any:
+    def _read(connection: Any, read_by: float | None) -> Any:
+        # Not by an argument of read_response, which redis-py 6 and 7 do not know.
+        if read_by is not None and not connection.can_read(max(0.0, read_by - clock())):
+            raise TimeoutError("Timeout reading from socket")
         try:
             return connection.read_response(disable_decoding=True)
         except ResponseError as error:
             return error
 
     def close(self) -> None:
-        while self._idle:
-            self._idle.pop().connection.disconnect()
+        with suppress(IndexError):
+            while True:
+                self._idle.pop().connection.disconnect()
 
 
 class AsyncWire:
@@ -178,46 +195,52 @@ class AsyncWire:
         self._idle: deque[Idle] = deque()
         self._vacant = asyncio.BoundedSemaphore(most)
 
-    async def send(self, *commands: Command) -> Answer:
+    async def send(self, *commands: Command, within: float | None = None) -> Answer:
+        patience = self._timeout if within is None else min(within, self._timeout)
+        if self._vacant.locked():
+            try:
+                async with asyncio.timeout(patience):
+                    await self._vacant.acquire()
+            except builtins.TimeoutError:
+                raise MaxConnectionsError(_exhausted(self._most)) from None
+        else:
+            await self._vacant.acquire()
         try:
-            async with asyncio.timeout(self._timeout):
-                await self._vacant.acquire()
-        except builtins.TimeoutError:
-            raise MaxConnectionsError(_exhausted(self._most)) from None
-        try:
-            return await self._send(commands)
+            return await self._send(commands, patience)
         finally:
             self._vacant.release()
 
-    async def _send(self, commands: Sequence[Command]) -> Answer:
-        repeated = False
+    async def _send(self, commands: Sequence[Command], patience: float) -> Answer:
+        repeated, began = False, clock()
         while True:
             sent_at, connection = clock(), None
             try:
-                connection = await self._connected()
-                replies = await self._exchange(connection, [command.packed for command in commands])
+                connection = await self._connected(patience)
+                replies = await self._exchange(connection, [command.packed for command in commands], patience)
                 forgotten, again = _to_repeat(commands, replies)
                 if forgotten:
-                    fresh = (await self._exchange(connection, again))[-len(forgotten) :]
+                    fresh = (await self._exchange(connection, again, patience))[-len(forgotten) :]
                     for index, reply in zip(forgotten, fresh, strict=True):
                         replies[index] = reply
             except BaseException as error:
                 if connection is not None:
                     await connection.disconnect(nowait=True)
-                if repeated or connection is None or not _is_worth_repeating(error):
+                too_late = clock() - began >= patience and patience < self._timeout
+                if repeated or too_late or connection is None or not _is_worth_repeating(error):
                     _fail(error, sent=repeated or connection is not None)
                 repeated = True
+                await self.aclose()
             else:
                 self._idle.append(Idle(connection, clock()))
                 return Answer(replies, sent_at, repeated)
 
-    async def _connected(self) -> Any:
-        if self._idle:
+    async def _connected(self, patience: float) -> Any:
+        while self._idle:
             connection, since = self._idle.pop()
             if clock() - since < IDLE_TRUSTED or not await self._is_stale(connection):
                 return connection
             await connection.disconnect(nowait=True)
-        return await self._location.aconnected()
+        return await self._location.aconnected(**_sooner(self._location, patience))
 
     @staticmethod
     async def _is_stale(connection: Any) -> bool:
@@ -226,22 +249,30 @@ class AsyncWire:
             return bool(await can_read())
         except RedisError:
             return True
+        except BaseException:
+            await connection.disconnect(nowait=True)
+            raise
 
-    @staticmethod
-    async def _exchange(connection: Any, packed: list[bytes]) -> list[Any]:
+    async def _exchange(self, connection: Any, packed: list[bytes], patience: float) -> list[Any]:
         await connection.send_packed_command(packed, check_health=False)
-        return [await AsyncWire._read(connection) for _ in packed]
+        return [await self._read(connection, patience) for _ in packed]
 
     @staticmethod
-    async def _read(connection: Any) -> Any:
+    async def _read(connection: Any, patience: float) -> Any:
         try:
-            return await connection.read_response(disable_decoding=True)
+            return await connection.read_response(disable_decoding=True, timeout=patience)
         except ResponseError as error:
             return error
 
     async def aclose(self) -> None:
         while self._idle:
             await self._idle.pop().connection.disconnect(nowait=True)
+
+
+def _sooner(location: Location, patience: float) -> dict[str, float]:
+    """Who has little time has little for the connection, too."""
+    usual: float = location.arguments["socket_connect_timeout"]
+    return {"socket_connect_timeout": patience} if patience < usual else {}
 
 
 def _fail(error: BaseException, sent: bool) -> NoReturn:
