@@ -164,6 +164,7 @@ class Renewer:
 
     def _renew_due(self) -> None:
         now = clock()
+        self._warn_if_late(now)
         wanted = []
         for lease in list(self._leases.values()):
             if now >= lease.deadline:
@@ -185,6 +186,7 @@ class Renewer:
                     )  # fmt: skip
                 lease.doubt(clock() + min(RETRY, lease.ttl / 6))
             return
+        self._warn_if_slow(clock() - now, [lease for lease, _ in wanted])
         for (lease, ttl), still_held in zip(wanted, renewed, strict=True):
             if lease.token not in self._leases:
                 continue  # released meanwhile
@@ -200,6 +202,25 @@ class Renewer:
                     "Lock %r reaches its max_hold of %g s and is renewed no more; it is lost in %.1f s. Held by %s.",
                     lease.name, lease.terms.max_hold, lease.remaining, lease.holder,
                 )  # fmt: skip
+
+    def _warn_if_late(self, now: float) -> None:
+        """Renewal that began late is a process that was stopped, or whose threads do not get to run."""
+        late = [lease for lease in list(self._leases.values()) if lease.renews and now - lease.due > lease.ttl / 6]
+        if late:
+            worst = max(late, key=lambda lease: now - lease.due)
+            logger.warning(
+                "Renewal of %d lock(s) of %r begins late, that of %r by %.1f s of its TTL of %g s: this process was"
+                " stopped, or its threads do not get to run.",
+                len(late), self._backend.alias, worst.name, now - worst.due, worst.ttl,
+            )  # fmt: skip
+
+    def _warn_if_slow(self, took: float, leases: list[Lease]) -> None:
+        shortest = min(leases, key=lambda lease: lease.ttl)
+        if took > shortest.ttl / 6:
+            logger.warning(
+                "The store of %r took %.1f s to renew %d lock(s), much of the TTL of %g s of %r.",
+                self._backend.alias, took, len(leases), shortest.ttl, shortest.name,
+            )  # fmt: skip
 
     def _lose(self, lease: Lease, reason: str) -> None:
         if self.drop(lease):

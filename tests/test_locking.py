@@ -603,6 +603,26 @@ def hold_elsewhere_or_busy():
     return other
 
 
+class TestLateRenewal:
+    def test_of_a_slow_store_is_told(self, monkeypatch, caplog):
+        ask = locks["default"].renew
+
+        def slow(wanted, *, within=None):
+            time.sleep(0.4)
+            return ask(wanted)
+
+        monkeypatch.setattr(locks["default"], "renew", slow)
+        with lock("name", ttl=2):
+            eventually(lambda: "took 0." in caplog.text)
+        assert "to renew 1 lock(s), much of the TTL of 2 s of 'name'" in caplog.text
+
+    def test_of_a_thread_that_did_not_run_is_told(self, caplog):
+        with lock("name", ttl=5) as lease:
+            lease.due -= 10  # as if the process had been stopped since
+            renewer_of(locks["default"]).abandon(ticket("nudges the thread"))
+            eventually(lambda: "begins late, that of 'name' by" in caplog.text)
+
+
 class TestABackendThatMisbehaves:
     def test_renewal_survives_errors_that_no_backend_should_raise(self, monkeypatch, caplog):
         asked = []
