@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache
 from math import inf
 from types import TracebackType
 from typing import Any, Literal, NoReturn, TypedDict, Unpack
@@ -78,6 +79,10 @@ class Settled:
         return self._last[1]
 
 
+# A program has few different sets of options and asks for locks often. Typed, because 1 == True.
+_settled = lru_cache(maxsize=256, typed=True)(lambda **given: Settled(given))
+
+
 def lock(name: str, /, *values: object, using: str = DEFAULT_ALIAS, **options: Unpack[LockOptions]) -> Lock:
     """A handle on the lock of that name; nothing is asked of the store yet.
 
@@ -99,7 +104,7 @@ def lock(name: str, /, *values: object, using: str = DEFAULT_ALIAS, **options: U
 
     Raises InvalidLockName, ValueError for a value out of range, TypeError for an unknown option.
     """
-    return Lock(render(name, values), using, Settled(options))
+    return Lock(render(name, values), using, _settled(**options))
 
 
 @dataclass(slots=True, eq=False)

@@ -28,7 +28,7 @@ class News(NamedTuple):
 
     @property
     def has_listeners(self) -> bool:
-        return self.signal.has_listeners(self.sender)
+        return bool(self.signal.receivers) and self.signal.has_listeners(self.sender)
 
 
 def announce(news: News | None) -> None:

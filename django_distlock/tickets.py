@@ -13,6 +13,7 @@ import threading
 import time
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import PurePath
 from typing import Self
 
@@ -59,6 +60,7 @@ def current_execution() -> object:
     return task or threading.current_thread()
 
 
+@lru_cache(maxsize=1)
 def _program() -> str:
     """What this process was started as, without arguments that may be secret: "manage.py migrate"."""
     name = PurePath(sys.argv[0]).name if sys.argv else ""
@@ -72,6 +74,11 @@ def _wall_clock() -> float:
 
 
 _hostname = socket.gethostname()
+
+
+@lru_cache(maxsize=256)
+def _without_time(host: str, pid: int, thread: str, label: str) -> str:
+    return json.dumps([host, pid, thread, label], separators=(",", ":"))[:-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +101,7 @@ class Holder:
         return replace(self, since=_wall_clock())
 
     def to_text(self) -> str:
-        return json.dumps([self.host, self.pid, self.thread, self.label, self.since], separators=(",", ":"))
+        return f"{_without_time(self.host, self.pid, self.thread, self.label)},{self.since}]"
 
     @classmethod
     def from_text(cls, text: str) -> Self:

@@ -81,12 +81,12 @@ class Wait:
                 pause = min(pause, cast("LockInfo", outcome.busy).remaining + AFTER_EXPIRY)
                 left = self._left()
             yield Ask("wait_turn", {"timeout": max(0.0, min(pause, left))})
+            self.ticket.holder = self.ticket.holder.from_now()
         # Whoever stands behind goes on with the place in the store; without an heir it is given up.
         return (yield from self._attempt(queue=bool(self.ticket.inbox) and self.backend.lines.has_heir(self.ticket)))
 
     def _attempt(self, *, queue: bool) -> Steps:
         while True:
-            self.ticket.holder = self.ticket.holder.from_now()
             self._queued = queue
             answer = yield Ask("acquire", {"queue": queue})
             if not isinstance(answer, Grant):

@@ -175,7 +175,7 @@ class RedisBackend(BaseLockBackend):
         )  # fmt: skip
 
     def _renewals(self, wanted: Sequence[tuple[Ticket, float]]) -> list[Command]:
-        return [RENEW.call([self._lease_key(ticket.name)], ticket.token, _ms(ttl)) for ticket, ttl in wanted]
+        return [RENEW.call((self._lease_key(ticket.name),), ticket.token, _ms(ttl)) for ticket, ttl in wanted]
 
     def _looks(self, names: Sequence[str]) -> list[Command]:
         keys = [self._lease_key(name) for name in names]

@@ -14,6 +14,7 @@ import threading
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from importlib.resources import files
 from typing import Any, NamedTuple, NoReturn
 
@@ -42,6 +43,13 @@ def pack(*parts: str | bytes | int) -> bytes:
     return b"".join(packed)
 
 
+@lru_cache(maxsize=1024)
+def _head(sha: str, keys: tuple[str, ...], arguments: int) -> bytes:
+    """What every call of a script for one lock begins with."""
+    command = pack("EVALSHA", sha, len(keys), *keys)
+    return b"*%d%b" % (3 + len(keys) + arguments, command[command.index(b"\r\n") :])
+
+
 class Command(NamedTuple):
     packed: bytes
     script: Script | None = None
@@ -54,8 +62,12 @@ class Script:
         self.text = files(__package__).joinpath("scripts", f"{name}.lua").read_bytes()
         self.sha = hashlib.sha1(self.text, usedforsecurity=False).hexdigest()
 
-    def call(self, keys: Sequence[str], *arguments: str | int) -> Command:
-        return Command(pack("EVALSHA", self.sha, len(keys), *keys, *arguments), self)
+    def call(self, keys: tuple[str, ...], *arguments: str | int) -> Command:
+        parts = [_head(self.sha, keys, len(arguments))]
+        for argument in arguments:
+            data = argument.encode() if isinstance(argument, str) else b"%d" % argument
+            parts.append(b"$%d\r\n%b\r\n" % (len(data), data))
+        return Command(b"".join(parts), self)
 
 
 class Answer(NamedTuple):
