@@ -152,12 +152,12 @@ class Lock:
         A reentrant lock is given up by its owner alone, after as many releases as acquisitions.
         Raises LockNotHeld, LockLost, LockBackendError (the release is then repeated in the background).
         """
-        if lease := self._left():
+        if lease := self._leave():
             lease.release()
 
     async def arelease(self) -> None:
         """``release()`` for tasks. Cancelled, it is finished in the background."""
-        if lease := self._left():
+        if lease := self._leave():
             await lease.arelease()
 
     @blocks_the_loop
@@ -182,7 +182,7 @@ class Lock:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         try:
-            if lease := self._left(by_with=True):
+            if lease := self._leave(by_with=True):
                 lease.release()
         except LockError as problem:
             self._tell(problem, error)
@@ -191,7 +191,7 @@ class Lock:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         try:
-            if lease := self._left(by_with=True):
+            if lease := self._leave(by_with=True):
                 await lease.arelease()
         except LockError as problem:
             self._tell(problem, error)
@@ -223,7 +223,7 @@ class Lock:
     def _enter(self, lease: Lease, by_with: bool) -> None:
         self._entered.setdefault(current_execution(), []).append(Entry(lease, by_with))
 
-    def _left(self, *, by_with: bool = False) -> Lease | None:
+    def _leave(self, *, by_with: bool = False) -> Lease | None:
         """The lease to release now; None for one that was entered again, or that its ``with`` finds released."""
         execution = current_execution()
         mine = self._entered.get(execution)
@@ -345,7 +345,7 @@ class _Attempt:
         if not (lease := self.lease):
             return
         if lease in self._handle._leases():
-            self._handle._left(by_with=self._insists)
+            self._handle._leave(by_with=self._insists)
         if lease.ticket is self.wait.ticket and self.keeper.drop(lease):
             self.keeper.abandon(lease.ticket, rest=lease.end())
 
@@ -386,7 +386,7 @@ def _seconds(blocking: bool, timeout: float, own: float | None) -> float | None:
         return 0
     if timeout == -1:
         return own
-    if timeout < 0:
+    if not timeout >= 0:  # not a number neither
         raise ValueError(f"timeout is {timeout!r}; it is a number of seconds to wait, or -1 for the lock's own wait.")
     if timeout > threading.TIMEOUT_MAX:
         raise OverflowError(f"timeout is {timeout!r}, longer than threading.TIMEOUT_MAX.")

@@ -52,7 +52,7 @@ class Wait:
 
     def steps(self, *, may_be_own: bool) -> Steps:
         """``may_be_own``: the caller seems to have the lock itself; so ask before standing behind others."""
-        if self._left() <= 0:
+        if self._time_left() <= 0:
             return (yield from self._attempt(queue=False))
         if may_be_own:
             outcome = yield from self._attempt(queue=False)
@@ -70,7 +70,7 @@ class Wait:
         return outcome
 
     def _in_line(self) -> Steps:
-        while (left := self._left()) > 0:
+        while (left := self._time_left()) > 0:
             if failure := self.ticket.failure:
                 raise LockBackendError(*failure.args) from failure
             pause = LOOK_INTERVAL
@@ -79,7 +79,7 @@ class Wait:
                 if outcome.grant or self._pointless(cast("LockInfo", outcome.busy)):
                     return outcome
                 pause = min(pause, cast("LockInfo", outcome.busy).remaining + AFTER_EXPIRY)
-                left = self._left()
+                left = self._time_left()
             yield Ask("wait_turn", {"timeout": max(0.0, min(pause, left))})
             self.ticket.holder = self.ticket.holder.from_now()
         # Whoever stands behind goes on with the place in the store; without an heir it is given up.
@@ -97,13 +97,13 @@ class Wait:
             yield Ask("release", {})
             self.ticket.anew()
             self._queued = False
-            if self._left() <= 0:
+            if self._time_left() <= 0:
                 raise LockBackendError(
                     f"The store grants the lock {self.ticket.name!r} so slowly that its TTL of {self.ticket.ttl:g} s"
                     " has passed when the answer comes. Give it a longer ttl."
                 )
 
-    def _left(self) -> float:
+    def _time_left(self) -> float:
         return LOOK_INTERVAL if self._give_up is None else self._give_up - clock()
 
     def interrupted(self, steps: Steps, asked: Ask, error: BaseException) -> None:

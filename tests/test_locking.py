@@ -116,6 +116,7 @@ class TestTheProtocolOfThreadingLock:
         [
             ({"blocking": False, "timeout": 1}, ValueError),
             ({"timeout": -2}, ValueError),
+            ({"timeout": float("nan")}, ValueError),
             ({"timeout": 1e100}, OverflowError),
         ],
     )

@@ -128,7 +128,7 @@ class BaseLockBackend(ABC):
             yield info
 
     def close(self) -> None:  # noqa: B027 - most stores have nothing to close
-        """Let go of connections; the next call opens new ones."""
+        """Let go of idle connections of threads; those of event loops end with their loop."""
 
     def setting(self, key: str) -> str:
         """How a message names a key of this backend: DISTRIBUTED_LOCKS['default']['LOCATION']."""

@@ -43,13 +43,23 @@ class Location:
 
     def connected(self, **arguments: Any) -> Any:
         connection = self.connection_class(**{**self.arguments, **arguments}, retry=Retry(NoBackoff(), 0))
-        connection.connect()
+        try:
+            connection.connect()
+        except (redis.RedisError, OSError):
+            raise
+        except Exception as error:  # of a credential provider, for one
+            raise redis.ConnectionError(f"{type(error).__name__}: {error}") from error
         return connection
 
     async def aconnected(self, **arguments: Any) -> Any:
         twin = _twin(self.connection_class)
         connection = twin(**{**self.arguments, **arguments}, retry=AsyncRetry(NoBackoff(), 0))
-        await connection.connect()
+        try:
+            await connection.connect()
+        except (redis.RedisError, OSError):
+            raise
+        except Exception as error:
+            raise redis.ConnectionError(f"{type(error).__name__}: {error}") from error
         return connection
 
 

@@ -176,7 +176,7 @@ class Wire:
             return True
 
     def _exchange(self, connection: Any, packed: list[bytes], patience: float) -> list[Any]:
-        connection.send_packed_command(packed, check_health=False)
+        connection.send_packed_command([b"".join(packed)], check_health=False)
         read_by = clock() + patience if patience < self._timeout else None
         return [self._read(connection, read_by) for _ in packed]
 
@@ -266,7 +266,7 @@ class AsyncWire:
             raise
 
     async def _exchange(self, connection: Any, packed: list[bytes], patience: float) -> list[Any]:
-        await connection.send_packed_command(packed, check_health=False)
+        await connection.send_packed_command([b"".join(packed)], check_health=False)
         return [await self._read(connection, patience) for _ in packed]
 
     @staticmethod
