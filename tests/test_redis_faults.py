@@ -11,6 +11,7 @@ import pytest
 import redis
 
 from django_distlock import LockBackendError, LockLost, State, lock, locks
+from django_distlock.backends.redis import listener
 from django_distlock.backends.redis.backend import ACQUIRE, RELEASE, RENEW
 from django_distlock.tickets import Grant, LockInfo, safe_deadline
 
@@ -482,6 +483,22 @@ class TestWhatIsStored:
         assert calls(handle).acquire()
         assert isinstance(calls(locks["default"]).acquire(ticket(), queue=False), LockInfo)
         calls(handle).release()
+
+
+class TestPlainPubSub:
+    def test_waiters_are_woken_where_the_server_has_no_sharded_one(self, valkey_locks, store, monkeypatch, calls):
+        """As before Redis 7."""
+        monkeypatch.setattr(listener, "KINDS", (("NOSUCHCOMMAND", "S"), ("SUBSCRIBE", "P")))
+        first, waiting = lock("name", ttl=60), lock("name", wait=10)
+        first.acquire()
+        timer = threading.Timer(0.2, first.release)
+        timer.start()
+        began = time.monotonic()
+        assert calls(waiting).acquire()
+        assert time.monotonic() - began < 0.9  # woken, before the look of the first second
+        assert store.pubsub_channels("lock|in:*")
+        timer.join()
+        calls(waiting).release()
 
 
 class TestLocations:

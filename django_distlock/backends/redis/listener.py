@@ -21,6 +21,9 @@ NAP = 0.5  # seconds between looks at whether there is still something to do
 AGAIN = 0.2  # seconds before another attempt after the subscription failed
 DEAF = 2.0  # seconds without the echo of a look after which the connection is taken for dead
 
+# Sharded first: a plain pattern subscriber, such as a monitor, would make dead waiters look alive.
+KINDS = (("SSUBSCRIBE", "S"), ("SUBSCRIBE", "P"))
+
 
 class Listener:
     """Receives ``"token key"`` when the lock at the key was handed to the token, and rings the ticket's bell.
@@ -112,15 +115,14 @@ class Listener:
 
     def _subscribe(self) -> Any:
         connection = self._location.connected(protocol=2)
-        # Sharded first: a plain pattern subscriber, such as a monitor, would make dead waiters look alive.
-        for verb, kind in (("SSUBSCRIBE", "S"), ("SUBSCRIBE", "P")):
+        for verb, kind in KINDS:
             connection.send_packed_command([pack(verb, self._channel)], check_health=False)
             try:
                 connection.read_response(disable_decoding=True)
             except ResponseError:
-                if kind == "P":
+                if (verb, kind) == KINDS[-1]:
                     raise
-                continue  # before Redis 7
+                continue  # sharded: since Redis 7
             self._inbox = kind + self._channel
             break
         self._asked_at, self._resubscribe = 0.0, False

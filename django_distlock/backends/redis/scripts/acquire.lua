@@ -24,7 +24,8 @@ local function number()
 end
 
 local function tell(inbox, text)
-  return redis.call(string.sub(inbox, 1, 1) .. 'PUBLISH', string.sub(inbox, 2), text)
+  local verb = string.sub(inbox, 1, 1) == 'S' and 'SPUBLISH' or 'PUBLISH'
+  return redis.call(verb, string.sub(inbox, 2), text)
 end
 
 local function retired()

@@ -32,7 +32,7 @@ while true do
     return 1
   end
   local first, ears = string.sub(head[1], 1, 26), string.sub(head[1], 28)
-  local verb = string.sub(ears, 1, 1) .. 'PUBLISH'
+  local verb = string.sub(ears, 1, 1) == 'S' and 'SPUBLISH' or 'PUBLISH'
   if first ~= token and redis.call(verb, string.sub(ears, 2), first .. ' ' .. LEASE) > 0 then
     -- A place is a fencing number too, minted after every earlier grant unless somebody overtook.
     local fence = tonumber(head[2])
