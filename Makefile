@@ -6,12 +6,13 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test lint types docs clean
+.PHONY: help demo serve test bench lint types docs clean
 
 help:
 	@echo "make demo    a shop oversells without the lock, and does not with it (half a minute)"
 	@echo "make serve   the same shop, to click through until Ctrl-C; PORT=8000 chooses the port"
 	@echo "make test    the tests; ARGS='-k renewal -x' goes to pytest"
+	@echo "make bench   what locks cost, beside others (four minutes); ARGS='--quick --chart bench.svg' is passed on"
 	@echo "make lint    ruff"
 	@echo "make types   mypy"
 	@echo "make docs    the documentation, into docs/_build/html"
@@ -29,6 +30,9 @@ serve: $(VENV)/.ready
 test: $(VENV)/.ready
 	$(BIN)/python -m pytest --numprocesses auto $(ARGS)
 
+bench: $(VENV)/.ready-bench
+	@$(BIN)/python -m benchmarks $(ARGS)
+
 lint: $(VENV)/.ready-lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -43,7 +47,7 @@ docs: $(VENV)/.ready-docs
 clean:
 	@[ ! -e $(VENV)/.ready ] || rm -rf $(VENV)
 	rm -rf build dist docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
-	find django_distlock tests example_project -name __pycache__ -prune -exec rm -rf {} +
+	find django_distlock tests example_project benchmarks -name __pycache__ -prune -exec rm -rf {} +
 
 $(VENV)/.ready: pyproject.toml setup.cfg
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed: make PYTHON=...")'

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 from . import signals
 from .exceptions import LockLost, LockNotHeld
 from .terms import SHORTEST_TTL, Terms, check_ttl
-from .tickets import Grant, Holder, Ticket, clock, current_execution, safe_deadline
+from .tickets import Grant, Holder, Ticket, clock, safe_deadline
 
 if TYPE_CHECKING:
     from django.dispatch import Signal
@@ -45,12 +45,14 @@ class Lease:
     shown can refuse a holder that was overtaken.
     """
 
-    def __init__(self, backend: BaseLockBackend, ticket: Ticket, grant: Grant, terms: Terms, keeper: Keeper) -> None:
+    def __init__(
+        self, backend: BaseLockBackend, ticket: Ticket, grant: Grant, terms: Terms, keeper: Keeper, owner: object
+    ) -> None:
         self.backend = backend
         self.ticket = ticket
         self.terms = terms
         self.fence = grant.fence
-        self.owner = current_execution()
+        self.owner = owner
         self.pid = os.getpid()
         self.entries = 1  # how often a reentrant lock was entered by its owner
         self.renews = terms.renew

@@ -10,14 +10,6 @@ from .tickets import Ticket, clock
 SILENT = 3.0  # seconds after which a speaker that does nothing is passed over: its event loop is stuck or gone
 
 
-class Line:
-    __slots__ = ("heard_at", "tickets")
-
-    def __init__(self) -> None:
-        self.tickets: deque[Ticket] = deque()
-        self.heard_at = clock()  # when the first one last did something
-
-
 class Lines:
     """By name, in the order of arrival, threads and tasks alike.
 
@@ -27,58 +19,52 @@ class Lines:
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
-        self._lines: dict[str, Line] = {}
+        self._lines: dict[str, deque[Ticket]] = {}
 
     def join(self, ticket: Ticket) -> None:
         with self._guard:
-            line = self._lines.get(ticket.name)
-            if line is None:
-                line = self._lines[ticket.name] = Line()
-            line.tickets.append(ticket)
+            self._lines.setdefault(ticket.name, deque()).append(ticket)
 
     def speaks(self, ticket: Ticket) -> bool:
         """Whether it is this one's turn to speak to the store."""
         with self._guard:
             line = self._lines[ticket.name]
-            first = line.tickets[0]
-            now = clock()
-            if first is not ticket and now - line.heard_at > SILENT and line.tickets[1] is ticket:
-                # The silent one keeps its own place in the store and stands behind here.
-                line.tickets.popleft()
-                line.tickets.append(first)
-                first = ticket
-            if first is ticket:
-                line.heard_at = now
-            return first is ticket
+            now = ticket.heard_at = clock()
+            # Silent ones keep their own places in the store, and stand behind here.
+            for _ in range(len(line)):
+                if now - line[0].heard_at <= SILENT:
+                    break
+                line.rotate(-1)
+            return line[0] is ticket
 
     def has_heir(self, ticket: Ticket) -> bool:
         with self._guard:
-            return len(self._lines[ticket.name].tickets) > 1
+            return len(self._lines[ticket.name]) > 1
 
     def fail(self, ticket: Ticket, failure: Exception) -> None:
         """The store does not answer: the others would learn it one after another, each by a timeout of its own."""
         with self._guard:
-            line = self._lines.get(ticket.name)
-            others = [other for other in line.tickets if other is not ticket] if line and ticket in line.tickets else []
+            line = self._lines.get(ticket.name, ())
+            others = [other for other in line if other is not ticket] if ticket in line else []
         for other in others:
             other.failure = failure
             other.bell.ring()
 
-    def leave(self, ticket: Ticket, *, bequeath: bool) -> bool:
-        """True when the place in the store went to the next one, who must not lose it."""
+    def leave(self, ticket: Ticket, *, bequeath: bool) -> tuple[Ticket | None, bool]:
+        """Who speaks next, to be woken, and whether the place in the store went to it."""
         with self._guard:
             line = self._lines[ticket.name]
-            was_first = line.tickets[0] is ticket
-            line.tickets.remove(ticket)
-            if not line.tickets:
+            was_first = line[0] is ticket
+            line.remove(ticket)
+            if not line:
                 del self._lines[ticket.name]
-                return False
+                return None, False
+            heir = line[0]
             if not was_first:
-                return False
-            line.heard_at = clock()
-            heir = line.tickets[0]
-            inherits = bequeath and bool(ticket.inbox) and not heir.inbox and not heir.unanswered
+                return None, False
+            heir.heard_at = clock()
+            # Not to one that has a place, or may get one just now.
+            inherits = bequeath and bool(ticket.inbox) and not (heir.inbox or heir.unanswered or heir.asking)
             if inherits:
                 heir.inherit(ticket)
-        heir.bell.ring()
-        return inherits
+        return heir, inherits

@@ -13,6 +13,7 @@ from functools import lru_cache
 from math import inf
 from types import TracebackType
 from typing import Any, Literal, NoReturn, TypedDict, Unpack
+from weakref import ReferenceType, ref
 
 from django.utils.asyncio import async_unsafe
 
@@ -33,7 +34,15 @@ blocks_the_loop = async_unsafe(
 
 # Child tasks inherit the context and sync_to_async lends one thread to many, so an execution owns a
 # lease only when the thread or task is the same *and* the context remembers having acquired it.
-_acquired_here: ContextVar[tuple[Lease, ...]] = ContextVar("django_distlock_acquired_here", default=())
+_acquired_here: ContextVar[tuple[ReferenceType[Lease], ...]] = ContextVar("django_distlock_acquired_here", default=())
+
+
+def _remember(lease: Lease) -> None:
+    known = _acquired_here.get()
+    count = len(known)
+    if count >= 8 and count & (count - 1) == 0:  # now and then, because every lease is looked at
+        known = tuple(known_lease for known_lease in known if (held := known_lease()) and held.is_live)
+    _acquired_here.set((*known, ref(lease)))
 
 
 class LockOptions(TypedDict, total=False):
@@ -220,8 +229,8 @@ class Lock:
             raise problem
         logger.error("%s", problem)
 
-    def _enter(self, lease: Lease, by_with: bool) -> None:
-        self._entered.setdefault(current_execution(), []).append(Entry(lease, by_with))
+    def _enter(self, lease: Lease, execution: object, by_with: bool) -> None:
+        self._entered.setdefault(execution, []).append(Entry(lease, by_with))
 
     def _leave(self, *, by_with: bool = False) -> Lease | None:
         """The lease to release now; None for one that was entered again, or that its ``with`` finds released."""
@@ -306,12 +315,14 @@ class _Attempt:
         self.keeper = renewer_of(self.backend)
         self._seconds = _seconds(blocking, timeout, self.terms.wait)
         self._began = clock()
-        ticket = Ticket(handle.name, self.terms.ttl, Holder.here(self.terms.label or handle.label))
+        self.execution = current_execution()
+        holder = Holder.here(self.terms.label or handle.label, self.execution)
+        ticket = Ticket(handle.name, self.terms.ttl, holder)
         self.wait = waiting.Wait(self.backend, self.keeper, ticket, self._seconds, self._waits_for_itself)
 
     def steps(self) -> waiting.Steps:
-        mine = any(lease.name == self._handle.name and lease.is_live for lease in _acquired_here.get())
-        return self.wait.steps(may_be_own=mine)
+        last = self.keeper.last_of(self._handle.name)
+        return self.wait.steps(may_be_own=last is not None and self._is_own(last))
 
     def _waits_for_itself(self, busy: LockInfo) -> bool:
         return (self._insists or self.terms.reentrant) and self._own(busy) is not None
@@ -319,23 +330,25 @@ class _Attempt:
     def _own(self, busy: LockInfo) -> Lease | None:
         """The lease of this very thread or task which is in the way, as the store says."""
         lease = self.keeper.find(busy.token)
-        is_mine = lease and lease.is_live and lease.owner is current_execution() and lease in _acquired_here.get()
-        return lease if is_mine else None
+        return lease if lease and self._is_own(lease) else None
+
+    def _is_own(self, lease: Lease) -> bool:
+        return lease.is_live and lease.owner is self.execution and ref(lease) in _acquired_here.get()
 
     def conclude(self, outcome: waiting.Outcome) -> signals.News | None:
         about: dict[str, Any] = {"name": self._handle.name, "using": self._handle.using}
         if outcome.grant:
-            self.lease = Lease(self.backend, self.wait.ticket, outcome.grant, self.terms, self.keeper)
+            self.lease = Lease(self.backend, self.wait.ticket, outcome.grant, self.terms, self.keeper, self.execution)
             self.keeper.keep(self.lease)
-            _acquired_here.set((*(lease for lease in _acquired_here.get() if lease.is_live), self.lease))
-            self._handle._enter(self.lease, self._insists)
+            _remember(self.lease)
+            self._handle._enter(self.lease, self.execution, self._insists)
             return signals.News(signals.lock_acquired, type(self.backend), {**about, "lease": self.lease})
         self.busy = outcome.busy
         assert self.busy
         if self.terms.reentrant and (own := self._own(self.busy)):
             own.entries += 1
             self.lease = own
-            self._handle._enter(own, self._insists)
+            self._handle._enter(own, self.execution, self._insists)
             return None
         about |= {"holder": self.busy.holder, "waited": clock() - self._began}
         return signals.News(signals.lock_busy, type(self.backend), about)

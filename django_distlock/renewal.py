@@ -53,6 +53,7 @@ class Renewer:
     def __init__(self, backend: BaseLockBackend) -> None:
         self._backend = backend
         self._leases: dict[str, Lease] = {}
+        self._by_name: dict[str, Lease] = {}  # the last one of each
         self._abandoned: dict[str, Abandoned] = {}
         self._changed = threading.Condition(threading.Lock())
         self._nudged = False
@@ -60,15 +61,20 @@ class Renewer:
         self._thread: threading.Thread | None = None
 
     def keep(self, lease: Lease) -> None:
-        self._leases[lease.token] = lease
+        self._leases[lease.token] = self._by_name[lease.name] = lease
         if lease.due < self._wakes_at:
             self._nudge()
 
     def find(self, token: str) -> Lease | None:
         return self._leases.get(token)
 
+    def last_of(self, name: str) -> Lease | None:
+        return self._by_name.get(name)
+
     def drop(self, lease: Lease) -> bool:
         """Renew it no more. True for the one caller that ends the lease."""
+        if self._by_name.get(lease.name) is lease:
+            self._by_name.pop(lease.name, None)
         return self._leases.pop(lease.token, None) is not None
 
     @property

@@ -11,19 +11,18 @@ import socket
 import sys
 import threading
 import time
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import PurePath
 from typing import Self
 
 from .bells import Bell
 
 if hasattr(time, "CLOCK_BOOTTIME"):
-
-    def clock() -> float:
-        """Seconds that also pass while the machine sleeps, as they do for the store."""
-        return time.clock_gettime(time.CLOCK_BOOTTIME)
+    # Seconds that also pass while the machine sleeps, as they do for the store.
+    clock: Callable[[], float] = partial(time.clock_gettime, time.CLOCK_BOOTTIME)
 
 else:
     clock = time.monotonic
@@ -92,13 +91,13 @@ class Holder:
     since: float
 
     @classmethod
-    def here(cls, label: str = "") -> Self:
-        execution = current_execution()
+    def here(cls, label: str = "", execution: object = None) -> Self:
+        execution = execution or current_execution()
         name = execution.get_name() if isinstance(execution, asyncio.Task) else execution.name  # type: ignore[attr-defined]
         return cls(_hostname, os.getpid(), name, label or _program(), _wall_clock())
 
-    def from_now(self) -> Self:
-        return replace(self, since=_wall_clock())
+    def from_now(self) -> Holder:
+        return Holder(self.host, self.pid, self.thread, self.label, _wall_clock())
 
     def to_text(self) -> str:
         return f"{_without_time(self.host, self.pid, self.thread, self.label)},{self.since}]"
@@ -134,6 +133,8 @@ class Ticket:
     inbox: str = ""
     place: str = ""
     give_up: float | None = None
+    asking: bool = field(default=False, repr=False)  # an attempt is on its way to the store
+    heard_at: float = field(default_factory=clock, repr=False)  # when its caller last did something
     failure: Exception | None = field(default=None, repr=False)
     bell: Bell = field(default_factory=Bell, repr=False)
 

@@ -52,22 +52,31 @@ class Wait:
 
     def steps(self, *, may_be_own: bool) -> Steps:
         """``may_be_own``: the caller seems to have the lock itself; so ask before standing behind others."""
-        if self._time_left() <= 0:
-            return (yield from self._attempt(queue=False))
-        if may_be_own:
+        outcome = None
+        if may_be_own or self._time_left() <= 0:
             outcome = yield from self._attempt(queue=False)
-            if outcome.grant or self._pointless(cast("LockInfo", outcome.busy)):
-                return outcome
+        if outcome is None or not self._is_final(outcome):
+            outcome = yield from self._waited()
+        if not outcome.grant and not self._bequeathed and (self._queued or self.ticket.unanswered):
+            yield Ask("release", {})
+        return outcome
+
+    def _is_final(self, outcome: Outcome) -> bool:
+        return self._time_left() <= 0 or outcome.grant is not None or self._pointless(cast("LockInfo", outcome.busy))
+
+    def _waited(self) -> Steps:
         granted = False
         self.backend.lines.join(self.ticket)
         try:
             outcome = yield from self._in_line()
             granted = outcome.grant is not None
+            return outcome
         finally:
-            self._bequeathed = self.backend.lines.leave(self.ticket, bequeath=not granted)
-        if self._queued and not granted and not self._bequeathed:
-            yield Ask("release", {})
-        return outcome
+            heir, self._bequeathed = self.backend.lines.leave(self.ticket, bequeath=not granted)
+            if heir:
+                if self._bequeathed:
+                    self.backend.succeed(heir)
+                heir.bell.ring()
 
     def _in_line(self) -> Steps:
         while (left := self._time_left()) > 0:
@@ -76,7 +85,7 @@ class Wait:
             pause = LOOK_INTERVAL
             if self.backend.lines.speaks(self.ticket) or self.ticket.inbox:
                 outcome = yield from self._attempt(queue=True)
-                if outcome.grant or self._pointless(cast("LockInfo", outcome.busy)):
+                if self._is_final(outcome):
                     return outcome
                 pause = min(pause, cast("LockInfo", outcome.busy).remaining + AFTER_EXPIRY)
                 left = self._time_left()
@@ -88,7 +97,9 @@ class Wait:
     def _attempt(self, *, queue: bool) -> Steps:
         while True:
             self._queued = queue
+            self.ticket.asking = True
             answer = yield Ask("acquire", {"queue": queue})
+            self.ticket.asking = False
             if not isinstance(answer, Grant):
                 return Outcome(None, answer)
             if clock() < safe_deadline(answer.sent_at, self.ticket.ttl):

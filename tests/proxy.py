@@ -87,9 +87,10 @@ class Proxy:
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task
-        self._tasks.add(task)
         if not self.listens:  # accepted just before
             writer.transport.abort()
+            return
+        self._tasks.add(task)
         server = await asyncio.open_unix_connection(self.server)
         try:
             await Passage(self, (reader, writer), server).run()

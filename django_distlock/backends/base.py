@@ -73,6 +73,9 @@ class BaseLockBackend(ABC):
     async def await_turn(self, ticket: Ticket, timeout: float) -> None:
         await ticket.bell.await_(timeout)
 
+    def succeed(self, heir: Ticket) -> None:  # noqa: B027 - most stores do not know waiters
+        """The ticket inherited the place of one that left: what is meant for that place is meant for it now."""
+
     @abstractmethod
     def release(self, ticket: Ticket, rest: float = 0.0) -> bool:
         """End the ticket's lease, give a grant back or leave the queue: afterwards nothing of the ticket is left.

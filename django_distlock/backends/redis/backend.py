@@ -78,7 +78,7 @@ class RedisBackend(BaseLockBackend):
 
     def acquire(self, ticket: Ticket, *, queue: bool) -> Grant | LockInfo:
         try:
-            if not queue or self._listener.is_ready:
+            if not queue or ticket.inbox or self._listener.is_ready:
                 return self._ask(ticket, queue)
             # Nobody here waits yet: most locks are free, so subscribe only when this one turns out to be busy.
             answer = self._ask(ticket, queue=False)
@@ -92,7 +92,7 @@ class RedisBackend(BaseLockBackend):
 
     async def aacquire(self, ticket: Ticket, *, queue: bool) -> Grant | LockInfo:
         try:
-            if not queue or self._listener.is_ready:
+            if not queue or ticket.inbox or self._listener.is_ready:
                 return await self._aask(ticket, queue)
             answer = await self._aask(ticket, queue=False)
             if isinstance(answer, Grant):
@@ -108,6 +108,9 @@ class RedisBackend(BaseLockBackend):
 
     async def _aask(self, ticket: Ticket, queue: bool) -> Grant | LockInfo:
         return self._answered(ticket, await self._asend(self._acquire(ticket, queue), within=_patience(ticket)))
+
+    def succeed(self, heir: Ticket) -> None:
+        self._listener.expect(heir)
 
     def release(self, ticket: Ticket, rest: float = 0.0) -> bool:
         return self._released(ticket, self._send(self._release(ticket, rest)))
@@ -160,6 +163,8 @@ class RedisBackend(BaseLockBackend):
             self._listener.expect(ticket)  # before the store knows of it
         if queue:
             mode = "look" if ticket.place else "again" if ticket.unanswered else "wait"
+            if mode == "look":
+                self._listener.expect_echo()
         else:
             mode = "last" if ticket.inbox else "try"
         return ACQUIRE.call(
@@ -323,6 +328,7 @@ class RedisBackend(BaseLockBackend):
 
     def close(self) -> None:
         self._wire.close()
+        self._listener.stop()
 
 
 def _may_be_executed(error: BaseException) -> bool:

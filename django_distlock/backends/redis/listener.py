@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
-from weakref import WeakValueDictionary
+from weakref import WeakSet, WeakValueDictionary
 
 from redis.exceptions import RedisError, ResponseError, TimeoutError
 
@@ -17,12 +19,26 @@ from .wire import pack
 logger = logging.getLogger("django_distlock")
 
 IDLE = 20.0  # seconds without a waiter after which the connection is closed
-NAP = 0.5  # seconds between looks at whether there is still something to do
+NAP = 1.0  # seconds between looks at whether there is still something to do
 AGAIN = 0.2  # seconds before another attempt after the subscription failed
 DEAF = 2.0  # seconds without the echo of a look after which the connection is taken for dead
 
 # Sharded first: a plain pattern subscriber, such as a monitor, would make dead waiters look alive.
 KINDS = (("SSUBSCRIBE", "S"), ("SUBSCRIBE", "P"))
+
+
+_listeners: WeakSet[Listener] = WeakSet()
+
+
+def _close_inherited() -> None:
+    """In a forked child: while it kept the socket open, its parent would look alive after it was killed."""
+    for listener in list(_listeners):
+        if listener._connection is not None:
+            listener._connection.disconnect()
+    _listeners.clear()
+
+
+os.register_at_fork(after_in_child=_close_inherited)
 
 
 class Listener:
@@ -51,6 +67,8 @@ class Listener:
         self._touched_at = 0.0
         self._asked_at = 0.0  # when a look last published to the inbox; 0.0 = the echo has come
         self._resubscribe = False
+        self._connection: Any = None
+        _listeners.add(self)
 
     @property
     def is_ready(self) -> bool:
@@ -58,18 +76,26 @@ class Listener:
 
     def start(self) -> None:
         """Return when the subscription stands. Raises redis-py's error if it does not come about."""
+        self._revive()
+        if not self._subscribed.wait(self._timeout):
+            raise self._failure or TimeoutError(f"no answer to SUBSCRIBE within {self._timeout} s")
+
+    def _revive(self) -> None:
         with self._guard:
             self._touched_at = clock()
             if self._thread is None:
                 self._failure = None
-                self._thread = threading.Thread(target=self._run, name=f"distlock-listener-{self._name}", daemon=True)
-                self._thread.start()
-        if not self._subscribed.wait(self._timeout):
-            raise self._failure or TimeoutError(f"no answer to SUBSCRIBE within {self._timeout} s")
+                thread = threading.Thread(target=self._run, name=f"distlock-listener-{self._name}", daemon=True)
+                thread.start()
+                self._thread = thread
+
+    def stop(self) -> None:
+        """Nobody will wait any more; the thread notices within a second."""
+        self._touched_at = -IDLE
 
     def expect(self, ticket: Ticket) -> None:
         """Wake this ticket from now on. To be called before the store may know of it."""
-        ticket.inbox = self._inbox
+        ticket.inbox = ticket.inbox or self._inbox
         self._tickets[ticket.token] = ticket
         self._touched_at = clock()
 
@@ -77,14 +103,21 @@ class Listener:
         if self._tickets.get(ticket.token) is ticket:
             del self._tickets[ticket.token]
 
-    def looked(self, ears: int) -> None:
-        """A look was answered: so many listeners got its echo."""
+    def expect_echo(self) -> None:
+        """A look is about to be sent."""
         now = clock()
-        self._touched_at = now
-        if ears == 0 or (self._asked_at and now - self._asked_at > DEAF):
+        if self._thread is None:
+            self._revive()
+        elif self._asked_at and now - self._asked_at > DEAF:
             self._resubscribe = True
         elif not self._asked_at:
             self._asked_at = now
+        self._touched_at = now
+
+    def looked(self, ears: int) -> None:
+        """A look was answered: so many listeners got its echo."""
+        if ears == 0 and self.is_ready:
+            self._resubscribe = True
 
     # In the thread
 
@@ -98,10 +131,12 @@ class Listener:
                 self._listen(connection)
             except (RedisError, OSError) as error:
                 self._failure = error
+                self._subscribed.clear()
                 logger.debug("The listener of %r lost its connection: %s", self._name, error)
-                threading.Event().wait(AGAIN)
+                time.sleep(AGAIN)
             finally:
                 self._subscribed.clear()
+                self._connection = None
                 if connection is not None:
                     connection.disconnect()
 
@@ -114,7 +149,7 @@ class Listener:
             return True
 
     def _subscribe(self) -> Any:
-        connection = self._location.connected(protocol=2)
+        connection = self._connection = self._location.connected(protocol=2, socket_timeout=NAP)
         for verb, kind in KINDS:
             connection.send_packed_command([pack(verb, self._channel)], check_health=False)
             try:
@@ -130,10 +165,13 @@ class Listener:
 
     def _listen(self, connection: Any) -> None:
         while not self._resubscribe:
-            if connection.can_read(NAP):
-                self._heard(connection.read_response(disable_decoding=True))
-            elif clock() - self._touched_at >= IDLE:
-                return
+            try:
+                message = connection.read_response(disable_decoding=True, disconnect_on_error=False)
+            except TimeoutError:
+                if clock() - self._touched_at >= IDLE:
+                    return
+            else:
+                self._heard(message)
 
     def _heard(self, message: Any) -> None:
         text: bytes = message[2]

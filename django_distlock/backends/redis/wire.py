@@ -10,12 +10,12 @@ import asyncio
 import builtins
 import hashlib
 import os
-import threading
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import lru_cache
 from importlib.resources import files
+from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, NoReturn
 
 from redis.exceptions import (
@@ -119,19 +119,24 @@ class Wire:
     def _start(self) -> None:
         self._pid = os.getpid()
         self._idle: deque[Idle] = deque()
-        self._vacant = threading.BoundedSemaphore(self._most)
+        # A permit per connection that may be in use; a queue in C is several times faster than a semaphore.
+        self._permits: SimpleQueue[None] = SimpleQueue()
+        for _ in range(self._most):
+            self._permits.put(None)
 
     def send(self, *commands: Command, within: float | None = None) -> Answer:
         if self._pid != os.getpid():
             self._start()  # a forked child must not talk on its parent's connections
         patience = self._timeout if within is None else min(within, self._timeout)
-        vacant = self._vacant
-        if not vacant.acquire(timeout=patience):
-            raise MaxConnectionsError(_exhausted(self._most))
+        permits = self._permits
+        try:
+            permits.get(timeout=patience)
+        except Empty:
+            raise MaxConnectionsError(_exhausted(self._most)) from None
         try:
             return self._send(commands, patience)
         finally:
-            vacant.release()
+            permits.put(None)
 
     def _send(self, commands: Sequence[Command], patience: float) -> Answer:
         repeated, began = False, clock()
@@ -140,8 +145,8 @@ class Wire:
             try:
                 connection = self._connected(patience)
                 replies = self._exchange(connection, [command.packed for command in commands], patience)
-                forgotten, again = _to_repeat(commands, replies)
-                if forgotten:
+                if NoScriptError in map(type, replies):
+                    forgotten, again = _to_repeat(commands, replies)
                     fresh = self._exchange(connection, again, patience)[-len(forgotten) :]
                     for index, reply in zip(forgotten, fresh, strict=True):
                         replies[index] = reply
@@ -217,10 +222,16 @@ class AsyncWire:
                 raise MaxConnectionsError(_exhausted(self._most)) from None
         else:
             await self._vacant.acquire()
+        task = asyncio.current_task()
+        cancelled = task.cancelling() if task else 0
         try:
-            return await self._send(commands, patience)
+            answer = await self._send(commands, patience)
         finally:
             self._vacant.release()
+        if task and task.cancelling() > cancelled:
+            # redis-py sends through asyncio.wait_for, which on Python 3.11 may lose a cancellation.
+            raise asyncio.CancelledError
+        return answer
 
     async def _send(self, commands: Sequence[Command], patience: float) -> Answer:
         repeated, began = False, clock()
@@ -229,8 +240,8 @@ class AsyncWire:
             try:
                 connection = await self._connected(patience)
                 replies = await self._exchange(connection, [command.packed for command in commands], patience)
-                forgotten, again = _to_repeat(commands, replies)
-                if forgotten:
+                if NoScriptError in map(type, replies):
+                    forgotten, again = _to_repeat(commands, replies)
                     fresh = (await self._exchange(connection, again, patience))[-len(forgotten) :]
                     for index, reply in zip(forgotten, fresh, strict=True):
                         replies[index] = reply
@@ -266,13 +277,19 @@ class AsyncWire:
             raise
 
     async def _exchange(self, connection: Any, packed: list[bytes], patience: float) -> list[Any]:
-        await connection.send_packed_command([b"".join(packed)], check_health=False)
-        return [await self._read(connection, patience) for _ in packed]
+        # Not by an argument of read_response, which answers None when its time is over.
+        sooner = asyncio.timeout(patience) if patience < self._timeout else nullcontext()
+        try:
+            async with sooner:
+                await connection.send_packed_command([b"".join(packed)], check_health=False)
+                return [await self._read(connection) for _ in packed]
+        except builtins.TimeoutError:
+            raise TimeoutError("Timeout reading from socket") from None
 
     @staticmethod
-    async def _read(connection: Any, patience: float) -> Any:
+    async def _read(connection: Any) -> Any:
         try:
-            return await connection.read_response(disable_decoding=True, timeout=patience)
+            return await connection.read_response(disable_decoding=True)
         except ResponseError as error:
             return error
 

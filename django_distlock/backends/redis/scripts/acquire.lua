@@ -38,7 +38,7 @@ if lease and string.sub(lease, 1, 27) == token .. ' ' then
   local state, fence = string.sub(lease, 28, 28), string.sub(lease, 30, 45)
   if state == 'r' then return {-1} end
   if state == 'c' then
-    if mode ~= 'look' and retired() then return {-1} end
+    if retired() then return {-1} end
     redis.call('SET', LEASE, token .. ' h ' .. fence .. ' ' .. holder, 'PX', ttl)
   elseif redis.call('PTTL', LEASE) < ttl then
     redis.call('PEXPIRE', LEASE, ttl)
@@ -86,7 +86,7 @@ end
 place = mode == 'again' and redis.call('ZSCORE', QUEUE, me)
 if not place then
   place = number()
-  redis.call('ZADD', QUEUE, 'NX', place, me)
+  if redis.call('ZADD', QUEUE, 'NX', place, me) == 0 then place = redis.call('ZSCORE', QUEUE, me) end
 end
 redis.call('PEXPIRE', QUEUE, ARGV[8])
 return {0, string.format('%016.0f', tonumber(place)), -1, lease, -1}

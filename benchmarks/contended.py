@@ -1,0 +1,154 @@
+"""Processes or threads that all want the same lock, each for a millisecond at a time."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from time import monotonic, sleep
+from typing import NamedTuple
+
+from .contenders import FLOOR, OURS, REDIS_PY, Enter, configure, prepare_queues, queuers
+from .measure import Child, Store, jain, middle, sleep_until
+from .report import Column, Table
+
+HOLD = 0.001
+SETTLING = 0.4  # seconds of the rush before the window opens
+
+COLUMNS = (
+    Column("size", "n", "d"),
+    Column("lock", "lock"),
+    Column("rate", "hand-offs/s", ".0f"),
+    Column("of_floor", "% floor", ".0f"),
+    Column("fairness", "Jain", ".3f"),
+    Column("longest_ms", "wait ms", ".0f"),
+    Column("commands", "commands", ".1f"),
+)
+
+
+class Window(NamedTuple):
+    """On the monotonic clock, which all processes of a machine share."""
+
+    starts: float
+    opens: float
+    closes: float
+
+
+class Tally(NamedTuple):
+    grants: int
+    longest: float  # seconds of waiting, up to the close of the window
+
+
+@dataclass(frozen=True)
+class Crowd:
+    processes: int
+    threads: int = 1
+
+    @property
+    def size(self) -> int:
+        return self.processes * self.threads
+
+    def __str__(self) -> str:
+        return f"{self.size} threads" if self.threads > 1 else f"{self.size} processes"
+
+
+def run_processes(url: str, *, rounds: int, seconds: float, progress: Callable[[str], None]) -> list[Table]:
+    rows = []
+    for size in (2, 8, 32):
+        rows += _compare(url, Crowd(size), list(queuers(url)), rounds, seconds, progress)
+    return [
+        Table(
+            "processes",
+            "n processes want one lock, held for 1 ms; the longest wait; store commands per hand-off",
+            COLUMNS,
+            rows,
+        )
+    ]
+
+
+def run_threads(url: str, *, rounds: int, seconds: float, progress: Callable[[str], None]) -> list[Table]:
+    rows = _compare(url, Crowd(1, threads=64), [FLOOR, OURS, REDIS_PY], rounds, seconds, progress)
+    return [Table("threads", "n threads of one process want one lock, held for 1 ms", COLUMNS, rows)]
+
+
+def _compare(
+    url: str, crowd: Crowd, locks: Sequence[str], rounds: int, seconds: float, progress: Callable[[str], None]
+) -> list[dict[str, object]]:
+    """``seconds``: how long the window is open for each lock in each round."""
+    seen: dict[str, list[dict[str, float]]] = {lock: [] for lock in locks}
+    for number in range(1, rounds + 1):
+        for lock in locks:
+            progress(f"{crowd}, round {number} of {rounds}: {lock}")
+            seen[lock].append(rush(url, lock, crowd, seconds))
+        floor = seen[FLOOR][-1]["rate"]
+        for lock in locks:
+            seen[lock][-1]["of_floor"] = 100 * seen[lock][-1]["rate"] / floor
+    return [{"size": crowd.size, "lock": lock, **middle(seen[lock])} for lock in locks]
+
+
+def rush(url: str, lock: str, crowd: Crowd, seconds: float) -> dict[str, float]:
+    prepare_queues(url)
+    store = Store(url)
+    children = [Child(_compete, url, lock, crowd.threads) for _ in range(crowd.processes)]
+    try:
+        for child in children:
+            child.told()  # it is ready
+        starts = monotonic() + 0.1
+        window = Window(starts, starts + SETTLING, starts + SETTLING + seconds)
+        for child in children:
+            child.pipe.send(window)
+        sleep_until(window.opens)
+        before = store.commands()
+        sleep_until(window.closes)
+        commands = store.commands() - before
+        tallies: list[Tally] = [tally for child in children for tally in child.told()]
+    finally:
+        for child in children:
+            child.end()
+    grants = [tally.grants for tally in tallies]
+    return {
+        "rate": sum(grants) / seconds,
+        "fairness": jain(grants),
+        "longest_ms": max(tally.longest for tally in tallies) * 1000,
+        "commands": commands / max(1, sum(grants)),
+    }
+
+
+def _compete(pipe: Connection, url: str, lock: str, threads: int) -> None:
+    configure(url)
+    make = queuers(url)[lock]
+    entrances = [make() for _ in range(threads)]
+    pipe.send("ready")
+    window: Window = pipe.recv()
+    pipe.send(_together(entrances, window))
+
+
+def _together(entrances: Iterable[Enter], window: Window) -> list[Tally]:
+    tallies: list[Tally] = []
+
+    def compete(enter: Enter) -> None:
+        tallies.append(_member(enter, window))
+
+    members = [threading.Thread(target=compete, args=[enter]) for enter in entrances]
+    for member in members:
+        member.start()
+    for member in members:
+        member.join()
+    return tallies
+
+
+def _member(enter: Enter, window: Window) -> Tally:
+    grants, longest = 0, 0.0
+    sleep_until(window.starts)
+    while True:
+        asked = monotonic()
+        with enter():
+            got = monotonic()
+            if got >= window.opens:
+                longest = max(longest, min(got, window.closes) - asked)
+            if got >= window.closes:
+                return Tally(grants, longest)
+            if got >= window.opens:
+                grants += 1
+            sleep(HOLD)

@@ -1,0 +1,72 @@
+"""What a lock costs at the very least: a plain socket, commands packed beforehand, and no second thought."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+COMPARE_AND_DELETE = b"if redis.call('get',KEYS[1])==ARGV[1] then return redis.call('del',KEYS[1]) end return 0"
+TOKEN_LENGTH = 26
+
+
+def pack(*parts: bytes) -> bytes:
+    return b"*%d\r\n" % len(parts) + b"".join(b"$%d\r\n%b\r\n" % (len(part), part) for part in parts)
+
+
+class Wire:
+    """One connection. Understands replies of one line, which is all that the floor asks for, and lists of texts."""
+
+    def __init__(self, path: str) -> None:
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.connect(path)
+
+    def call(self, packed: bytes) -> bytes:
+        self._socket.sendall(packed)
+        reply = self._socket.recv(4096)
+        if reply.startswith(b"-"):
+            raise RuntimeError(reply.decode())
+        return reply
+
+
+class Pair:
+    """``SET NX PX`` and a delete that compares the token."""
+
+    def __init__(self, path: str, name: bytes, ttl_ms: int) -> None:
+        self._wire = Wire(path)
+        self._wire.call(pack(b"SCRIPT", b"LOAD", COMPARE_AND_DELETE))
+        digest = hashlib.sha1(COMPARE_AND_DELETE, usedforsecurity=False).hexdigest().encode()
+        blank = b"-" * TOKEN_LENGTH
+        self._acquire = pack(b"SET", name, blank, b"NX", b"PX", b"%d" % ttl_ms).partition(blank)
+        self._release = pack(b"EVALSHA", digest, b"1", name, blank).partition(blank)
+
+    def __call__(self) -> None:
+        token = os.urandom(TOKEN_LENGTH // 2).hex().encode()
+        before, _, after = self._acquire
+        granted = self._wire.call(before + token + after)
+        before, _, after = self._release
+        released = self._wire.call(before + token + after)
+        if granted != b"+OK\r\n" or released != b":1\r\n":
+            raise RuntimeError("the lock of the floor is held by somebody else")
+
+
+class Baton:
+    """One element in a list: whoever pops it has the lock, and pushes it back. No TTL, no owner, first come first."""
+
+    def __init__(self, path: str, name: bytes) -> None:
+        self._wire = Wire(path)
+        self._take = pack(b"BLPOP", name, b"0")
+        self._give = pack(b"RPUSH", name, b"baton")
+
+    def lay_down(self) -> None:
+        self._wire.call(self._give)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        self._wire.call(self._take)
+        try:
+            yield
+        finally:
+            self._wire.call(self._give)

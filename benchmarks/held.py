@@ -1,0 +1,84 @@
+"""Ten thousand leases that one process holds and renews."""
+
+from __future__ import annotations
+
+import threading
+import tracemalloc
+from collections.abc import Callable
+from contextvars import copy_context
+from sys import getsizeof
+from time import monotonic
+
+from django_distlock import lock, locks
+
+from .contenders import TTL, configure
+from .measure import in_child, sleep_until
+from .report import Column, Table
+
+LEASES = 10_000
+TICK = TTL / 3  # seconds from one renewal of a lease to the next
+
+COLUMNS = (
+    Column("leases", "leases", ",d"),
+    Column("beyond_lease", "bytes beyond the lease object", ",.0f"),
+    Column("bytes", "in all", ",.0f"),
+    Column("threads", "threads", "d"),
+    Column("round_trips", "trips/tick", ".1f"),
+    Column("tick_ms", "tick ms", ".0f"),
+    Column("lost", "lost", "d"),
+)
+
+
+def run(url: str, *, ticks: int, progress: Callable[[str], None]) -> list[Table]:
+    progress(f"{LEASES:,} leases, {ticks} tick(s) of {TICK:.0f} s")
+    row = in_child(_hold, url, ticks, within=120 + ticks * TICK)
+    return [Table("held", "Held leases with renewal, one process", COLUMNS, [row])]
+
+
+class Renewals:
+    """Stands before the backend's ``renew``, each call of which is one round trip, and notes what passes."""
+
+    def __init__(self, renew: Callable[..., list[bool]]) -> None:
+        self._renew = renew
+        self.took: list[float] = []
+
+    def __call__(self, *arguments: object, **options: object) -> list[bool]:
+        began = monotonic()
+        renewed = self._renew(*arguments, **options)
+        self.took.append(monotonic() - began)
+        return renewed
+
+
+def _hold(url: str, ticks: int) -> dict[str, float]:
+    configure(url)
+    backend = locks["default"]
+    with lock("held:first", ttl=TTL):
+        threads_before = threading.active_count() - 1  # renewal is awake already
+    renewals = backend.renew = Renewals(backend.renew)  # type: ignore[method-assign, assignment]
+
+    # Acquired as by as many requests or tasks, each in a context of its own.
+    names = [f"held:{number}" for number in range(LEASES)]
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    began = monotonic()
+    handles = [lock(name, ttl=TTL) for name in names]
+    for handle in handles:
+        copy_context().run(handle.acquire)
+    per_lease = (tracemalloc.get_traced_memory()[0] - before) / LEASES
+    tracemalloc.stop()
+
+    threads = threading.active_count() - threads_before
+    sleep_until(began + ticks * TICK + TICK / 2)
+    leases = list(backend.keeper._leases.values())  # type: ignore[union-attr, attr-defined]
+    row = {
+        "leases": LEASES,
+        "beyond_lease": per_lease - getsizeof(leases[0]) - getsizeof(vars(leases[0])),
+        "bytes": per_lease,
+        "threads": threads,
+        "round_trips": len(renewals.took) / ticks,
+        "tick_ms": sum(renewals.took) / ticks * 1000,
+        "lost": LEASES - sum(lease.is_live for lease in leases),
+    }
+    for handle in handles:
+        handle.release()
+    return row

@@ -1,0 +1,201 @@
+"""What processes saw of their locks, written to files as it happens, and a judge of such histories.
+
+Each process keeps a ``Journal``. ``faults(events)`` proves from all of them together, name by name, that no two
+holders believed at once (S1), that fencing numbers grew (S12) and that nobody overtook a waiter (S10);
+``left_behind(keys)`` that the store is clean at the end (S4).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from django_distlock import signals
+from django_distlock.backends.redis import RedisBackend
+from django_distlock.leases import Lease
+from django_distlock.tickets import Grant, LockInfo, Ticket, clock
+
+SETTLING = 4.0  # seconds a disturbed waiter needs to be back at its place: a grant it did not take, a look, some slack
+EVERYBODY = 0
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that a process did or learned, at a moment of ``clock()``, which all processes share.
+
+    ``kind``: ``place`` (a waiter learned its place in the store's queue), ``grant`` (``sent``: before the request
+    that was answered), ``renewal``, ``release`` (before the request is sent), ``loss``, or ``disturbed`` (the
+    process, or EVERYBODY, was killed, stopped, continued or cut off).
+    """
+
+    kind: str
+    at: float
+    pid: int = EVERYBODY
+    name: str = ""
+    fence: int = 0
+    place: str = ""
+    sent: float = 0.0
+    deadline: float = 0.0
+
+
+class Journal:
+    """Appends events to the file of this process; one write each, so that a kill tears at most the last line."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = os.open(folder / f"{os.getpid()}.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+
+    def write(self, kind: str, *, pid: int | None = None, **about: Any) -> None:
+        event = Event(kind, about.pop("at", None) or clock(), os.getpid() if pid is None else pid, **about)
+        os.write(self._file, json.dumps(asdict(event)).encode() + b"\n")
+
+    def attach(self) -> None:
+        """From now on tell of every lease of this process, and of places where the backend is a RecordingBackend."""
+        signals.lock_acquired.connect(self._granted, weak=False)
+        signals.lock_lost.connect(self._lost, weak=False)
+        RecordingBackend.journal = self
+
+    def _granted(self, lease: Lease, **_: Any) -> None:
+        about = {"name": lease.name, "fence": lease.fence}
+        extend, end = lease.extend, lease.end
+
+        def extended(sent_at: float, ttl: float) -> None:
+            extend(sent_at, ttl)
+            self.write("renewal", deadline=lease.deadline, **about)
+
+        def ended() -> float:
+            self.write("release", **about)
+            return end()
+
+        sent = lease.deadline - lease.ttl * 0.99 + 0.002
+        lease.extend, lease.end = extended, ended  # type: ignore[method-assign]
+        self.write("grant", place=lease.ticket.place, sent=sent, deadline=lease.deadline, **about)
+
+    def _lost(self, lease: Lease, **_: Any) -> None:
+        self.write("loss", name=lease.name, fence=lease.fence)
+
+
+class RecordingBackend(RedisBackend):
+    """Tells the journal each place that a waiter is given."""
+
+    journal: Journal | None = None
+
+    def _answered(self, ticket: Ticket, answer: Any) -> Grant | LockInfo:
+        before = ticket.place
+        answered = super()._answered(ticket, answer)
+        if self.journal and ticket.place and ticket.place != before:
+            self.journal.write("place", name=ticket.name, place=ticket.place)
+        return answered
+
+
+def read(folder: Path) -> list[Event]:
+    """The events of all journals in the order in which they happened."""
+    return sorted(_read(folder), key=lambda event: event.at)
+
+
+def _read(folder: Path) -> Iterator[Event]:
+    for path in sorted(folder.glob("*.jsonl")):
+        for line in path.read_bytes().splitlines(keepends=True):
+            if line.endswith(b"\n"):
+                yield Event(**json.loads(line))
+
+
+@dataclass(frozen=True)
+class Belief:
+    """One grant and the time for which its holder may have believed in it."""
+
+    grant: Event
+    until: float
+
+    @property
+    def is_empty(self) -> bool:
+        """The process was stopped until it was over."""
+        return self.until <= self.grant.at
+
+    def __str__(self) -> str:
+        grant = self.grant
+        return f"{grant.fence} of process {grant.pid} from {grant.at:.6f} to {self.until:.6f}"
+
+
+def faults(events: Iterable[Event]) -> list[str]:
+    """What is wrong with the history, one sentence each. Nothing is, when the list is empty."""
+    by_name: dict[str, list[Event]] = defaultdict(list)
+    disturbed: list[Event] = []
+    for event in sorted(events, key=lambda event: event.at):
+        (disturbed if event.kind == "disturbed" else by_name[event.name]).append(event)
+    found = []
+    for name, of_name in by_name.items():
+        beliefs = _beliefs(of_name)
+        for problem in (*_overlaps(beliefs), *_numbers(beliefs), *_overtakings(of_name, beliefs, disturbed)):
+            found.append(f"{name}: {problem}")
+    return found
+
+
+def _beliefs(events: list[Event]) -> list[Belief]:
+    """In the order of the grants."""
+    deadlines: dict[tuple[int, int], float] = {}
+    ends: dict[tuple[int, int], float] = {}
+    for event in events:
+        lease = event.pid, event.fence
+        if event.kind in ("grant", "renewal"):
+            deadlines[lease] = max(event.deadline, deadlines.get(lease, 0.0))
+        elif event.kind in ("release", "loss"):
+            ends.setdefault(lease, event.at)
+    grants = [(event, (event.pid, event.fence)) for event in events if event.kind == "grant"]
+    return [Belief(grant, min(deadlines[lease], ends.get(lease, inf))) for grant, lease in grants]
+
+
+def _overlaps(beliefs: list[Belief]) -> Iterator[str]:
+    last: Belief | None = None
+    for belief in beliefs:
+        if last and not belief.is_empty and belief.grant.at < last.until:
+            yield f"two holders at once: {last}, and {belief}"
+        if last is None or belief.until > last.until:
+            last = belief
+
+
+def _numbers(beliefs: list[Belief]) -> Iterator[str]:
+    for fence, times in Counter(belief.grant.fence for belief in beliefs).items():
+        if times > 1:
+            yield f"the number {fence} was granted {times} times"
+    for earlier, later in pairwise(belief for belief in beliefs if not belief.is_empty):
+        if later.grant.fence < earlier.grant.fence:
+            yield f"the number {later.grant.fence} was granted after {earlier.grant.fence}"
+
+
+def _overtakings(events: list[Event], beliefs: list[Belief], disturbed: list[Event]) -> Iterator[str]:
+    """A waiter that was granted must not have stood before the holder of an earlier grant, known to the store.
+
+    Unless something happened to the waiter that may have thrown it out of the queue until its next look.
+    """
+    known: dict[tuple[int, str], float] = {}
+    for event in events:
+        if event.kind == "place":
+            known.setdefault((event.pid, event.place), event.at)
+    for index, later in enumerate(beliefs):
+        mine = later.grant
+        since = known.get((mine.pid, mine.place)) if mine.place else None
+        if since is None:
+            continue
+        for earlier in beliefs[:index]:
+            other = earlier.grant
+            overtook = since < other.sent and (not other.place or int(other.place) > int(mine.place))
+            if overtook and not any(
+                event.pid in (mine.pid, EVERYBODY) and since - SETTLING <= event.at <= other.at for event in disturbed
+            ):
+                where = f"with the place {other.place}" if other.place else "without a place"
+                yield (
+                    f"process {other.pid} got in {where} at {other.at:.6f} before process {mine.pid}, which had the"
+                    f" place {mine.place} since {since:.6f} and got in at {mine.at:.6f}"
+                )
+
+
+def left_behind(keys: Iterable[str], prefix: str = "lock") -> list[str]:
+    """What locks left in the store, where nothing may remain but the last fencing number."""
+    return sorted(key for key in keys if key.startswith((f"{prefix}:", f"{prefix}|")) and key != f"{prefix}|f")

@@ -1,0 +1,362 @@
+"""Processes that ask for the lock. What they do is the package's own code, in its asynchronous form; simulated
+are what it stands on: tasks, sockets, bells, and the keeper of leases, because these follow the clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Generator
+from functools import partial
+from math import inf
+from types import coroutine
+from typing import TYPE_CHECKING, Any
+
+from redis.exceptions import TimeoutError
+
+from django_distlock.backends.redis.backend import RedisBackend
+from django_distlock.backends.redis.errors import NoReply, explain
+from django_distlock.backends.redis.listener import AGAIN, NAP, Listener
+from django_distlock.backends.redis.wire import Answer, Command
+from django_distlock.exceptions import LockBackendError
+from django_distlock.renewal import RETRY
+from django_distlock.tickets import Grant, Holder, LockInfo, Ticket, safe_deadline
+from django_distlock.waiting import Outcome, Wait, aacquire
+
+if TYPE_CHECKING:
+    from .world import World
+
+TIMEOUT = 2.0  # seconds a client waits for a reply
+SHORTEST_TTL, LONGEST_TTL = 8.0, 12.0
+
+Wake = Callable[[Any], object]
+Effect = Callable[[Wake], object]  # what a task waits for: called with what wakes the task
+
+
+@coroutine
+def suspended(effect: Effect) -> Generator[Effect, Any, Any]:
+    """Wait for the effect, and return what it wakes with."""
+    return (yield effect)
+
+
+class Cancelled(BaseException):
+    """Thrown into whoever waits, as asyncio does it."""
+
+
+class Task:
+    """A thread or a task: runs until it waits for something."""
+
+    def __init__(self, process: Process, steps: Coroutine[Effect, Any, Any]) -> None:
+        self._process = process
+        self._steps = steps
+        self._turn = 0  # wakes what waits now, and not what has waited for something else before
+        self.is_cancellable = False
+
+    def go(self, step: Callable[[Any], Effect], value: Any) -> None:
+        self._turn += 1
+        self._process.current = self
+        try:
+            begin = step(value)
+        except StopIteration:
+            return
+        begin(partial(self._wake, self._turn))
+
+    def start(self) -> None:
+        self.go(self._steps.send, None)
+
+    def _wake(self, turn: int, value: Any) -> None:
+        self._process.when_running(partial(self._go_on, turn, value))
+
+    def _go_on(self, turn: int, value: Any) -> None:
+        if turn == self._turn:
+            self.go(self._steps.send, value)
+
+    def cancel(self) -> None:
+        if self.is_cancellable:
+            self._process.world.tell("cancelled", self._process)
+            self.go(self._steps.throw, Cancelled())
+
+    def close(self) -> None:
+        self._turn += 1
+        self._steps.close()
+
+
+class Bell:
+    """As the package's, for tasks of the simulation."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._rung = False
+        self._wake: Wake | None = None
+
+    def ring(self) -> None:
+        self._rung = True
+        if self._wake:
+            self._world.after(0.0, self._wake, None)
+
+    async def await_(self, timeout: float) -> None:
+        await suspended(partial(self._begin, timeout))
+        self._rung, self._wake = False, None
+
+    def _begin(self, timeout: float, wake: Wake) -> None:
+        self._wake = wake
+        self._world.after(0.0 if self._rung else timeout, wake, None)
+
+
+class SimulatedListener(Listener):
+    """The connection is two facts: whether the store counts it, and whether it delivers."""
+
+    def __init__(self, process: Process, hand_back: Callable[[str, str], None]) -> None:
+        super().__init__(None, "", hand_back, TIMEOUT, "simulated")  # type: ignore[arg-type]
+        self._process = process
+        self._channel = f"lock|in:{process.number}"
+        self._kind = process.world.random.choice("SP")
+        self._tickets: dict[str, Ticket] = {}  # type: ignore[assignment]  # freed as told, not as it happens
+        self._delivers = False
+        self._is_running = False
+        self._end: Wake | None = None
+        self.is_heard_of = False
+
+    def _revive(self) -> None:
+        """There is no thread to start."""
+
+    def hears(self, kind: str, channel: str) -> bool:
+        return self.is_heard_of and (kind, channel) == (self._kind, self._channel)
+
+    def receive(self, text: str) -> None:
+        if self._delivers:
+            self._heard([b"message", b"", text.encode()])
+
+    async def started(self) -> None:
+        """Return when the subscription stands."""
+        world = self._process.world
+        if not self._is_running:
+            self._is_running = True
+            self._process.start(self._listen_for_ever())
+        until = world.now + TIMEOUT
+        while not self.is_ready:
+            if world.now >= until:
+                raise explain(TimeoutError("no answer to SUBSCRIBE"), self._process.backend)
+            await self._process.sleep(NAP / 10)
+
+    async def _listen_for_ever(self) -> None:
+        while True:
+            await self._process.sleep(self._process.world.between(0.002, 0.05))
+            self.is_heard_of = self._delivers = True
+            await self._process.sleep(self._process.world.between(0.002, 0.05))
+            self._inbox = self._kind + self._channel
+            self._asked_at, self._resubscribe = 0.0, False
+            self._subscribed.set()
+            self._wake_all()
+            await suspended(self._until_ended)
+            self._end = None
+            self._subscribed.clear()
+            self.is_heard_of = self._delivers = False
+            await self._process.sleep(AGAIN)
+
+    def _until_ended(self, wake: Wake) -> None:
+        self._end = wake
+
+    def looked(self, *told: Any) -> None:
+        super().looked(*told)
+        if self._resubscribe and self._end:
+            self._process.world.after(NAP, self._end, None)
+
+    def cut(self, is_noticed_by_store: bool) -> None:
+        """Of a half-open connection neither side knows at first; one that is reset is seen by both, soon or late."""
+        if self._end:
+            self._delivers = False
+            if is_noticed_by_store:
+                self.is_heard_of = False
+            self._process.world.after(self._process.world.random.choice([0.01, 1.0, 5.0]), self._end, None)
+
+    def disappear(self) -> None:
+        self.is_heard_of = False
+
+
+class SimulatedBackend(RedisBackend):
+    """With the world as its wire. Tells the checker what its callers are told."""
+
+    _listener: SimulatedListener
+
+    def __init__(self, process: Process) -> None:
+        super().__init__("default", {"LOCATION": "redis://127.0.0.1:6379/0", "OPTIONS": {"socket_timeout": TIMEOUT}})
+        self.keeper = process  # type: ignore[assignment]
+        self._process = process
+        self._world = process.world
+        self._listener = SimulatedListener(process, self._hand_back)
+
+    async def aacquire(self, ticket: Ticket, *, queue: bool) -> Grant | LockInfo:
+        self._world.checker.asks(ticket)
+        answer = await super().aacquire(ticket, queue=queue)
+        if isinstance(answer, LockInfo) and ticket.place:
+            self._world.checker.told_place(ticket)
+        return answer
+
+    async def arelease(self, ticket: Ticket, rest: float = 0.0) -> bool:
+        released = await super().arelease(ticket, rest)
+        self._world.checker.settled(ticket)
+        return released
+
+    async def _start_listener(self) -> None:  # type: ignore[override]
+        await self._listener.started()
+
+    async def _asend(self, *commands: Command, within: float | None = None) -> Answer:
+        """As Wire.send: twice, and then no more."""
+        patience = min(TIMEOUT, TIMEOUT if within is None else within)
+        for repeated in (False, True):
+            sent_at = self._world.now
+            reply = await suspended(partial(self._world.exchange, self._process, commands[0], patience))
+            if reply is not None:
+                return Answer([reply], sent_at, repeated)
+        raise explain(TimeoutError("no reply"), self, NoReply)
+
+
+class Process:
+    """Threads and tasks that share a backend, a listener and a keeper."""
+
+    def __init__(self, world: World, number: int) -> None:
+        self.world = world
+        self.number = number
+        self.is_alive = True
+        self.is_stopped = False
+        self.waiting: list[float] = []  # since when each caller waits
+        self.backend = SimulatedBackend(self)
+        self.listener = self.backend._listener
+        self.current: Task
+        self._abandoned: set[str] = set()
+        self._tasks: list[Task] = []
+        self._backlog: list[Callable[[], object]] = []
+
+    def __str__(self) -> str:
+        return f"p{self.number:<2}"
+
+    @property
+    def is_running(self) -> bool:
+        return self.is_alive and not self.is_stopped
+
+    def start(self, steps: Coroutine[Effect, Any, Any]) -> None:
+        task = Task(self, steps)
+        self._tasks.append(task)
+        self.world.after(0.0, self.when_running, task.start)
+
+    def when_running(self, happen: Callable[[], object]) -> None:
+        if self.is_stopped:
+            self._backlog.append(happen)
+        elif self.is_alive:
+            happen()
+
+    def go_on(self) -> None:
+        self.is_stopped = False
+        backlog, self._backlog = self._backlog, []
+        for happen in backlog:
+            self.world.after(self.world.between(0.0, 0.01), self.when_running, happen)
+
+    def kill(self) -> None:
+        self.is_alive = False
+        for task in self._tasks:
+            task.close()
+        self.waiting.clear()
+
+    async def sleep(self, seconds: float) -> None:
+        await suspended(lambda wake: self.world.after(seconds, wake, None))
+
+    # The keeper: as Renewer
+
+    def abandon(self, ticket: Ticket, *, rest: float = 0.0, until: float = 0.0) -> None:
+        if self.is_alive and ticket.token not in self._abandoned:
+            self._abandoned.add(ticket.token)
+            self.start(self._give_back(ticket, self.world.now + rest, max(until, self.world.now + ticket.ttl)))
+
+    async def _give_back(self, ticket: Ticket, free_at: float, until: float) -> None:
+        while True:
+            try:
+                await self.backend.arelease(ticket, max(0.0, free_at - self.world.now))
+                break
+            except LockBackendError:
+                if self.world.now >= until:
+                    break
+                await self.sleep(RETRY)
+        self._abandoned.discard(ticket.token)
+
+    # Callers
+
+    async def calls(self) -> None:
+        """A thread or task that asks for the lock again and again."""
+        pick = self.world.random.choice
+        me = self.current
+        while True:
+            await self.sleep(pick([0.0, 0.0, 0.05, self.world.between(0.0, 3.0)]))
+            if not self.world.is_faulty:
+                return
+            seconds = pick([0.0, 0.0, self.world.between(0.02, 1.0), self.world.between(1.0, 10.0), None])
+            ttl = pick([SHORTEST_TTL, LONGEST_TTL])
+            holder = Holder("host", self.number, "thread", "simulation", 0.0)
+            ticket = Ticket("name", ttl, holder, self.world.new_token(), bell=Bell(self.world))  # type: ignore[arg-type]
+            wait = Wait(self.backend, self, ticket, seconds, pointless=lambda busy: False)  # type: ignore[arg-type]
+            try:
+                outcome = await self._wait(me, wait, seconds)
+            except (Cancelled, LockBackendError):
+                continue
+            if outcome.grant:
+                await self._hold(ticket, outcome.grant)
+            elif not wait._bequeathed:
+                self.world.checker.settled(ticket)
+
+    async def _wait(self, me: Task, wait: Wait, seconds: float | None) -> Outcome:
+        since = self.world.now
+        if seconds != 0.0:
+            self.waiting.append(since)
+        me.is_cancellable = True
+        if self.world.chance(self.world.faults.cancel):
+            self.world.after(self.world.between(0.0, 4.0), self.when_running, me.cancel)
+        try:
+            return await aacquire(wait, wait.steps(may_be_own=False))
+        finally:
+            me.is_cancellable = False
+            if since in self.waiting:
+                self.waiting.remove(since)
+
+    async def _hold(self, ticket: Ticket, grant: Grant) -> None:
+        """As Lease and Renewer: renew at a third of the TTL, rest for min_hold, do not release what is lost."""
+        granted_at = self.world.now
+        deadline = safe_deadline(grant.sent_at, ticket.ttl)
+        self.world.checker.believes(self, ticket, grant, deadline)
+        self.world.tell("holds", self, ticket.token)
+        until = granted_at + self.world.random.choice(
+            [0.0, 0.01, 0.1, self.world.between(0.0, 2.0), self.world.between(0.0, 8.0)]
+        )
+        deadline = await self._renew(ticket, grant, deadline, until)
+        self.world.checker.disbelieves(ticket)
+        if self.world.now >= deadline:
+            self.world.tell("lost", self, ticket.token)
+            self.listener.forget(ticket)
+            return
+        min_hold = self.world.random.choice([0.0, 0.0, 0.0, self.world.between(0.0, 2.0)])
+        rest = max(0.0, granted_at + min_hold - self.world.now)
+        self.world.checker.rests(ticket, min(self.world.now + rest, deadline))
+        try:
+            released = await self.backend.arelease(ticket, rest)
+        except LockBackendError:
+            self.abandon(ticket, rest=rest, until=deadline)
+        else:
+            if not released:
+                self.world.checker.was_lost(ticket, deadline)
+
+    async def _renew(self, ticket: Ticket, grant: Grant, deadline: float, until: float) -> float:
+        """Return the deadline, which has passed if the lease was lost."""
+        due = grant.sent_at + ticket.ttl / 3
+        while self.world.now < min(until, deadline):
+            await self.sleep(max(0.0, min(due, until, deadline) - self.world.now))
+            if self.world.now < due or self.world.now >= deadline:
+                continue
+            sent_at = self.world.now
+            try:
+                [renewed] = await self.backend.arenew([(ticket, ticket.ttl)], within=(deadline - sent_at) / 3)
+            except LockBackendError:
+                due = self.world.now + min(RETRY, ticket.ttl / 6)
+                continue
+            if not renewed:
+                self.world.checker.was_lost(ticket, deadline)
+                return -inf
+            deadline = max(deadline, safe_deadline(sent_at, ticket.ttl))
+            due = sent_at + ticket.ttl / 3
+            self.world.checker.renewed(ticket, deadline)
+        return deadline
