@@ -39,6 +39,7 @@ class Proxy:
 
     def __exit__(self, *_: object) -> None:
         self.refuse()
+        self._call(self._end())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -76,6 +77,13 @@ class Proxy:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.sleep(0.01)  # the loop closes sockets in its next round
+
+    async def _end(self) -> None:
+        """What was accepted at the last moment ends too, and the loop closes its socket in its next round."""
+        for _ in range(3):
+            others = asyncio.all_tasks() - {asyncio.current_task()}
+            await asyncio.gather(*others, return_exceptions=True)
+            await asyncio.sleep(0.01)
 
     async def _let_go(self) -> None:
         while self.delayed:
