@@ -236,6 +236,28 @@ def ticket_of(name):
     return Ticket(name, 10.0, info.holder, token=info.token)
 
 
+@pytest.mark.parametrize("protocol", [2, 3])
+def test_without_hiredis(valkey_locks, valkey, protocol):
+    """redis-py's own parsers, which read from the socket in another way."""
+    code = (
+        "import sys; sys.modules['hiredis'] = None\n" + PROLOGUE + "import asyncio, threading\n"
+        "from django_distlock.tickets import Ticket, Holder\n"
+        "first = lock('name', ttl=30); first.acquire()\n"
+        "threading.Timer(0.2, first.release).start()\n"
+        "waiting = lock('name', wait=10)\n"
+        "assert waiting.acquire(); say(len(list(locks['default'].held()))); waiting.release()\n"
+        "async def main():\n"
+        "    first = lock('other'); await first.aacquire()\n"
+        "    handle = lock('other', wait=10); waiting = asyncio.create_task(handle.__aenter__())\n"
+        "    await asyncio.sleep(0.2); await first.arelease()\n"
+        "    lease = await waiting; await lease.arenew(60); await lease.arelease(); say(lease.state)\n"
+        "asyncio.run(main())\n"
+    )
+    url = f"{valkey.url}&protocol={protocol}"
+    done = subprocess.run([sys.executable, "-c", code, url], capture_output=True, text=True, check=False, timeout=30)
+    assert done.stdout.split("\n")[:2] == ["1", "released"], done.stderr
+
+
 def test_processes_exclude_each_other(program, tmp_path):
     """Four processes add to a number in a file, read and written apart."""
     number = tmp_path / "number"
