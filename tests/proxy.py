@@ -99,13 +99,15 @@ class Proxy:
             writer.transport.abort()
             return
         self._tasks.add(task)
-        server = await asyncio.open_unix_connection(self.server)
+        ends = [writer]
         try:
+            server = await asyncio.open_unix_connection(self.server)
+            ends.append(server[1])
             await Passage(self, (reader, writer), server).run()
         except (asyncio.CancelledError, ConnectionError):
             pass  # either end went away, or the proxy refuses now
         finally:
-            for end in (writer, server[1]):
+            for end in ends:
                 end.transport.abort()
             self._tasks.discard(task)
 
