@@ -83,6 +83,8 @@ class Proxy:
         for _ in range(3):
             others = asyncio.all_tasks() - {asyncio.current_task()}
             await asyncio.gather(*others, return_exceptions=True)
+            for transport in list(asyncio.get_running_loop()._transports.values()):
+                transport.abort()  # also one whose task was cancelled before it began
             await asyncio.sleep(0.01)
 
     async def _let_go(self) -> None:
