@@ -10,6 +10,7 @@ import asyncio
 import builtins
 import hashlib
 import os
+import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import nullcontext, suppress
@@ -119,6 +120,7 @@ class Wire:
     def _start(self) -> None:
         self._pid = os.getpid()
         self._idle: deque[Idle] = deque()
+        weakref.finalize(self, _disconnect, self._idle).atexit = False
         # A permit per connection that may be in use; a queue in C is several times faster than a semaphore.
         self._permits: SimpleQueue[None] = SimpleQueue()
         for _ in range(self._most):
@@ -196,9 +198,7 @@ class Wire:
             return error
 
     def close(self) -> None:
-        with suppress(IndexError):
-            while True:
-                self._idle.pop().connection.disconnect()
+        _disconnect(self._idle)
 
 
 class AsyncWire:
@@ -296,6 +296,12 @@ class AsyncWire:
     async def aclose(self) -> None:
         while self._idle:
             await self._idle.pop().connection.disconnect(nowait=True)
+
+
+def _disconnect(idle: deque[Idle]) -> None:
+    with suppress(IndexError):
+        while True:
+            idle.pop().connection.disconnect()
 
 
 def _sooner(location: Location, patience: float) -> dict[str, float]:
