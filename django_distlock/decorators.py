@@ -13,7 +13,8 @@ from asgiref.sync import iscoroutinefunction
 from . import names, responses
 from .exceptions import InvalidLockName, LockNotAcquired
 from .handlers import DEFAULT_ALIAS
-from .locking import Lock, LockOptions, Settled
+from .locking import Lock
+from .options import LockOptions, Options
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -68,24 +69,24 @@ def distributed_lock(
     if function is not None and not isinstance(function, str):
         if getattr(function, "__name__", "") == "<lambda>" or name or options or on_busy:
             raise TypeError("A callable that makes the name is given as name=: @distributed_lock(name=lambda pk: ...).")
-        return _decorated(function, None, using, None, Settled({"wait": 0}))
+        return _decorated(function, None, using, None, Options({"wait": 0}))
     if function is not None and name is not None:
         raise TypeError(f"@distributed_lock was given two names, {function!r} and {name!r}.")
     name = function if name is None else name
     if on_busy not in (None, "raise", "skip") and not callable(on_busy):
         raise ValueError(f"on_busy is {on_busy!r}; choose 'raise', 'skip', skip(value) or a callable.")
-    settled = Settled({"wait": 0, **options})
-    return lambda function: _decorated(function, name, using, skip() if on_busy == "skip" else on_busy, settled)
+    given = Options({"wait": 0, **options})
+    return lambda function: _decorated(function, name, using, skip() if on_busy == "skip" else on_busy, given)
 
 
-def _decorated(function: Callable[..., Any], name: Any, using: str, on_busy: Any, settled: Settled) -> Any:
+def _decorated(function: Callable[..., Any], name: Any, using: str, on_busy: Any, options: Options) -> Any:
     _check(function)
     name_of_call = _naming(function, name)
 
     def handle(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Lock:
         request = responses.request_of(args)
         label = responses.label(request) if request else _path(function)
-        return Lock(name_of_call(args, kwargs), using, settled, label)
+        return Lock(name_of_call(args, kwargs), using, options, label)
 
     def answer(busy: LockNotAcquired, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if callable(on_busy):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,6 @@ class Proxy:
 
     def __exit__(self, *_: object) -> None:
         self.refuse()
-        self._call(self._end())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -65,11 +65,25 @@ class Proxy:
     def _call(self, coroutine: Any) -> None:
         asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(PATIENCE)
 
+    # Not by asyncio's own server: what it accepts in the round in which it is closed, it never closes.
+
     async def _accept(self) -> None:
         self.listens = True
-        self._listener = await asyncio.start_unix_server(self._connected, self.socket)
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(self.socket))
+        self._listener.listen(128)
+        self._listener.setblocking(False)
+        self._loop.add_reader(self._listener, self._accepted)
+
+    def _accepted(self) -> None:
+        client, _ = self._listener.accept()
+        task = self._loop.create_task(self._connected(client))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda _: client.close())
 
     async def _refuse(self) -> None:
+        self._loop.remove_reader(self._listener)
         self._listener.close()
         self.socket.unlink(missing_ok=True)
         self.listens = False
@@ -78,40 +92,25 @@ class Proxy:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.sleep(0.01)  # the loop closes sockets in its next round
 
-    async def _end(self) -> None:
-        """What was accepted at the last moment ends too, and the loop closes its socket in its next round."""
-        for _ in range(3):
-            others = asyncio.all_tasks() - {asyncio.current_task()}
-            await asyncio.gather(*others, return_exceptions=True)
-            for transport in list(asyncio.get_running_loop()._transports.values()):
-                transport.abort()  # also one whose task was cancelled before it began
-            await asyncio.sleep(0.01)
-
     async def _let_go(self) -> None:
         while self.delayed:
             reader, writer = await asyncio.open_unix_connection(self.server)
             writer.write(self.delayed.pop(0))
             await reader.read(65536)
             writer.close()
+            await writer.wait_closed()
 
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task
-        if not self.listens:  # accepted just before
-            writer.transport.abort()
-            return
-        self._tasks.add(task)
-        ends = [writer]
+    async def _connected(self, client: socket.socket) -> None:
+        ends: list[Stream] = []
         try:
-            server = await asyncio.open_unix_connection(self.server)
-            ends.append(server[1])
-            await Passage(self, (reader, writer), server).run()
+            ends.append(await asyncio.open_unix_connection(sock=client))
+            ends.append(await asyncio.open_unix_connection(self.server))
+            await Passage(self, *ends).run()
         except (asyncio.CancelledError, ConnectionError):
             pass  # either end went away, or the proxy refuses now
         finally:
-            for end in ends:
-                end.transport.abort()
-            self._tasks.discard(task)
+            for _, writer in ends:
+                writer.transport.abort()
 
 
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]

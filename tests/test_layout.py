@@ -16,7 +16,8 @@ ORDER = [
     "backends.redis.location", "backends.redis.errors", "backends.redis.wire",
     "backends.redis.listener", "backends.redis.backend",
     "backends.redis", "backends",
-    "handlers", "waiting", "renewal", "locking", "responses", "decorators", "", "apps",
+    "handlers", "options", "waiting", "renewal", "entries", "attempts", "locking",
+    "responses", "decorators", "", "apps",
 ]  # fmt: skip
 
 DRIVERS = {"redis": "backends.redis", "django_redis": "backends.redis", "celery": "celery", "psycopg": "backends"}

@@ -297,7 +297,7 @@ class TestWith:
         handle = lock("name", wait=5)
         handle.acquire()
         [info] = locks["default"].held()
-        locks["default"].release(handle._leases()[0].ticket)
+        locks["default"].release(handle._entries.leases()[0].ticket)
         taken, leave = threading.Event(), threading.Event()
 
         def successor():

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 
 import pytest
 
@@ -35,14 +36,18 @@ def program(valkey_locks, valkey):
 
     def start(code):
         process = subprocess.Popen(
-            [sys.executable, "-W", "error", "-c", PROLOGUE + code, valkey.url], stdout=subprocess.PIPE, text=True
+            [sys.executable, "-W", "error", "-c", PROLOGUE + code, valkey.url],
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,  # to be ended with all that it starts
         )
         started.append(process)
         return process
 
     yield start
     for process in started:
-        process.kill()
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         process.stdout.close()
 
@@ -105,8 +110,10 @@ class TestEndOfAHolder:
     def test_a_handle_kept_by_a_thread_at_exit(self, program):
         holder = program(
             "import threading\n"
-            "threading.Thread(target=lambda: (lock('name', ttl=60).__enter__(), say('held'), time.sleep(60)), "
-            "daemon=True).start()\ntime.sleep(0.5)"
+            "held = threading.Event()\n"
+            "work = lambda: (lock('name', ttl=60).__enter__(), say('held'), held.set(), time.sleep(60))\n"
+            "threading.Thread(target=work, daemon=True).start()\n"
+            f"held.wait({PATIENCE})"
         )
         assert heard(holder) == "held"
         holder.wait(PATIENCE)
@@ -165,16 +172,17 @@ class TestFork:
             lease.ensure_held()
 
     def test_leaving_with_in_the_child_releases_nothing(self, valkey_locks):
-        with lock("name") as lease:
+        handle = lock("name")
+        with handle as lease:
             pid = os.fork()
             if not pid:
-                handle = lock("name")
-                handle._entered[threading.current_thread()] = [lease]
+                status = 1
                 try:
                     handle.__exit__(None, None, None)
+                    status = 0
                 finally:
-                    os._exit(0)
-            os.waitpid(pid, 0)
+                    os._exit(status)
+            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
             assert locks["default"].look(["name"])[0].token == lease.token
 
     def test_a_child_that_exits_normally_frees_nothing_of_its_parent(self, program, valkey_locks):

@@ -123,12 +123,12 @@ class Listener:
 
     def _run(self) -> None:
         while not self._is_done():
-            connection = None
             try:
-                connection = self._subscribe()
+                self._connection = self._location.connected(protocol=2, socket_timeout=NAP)
+                self._subscribe(self._connection)
                 self._subscribed.set()
                 self._wake_all()  # what was published while nobody listened
-                self._listen(connection)
+                self._listen(self._connection)
             except (RedisError, OSError) as error:
                 self._failure = error
                 self._subscribed.clear()
@@ -136,7 +136,7 @@ class Listener:
                 time.sleep(AGAIN)
             finally:
                 self._subscribed.clear()
-                self._connection = None
+                connection, self._connection = self._connection, None
                 if connection is not None:
                     connection.disconnect()
 
@@ -148,8 +148,7 @@ class Listener:
             self._subscribed.clear()
             return True
 
-    def _subscribe(self) -> Any:
-        connection = self._connection = self._location.connected(protocol=2, socket_timeout=NAP)
+    def _subscribe(self, connection: Any) -> None:
         for verb, kind in KINDS:
             connection.send_packed_command([pack(verb, self._channel)], check_health=False)
             try:
@@ -161,7 +160,6 @@ class Listener:
             self._inbox = kind + self._channel
             break
         self._asked_at, self._resubscribe = 0.0, False
-        return connection
 
     def _listen(self, connection: Any) -> None:
         while not self._resubscribe:

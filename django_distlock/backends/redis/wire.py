@@ -82,6 +82,9 @@ class Answer(NamedTuple):
     repeated: bool
 
 
+NOTHING = Answer([], sent_at=0.0, repeated=False)
+
+
 class Unanswered(Exception):
     """The commands were sent and no reply came: the server may have executed them, or may do so yet."""
 
@@ -127,6 +130,8 @@ class Wire:
             self._permits.put(None)
 
     def send(self, *commands: Command, within: float | None = None) -> Answer:
+        if not commands:
+            return NOTHING
         if self._pid != os.getpid():
             self._start()  # a forked child must not talk on its parent's connections
         patience = self._timeout if within is None else min(within, self._timeout)
@@ -213,6 +218,8 @@ class AsyncWire:
         self._vacant = asyncio.BoundedSemaphore(most)
 
     async def send(self, *commands: Command, within: float | None = None) -> Answer:
+        if not commands:
+            return NOTHING  # asyncio's transports choke on an empty chunk: such a one is never closed
         patience = self._timeout if within is None else min(within, self._timeout)
         if self._vacant.locked():
             try:

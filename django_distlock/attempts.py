@@ -1,0 +1,150 @@
+"""One call that asks for a lock, from its terms to its lease or its failure."""
+
+from __future__ import annotations
+
+import threading
+from contextvars import ContextVar
+from math import inf
+from typing import Any, NoReturn
+from weakref import ReferenceType, ref
+
+from . import signals, waiting
+from .entries import Entries
+from .exceptions import LockNotAcquired, LockReentry, LockTimeout
+from .handlers import locks
+from .leases import Lease
+from .options import Options
+from .renewal import renewer_of
+from .tickets import Holder, LockInfo, Ticket, clock, current_execution
+
+# Child tasks inherit the context and sync_to_async lends one thread to many, so an execution owns a
+# lease only when the thread or task is the same *and* the context remembers having acquired it.
+_acquired_here: ContextVar[tuple[ReferenceType[Lease], ...]] = ContextVar("django_distlock_acquired_here", default=())
+
+
+def _remember(lease: Lease) -> None:
+    known = _acquired_here.get()
+    count = len(known)
+    if count >= 8 and count & (count - 1) == 0:  # now and then, because every lease is looked at
+        known = tuple(known_lease for known_lease in known if (held := known_lease()) and held.is_live)
+    _acquired_here.set((*known, ref(lease)))
+
+
+class Attempt:
+    """One call of acquire, from its terms to its lease or its failure.
+
+    ``insists``: ``with`` and the decorator, which must have the lock and so do not wait for themselves.
+    """
+
+    lease: Lease | None = None
+    busy: LockInfo | None = None
+
+    def __init__(
+        self,
+        name: str,
+        using: str,
+        label: str,
+        options: Options,
+        entries: Entries,
+        blocking: bool = True,
+        timeout: float = -1,
+        *,
+        insists: bool = False,
+    ) -> None:
+        self._name, self._using = name, using
+        self._entries = entries
+        self._insists = insists
+        self.backend = locks[using]
+        self.terms = options.terms(self.backend)
+        self.keeper = renewer_of(self.backend)
+        self._seconds = _seconds(blocking, timeout, self.terms.wait)
+        self._began = clock()
+        self.execution = current_execution()
+        holder = Holder.here(self.terms.label or label, self.execution)
+        ticket = Ticket(name, self.terms.ttl, holder)
+        self.wait = waiting.Wait(self.backend, self.keeper, ticket, self._seconds, self._waits_for_itself)
+
+    def steps(self) -> waiting.Steps:
+        last = self.keeper.last_of(self._name)
+        return self.wait.steps(may_be_own=last is not None and self._is_own(last))
+
+    def _waits_for_itself(self, busy: LockInfo) -> bool:
+        return (self._insists or self.terms.reentrant) and self._own(busy) is not None
+
+    def _own(self, busy: LockInfo) -> Lease | None:
+        """The lease of this very thread or task which is in the way, as the store says."""
+        lease = self.keeper.find(busy.token)
+        return lease if lease and self._is_own(lease) else None
+
+    def _is_own(self, lease: Lease) -> bool:
+        return lease.is_live and lease.owner is self.execution and ref(lease) in _acquired_here.get()
+
+    def conclude(self, outcome: waiting.Outcome) -> signals.News | None:
+        about: dict[str, Any] = {"name": self._name, "using": self._using}
+        if outcome.grant:
+            self.lease = Lease(self.backend, self.wait.ticket, outcome.grant, self.terms, self.keeper, self.execution)
+            self.keeper.keep(self.lease)
+            _remember(self.lease)
+            self._entries.enter(self.lease, self.execution, by_with=self._insists)
+            return signals.News(signals.lock_acquired, type(self.backend), {**about, "lease": self.lease})
+        self.busy = outcome.busy
+        assert self.busy
+        if self.terms.reentrant and (own := self._own(self.busy)):
+            own.entries += 1
+            self.lease = own
+            self._entries.enter(own, self.execution, by_with=self._insists)
+            return None
+        about |= {"holder": self.busy.holder, "waited": clock() - self._began}
+        return signals.News(signals.lock_busy, type(self.backend), about)
+
+    def undo(self) -> None:
+        """The caller is interrupted before it learns of its lease."""
+        if not (lease := self.lease):
+            return
+        if lease in self._entries.leases():
+            self._entries.leave(by_with=self._insists)
+        if lease.ticket is self.wait.ticket and self.keeper.drop(lease):
+            self.keeper.abandon(lease.ticket, rest=lease.end())
+
+    def fail(self) -> NoReturn:
+        busy = self.busy
+        assert busy
+        lock_is = f"The lock {self._name!r} ({self._using})"
+        if self._own(busy):
+            raise LockReentry(
+                f"{lock_is} is held by this very {kind()} already, which would wait for itself."
+                " Use reentrant=True if it may enter again."
+            )
+        message = f"{lock_is} is busy: {_described(busy)}"
+        retry_after = busy.remaining if busy.remaining < inf else None
+        if self._seconds == 0:
+            raise LockNotAcquired(message, retry_after=retry_after, holder=busy.holder)
+        waited = f"{clock() - self._began:.1f} s of waiting"
+        raise LockTimeout(f"{message}, after {waited}", retry_after=retry_after, holder=busy.holder)
+
+
+def _described(busy: LockInfo) -> str:
+    if not busy.holder:
+        return "it is being handed over"
+    state = "resting after" if busy.resting else "held by"
+    left = f", {busy.remaining:.1f} s left unless renewed" if busy.remaining < inf else ""
+    return f"{state} {busy.holder}{left}"
+
+
+def kind() -> str:
+    return "thread" if isinstance(current_execution(), threading.Thread) else "task"
+
+
+def _seconds(blocking: bool, timeout: float, own: float | None) -> float | None:
+    """threading.Lock's rules for the arguments of acquire()."""
+    if not blocking:
+        if timeout != -1:
+            raise ValueError("A lock that does not block takes no timeout.")
+        return 0
+    if timeout == -1:
+        return own
+    if not timeout >= 0:  # not a number neither
+        raise ValueError(f"timeout is {timeout!r}; it is a number of seconds to wait, or -1 for the lock's own wait.")
+    if timeout > threading.TIMEOUT_MAX:
+        raise OverflowError(f"timeout is {timeout!r}, longer than threading.TIMEOUT_MAX.")
+    return timeout
