@@ -602,10 +602,10 @@ class TestListeners:
         before = in_queue(store, 2)
         subscribe, opens_at = listening.Listener._subscribe, time.monotonic() + 1.4 * LOOK
 
-        def refused(listener):
+        def refused(listener, connection):
             if time.monotonic() < opens_at:
                 raise redis.ConnectionError("no more connections")
-            return subscribe(listener)
+            return subscribe(listener, connection)
 
         monkeypatch.setattr(listening.Listener, "_subscribe", refused)
         cut_listeners(store)

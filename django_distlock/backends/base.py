@@ -66,6 +66,11 @@ class BaseLockBackend(ABC):
     @abstractmethod
     async def aacquire(self, ticket: Ticket, *, queue: bool) -> Grant | LockInfo: ...
 
+    @property
+    def is_listening(self) -> bool:
+        """Whether a busy lock can keep a place at no extra cost; otherwise callers first try without one."""
+        return True
+
     def wait_turn(self, ticket: Ticket, timeout: float) -> None:
         """Return when another attempt may succeed, at the latest after ``timeout`` seconds."""
         ticket.bell.wait(timeout)

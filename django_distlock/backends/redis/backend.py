@@ -78,36 +78,28 @@ class RedisBackend(BaseLockBackend):
 
     def acquire(self, ticket: Ticket, *, queue: bool) -> Grant | LockInfo:
         try:
-            if not queue or ticket.inbox or self._listener.is_ready:
-                return self._ask(ticket, queue)
-            # Nobody here waits yet: most locks are free, so subscribe only when this one turns out to be busy.
-            answer = self._ask(ticket, queue=False)
-            if isinstance(answer, Grant):
-                return answer
-            self._start_listener()
-            return self._ask(ticket, queue)
+            if queue and not ticket.inbox and not self.is_listening:
+                self._start_listener()
+            answer = self._send(self._acquire(ticket, queue), within=_patience(ticket))
+            return self._answered(ticket, answer)
         except BaseException as error:
             ticket.unanswered = ticket.unanswered or _may_be_executed(error)
             raise
 
     async def aacquire(self, ticket: Ticket, *, queue: bool) -> Grant | LockInfo:
         try:
-            if not queue or ticket.inbox or self._listener.is_ready:
-                return await self._aask(ticket, queue)
-            answer = await self._aask(ticket, queue=False)
-            if isinstance(answer, Grant):
-                return answer
-            await asyncio.to_thread(self._start_listener)
-            return await self._aask(ticket, queue)
+            if queue and not ticket.inbox and not self.is_listening:
+                await asyncio.to_thread(self._start_listener)
+            answer = await self._asend(self._acquire(ticket, queue), within=_patience(ticket))
+            return self._answered(ticket, answer)
         except BaseException as error:
             ticket.unanswered = ticket.unanswered or _may_be_executed(error)
             raise
 
-    def _ask(self, ticket: Ticket, queue: bool) -> Grant | LockInfo:
-        return self._answered(ticket, self._send(self._acquire(ticket, queue), within=_patience(ticket)))
-
-    async def _aask(self, ticket: Ticket, queue: bool) -> Grant | LockInfo:
-        return self._answered(ticket, await self._asend(self._acquire(ticket, queue), within=_patience(ticket)))
+    @property
+    def is_listening(self) -> bool:
+        """Most locks are free, so the subscription is made when one turns out to be busy."""
+        return self._listener.is_ready
 
     def succeed(self, heir: Ticket) -> None:
         self._listener.expect(heir)
