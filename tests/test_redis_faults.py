@@ -98,6 +98,25 @@ class TestLostReplies:
         assert 0 < store.pttl("lock|x:name") <= 200
         eventually(lambda: not store.exists("lock|x:name"), 3)
 
+    def test_retired_tokens_do_not_pile_up_under_a_name_with_many_faults(self, valkey_locks, store, calls):
+        def give_up(ttl):
+            mine = ticket(ttl=ttl)
+            mine.unanswered = True
+            calls(valkey_locks).release(mine)
+            return mine.token
+
+        long = give_up(60)
+        short = give_up(0.05)
+        assert set(store.zrange("lock|x:name", 0, -1)) == {long, short}
+
+        def pruned():
+            give_up(0.01)
+            return short not in store.zrange("lock|x:name", 0, -1)
+
+        eventually(pruned)
+        assert store.zscore("lock|x:name", long)
+        assert store.pttl("lock|x:name") > 50_000
+
     def test_a_late_duplicate_of_renewal_shortens_nothing(self, valkey_locks):
         mine = ticket(ttl=60)
         valkey_locks.acquire(mine, queue=False)

@@ -49,7 +49,7 @@ MUTANTS = {
     ),
     "fencing numbers follow the clock alone": Mutant("acquire", "if last >= now then", "if false then", "clock"),
     "retired tokens are granted the lock": Mutant(
-        "acquire", "return redis.call('SISMEMBER', RETIRED, token) == 1", "return false", "network"
+        "acquire", "return redis.call('ZSCORE', RETIRED, token) and true", "return false", "network"
     ),
     "release retires no token": Mutant("release", "if retire > 0 then", "if false then", "network"),
     "release does not compare tokens": Mutant(

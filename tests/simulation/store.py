@@ -9,7 +9,7 @@ from typing import Any
 
 from lupa.lua51 import LuaRuntime, lua_type
 
-Value = Any  # text, a set of texts, or a dict from member to score
+Value = Any  # text, or a dict from member to score
 
 EPOCH = 1_800_000_000  # seconds of Unix time at which the simulated clock shows 0
 COMPILE = "function(text) return assert(loadstring('return function(KEYS, ARGV, redis) ' .. text .. '\\nend'))() end"
@@ -112,23 +112,14 @@ class Store:
             self._expiry[key] = self._now() + float(ttl) / 1000
         return int(key in self._values)
 
-    # Sets, sorted sets
-
-    def _do_sadd(self, key: str, member: str) -> int:
-        members = self._values.setdefault(key, set())
-        known = member in members
-        members.add(member)
-        return int(not known)
-
-    def _do_sismember(self, key: str, member: str) -> int:
-        return int(member in self._values.get(key, ()))
+    # Sorted sets
 
     def _do_zadd(self, key: str, *arguments: str) -> int:
         *options, score, member = arguments
-        assert options in ([], ["NX"], ["LT"])
+        assert options in ([], ["NX"], ["LT"], ["GT"])
         scores = self._values.setdefault(key, {})
         old = scores.get(member)
-        if old is None or not options or (options == ["LT"] and float(score) < old):
+        if old is None or not options or options == ["LT" if float(score) < old else "GT"]:
             scores[member] = float(score)
         return int(old is None)
 
@@ -138,6 +129,10 @@ class Store:
         if known and not scores:
             self._remove(key)
         return int(known)
+
+    def _do_zremrangebyscore(self, key: str, lowest: str, highest: str) -> int:
+        past = [member for score, member in self._ranked(key) if float(lowest) <= score <= float(highest)]
+        return sum(self._do_zrem(key, member) for member in past)
 
     def _do_zpopmin(self, key: str) -> Any:
         if not (ranked := self._ranked(key)):

@@ -1,5 +1,5 @@
 -- Try, wait in the queue, look, or take the last chance. Safe to repeat with the same token.
--- KEYS  1 lease  2 queue (zset: place -> "token inbox")  3 retired tokens (set)  4 last fencing number
+-- KEYS  1 lease  2 queue (zset: place -> "token inbox")  3 retired tokens (zset: token by its end)  4 last fencing number
 -- ARGV  1 token (26 bytes)  2 ttl in ms  3 holder  4 mode  5 place ('' = none yet)  6 inbox ('' = none)
 --       7 grant in ms: how long a waiter has to take what it was handed  8 ms for which a queue without looks is kept
 -- modes try: never queue | wait: queue if busy | again: the same after an attempt that went unanswered
@@ -29,7 +29,7 @@ local function tell(inbox, text)
 end
 
 local function retired()
-  return redis.call('SISMEMBER', RETIRED, token) == 1
+  return redis.call('ZSCORE', RETIRED, token) and true
 end
 
 local lease = redis.call('GET', LEASE)

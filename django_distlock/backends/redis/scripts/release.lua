@@ -1,5 +1,5 @@
 -- Give up a lease, hand a grant back, or leave the queue. Hands the lock to the first waiter who listens. Safe to repeat.
--- KEYS  1 lease  2 queue (zset: place -> "token inbox")  3 retired tokens (set)  4 last fencing number
+-- KEYS  1 lease  2 queue (zset: place -> "token inbox")  3 retired tokens (zset: token by its end)  4 last fencing number
 -- ARGV  1 token  2 rest in ms: how long the lock stays taken (0 = given up at once)
 --       3 ms for which the token is retired, because a command that carries it may still arrive (0 = none can)
 --       4 inbox ('' = the token never queued)  5 grant in ms: how long a waiter has to take what it was handed
@@ -8,7 +8,10 @@ local token, rest, retire, inbox = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local LEASE, QUEUE, RETIRED, LAST = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 
 if retire > 0 then
-  redis.call('SADD', RETIRED, token)
+  local time = redis.call('TIME')
+  local now = time[1] * 1000 + math.floor(time[2] / 1000)
+  redis.call('ZREMRANGEBYSCORE', RETIRED, '-inf', now)
+  redis.call('ZADD', RETIRED, 'GT', now + retire, token)
   if redis.call('PTTL', RETIRED) < retire then redis.call('PEXPIRE', RETIRED, retire) end
 end
 
