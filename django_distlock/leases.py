@@ -45,6 +45,11 @@ class Lease:
     shown can refuse a holder that was overtaken.
     """
 
+    __slots__ = (
+        "__weakref__", "_ended", "_granted_clock", "_is_doubted", "_keeper", "backend", "deadline", "due", "entries",
+        "fence", "owner", "pid", "renews", "terms", "ticket",
+    )  # fmt: skip
+
     def __init__(
         self, backend: BaseLockBackend, ticket: Ticket, grant: Grant, terms: Terms, keeper: Keeper, owner: object
     ) -> None:
