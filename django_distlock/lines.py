@@ -20,6 +20,14 @@ class Lines:
     def __init__(self) -> None:
         self._guard = threading.Lock()
         self._lines: dict[str, deque[Ticket]] = {}
+        self._alone: dict[str, Ticket] = {}
+
+    def goes_ahead(self, ticket: Ticket) -> bool:
+        """Whether nobody else here asks for the lock, so that this one may try without a line, until ``tried()``."""
+        return ticket.name not in self._lines and self._alone.setdefault(ticket.name, ticket) is ticket
+
+    def tried(self, ticket: Ticket) -> None:
+        del self._alone[ticket.name]
 
     def join(self, ticket: Ticket) -> None:
         with self._guard:

@@ -53,8 +53,13 @@ class Wait:
     def steps(self, *, may_be_own: bool) -> Steps:
         """``may_be_own``: the caller seems to have the lock itself; so ask before standing behind others."""
         outcome = None
-        if may_be_own or not self.backend.is_listening or self._time_left() <= 0:
+        if may_be_own or self._time_left() <= 0:
             outcome = yield from self._attempt(queue=False)
+        elif not self.backend.is_listening and self.backend.lines.goes_ahead(self.ticket):
+            try:
+                outcome = yield from self._attempt(queue=False)
+            finally:
+                self.backend.lines.tried(self.ticket)
         if outcome is None or not self._is_final(outcome):
             outcome = yield from self._waited()
         if not outcome.grant and not self._bequeathed and (self._queued or self.ticket.unanswered):

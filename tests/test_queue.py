@@ -1103,19 +1103,15 @@ def test_random_processes_and_accidents(fleet, store, peers, tmp_path):
     seed = random.randrange(10**9)
     dice = random.Random(seed)
     print(f"seed {seed}")
-    ends = time.monotonic() + SOAK
     journal = Journal(tmp_path)
-    running, stopped = [], {}
-
-    def start(number):
-        for peer in peers(number, RANDOM_WORKER):
-            peer.tell(f"{tmp_path} {dice.random()} {ends}")
-            running.append(peer)
+    running, stopped = peers(6, RANDOM_WORKER), {}
+    ends = time.monotonic() + SOAK
+    for peer in running:
+        peer.tell(f"{tmp_path} {dice.random()} {ends}")
 
     def disturb(pid):
         journal.write("disturbed", pid=pid)
 
-    start(6)
     while time.monotonic() < ends:
         time.sleep(dice.random() * 0.4)
         accident = dice.choice(("kill", "stop", "stop", "stop", "cut", "cut"))
