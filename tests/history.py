@@ -59,26 +59,31 @@ class Journal:
         """From now on tell of every lease of this process, and of places where the backend is a RecordingBackend."""
         signals.lock_acquired.connect(self._granted, weak=False)
         signals.lock_lost.connect(self._lost, weak=False)
-        RecordingBackend.journal = self
+        RecordingBackend.journal = RecordedLease.journal = self
 
     def _granted(self, lease: Lease, **_: Any) -> None:
         about = {"name": lease.name, "fence": lease.fence}
-        extend, end = lease.extend, lease.end
-
-        def extended(sent_at: float, ttl: float) -> None:
-            extend(sent_at, ttl)
-            self.write("renewal", deadline=lease.deadline, **about)
-
-        def ended() -> float:
-            self.write("release", **about)
-            return end()
-
         sent = lease.deadline - lease.ttl * 0.99 + 0.002
-        lease.extend, lease.end = extended, ended  # type: ignore[method-assign]
+        lease.__class__ = RecordedLease
         self.write("grant", place=lease.ticket.place, sent=sent, deadline=lease.deadline, **about)
 
     def _lost(self, lease: Lease, **_: Any) -> None:
         self.write("loss", name=lease.name, fence=lease.fence)
+
+
+class RecordedLease(Lease):
+    """Tells the journal how long its holder may believe in it."""
+
+    __slots__ = ()
+    journal: Journal
+
+    def extend(self, sent_at: float, ttl: float) -> None:
+        super().extend(sent_at, ttl)
+        self.journal.write("renewal", deadline=self.deadline, name=self.name, fence=self.fence)
+
+    def end(self) -> float:
+        self.journal.write("release", name=self.name, fence=self.fence)
+        return super().end()
 
 
 class RecordingBackend(RedisBackend):
