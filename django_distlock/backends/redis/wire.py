@@ -64,11 +64,11 @@ class Script:
         self.sha = hashlib.sha1(self.text, usedforsecurity=False).hexdigest()
 
     def call(self, keys: tuple[str, ...], *arguments: str | int) -> Command:
-        parts = [_head(self.sha, keys, len(arguments))]
+        parts: list[bytes | int] = [_head(self.sha, keys, len(arguments))]
         for argument in arguments:
-            data = argument.encode() if isinstance(argument, str) else b"%d" % argument
-            parts.append(b"$%d\r\n%b\r\n" % (len(data), data))
-        return Command(b"".join(parts), self)
+            data = str(argument).encode()
+            parts += (len(data), data)
+        return Command((b"%b" + b"$%d\r\n%b\r\n" * len(arguments)) % tuple(parts), self)
 
 
 class Answer(NamedTuple):
