@@ -18,7 +18,7 @@ class Lines:
     """
 
     def __init__(self) -> None:
-        self._guard = threading.Lock()
+        self._guard = threading.RLock()  # the garbage collector may end a wait while this very thread is inside
         self._lines: dict[str, deque[Ticket]] = {}
         self._alone: dict[str, Ticket] = {}
 
@@ -36,14 +36,8 @@ class Lines:
     def speaks(self, ticket: Ticket) -> bool:
         """Whether it is this one's turn to speak to the store."""
         with self._guard:
-            line = self._lines[ticket.name]
-            now = ticket.heard_at = clock()
-            # Silent ones keep their own places in the store, and stand behind here.
-            for _ in range(len(line)):
-                if now - line[0].heard_at <= SILENT:
-                    break
-                line.rotate(-1)
-            return line[0] is ticket
+            ticket.heard_at = clock()
+            return _first_heard(self._lines[ticket.name]) is ticket
 
     def has_heir(self, ticket: Ticket) -> bool:
         with self._guard:
@@ -61,18 +55,29 @@ class Lines:
     def leave(self, ticket: Ticket, *, bequeath: bool) -> tuple[Ticket | None, bool]:
         """Who speaks next, to be woken, and whether the place in the store went to it."""
         with self._guard:
-            line = self._lines[ticket.name]
+            line = self._lines.get(ticket.name, deque())
+            if ticket not in line:
+                return None, False  # interrupted before it had joined
             was_first = line[0] is ticket
             line.remove(ticket)
             if not line:
                 del self._lines[ticket.name]
                 return None, False
-            heir = line[0]
             if not was_first:
                 return None, False
-            heir.heard_at = clock()
+            heir = _first_heard(line)
             # Not to one that has a place, or may get one just now.
             inherits = bequeath and bool(ticket.inbox) and not (heir.inbox or heir.unanswered or heir.asking)
             if inherits:
                 heir.inherit(ticket)
         return heir, inherits
+
+
+def _first_heard(line: deque[Ticket]) -> Ticket:
+    """Puts silent ones behind; they keep their own places in the store."""
+    now = clock()
+    for _ in range(len(line)):
+        if now - line[0].heard_at <= SILENT:
+            break
+        line.rotate(-1)
+    return line[0]

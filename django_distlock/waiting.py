@@ -11,6 +11,7 @@ from .leases import Keeper
 from .tickets import Grant, LockInfo, Ticket, clock, safe_deadline
 
 LOOK_INTERVAL = 1.0  # seconds after which a waiter asks the store again, should nobody have woken it
+MOST_LATE_GRANTS = 3  # after so many grants that came too late to be of use, it is no accident any more
 AFTER_EXPIRY = 0.002  # seconds to let pass after a lease runs out, so that one look finds it gone
 
 
@@ -47,8 +48,10 @@ class Wait:
         self._keeper = keeper
         self._pointless = pointless  # told who has the lock: whether waiting for it makes no sense
         self._give_up = ticket.give_up = None if seconds is None else clock() + seconds
+        self._asked = False  # whether the store was told of the ticket
         self._queued = False
         self._bequeathed = False
+        self._late_grants = 0
 
     def steps(self, *, may_be_own: bool) -> Steps:
         """``may_be_own``: the caller seems to have the lock itself; so ask before standing behind others."""
@@ -71,8 +74,8 @@ class Wait:
 
     def _waited(self) -> Steps:
         granted = False
-        self.backend.lines.join(self.ticket)
         try:
+            self.backend.lines.join(self.ticket)
             outcome = yield from self._in_line()
             granted = outcome.grant is not None
             return outcome
@@ -102,7 +105,7 @@ class Wait:
     def _attempt(self, *, queue: bool) -> Steps:
         while True:
             self._queued = queue
-            self.ticket.asking = True
+            self._asked = self.ticket.asking = True
             answer = yield Ask("acquire", {"queue": queue})
             self.ticket.asking = False
             if not isinstance(answer, Grant):
@@ -113,7 +116,8 @@ class Wait:
             yield Ask("release", {})
             self.ticket.anew()
             self._queued = False
-            if self._time_left() <= 0:
+            self._late_grants += 1
+            if self._time_left() <= 0 or self._late_grants == MOST_LATE_GRANTS:
                 raise LockBackendError(
                     f"The store grants the lock {self.ticket.name!r} so slowly that its TTL of {self.ticket.ttl:g} s"
                     " has passed when the answer comes. Give it a longer ttl."
@@ -123,12 +127,13 @@ class Wait:
         return LOOK_INTERVAL if self._give_up is None else self._give_up - clock()
 
     def interrupted(self, steps: Steps, asked: Ask, error: BaseException) -> None:
-        if isinstance(error, LockBackendError):
-            self.backend.lines.fail(self.ticket, error)
+        failed = isinstance(error, LockBackendError) and asked.method == "acquire"
+        if failed and self._time_left() > 0:  # a caller with no time left did not give the store much of it
+            self.backend.lines.fail(self.ticket, cast("LockBackendError", error))
         steps.close()
-        refused = isinstance(error, LockBackendError) and asked.method == "acquire" and not self.ticket.unanswered
-        nothing_left = refused and not self._queued
-        if not self._bequeathed and not nothing_left:
+        nothing_left = failed and not self._queued and not self.ticket.unanswered
+        is_known = self._asked or bool(self.ticket.inbox)  # to the store, by itself or as an heir
+        if is_known and not self._bequeathed and not nothing_left:
             self._keeper.abandon(self.ticket)
 
 

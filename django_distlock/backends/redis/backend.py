@@ -71,16 +71,14 @@ class RedisBackend(BaseLockBackend):
         self._new_wire = partial(Wire, self.location, self.option["max_connections"], timeouts["socket_timeout"])
         self._new_async_wire = partial(AsyncWire, *self._new_wire.args)
         self._wire = self._new_wire()
-        self._listener = Listener(
-            self.location, f"{self.prefix}|in", self._hand_back, timeouts["socket_timeout"], self.alias
-        )
+        self._listener = Listener(self.location, f"{self.prefix}|in", self._hand_back, self.alias)
         self._async_wires: dict[asyncio.AbstractEventLoop, AsyncWire] = {}
 
     def acquire(self, ticket: Ticket, *, queue: bool) -> Grant | LockInfo:
         try:
             if queue and not ticket.inbox and not self.is_listening:
-                self._start_listener()
-            answer = self._send(self._acquire(ticket, queue), within=_patience(ticket))
+                self._start_listener(ticket)
+            answer = self._send(self._acquire(ticket, queue), within=self._patience(ticket))
             return self._answered(ticket, answer)
         except BaseException as error:
             ticket.unanswered = ticket.unanswered or _may_be_executed(error)
@@ -89,8 +87,8 @@ class RedisBackend(BaseLockBackend):
     async def aacquire(self, ticket: Ticket, *, queue: bool) -> Grant | LockInfo:
         try:
             if queue and not ticket.inbox and not self.is_listening:
-                await asyncio.to_thread(self._start_listener)
-            answer = await self._asend(self._acquire(ticket, queue), within=_patience(ticket))
+                await self._astart_listener(ticket)
+            answer = await self._asend(self._acquire(ticket, queue), within=self._patience(ticket))
             return self._answered(ticket, answer)
         except BaseException as error:
             ticket.unanswered = ticket.unanswered or _may_be_executed(error)
@@ -306,11 +304,22 @@ class RedisBackend(BaseLockBackend):
             self._async_wires.pop(loop, None)
             await wire.aclose()
 
-    def _start_listener(self) -> None:
+    def _start_listener(self, ticket: Ticket) -> None:
         try:
-            self._listener.start()
+            self._listener.start(self._patience(ticket))
         except (RedisError, OSError) as error:
             raise explain(error, self) from error
+
+    async def _astart_listener(self, ticket: Ticket) -> None:
+        try:
+            await self._listener.astart(self._patience(ticket))
+        except (RedisError, OSError) as error:
+            raise explain(error, self) from error
+
+    def _patience(self, ticket: Ticket) -> float:
+        """Seconds for an answer: what a caller who waits has left, if that is less than the timeout."""
+        usual: float = self.option["socket_timeout"]
+        return usual if ticket.give_up is None else min(usual, max(SHORTEST_PATIENCE, ticket.give_up - clock()))
 
     def _hand_back(self, token: str, key: str) -> None:
         """The lock was handed to a waiter that has left: on to the next one."""
@@ -326,11 +335,6 @@ class RedisBackend(BaseLockBackend):
 def _may_be_executed(error: BaseException) -> bool:
     """Also what an interrupted thread or a cancelled task sent."""
     return isinstance(error, NoReply) or not isinstance(error, LockBackendError)
-
-
-def _patience(ticket: Ticket) -> float | None:
-    """Seconds that a caller who waits has left for an answer; None: the backend's timeout counts."""
-    return None if ticket.give_up is None else max(SHORTEST_PATIENCE, ticket.give_up - clock())
 
 
 def _ms(seconds: float) -> int:

@@ -6,12 +6,14 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 from weakref import WeakSet, WeakValueDictionary
 
-from redis.exceptions import RedisError, ResponseError, TimeoutError
+from redis.exceptions import AuthenticationError, RedisError, ResponseError, TimeoutError
 
+from ...bells import Bell
 from ...tickets import Ticket, clock, new_token
 from .location import Location
 from .wire import pack
@@ -49,18 +51,16 @@ class Listener:
     from a dead connection.
     """
 
-    def __init__(
-        self, location: Location, channel: str, hand_back: Callable[[str, str], None], timeout: float, name: str
-    ) -> None:
+    def __init__(self, location: Location, channel: str, hand_back: Callable[[str, str], None], name: str) -> None:
         self._location = location
         self._channel = f"{channel}:{new_token()}"
         self._hand_back = hand_back
-        self._timeout = timeout
         self._name = name
         # Weak, because a lease that was lost is never released here.
         self._tickets: WeakValueDictionary[str, Ticket] = WeakValueDictionary()
         self._guard = threading.Lock()
-        self._subscribed = threading.Event()
+        self.is_ready = False  # whether the subscription stands
+        self._starters: set[Bell] = set()
         self._failure: Exception | None = None
         self._thread: threading.Thread | None = None
         self._inbox = ""
@@ -70,15 +70,32 @@ class Listener:
         self._connection: Any = None
         _listeners.add(self)
 
-    @property
-    def is_ready(self) -> bool:
-        return self._subscribed.is_set()
+    def start(self, within: float) -> None:
+        """Return when the subscription stands. Raises redis-py's error if it does not in so many seconds."""
+        with self._starter() as bell:
+            if not self.is_ready:
+                bell.wait(within)
+            self._check_ready(within)
 
-    def start(self) -> None:
-        """Return when the subscription stands. Raises redis-py's error if it does not come about."""
-        self._revive()
-        if not self._subscribed.wait(self._timeout):
-            raise self._failure or TimeoutError(f"no answer to SUBSCRIBE within {self._timeout} s")
+    async def astart(self, within: float) -> None:
+        with self._starter() as bell:
+            if not self.is_ready:
+                await bell.await_(within)
+            self._check_ready(within)
+
+    @contextmanager
+    def _starter(self) -> Iterator[Bell]:
+        bell = Bell()
+        self._starters.add(bell)
+        try:
+            self._revive()
+            yield bell
+        finally:
+            self._starters.discard(bell)
+
+    def _check_ready(self, within: float) -> None:
+        if not self.is_ready:
+            raise self._failure or TimeoutError(f"no answer to SUBSCRIBE within {within:.1f} s")
 
     def _revive(self) -> None:
         with self._guard:
@@ -126,16 +143,14 @@ class Listener:
             try:
                 self._connection = self._location.connected(protocol=2, socket_timeout=NAP)
                 self._subscribe(self._connection)
-                self._subscribed.set()
+                self.is_ready, self._failure = True, None
                 self._wake_all()  # what was published while nobody listened
                 self._listen(self._connection)
-            except (RedisError, OSError) as error:
-                self._failure = error
-                self._subscribed.clear()
-                logger.debug("The listener of %r lost its connection: %s", self._name, error)
+            except Exception as error:
+                self._failed(error)
                 time.sleep(AGAIN)
             finally:
-                self._subscribed.clear()
+                self.is_ready = False
                 connection, self._connection = self._connection, None
                 if connection is not None:
                     connection.disconnect()
@@ -145,8 +160,17 @@ class Listener:
             if clock() - self._touched_at < IDLE:
                 return False
             self._thread = None
-            self._subscribed.clear()
             return True
+
+    def _failed(self, error: Exception) -> None:
+        """Whatever it was, the next attempt may succeed; nobody would see the thread die."""
+        self.is_ready, self._failure = False, error
+        if isinstance(error, RedisError | OSError):
+            logger.debug("The listener of %r lost its connection: %s", self._name, error)
+        else:
+            logger.exception("The listener of %r failed and begins again", self._name)
+        if isinstance(error, ResponseError | AuthenticationError):
+            self._ring_starters()  # refused: no use in waiting for it
 
     def _subscribe(self, connection: Any) -> None:
         for verb, kind in KINDS:
@@ -183,5 +207,11 @@ class Listener:
             self._hand_back(token, key)
 
     def _wake_all(self) -> None:
-        for ticket in list(self._tickets.values()):
-            ticket.bell.ring()
+        self._ring_starters()
+        for reference in self._tickets.valuerefs():  # a list, where values() would meet those that come meanwhile
+            if ticket := reference():
+                ticket.bell.ring()
+
+    def _ring_starters(self) -> None:
+        for bell in list(self._starters):
+            bell.ring()

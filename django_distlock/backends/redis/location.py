@@ -45,10 +45,10 @@ class Location:
         connection = self.connection_class(**{**self.arguments, **arguments}, retry=Retry(NoBackoff(), 0))
         try:
             connection.connect()
-        except (redis.RedisError, OSError):
+        except Exception as error:
+            if self._is_of_provider(error):
+                raise redis.ConnectionError(f"{type(error).__name__}: {error}") from error
             raise
-        except Exception as error:  # of a credential provider, for one
-            raise redis.ConnectionError(f"{type(error).__name__}: {error}") from error
         return connection
 
     async def aconnected(self, **arguments: Any) -> Any:
@@ -56,11 +56,15 @@ class Location:
         connection = twin(**{**self.arguments, **arguments}, retry=AsyncRetry(NoBackoff(), 0))
         try:
             await connection.connect()
-        except (redis.RedisError, OSError):
-            raise
         except Exception as error:
-            raise redis.ConnectionError(f"{type(error).__name__}: {error}") from error
+            if self._is_of_provider(error):
+                raise redis.ConnectionError(f"{type(error).__name__}: {error}") from error
+            raise
         return connection
+
+    def _is_of_provider(self, error: Exception) -> bool:
+        """Whatever a credential provider raises means that there is no connection."""
+        return bool(self.arguments.get("credential_provider")) and not isinstance(error, redis.RedisError | OSError)
 
 
 def _twin(connection_class: type[Any]) -> type[Any]:

@@ -318,9 +318,9 @@ def _sooner(location: Location, patience: float) -> dict[str, float]:
 
 
 def _fail(error: BaseException, sent: bool) -> NoReturn:
-    if sent and isinstance(error, Exception):
+    if sent and isinstance(error, RedisError | OSError):
         raise Unanswered(error) from error
-    raise error
+    raise error  # also what a handler of a signal raised, such as a time limit
 
 
 def _is_worth_repeating(error: BaseException) -> bool:

@@ -1,0 +1,201 @@
+"""Waiters among others who are hasty, stuck, interrupted or refused."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+import time
+from contextlib import contextmanager
+
+import pytest
+
+from django_distlock import LockBackendError, lock, locks, waiting
+from django_distlock.backends.redis import listener as listening
+from django_distlock.renewal import renewer_of
+from django_distlock.tickets import Holder, clock, new_token
+
+from .tools import PATIENCE, eventually
+
+HELD = "lock:name"
+QUEUE = "lock|q:name"
+
+
+@pytest.fixture
+def held_elsewhere(store):
+    """The lock ``name`` is held by another process."""
+    store.set(HELD, f"{new_token()} h {1:016d} {Holder.here('other').to_text()}", px=60_000)
+
+
+class TimeLimit(Exception):
+    """As Celery raises from a handler of a signal."""
+
+
+@contextmanager
+def time_limit(seconds):
+    def out(*_):
+        raise TimeLimit
+
+    before = signal.signal(signal.SIGALRM, out)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+class TestTimeLimits:
+    """What the handler of a signal raises is no failure of the store."""
+
+    def test_while_acquiring(self, proxied, proxy, store):
+        proxy.hang = True
+        with pytest.raises(TimeLimit), time_limit(0.1):
+            lock("name").acquire()
+        proxy.hang = False
+        eventually(lambda: not renewer_of(proxied).is_cleaning)
+        assert not store.exists(HELD)
+
+    @pytest.mark.parametrize("on_lost", ["raise", "log"])
+    def test_while_releasing(self, proxied, proxy, store, on_lost):
+        handle = lock("name", on_lost=on_lost)
+        handle.__enter__()
+        proxy.hang = True
+        with pytest.raises(TimeLimit), time_limit(0.1):
+            handle.__exit__(None, None, None)
+        proxy.hang = False
+        eventually(lambda: not store.exists(HELD))
+
+
+class TestListener:
+    def test_it_outlives_any_error(self, valkey_locks, store, held_elsewhere, monkeypatch):
+        wake_all, faults = listening.Listener._wake_all, [RuntimeError("dictionary changed size during iteration")]
+
+        def wake(listener):
+            if faults:
+                raise faults.pop()
+            wake_all(listener)
+
+        monkeypatch.setattr(listening.Listener, "_wake_all", wake)
+        assert lock("name", wait=1.0).acquire() is False
+        assert not faults
+        store.delete(HELD)
+        with lock("name", wait=PATIENCE):
+            assert lock("name", wait=0).acquire() is False
+
+    def test_a_refused_subscription_is_told_at_once(self, valkey, store, settings, held_elsewhere):
+        rules = ("on", ">word", "~lock:*", "~lock|*", "resetchannels", "+@all")
+        store.execute_command("ACL", "SETUSER", "deaf", *rules)
+        url = f"unix://deaf:word@{valkey.socket}?db=0"
+        settings.DISTRIBUTED_LOCKS = {
+            "default": {**settings.DISTRIBUTED_LOCKS["default"], "LOCATION": url, "OPTIONS": {"socket_timeout": 20}}
+        }
+        try:
+            began = time.monotonic()
+            with pytest.raises(LockBackendError, match="widen its ACL rule"):
+                lock("name", wait=30).acquire()
+            assert time.monotonic() - began < PATIENCE
+        finally:
+            locks.close()
+            store.execute_command("ACL", "DELUSER", "deaf")
+
+    @pytest.fixture(autouse=True)
+    def backend(self, valkey_locks):
+        return valkey_locks
+
+    def test_a_busy_default_executor_does_not_prolong_the_wait(self, held_elsewhere):
+        async def wait():
+            free = threading.Event()
+            jobs = [asyncio.create_task(asyncio.to_thread(free.wait, 2 * PATIENCE)) for _ in range(40)]
+            await asyncio.sleep(0)
+            began = time.monotonic()
+            assert await lock("name", wait=0.2).aacquire() is False
+            took = time.monotonic() - began
+            free.set()
+            await asyncio.gather(*jobs)
+            return took
+
+        assert asyncio.run(wait()) < PATIENCE
+
+
+class TestOthers:
+    def test_a_hasty_caller_does_not_fail_a_patient_one(self, proxy, settings, valkey_locks, store, held_elsewhere):
+        settings.DISTRIBUTED_LOCKS = {"default": {**settings.DISTRIBUTED_LOCKS["default"], "LOCATION": proxy.url}}
+        outcomes = []
+
+        def patient():
+            try:
+                with lock("name", wait=30):
+                    outcomes.append("in")
+            except LockBackendError as error:
+                outcomes.append(error)
+
+        waiter = threading.Thread(target=patient)
+        waiter.start()
+        eventually(lambda: store.zcard(QUEUE) == 1)
+        proxy.hang = True  # for less than the timeout of the backend, for more than the hasty caller has
+        try:
+            with pytest.raises(LockBackendError):
+                lock("name", wait=0.01).acquire()
+        finally:
+            proxy.hang = False
+        assert outcomes == []
+        store.delete(HELD)
+        waiter.join(2 * PATIENCE)
+        assert outcomes == ["in"]
+
+    def test_a_waiting_task_whose_loop_rests_stops_nobody(self, valkey_locks, store):
+        """Its event loop may run again, or never."""
+        holder = lock("name")
+        assert holder.acquire()
+        with asyncio.Runner() as runner:
+
+            async def begin():
+                task = asyncio.create_task(lock("name", wait=None).aacquire())
+                await asyncio.sleep(0.1)
+                return task
+
+            waiter = runner.run(begin())
+            eventually(lambda: store.zcard(QUEUE) == 1)
+            ticket = valkey_locks.lines._lines["name"][0]
+            ticket.heard_at = clock() - 60
+            holder.release()
+            began, passed = time.monotonic(), []
+
+            def work():
+                for _ in range(10):
+                    with lock("name", wait=60):
+                        passed.append(None)
+
+            threads = [threading.Thread(target=work) for _ in range(2)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(60)
+            assert len(passed) == 20
+            assert time.monotonic() - began < PATIENCE  # it had taken 3 s each
+            waiter.cancel()
+
+    def test_waiters_that_never_asked_the_store_leave_without_asking(self, valkey_locks, store, held_elsewhere):
+        def asked():
+            return store.info("commandstats")["cmdstat_evalsha"]["calls"]
+
+        async def come_and_go():
+            tasks = [asyncio.create_task(lock("name", wait=None).aacquire()) for _ in range(200)]
+            while not store.zcard(QUEUE):
+                await asyncio.sleep(0.01)
+            before = asked()
+            for task in reversed(tasks):
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            return before
+
+        before = asyncio.run(come_and_go())
+        eventually(lambda: not renewer_of(valkey_locks).is_cleaning)
+        assert asked() - before < 20
+        assert not store.exists(QUEUE)
+
+    def test_a_ttl_that_no_answer_keeps_is_told_however_long_the_wait(self, valkey_locks, monkeypatch):
+        monkeypatch.setattr(waiting, "safe_deadline", lambda sent_at, ttl: sent_at)
+        with pytest.raises(LockBackendError, match="Give it a longer ttl"):
+            lock("name", ttl=0.01, wait=None).acquire()
