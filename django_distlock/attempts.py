@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from contextvars import ContextVar
 from math import inf
 from typing import Any, NoReturn
 from weakref import ReferenceType, ref
 
-from . import signals, waiting
+from . import signals, transactions, waiting
 from .entries import Entries
 from .exceptions import LockNotAcquired, LockReentry, LockTimeout
 from .handlers import locks
@@ -38,6 +39,7 @@ class Attempt:
 
     lease: Lease | None = None
     busy: LockInfo | None = None
+    opened: Sequence[transactions.Transaction] | None = None  # None: those of this very thread are looked up
 
     def __init__(
         self,
@@ -65,11 +67,29 @@ class Attempt:
         self.wait = waiting.Wait(self.backend, self.keeper, ticket, self._seconds, self._waits_for_itself)
 
     def steps(self) -> waiting.Steps:
+        if self.terms.in_atomic == "refuse" and (opened := self._open_transactions()):
+            transactions.refuse(f"The lock {self._name!r} ({self._using})", opened)
         last = self.keeper.last_of(self._name)
-        return self.wait.steps(may_be_own=last is not None and self._is_own(last))
+        return self.wait.steps(may_be_own=last is not None and (self._is_own(last) or self._is_deferred(last)))
 
     def _waits_for_itself(self, busy: LockInfo) -> bool:
-        return (self._insists or self.terms.reentrant) and self._own(busy) is not None
+        return self._enterable(busy) is not None or (self._insists and self._own(busy) is not None)
+
+    def _enterable(self, busy: LockInfo) -> Lease | None:
+        """The lease that is in the way and that may be entered again."""
+        lease = self.keeper.find(busy.token)
+        if lease and (self._is_deferred(lease) or (self.terms.reentrant and self._is_own(lease))):
+            return lease
+        return None
+
+    def _is_deferred(self, lease: Lease) -> bool:
+        """Whether it was left already, and is held for a transaction that is open here."""
+        if lease.entries or not lease.pledges or not lease.is_live:
+            return False
+        return any(transaction in lease.pledges for transaction in self._open_transactions())
+
+    def _open_transactions(self) -> Sequence[transactions.Transaction]:
+        return transactions.open_here() if self.opened is None else self.opened
 
     def _own(self, busy: LockInfo) -> Lease | None:
         """The lease of this very thread or task which is in the way, as the store says."""
@@ -89,8 +109,10 @@ class Attempt:
             return signals.News(signals.lock_acquired, type(self.backend), {**about, "lease": self.lease})
         self.busy = outcome.busy
         assert self.busy
-        if self.terms.reentrant and (own := self._own(self.busy)):
+        if own := self._enterable(self.busy):
             own.entries += 1
+            own.owner = self.execution
+            _remember(own)
             self.lease = own
             self._entries.enter(own, self.execution, by_with=self._insists)
             return None

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Protocol
 
 from . import signals
-from .exceptions import LockLost, LockNotHeld
+from .exceptions import LockError, LockLost, LockNotHeld
 from .terms import SHORTEST_TTL, Terms, check_ttl
 from .tickets import Grant, Holder, Ticket, clock, safe_deadline
 
@@ -26,6 +26,7 @@ class Keeper(Protocol):
     """Who keeps leases alive and cleans up behind callers that cannot (see renewal.py)."""
 
     def drop(self, lease: Lease) -> bool: ...
+    def let_go(self, lease: Lease) -> None: ...
     def abandon(self, ticket: Ticket, *, rest: float = 0.0, until: float | None = None) -> None: ...
 
 
@@ -59,7 +60,8 @@ class Lease:
         self.fence = grant.fence
         self.owner = owner
         self.pid = os.getpid()
-        self.entries = 1  # how often a reentrant lock was entered by its owner
+        self.entries = 1  # how often it was entered by its owner and not left yet
+        self.pledges: set[object] = set()  # what it is held for when it was left: transactions, an open response
         self.renews = terms.renew
         self._keeper = keeper
         self._granted_clock = clock()
@@ -116,6 +118,11 @@ class Lease:
     def is_live(self) -> bool:
         """Whether the lease certainly holds at this moment, in this process."""
         return self._ended is None and clock() < self.deadline and self.pid == os.getpid()
+
+    @property
+    def is_free(self) -> bool:
+        """Whether its holder has left it and nothing else needs it. A lost one is free, to be told at once."""
+        return not self.entries and not (self.pledges and self.is_live)
 
     def ensure_held(self) -> None:
         """Return if the lease certainly holds at this moment, by the local clock; no I/O.
@@ -223,6 +230,29 @@ class Lease:
             raise
         self._end_release(released)
         await signals.aannounce(self._news(signals.lock_released))
+
+    def let_go(self) -> None:
+        """Release it in the background, for one who cannot wait for the store."""
+        self._keeper.let_go(self)
+
+    def redeem(self, pledge: object, *, promptly: bool = True) -> None:
+        """What it was held for after it was left is over: release it if that was the last.
+
+        Nobody can be told of errors, so they are logged. ``promptly=False``: in the background, without
+        waiting for anything; the garbage collector calls.
+        """
+        if pledge not in self.pledges or self.pid != os.getpid():
+            return
+        self.pledges.discard(pledge)
+        if self.pledges or self.entries or self._ended:
+            return
+        if not promptly:
+            self.let_go()
+            return
+        try:
+            self.release()
+        except LockError as problem:
+            logger.error("%s", problem)
 
     def _begin_release(self) -> float:
         if self.pid != os.getpid():

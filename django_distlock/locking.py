@@ -9,7 +9,7 @@ from typing import Unpack
 
 from django.utils.asyncio import async_unsafe
 
-from . import signals, waiting
+from . import signals, transactions, waiting
 from .attempts import Attempt, kind
 from .entries import Entries
 from .exceptions import LockError, LockNotHeld, LockTimeout
@@ -41,6 +41,10 @@ def lock(name: str, /, *values: object, using: str = DEFAULT_ALIAS, **options: U
       raises LockReentry there.
     - ``on_lost`` ("raise"): leaving ``with`` after the lease was lost raises LockLost, unless the body
       raised; "log" never raises at the end of ``with``.
+    - ``in_atomic`` ("defer"): what becomes of a ``with`` inside ``transaction.atomic()``. "defer" keeps the
+      lock until the outermost transaction is committed or rolled back, so that the next holder reads what
+      was written; the same transaction may enter it again meanwhile. "refuse" raises
+      TransactionManagementError there; "ignore" frees the lock at the end of ``with``, before COMMIT.
     - ``label``: what people read as the purpose of the holder; default: the program that runs.
 
     Raises InvalidLockName, ValueError for a value out of range, TypeError for an unknown option.
@@ -81,12 +85,12 @@ class Lock:
         A reentrant lock is given up by its owner alone, after as many releases as acquisitions.
         Raises LockNotHeld, LockLost, LockBackendError (the release is then repeated in the background).
         """
-        if lease := self._left():
+        if (lease := self._left()) and lease.is_free:
             lease.release()
 
     async def arelease(self) -> None:
         """``release()`` for tasks. Cancelled, it is finished in the background."""
-        if lease := self._left():
+        if (lease := self._left()) and lease.is_free:
             await lease.arelease()
 
     @blocks_the_loop
@@ -112,7 +116,10 @@ class Lock:
     ) -> None:
         try:
             if lease := self._left(by_with=True):
-                lease.release()
+                if self._defers(lease):
+                    transactions.hold(lease)
+                if lease.is_free:
+                    lease.release()
         except LockError as problem:
             self._tell(problem, error)
 
@@ -121,7 +128,10 @@ class Lock:
     ) -> None:
         try:
             if lease := self._left(by_with=True):
-                await lease.arelease()
+                if self._defers(lease):
+                    await transactions.ahold(lease)
+                if lease.is_free:
+                    await lease.arelease()
         except LockError as problem:
             self._tell(problem, error)
 
@@ -140,6 +150,7 @@ class Lock:
         return attempt
 
     async def _amade(self, attempt: Attempt) -> Attempt:
+        attempt.opened = await transactions.aopen_here()
         outcome = await waiting.aacquire(attempt.wait, attempt.steps())
         try:
             await signals.aannounce(attempt.conclude(outcome))
@@ -147,6 +158,9 @@ class Lock:
             attempt.undo()
             raise
         return attempt
+
+    def _defers(self, lease: Lease) -> bool:
+        return lease.is_live and self._options.terms(locks[self.using]).in_atomic == "defer"
 
     def _tell(self, problem: LockError, body_error: BaseException | None) -> None:
         """An error at the end of ``with`` never takes the place of one that the body raised."""

@@ -21,6 +21,7 @@ class LockOptions(TypedDict, total=False):
     min_hold: float
     reentrant: bool
     on_lost: Literal["raise", "log"]
+    in_atomic: Literal["defer", "refuse", "ignore"]
     label: str
 
 

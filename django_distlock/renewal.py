@@ -92,6 +92,13 @@ class Renewer:
         self._abandoned[ticket.token] = Abandoned(ticket, now + rest, max(until or 0.0, now + ticket.ttl))
         self._nudge()
 
+    def let_go(self, lease: Lease) -> None:
+        """Release a lease in the background. The garbage collector may call it, from anywhere."""
+        if self.drop(lease):
+            now, rest = clock(), lease.end()
+            self._abandoned[lease.token] = Abandoned(lease.ticket, now + rest, max(lease.deadline, now + lease.ttl))
+            self._nudge(patience=0.1)
+
     def release_all(self) -> None:
         """The process exits: free what it holds. Renewal ends with its daemon thread."""
         wanted = [(lease.ticket, lease.end()) for lease in list(self._leases.values()) if self.drop(lease)]
@@ -105,8 +112,11 @@ class Renewer:
                 if clock() - began > PROMPT:
                     return
 
-    def _nudge(self) -> None:
-        with self._changed:
+    def _nudge(self, *, patience: float = -1) -> None:
+        self._nudged = True
+        if not self._changed.acquire(timeout=patience):
+            return  # this very thread has it, interrupted by the garbage collector
+        try:
             self._nudged = True
             if self._thread is not None:
                 self._changed.notify()
@@ -119,6 +129,8 @@ class Renewer:
                 logger.exception("No thread can be started to renew the locks of %r", self._backend.alias)
             else:
                 self._thread = thread
+        finally:
+            self._changed.release()
 
     def _run(self) -> None:
         idle_since = clock()

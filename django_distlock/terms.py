@@ -44,6 +44,7 @@ class Terms:
     min_hold: float = 0.0
     reentrant: bool = False
     on_lost: Literal["raise", "log"] = "raise"
+    in_atomic: Literal["defer", "refuse", "ignore"] = "defer"
     label: str = ""
 
     def __post_init__(self) -> None:
@@ -61,6 +62,11 @@ class Terms:
             )
         if self.on_lost not in ("raise", "log"):
             raise ValueError(f"on_lost is {self.on_lost!r}; choose 'raise' or 'log'.")
+        if self.in_atomic not in ("defer", "refuse", "ignore"):
+            raise ValueError(
+                f"in_atomic is {self.in_atomic!r}; choose 'defer' (free the lock when the transaction around it ends),"
+                " 'refuse' (raise inside a transaction) or 'ignore' (free the lock before COMMIT)."
+            )
         for flag in ("renew", "reentrant"):
             if not isinstance(getattr(self, flag), bool):
                 raise ValueError(f"{flag} is {getattr(self, flag)!r}; choose True or False.")

@@ -11,5 +11,5 @@ INSTALLED_APPS = [
     "django.contrib.sessions",
     "django_distlock",
 ]
-DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}}
+DATABASES = {alias: {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"} for alias in ("default", "other")}
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"

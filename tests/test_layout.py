@@ -16,7 +16,7 @@ ORDER = [
     "backends.redis.location", "backends.redis.errors", "backends.redis.wire",
     "backends.redis.listener", "backends.redis.backend",
     "backends.redis", "backends",
-    "handlers", "options", "waiting", "renewal", "entries", "attempts", "locking",
+    "handlers", "options", "waiting", "renewal", "transactions", "entries", "attempts", "locking",
     "responses", "decorators", "", "apps",
 ]  # fmt: skip
 

@@ -1,0 +1,131 @@
+"""What happens to locks at COMMIT and ROLLBACK.
+
+A lock that is released before COMMIT is as good as no lock: the next holder reads old data. So a lease that
+is left inside a transaction is held until the outermost one ends, or the transaction is put inside the lock.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+from weakref import ref
+
+from asgiref.sync import AsyncToSync, sync_to_async
+from django.core.signals import request_finished
+from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.transaction import Atomic, TransactionManagementError
+
+from .leases import Lease
+
+Transaction = ref[BaseDatabaseWrapper]  # the one that is open on a connection
+
+
+def open_here() -> list[Transaction]:
+    """The transactions that are open in this thread, but for those in which Django's TestCase wraps tests."""
+    return [ref(connection) for connection in connections.all(initialized_only=True) if _is_open(connection)]
+
+
+async def aopen_here() -> list[Transaction] | None:
+    """``open_here()`` for tasks whose transactions are in another thread; None where there is no such thread."""
+    return open_here() + await sync_to_async(open_here)() if _is_awaited_by_a_thread() else None
+
+
+def refuse(lock: str, opened: Sequence[Transaction]) -> NoReturn:
+    databases = ", ".join(repr(connection.alias) for each in opened if (connection := each()))
+    raise TransactionManagementError(
+        f"{lock} is asked for inside a transaction of the database {databases}, which in_atomic='refuse' forbids. Take"
+        " the lock first and open the transaction inside it, or use in_atomic='defer'."
+    )
+
+
+def hold(lease: Lease) -> None:
+    """Hold it until the transactions that are open in this thread have ended."""
+    for opened in open_here():
+        if opened not in lease.pledges and (connection := opened()):
+            lease.pledges.add(opened)
+            _give(connection, Deferral(lease, opened))
+
+
+async def ahold(lease: Lease) -> None:
+    """``hold()`` for tasks. Cancelled, it leaves the lease to the background."""
+    hold(lease)
+    if _is_awaited_by_a_thread():
+        try:
+            await sync_to_async(hold)(lease)
+        except BaseException:
+            lease.let_go()
+            raise
+
+
+class Deferral:
+    """Owned by its connection alone, which calls it after COMMIT, and drops it at ROLLBACK and at ``close()``.
+
+    Django tells nobody of a rollback; but on every way out of a transaction it gives up its hooks. Those that
+    belong to no savepoint outlive the rollback of every savepoint.
+    """
+
+    def __init__(self, lease: Lease, opened: Transaction) -> None:
+        self._lease = lease
+        self._transaction = opened
+
+    def over(self) -> None:
+        self._lease.redeem(self._transaction)
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing():
+            is_collected = self._transaction() is None  # with its connection, and maybe by the garbage collector
+            self._lease.redeem(self._transaction, promptly=not is_collected)
+
+
+class _Block(Atomic):
+    """Stands for the outermost block of a test inside the blocks of its TestCase, which never commit."""
+
+    def __init__(self, block: Atomic) -> None:
+        super().__init__(block.using, block.savepoint, block.durable)  # type: ignore[attr-defined]  # the stubs lag
+        self.deferrals: list[Deferral] = []
+
+
+def _give(connection: BaseDatabaseWrapper, deferral: Deferral) -> None:
+    outermost = _outermost(connection)
+    if outermost == 0:
+        # First, so that a hook that raises does not keep it.
+        hooks: list[Any] = connection.run_on_commit
+        hooks.insert(0, (set(), deferral.over, True))
+        return
+    block = connection.atomic_blocks[outermost]
+    if not isinstance(block, _Block):
+        block = connection.atomic_blocks[outermost] = _Block(block)
+    block.deferrals.append(deferral)
+
+
+def _is_open(connection: BaseDatabaseWrapper) -> bool:
+    if not connection.in_atomic_block or connection.closed_in_transaction:
+        return False
+    return not connection.atomic_blocks or _outermost(connection) < len(connection.atomic_blocks)
+
+
+def _outermost(connection: BaseDatabaseWrapper) -> int:
+    """The place of the first block that is not a TestCase's own."""
+    blocks: list[Any] = connection.atomic_blocks
+    return next((place for place, block in enumerate(blocks) if not block._from_testcase), len(blocks))
+
+
+def _is_awaited_by_a_thread() -> bool:
+    """Whether a thread waits in ``async_to_sync`` for the task that runs; its transactions are around the task."""
+    return getattr(AsyncToSync.executors, "current", None) is not None
+
+
+def _drop_leftovers(**_: Any) -> None:
+    """A commit that failed in an unusual way leaves its hooks behind until the connection is closed."""
+    for connection in connections.all(initialized_only=True):
+        if not connection.in_atomic_block and any(_is_deferral(entry[1]) for entry in connection.run_on_commit):
+            connection.run_on_commit = [entry for entry in connection.run_on_commit if not _is_deferral(entry[1])]
+
+
+def _is_deferral(hook: Any) -> bool:
+    return isinstance(getattr(hook, "__self__", None), Deferral)
+
+
+request_finished.connect(_drop_leftovers)
