@@ -16,6 +16,7 @@ from .exceptions import (
 from .handlers import locks
 from .leases import Lease, State
 from .locking import Lock, lock
+from .responses import respond
 from .tickets import LockInfo
 
 __version__ = "0.1.0"
@@ -38,5 +39,6 @@ __all__ = [
     "distributed_lock",
     "lock",
     "locks",
+    "respond",
     "skip",
 ]

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
-from collections.abc import Callable
-from contextlib import AsyncExitStack, ExitStack
-from typing import Any, Literal, ParamSpec, TypeVar, Unpack, overload
+from collections.abc import Callable, Coroutine
+from typing import Any, Literal, ParamSpec, Protocol, TypeVar, Unpack, overload
 
-from asgiref.sync import iscoroutinefunction
-
-from . import names, responses
-from .exceptions import InvalidLockName, LockNotAcquired
+from . import calls, transactions
+from .exceptions import LockNotAcquired
+from .guarding import Guarded
 from .handlers import DEFAULT_ALIAS
-from .locking import Lock
 from .options import LockOptions, Options
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-OnBusy = Literal["raise", "skip"] | Callable[..., Any] | None
+OnBusy = Literal["raise"] | Callable[..., Any] | None
 
 
 def skip(value: Any = None) -> Callable[..., Any]:
@@ -31,15 +26,54 @@ def skip(value: Any = None) -> Callable[..., Any]:
     return answer
 
 
+class Skipping(Protocol):
+    """A decorator whose functions may return None in place of their result."""
+
+    @overload
+    def __call__(
+        self, function: Callable[P, Coroutine[Any, Any, R]], /
+    ) -> Callable[P, Coroutine[Any, Any, R | None]]: ...
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> Callable[P, R | None]: ...
+
+
 @overload
 def distributed_lock(function: Callable[P, R], /) -> Callable[P, R]: ...
 @overload
 def distributed_lock(
-    name: str | None = None, *, using: str = DEFAULT_ALIAS, on_busy: OnBusy = None, **options: Unpack[LockOptions]
+    name: str | None = None,
+    *,
+    on_busy: Literal["skip"],
+    using: str = DEFAULT_ALIAS,
+    hold_until: Literal["response", "return"] = "response",
+    **options: Unpack[LockOptions],
+) -> Skipping: ...
+@overload
+def distributed_lock(
+    *,
+    name: Callable[..., str],
+    on_busy: Literal["skip"],
+    using: str = DEFAULT_ALIAS,
+    hold_until: Literal["response", "return"] = "response",
+    **options: Unpack[LockOptions],
+) -> Skipping: ...
+@overload
+def distributed_lock(
+    name: str | None = None,
+    *,
+    using: str = DEFAULT_ALIAS,
+    on_busy: OnBusy = None,
+    hold_until: Literal["response", "return"] = "response",
+    **options: Unpack[LockOptions],
 ) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
 @overload
 def distributed_lock(
-    *, name: Callable[..., str], using: str = DEFAULT_ALIAS, on_busy: OnBusy = None, **options: Unpack[LockOptions]
+    *,
+    name: Callable[..., str],
+    using: str = DEFAULT_ALIAS,
+    on_busy: OnBusy = None,
+    hold_until: Literal["response", "return"] = "response",
+    **options: Unpack[LockOptions],
 ) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
 def distributed_lock(
     function: Any = None,
@@ -47,7 +81,8 @@ def distributed_lock(
     *,
     name: Any = None,
     using: str = DEFAULT_ALIAS,
-    on_busy: OnBusy = None,
+    on_busy: OnBusy | Literal["skip"] = None,
+    hold_until: Literal["response", "return"] = "response",
     **options: Unpack[LockOptions],
 ) -> Any:
     """Run the function only while its lock is held.
@@ -58,8 +93,15 @@ def distributed_lock(
 
     ``on_busy``: what a call does that finds the lock busy. ``"raise"`` raises LockNotAcquired or
     LockTimeout; ``"skip"`` returns None, ``skip(value)`` a value; a callable ``(exception, *args,
-    **kwargs)`` answers in the function's place. By default a view answers 409 Conflict with
-    ``Retry-After``, everything else raises.
+    **kwargs)`` answers in the function's place. By default the view of a request answers 409 Conflict with
+    ``Retry-After``, which ``respond(...)`` changes, and everything else raises. A view whose store is down
+    answers 503, unless ``on_busy="raise"``.
+
+    ``hold_until``: a response whose content is made after the view has returned (streaming, file, unrendered
+    template) holds the lock until it is closed; ``"return"`` frees the lock before.
+
+    A coroutine function holds the lock until it is done, a generator while it is iterated. A view under
+    ATOMIC_REQUESTS gets its transaction inside the lock, unless ``in_atomic="ignore"``.
 
     The other options are those of ``lock()``; but ``wait`` is 0 unless given: a decorated call does not wait.
 
@@ -67,147 +109,78 @@ def distributed_lock(
     does not have, ValueError and TypeError for options, all where the function is decorated.
     """
     if function is not None and not isinstance(function, str):
-        if getattr(function, "__name__", "") == "<lambda>" or name or options or on_busy:
+        if getattr(function, "__name__", "") == "<lambda>" or name or options or on_busy or hold_until != "response":
             raise TypeError("A callable that makes the name is given as name=: @distributed_lock(name=lambda pk: ...).")
-        return _decorated(function, None, using, None, Options({"wait": 0}))
+        return _decorated(function, None, using, None, "response", Options({"wait": 0}))
     if function is not None and name is not None:
         raise TypeError(f"@distributed_lock was given two names, {function!r} and {name!r}.")
     name = function if name is None else name
     if on_busy not in (None, "raise", "skip") and not callable(on_busy):
         raise ValueError(f"on_busy is {on_busy!r}; choose 'raise', 'skip', skip(value) or a callable.")
+    if hold_until not in ("response", "return"):
+        raise ValueError(f"hold_until is {hold_until!r}; choose 'response' or 'return'.")
     given = Options({"wait": 0, **options})
-    return lambda function: _decorated(function, name, using, skip() if on_busy == "skip" else on_busy, given)
+    answer = skip() if on_busy == "skip" else on_busy
+    return lambda function: _decorated(function, name, using, answer, hold_until, given)
 
 
-def _decorated(function: Callable[..., Any], name: Any, using: str, on_busy: Any, options: Options) -> Any:
-    _check(function)
-    name_of_call = _naming(function, name)
+def _decorated(function: Any, *how: Any) -> Any:
+    if isinstance(function, staticmethod | classmethod):
+        return type(function)(_decorated(function.__func__, *how))
+    guarded = Guarded(function, *how)
+    guarded.decorated = calls.disguised(_WRAPPERS[guarded.kind](guarded), function)
+    if guarded.kind is calls.Kind.FUNCTION and guarded.takes_over:
+        transactions.take_over(function, guarded.decorated)
+    return guarded.decorated
 
-    def handle(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Lock:
-        request = responses.request_of(args)
-        label = responses.label(request) if request else _path(function)
-        return Lock(name_of_call(args, kwargs), using, options, label)
 
-    def answer(busy: LockNotAcquired, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if callable(on_busy):
-            return on_busy(busy, *args, **kwargs)
-        request = responses.request_of(args)
-        if on_busy is None and request is not None and responses.is_view(request, locked):
-            return responses.conflict(request, busy)
-        raise busy
+# The bodies of these wrappers use no globals: see calls.disguised().
 
-    if iscoroutinefunction(function):
 
-        @functools.wraps(function)
-        async def locked(*args: Any, **kwargs: Any) -> Any:
-            async with AsyncExitStack() as stack:
-                try:
-                    await stack.enter_async_context(handle(args, kwargs))
-                except LockNotAcquired as busy:
-                    result = answer(busy, args, kwargs)
-                    return await result if inspect.isawaitable(result) else result
-                return await function(*args, **kwargs)
+def _plain(guarded: Guarded) -> Any:
+    def locked(*args: Any, **kwargs: Any) -> Any:
+        return guarded.call(args, kwargs)
 
-    else:
-
-        @functools.wraps(function)
-        def locked(*args: Any, **kwargs: Any) -> Any:
-            with ExitStack() as stack:
-                try:
-                    stack.enter_context(handle(args, kwargs))
-                except LockNotAcquired as busy:
-                    return answer(busy, args, kwargs)
-                return _finished(function, function(*args, **kwargs))
-
-    locked.__signature__ = _signature(function)  # type: ignore[attr-defined]  # Celery checks arguments by it
     return locked
 
 
-def _finished(function: Callable[..., Any], result: Any) -> Any:
-    """The result, unless the work is only about to begin when the lock is released."""
-    if not inspect.isawaitable(result):
-        return result
-    if inspect.iscoroutine(result):
-        result.close()
-    raise TypeError(
-        f"{_path(function)} is no 'async def' but returned an awaitable, which would run without the lock."
-        " Put @distributed_lock on the coroutine function itself: in an async class view on its handlers,"
-        " not on dispatch."
-    )
+def _coroutine(guarded: Guarded) -> Any:
+    async def locked(*args: Any, **kwargs: Any) -> Any:
+        return await guarded.acall(args, kwargs)
+
+    return locked
 
 
-def _check(function: Any) -> None:
-    if inspect.isclass(function):
-        raise TypeError(
-            f"@distributed_lock was put on the class {function.__name__}. Put it on a method, for a class view by"
-            ' @method_decorator(distributed_lock(...), name="dispatch"), or on its handlers if they are async.'
-        )
-    if not callable(function) or isinstance(function, staticmethod | classmethod):
-        raise TypeError(
-            f"@distributed_lock was put on {function!r}, which is no function. With staticmethod, classmethod or"
-            " property, put it below them."
-        )
-    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise TypeError(
-            f"@distributed_lock was put on the generator {_path(function)}, whose body runs after the call has"
-            " returned. Use 'with lock(...)' inside it."
-        )
+def _generator(guarded: Guarded) -> Any:
+    def locked(*args: Any, **kwargs: Any) -> Any:
+        return (yield from guarded.iterate(args, kwargs))
+
+    return locked
 
 
-def _path(function: Callable[..., Any]) -> str:
-    while isinstance(function, functools.partial):
-        function = function.func
-    named = getattr(function, "view_class", function)  # all results of as_view() have one name
-    if not hasattr(named, "__qualname__"):
-        named = type(named)
-    return f"{named.__module__}.{named.__qualname__}"
+def _async_generator(guarded: Guarded) -> Any:
+    async def locked(*args: Any, **kwargs: Any) -> Any:
+        async with guarded.aiterated(args, kwargs) as items:
+            try:
+                item = await items.asend(None)
+                while True:
+                    try:
+                        sent = yield item
+                    except GeneratorExit:
+                        raise
+                    except BaseException as error:
+                        item = await items.athrow(error)
+                    else:
+                        item = await items.asend(sent)
+            except StopAsyncIteration:
+                return
+
+    return locked
 
 
-def _naming(function: Callable[..., Any], name: Any) -> Callable[[tuple[Any, ...], dict[str, Any]], str]:
-    """How to get from the arguments of a call to the name of its lock."""
-    if callable(name):
-        return lambda args, kwargs: names.check_name(name(*args, **kwargs))
-    if name is None:
-        whole = names.check_name(_path(function))
-        return lambda args, kwargs: whole
-    if not isinstance(name, str) or not name:
-        names.check_name(name)  # says why
-    template = names.parse(name)
-    if not template.arguments:
-        constant = names.check_name(template.fill({}))
-        return lambda args, kwargs: constant
-    signature = _signature(function)
-    _check_arguments(template, function, signature)
-    keywords = next((name for name, kind in signature.parameters.items() if kind.kind is kind.VAR_KEYWORD), None)
-
-    def filled(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-        bound = signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        arguments = dict(bound.arguments)
-        arguments |= arguments.pop(keywords, {}) if keywords else {}
-        return names.check_name(template.fill(arguments))
-
-    return filled
-
-
-def _signature(function: Callable[..., Any]) -> inspect.Signature:
-    # method_decorator hands over a partial of the bound method that claims to wrap the unbound one.
-    if isinstance(function, functools.partial) and not function.args and not function.keywords:
-        function = function.func
-    return inspect.signature(function)
-
-
-def _check_arguments(template: names.Template, function: Callable[..., Any], signature: inspect.Signature) -> None:
-    parameters = signature.parameters.values()
-    named = {parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD}
-    is_open = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-    for argument in template.arguments:
-        if argument.isdecimal():
-            raise InvalidLockName(
-                f"The template {template.text!r} fills a field by position; name an argument of {_path(function)}."
-            )
-        if argument not in named and not is_open:
-            raise InvalidLockName(
-                f"The template {template.text!r} asks for {argument!r}, but {_path(function)}{signature} has no such"
-                " argument."
-            )
+_WRAPPERS = {
+    calls.Kind.FUNCTION: _plain,
+    calls.Kind.COROUTINE: _coroutine,
+    calls.Kind.GENERATOR: _generator,
+    calls.Kind.ASYNC_GENERATOR: _async_generator,
+}

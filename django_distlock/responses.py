@@ -1,54 +1,149 @@
-"""What a busy lock answers to a request: the only module that knows HttpResponse."""
+"""What a request is answered when its lock is busy, and how long a response holds one: all that knows HttpResponse."""
 
 from __future__ import annotations
 
+import asyncio
 import functools
-import inspect
+import logging
+import sys
 from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
 from math import ceil
 from typing import Any
+from weakref import ref
 
-from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.http import HttpResponse, JsonResponse
+from django.http.response import HttpResponseBase
+from django.shortcuts import render
 
-from .exceptions import LockNotAcquired
+from .exceptions import LockError, LockNotAcquired
+from .leases import Lease
+from .requests import is_for_programs, is_rest_framework, original, request_of
+
+logger = logging.getLogger("django_distlock")
 
 
-def request_of(args: tuple[Any, ...]) -> HttpRequest | None:
-    """The request that a function view, or a method of a class view, was called with."""
-    return next((value for value in args[:2] if isinstance(value, HttpRequest)), None)
+@dataclass(frozen=True)
+class Respond:
+    """An answer to a request whose lock cannot be had. See ``respond()``."""
+
+    status: int = 409
+    template_name: str | None = None
+
+    def __call__(self, problem: LockError, /, *args: Any, **kwargs: Any) -> HttpResponse:
+        if (request := request_of(args, kwargs)) is None:
+            raise TypeError("on_busy=respond(...) answers requests, and this call has none.") from problem
+        return self.answer(request, problem)
+
+    def answer(self, request: Any, problem: LockError) -> HttpResponse:
+        """Tells neither the lock nor its holder. A dead store is 503, whatever is said when the lock is busy."""
+        if isinstance(problem, LockNotAcquired):
+            seconds = max(1, ceil(problem.retry_after or 0))
+            text = "Busy, try again."
+            told: dict[str, Any] = {"detail": text, "retry_after": seconds}
+            return self._with_format(request, problem, self.status, told)
+        logger.error("%s %s is answered 503: %s", request.method, request.path, problem, exc_info=problem)
+        return self._with_format(request, problem, 503, {"detail": "Not available just now, try again later."})
+
+    def _with_format(self, request: Any, problem: LockError, status: int, told: dict[str, Any]) -> HttpResponse:
+        seconds = told.get("retry_after")
+        if is_rest_framework(request):
+            raise _api_exception(told["detail"], status, seconds) from problem
+        other = "text/html" if self.template_name else "text/plain"
+        # The first one where the client does not care.
+        types = ["application/json", other] if is_for_programs(request) else [other, "application/json"]
+        if request.get_preferred_type(types) == "application/json":
+            response: HttpResponse = JsonResponse(told, status=status)
+        elif self.template_name:
+            response = render(request, self.template_name, {**told, "status": status}, status=status)
+        else:
+            response = HttpResponse(_plain_text(seconds), status=status, content_type="text/plain; charset=utf-8")
+        if seconds:
+            response["Retry-After"] = str(seconds)
+        return response
 
 
-def is_view(request: HttpRequest, called: Callable[..., Any]) -> bool:
-    """Whether ``called`` is what the request's URL leads to, and not a helper that takes a request.
+def respond(*, status: int = 409, template_name: str | None = None) -> Respond:
+    """For ``on_busy`` of a view: answer with this status, and ``Retry-After`` in whole seconds.
 
-    Without a URL, as in a unit test with RequestFactory, it is taken for the view.
+    Clients that prefer JSON get ``detail`` and ``retry_after``; others the rendered template, with these and
+    ``status`` in its context, or a line of text. In Django REST framework its own exceptions are raised, so that the
+    project's exception handler and renderers make the answer. A dead store is answered 503 in the same form.
     """
-    if request.resolver_match is None:
-        return True
-    view: Any = request.resolver_match.func
-    while view is not None:
-        if view is called:
-            return True
-        if view_class := getattr(view, "view_class", None):
-            # method_decorator makes a new function for each call; what it wraps in the end is the handler itself.
-            handler = getattr(view_class, getattr(called, "__name__", ""), None)
-            if handler and inspect.unwrap(handler) is inspect.unwrap(called):
-                return True
-        view = view.func if isinstance(view, functools.partial) else getattr(view, "__wrapped__", None)
-    return False
+    if status not in range(400, 600):
+        raise ValueError(f"status is {status!r}; a busy lock is answered by an HTTP status from 400 to 599.")
+    return Respond(status, template_name)
 
 
-def label(request: HttpRequest) -> str:
-    return f"{request.method} {request.path}"
+DEFAULT = Respond()
 
 
-def conflict(request: HttpRequest, busy: LockNotAcquired) -> HttpResponse:
-    """409 with Retry-After: the seconds that the holder's lease has left. Names neither lock nor holder."""
-    seconds = max(1, ceil(busy.retry_after or 1))
-    if request.get_preferred_type(["text/plain", "application/json"]) == "application/json":
-        response: HttpResponse = JsonResponse({"detail": "Busy, try again.", "retry_after": seconds}, status=409)
-    else:
-        text = f"Somebody else is at this just now. Please try again in {seconds} s.\n"
-        response = HttpResponse(text, status=409, content_type="text/plain; charset=utf-8")
-    response["Retry-After"] = str(seconds)
-    return response
+def _plain_text(seconds: int | None) -> str:
+    if seconds is None:
+        return "Not available just now. Please try again later.\n"
+    return f"Somebody else is at this just now. Please try again in {seconds} s.\n"
+
+
+def _api_exception(detail: str, status: int, seconds: int | None) -> Any:
+    error = import_module("rest_framework.exceptions").APIException(detail, code="busy" if seconds else "unavailable")
+    error.status_code = status
+    error.wait = seconds  # becomes Retry-After, as with throttling
+    return error
+
+
+def is_unfinished(result: Any) -> bool:
+    """Whether it is a response whose content is made only after the view has returned."""
+    return isinstance(result, HttpResponseBase) and (result.streaming or not getattr(result, "is_rendered", True))
+
+
+def hold(lease: Lease, response: Any, request: Any) -> None:
+    """Hold it until the response is closed, or another one is sent in its place."""
+    held = _UntilClosed(lease)
+    response._resource_closers.append(held)
+    if request is not None:
+        _close_with(original(request), held)
+
+
+class _UntilClosed:
+    """Owned by a response alone: called when that is closed, or collected with it when nobody closes it."""
+
+    def __init__(self, lease: Lease) -> None:
+        self._lease = lease
+        self._pledge = object()
+        lease.pledges.add(self._pledge)
+
+    def __call__(self) -> None:
+        self._lease.redeem(self._pledge, promptly=not _is_in_event_loop())
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing():
+            self._lease.redeem(self._pledge, promptly=False)
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """Responses are pickled by caches; their copies hold nothing."""
+        return functools.partial, (_nothing,)
+
+
+def _nothing() -> None:
+    pass
+
+
+def _is_in_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _close_with(request: Any, held: _UntilClosed) -> None:
+    """A response that fails to render, or that a middleware replaces, is never closed. Its request always is."""
+    close, reference = request.close, ref(held)
+
+    def close_and_release() -> None:
+        close()
+        if (still_held := reference()) is not None:
+            still_held()
+
+    request.close = close_and_release

@@ -7,13 +7,14 @@ is left inside a transaction is held until the outermost one ends, or the transa
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any, NoReturn
 from weakref import ref
 
 from asgiref.sync import AsyncToSync, sync_to_async
 from django.core.signals import request_finished
-from django.db import connections
+from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.transaction import Atomic, TransactionManagementError
 
@@ -57,6 +58,45 @@ async def ahold(lease: Lease) -> None:
         except BaseException:
             lease.let_go()
             raise
+
+
+class TakenOver(set[str]):
+    """The databases whose ATOMIC_REQUESTS the user switched off for a view.
+
+    To Django it seems to hold them all, so that it opens no transaction around the view: the decorator opens
+    it inside the lock.
+    """
+
+    def __contains__(self, alias: object) -> bool:
+        return True
+
+    def leaves(self, alias: str) -> bool:
+        return not super().__contains__(alias)
+
+
+def take_over(function: Any, view: Any) -> None:
+    """Mark the view that is made of the function."""
+    view._non_atomic_requests = TakenOver(getattr(function, "_non_atomic_requests", ()))
+
+
+def taken_over(view: Any) -> list[str]:
+    """The databases for which a transaction is to be opened because Django did not."""
+    switched_off = getattr(view, "_non_atomic_requests", None)
+    if not isinstance(switched_off, TakenOver):
+        return []
+    wanted = [alias for alias, database in connections.settings.items() if database["ATOMIC_REQUESTS"]]
+    return [alias for alias in wanted if switched_off.leaves(alias) and not _is_open(connections[alias])]
+
+
+@contextmanager
+def opened(aliases: Sequence[str], lease: Lease) -> Iterator[None]:
+    """Transactions around the body of a view. They are rolled back when the lock is lost."""
+    with ExitStack() as stack:
+        for alias in aliases:
+            stack.enter_context(transaction.atomic(using=alias))
+        yield
+        if lease.terms.on_lost == "raise":
+            lease.ensure_held()
 
 
 class Deferral:

@@ -17,7 +17,7 @@ ORDER = [
     "backends.redis.listener", "backends.redis.backend",
     "backends.redis", "backends",
     "handlers", "options", "waiting", "renewal", "transactions", "entries", "attempts", "locking",
-    "responses", "decorators", "", "apps",
+    "calls", "requests", "responses", "guarding", "decorators", "", "middleware", "apps",
 ]  # fmt: skip
 
 DRIVERS = {"redis": "backends.redis", "django_redis": "backends.redis", "celery": "celery", "psycopg": "backends"}
@@ -77,7 +77,7 @@ def test_drivers_are_imported_by_their_backend_alone():
             assert home is None or name.startswith(home), f"{name} imports {imported}"
 
 
-def test_only_responses_knows_http():
+def test_only_two_modules_know_http():
     for name, tree in modules().items():
-        if name != "responses":
+        if name not in ("requests", "responses"):
             assert not any(imported.startswith("django.http") for imported in runtime_imports(name, tree)), name

@@ -1,4 +1,4 @@
-"""Locks and transactions: held to COMMIT or ROLLBACK of the outermost one, entered again meanwhile, on every way out."""
+"""Locks and transactions: held to the end of the outermost one on every way out, and entered again meanwhile."""
 
 from __future__ import annotations
 
@@ -54,16 +54,6 @@ def by_async_decorator(work, **options):
         await sync_to_async(work)()
 
     async_to_sync(distributed_lock("name", **options)(body))()
-
-
-@pytest.fixture(params=[by_with, by_async_with, by_decorator, by_async_decorator])
-def guarded(request):
-    """Runs its argument under the lock "name"."""
-    return request.param
-
-
-def nothing():
-    pass
 
 
 @pytest.fixture

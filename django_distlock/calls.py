@@ -1,0 +1,126 @@
+"""What a decorated function is, what it is called, and how one of its calls names its lock."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import inspect
+import sys
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any
+
+from asgiref.sync import iscoroutinefunction
+
+from . import names
+from .exceptions import InvalidLockName
+
+
+class Kind(enum.Enum):
+    """How the work of a call is done: at once, when awaited, or while iterated."""
+
+    FUNCTION = enum.auto()
+    COROUTINE = enum.auto()
+    GENERATOR = enum.auto()
+    ASYNC_GENERATOR = enum.auto()
+
+
+def kind_of(function: Any) -> Kind:
+    """Raises TypeError for what cannot be decorated."""
+    if inspect.isclass(function):
+        raise TypeError(
+            f"@distributed_lock was put on the class {function.__name__}. Put it on a method, or for a class view write"
+            ' @method_decorator(distributed_lock(...), name="dispatch").'
+        )
+    if not callable(function):
+        raise TypeError(
+            f"@distributed_lock was put on {function!r}, which is no function. Put it below what makes it a property"
+            " or a descriptor."
+        )
+    # An object is what its __call__ is, unless it is marked, as the results of as_view() are.
+    for candidate in (function, type(function).__call__):
+        if inspect.isasyncgenfunction(candidate):
+            return Kind.ASYNC_GENERATOR
+        if inspect.isgeneratorfunction(candidate):
+            return Kind.GENERATOR
+        if iscoroutinefunction(candidate):
+            return Kind.COROUTINE
+    return Kind.FUNCTION
+
+
+def disguised(wrapper: FunctionType, function: Callable[..., Any]) -> Any:
+    """The wrapper, to be taken for the function: by its name, attributes, signature and annotations."""
+    innermost = inspect.unwrap(function)
+    if isinstance(innermost, FunctionType):
+        # Frameworks evaluate annotations that are strings in __globals__: Django Ninja does. So the body of a
+        # wrapper uses no globals of its own.
+        wrapper = FunctionType(
+            wrapper.__code__, innermost.__globals__, wrapper.__name__, wrapper.__defaults__, wrapper.__closure__
+        )
+    functools.update_wrapper(wrapper, function)
+    wrapper.__signature__ = signature_of(function)  # type: ignore[attr-defined]  # Celery checks arguments by it
+    return wrapper
+
+
+def path_of(function: Callable[..., Any]) -> str:
+    while isinstance(function, functools.partial):
+        function = function.func
+    named = getattr(function, "view_class", function)  # all results of as_view() have one name
+    if not hasattr(named, "__qualname__"):
+        named = type(named)
+    return f"{named.__module__}.{named.__qualname__}"
+
+
+def naming(function: Callable[..., Any], name: Any) -> Callable[[tuple[Any, ...], dict[str, Any]], str]:
+    """How to get from the arguments of a call to the name of its lock."""
+    if callable(name):
+        return lambda args, kwargs: names.check_name(name(*args, **kwargs))
+    if name is None:
+        whole = names.check_name(path_of(function))
+        return lambda args, kwargs: whole
+    if not isinstance(name, str) or not name:
+        names.check_name(name)  # says why
+    template = names.parse(name)
+    if not template.arguments:
+        constant = names.check_name(template.fill({}))
+        return lambda args, kwargs: constant
+    signature = signature_of(function)
+    _check_arguments(template, function, signature)
+    keywords = next((name for name, kind in signature.parameters.items() if kind.kind is kind.VAR_KEYWORD), None)
+
+    def filled(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        arguments = dict(bound.arguments)
+        arguments |= arguments.pop(keywords, {}) if keywords else {}
+        return names.check_name(template.fill(arguments))
+
+    return filled
+
+
+def signature_of(function: Callable[..., Any]) -> inspect.Signature:
+    # method_decorator hands over a partial of the bound method that claims to wrap the unbound one.
+    if isinstance(function, functools.partial) and not function.args and not function.keywords:
+        function = function.func
+    if sys.version_info >= (3, 14):
+        import annotationlib
+
+        # Names that are defined further down in the module must not be needed yet.
+        return inspect.signature(function, annotation_format=annotationlib.Format.FORWARDREF)
+    return inspect.signature(function)
+
+
+def _check_arguments(template: names.Template, function: Callable[..., Any], signature: inspect.Signature) -> None:
+    parameters = signature.parameters.values()
+    named = {parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD}
+    is_open = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    for argument in template.arguments:
+        if argument.isdecimal():
+            raise InvalidLockName(
+                f"The template {template.text!r} fills a field by position; name an argument of {path_of(function)}."
+            )
+        if argument not in named and not is_open:
+            raise InvalidLockName(
+                f"The template {template.text!r} asks for {argument!r}, but {path_of(function)}{signature} has no such"
+                " argument."
+            )

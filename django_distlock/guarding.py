@@ -1,0 +1,146 @@
+"""A decorated function at work: the lock of each call, and what becomes of the call."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator
+from contextlib import AsyncExitStack, ExitStack, aclosing, asynccontextmanager, nullcontext
+from typing import Any, Literal
+
+from asgiref.sync import sync_to_async
+
+from . import calls, requests, responses, transactions
+from .exceptions import LockBackendError, LockError, LockNotAcquired
+from .leases import Lease
+from .locking import Lock
+from .options import Options
+
+
+class Guarded:
+    """One decorated function, sync or async, that returns or that yields."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        name: Any,
+        using: str,
+        on_busy: Any,
+        hold_until: Literal["response", "return"],
+        options: Options,
+    ) -> None:
+        self.function = function
+        self.kind = calls.kind_of(function)
+        self.decorated: Any = None
+        self._name_of_call = calls.naming(function, name)
+        self._using = using
+        self._on_busy = on_busy
+        self._hold_until = hold_until
+        self._options = options
+        self.takes_over = options.given.get("in_atomic") != "ignore"
+
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if requests.is_async_dispatch(self.function, args):
+            return self.acall(args, kwargs)
+        request = requests.request_of(args, kwargs)
+        with ExitStack() as stack:
+            lock = self._lock(args, kwargs, request)
+            try:
+                lease = stack.enter_context(lock)
+            except (LockNotAcquired, LockBackendError) as problem:
+                return self._answer(problem, request, args, kwargs)
+            databases = self._databases(request)
+            with transactions.opened(databases, lease) if databases else nullcontext():
+                result = self._finished(self.function(*args, **kwargs))
+            self._keep(lease, result, request)
+            return result
+
+    async def acall(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        request = requests.request_of(args, kwargs)
+        if self._databases(request):
+            raise RuntimeError("You cannot use ATOMIC_REQUESTS with async views.")  # as Django says
+        async with AsyncExitStack() as stack:
+            lock = self._lock(args, kwargs, request)
+            try:
+                lease = await stack.enter_async_context(lock)
+            except (LockNotAcquired, LockBackendError) as problem:
+                return await self._aanswer(problem, request, args, kwargs)
+            result = self.function(*args, **kwargs)
+            if inspect.isawaitable(result):
+                result = await result
+            self._keep(lease, result, request)
+            return result
+
+    def iterate(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Generator[Any, Any, Any]:
+        request = requests.request_of(args, kwargs)
+        with ExitStack() as stack:
+            lock = self._lock(args, kwargs, request)
+            try:
+                stack.enter_context(lock)
+            except (LockNotAcquired, LockBackendError) as problem:
+                return (yield from self._answer(problem, request, args, kwargs) or ())
+            return (yield from self.function(*args, **kwargs))
+
+    @asynccontextmanager
+    async def aiterated(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AsyncIterator[AsyncGenerator[Any, Any]]:
+        request = requests.request_of(args, kwargs)
+        async with AsyncExitStack() as stack:
+            lock = self._lock(args, kwargs, request)
+            try:
+                await stack.enter_async_context(lock)
+            except (LockNotAcquired, LockBackendError) as problem:
+                items = _each(await self._aanswer(problem, request, args, kwargs))
+            else:
+                items = self.function(*args, **kwargs)
+            yield await stack.enter_async_context(aclosing(items))
+
+    def _lock(self, args: tuple[Any, ...], kwargs: dict[str, Any], request: Any) -> Lock:
+        label = requests.label(request) if request is not None else calls.path_of(self.function)
+        return Lock(self._name_of_call(args, kwargs), self._using, self._options, label)
+
+    def _answer(self, problem: LockError, request: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """In the function's place, or the problem itself is raised."""
+        if callable(self._on_busy) and isinstance(problem, LockNotAcquired):
+            return self._on_busy(problem, *args, **kwargs)
+        if self._on_busy != "raise" and request is not None and requests.is_view(request, self.decorated):
+            form = self._on_busy if isinstance(self._on_busy, responses.Respond) else responses.DEFAULT
+            return form.answer(request, problem)
+        raise problem
+
+    async def _aanswer(self, problem: LockError, request: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if isinstance(self._on_busy, responses.Respond):  # templates may do what must not be done in an event loop
+            return await sync_to_async(self._answer)(problem, request, args, kwargs)
+        result = self._answer(problem, request, args, kwargs)
+        return await result if inspect.isawaitable(result) else result
+
+    def _databases(self, request: Any) -> list[str]:
+        """Those in which the view needs a transaction that Django left to the decorator."""
+        if request is None or not self.takes_over:
+            return []
+        aliases = transactions.taken_over(requests.routed_view(request))
+        return aliases if aliases and requests.is_view(request, self.decorated) else []
+
+    def _finished(self, result: Any) -> Any:
+        """The result, unless the work is only about to begin when the lock is released."""
+        if not inspect.isawaitable(result):
+            return result
+        if inspect.iscoroutine(result):
+            result.close()
+        raise TypeError(
+            f"{calls.path_of(self.function)} is no 'async def' but returned an awaitable, which would run without the"
+            " lock. Put @distributed_lock on the coroutine function itself, or mark this one by"
+            " asgiref.sync.markcoroutinefunction."
+        )
+
+    def _keep(self, lease: Lease, result: Any, request: Any) -> None:
+        if self._hold_until == "response" and responses.is_unfinished(result):
+            responses.hold(lease, result, request)
+
+
+async def _each(answer: Any) -> AsyncGenerator[Any, Any]:
+    """What a busy lock is answered in place of the items of an async generator."""
+    if hasattr(answer, "__aiter__"):
+        async for item in answer:
+            yield item
+    else:
+        for item in answer or ():
+            yield item

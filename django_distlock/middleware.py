@@ -1,0 +1,33 @@
+"""Optional: the answers of decorated views for locks that a view takes by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from asgiref.sync import iscoroutinefunction, markcoroutinefunction
+
+from . import responses
+from .exceptions import LockBackendError, LockNotAcquired
+
+
+class LockMiddleware:
+    """Answers LockNotAcquired, wherever a view raises it, by 409 Conflict, and LockBackendError by 503.
+
+    Add ``"django_distlock.middleware.LockMiddleware"`` to ``MIDDLEWARE``.
+    """
+
+    sync_capable = async_capable = True
+
+    def __init__(self, get_response: Callable[[Any], Any]) -> None:
+        self.get_response = get_response
+        if iscoroutinefunction(get_response):
+            markcoroutinefunction(self)
+
+    def __call__(self, request: Any) -> Any | Awaitable[Any]:
+        return self.get_response(request)
+
+    def process_exception(self, request: Any, problem: Exception) -> Any:
+        if isinstance(problem, LockNotAcquired | LockBackendError):
+            return responses.DEFAULT.answer(request, problem)
+        return None
