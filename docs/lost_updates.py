@@ -37,7 +37,7 @@ from django_distlock import distributed_lock, lock  # noqa: E402
 THREADS, REQUESTS = 8, 25
 
 
-class Account(models.Model):
+class Account(models.Model):  # noqa: DJ008 - nobody reads its name
     balance = models.IntegerField(default=0)
 
     class Meta:
