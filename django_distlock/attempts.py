@@ -97,7 +97,7 @@ class Attempt:
         return lease if lease and self._is_own(lease) else None
 
     def _is_own(self, lease: Lease) -> bool:
-        return lease.is_live and lease.owner is self.execution and ref(lease) in _acquired_here.get()
+        return lease.is_live and lease.belongs_to(self.execution) and ref(lease) in _acquired_here.get()
 
     def conclude(self, outcome: waiting.Outcome) -> signals.News | None:
         about: dict[str, Any] = {"name": self._name, "using": self._using}
@@ -111,7 +111,7 @@ class Attempt:
         assert self.busy
         if own := self._enterable(self.busy):
             own.entries += 1
-            own.owner = self.execution
+            own.pass_to(self.execution)
             _remember(own)
             self.lease = own
             self._entries.enter(own, self.execution, by_with=self._insists)

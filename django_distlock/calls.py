@@ -84,12 +84,16 @@ def naming(function: Callable[..., Any], name: Any) -> Callable[[tuple[Any, ...]
     if not template.arguments:
         constant = names.check_name(template.fill({}))
         return lambda args, kwargs: constant
+    fixed: tuple[Any, ...] = ()
+    preset: dict[str, Any] = {}
+    while isinstance(function, functools.partial):
+        fixed, preset, function = function.args + fixed, {**function.keywords, **preset}, function.func
     signature = signature_of(function)
     _check_arguments(template, function, signature)
     keywords = next((name for name, kind in signature.parameters.items() if kind.kind is kind.VAR_KEYWORD), None)
 
     def filled(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-        bound = signature.bind(*args, **kwargs)
+        bound = signature.bind(*fixed, *args, **{**preset, **kwargs})
         bound.apply_defaults()
         arguments = dict(bound.arguments)
         arguments |= arguments.pop(keywords, {}) if keywords else {}

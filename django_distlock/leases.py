@@ -8,6 +8,7 @@ import os
 import threading
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Protocol
+from weakref import ref
 
 from . import signals
 from .exceptions import LockError, LockLost, LockNotHeld
@@ -58,7 +59,7 @@ class Lease:
         self.ticket = ticket
         self.terms = terms
         self.fence = grant.fence
-        self.owner = owner
+        self.pass_to(owner)
         self.pid = os.getpid()
         self.entries = 1  # how often it was entered by its owner and not left yet
         self.pledges: set[object] = set()  # what it is held for when it was left: transactions, an open response
@@ -69,6 +70,13 @@ class Lease:
         self._ended: State | None = None  # set once; a renewal that is still on its way changes nothing then
         self.deadline = 0.0
         self.extend(grant.sent_at, ticket.ttl)
+
+    def pass_to(self, owner: object) -> None:
+        """The thread or task that holds it now."""
+        self._owner = ref(owner)  # a task that is done has its result, and so perhaps the response that holds the lease
+
+    def belongs_to(self, execution: object) -> bool:
+        return self._owner() is execution
 
     @property
     def name(self) -> str:
