@@ -6,6 +6,7 @@ import enum
 import logging
 import os
 import threading
+from collections.abc import Set
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Protocol
 from weakref import ref
@@ -48,8 +49,8 @@ class Lease:
     """
 
     __slots__ = (
-        "__weakref__", "_ended", "_granted_clock", "_is_doubted", "_keeper", "backend", "deadline", "due", "entries",
-        "fence", "owner", "pid", "renews", "terms", "ticket",
+        "__weakref__", "_ended", "_granted_clock", "_is_doubted", "_keeper", "_owner", "_pledges", "backend",
+        "deadline", "due", "entries", "fence", "pid", "renews", "terms", "ticket",
     )  # fmt: skip
 
     def __init__(
@@ -62,7 +63,7 @@ class Lease:
         self.pass_to(owner)
         self.pid = os.getpid()
         self.entries = 1  # how often it was entered by its owner and not left yet
-        self.pledges: set[object] = set()  # what it is held for when it was left: transactions, an open response
+        self._pledges: set[object] | None = None
         self.renews = terms.renew
         self._keeper = keeper
         self._granted_clock = clock()
@@ -70,6 +71,16 @@ class Lease:
         self._ended: State | None = None  # set once; a renewal that is still on its way changes nothing then
         self.deadline = 0.0
         self.extend(grant.sent_at, ticket.ttl)
+
+    @property
+    def pledges(self) -> Set[object]:
+        """What it is held for after it was left: transactions, an open response."""
+        return self._pledges or frozenset()
+
+    def pledge(self, to: object) -> None:
+        if self._pledges is None:
+            self._pledges = set()
+        self._pledges.add(to)
 
     def pass_to(self, owner: object) -> None:
         """The thread or task that holds it now."""
@@ -249,10 +260,10 @@ class Lease:
         Nobody can be told of errors, so they are logged. ``promptly=False``: in the background, without
         waiting for anything; the garbage collector calls.
         """
-        if pledge not in self.pledges or self.pid != os.getpid():
+        if not self._pledges or pledge not in self._pledges or self.pid != os.getpid():
             return
-        self.pledges.discard(pledge)
-        if self.pledges or self.entries or self._ended:
+        self._pledges.discard(pledge)
+        if self._pledges or self.entries or self._ended:
             return
         if not promptly:
             self.let_go()

@@ -111,7 +111,7 @@ class _UntilClosed:
     def __init__(self, lease: Lease) -> None:
         self._lease = lease
         self._pledge = object()
-        lease.pledges.add(self._pledge)
+        lease.pledge(self._pledge)
 
     def __call__(self) -> None:
         self._lease.redeem(self._pledge, promptly=not _is_in_event_loop())

@@ -45,7 +45,7 @@ def hold(lease: Lease) -> None:
     """Hold it until the transactions that are open in this thread have ended."""
     for opened in open_here():
         if opened not in lease.pledges and (connection := opened()):
-            lease.pledges.add(opened)
+            lease.pledge(opened)
             _give(connection, Deferral(lease, opened))
 
 
