@@ -571,9 +571,26 @@ class TestEventLoops:
             async with lock("name"):
                 return connected()
 
-        assert asyncio.run(main()) > before
-        eventually(lambda: connected() == before)
-        assert valkey_locks._async_wires == {}
+        for _ in range(3):
+            assert asyncio.run(main()) > before
+            eventually(lambda: connected() == before)
+        assert len(valkey_locks._async_wires) <= 1  # of the last one, until another loop comes
+
+    def test_what_ends_with_the_loop_leaves_no_connection(self, valkey_locks, store):
+        """Generators that were left over are closed at the same time as the connections."""
+        left_over = []
+
+        async def guarded():
+            async with lock("name"):
+                yield
+
+        async def main():
+            left_over.append(guarded())
+            await anext(left_over[0])
+
+        asyncio.run(main())
+        assert not store.exists("lock:name")
+        assert len(store.client_list()) == 1
 
     def test_a_loop_closed_without_shutdown_leaves_the_backend_usable(self, valkey_locks):
         loop = asyncio.new_event_loop()

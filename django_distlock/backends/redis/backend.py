@@ -292,17 +292,9 @@ class RedisBackend(BaseLockBackend):
                 if other.is_closed():
                     self._async_wires.pop(other, None)
             wire = self._async_wires[loop] = self._new_async_wire()
-            wire.ending = self._until_loop_ends(loop, wire)
+            wire.ending = _until_loop_ends(wire)
             await anext(wire.ending)
         return wire
-
-    async def _until_loop_ends(self, loop: asyncio.AbstractEventLoop, wire: AsyncWire) -> AsyncIterator[None]:
-        """A loop that shuts down closes its asynchronous generators: the moment to close connections."""
-        try:
-            yield
-        finally:
-            self._async_wires.pop(loop, None)
-            await wire.aclose()
 
     def _start_listener(self, ticket: Ticket) -> None:
         try:
@@ -330,6 +322,14 @@ class RedisBackend(BaseLockBackend):
     def close(self) -> None:
         self._wire.close()
         self._listener.stop()
+
+
+async def _until_loop_ends(wire: AsyncWire) -> AsyncIterator[None]:
+    """A loop that shuts down closes its asynchronous generators: the moment to close connections."""
+    try:
+        yield
+    finally:
+        await wire.aclose()
 
 
 def _may_be_executed(error: BaseException) -> bool:

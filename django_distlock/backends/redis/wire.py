@@ -216,6 +216,7 @@ class AsyncWire:
         self._most, self._timeout = most, timeout
         self._idle: deque[Idle] = deque()
         self._vacant = asyncio.BoundedSemaphore(most)
+        self._keeps = True  # connections for the next call
 
     async def send(self, *commands: Command, within: float | None = None) -> Answer:
         if not commands:
@@ -259,9 +260,12 @@ class AsyncWire:
                 if repeated or too_late or connection is None or not _is_worth_repeating(error):
                     _fail(error, sent=repeated or connection is not None)
                 repeated = True
-                await self.aclose()
+                await self._close_idle()
             else:
-                self._idle.append(Idle(connection, clock()))
+                if self._keeps:
+                    self._idle.append(Idle(connection, clock()))
+                else:
+                    await connection.disconnect(nowait=True)
                 return Answer(replies, sent_at, repeated)
 
     async def _connected(self, patience: float) -> Any:
@@ -301,6 +305,11 @@ class AsyncWire:
             return error
 
     async def aclose(self) -> None:
+        """The loop ends. What is still sent by others that end with it goes over connections of its own."""
+        self._keeps = False
+        await self._close_idle()
+
+    async def _close_idle(self) -> None:
         while self._idle:
             await self._idle.pop().connection.disconnect(nowait=True)
 
