@@ -121,12 +121,15 @@ class Attempt:
 
     def undo(self) -> None:
         """The caller is interrupted before it learns of its lease."""
-        if not (lease := self.lease):
-            return
+        lease = self.lease
         if lease in self._entries.leases():
             self._entries.leave(by_with=self._insists)
-        if lease.ticket is self.wait.ticket and self.keeper.drop(lease):
-            self.keeper.abandon(lease.ticket, rest=lease.end())
+        if self.wait.grant:
+            rest = 0.0
+            if lease:
+                self.keeper.drop(lease)
+                rest = lease.end()
+            self.keeper.abandon(self.wait.ticket, rest=rest)
 
     def fail(self) -> NoReturn:
         busy = self.busy

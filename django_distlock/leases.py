@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 import logging
 import os
-import threading
 from collections.abc import Set
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Protocol
@@ -213,10 +212,8 @@ class Lease:
         logger.error("Lock %r (%s) was lost: %s. Held by %s.", self.name, self.using, reason, self.holder)
 
         news = self._news(signals.lock_lost, reason=reason)
-        if news.has_listeners:
-            # In a thread of its own: a slow receiver must not let other leases run out, and an async one
-            # cannot be awaited by the keeper.
-            threading.Thread(target=signals.announce, args=(news,), name="distlock-lost", daemon=True).start()
+        # A slow receiver must not let other leases run out, and an async one cannot be awaited by the keeper.
+        signals.announce_in_background(news)
 
     def end(self) -> float:
         """It is being released by whoever dropped it. Returns the seconds that the lock rests."""
@@ -230,22 +227,24 @@ class Lease:
         belongs to the parent of a forked process, LockBackendError when the store does not answer;
         the release is then tried again in the background until the TTL has passed.
         """
-        rest = self._begin_release()
         try:
-            released = self.backend.release(self.ticket, rest)
+            released = self.backend.release(self.ticket, self._begin_release())
+        except (LockLost, LockNotHeld):
+            raise
         except BaseException:
-            self._keeper.abandon(self.ticket, rest=rest, until=self.deadline)
+            self._keeper.abandon(self.ticket, rest=self._interrupted(), until=self.deadline)
             raise
         self._end_release(released)
         signals.announce(self._news(signals.lock_released))
 
     async def arelease(self) -> None:
         """``release()`` for tasks. Cancelled, it is finished in the background."""
-        rest = self._begin_release()
         try:
-            released = await self.backend.arelease(self.ticket, rest)
+            released = await self.backend.arelease(self.ticket, self._begin_release())
+        except (LockLost, LockNotHeld):
+            raise
         except BaseException:
-            self._keeper.abandon(self.ticket, rest=rest, until=self.deadline)
+            self._keeper.abandon(self.ticket, rest=self._interrupted(), until=self.deadline)
             raise
         self._end_release(released)
         await signals.aannounce(self._news(signals.lock_released))
@@ -288,6 +287,10 @@ class Lease:
             raise self._lost_error()
         if not dropped:
             raise LockNotHeld(f"The lock {self.name!r} was released already.")
+        return self.end()
+
+    def _interrupted(self) -> float:
+        self._keeper.drop(self)
         return self.end()
 
     def _end_release(self, released: bool) -> None:

@@ -141,9 +141,8 @@ class Lock:
         )
 
     def _made(self, attempt: Attempt) -> Attempt:
-        outcome = waiting.acquire(attempt.wait, attempt.steps())
         try:
-            signals.announce(attempt.conclude(outcome))
+            signals.announce(attempt.conclude(waiting.acquire(attempt.wait, attempt.steps())))
         except BaseException:
             attempt.undo()
             raise
@@ -151,9 +150,8 @@ class Lock:
 
     async def _amade(self, attempt: Attempt) -> Attempt:
         attempt.opened = await transactions.aopen_here()
-        outcome = await waiting.aacquire(attempt.wait, attempt.steps())
         try:
-            await signals.aannounce(attempt.conclude(outcome))
+            await signals.aannounce(attempt.conclude(await waiting.aacquire(attempt.wait, attempt.steps())))
         except BaseException:  # cancelled: whoever asked will never know that the lock was granted
             attempt.undo()
             raise

@@ -1,4 +1,4 @@
-"""Where leases are kept alive, and where what a caller could not finish is cleaned up.
+"""Where leases are kept alive.
 
 One thread per backend and process serves the leases of threads and tasks alike: an event loop that is
 blocked must not lose its leases, and a store that hangs must not delay the leases of another one.
@@ -12,36 +12,17 @@ import multiprocessing
 import os
 import sys
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
-from math import inf
 from typing import cast
 from weakref import WeakSet
 
 from .backends.base import BaseLockBackend
+from .cleaning import PROMPT, Cleaner
 from .exceptions import LockBackendError
 from .leases import Lease, State
 from .tickets import Ticket, clock
+from .workers import RETRY, Worker
 
 logger = logging.getLogger("django_distlock")
-
-RETRY = 1.0  # seconds between attempts while the store does not answer
-IDLE = 10.0  # seconds without a lease after which the thread ends
-PROMPT = 0.1  # a store that refuses sooner is there; of one that needs longer, the others need not be asked too
-
-
-@dataclass(slots=True)
-class Abandoned:
-    """A request that its caller could not end. Released until its TTL has freed it anyway."""
-
-    ticket: Ticket
-    free_at: float  # when its min_hold is over
-    until: float
-    told: bool = False
-
-    @property
-    def rest(self) -> float:
-        return max(0.0, self.free_at - clock())
 
 
 class Renewer:
@@ -54,16 +35,12 @@ class Renewer:
         self._backend = backend
         self._leases: dict[str, Lease] = {}
         self._by_name: dict[str, Lease] = {}  # the last one of each
-        self._abandoned: dict[str, Abandoned] = {}
-        self._changed = threading.Condition(threading.Lock())
-        self._nudged = False
-        self._wakes_at = inf  # inf: whoever adds something nudges
-        self._thread: threading.Thread | None = None
+        self._worker = Worker(f"distlock-renewal-{backend.alias}", self._renew)
+        self._cleaner = Cleaner(backend)
 
     def keep(self, lease: Lease) -> None:
         self._leases[lease.token] = self._by_name[lease.name] = lease
-        if lease.due < self._wakes_at:
-            self._nudge()
+        self._worker.nudge(lease.due)
 
     def find(self, token: str) -> Lease | None:
         return self._leases.get(token)
@@ -80,7 +57,7 @@ class Renewer:
     @property
     def is_cleaning(self) -> bool:
         """Whether some abandoned request is not released yet."""
-        return bool(self._abandoned)
+        return self._cleaner.is_busy
 
     def abandon(self, ticket: Ticket, *, rest: float = 0.0, until: float | None = None) -> None:
         """Free whatever the ticket may have got, in the background.
@@ -88,21 +65,17 @@ class Renewer:
         ``rest``: seconds the lock shall stay taken from now. ``until``: when the store frees it anyway, on
         ``clock()``; default: after the ticket's TTL.
         """
-        now = clock()
-        self._abandoned[ticket.token] = Abandoned(ticket, now + rest, max(until or 0.0, now + ticket.ttl))
-        self._nudge()
+        self._cleaner.add(ticket, rest, max(until or 0.0, clock() + ticket.ttl))
 
     def let_go(self, lease: Lease) -> None:
         """Release a lease in the background. The garbage collector may call it, from anywhere."""
         if self.drop(lease):
-            now, rest = clock(), lease.end()
-            self._abandoned[lease.token] = Abandoned(lease.ticket, now + rest, max(lease.deadline, now + lease.ttl))
-            self._nudge(patience=0.1)
+            self.abandon(lease.ticket, rest=lease.end(), until=lease.deadline)
 
     def release_all(self) -> None:
         """The process exits: free what it holds. Renewal ends with its daemon thread."""
         wanted = [(lease.ticket, lease.end()) for lease in list(self._leases.values()) if self.drop(lease)]
-        wanted += [(abandoned.ticket, abandoned.rest) for abandoned in list(self._abandoned.values())]
+        wanted += self._cleaner.left()
         for ticket, rest in wanted:
             began = clock()
             try:
@@ -112,73 +85,9 @@ class Renewer:
                 if clock() - began > PROMPT:
                     return
 
-    def _nudge(self, *, patience: float = -1) -> None:
-        self._nudged = True
-        if not self._changed.acquire(timeout=patience):
-            return  # this very thread has it, interrupted by the garbage collector
-        try:
-            self._nudged = True
-            if self._thread is not None:
-                self._changed.notify()
-                return
-            thread = threading.Thread(target=self._run, name=f"distlock-renewal-{self._backend.alias}", daemon=True)
-            try:
-                thread.start()
-            except RuntimeError:
-                # No more threads here, or the interpreter exits. The leases end with their TTL, and say so.
-                logger.exception("No thread can be started to renew the locks of %r", self._backend.alias)
-            else:
-                self._thread = thread
-        finally:
-            self._changed.release()
-
-    def _run(self) -> None:
-        idle_since = clock()
-        while True:
-            done = [self._do(work) for work in (self._renew_due, self._release_abandoned)]
-            with self._changed:
-                if self._leases or self._abandoned:
-                    idle_since = clock()
-                elif clock() - idle_since >= IDLE and not self._nudged:
-                    self._thread = None
-                    return
-                if not all(done):
-                    self._changed.wait(RETRY)
-                elif not self._nudged:
-                    self._wakes_at = self._next_due()
-                    self._changed.wait(max(0.0, self._wakes_at - clock()))
-                self._nudged = False
-                self._wakes_at = inf
-
-    def _do(self, work: Callable[[], None]) -> bool:
-        """Nobody sees a thread die, and every lease would be lost with it."""
-        try:
-            work()
-        except Exception:
-            logger.exception("Renewal of the locks of %r failed and is tried again", self._backend.alias)
-            return False
-        return True
-
-    def _next_due(self) -> float:
-        return min(
-            [clock() + (RETRY if self._abandoned else IDLE), *(lease.due for lease in list(self._leases.values()))]
-        )
-
-    def _release_abandoned(self) -> None:
-        for token, abandoned in list(self._abandoned.items()):
-            name, began = abandoned.ticket.name, clock()
-            try:
-                self._backend.release(abandoned.ticket, abandoned.rest)
-            except LockBackendError as error:
-                if began < abandoned.until:
-                    if not abandoned.told:
-                        logger.warning("Lock %r could not be given back and is tried again: %s", name, error)
-                    abandoned.told = True
-                    if clock() - began > PROMPT:
-                        return
-                    continue
-                logger.error("Lock %r could not be given back; its TTL has freed it: %s", name, error)
-            self._abandoned.pop(token, None)
+    def _renew(self) -> float | None:
+        self._renew_due()
+        return min((lease.due for lease in list(self._leases.values())), default=None)
 
     def _renew_due(self) -> None:
         now = clock()
@@ -187,6 +96,9 @@ class Renewer:
         for lease in list(self._leases.values()):
             if now >= lease.deadline:
                 self._lose(lease, "its renewal did not succeed in time" if lease.renews else "its TTL ran out")
+            elif lease.is_free and lease.renews:
+                # About to be released. If its release was interrupted before it began, it runs out.
+                lease.due = min(now + lease.ttl / 6, lease.deadline)
             elif lease.renews and now >= lease.due - lease.ttl / 6:
                 wanted.append((lease, lease.renewal_ttl(now)))
         if not wanted:

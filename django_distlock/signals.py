@@ -9,9 +9,13 @@ Every signal's ``sender`` is the class of the backend; ``name`` and ``using`` sa
 
 from __future__ import annotations
 
+import os
+from collections import deque
 from typing import Any, NamedTuple
 
 from django.dispatch import Signal
+
+from .workers import Worker
 
 lock_acquired = Signal()
 lock_busy = Signal()
@@ -39,3 +43,26 @@ def announce(news: News | None) -> None:
 async def aannounce(news: News | None) -> None:
     if news and news.has_listeners:
         await news.signal.asend_robust(news.sender, **news.about)
+
+
+def announce_in_background(news: News) -> None:
+    if news.has_listeners:
+        _untold.append(news)
+        _teller.nudge()
+
+
+def _tell() -> None:
+    while _untold:
+        announce(_untold.popleft())
+
+
+def _begin_anew() -> None:
+    """In a forked child: the thread is the parent's, and so is what it has to tell."""
+    global _teller
+    _untold.clear()
+    _teller = Worker("distlock-signals", _tell)
+
+
+_untold: deque[News] = deque()
+_teller = Worker("distlock-signals", _tell)
+os.register_at_fork(after_in_child=_begin_anew)

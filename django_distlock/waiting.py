@@ -45,6 +45,7 @@ class Wait:
     ) -> None:
         self.backend = backend
         self.ticket = ticket
+        self.grant: Grant | None = None
         self._keeper = keeper
         self._pointless = pointless  # told who has the lock: whether waiting for it makes no sense
         self._give_up = ticket.give_up = None if seconds is None else clock() + seconds
@@ -111,6 +112,7 @@ class Wait:
             if not isinstance(answer, Grant):
                 return Outcome(None, answer)
             if clock() < safe_deadline(answer.sent_at, self.ticket.ttl):
+                self.grant = answer
                 return Outcome(answer, None)
             # This process was stopped in between: others may have the lock by now.
             yield Ask("release", {})

@@ -11,12 +11,12 @@ ROOT = Path(django_distlock.__file__).parent
 
 # A module imports only from modules above it.
 ORDER = [
-    "exceptions", "names", "terms", "bells", "tickets", "signals", "leases", "lines",
+    "exceptions", "names", "terms", "bells", "tickets", "workers", "signals", "leases", "lines",
     "backends.base", "backends.locmem", "backends.dummy",
     "backends.redis.location", "backends.redis.errors", "backends.redis.wire",
     "backends.redis.listener", "backends.redis.backend",
     "backends.redis", "backends",
-    "handlers", "options", "waiting", "renewal", "transactions", "entries", "attempts", "locking",
+    "handlers", "options", "waiting", "cleaning", "renewal", "transactions", "entries", "attempts", "locking",
     "calls", "requests", "responses", "guarding", "decorators", "", "middleware", "apps",
 ]  # fmt: skip
 

@@ -620,7 +620,7 @@ class TestLateRenewal:
     def test_of_a_thread_that_did_not_run_is_told(self, caplog):
         with lock("name", ttl=5) as lease:
             lease.due -= 10  # as if the process had been stopped since
-            renewer_of(locks["default"]).abandon(ticket("nudges the thread"))
+            renewer_of(locks["default"])._worker.nudge()
             eventually(lambda: "begins late, that of 'name' by" in caplog.text)
 
 
@@ -697,7 +697,7 @@ class TestABackendThatMisbehaves:
         with pytest.raises(LockLost), lock("name", ttl=0.3) as lease:
             eventually(lambda: lease.state is State.LOST)
             monkeypatch.undo()
-        assert "No thread can be started" in caplog.text
+        assert "distlock-renewal-default cannot be started" in caplog.text
 
 
 class TestSignals:

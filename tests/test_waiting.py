@@ -11,11 +11,13 @@ from contextlib import contextmanager
 import pytest
 
 from django_distlock import LockBackendError, lock, locks, waiting
+from django_distlock.attempts import Attempt
 from django_distlock.backends.redis import listener as listening
+from django_distlock.leases import Lease
 from django_distlock.renewal import renewer_of
 from django_distlock.tickets import Holder, clock, new_token
 
-from .tools import PATIENCE, eventually
+from .tools import PATIENCE, eventually, ticket
 
 HELD = "lock:name"
 QUEUE = "lock|q:name"
@@ -65,6 +67,45 @@ class TestTimeLimits:
             handle.__exit__(None, None, None)
         proxy.hang = False
         eventually(lambda: not store.exists(HELD))
+
+
+class TestInterrupts:
+    """Wherever an interrupt strikes, the lock is free in the end, and nothing renews it for ever."""
+
+    def test_between_the_grant_and_the_lease(self, backend, monkeypatch):
+        strike(monkeypatch, Attempt, "conclude")
+        with pytest.raises(KeyboardInterrupt):
+            lock("name", ttl=60).acquire()
+        eventually(lambda: not lock("name").locked())
+
+    @pytest.mark.parametrize("method", ["_begin_release", "end"])
+    def test_at_the_beginning_of_a_release(self, backend, monkeypatch, method):
+        handle = lock("name", ttl=60)
+        assert handle.acquire()
+        strike(monkeypatch, Lease, method)
+        with pytest.raises(KeyboardInterrupt):
+            handle.release()
+        eventually(lambda: not lock("name").locked())
+        assert not renewer_of(backend)._leases
+
+    def test_between_the_handle_and_its_lease_it_runs_out(self, backend, monkeypatch):
+        handle = lock("name", ttl=0.6)
+        assert handle.acquire()
+        strike(monkeypatch, Lease, "release")
+        with pytest.raises(KeyboardInterrupt):
+            handle.release()
+        eventually(lambda: not lock("name").locked() and not renewer_of(backend)._leases)
+
+
+def strike(monkeypatch, owner, method):
+    """The next call of the method is interrupted."""
+    original = getattr(owner, method)
+
+    def interrupted(*args, **kwargs):
+        monkeypatch.setattr(owner, method, original)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(owner, method, interrupted)
 
 
 class TestListener:
@@ -157,8 +198,7 @@ class TestOthers:
 
             waiter = runner.run(begin())
             eventually(lambda: store.zcard(QUEUE) == 1)
-            ticket = valkey_locks.lines._lines["name"][0]
-            ticket.heard_at = clock() - 60
+            valkey_locks.lines._lines["name"][0].heard_at = clock() - 60
             holder.release()
             began, passed = time.monotonic(), []
 
@@ -194,6 +234,21 @@ class TestOthers:
         eventually(lambda: not renewer_of(valkey_locks).is_cleaning)
         assert asked() - before < 20
         assert not store.exists(QUEUE)
+
+    def test_what_cannot_be_given_back_keeps_no_lease_from_being_renewed(self, valkey_locks, monkeypatch):
+        stuck, release = threading.Event(), valkey_locks.release
+
+        def slow(ticket, rest=0.0):
+            stuck.wait(PATIENCE)
+            return release(ticket, rest)
+
+        with lock("name", ttl=0.6) as lease:
+            monkeypatch.setattr(valkey_locks, "release", slow)
+            renewer_of(valkey_locks).abandon(ticket("other"))
+            before = lease.deadline
+            eventually(lambda: lease.deadline > before + 0.6)
+            assert renewer_of(valkey_locks).is_cleaning
+            stuck.set()
 
     def test_a_ttl_that_no_answer_keeps_is_told_however_long_the_wait(self, valkey_locks, monkeypatch):
         monkeypatch.setattr(waiting, "safe_deadline", lambda sent_at, ttl: sent_at)

@@ -1,0 +1,73 @@
+"""A thread that is there while there is something to do."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from math import inf
+
+from .tickets import clock
+
+logger = logging.getLogger("django_distlock")
+
+RETRY = 1.0  # seconds after which work that failed is done again
+IDLE = 10.0  # seconds without work after which the thread ends
+
+
+class Worker:
+    """Calls ``work`` in a daemon thread: when it is nudged, and when the last call said that it is due again.
+
+    ``work()`` does what is due and returns when it is to be called next, on ``clock()``, or None when nothing
+    is left to do. An exception is logged and the work done again: nobody would see the thread die.
+    """
+
+    def __init__(self, name: str, work: Callable[[], float | None]) -> None:
+        self._name = name
+        self._work = work
+        # Reentrant, because the garbage collector may nudge while this very thread is inside.
+        self._changed = threading.Condition(threading.RLock())
+        self._nudged = False
+        self._wakes_at = inf  # inf: whoever adds something nudges
+        self._thread: threading.Thread | None = None
+
+    def nudge(self, due: float = -inf) -> None:
+        """There is something to do; ``due``: not before this moment."""
+        if due >= self._wakes_at:
+            return
+        with self._changed:
+            self._nudged = True
+            if self._thread is not None:
+                self._changed.notify()
+                return
+            thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:
+                # No more threads here, or the interpreter exits. Leases end with their TTL, and say so.
+                logger.exception("The thread %s cannot be started", self._name)
+            else:
+                self._thread = thread
+
+    def _run(self) -> None:
+        idle_since = clock()
+        while True:
+            due = self._due_after_work()
+            with self._changed:
+                if due is not None:
+                    idle_since = clock()
+                elif clock() - idle_since >= IDLE and not self._nudged:
+                    self._thread = None
+                    return
+                if not self._nudged:
+                    self._wakes_at = idle_since + IDLE if due is None else due
+                    self._changed.wait(max(0.0, self._wakes_at - clock()))
+                self._nudged = False
+                self._wakes_at = inf
+
+    def _due_after_work(self) -> float | None:
+        try:
+            return self._work()
+        except Exception:
+            logger.exception("What %s does failed and is tried again", self._name)
+            return clock() + RETRY
