@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import redis
+from django.core.signals import request_finished
+from django.db import close_old_connections
 
 from django_distlock import locks
 from django_distlock.backends.base import BaseLockBackend
@@ -102,6 +104,14 @@ def calls(request: pytest.FixtureRequest) -> Iterator[Callable[[Any], Any]]:
     else:
         with asyncio.Runner() as runner:
             yield lambda target: AsyncCalls(target, runner)
+
+
+@pytest.fixture
+def keep_connections() -> Iterator[None]:
+    """For responses that are closed by hand: Django looks after its database connections then, but in its client."""
+    request_finished.disconnect(close_old_connections)
+    yield
+    request_finished.connect(close_old_connections)
 
 
 @pytest.fixture

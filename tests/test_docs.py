@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = [path.relative_to(ROOT).as_posix() for path in (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")))]
 
 FENCE = re.compile(r"^ *```(?P<language>\S*).*\n(?P<code>(?:.*\n)*?) *```$", re.MULTILINE)
-LANGUAGES = {"python", "py", "sh", "text", "{eval-rst}", "{toctree}"}
+LANGUAGES = {"python", "py", "sh", "text", "{eval-rst}", "{literalinclude}", "{toctree}"}
 
 
 def blocks(page: str) -> list[tuple[str, str]]:
@@ -30,6 +30,7 @@ def blocks(page: str) -> list[tuple[str, str]]:
     ]
 
 
+@pytest.mark.usefixtures("keep_connections")
 @pytest.mark.parametrize("page", [page for page in PAGES if "python" in dict(blocks(page))])
 def test_python_blocks_run(page: str, valkey_locks: RedisBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     """A reader who pastes the page's blocks one after the other sees no error, and leaves no lock behind."""

@@ -9,8 +9,7 @@ import pickle
 import time
 
 import pytest
-from django.core.signals import request_finished
-from django.db import close_old_connections, transaction
+from django.db import transaction
 from django.http import FileResponse, HttpResponse, StreamingHttpResponse
 from django.template import engines
 from django.template.response import TemplateResponse
@@ -22,15 +21,7 @@ from django_distlock.signals import lock_acquired, lock_released
 
 from .tools import eventually
 
-pytestmark = [pytest.mark.usefixtures("backend"), pytest.mark.urls("tests.test_responses")]
-
-
-@pytest.fixture(autouse=True)
-def no_database():
-    """Closed outside of Django's test client, responses would have it look after its connections."""
-    request_finished.disconnect(close_old_connections)
-    yield
-    request_finished.connect(close_old_connections)
+pytestmark = [pytest.mark.usefixtures("backend", "keep_connections"), pytest.mark.urls("tests.test_responses")]
 
 
 def request():
