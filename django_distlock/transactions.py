@@ -7,9 +7,9 @@ is left inside a transaction is held until the outermost one ends, or the transa
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, NoReturn
+from typing import Any, NoReturn, ParamSpec, TypeVar
 from weakref import ref
 
 from asgiref.sync import AsyncToSync, sync_to_async
@@ -19,6 +19,9 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.transaction import Atomic, TransactionManagementError
 
 from .leases import Lease
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 Transaction = ref[BaseDatabaseWrapper]  # the one that is open on a connection
 
@@ -30,7 +33,9 @@ def open_here() -> list[Transaction]:
 
 async def aopen_here() -> list[Transaction] | None:
     """``open_here()`` for tasks whose transactions are in another thread; None where there is no such thread."""
-    return open_here() + await sync_to_async(open_here)() if _is_awaited_by_a_thread() else None
+    if not _is_awaited_by_a_thread():
+        return None
+    return open_here() + (await _in_waiting_thread(open_here) or [])
 
 
 def refuse(lock: str, opened: Sequence[Transaction]) -> NoReturn:
@@ -54,7 +59,7 @@ async def ahold(lease: Lease) -> None:
     hold(lease)
     if _is_awaited_by_a_thread():
         try:
-            await sync_to_async(hold)(lease)
+            await _in_waiting_thread(hold, lease)
         except BaseException:
             lease.let_go()
             raise
@@ -155,6 +160,13 @@ def _outermost(connection: BaseDatabaseWrapper) -> int:
 def _is_awaited_by_a_thread() -> bool:
     """Whether a thread waits in ``async_to_sync`` for the task that runs; its transactions are around the task."""
     return getattr(AsyncToSync.executors, "current", None) is not None
+
+
+async def _in_waiting_thread(work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R | None:
+    try:
+        return await sync_to_async(work)(*args, **kwargs)
+    except RuntimeError:
+        return None  # asgiref's word for a thread that waits no more: the task has outlived the call that began it
 
 
 def _drop_leftovers(**_: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
 import sqlite3
@@ -291,6 +292,54 @@ class TestConnections:
         thread.join()
         gc.collect()
         eventually(lambda: not is_held())
+
+
+@real_transactions
+class TestThreadsAndTasks:
+    def test_async_code_of_a_transaction_in_a_thread_of_an_event_loop(self, guarded):
+        """As plain views under ASGI."""
+
+        def work():
+            with transaction.atomic():
+                guarded(nothing)
+                guarded(nothing)
+                held.append(is_held())
+            held.append(is_held())
+
+        held = []
+        asyncio.run(sync_to_async(work)())
+        assert held == [True, False]
+
+    def test_a_task_that_outlives_the_call_that_began_it(self):
+        async def later():
+            await over.wait()
+            async with lock("name"):
+                return is_held()
+
+        async def begin():
+            return asyncio.create_task(later())
+
+        async def main():
+            nonlocal over
+            over = asyncio.Event()
+            task = await sync_to_async(async_to_sync(begin))()
+            over.set()
+            return await task
+
+        over = None
+        assert asyncio.run(main())
+        assert not is_held()
+
+    def test_an_async_body_that_is_cancelled(self):
+        async def body():
+            async with lock("name"):
+                raise asyncio.CancelledError
+
+        with transaction.atomic():
+            with pytest.raises(asyncio.CancelledError):
+                async_to_sync(body)()
+            assert is_held()
+        assert not is_held()
 
 
 @real_transactions
