@@ -11,16 +11,20 @@ ROOT = Path(django_distlock.__file__).parent
 
 # A module imports only from modules above it.
 ORDER = [
-    "exceptions", "names", "terms", "bells", "tickets", "workers", "signals", "leases", "lines",
+    "exceptions", "names", "stamps", "terms", "bells", "tickets", "workers", "signals", "leases", "lines",
     "backends.base", "backends.locmem", "backends.dummy",
     "backends.redis.location", "backends.redis.errors", "backends.redis.wire",
     "backends.redis.listener", "backends.redis.backend",
     "backends.redis", "backends",
     "handlers", "options", "waiting", "cleaning", "renewal", "transactions", "entries", "attempts", "locking",
     "calls", "requests", "responses", "guarding", "decorators", "", "middleware", "apps",
+    "runs", "celery", "celery.beat", "celery.database",
 ]  # fmt: skip
 
-DRIVERS = {"redis": "backends.redis", "django_redis": "backends.redis", "celery": "celery", "psycopg": "backends"}
+DRIVERS = {
+    "redis": "backends.redis", "django_redis": "backends.redis", "celery": "celery", "django_celery_beat": "celery",
+    "psycopg": "backends",
+}  # fmt: skip
 
 
 def modules() -> dict[str, ast.Module]:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from ..exceptions import InvalidLockBackend
 from ..leases import Keeper
 from ..lines import Lines
+from ..stamps import RunStamp
 from ..terms import Terms
 from ..tickets import Grant, LockInfo, Ticket
 
@@ -30,6 +31,7 @@ class BaseLockBackend(ABC):
     supports_processes: ClassVar[bool] = True  # locks exclude other processes, not only other threads
     supports_exclusion: ClassVar[bool] = True
     supports_queue: ClassVar[bool] = False  # waiters are granted the lock in the order they came
+    supports_runs: ClassVar[bool] = False  # keeps the runs of beat: claim_run(), find_runs(), runs()
 
     keeper: Keeper | None = None  # set by renewal.py
 
@@ -134,6 +136,29 @@ class BaseLockBackend(ABC):
                 batch = []
         for info in filter(None, await self.alook(batch) if batch else ()):
             yield info
+
+    # The runs of beat. Without twins: beat has no event loop.
+
+    def claim_run(self, name: str, seen: RunStamp, now: RunStamp, ttl: float) -> RunStamp | None:
+        """Move the stamp of an entry from ``seen`` to ``now``, in one step of the store; None if it is moved.
+
+        None is told for a stamp that is not newer than ``seen``, or that has the token of ``now`` and so was moved
+        by an earlier attempt whose answer was lost. The stamp that stands afterwards is never older than before,
+        so ``now`` may be ``seen`` itself, to tell what the caller knows. It is kept for ``ttl`` seconds.
+
+        Otherwise nothing is moved, and the stamp that stands is returned: a newer one, because another beat ran
+        the entry; or ``seen``, which a store keeps that had no stamp. It may have lost a newer one, so that the
+        run is nobody's yet.
+        """
+        raise NotImplementedError(f"{type(self).__name__} keeps no runs: supports_runs is False.")
+
+    def find_runs(self, names: Sequence[str]) -> list[RunStamp | None]:
+        """The stamp of each entry; None where there is none."""
+        raise NotImplementedError(f"{type(self).__name__} keeps no runs: supports_runs is False.")
+
+    def runs(self) -> Iterator[tuple[str, RunStamp]]:
+        """All entries that have a stamp, each once, in no order."""
+        raise NotImplementedError(f"{type(self).__name__} keeps no runs: supports_runs is False.")
 
     def close(self) -> None:  # noqa: B027 - most stores have nothing to close
         """Let go of idle connections of threads; those of event loops end with their loop."""

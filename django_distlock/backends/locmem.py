@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..stamps import RunStamp
 from ..tickets import Grant, Holder, LockInfo, Ticket, clock
 from .base import BaseLockBackend
 
@@ -32,12 +33,14 @@ class LocMemBackend(BaseLockBackend):
 
     supports_processes = False
     supports_queue = True
+    supports_runs = True
 
     def __init__(self, alias: str, settings: Mapping[str, Any]) -> None:
         super().__init__(alias, settings)
         self._guard = threading.Lock()  # held for dictionary work only, never while waiting
         self._held: dict[str, _Held] = {}
         self._last_fence = 0
+        self._runs: dict[str, tuple[RunStamp, float]] = {}  # and until when they are kept
         self._sweep_at = 1000  # so many names, before those that nobody asked for again are forgotten
 
     def acquire(self, ticket: Ticket, *, queue: bool) -> Grant | LockInfo:
@@ -111,7 +114,32 @@ class LocMemBackend(BaseLockBackend):
     async def alook(self, names: Sequence[str]) -> list[LockInfo | None]:
         return self.look(names)
 
+    def claim_run(self, name: str, seen: RunStamp, now: RunStamp, ttl: float) -> RunStamp | None:
+        with self._guard:
+            standing = self._run(name)
+            if standing and standing.at > seen.at and standing.token != now.token:
+                return standing
+            kept = max(filter(None, (standing, now if standing else seen)), key=lambda stamp: stamp.at)
+            self._runs[name] = kept, clock() + ttl
+            return None if standing else seen
+
+    def find_runs(self, names: Sequence[str]) -> list[RunStamp | None]:
+        with self._guard:
+            return [self._run(name) for name in names]
+
+    def runs(self) -> Iterator[tuple[str, RunStamp]]:
+        with self._guard:
+            found = [(name, self._run(name)) for name in list(self._runs)]
+        return ((name, stamp) for name, stamp in found if stamp)
+
     # What follows is called with the guard held.
+
+    def _run(self, name: str) -> RunStamp | None:
+        stamp, kept_until = self._runs.get(name, (None, 0.0))
+        if stamp and kept_until <= clock():
+            del self._runs[name]
+            return None
+        return stamp
 
     def _current(self, name: str, now: float) -> _Held | None:
         held = self._held.get(name)

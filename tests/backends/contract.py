@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from django_distlock.backends.base import BaseLockBackend
+from django_distlock.stamps import RunStamp
 from django_distlock.tickets import Grant, LockInfo
 from tests.tools import eventually, ticket
 
@@ -209,3 +210,101 @@ class LockBackendContract:
             waiters.remove(granted)
             locks.release(granted)
         assert order == sorted(order, key=lambda waiter: waiter.holder.since)
+
+
+class RunsContract:
+    """What a backend promises that keeps the runs of beat: supports_runs is True. They have no async twins."""
+
+    def test_a_store_without_a_stamp_keeps_what_the_caller_saw_and_grants_nothing_yet(self, backend):
+        seen = RunStamp(100.0, "web-1", 130.0, "first")
+        assert backend.claim_run("entry", seen, RunStamp(130.0, "web-2", 160.0, "mine"), 60) == seen
+        assert backend.find_runs(["entry"]) == [seen]
+
+    def test_the_first_to_move_the_stamp_has_the_run_and_the_others_are_told_its_stamp(self, backend):
+        seen, first, second = RunStamp(100.0), RunStamp(130.0, "a", 160.0, "1"), RunStamp(130.0, "b", 160.0, "2")
+        backend.claim_run("entry", seen, seen, 60)
+        assert backend.claim_run("entry", seen, first, 60) is None
+        assert backend.claim_run("entry", seen, second, 60) == first
+        assert backend.find_runs(["entry"]) == [first]
+
+    def test_who_adopted_the_newer_stamp_may_claim_the_next_run(self, backend):
+        seen, first = RunStamp(100.0), RunStamp(130.0, token="1")
+        backend.claim_run("entry", seen, seen, 60)
+        backend.claim_run("entry", seen, first, 60)
+        assert backend.claim_run("entry", first, RunStamp(160.0, token="2"), 60) is None
+
+    def test_a_claim_repeated_with_its_token_is_granted_again(self, backend):
+        seen = RunStamp(100.0)
+        backend.claim_run("entry", seen, seen, 60)
+        assert backend.claim_run("entry", seen, RunStamp(130.0, token="mine"), 60) is None
+        assert backend.claim_run("entry", seen, RunStamp(131.0, token="mine"), 60) is None
+        assert backend.find_runs(["entry"])[0].at == 131.0
+
+    def test_a_late_duplicate_of_a_claim_moves_nothing_back(self, backend):
+        seen = RunStamp(100.0)
+        backend.claim_run("entry", seen, seen, 60)
+        backend.claim_run("entry", seen, RunStamp(131.0, token="mine"), 60)
+        backend.claim_run("entry", seen, RunStamp(130.0, token="mine"), 60)
+        assert backend.find_runs(["entry"])[0].at == 131.0
+
+    def test_a_caller_who_knows_a_newer_run_tells_it_and_one_who_does_not_changes_nothing(self, backend):
+        old, new = RunStamp(100.0, "a", 130.0, "1"), RunStamp(130.0, "b", 160.0, "2")
+        assert backend.claim_run("entry", old, old, 60) == old
+        assert backend.claim_run("entry", new, new, 60) is None
+        assert backend.claim_run("entry", old, old, 60) == new
+        assert backend.find_runs(["entry"]) == [new]
+
+    def test_times_are_exact_to_the_microsecond(self, backend):
+        seen = RunStamp(1795237134.551894, token="1")
+        backend.claim_run("entry", seen, seen, 60)
+        assert backend.find_runs(["entry"]) == [seen]
+        assert backend.claim_run("entry", RunStamp(1795237134.551893), RunStamp(1795237136.0, token="2"), 60) == seen
+        assert backend.claim_run("entry", RunStamp(1795237134.551894), RunStamp(1795237136.0, token="2"), 60) is None
+
+    def test_stamps_are_found_by_name_and_listed(self, backend):
+        names = ["a", "shop:nightly", "ä/ß", "a*b?[c]", "'quote\"", "new\nline"]
+        stamps = {name: RunStamp(100.5 + number, "host", None, "t") for number, name in enumerate(names)}
+        for name, stamp in stamps.items():
+            backend.claim_run(name, stamp, stamp, 60)
+        assert backend.find_runs(["none", *names]) == [None, *stamps.values()]
+        assert backend.find_runs([]) == []
+        assert dict(backend.runs()) == stamps
+
+    def test_stamps_and_locks_know_nothing_of_each_other(self, backend):
+        stamp = RunStamp(100.0)
+        backend.claim_run("name", stamp, stamp, 60)
+        assert list(backend.names()) == []
+        mine = ticket()
+        assert isinstance(backend.acquire(mine, queue=False), Grant)
+        assert [name for name, _ in backend.runs()] == ["name"]
+        assert backend.release(mine) is True
+
+    def test_a_stamp_is_kept_for_its_ttl(self, backend):
+        stamp = RunStamp(100.0)
+        backend.claim_run("entry", stamp, stamp, 0.2)
+        assert backend.find_runs(["entry"]) == [stamp]
+        eventually(lambda: backend.find_runs(["entry"]) == [None], 5)
+        assert list(backend.runs()) == []
+
+    def test_every_run_belongs_to_one_of_many_claimants(self, backend):
+        runs, claimants = 50, 8
+        first = RunStamp(0.0)
+        backend.claim_run("entry", first, first, 60)
+        start, won = threading.Barrier(claimants), []
+
+        def claim(number: int) -> None:
+            start.wait(10)
+            seen = first
+            while seen.at < runs:
+                mine = RunStamp(float(round(seen.at) + 1), f"host {number}", None, f"{number}/{seen.at}")
+                standing = backend.claim_run("entry", seen, mine, 60)
+                if standing is None:
+                    won.append(mine.at)
+                seen = standing or mine
+
+        threads = [threading.Thread(target=claim, args=(number,)) for number in range(claimants)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        assert sorted(won) == [float(run) for run in range(1, runs + 1)]

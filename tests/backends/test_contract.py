@@ -4,10 +4,10 @@ import pytest
 
 from django_distlock import locks
 
-from .contract import LockBackendContract
+from .contract import LockBackendContract, RunsContract
 
 
-class TestRedisByUrl(LockBackendContract):
+class TestRedisByUrl(LockBackendContract, RunsContract):
     @pytest.fixture
     def backend(self, valkey_locks):
         return valkey_locks
@@ -24,7 +24,7 @@ class TestRedisByCache(LockBackendContract):
         locks.close()
 
 
-class TestLocalMemory(LockBackendContract):
+class TestLocalMemory(LockBackendContract, RunsContract):
     @pytest.fixture
     def backend(self, locmem_locks):
         return locmem_locks

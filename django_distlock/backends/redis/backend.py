@@ -8,12 +8,14 @@ import math
 import re
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from math import inf
 from typing import Any, ClassVar
 
 from redis.exceptions import RedisError
 
 from ...exceptions import InvalidLockBackend, LockBackendError
+from ...stamps import RunStamp
 from ...tickets import TOKEN_LENGTH, Grant, Holder, LockInfo, Ticket, clock
 from ..base import BaseLockBackend
 from .errors import NoReply, explain, is_wrong_type
@@ -22,6 +24,7 @@ from .location import read_location
 from .wire import Answer, AsyncWire, Command, Script, Unanswered, Wire, pack
 
 ACQUIRE, RELEASE, RENEW = Script("acquire"), Script("release"), Script("renew")
+CLAIM_RUN = Script("claim_run")
 
 GRANT_TTL = 2.0  # seconds a waiter has to take what it was handed: two looks, because a hint can be lost
 QUEUE_TTL = 10.0  # seconds a queue is kept in which nobody looks any more
@@ -46,6 +49,7 @@ class RedisBackend(BaseLockBackend):
     """
 
     supports_queue = True
+    supports_runs = True
 
     options: ClassVar[Mapping[str, Any]] = {"socket_timeout": 2.0, "socket_connect_timeout": 2.0, "max_connections": 50}
 
@@ -121,11 +125,15 @@ class RedisBackend(BaseLockBackend):
         return self._infos(names, await self._asend(*self._looks(names)))
 
     def names(self, prefix: str = "") -> Iterator[str]:
+        return self._names_at(self._lease_key(""), prefix)
+
+    def _names_at(self, start: str, prefix: str = "") -> Iterator[str]:
+        """Of the keys that begin with ``start`` and go on with ``prefix``, what stands behind ``start``."""
         seen: set[str] = set()  # SCAN may tell a key twice
         cursor = b"0"
         while True:
-            cursor, keys = self._only(self._send(self._scan(cursor, prefix)))
-            yield from self._new_names(keys, seen)
+            cursor, keys = self._only(self._send(self._scan(cursor, start + prefix)))
+            yield from self._new_names(keys, seen, start)
             if cursor == b"0":
                 return
 
@@ -133,13 +141,31 @@ class RedisBackend(BaseLockBackend):
         seen: set[str] = set()
         cursor = b"0"
         while True:
-            cursor, keys = self._only(await self._asend(self._scan(cursor, prefix)))
-            for name in self._new_names(keys, seen):
+            cursor, keys = self._only(await self._asend(self._scan(cursor, self._lease_key(prefix))))
+            for name in self._new_names(keys, seen, self._lease_key("")):
                 yield name
             if cursor == b"0":
                 return
 
+    def claim_run(self, name: str, seen: RunStamp, now: RunStamp, ttl: float) -> RunStamp | None:
+        command = CLAIM_RUN.call(
+            (self._run_key(name),), repr(seen.at), repr(now.at), now.token, seen.to_text(), now.to_text(), _ms(ttl)
+        )
+        return self._stamp(name, self._only(self._send(command)))
+
+    def find_runs(self, names: Sequence[str]) -> list[RunStamp | None]:
+        answer = self._send(*(Command(pack("GET", self._run_key(name))) for name in names))
+        return [self._stamp(name, self._checked(reply)) for name, reply in zip(names, answer.replies, strict=True)]
+
+    def runs(self) -> Iterator[tuple[str, RunStamp]]:
+        names = self._names_at(self._run_key(""))
+        while batch := list(islice(names, SCAN_STEP)):
+            yield from ((name, stamp) for name, stamp in zip(batch, self.find_runs(batch), strict=True) if stamp)
+
     # Commands
+
+    def _run_key(self, name: str) -> str:
+        return f"{self.prefix}|r:{name}"
 
     def _lease_key(self, name: str) -> str:
         return f"{self.prefix}:{name}"
@@ -176,8 +202,8 @@ class RedisBackend(BaseLockBackend):
         keys = [self._lease_key(name) for name in names]
         return [Command(pack(verb, key)) for key in keys for verb in ("GET", "PTTL")]
 
-    def _scan(self, cursor: bytes, prefix: str) -> Command:
-        pattern = re.sub(r"([*?\[\]\\])", r"\\\1", self._lease_key(prefix)) + "*"
+    def _scan(self, cursor: bytes, start: str) -> Command:
+        pattern = re.sub(r"([*?\[\]\\])", r"\\\1", start) + "*"
         return Command(pack("SCAN", cursor, "MATCH", pattern, "COUNT", SCAN_STEP))
 
     # Replies
@@ -240,10 +266,21 @@ class RedisBackend(BaseLockBackend):
             token=lease["token"].decode(),
         )
 
-    def _new_names(self, keys: Sequence[bytes], seen: set[str]) -> Iterator[str]:
+    def _stamp(self, name: str, value: bytes | None) -> RunStamp | None:
+        if value is None:
+            return None
+        try:
+            return RunStamp.from_text(value)
+        except ValueError:
+            raise LockBackendError(
+                f"The key {self._run_key(name)!r} at {self.location.text} holds something that is no run of beat."
+                f" Delete it, or give the locks a prefix of their own in {self.setting('KEY_PREFIX')}."
+            ) from None
+
+    def _new_names(self, keys: Sequence[bytes], seen: set[str], start: str) -> Iterator[str]:
         for key in keys:
             try:
-                name = key.decode().removeprefix(f"{self.prefix}:")
+                name = key.decode().removeprefix(start)
             except UnicodeDecodeError:
                 continue  # no lock has such a key
             if name not in seen:

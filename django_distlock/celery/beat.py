@@ -1,0 +1,196 @@
+"""Schedulers for beat on every host: each run that is due is sent by one of them."""
+
+from __future__ import annotations
+
+import logging
+from datetime import UTC, datetime
+from typing import Any
+
+import celery  # type: ignore[import-untyped]
+from celery.beat import PersistentScheduler, ScheduleEntry, Scheduler  # type: ignore[import-untyped]
+from celery.schedules import schedstate  # type: ignore[import-untyped]
+from celery.utils.time import maybe_make_aware  # type: ignore[import-untyped]
+from django.core.exceptions import ImproperlyConfigured
+
+from ..exceptions import LockBackendError
+from ..runs import SETTING, Ledger
+from ..stamps import RunStamp
+from ..tickets import clock
+
+if celery.VERSION[:2] < (5, 7):
+    raise ImproperlyConfigured(
+        f"The beat schedulers of django-distlock need Celery 5.7 or later, this is {celery.__version__}: its beat waits"
+        ' at an entry that another beat has sent. pip install "django-distlock[celery]"'
+    )
+
+RETRY = 1.0  # seconds before a store that failed is asked again
+LOOK = 1.0  # seconds between looks whether the store lost its data
+GRACE = 5.0  # seconds for all beats to notice that it did, and to tell it what they know
+RETIREMENT = 10.0  # seconds for the beat that sent a one-off to disable it, before another one does
+CLOCKS_DIFFER = 5.0  # seconds that a stamp may be ahead of this host's clock before somebody is told
+
+logger = logging.getLogger("django_distlock")
+
+
+class SharedRuns(Scheduler):  # type: ignore[misc]
+    """Mix in before any ``celery.beat.Scheduler``: ``class MyScheduler(SharedRuns, TheirScheduler)``.
+
+    All beats tick. Each entry has one ``last_run_at``, in the store. A run that is due belongs to the beat that
+    moves it, by compare-and-set; the others take over the newer time. There is no leader and nothing to renew, so
+    a beat that dies costs no time. While the store does not answer nothing is sent: runs are late, never twice.
+    """
+
+    _heap: Any  # of Scheduler
+
+    def __init__(self, app: Any, *args: Any, **kwargs: Any) -> None:
+        self._ledger = Ledger(app.main or "")
+        self._has_met = False  # the other beats, by way of the store
+        self._is_cut_off = False
+        self._clocks_told: set[str] = set()
+        self._tick_at = self._look_at = 0.0  # on clock()
+        super().__init__(app, *args, **kwargs)
+
+    def setup_schedule(self) -> None:
+        if not self._ledger.spans_processes:
+            logger.warning(
+                "Beats of other processes are not kept from sending the same runs: %s names the alias %r, whose locks"
+                " are in the memory of one process.",
+                SETTING,
+                self._ledger.using,
+            )
+        super().setup_schedule()
+
+    def tick(self, *args: Any, **kwargs: Any) -> float:
+        """What the scheduler does, when it wants to; in between, a look whether the store lost its data."""
+        if clock() >= self._tick_at:
+            wait = self._tick(*args, **kwargs)
+            self._tick_at = clock() + (wait or 0.0)
+        if clock() >= self._look_at:
+            self._look()
+            self._look_at = clock() + LOOK
+        return max(0.0, min(self._tick_at, self._look_at) - clock())
+
+    def _tick(self, *args: Any, **kwargs: Any) -> float | None:
+        try:
+            wait: float | None = super().tick(*args, **kwargs)
+        except LockBackendError as error:
+            self._heap = None  # it was not filled
+            self._cut_off(error)
+            return RETRY
+        return wait
+
+    def _look(self) -> None:
+        try:
+            self._ledger.look()
+        except LockBackendError as error:
+            self._cut_off(error)
+        else:
+            self._in_touch()
+
+    def populate_heap(self, *args: Any, **kwargs: Any) -> None:
+        """At the start and whenever entries came, went or changed: first of all, when did they run?"""
+        entries: list[ScheduleEntry] = list(self.schedule.values())
+        before = set(self._ledger.known)
+        stamps = self._ledger.meet(entry.name for entry in entries)
+        for entry in entries:
+            if (stamp := stamps.get(entry.name)) and not self._join(entry, stamp, is_new=entry.name not in before):
+                del stamps[entry.name]
+        super().populate_heap(*args, **kwargs)
+        for event in self._heap:
+            if (name := event.entry.name) not in stamps:
+                self._ledger.tell(name, RunStamp(_seconds(event.entry.last_run_at), next_at=round(event.time, 6)))
+        self._has_met = True
+
+    def _join(self, entry: ScheduleEntry, stamp: RunStamp, is_new: bool) -> bool:
+        """Go on where the fleet is, and not at the start of this beat; False if it is the fleet that is behind."""
+        own = _seconds(entry.last_run_at)
+        if self._ledger.is_unanswered(entry.name, stamp):
+            return True
+        if stamp.at > own:
+            self._adopt(entry, stamp)
+        elif is_new and (self._has_met or entry.total_run_count):
+            # It was enabled again, or a file or a row remembers a run that the store lost.
+            return stamp.at == own
+        elif not entry.total_run_count:
+            _set_back(entry, stamp.at, 0)
+        return True
+
+    def is_due(self, entry: ScheduleEntry) -> tuple[bool, float]:
+        """As the entry says; but a run that another beat has is not due here."""
+        while True:
+            due, wait = state = super().is_due(entry)
+            if not due:
+                return state  # type: ignore[no-any-return]
+            seen = _seconds(entry.last_run_at)
+            try:
+                standing = self._ledger.claim(entry.name, seen, _seconds(entry.default_now()), wait)
+            except LockBackendError as error:
+                self._cut_off(error)
+                return schedstate(False, RETRY)  # type: ignore[no-any-return]
+            self._in_touch()
+            if standing is None:
+                # A one-off is looked at once more at once, and disables itself then.
+                return schedstate(True, 0) if _is_one_off(entry) else state  # type: ignore[no-any-return]
+            if standing.at <= seen:
+                return schedstate(False, GRACE)  # type: ignore[no-any-return]
+            self._adopt(entry, standing)
+            if standing.host and _is_one_off(entry):
+                # Two beats that save one row would write over each other what they count in it.
+                return schedstate(False, RETIREMENT)  # type: ignore[no-any-return]
+
+    def _adopt(self, entry: ScheduleEntry, stamp: RunStamp) -> None:
+        """Another beat ran it."""
+        ahead = stamp.at - _seconds(entry.default_now())
+        if ahead > CLOCKS_DIFFER and stamp.host not in self._clocks_told:
+            self._clocks_told.add(stamp.host)
+            logger.warning(
+                "The last run of %s is %.1f s in the future: the clock of %s is ahead, or the one of this host behind."
+                " Runs may come early or late by that; set the clocks by NTP.",
+                entry.name,
+                ahead,
+                stamp.host or "another host",
+            )
+        _set_back(entry, stamp.at, entry.total_run_count + bool(stamp.host))
+
+    def _cut_off(self, error: LockBackendError) -> None:
+        if not self._is_cut_off:
+            logger.warning("No run is sent until the store answers again, asked every %g s: %s", RETRY, error)
+        self._is_cut_off = True
+
+    def _in_touch(self) -> None:
+        if self._is_cut_off:
+            logger.warning("The store of lock backend %r answers again.", self._ledger.using)
+        self._is_cut_off = False
+
+    @property
+    def info(self) -> str:
+        """For beat's banner."""
+        shared = f"    . runs -> shared in lock backend {self._ledger.using!r} ({self._ledger.prefix}*)"
+        return "\n".join(filter(None, (super().info, shared)))
+
+
+class DistlockScheduler(SharedRuns, PersistentScheduler):  # type: ignore[misc]
+    """``celery beat -S distlock``: Celery's own scheduler, with its file."""
+
+
+class MemoryScheduler(SharedRuns):
+    """``celery beat -S distlock_memory``: without a file; the store knows when entries ran."""
+
+
+def _seconds(when: datetime) -> float:
+    """Naive times are in UTC, as they are for Celery."""
+    return float(maybe_make_aware(when).timestamp())
+
+
+def _set_back(entry: ScheduleEntry, at: float, count: int) -> None:
+    """In the time zone it is kept in, so that schedules count as they would have. Rows remember, too."""
+    when = datetime.fromtimestamp(at, entry.last_run_at.tzinfo or UTC)
+    if entry.last_run_at.tzinfo is None:
+        when = when.replace(tzinfo=None)
+    for keeper in filter(None, (entry, getattr(entry, "model", None))):
+        keeper.last_run_at, keeper.total_run_count = when, count
+
+
+def _is_one_off(entry: ScheduleEntry) -> bool:
+    """A row of django-celery-beat that runs once."""
+    return bool(getattr(getattr(entry, "model", None), "one_off", False))

@@ -1,0 +1,170 @@
+"""What the beats of one Celery app know of each other's runs, and the setting that says where they keep it."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import NamedTuple, Self
+
+from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
+
+from .backends.base import BaseLockBackend
+from .handlers import DEFAULT_ALIAS, locks
+from .names import check_name
+from .stamps import RunStamp
+from .tickets import new_token
+
+SETTING = "DISTRIBUTED_LOCKS_BEAT"
+KEYS = ("ALIAS", "PREFIX")
+
+SHORTEST_KEPT = 7 * 86_400.0  # seconds that a stamp stays after its entry is gone, or all beats are
+LONGEST_KEPT = 10 * 366 * 86_400.0
+MICROSECOND = 1e-6
+
+logger = logging.getLogger("django_distlock")
+
+
+class BeatSettings(NamedTuple):
+    """``DISTRIBUTED_LOCKS_BEAT``. ``prefix`` None: the name of the Celery app."""
+
+    alias: str
+    prefix: str | None
+
+    @classmethod
+    def read(cls) -> Self:
+        """Raises ImproperlyConfigured for what cannot be meant."""
+        given = getattr(settings, SETTING, {})
+        if not isinstance(given, Mapping):
+            raise ImproperlyConfigured(f"{SETTING} is {given!r:.80}; it is a dict with the keys {', '.join(KEYS)}.")
+        if unknown := [key for key in given if key not in KEYS]:
+            raise ImproperlyConfigured(f"{SETTING} has the unknown key {unknown[0]!r}. Known: {', '.join(KEYS)}.")
+        alias, prefix = given.get("ALIAS", DEFAULT_ALIAS), given.get("PREFIX")
+        if not isinstance(alias, str) or not isinstance(prefix, str | None):
+            raise ImproperlyConfigured(
+                f"{SETTING} is {given!r:.200}. 'ALIAS' is an alias of DISTRIBUTED_LOCKS, 'PREFIX' the text that the"
+                " names of this app's entries begin with; both are texts."
+            )
+        return cls(alias, prefix)
+
+
+@dataclass(frozen=True, slots=True)
+class RunInfo:
+    """An entry of beat's schedule as the store shows it now.
+
+    ``entry``: its name, with the prefix of its app. ``last_run_at``: None while it did not run yet. ``host``: of
+    the beat that sent the last run. ``next_run_at``: as that beat expected; None where that is not known.
+    """
+
+    entry: str
+    using: str
+    last_run_at: datetime | None
+    host: str
+    next_run_at: datetime | None
+
+
+def recorded_runs(using: str = DEFAULT_ALIAS) -> Iterator[RunInfo]:
+    """The entries that beats keep in this alias, each once, in no order; none where it keeps no runs.
+
+    Raises LockBackendError when the store does not answer.
+    """
+    backend = locks[using]
+    if backend.supports_runs:
+        for entry, stamp in backend.runs():
+            last, due = _moment(stamp.at if stamp.host else None), _moment(stamp.next_at)
+            yield RunInfo(entry, using, last, stamp.host, due)
+
+
+def _moment(seconds: float | None) -> datetime | None:
+    try:
+        return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
+    except (ValueError, OverflowError, OSError):  # "never" is written as a day that no calendar has
+        return None
+
+
+class Ledger:
+    """The stamps of the entries of one Celery app, in the store and as this beat knows them.
+
+    What reaches the store raises LockBackendError when that does not answer.
+    """
+
+    def __init__(self, app_name: str) -> None:
+        """Raises ImproperlyConfigured for settings that no beat can run with; no I/O."""
+        self.using, prefix = BeatSettings.read()
+        self.prefix = prefix if prefix is not None else app_name and f"{app_name}:"
+        self.known: dict[str, RunStamp] = {}
+        self._unanswered: dict[str, str] = {}  # the tokens of claims that the store may have executed, by entry
+        if not self._backend.supports_runs:
+            raise ImproperlyConfigured(
+                f"{SETTING}['ALIAS'] is {self.using!r}, a {type(self._backend).__name__}, which cannot keep the runs"
+                " of beat. Name an alias on Redis or on a database."
+            )
+
+    @property
+    def _backend(self) -> BaseLockBackend:
+        return locks[self.using]  # never kept: a forked process has another one
+
+    @property
+    def spans_processes(self) -> bool:
+        return self._backend.supports_processes
+
+    def claim(self, entry: str, seen: float, now: float, wait: float | None) -> RunStamp | None:
+        """None if the run that is due belongs to this beat; it is the first to claim it.
+
+        ``seen``: when the entry last ran, as this beat knows; ``wait``: seconds from ``now`` until it is due again.
+        Else the stamp in the store: a newer one if another beat has the run; one not newer than ``seen`` if the
+        store had none, and should be asked again when all beats have told it what they know.
+
+        After an error the run is claimed again with the same token, because the store may have given it already.
+        """
+        token = self._unanswered.setdefault(entry, new_token())
+        at = round(max(now, seen + MICROSECOND), 6)  # a claim that moved nothing would leave the run to others, too
+        stamp = RunStamp(at, socket.gethostname(), None if wait is None else round(at + wait, 6), token)
+        before = replace(self.known.get(entry, RunStamp(seen)), at=seen)
+        standing = self._backend.claim_run(self._name(entry), before, stamp, _kept(stamp))
+        del self._unanswered[entry]
+        self.known[entry] = standing or stamp
+        return standing
+
+    def meet(self, entries: Iterable[str]) -> dict[str, RunStamp]:
+        """The stamps of those entries that have one; all others are forgotten."""
+        wanted = list(entries)
+        stored = self._backend.find_runs([self._name(entry) for entry in wanted])
+        known = {
+            entry: max(filter(None, (stamp, self.known.get(entry))), key=lambda stamp: stamp.at, default=None)
+            for entry, stamp in zip(wanted, stored, strict=True)
+        }
+        self.known = {entry: stamp for entry, stamp in known.items() if stamp}
+        return self.known.copy()
+
+    def is_unanswered(self, entry: str, stamp: RunStamp) -> bool:
+        """Whether the stamp is of this beat's own claim, whose answer it did not hear."""
+        return self._unanswered.get(entry) == stamp.token
+
+    def tell(self, entry: str, stamp: RunStamp) -> None:
+        """The store keeps this stamp unless it has a newer one."""
+        stamp = replace(stamp, token=stamp.token or new_token())
+        self.known[entry] = self._backend.claim_run(self._name(entry), stamp, stamp, _kept(stamp)) or stamp
+
+    def look(self) -> None:
+        """Tell the store again what it lost. It forgets the newest run first, so that one is looked at."""
+        if not self.known:
+            return
+        newest = max(self.known, key=lambda entry: self.known[entry].at)
+        [stored] = self._backend.find_runs([self._name(newest)])
+        if stored is None or stored.at < self.known[newest].at:
+            logger.warning("The store of lock backend %r lost runs of beat; it is told again.", self.using)
+            for entry, stamp in list(self.known.items()):
+                self.tell(entry, stamp)
+
+    def _name(self, entry: str) -> str:
+        return check_name(self.prefix + entry)
+
+
+def _kept(stamp: RunStamp) -> float:
+    """Seconds that the store keeps a stamp: entries that are gone must not stay for ever."""
+    wait = 0.0 if stamp.next_at is None else stamp.next_at - stamp.at
+    return min(LONGEST_KEPT, SHORTEST_KEPT + 2 * wait)
