@@ -149,16 +149,19 @@ class Ledger:
         stamp = replace(stamp, token=stamp.token or new_token())
         self.known[entry] = self._backend.claim_run(self._name(entry), stamp, stamp, _kept(stamp)) or stamp
 
-    def look(self) -> None:
-        """Tell the store again what it lost. It forgets the newest run first, so that one is looked at."""
-        if not self.known:
-            return
+    def look(self) -> RunStamp:
+        """Tell the store again what it lost. It forgets the newest run first, so that one is looked at.
+
+        Returns the stamp of that entry as it stands now.
+        """
         newest = max(self.known, key=lambda entry: self.known[entry].at)
         [stored] = self._backend.find_runs([self._name(newest)])
         if stored is None or stored.at < self.known[newest].at:
             logger.warning("The store of lock backend %r lost runs of beat; it is told again.", self.using)
             for entry, stamp in list(self.known.items()):
                 self.tell(entry, stamp)
+            return self.known[newest]
+        return stored
 
     def _name(self, entry: str) -> str:
         return check_name(self.prefix + entry)

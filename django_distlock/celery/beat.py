@@ -80,12 +80,15 @@ class SharedRuns(Scheduler):  # type: ignore[misc]
         return wait
 
     def _look(self) -> None:
+        if not self._ledger.known:
+            return
         try:
-            self._ledger.look()
+            newest = self._ledger.look()
         except LockBackendError as error:
             self._cut_off(error)
         else:
             self._in_touch()
+            self._check_clock(newest)
 
     def populate_heap(self, *args: Any, **kwargs: Any) -> None:
         """At the start and whenever entries came, went or changed: first of all, when did they run?"""
@@ -140,17 +143,19 @@ class SharedRuns(Scheduler):  # type: ignore[misc]
 
     def _adopt(self, entry: ScheduleEntry, stamp: RunStamp) -> None:
         """Another beat ran it."""
-        ahead = stamp.at - _seconds(entry.default_now())
+        self._check_clock(stamp)
+        _set_back(entry, stamp.at, entry.total_run_count + bool(stamp.host))
+
+    def _check_clock(self, stamp: RunStamp) -> None:
+        ahead = stamp.at - _seconds(self.app.now())
         if ahead > CLOCKS_DIFFER and stamp.host not in self._clocks_told:
             self._clocks_told.add(stamp.host)
             logger.warning(
-                "The last run of %s is %.1f s in the future: the clock of %s is ahead, or the one of this host behind."
-                " Runs may come early or late by that; set the clocks by NTP.",
-                entry.name,
-                ahead,
+                "A run of beat on %s is stamped %.1f s in the future: the clock there is ahead, or the one of this host"
+                " is behind. Runs come early or late by that, set the clocks by NTP.",
                 stamp.host or "another host",
+                ahead,
             )
-        _set_back(entry, stamp.at, entry.total_run_count + bool(stamp.host))
 
     def _cut_off(self, error: LockBackendError) -> None:
         if not self._is_cut_off:

@@ -1,0 +1,389 @@
+"""Beats that share their runs, many in one process, on a clock that the test moves.
+
+What a fleet sends is compared with what one stock beat sends on the same clock: the runs must be the same.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from zoneinfo import ZoneInfo
+
+import celery
+import pytest
+from celery import Celery
+from celery.schedules import crontab, schedule, solar
+
+from django_distlock import LockBackendError, locks
+from django_distlock.runs import recorded_runs
+
+if celery.VERSION[:2] < (5, 7):
+    pytest.skip("beat's schedulers need Celery 5.7", allow_module_level=True)
+
+from celery.beat import PersistentScheduler, Scheduler
+
+from django_distlock.celery import beat
+
+START = datetime(2026, 11, 21, 12, 0, 20, tzinfo=UTC)
+SOON = 0.0001  # seconds that a tick takes
+
+
+class Recording:
+    """Sends into a list."""
+
+    producer = None
+
+    def apply_async(self, entry, producer=None, advance=True, **kwargs):
+        self.app.world.sent.append((entry.name, self.app.world.now))
+
+
+class StockBeat(Recording, Scheduler):
+    pass
+
+
+class MemoryBeat(Recording, beat.MemoryScheduler):
+    pass
+
+
+class FileBeat(Recording, beat.DistlockScheduler):
+    pass
+
+
+class World:
+    """The time, what was sent, and the beats that run, each with the time at which it wakes."""
+
+    def __init__(self, now, entries, zone="UTC", **conf):
+        self.now, self.entries, self.zone, self.conf = now, entries, zone, conf
+        self.sent = []
+        self.wakes = {}
+
+    def start(self, kind=MemoryBeat, ahead=0.0, **options):
+        app = Celery("fleet", set_as_current=False, broker="memory://")
+        app.conf.update(timezone=self.zone, beat_schedule=self.entries(), result_expires=None, **self.conf)
+        app.world = self
+        app.now = lambda: (self.now + timedelta(seconds=ahead)).astimezone(app.timezone)
+        started = kind(app, max_interval=300, **options)
+        self.wakes[started] = self.now
+        return started
+
+    def kill(self, victim):
+        """Without a last word."""
+        del self.wakes[victim]
+
+    def run(self, until):
+        """Let everybody tick who wants to; in random order where two want to at once."""
+        while self.wakes:
+            woken = min(self.wakes, key=lambda one: (self.wakes[one], random.random()))
+            if self.wakes[woken] > until:
+                break
+            self.now = max(self.now, self.wakes[woken])
+            wait = woken.tick()
+            if woken in self.wakes:
+                self.wakes[woken] = self.now + timedelta(seconds=max(wait, SOON))
+        self.now = until
+
+    def times(self, entry):
+        return [when for name, when in self.sent if name == entry]
+
+
+@pytest.fixture
+def world(locmem_locks, monkeypatch):
+    """Makes worlds; the clock of the schedulers is that of the newest."""
+    worlds = []
+    monkeypatch.setattr(beat, "clock", lambda: worlds[-1].now.timestamp())
+
+    def new(entries, now=START, **conf):
+        worlds.append(World(now, entries, **conf))
+        return worlds[-1]
+
+    return new
+
+
+@pytest.fixture
+def rarely(monkeypatch):
+    """Days pass more quickly without a look each second whether the store lost its data."""
+    monkeypatch.setattr(beat, "LOOK", 86_400.0)
+
+
+def task(when, **more):
+    return {"task": "task", "schedule": when, **more}
+
+
+def everything():
+    return {
+        "interval": task(3600.0),
+        "odd interval": task(timedelta(minutes=47)),
+        "relative": task(schedule(timedelta(hours=6), relative=True)),
+        "each hour": task(crontab(minute=0)),
+        "at night": task(crontab(minute=30, hour=2)),
+        "around the change": task(crontab(minute="*/20", hour="1-4")),
+        "weekly": task(crontab(minute=5, hour=7, day_of_week="sun,mon")),
+        "sunset": task(solar("sunset", 52.5, 13.4)),
+    }
+
+
+@pytest.mark.parametrize(
+    ("zone", "begin"),
+    [
+        ("UTC", datetime(2026, 11, 21, 20, tzinfo=UTC)),
+        ("Europe/Berlin", datetime(2026, 10, 24, 18, tzinfo=UTC)),  # the night has an hour more
+        ("Europe/Berlin", datetime(2027, 3, 27, 18, tzinfo=UTC)),  # and an hour less
+        ("America/New_York", datetime(2026, 10, 31, 18, tzinfo=UTC)),
+        ("Australia/Lord_Howe", datetime(2026, 10, 3, 12, tzinfo=UTC)),  # half an hour
+        ("Asia/Kathmandu", datetime(2026, 10, 24, 18, tzinfo=UTC)),
+    ],
+)
+def test_a_fleet_whose_beats_come_and_go_sends_what_one_stock_beat_sends(zone, begin, world, rarely):
+    pytest.importorskip("ephem", reason="solar schedules need ephem")
+    end = begin + timedelta(hours=40)
+    stock = world(everything, begin, zone=zone)
+    stock.start(StockBeat)
+    stock.run(end)
+
+    fleet = world(everything, begin, zone=zone)
+    for _ in range(3):
+        fleet.start()
+    while fleet.now < end:
+        fleet.run(min(end, fleet.now + timedelta(minutes=random.randint(1, 240))))
+        fleet.kill(random.choice(list(fleet.wakes)))
+        fleet.start()
+
+    for entry in everything():
+        ours, theirs = fleet.times(entry), stock.times(entry)
+        assert len(ours) == len(theirs), entry
+        assert all(abs(our - their) < timedelta(seconds=1) for our, their in zip(ours, theirs, strict=True)), entry
+    assert len(stock.times("each hour")) >= 39
+    assert stock.times("sunset")
+
+
+def test_a_first_start_waits_a_period_and_a_restart_goes_on_where_the_fleet_is(world):
+    fleet = world(lambda: {"interval": task(8.0)})
+    for _ in range(20):  # each lives shorter than the period
+        only = fleet.start()
+        fleet.run(fleet.now + timedelta(seconds=6))
+        fleet.kill(only)
+    times = fleet.times("interval")
+    assert timedelta(seconds=7.9) < times[0] - START < timedelta(seconds=8.1)
+    assert len(times) == 20 * 6 // 8
+    stock = world(lambda: {"interval": task(8.0)})
+    for _ in range(20):
+        only = stock.start(StockBeat)
+        stock.run(stock.now + timedelta(seconds=6))
+        stock.kill(only)
+    assert stock.sent == []
+
+
+@pytest.mark.parametrize("ahead", [2.8, -2.8])
+def test_a_clock_that_is_off_by_a_third_of_the_period_makes_no_duplicate(ahead, world):
+    fleet = world(lambda: {"interval": task(8.0), "cron": task(crontab())})
+    fleet.start()
+    fleet.start()
+    other = fleet.start(ahead=ahead)
+    fleet.run(START + timedelta(minutes=5))
+    assert min(gaps(fleet.times("interval"))) > 7.9
+    assert len(fleet.times("cron")) == 5
+    fleet.kill(other)
+    fleet.run(START + timedelta(minutes=10))
+    assert min(gaps(fleet.times("interval"))) > 5
+    assert max(gaps(fleet.times("interval"))) < 8 * 1.5
+    assert len(fleet.times("cron")) == 10
+
+
+def test_a_clock_far_ahead_is_told_once(world, caplog):
+    fleet = world(lambda: {"interval": task(30.0)})
+    fleet.start()
+    fleet.run(START + timedelta(seconds=1))
+    fleet.start(ahead=20)
+    fleet.run(START + timedelta(minutes=3))
+    said = [record.message for record in caplog.records if "in the future" in record.message]
+    assert len(said) == 1
+    assert "NTP" in said[0]
+
+
+@pytest.mark.parametrize("kept", ["nothing", "the run before"])
+def test_a_store_that_lost_its_data_makes_no_duplicate(kept, world, locmem_locks):
+    """Some beats have not asked for this minute's run yet when the store forgets that it was sent."""
+    fleet = world(lambda: {"cron": task(crontab()), **({"interval": task(20.0)} if kept == "nothing" else {})})
+    fleet.start(ahead=0.5)
+    for behind in (2.0, 4.0):
+        fleet.start(ahead=-behind)
+    fleet.run(START + timedelta(seconds=50))
+    before = dict(locmem_locks.runs())
+    for _ in range(5):
+        sent = len(fleet.times("cron"))
+        while len(fleet.times("cron")) == sent:
+            fleet.run(fleet.now + timedelta(seconds=0.1))
+        locmem_locks._runs.clear()
+        if kept == "the run before":
+            for name, stamp in before.items():
+                locmem_locks.claim_run(name, stamp, stamp, 600)
+            fleet.run(fleet.now + timedelta(seconds=1.1))  # within which the beat that ran it has looked
+        before = dict(locmem_locks.runs())
+    fleet.run(fleet.now + timedelta(seconds=30))
+    per_minute = Counter(
+        (when + timedelta(seconds=0.6)).replace(second=0, microsecond=0) for when in fleet.times("cron")
+    )
+    assert set(per_minute.values()) == {1}
+    assert len(per_minute) >= 5
+    assert min(gaps(fleet.times("interval")), default=20) > 15
+
+
+def test_while_the_store_is_down_nothing_is_sent_and_afterwards_each_entry_once(
+    world, locmem_locks, monkeypatch, caplog
+):
+    fleet = world(lambda: {"interval": task(2.0), "cron": task(crontab())})
+    for _ in range(3):
+        fleet.start()
+    fleet.run(START + timedelta(seconds=39))
+    sent = len(fleet.sent)
+    with monkeypatch.context() as broken:
+        for method in ("claim_run", "find_runs"):
+            broken.setattr(locmem_locks, method, unreachable)
+        fleet.start()  # during the outage
+        fleet.run(START + timedelta(seconds=43.5))
+        assert len(fleet.sent) == sent
+    fleet.run(START + timedelta(seconds=100))
+    assert min(gaps(fleet.times("interval"))) > 1.9
+    assert [when.minute for when in fleet.times("cron")] == [1, 2]
+    assert timedelta(seconds=3.4) < fleet.times("cron")[0] - START.replace(minute=1, second=0) < timedelta(seconds=5)
+    said = [record.message for record in caplog.records]
+    assert sum("until the store answers again" in text for text in said) == 4
+    assert sum("answers again." in text for text in said) == 4
+
+
+def test_a_claim_whose_answer_was_lost_is_the_claimants_run(world, locmem_locks, monkeypatch):
+    fleet = world(lambda: {"cron": task(crontab())})
+    for _ in range(3):
+        fleet.start()
+    fleet.run(START + timedelta(seconds=30))
+    claim, lost = locmem_locks.claim_run, []
+
+    def unanswered(*arguments):
+        standing = claim(*arguments)
+        if standing is None and not lost:
+            lost.append(arguments)
+            raise LockBackendError("the answer was lost")
+        return standing
+
+    monkeypatch.setattr(locmem_locks, "claim_run", unanswered)
+    fleet.run(START + timedelta(seconds=60))
+    assert len(lost) == 1
+    [when] = fleet.times("cron")
+    assert 0.9 < when.second + when.microsecond / 1e6 < 1.2  # asked again after a second
+
+
+def test_a_row_that_is_newer_than_this_hosts_clock_is_claimed_once(world, locmem_locks):
+    """A claim must move the stamp past what everybody saw, or it moves nothing for the others."""
+    fleet = world(lambda: {})
+    first, second = fleet.start(), fleet.start()
+    ahead = (START + timedelta(seconds=1)).timestamp()
+    for one in (first, second):
+        one._ledger.meet(["entry"])
+        one._ledger.tell("entry", beat.RunStamp(ahead))
+    claims = [one._ledger.claim("entry", ahead, START.timestamp(), None) for one in (first, second)]
+    assert claims[0] is None
+    assert claims[1].at > ahead
+
+
+def test_a_deadline_for_missed_runs_holds_for_the_fleet(world):
+    for deadline, expected in ((600, 0), (None, 1)):
+        locks["default"]._runs.clear()
+        fleet = world(lambda: {"cron": task(crontab(minute=0))}, beat_cron_starting_deadline=deadline)
+        only = fleet.start()
+        fleet.run(START + timedelta(hours=1))
+        fleet.kill(only)
+        fleet.now = START + timedelta(hours=5, minutes=30)
+        before = len(fleet.sent)
+        for _ in range(3):
+            fleet.start()
+        fleet.run(fleet.now + timedelta(minutes=2))
+        assert len(fleet.sent) - before == expected
+        fleet.run(fleet.now + timedelta(hours=1))
+        assert len(fleet.sent) - before == expected + 1
+
+
+def test_a_file_that_remembers_a_run_which_the_store_lost_tells_it(world, tmp_path, monkeypatch):
+    fleet = world(lambda: {"interval": task(3600.0)})
+    file = str(tmp_path / "schedule")
+    first = fleet.start(FileBeat, schedule_filename=file)
+    monkeypatch.setattr(celery._state._tls, "current_app", first.app)  # of schedules that come from the file
+    fleet.run(START + timedelta(minutes=90))
+    first.close()
+    fleet.kill(first)
+    locks["default"]._runs.clear()
+    second = fleet.start(FileBeat, schedule_filename=file)
+    monkeypatch.setattr(celery._state._tls, "current_app", second.app)
+    fleet.run(START + timedelta(minutes=130))
+    second.close()
+    assert [round((when - START).total_seconds()) for when in fleet.times("interval")] == [3600, 7200]
+
+
+def test_entries_that_come_change_and_go_while_beats_run(world):
+    fleet = world(lambda: {"a": task(60.0)})
+    beats = [fleet.start() for _ in range(3)]
+    fleet.run(START + timedelta(seconds=90))
+    for one in beats:
+        one.update_from_dict({"b": task(20.0), "a": task(30.0)})
+        one._tick_at = 0.0  # beat looks at its schedule anew at the latest after max_interval
+        fleet.wakes[one] = fleet.now
+    fleet.run(START + timedelta(seconds=165))
+    assert len(fleet.times("b")) == 3
+    assert len(fleet.times("a")) == 1 + 3
+    for one in beats:
+        del one.schedule["b"]
+        one._tick_at, fleet.wakes[one] = 0.0, fleet.now
+    fleet.run(START + timedelta(seconds=300))
+    assert len(fleet.times("b")) == 3
+    assert list(beats[0]._ledger.known) == ["a"]
+
+
+def test_schedulers_keep_nothing_in_an_entry_and_touch_no_store_before_they_tick(world, monkeypatch, tmp_path):
+    fleet = world(lambda: {"a": task(60.0)})
+    for method in ("claim_run", "find_runs"):
+        monkeypatch.setattr(locks["default"], method, unreachable)
+    lazy = fleet.start(FileBeat, schedule_filename=str(tmp_path / "never"), lazy=True)
+    assert "runs -> shared in lock backend 'default' (fleet:*)" in lazy.info
+    assert "db -> " in lazy.info
+    fleet.kill(lazy)
+    eager = fleet.start()
+    assert eager.tick() <= beat.LOOK
+    assert set(vars(eager.schedule["a"])) == set(vars(StockBeat(eager.app).schedule["a"]))
+
+
+def test_what_was_run_by_whom_and_when_it_is_expected_again(world):
+    fleet = world(lambda: {"a": task(60.0), "b": task(crontab(minute=0))})
+    fleet.start()
+    fleet.run(START + timedelta(seconds=90))
+    runs = {info.entry: info for info in recorded_runs("default")}
+    assert sorted(runs) == ["fleet:a", "fleet:b"]
+    a, b = runs["fleet:a"], runs["fleet:b"]
+    assert abs(a.last_run_at - START) - timedelta(seconds=60) < timedelta(seconds=1)
+    assert a.host
+    assert abs(a.next_run_at - START) - timedelta(seconds=120) < timedelta(seconds=1)
+    assert (b.last_run_at, b.host) == (None, "")
+    assert abs(b.next_run_at - START.replace(hour=13, second=0)) < timedelta(seconds=1)
+
+
+def test_an_entry_keeps_the_time_zone_that_it_was_given(world):
+    fleet = world(lambda: {"a": task(60.0)}, zone="Europe/Berlin")
+    first, second = fleet.start(), fleet.start()
+    fleet.run(START + timedelta(seconds=90))
+    for one in (first, second):
+        assert str(one.schedule["a"].last_run_at.tzinfo) == "Europe/Berlin"
+        assert one.schedule["a"].last_run_at.astimezone(ZoneInfo("UTC")) > START + timedelta(seconds=50)
+        assert one.schedule["a"].total_run_count == 1
+
+
+def test_the_schedulers_are_those_of_celery():
+    assert issubclass(beat.DistlockScheduler, PersistentScheduler)
+    assert not issubclass(beat.MemoryScheduler, PersistentScheduler)
+
+
+def unreachable(*_):
+    raise LockBackendError("the store is down")
+
+
+def gaps(times):
+    return [(later - earlier).total_seconds() for earlier, later in pairwise(times)]
