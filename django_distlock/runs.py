@@ -116,7 +116,7 @@ class Ledger:
 
         ``seen``: when the entry last ran, as this beat knows; ``wait``: seconds from ``now`` until it is due again.
         Else the stamp in the store: a newer one if another beat has the run; one not newer than ``seen`` if the
-        store had none, and should be asked again when all beats have told it what they know.
+        store did not know the entry, and waits for what other beats tell it: then ask again in a second.
 
         After an error the run is claimed again with the same token, because the store may have given it already.
         """

@@ -32,6 +32,7 @@ class BaseLockBackend(ABC):
     supports_exclusion: ClassVar[bool] = True
     supports_queue: ClassVar[bool] = False  # waiters are granted the lock in the order they came
     supports_runs: ClassVar[bool] = False  # keeps the runs of beat: claim_run(), find_runs(), runs()
+    runs_settle = 5.0  # seconds, above what a beat needs to notice that the store lost its data
 
     keeper: Keeper | None = None  # set by renewal.py
 
@@ -142,13 +143,13 @@ class BaseLockBackend(ABC):
     def claim_run(self, name: str, seen: RunStamp, now: RunStamp, ttl: float) -> RunStamp | None:
         """Move the stamp of an entry from ``seen`` to ``now``, in one step of the store; None if it is moved.
 
-        None is told for a stamp that is not newer than ``seen``, or that has the token of ``now`` and so was moved
-        by an earlier attempt whose answer was lost. The stamp that stands afterwards is never older than before,
-        so ``now`` may be ``seen`` itself, to tell what the caller knows. It is kept for ``ttl`` seconds.
+        It is moved if it is not newer than ``seen``, or if it has the token of ``now``: then an earlier attempt,
+        whose answer was lost, has moved it. It never becomes older; so ``now`` may be ``seen`` itself, to tell
+        what the caller knows. It is kept for ``ttl`` seconds.
 
-        Otherwise nothing is moved, and the stamp that stands is returned: a newer one, because another beat ran
-        the entry; or ``seen``, which a store keeps that had no stamp. It may have lost a newer one, so that the
-        run is nobody's yet.
+        Otherwise the stamp that stands is returned. That is a newer one if another beat ran the entry. A store
+        that has none keeps ``seen``; and because it may have lost a newer one, it gives no run of that entry to
+        anybody for ``runs_settle`` seconds, in which all beats tell it what they know.
         """
         raise NotImplementedError(f"{type(self).__name__} keeps no runs: supports_runs is False.")
 

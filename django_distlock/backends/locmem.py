@@ -28,6 +28,15 @@ class _Held:
     waiters: OrderedDict[str, Ticket] = field(default_factory=OrderedDict)
 
 
+@dataclass(slots=True)
+class _Run:
+    """When an entry of beat ran, until when that is kept, and when it may be claimed again."""
+
+    stamp: RunStamp
+    expires: float
+    settled: float
+
+
 class LocMemBackend(BaseLockBackend):
     """Excludes the threads and tasks of one process, in the order they came; other processes not at all."""
 
@@ -40,7 +49,7 @@ class LocMemBackend(BaseLockBackend):
         self._guard = threading.Lock()  # held for dictionary work only, never while waiting
         self._held: dict[str, _Held] = {}
         self._last_fence = 0
-        self._runs: dict[str, tuple[RunStamp, float]] = {}  # and until when they are kept
+        self._runs: dict[str, _Run] = {}
         self._sweep_at = 1000  # so many names, before those that nobody asked for again are forgotten
 
     def acquire(self, ticket: Ticket, *, queue: bool) -> Grant | LockInfo:
@@ -117,29 +126,35 @@ class LocMemBackend(BaseLockBackend):
     def claim_run(self, name: str, seen: RunStamp, now: RunStamp, ttl: float) -> RunStamp | None:
         with self._guard:
             standing = self._run(name)
-            if standing and standing.at > seen.at and standing.token != now.token:
-                return standing
-            kept = max(filter(None, (standing, now if standing else seen)), key=lambda stamp: stamp.at)
-            self._runs[name] = kept, clock() + ttl
-            return None if standing else seen
+            if standing is None:
+                self._runs[name] = _Run(seen, clock() + ttl, clock() + self.runs_settle)
+                return seen
+            if standing.stamp.at > seen.at and standing.stamp.token != now.token:
+                return standing.stamp
+            if now.at > seen.at and clock() < standing.settled:
+                return standing.stamp
+            if now.at > standing.stamp.at:
+                standing.stamp, standing.expires = now, clock() + ttl
+            return None
 
     def find_runs(self, names: Sequence[str]) -> list[RunStamp | None]:
         with self._guard:
-            return [self._run(name) for name in names]
+            found = [self._run(name) for name in names]
+        return [run.stamp if run else None for run in found]
 
     def runs(self) -> Iterator[tuple[str, RunStamp]]:
         with self._guard:
             found = [(name, self._run(name)) for name in list(self._runs)]
-        return ((name, stamp) for name, stamp in found if stamp)
+        return ((name, run.stamp) for name, run in found if run)
 
     # What follows is called with the guard held.
 
-    def _run(self, name: str) -> RunStamp | None:
-        stamp, kept_until = self._runs.get(name, (None, 0.0))
-        if stamp and kept_until <= clock():
+    def _run(self, name: str) -> _Run | None:
+        run = self._runs.get(name)
+        if run and run.expires <= clock():
             del self._runs[name]
             return None
-        return stamp
+        return run
 
     def _current(self, name: str, now: float) -> _Held | None:
         held = self._held.get(name)

@@ -23,9 +23,8 @@ if celery.VERSION[:2] < (5, 7):
         ' at an entry that another beat has sent. pip install "django-distlock[celery]"'
     )
 
-RETRY = 1.0  # seconds before a store that failed is asked again
+RETRY = 1.0  # seconds before a store is asked again that failed, or that waits for what other beats know
 LOOK = 1.0  # seconds between looks whether the store lost its data
-GRACE = 5.0  # seconds for all beats to notice that it did, and to tell it what they know
 RETIREMENT = 10.0  # seconds for the beat that sent a one-off to disable it, before another one does
 CLOCKS_DIFFER = 5.0  # seconds that a stamp may be ahead of this host's clock before somebody is told
 
@@ -135,7 +134,7 @@ class SharedRuns(Scheduler):  # type: ignore[misc]
                 # A one-off is looked at once more at once, and disables itself then.
                 return schedstate(True, 0) if _is_one_off(entry) else state  # type: ignore[no-any-return]
             if standing.at <= seen:
-                return schedstate(False, GRACE)  # type: ignore[no-any-return]
+                return schedstate(False, RETRY)  # type: ignore[no-any-return]
             self._adopt(entry, standing)
             if standing.host and _is_one_off(entry):
                 # Two beats that save one row would write over each other what they count in it.

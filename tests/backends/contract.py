@@ -215,34 +215,52 @@ class LockBackendContract:
 class RunsContract:
     """What a backend promises that keeps the runs of beat: supports_runs is True. They have no async twins."""
 
+    @pytest.fixture(autouse=True)
+    def settling(self, backend: BaseLockBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(backend, "runs_settle", 0.02)
+
+    def know(self, backend: BaseLockBackend, name: str, stamp: RunStamp) -> None:
+        assert backend.claim_run(name, stamp, stamp, 60) == stamp
+        time.sleep(0.03)
+
     def test_a_store_without_a_stamp_keeps_what_the_caller_saw_and_grants_nothing_yet(self, backend):
         seen = RunStamp(100.0, "web-1", 130.0, "first")
         assert backend.claim_run("entry", seen, RunStamp(130.0, "web-2", 160.0, "mine"), 60) == seen
         assert backend.find_runs(["entry"]) == [seen]
 
+    def test_what_a_store_did_not_know_is_nobodys_until_all_beats_had_time_to_tell_more(self, backend, monkeypatch):
+        monkeypatch.setattr(backend, "runs_settle", 0.5)
+        old, new = RunStamp(100.0), RunStamp(130.0, "a", 160.0, "1")
+        assert backend.claim_run("entry", old, old, 60) == old  # of a beat that did not hear of the run at 130
+        assert backend.claim_run("entry", old, RunStamp(131.0, token="2"), 60) == old
+        assert backend.claim_run("entry", new, new, 60) is None  # the beat that ran it tells
+        assert backend.claim_run("entry", old, RunStamp(131.0, token="2"), 60) == new
+        assert backend.claim_run("entry", new, RunStamp(160.0, token="2"), 60) == new
+        eventually(lambda: backend.claim_run("entry", new, RunStamp(160.0, token="2"), 60) is None, 5)
+
     def test_the_first_to_move_the_stamp_has_the_run_and_the_others_are_told_its_stamp(self, backend):
         seen, first, second = RunStamp(100.0), RunStamp(130.0, "a", 160.0, "1"), RunStamp(130.0, "b", 160.0, "2")
-        backend.claim_run("entry", seen, seen, 60)
+        self.know(backend, "entry", seen)
         assert backend.claim_run("entry", seen, first, 60) is None
         assert backend.claim_run("entry", seen, second, 60) == first
         assert backend.find_runs(["entry"]) == [first]
 
     def test_who_adopted_the_newer_stamp_may_claim_the_next_run(self, backend):
         seen, first = RunStamp(100.0), RunStamp(130.0, token="1")
-        backend.claim_run("entry", seen, seen, 60)
+        self.know(backend, "entry", seen)
         backend.claim_run("entry", seen, first, 60)
         assert backend.claim_run("entry", first, RunStamp(160.0, token="2"), 60) is None
 
     def test_a_claim_repeated_with_its_token_is_granted_again(self, backend):
         seen = RunStamp(100.0)
-        backend.claim_run("entry", seen, seen, 60)
+        self.know(backend, "entry", seen)
         assert backend.claim_run("entry", seen, RunStamp(130.0, token="mine"), 60) is None
         assert backend.claim_run("entry", seen, RunStamp(131.0, token="mine"), 60) is None
         assert backend.find_runs(["entry"])[0].at == 131.0
 
     def test_a_late_duplicate_of_a_claim_moves_nothing_back(self, backend):
         seen = RunStamp(100.0)
-        backend.claim_run("entry", seen, seen, 60)
+        self.know(backend, "entry", seen)
         backend.claim_run("entry", seen, RunStamp(131.0, token="mine"), 60)
         backend.claim_run("entry", seen, RunStamp(130.0, token="mine"), 60)
         assert backend.find_runs(["entry"])[0].at == 131.0
@@ -256,7 +274,7 @@ class RunsContract:
 
     def test_times_are_exact_to_the_microsecond(self, backend):
         seen = RunStamp(1795237134.551894, token="1")
-        backend.claim_run("entry", seen, seen, 60)
+        self.know(backend, "entry", seen)
         assert backend.find_runs(["entry"]) == [seen]
         assert backend.claim_run("entry", RunStamp(1795237134.551893), RunStamp(1795237136.0, token="2"), 60) == seen
         assert backend.claim_run("entry", RunStamp(1795237134.551894), RunStamp(1795237136.0, token="2"), 60) is None
@@ -289,7 +307,7 @@ class RunsContract:
     def test_every_run_belongs_to_one_of_many_claimants(self, backend):
         runs, claimants = 50, 8
         first = RunStamp(0.0)
-        backend.claim_run("entry", first, first, 60)
+        self.know(backend, "entry", first)
         start, won = threading.Barrier(claimants), []
 
         def claim(number: int) -> None:

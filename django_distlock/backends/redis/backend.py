@@ -149,8 +149,9 @@ class RedisBackend(BaseLockBackend):
 
     def claim_run(self, name: str, seen: RunStamp, now: RunStamp, ttl: float) -> RunStamp | None:
         command = CLAIM_RUN.call(
-            (self._run_key(name),), repr(seen.at), repr(now.at), now.token, seen.to_text(), now.to_text(), _ms(ttl)
-        )
+            (self._run_key(name), f"{self.prefix}|n:{name}"),
+            repr(seen.at), repr(now.at), now.token, seen.to_text(), now.to_text(), _ms(ttl), _ms(self.runs_settle),
+        )  # fmt: skip
         return self._stamp(name, self._only(self._send(command)))
 
     def find_runs(self, names: Sequence[str]) -> list[RunStamp | None]:
