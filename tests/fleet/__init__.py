@@ -1,0 +1,1 @@
+"""Beats and workers as processes, for the tests of beat: see harness.py."""

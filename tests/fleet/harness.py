@@ -1,0 +1,190 @@
+"""Starts beats and workers as Celery's own commands, and reads what they sent and ran.
+
+They share two servers: one carries the broker and the journal and is left in peace, the other has the stamps.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import tomllib
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+import redis
+
+from example_project.valkey import Valkey
+from tests.tools import eventually
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+STARTS_WITHIN = 60.0  # seconds; many processes start at once on a busy machine
+
+
+class Sent(NamedTuple):
+    """One message: of which entry, its id, by which process, when (Unix time)."""
+
+    entry: str
+    id: str
+    by: str
+    at: float
+
+
+class Fleet:
+    """``with Fleet(folder, journal, store, entries) as fleet``: ends all it started."""
+
+    def __init__(
+        self,
+        folder: Path,
+        journal: Valkey,
+        store: Valkey,
+        entries=None,
+        rows=None,
+        scheduler="distlock_memory",
+        settle=2.0,
+    ) -> None:
+        self.folder, self.scheduler = folder, scheduler
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.journal = redis.Redis.from_url(journal.url, socket_timeout=5, decode_responses=True)
+        self.journal.flushall()
+        plan = {
+            "locks": store.url,
+            "journal": journal.url,
+            "broker": f"redis+socket://{journal.socket}?virtual_host=1",
+            "database": str(folder / "fleet.sqlite3"),
+            "entries": entries or {},
+            "rows": rows or {},
+            "settle": settle,
+        }
+        self.environment = {
+            **os.environ,
+            "FLEET": json.dumps(plan),
+            "DJANGO_SETTINGS_MODULE": "tests.fleet.settings",
+            "PYTHONPATH": os.pathsep.join([self._entry_points(), str(ROOT)]),
+        }
+        if rows:
+            subprocess.run([sys.executable, "-m", "tests.fleet.app"], cwd=ROOT, env=self.environment, check=True)
+
+    def _entry_points(self) -> str:
+        """A folder that makes Celery find the schedulers by their names, where the package is not installed."""
+        project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+        info = self.folder / "site" / "django_distlock_here-0.dist-info"
+        info.mkdir(parents=True)
+        info.joinpath("METADATA").write_text("Metadata-Version: 2.1\nName: django-distlock-here\nVersion: 0\n")
+        lines = [f"{name} = {target}" for name, target in project["entry-points"]["celery.beat_schedulers"].items()]
+        info.joinpath("entry_points.txt").write_text("\n".join(["[celery.beat_schedulers]", *lines, ""]))
+        return str(info.parent)
+
+    def beat(self, name: str, ahead: float = 0.0) -> None:
+        self._start(name, ["beat", *self._beat_options(name)], ahead)
+
+    def worker(self, name: str, with_beat: bool = False) -> None:
+        """Prefork where there is a beat inside, as it is in production; else as small as can be."""
+        more = ["--beat", *self._beat_options(name), "--concurrency=1"] if with_beat else ["--pool=solo"]
+        quiet = ["--without-gossip", "--without-mingle", "--without-heartbeat"]
+        self._start(name, ["worker", f"--hostname={name}@fleet", *quiet, *more])
+
+    def _beat_options(self, name: str) -> list[str]:
+        # Not -S, which is another option of the worker.
+        return ["--scheduler", self.scheduler, "-s", str(self.folder / f"schedule-{name}")]
+
+    def _start(self, name: str, arguments: list[str], ahead: float = 0.0) -> None:
+        self.folder.joinpath(f"celerybeat-{name}.pid").unlink(missing_ok=True)
+        with self.folder.joinpath(f"{name}.log").open("ab") as log:
+            self.processes[name] = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "celery",
+                    "-A",
+                    "tests.fleet.app",
+                    *arguments,
+                    "--loglevel=warning",
+                    "--pidfile=",
+                ],
+                cwd=ROOT,
+                env={**self.environment, "FLEET_NAME": name, "FLEET_AHEAD": str(ahead)},
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def start(self, beats: int, workers: int = 0, with_beat: bool = False) -> None:
+        """b1, b2, … and w1, w2, …; returns when all are ready."""
+        for number in range(1, beats + 1):
+            if with_beat:
+                self.worker(f"b{number}", with_beat=True)
+            else:
+                self.beat(f"b{number}")
+        for number in range(1, workers + 1):
+            self.worker(f"w{number}")
+        self.wait_for(2 * beats if with_beat else beats + workers)
+
+    def wait_for(self, ready: int) -> None:
+        eventually(lambda: self.journal.llen("ready") >= ready or self._died(), STARTS_WITHIN)
+
+    def _died(self) -> None:
+        for name, process in self.processes.items():
+            if process.poll() not in (None, -signal.SIGKILL, -signal.SIGTERM, 0):
+                raise AssertionError(f"{name} ended with {process.returncode}: {self.log(name)[-3000:]}")
+
+    def send_signal(self, name: str, number: signal.Signals) -> None:
+        self.processes[name].send_signal(number)
+
+    def end(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
+        self.send_signal(name, number)
+        self.processes[name].wait(30)
+
+    def is_alive(self, name: str) -> bool:
+        return self.processes[name].poll() is None
+
+    def log(self, name: str) -> str:
+        return self.folder.joinpath(f"{name}.log").read_text(errors="replace")
+
+    def _read(self, what: str, entry: str | None) -> list[Sent]:
+        read = sorted((Sent(*json.loads(line)) for line in self.journal.lrange(what, 0, -1)), key=lambda one: one.at)
+        return [one for one in read if entry in (None, one.entry)]
+
+    def sends(self, entry: str | None = None) -> list[Sent]:
+        return self._read("sends", entry)
+
+    def runs(self, entry: str | None = None) -> list[Sent]:
+        return self._read("runs", entry)
+
+    def __enter__(self) -> Fleet:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        for process in self.processes.values():
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)  # the session that was made for it: worker -B forks
+            process.wait()
+        if kind:
+            for name in self.processes:
+                print(f"--- {name}\n{self.log(name)[-2000:]}")
+        self.journal.close()
+
+
+def per_window(sends: list[Sent], period: float, begin: float, end: float) -> Counter[int]:
+    """How many were sent in each window of the wall clock between two moments; windows without any are there too."""
+    windows = range(math.ceil(begin / period), math.floor(end / period))
+    counted = Counter(math.floor(one.at / period) for one in sends)
+    return Counter({window: counted[window] for window in windows})
+
+
+def silences(sends: list[Sent]) -> list[float]:
+    return [later.at - earlier.at for earlier, later in pairwise(sends)]
+
+
+def report(test: str, **figures: object) -> None:
+    """A line of JSON, to the output of the test and to the file that DISTLOCK_FIGURES names."""
+    line = json.dumps({"test": test, **figures})
+    print(line)
+    if path := os.environ.get("DISTLOCK_FIGURES"):
+        with Path(path).open("a") as file:
+            file.write(f"{line}\n")
