@@ -1,4 +1,7 @@
-"""``make demo``: a rush on a small shop, first without the lock, then with it. Exits 0 if the lock kept its promise."""
+"""``make demo``: a rush on a small shop, first without the lock, then with it; then a schedule with three beats.
+
+Exits 0 if the locks kept their promises.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from django.core.management import call_command
 from django_distlock import locks
 from django_distlock.tickets import LockInfo
 
-from . import buyers
+from . import beats, buyers
 from .server import ROOT, hidden_from_ctrl_c, open_shop, stop
 
 PURCHASES = 200
@@ -110,6 +113,8 @@ def main() -> int:
         call_command("fill_shop", verbosity=0)
         print(f"With the lock, {crowd}", end="", flush=True)
         under = rush(shop.port, "buy")
+        print(f"Starting {beats.BEATS} beats and {beats.WORKERS} workers for one schedule", flush=True)
+        schedule = beats.watch()
         print("Closing the shop", flush=True)
 
     print(f"\n{table(without, under)}\n")
@@ -117,8 +122,10 @@ def main() -> int:
     print("waiting (wait=0) but told 409 at once, and these buyers do not come again.\n")
     print(f"At the peak {len(under.peak)} locks were held, one for each item being bought:")
     print(*map(described, sorted(under.peak, key=lambda info: (len(info.name), info.name))), sep="\n")
-    wrong = complaints(without, under, reports)
-    print("", *(wrong or ["Nothing was oversold under the lock."]), sep="\n")
+    print(f"\n{beats.table(schedule)}")
+    wrong = complaints(without, under, reports) + beats.complaints(schedule)
+    fine = "Nothing was oversold under the lock, and each run that was due was sent once."
+    print("", *(wrong or [fine]), sep="\n")
     return 1 if wrong else 0
 
 

@@ -47,6 +47,7 @@ def open_shop(port: int = 0) -> Iterator[Shop]:
         with hidden_from_ctrl_c():
             valkey = running.enter_context(Valkey())
         os.environ["SHOP_LOCKS"] = valkey.url
+        os.environ["SHOP_BROKER"] = f"redis+socket://{valkey.socket}?virtual_host=1"
         os.environ["SHOP_DATABASE"] = str(Path(folder, "shop.sqlite3"))
         os.environ["DJANGO_SETTINGS_MODULE"] = "example_project.settings"
         print("Making a database", flush=True)

@@ -1,4 +1,7 @@
-"""Settings of the shop. Its environment: SHOP_LOCKS, SHOP_BROKER (URLs) and SHOP_DATABASE (a file)."""
+"""Settings of the shop.
+
+Its environment: SHOP_LOCKS and SHOP_BROKER (URLs), SHOP_DATABASE (a file), SHOP_TICK (seconds, for the demonstration).
+"""
 
 import os
 from pathlib import Path
@@ -28,9 +31,12 @@ DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 CELERY_BROKER_URL = os.environ.get("SHOP_BROKER", "redis://127.0.0.1:6379/1")
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
+CELERY_BEAT_SCHEDULER = "distlock"  # start as many beats as you like
 CELERY_BEAT_SCHEDULE = {
     "reconcile": {"task": "example_project.shop.tasks.reconcile", "schedule": crontab(hour=3, minute=0)},
 }
+if tick := os.environ.get("SHOP_TICK"):  # something to watch, in the demonstration
+    CELERY_BEAT_SCHEDULE["tick"] = {"task": "example_project.shop.tasks.tick", "schedule": float(tick)}
 
 INSTALLED_APPS = [
     "django.contrib.admin",
