@@ -9,7 +9,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 .PHONY: help demo serve test bench lint types docs clean
 
 help:
-	@echo "make demo    a shop oversells without the lock, and does not with it (half a minute)"
+	@echo "make demo    a shop oversells without the lock, and does not with it; three beats share a schedule (a minute)"
 	@echo "make serve   the same shop, to click through until Ctrl-C; PORT=8000 chooses the port"
 	@echo "make test    the tests; ARGS='-k renewal -x' goes to pytest"
 	@echo "make bench   what locks cost, beside others (four minutes); ARGS='--quick --chart bench.svg' is passed on"
@@ -49,11 +49,13 @@ clean:
 	rm -rf build dist docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
 	find django_distlock tests example_project benchmarks -name __pycache__ -prune -exec rm -rf {} +
 
+# django-celery-beat does not allow the newest Django, with which it works; what it needs is among the tests' packages.
 $(VENV)/.ready: pyproject.toml setup.cfg
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed: make PYTHON=...")'
 	@echo "Making the environment in $(VENV), a minute the first time…"
 	@$(PYTHON) -m venv $(VENV)
 	@$(INSTALL) -e ".[test,demo]" $(WITH)
+	@$(INSTALL) --no-deps "django-celery-beat>=2.9"
 	@touch $@
 
 $(VENV)/.ready-%: $(VENV)/.ready
