@@ -1,5 +1,7 @@
 """Settings of the test project. Locks are in local memory unless a fixture says otherwise."""
 
+from importlib.util import find_spec
+
 SECRET_KEY = "for tests only"
 USE_TZ = True
 ROOT_URLCONF = "tests.urls"
@@ -10,6 +12,7 @@ INSTALLED_APPS = [
     "django.contrib.messages",
     "django.contrib.sessions",
     "django_distlock",
+    *(["django_celery_beat"] if find_spec("django_celery_beat") else []),
 ]
 DATABASES = {alias: {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"} for alias in ("default", "other")}
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"

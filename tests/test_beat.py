@@ -8,17 +8,17 @@ from __future__ import annotations
 import random
 from collections import Counter
 from datetime import UTC, datetime, timedelta
-from itertools import pairwise
 from zoneinfo import ZoneInfo
 
 import celery
 import pytest
-from celery import Celery
 from celery.schedules import crontab, schedule, solar
 
 from django_distlock import LockBackendError, locks
 from django_distlock.backends import locmem
 from django_distlock.runs import recorded_runs
+
+from .beats import Recording, World, gaps, task
 
 if celery.VERSION[:2] < (5, 7):
     pytest.skip("beat's schedulers need Celery 5.7", allow_module_level=True)
@@ -28,16 +28,6 @@ from celery.beat import PersistentScheduler, Scheduler
 from django_distlock.celery import beat
 
 START = datetime(2026, 11, 21, 12, 0, 20, tzinfo=UTC)
-SOON = 0.0001  # seconds that a tick takes
-
-
-class Recording:
-    """Sends into a list."""
-
-    producer = None
-
-    def apply_async(self, entry, producer=None, advance=True, **kwargs):
-        self.app.world.sent.append((entry.name, self.app.world.now))
 
 
 class StockBeat(Recording, Scheduler):
@@ -50,43 +40,6 @@ class MemoryBeat(Recording, beat.MemoryScheduler):
 
 class FileBeat(Recording, beat.DistlockScheduler):
     pass
-
-
-class World:
-    """The time, what was sent, and the beats that run, each with the time at which it wakes."""
-
-    def __init__(self, now, entries, zone="UTC", **conf):
-        self.now, self.entries, self.zone, self.conf = now, entries, zone, conf
-        self.sent = []
-        self.wakes = {}
-
-    def start(self, kind=MemoryBeat, ahead=0.0, **options):
-        app = Celery("fleet", set_as_current=False, broker="memory://")
-        app.conf.update(timezone=self.zone, beat_schedule=self.entries(), result_expires=None, **self.conf)
-        app.world = self
-        app.now = lambda: (self.now + timedelta(seconds=ahead)).astimezone(app.timezone)
-        started = kind(app, max_interval=300, **options)
-        self.wakes[started] = self.now
-        return started
-
-    def kill(self, victim):
-        """Without a last word."""
-        del self.wakes[victim]
-
-    def run(self, until):
-        """Let everybody tick who wants to; in random order where two want to at once."""
-        while self.wakes:
-            woken = min(self.wakes, key=lambda one: (self.wakes[one], random.random()))
-            if self.wakes[woken] > until:
-                break
-            self.now = max(self.now, self.wakes[woken])
-            wait = woken.tick()
-            if woken in self.wakes:
-                self.wakes[woken] = self.now + timedelta(seconds=max(wait, SOON))
-        self.now = until
-
-    def times(self, entry):
-        return [when for name, when in self.sent if name == entry]
 
 
 @pytest.fixture
@@ -107,10 +60,6 @@ def world(locmem_locks, monkeypatch):
 def rarely(monkeypatch):
     """Days pass more quickly without a look each second whether the store lost its data."""
     monkeypatch.setattr(beat, "LOOK", 86_400.0)
-
-
-def task(when, **more):
-    return {"task": "task", "schedule": when, **more}
 
 
 def everything():
@@ -146,11 +95,11 @@ def test_a_fleet_whose_beats_come_and_go_sends_what_one_stock_beat_sends(zone, b
 
     fleet = world(everything, begin, zone=zone)
     for _ in range(3):
-        fleet.start()
+        fleet.start(MemoryBeat)
     while fleet.now < end:
         fleet.run(min(end, fleet.now + timedelta(minutes=random.randint(1, 240))))
         fleet.kill(random.choice(list(fleet.wakes)))
-        fleet.start()
+        fleet.start(MemoryBeat)
 
     for entry in everything():
         ours, theirs = fleet.times(entry), stock.times(entry)
@@ -163,7 +112,7 @@ def test_a_fleet_whose_beats_come_and_go_sends_what_one_stock_beat_sends(zone, b
 def test_a_first_start_waits_a_period_and_a_restart_goes_on_where_the_fleet_is(world):
     fleet = world(lambda: {"interval": task(8.0)})
     for _ in range(20):  # each lives shorter than the period
-        only = fleet.start()
+        only = fleet.start(MemoryBeat)
         fleet.run(fleet.now + timedelta(seconds=6))
         fleet.kill(only)
     times = fleet.times("interval")
@@ -180,9 +129,9 @@ def test_a_first_start_waits_a_period_and_a_restart_goes_on_where_the_fleet_is(w
 @pytest.mark.parametrize("ahead", [2.8, -2.8])
 def test_a_clock_that_is_off_by_a_third_of_the_period_makes_no_duplicate(ahead, world):
     fleet = world(lambda: {"interval": task(8.0), "cron": task(crontab())})
-    fleet.start()
-    fleet.start()
-    other = fleet.start(ahead=ahead)
+    fleet.start(MemoryBeat)
+    fleet.start(MemoryBeat)
+    other = fleet.start(MemoryBeat, ahead=ahead)
     fleet.run(START + timedelta(minutes=5))
     assert min(gaps(fleet.times("interval"))) > 7.9
     assert len(fleet.times("cron")) == 5
@@ -195,9 +144,9 @@ def test_a_clock_that_is_off_by_a_third_of_the_period_makes_no_duplicate(ahead, 
 
 def test_a_clock_far_ahead_is_told_once(world, caplog):
     fleet = world(lambda: {"interval": task(30.0)})
-    fleet.start()
+    fleet.start(MemoryBeat)
     fleet.run(START + timedelta(seconds=1))
-    fleet.start(ahead=20)
+    fleet.start(MemoryBeat, ahead=20)
     fleet.run(START + timedelta(minutes=3))
     said = [record.message for record in caplog.records if "in the future" in record.message]
     assert len(said) == 1
@@ -208,9 +157,9 @@ def test_a_clock_far_ahead_is_told_once(world, caplog):
 def test_a_store_that_lost_its_data_makes_no_duplicate(kept, world, locmem_locks):
     """Some beats have not asked for this minute's run yet when the store forgets that it was sent."""
     fleet = world(lambda: {"cron": task(crontab()), **({"interval": task(20.0)} if kept == "nothing" else {})})
-    fleet.start(ahead=0.5)
+    fleet.start(MemoryBeat, ahead=0.5)
     for behind in (2.0, 4.0):
-        fleet.start(ahead=-behind)
+        fleet.start(MemoryBeat, ahead=-behind)
     fleet.run(START + timedelta(seconds=50))
     before = dict(locmem_locks.runs())
     for _ in range(5):
@@ -237,13 +186,13 @@ def test_while_the_store_is_down_nothing_is_sent_and_afterwards_each_entry_once(
 ):
     fleet = world(lambda: {"interval": task(2.0), "cron": task(crontab())})
     for _ in range(3):
-        fleet.start()
+        fleet.start(MemoryBeat)
     fleet.run(START + timedelta(seconds=39))
     sent = len(fleet.sent)
     with monkeypatch.context() as broken:
         for method in ("claim_run", "find_runs"):
             broken.setattr(locmem_locks, method, unreachable)
-        fleet.start()  # during the outage
+        fleet.start(MemoryBeat)  # during the outage
         fleet.run(START + timedelta(seconds=43.5))
         assert len(fleet.sent) == sent
     fleet.run(START + timedelta(seconds=100))
@@ -258,7 +207,7 @@ def test_while_the_store_is_down_nothing_is_sent_and_afterwards_each_entry_once(
 def test_a_claim_whose_answer_was_lost_is_the_claimants_run(world, locmem_locks, monkeypatch):
     fleet = world(lambda: {"cron": task(crontab())})
     for _ in range(3):
-        fleet.start()
+        fleet.start(MemoryBeat)
     fleet.run(START + timedelta(seconds=30))
     claim, lost = locmem_locks.claim_run, []
 
@@ -279,7 +228,7 @@ def test_a_claim_whose_answer_was_lost_is_the_claimants_run(world, locmem_locks,
 def test_a_row_that_is_newer_than_this_hosts_clock_is_claimed_once(world, locmem_locks):
     """A claim must move the stamp past what everybody saw, or it moves nothing for the others."""
     fleet = world(dict)
-    first, second = fleet.start(), fleet.start()
+    first, second = fleet.start(MemoryBeat), fleet.start(MemoryBeat)
     ahead = (START + timedelta(seconds=1)).timestamp()
     for one in (first, second):
         one._ledger.meet(["entry"])
@@ -294,13 +243,13 @@ def test_a_deadline_for_missed_runs_holds_for_the_fleet(world):
     for deadline, expected in ((600, 0), (None, 1)):
         locks["default"]._runs.clear()
         fleet = world(lambda: {"cron": task(crontab(minute=0))}, beat_cron_starting_deadline=deadline)
-        only = fleet.start()
+        only = fleet.start(MemoryBeat)
         fleet.run(START + timedelta(hours=1))
         fleet.kill(only)
         fleet.now = START + timedelta(hours=5, minutes=30)
         before = len(fleet.sent)
         for _ in range(3):
-            fleet.start()
+            fleet.start(MemoryBeat)
         fleet.run(fleet.now + timedelta(minutes=2))
         assert len(fleet.sent) - before == expected
         fleet.run(fleet.now + timedelta(hours=1))
@@ -325,7 +274,7 @@ def test_a_file_that_remembers_a_run_which_the_store_lost_tells_it(world, tmp_pa
 
 def test_entries_that_come_change_and_go_while_beats_run(world):
     fleet = world(lambda: {"a": task(60.0)})
-    beats = [fleet.start() for _ in range(3)]
+    beats = [fleet.start(MemoryBeat) for _ in range(3)]
     fleet.run(START + timedelta(seconds=90))
     for one in beats:
         one.update_from_dict({"b": task(20.0), "a": task(30.0)})
@@ -350,14 +299,14 @@ def test_schedulers_keep_nothing_in_an_entry_and_touch_no_store_before_they_tick
     assert "runs -> shared in lock backend 'default' (fleet:*)" in lazy.info
     assert "db -> " in lazy.info
     fleet.kill(lazy)
-    eager = fleet.start()
+    eager = fleet.start(MemoryBeat)
     assert eager.tick() <= beat.LOOK
     assert set(vars(eager.schedule["a"])) == set(vars(StockBeat(eager.app).schedule["a"]))
 
 
 def test_what_was_run_by_whom_and_when_it_is_expected_again(world):
     fleet = world(lambda: {"a": task(60.0), "b": task(crontab(minute=0))})
-    fleet.start()
+    fleet.start(MemoryBeat)
     fleet.run(START + timedelta(seconds=90))
     runs = {info.entry: info for info in recorded_runs("default")}
     assert sorted(runs) == ["fleet:a", "fleet:b"]
@@ -371,7 +320,7 @@ def test_what_was_run_by_whom_and_when_it_is_expected_again(world):
 
 def test_an_entry_keeps_the_time_zone_that_it_was_given(world):
     fleet = world(lambda: {"a": task(60.0)}, zone="Europe/Berlin")
-    first, second = fleet.start(), fleet.start()
+    first, second = fleet.start(MemoryBeat), fleet.start(MemoryBeat)
     fleet.run(START + timedelta(seconds=90))
     for one in (first, second):
         assert str(one.schedule["a"].last_run_at.tzinfo) == "Europe/Berlin"
@@ -386,7 +335,3 @@ def test_the_schedulers_are_those_of_celery():
 
 def unreachable(*_):
     raise LockBackendError("the store is down")
-
-
-def gaps(times):
-    return [(later - earlier).total_seconds() for earlier, later in pairwise(times)]

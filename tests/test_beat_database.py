@@ -1,0 +1,218 @@
+"""Beats whose schedule is rows of django-celery-beat, many in one process, on a clock that the test moves."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+
+import celery
+import pytest
+
+if celery.VERSION[:2] < (5, 7):
+    pytest.skip("beat's schedulers need Celery 5.7", allow_module_level=True)
+
+time_machine = pytest.importorskip("time_machine", reason="needs time-machine")
+models = pytest.importorskip("django_celery_beat.models", reason="needs django-celery-beat")
+
+from django_distlock import locks
+from django_distlock.backends import locmem
+from django_distlock.celery import beat
+from django_distlock.celery.database import DistlockDatabaseScheduler
+
+from .beats import Recording, World, gaps, task
+
+START = datetime(2026, 11, 21, 12, 0, 20, tzinfo=UTC)
+
+pytestmark = pytest.mark.django_db
+
+
+class DatabaseBeat(Recording, DistlockDatabaseScheduler):
+    pass
+
+
+class TravellingWorld(World):
+    """Rows ask the machine for the time."""
+
+    def __init__(self, traveller, entries=dict):
+        self.traveller = traveller
+        super().__init__(START, entries)
+
+    @property
+    def now(self):
+        return self._now
+
+    @now.setter
+    def now(self, moment):
+        self._now = moment
+        self.traveller.move_to(moment)
+
+    def start(self, **options):
+        return super().start(DatabaseBeat, max_interval=None, **options)
+
+    def run_for(self, seconds):
+        self.run(self.now + timedelta(seconds=seconds))
+
+
+@pytest.fixture
+def world(locmem_locks, monkeypatch):
+    with time_machine.travel(START, tick=False) as traveller:
+        for module in (beat, locmem):
+            monkeypatch.setattr(module, "clock", lambda: datetime.now(UTC).timestamp())
+        made = []
+
+        def new(*arguments):
+            made.append(TravellingWorld(traveller, *arguments))
+            return made[-1]
+
+        yield new
+        for one in made:
+            for started in one.started:
+                started._finalize.cancel()  # it would save its rows when the tests end
+
+
+@pytest.fixture
+def rarely(monkeypatch):
+    """Hours pass more quickly without a look each second whether the store lost its data."""
+    monkeypatch.setattr(beat, "LOOK", 60.0)
+
+
+def row(name, one_off=False, **when):
+    if seconds := when.pop("every", None):
+        when["interval"] = models.IntervalSchedule.objects.create(every=seconds, period="seconds")
+    if clocked := when.pop("clocked", None):
+        when["clocked"] = models.ClockedSchedule.objects.create(clocked_time=clocked)
+    if minute := when.pop("minute", None):
+        when["crontab"] = models.CrontabSchedule.objects.create(minute=minute)
+    return models.PeriodicTask.objects.create(name=name, task="task", args=json.dumps([name]), one_off=one_off, **when)
+
+
+def test_rows_are_sent_once_by_three_beats_and_go_on_when_beats_are_replaced(world):
+    row("interval", every=20)
+    row("cron", minute="*")
+    fleet = world()
+    beats = [fleet.start() for _ in range(3)]
+    for _ in range(8):
+        fleet.run_for(45)
+        fleet.kill(beats.pop(0))
+        beats.append(fleet.start())
+    assert set(map(round, gaps(fleet.times("interval")))) == {20}
+    assert [when.minute for when in fleet.times("cron")] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_row_of_the_settings_runs_although_every_start_saves_it_anew(world):
+    """django-celery-beat counts a row that never ran from its last change, and each start changes it."""
+    fleet = world(lambda: {"interval": task(60.0)})
+    for _ in range(20):
+        only = fleet.start()
+        fleet.run_for(40)
+        fleet.kill(only)
+    assert len(fleet.times("interval")) >= 12
+    assert set(map(round, gaps(fleet.times("interval")))) == {60}
+
+
+@pytest.mark.parametrize("when", ["clocked", "interval"])
+def test_a_one_off_runs_once_and_retires(when, world, rarely):
+    due = {"interval": {"every": 60}, "clocked": {"clocked": START + timedelta(minutes=1)}}
+    once = row("once", one_off=True, **due[when])
+    row("other", every=15)
+    fleet = world()
+    for _ in range(3):
+        fleet.start()
+    fleet.run_for(61)
+    assert len(fleet.times("once")) == 1
+    fleet.start()  # reads the row perhaps before the others have saved it
+    fleet.run_for(600)
+    assert len(fleet.times("once")) == 1
+    once.refresh_from_db()
+    assert (once.enabled, once.total_run_count) == (False, 0)
+
+    if when == "clocked":
+        once.clocked = models.ClockedSchedule.objects.create(clocked_time=fleet.now + timedelta(minutes=2))
+    once.enabled = True
+    once.save()
+    fleet.run_for(600)
+    assert len(fleet.times("once")) == 2
+    assert gaps(fleet.times("once"))[0] > 600
+
+
+def test_a_one_off_that_was_sent_but_not_saved_is_not_sent_by_a_beat_that_comes_later(world):
+    as_it_was = row("once", one_off=True, clocked=START + timedelta(minutes=1))
+    fleet = world()
+    first = fleet.start()
+    while not fleet.sent:
+        fleet.run_for(0.01)
+    fleet.kill(first)
+    models.PeriodicTask.objects.filter(name="once").update(
+        enabled=True, total_run_count=0, last_run_at=None, date_changed=as_it_was.date_changed
+    )
+    fleet.start()
+    fleet.run_for(120)
+    assert len(fleet.sent) == 1
+    assert not models.PeriodicTask.objects.get(name="once").enabled
+
+
+def test_rows_that_come_change_and_go(world):
+    row("other", every=600)  # django-celery-beat does not notice the very first row at once
+    fleet = world()
+    for _ in range(3):
+        fleet.start()
+    fleet.run_for(60)
+    added = row("added", every=20)
+    fleet.run_for(70)
+    assert len(fleet.times("added")) == 3
+    added.interval = models.IntervalSchedule.objects.create(every=60, period="seconds")
+    added.save()
+    fleet.run_for(180)
+    assert len(fleet.times("added")) == 6
+    added.delete()
+    fleet.run_for(180)
+    assert len(fleet.times("added")) == 6
+
+
+def test_a_row_that_is_enabled_again_waits_for_its_next_time(world, rarely):
+    hourly, quick = row("hourly", minute="0"), row("quick", every=60)
+    fleet = world()
+    for _ in range(3):
+        fleet.start()
+    fleet.run_for(3600)
+    for one in (hourly, quick):
+        one.refresh_from_db()
+        one.enabled = False
+        one.save()
+    fleet.run_for(7200 + 600)
+    sent = len(fleet.sent)
+    enabled_at = fleet.now
+    for one in (hourly, quick):
+        one.enabled = True
+        one.save()
+    fleet.run_for(50)
+    assert len(fleet.sent) == sent
+    fleet.run_for(3600)
+    [hour] = [when for when in fleet.times("hourly") if when > enabled_at]
+    assert hour.minute == 0
+    first = next(when for when in fleet.times("quick") if when > enabled_at)
+    assert 55 < (first - enabled_at).total_seconds() < 70
+
+
+def test_a_row_with_a_start_time_runs_first_then(world):
+    row("later", every=30, start_time=START + timedelta(minutes=5))
+    fleet = world()
+    for _ in range(3):
+        fleet.start()
+    fleet.run_for(299)
+    assert fleet.sent == []
+    fleet.run_for(65)
+    assert len(fleet.sent) == 3
+    assert min(gaps(fleet.times("later"))) > 29
+
+
+def test_a_store_that_lost_its_data_is_told_what_the_beats_know(world):
+    row("cron", minute="*")
+    fleet = world()
+    for _ in range(3):
+        fleet.start()
+    for _ in range(4):
+        fleet.run_for(50)
+        locks["default"]._runs.clear()
+    fleet.run_for(60)
+    assert [when.minute for when in fleet.times("cron")] == [1, 2, 3, 4]
