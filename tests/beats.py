@@ -33,11 +33,19 @@ class World:
         app = Celery("fleet", set_as_current=False, broker="memory://")
         app.conf.update(timezone=self.zone, beat_schedule=self.entries(), result_expires=None, **self.conf)
         app.world = self
-        app.now = lambda: (self.now + timedelta(seconds=ahead)).astimezone(app.timezone)
+        self.set_clock(app, ahead)
         started = kind(app, **{"max_interval": 300, **options})
         self.wakes[started] = self.now
         self.started.append(started)
         return started
+
+    def set_clock(self, app, ahead):
+        app.now = lambda: (self.now + timedelta(seconds=ahead)).astimezone(app.timezone)
+
+    def end(self):
+        """Celery may take an app of this world for the current one of the tests that follow."""
+        for started in self.started:
+            vars(started.app).pop("now", None)
 
     def kill(self, victim):
         """Without a last word."""

@@ -53,7 +53,9 @@ def world(locmem_locks, monkeypatch):
         worlds.append(World(now, entries, **conf))
         return worlds[-1]
 
-    return new
+    yield new
+    for one in worlds:
+        one.end()
 
 
 @pytest.fixture
