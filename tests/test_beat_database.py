@@ -124,18 +124,18 @@ def test_a_one_off_runs_once_and_retires(when, world, rarely):
     fleet.run_for(61)
     assert len(fleet.times("once")) == 1
     fleet.start()  # reads the row perhaps before the others have saved it
-    fleet.run_for(600)
+    fleet.run_for(90)
     assert len(fleet.times("once")) == 1
     once.refresh_from_db()
     assert (once.enabled, once.total_run_count) == (False, 0)
 
     if when == "clocked":
-        once.clocked = models.ClockedSchedule.objects.create(clocked_time=fleet.now + timedelta(minutes=2))
+        once.clocked = models.ClockedSchedule.objects.create(clocked_time=fleet.now + timedelta(minutes=1))
     once.enabled = True
     once.save()
-    fleet.run_for(600)
+    fleet.run_for(120)
     assert len(fleet.times("once")) == 2
-    assert gaps(fleet.times("once"))[0] > 600
+    assert gaps(fleet.times("once"))[0] > 140
 
 
 def test_a_one_off_that_was_sent_but_not_saved_is_not_sent_by_a_beat_that_comes_later(world):
@@ -173,26 +173,26 @@ def test_rows_that_come_change_and_go(world):
 
 
 def test_a_row_that_is_enabled_again_waits_for_its_next_time(world, rarely):
-    hourly, quick = row("hourly", minute="0"), row("quick", every=60)
+    often, quick = row("often", minute="*/10"), row("quick", every=60)
     fleet = world()
     for _ in range(3):
         fleet.start()
-    fleet.run_for(3600)
-    for one in (hourly, quick):
+    fleet.run_for(630)
+    for one in (often, quick):
         one.refresh_from_db()
         one.enabled = False
         one.save()
-    fleet.run_for(7200 + 600)
+    fleet.run_for(1500)
     sent = len(fleet.sent)
     enabled_at = fleet.now
-    for one in (hourly, quick):
+    for one in (often, quick):
         one.enabled = True
         one.save()
     fleet.run_for(50)
     assert len(fleet.sent) == sent
-    fleet.run_for(3600)
-    [hour] = [when for when in fleet.times("hourly") if when > enabled_at]
-    assert hour.minute == 0
+    fleet.run_for(590)
+    [ran] = [when for when in fleet.times("often") if when > enabled_at]
+    assert ran.minute % 10 == 0
     first = next(when for when in fleet.times("quick") if when > enabled_at)
     assert 55 < (first - enabled_at).total_seconds() < 70
 

@@ -33,7 +33,7 @@ with_database = pytest.param(
 EVERY_SCHEDULER = ["distlock", "distlock_memory", with_database]
 
 BOTH = {"wall": ("wall", 2), "interval": ("every", 2)}
-LATE = 0.6  # seconds that a busy machine may need to send what is due
+LATE = 1.0  # seconds that a busy machine may need to send what is due
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def check_once(fleet, begin, end, wall="wall", interval="interval", period=2.0):
     windows = per_window(fleet.sends(wall), period, begin, end)
     assert set(windows.values()) == {1}, windows
     between = silences([one for one in fleet.sends(interval) if begin <= one.at <= end])
-    assert period * 0.75 < min(between), between
+    assert period * 0.5 < min(between), between
     assert max(between) < period * 1.25 + LATE, between
     return {"windows": len(windows), "sends": sum(windows.values()), "longest_silence": round(max(between), 3)}
 
@@ -115,7 +115,7 @@ def test_rows_of_the_database_run_once_and_one_offs_once_for_ever(fleets):
     let_run(time.time() + 4)
     assert len(fleet.sends("clocked")) == len(fleet.sends("once")) == 1
     between = silences([one for one in fleet.sends("interval") if one.at > begin])
-    assert min(between) > 1.5
+    assert min(between) > 1.0
     assert max(between) < 2.5 + LATE
     report("database", clocked_late=round(clocked.at - at, 3), sends=len(between) + 1, **check_runs(fleet))
 
@@ -189,7 +189,7 @@ def test_a_store_that_is_down_for_four_seconds_makes_no_duplicate_and_ends_no_be
         assert sent_meanwhile == []
         windows = per_window(fleet.sends("wall"), 2, begin, time.time())
         assert max(windows.values()) == 1, windows
-        assert min(silences(fleet.sends("interval"))) > 1.5
+        assert min(silences(fleet.sends("interval"))) > 1.0
         assert all(fleet.is_alive(name) for name in ("b1", "b2", "b3"))
         report(
             "store down",
