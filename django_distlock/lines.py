@@ -39,6 +39,10 @@ class Lines:
             ticket.heard_at = clock()
             return _first_heard(self._lines[ticket.name]) is ticket
 
+    def length(self, name: str) -> int:
+        with self._guard:
+            return len(self._lines.get(name, ()))
+
     def has_heir(self, ticket: Ticket) -> bool:
         with self._guard:
             return len(self._lines[ticket.name]) > 1

@@ -110,8 +110,12 @@ class Holder:
                 return cls(host, pid, thread, label, since)
         raise ValueError(f"not a holder: {text!r:.80}")
 
+    @property
+    def process(self) -> str:
+        return f"pid {self.pid} on {self.host}, {self.thread}"
+
     def __str__(self) -> str:
-        return f"{self.label} (pid {self.pid} on {self.host}, {self.thread})"
+        return f"{self.label} ({self.process})"
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)

@@ -15,6 +15,7 @@ from ..terms import Terms
 from ..tickets import Grant, LockInfo, Ticket
 
 DEFAULTS = ("TTL", "WAIT", "RENEW", "MAX_HOLD", "MIN_HOLD")
+FORCED = -1.0  # a rest: an operator frees a lock that was released already and is kept for its min_hold
 KEYS = ("BACKEND", "LOCATION", "KEY_PREFIX", *DEFAULTS, "OPTIONS")
 
 
@@ -88,7 +89,8 @@ class BaseLockBackend(ABC):
     def release(self, ticket: Ticket, rest: float = 0.0) -> bool:
         """End the ticket's lease, give a grant back or leave the queue: afterwards nothing of the ticket is left.
 
-        With ``rest`` the lock stays taken for that many seconds more. True if the ticket held the lock.
+        With ``rest`` the lock stays taken for that many seconds more; ``FORCED`` frees it even while it rests.
+        True if the ticket held the lock.
         """
 
     @abstractmethod
@@ -120,6 +122,13 @@ class BaseLockBackend(ABC):
 
     @abstractmethod
     async def alook(self, names: Sequence[str]) -> list[LockInfo | None]: ...
+
+    def count_waiters(self, names: Sequence[str]) -> list[int | None]:
+        """How many stand in each lock's queue, processes or single waiters as the store knows them; None: not known."""
+        return [None] * len(names)
+
+    async def acount_waiters(self, names: Sequence[str]) -> list[int | None]:
+        return [None] * len(names)
 
     def held(self, prefix: str = "", *, step: int = 500) -> Iterator[LockInfo]:
         """What is locked now under names that begin with ``prefix``, looked at ``step`` locks at a time."""

@@ -77,7 +77,7 @@ class LocMemBackend(BaseLockBackend):
             held = self._current(ticket.name, now)
             if held is None:
                 return False
-            if held.token != ticket.token or held.resting:
+            if held.token != ticket.token or (held.resting and rest >= 0):
                 held.waiters.pop(ticket.token, None)
                 return False
             if rest > 0:
@@ -146,6 +146,15 @@ class LocMemBackend(BaseLockBackend):
         with self._guard:
             found = [(name, self._run(name)) for name in list(self._runs)]
         return ((name, run.stamp) for name, run in found if run)
+
+    def count_waiters(self, names: Sequence[str]) -> list[int | None]:
+        with self._guard:
+            in_store = [len(held.waiters) if (held := self._held.get(name)) else 0 for name in names]
+        # One of a line has a place in the store, the others stand behind it.
+        return [max(stored, self.lines.length(name)) for stored, name in zip(in_store, names, strict=True)]
+
+    async def acount_waiters(self, names: Sequence[str]) -> list[int | None]:
+        return self.count_waiters(names)
 
     # What follows is called with the guard held.
 

@@ -57,7 +57,7 @@ MUTANTS = {
     ),
     "release leaves the place in the queue": Mutant("release", "if inbox ~= '' then", "if false then", "calm"),
     "release keeps what was handed over": Mutant(
-        "release", "if state == 'r' then return 1 end", "if state ~= 'h' then return 1 end", "calm"
+        "release", "if state == 'r' and rest >= 0 then return 1 end", "if state ~= 'h' then return 1 end", "calm"
     ),
     "release hands over to the dead": Mutant(
         "release", "first .. ' ' .. LEASE) > 0", "first .. ' ' .. LEASE) >= 0", "death"

@@ -124,6 +124,13 @@ class RedisBackend(BaseLockBackend):
     async def alook(self, names: Sequence[str]) -> list[LockInfo | None]:
         return self._infos(names, await self._asend(*self._looks(names)))
 
+    def count_waiters(self, names: Sequence[str]) -> list[int | None]:
+        """The processes that wait for each: a process has one place, however many of its threads and tasks wait."""
+        return self._counts(self._send(*self._counts_wanted(names)))
+
+    async def acount_waiters(self, names: Sequence[str]) -> list[int | None]:
+        return self._counts(await self._asend(*self._counts_wanted(names)))
+
     def names(self, prefix: str = "") -> Iterator[str]:
         return self._names_at(self._lease_key(""), prefix)
 
@@ -203,6 +210,9 @@ class RedisBackend(BaseLockBackend):
         keys = [self._lease_key(name) for name in names]
         return [Command(pack(verb, key)) for key in keys for verb in ("GET", "PTTL")]
 
+    def _counts_wanted(self, names: Sequence[str]) -> list[Command]:
+        return [Command(pack("ZCARD", self._keys(name)[1])) for name in names]
+
     def _scan(self, cursor: bytes, start: str) -> Command:
         pattern = re.sub(r"([*?\[\]\\])", r"\\\1", start) + "*"
         return Command(pack("SCAN", cursor, "MATCH", pattern, "COUNT", SCAN_STEP))
@@ -238,6 +248,9 @@ class RedisBackend(BaseLockBackend):
     def _infos(self, names: Sequence[str], answer: Answer) -> list[LockInfo | None]:
         replies = iter(answer.replies)
         return [self._seen(name, value, left) for name, value, left in zip(names, replies, replies, strict=True)]
+
+    def _counts(self, answer: Answer) -> list[int | None]:
+        return [None if is_wrong_type(reply) else self._checked(reply) for reply in answer.replies]
 
     def _seen(self, name: str, value: Any, left: Any) -> LockInfo | None:
         if value is None or left == -2:

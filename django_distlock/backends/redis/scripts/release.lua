@@ -1,6 +1,6 @@
 -- Give up a lease, hand a grant back, or leave the queue. Hands the lock to the first waiter who listens. Safe to repeat.
 -- KEYS  1 lease  2 queue (zset: place -> "token inbox")  3 retired tokens (zset: token by its end)  4 last fencing number
--- ARGV  1 token  2 rest in ms: how long the lock stays taken (0 = given up at once)
+-- ARGV  1 token  2 rest in ms: how long the lock stays taken (0 = given up at once, below 0 = even if it rests)
 --       3 ms for which the token is retired, because a command that carries it may still arrive (0 = none can)
 --       4 inbox ('' = the token never queued)  5 grant in ms: how long a waiter has to take what it was handed
 -- reply 2 handed on | 1 released | 0 the token did not hold the lock; its place, if any, is gone
@@ -21,7 +21,7 @@ if string.sub(lease, 1, 27) ~= token .. ' ' then
   return 0
 end
 local state = string.sub(lease, 28, 28)
-if state == 'r' then return 1 end
+if state == 'r' and rest >= 0 then return 1 end
 if rest > 0 and state == 'h' then
   redis.call('SETRANGE', LEASE, 27, 'r')
   redis.call('PEXPIRE', LEASE, rest)

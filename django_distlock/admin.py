@@ -1,0 +1,293 @@
+"""The page "Held locks" of Django's admin."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+from django.conf import settings
+from django.contrib import admin, messages
+from django.contrib.admin import actions
+from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
+from django.contrib.admin.models import DELETION, LogEntry
+from django.core.exceptions import PermissionDenied
+from django.shortcuts import redirect
+from django.urls import reverse
+from django.utils.html import format_html
+from django.utils.translation import gettext as __
+from django.utils.translation import gettext_lazy as _
+from django.utils.translation import ngettext
+
+from .exceptions import LockBackendError
+from .inventory import Inventory, Lease, force_release, in_words
+from .models import HeldLock
+from .snapshots import HeldLocks, held_for
+
+if TYPE_CHECKING:
+    from django.http import HttpRequest, HttpResponse
+
+MOST_PREFIXES = 20  # in the filter, those with the most locks
+MOST_AT_ONCE = 1000  # locks on the confirmation page, if DATA_UPLOAD_MAX_NUMBER_FIELDS allows as many
+OTHER_FIELDS = 10  # that the confirmation page sends beside one for each lock
+BACKEND_DOWN = "distlock-down"  # class of a message, by which the script knows it
+
+
+class _Filter(admin.SimpleListFilter):
+    """Counts without a database."""
+
+    def get_facet_queryset(self, changelist: Any) -> dict[str, int]:
+        rows = changelist.get_queryset(self.request, exclude_parameters=self.expected_parameters())
+        counted = Counter(map(self.choice_of, rows.keys()))
+        return {f"{index}__c": counted[choice] for index, (choice, _) in enumerate(self.lookup_choices)}
+
+    @staticmethod
+    def choice_of(key: Any) -> str:
+        raise NotImplementedError
+
+
+class BackendFilter(_Filter):
+    title = _("backend")
+    parameter_name = "using"
+
+    @staticmethod
+    def choice_of(key: Any) -> str:
+        return cast(str, key.using)
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        aliases = _inventory(request).aliases
+        return [(alias, alias) for alias in aliases] if len(aliases) > 1 else []
+
+    def queryset(self, request: HttpRequest, queryset: Any) -> Any:
+        return queryset.filter(using=self.value()) if self.value() is not None else None
+
+
+class PrefixFilter(_Filter):
+    """By what stands before the first colon."""
+
+    title = _("prefix")
+    parameter_name = "prefix"
+
+    @staticmethod
+    def choice_of(key: Any) -> str:
+        before, colon, _ = key.name.partition(":")
+        return cast(str, before + colon) if colon else ""
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        counted = Counter(map(self.choice_of, _inventory(request).keys()))
+        counted.pop("", None)
+        return [(prefix, prefix) for prefix in sorted(dict(counted.most_common(MOST_PREFIXES)))]
+
+    def queryset(self, request: HttpRequest, queryset: Any) -> Any:
+        return queryset.filter(name__startswith=self.value()) if self.value() else None
+
+
+def _inventory(request: HttpRequest) -> Inventory:
+    """One snapshot per request."""
+    if not hasattr(request, "_distlock_inventory"):
+        request._distlock_inventory = Inventory()  # type: ignore[attr-defined]
+    return cast(Inventory, request._distlock_inventory)  # type: ignore[attr-defined]
+
+
+@admin.register(HeldLock)
+class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg] - takes none at run time
+    """Lists what is locked in all backends, and releases what is selected.
+
+    For a theme that wants a ModelAdmin of its own: ``class MyAdmin(HeldLockAdmin, theme.ModelAdmin)``.
+    """
+
+    list_display = ("name", "using", "label", "process", "held_for", "left", "fence", "queue")
+    list_filter = (BackendFilter, PrefixFilter)
+    search_fields = ("name", "label", "holder")
+    search_help_text = _("Searches names, labels and holders.")
+    actions = ("delete_selected",)
+    fields = ("name", "using", "state", "label", "process", "granted_at", "held_for", "left", "fence", "queue")
+    readonly_fields = fields
+
+    class Media:
+        css: ClassVar[dict[str, Sequence[str]]] = {"all": ("django_distlock/held_locks.css",)}
+        js = ("django_distlock/held_locks.js",)
+
+    # Columns
+
+    @admin.display(description=_("holder"), ordering="holder", empty_value="")
+    def process(self, row: HeldLock) -> str:
+        return row.holder if row.state == HeldLock.State.HELD else f"{row.holder} ({row.get_state_display()})".lstrip()
+
+    @admin.display(description=_("held for"), ordering="-granted_at")
+    def held_for(self, row: HeldLock) -> str | None:
+        return _ticking(held_for(row), 1)
+
+    @admin.display(description=_("time left"), ordering="remaining")
+    def left(self, row: HeldLock) -> str | None:
+        return _ticking(row.remaining, -1)
+
+    @admin.display(description=_("waiting"))
+    def queue(self, row: HeldLock) -> int | None:
+        return row.waiting
+
+    # What there is to see
+
+    def get_queryset(self, request: HttpRequest) -> Any:
+        return HeldLocks(_inventory(request))
+
+    def get_search_results(self, request: HttpRequest, queryset: Any, search_term: str) -> tuple[Any, bool]:
+        return queryset.search(search_term), False
+
+    def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> HeldLock | None:
+        row = super().get_object(request, object_id, from_field)
+        if row is None:
+            self._tell_other_holders(request, [object_id])
+        return row
+
+    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
+        response = super().changelist_view(request, {"title": __("Held locks"), **(extra_context or {})})
+        self._tell_errors(request)
+        return response
+
+    def changeform_view(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        response = super().changeform_view(request, *args, **kwargs)
+        self._tell_errors(request)
+        return response
+
+    def delete_view(
+        self, request: HttpRequest, object_id: str, extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        response = super().delete_view(request, object_id, {"title": __("Release lock"), **(extra_context or {})})
+        self._tell_errors(request)
+        return response
+
+    def _tell_errors(self, request: HttpRequest) -> None:
+        for alias, error in _inventory(request).errors.items():
+            text = __("The locks of “%(alias)s” are not shown, or not all of them: %(error)s")
+            self.message_user(request, text % {"alias": alias, "error": error}, messages.ERROR, BACKEND_DOWN)
+
+    # Who may do what. Held locks come and go by the code that locks; people look, and release.
+
+    def has_release_permission(self, request: HttpRequest, obj: HeldLock | None = None) -> bool:
+        user = cast(Any, request).user
+        return bool(user.has_perm(f"{self.opts.app_label}.release_{self.opts.model_name}"))
+
+    def has_delete_permission(self, request: HttpRequest, obj: HeldLock | None = None) -> bool:
+        return self.has_release_permission(request, obj)
+
+    def has_view_permission(self, request: HttpRequest, obj: HeldLock | None = None) -> bool:
+        return super().has_view_permission(request, obj) or self.has_release_permission(request, obj)
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: HeldLock | None = None) -> bool:
+        return False
+
+    # Release
+
+    # The name is the one that Django's confirmation page sends back.
+    @admin.action(permissions=["release"], description=_("Release selected locks"))
+    def delete_selected(self, request: HttpRequest, queryset: Any) -> HttpResponse | None:
+        if request.POST.get("post"):
+            # Those that the confirmation page has shown, and no more.
+            ids = request.POST.getlist(ACTION_CHECKBOX_NAME)
+            rows = HeldLocks(_inventory(request)).filter(pk__in=ids).rows()
+            self._tell_other_holders(request, ids)
+            self._release(request, rows)
+            self._tell_errors(request)
+            return None
+        most = min(MOST_AT_ONCE, (settings.DATA_UPLOAD_MAX_NUMBER_FIELDS or MOST_AT_ONCE) - OTHER_FIELDS)
+        if (count := queryset.count()) > most:
+            text = __("%(count)d locks are selected; the first %(most)d can be released now, the rest after that.")
+            self.message_user(request, text % {"count": count, "most": most}, messages.WARNING)
+            queryset = queryset[:most]
+        response: Any = actions.delete_selected(self, request, queryset.as_queryset())
+        if response is not None:
+            response.context_data["title"] = __("Release locks")
+        return cast("HttpResponse | None", response)
+
+    def get_deleted_objects(self, objs: Any, request: HttpRequest) -> Any:
+        lines = [_described(row) for row in objs]
+        lacking = set() if self.has_release_permission(request) else {str(self.opts.verbose_name)}
+        return lines, {str(self.opts.verbose_name_plural): len(lines)}, lacking, []
+
+    def log_deletions(self, request: HttpRequest, queryset: Any) -> None:  # type: ignore[override]
+        """Not here: Django logs before it deletes, and a lock may have changed hands. See ``_release``."""
+
+    def delete_model(self, request: HttpRequest, obj: HeldLock) -> None:
+        self._release(request, [obj])
+
+    def delete_queryset(self, request: HttpRequest, queryset: Any) -> None:
+        self._release(request, queryset)
+
+    def response_delete(self, request: HttpRequest, obj_display: str, obj_id: Any) -> Any:
+        """Back to the list; what became of the lock is said already."""
+        name = f"admin:{self.opts.app_label}_{self.opts.model_name}_changelist"
+        return redirect(reverse(name, current_app=self.admin_site.name))
+
+    def _release(self, request: HttpRequest, rows: Iterable[HeldLock]) -> None:
+        """Each if the lease that was seen still holds it. Logs and tells what was really released."""
+        if not self.has_release_permission(request):
+            raise PermissionDenied
+        released: list[HeldLock] = []
+        kept: list[HeldLock] = []
+        by = f"{cast(Any, request).user.get_username()} in the admin"
+        errors = _inventory(request).errors
+        for row in rows:
+            if row.using in errors:
+                continue
+            try:
+                freed = force_release(row.info, by=by)
+            except LockBackendError as error:
+                errors[row.using] = str(error)
+            else:
+                (released if freed else kept).append(row)
+        self._log(request, released)
+        if released:
+            text = ngettext("Released %(count)d lock: %(names)s.", "Released %(count)d locks: %(names)s.", len(released))
+            self.message_user(request, text % {"count": len(released), "names": _names(released)}, messages.SUCCESS)
+        if kept:
+            text = __("Nothing to release: %(names)s was freed or changed hands meanwhile.")
+            self.message_user(request, text % {"names": _names(kept)}, messages.WARNING)
+
+    def _log(self, request: HttpRequest, released: Sequence[HeldLock]) -> None:
+        for row in released:
+            message = __("Released while held by %(holder)s.") % {"holder": row.info.holder or __("nobody yet")}
+            LogEntry.objects.log_actions(
+                cast(Any, request).user.pk, cast(Any, [row]), DELETION, message, single_object=True
+            )
+
+    def _tell_other_holders(self, request: HttpRequest, ids: Iterable[str]) -> None:
+        """Why what was on the page is there no more."""
+        inventory = _inventory(request)
+        leases = [lease for text in ids if (lease := Lease.read(text)) and lease.lock.using not in inventory.errors]
+        now = inventory.look([lease.lock for lease in leases])
+        others = [lease.lock.name for lease in leases if (seen := now.get(lease.lock)) and seen.lease != lease]
+        free = [lease.lock.name for lease in leases if lease.lock not in now and lease.lock.using not in inventory.errors]
+        if others:
+            text = __("Kept, because others hold them by now: %(names)s.")
+            self.message_user(request, text % {"names": _shortened(others)}, messages.WARNING)
+        if free:
+            text = __("Free already: %(names)s.")
+            self.message_user(request, text % {"names": _shortened(free)}, messages.INFO)
+
+
+def _ticking(seconds: float | None, step: int) -> str | None:
+    """Text that the script counts up (1) or down (-1)."""
+    if seconds is None:
+        return None
+    attributes = '<span class="distlock-seconds" data-seconds="{}" data-step="{}">{}</span>'
+    return format_html(attributes, f"{seconds:.3f}", step, in_words(seconds))
+
+
+def _described(row: HeldLock) -> str:
+    line = f"{row.name} ({row.using}): {row.info.holder or row.get_state_display()}"
+    if row.granted_at:
+        line += __(", for %(time)s") % {"time": in_words(held_for(row) or 0.0)}
+    return line
+
+
+def _names(rows: Sequence[HeldLock]) -> str:
+    return _shortened([row.name for row in rows])
+
+
+def _shortened(names: Sequence[str], most: int = 10) -> str:
+    shown = ", ".join(names[:most])
+    return shown if len(names) <= most else f"{shown}, … ({len(names)})"

@@ -1,0 +1,161 @@
+"""What is locked now, in all backends: asked once per page or command, and told also when some of them are down."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, TypeVar
+from urllib.parse import quote, unquote
+
+from django.core.exceptions import ImproperlyConfigured
+
+from . import signals
+from .backends.base import FORCED, BaseLockBackend
+from .exceptions import LockBackendError
+from .handlers import SETTING, locks
+from .tickets import Holder, LockInfo, Ticket, clock
+
+logger = logging.getLogger("django_distlock")
+
+STEP = 1000  # locks looked at in one round trip
+
+Answer = TypeVar("Answer")
+
+
+class Key(NamedTuple):
+    """Which lock: the alias of its backend, and its name."""
+
+    using: str
+    name: str
+
+
+class Lease(NamedTuple):
+    """Which lease of a lock: that of the token with this digest."""
+
+    lock: Key
+    digest: str
+
+    def __str__(self) -> str:
+        """Fit for URLs and forms, which change line breaks and refuse other control characters."""
+        name = re.sub(r"[\x00-\x1f\x7f%]", lambda found: f"%{ord(found[0]):02X}", self.lock.name)
+        return f"{quote(self.lock.using, safe='')}/{name}@{self.digest}"
+
+    @classmethod
+    def read(cls, text: str) -> Lease | None:
+        """None for a text that names no lease."""
+        if found := re.fullmatch(r"(?P<using>[^/]*)/(?P<name>.+)@(?P<digest>[0-9a-f]{16})", text, re.DOTALL):
+            return cls(Key(unquote(found["using"]), unquote(found["name"])), found["digest"])
+        return None
+
+
+class Seen(NamedTuple):
+    """A lock as a backend showed it, and when, on ``clock()``."""
+
+    info: LockInfo
+    at: float
+
+    @property
+    def free_at(self) -> float:
+        return self.at + self.info.remaining
+
+    @property
+    def remaining(self) -> float:
+        return max(0.0, self.free_at - clock())
+
+    @property
+    def lease(self) -> Lease:
+        return Lease(Key(self.info.using, self.info.name), self.info.digest)
+
+
+class Inventory:
+    """One snapshot: every question goes to a backend once, and to one that failed no more.
+
+    ``aliases``: which backends; default: all of the setting. ``prefix``: what the names begin with.
+    ``errors``: by alias, why its locks are not told, or not all of them.
+    """
+
+    def __init__(self, aliases: Iterable[str] | None = None, prefix: str = "") -> None:
+        self.errors: dict[str, str] = {}
+        self.prefix = prefix
+        try:
+            self.aliases = list(locks if aliases is None else aliases)
+        except ImproperlyConfigured as error:
+            self.aliases = []
+            self.errors[SETTING] = str(error)
+        self._keys: list[Key] | None = None
+        self._seen: dict[Key, Seen | None] = {}
+
+    def keys(self) -> list[Key]:
+        """What is locked, by name."""
+        if self._keys is None:
+            found = [Key(alias, name) for alias in self.aliases for name in self._names(alias)]
+            self._keys = sorted(found, key=lambda key: (key.name, key.using))
+        return self._keys
+
+    def _names(self, alias: str) -> list[str]:
+        names: list[str] = []  # what was told before a backend failed is true
+        self._ask(alias, lambda backend: names.extend(backend.names(self.prefix)))
+        return names
+
+    def look(self, keys: Iterable[Key]) -> dict[Key, Seen]:
+        """Those that are still held, in the order asked for."""
+        keys = list(keys)
+        for alias in self.aliases:
+            unseen = [key for key in keys if key.using == alias and key not in self._seen]
+            for start in range(0, len(unseen), STEP):
+                self._look(alias, unseen[start : start + STEP])
+        return {key: seen for key in keys if (seen := self._seen.get(key))}
+
+    def _look(self, alias: str, keys: Sequence[Key]) -> None:
+        at = clock()
+        infos = self._ask(alias, lambda backend: backend.look([key.name for key in keys])) or [None] * len(keys)
+        for key, info in zip(keys, infos, strict=True):
+            self._seen[key] = Seen(info, at) if info else None
+
+    def count_waiters(self, keys: Sequence[Key]) -> dict[Key, int | None]:
+        counted: dict[Key, int | None] = dict.fromkeys(keys)
+        for alias in self.aliases:
+            if names := [key.name for key in keys if key.using == alias]:
+                counts = self._ask(alias, lambda backend, names=names: backend.count_waiters(names))  # type: ignore[misc]
+                counted.update(zip([Key(alias, name) for name in names], counts or [None] * len(names), strict=True))
+        return counted
+
+    def _ask(self, alias: str, question: Callable[[BaseLockBackend], Answer]) -> Answer | None:
+        if alias in self.errors:
+            return None
+        try:
+            return question(locks[alias])
+        except (LockBackendError, ImproperlyConfigured) as error:
+            self.errors[alias] = str(error)
+            return None
+
+
+def force_release(info: LockInfo, *, by: str) -> bool:
+    """Free the lock if the lease that was seen still holds it; a lock that changed hands is kept.
+
+    ``by``: who does it, for the log and the signal ``lock_forced``. Raises LockBackendError.
+    """
+    holder = info.holder or Holder.here()
+    backend = locks[info.using]
+    freed = backend.release(Ticket(info.name, 0.0, holder, token=info.token), FORCED)
+    if freed:
+        logger.warning(
+            "Lock %r (%s) was freed by %s. It was held by %s, fencing number %d.",
+            info.name, info.using, by, info.holder or "a waiter that had not taken it yet", info.fence,
+        )  # fmt: skip
+        about = {"name": info.name, "using": info.using, "info": info, "by": by}
+        signals.announce(signals.News(signals.lock_forced, type(backend), about))
+    return freed
+
+
+def in_words(seconds: float) -> str:
+    """A duration for people. The admin's script writes it in the same way."""
+    whole = int(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02} s"
+    if whole < 86_400:
+        return f"{whole // 3600} h {whole % 3600 // 60:02} min"
+    return f"{whole // 86_400} d {whole % 86_400 // 3600:02} h"

@@ -1,0 +1,197 @@
+/* The page "Held locks": times that tick, and a list that refreshes itself and keeps what is selected. */
+"use strict";
+{
+    const EVERY = 5000; // ms between two looks at the list
+    const DOWN = "distlock-down"; // class of a message that a backend is down
+    const PAUSED = "distlock-paused"; // where this tab keeps that it was paused
+
+    // Counted from when the answer came, on a clock that nobody sets.
+    let seenAt = performance.getEntriesByType("navigation")[0]?.responseStart || performance.now();
+
+    function inWords(seconds) {
+        const whole = Math.floor(seconds);
+        const two = (number) => String(number).padStart(2, "0");
+        if (whole < 60) {
+            return `${whole} s`;
+        }
+        if (whole < 3600) {
+            return `${Math.floor(whole / 60)} min ${two(whole % 60)} s`;
+        }
+        if (whole < 86400) {
+            return `${Math.floor(whole / 3600)} h ${two(Math.floor((whole % 3600) / 60))} min`;
+        }
+        return `${Math.floor(whole / 86400)} d ${two(Math.floor((whole % 86400) / 3600))} h`;
+    }
+
+    function tick() {
+        const passed = (performance.now() - seenAt) / 1000;
+        for (const element of document.querySelectorAll(".distlock-seconds")) {
+            const { seconds, step } = element.dataset;
+            const text = inWords(Math.max(0, Number(seconds) + Number(step) * passed));
+            if (element.textContent !== text) {
+                element.textContent = text;
+            }
+        }
+    }
+
+    // Django's script keeps a list of the checkboxes that were there at first. Give it one that follows the page.
+    if (window.Actions) {
+        const original = window.Actions;
+        window.Actions = function (checkboxes, options) {
+            const current = document.getElementsByClassName("action-select");
+            current.forEach = Array.prototype.forEach;
+            return original(current, options);
+        };
+    }
+
+    // It also remembers the last one clicked, for a range by Shift. Of one that is gone the range would begin at the top.
+    let lastClicked = null;
+    document.addEventListener("change", (event) => {
+        if (event.target.classList.contains("action-select")) {
+            if (lastClicked && !lastClicked.isConnected) {
+                document.dispatchEvent(new KeyboardEvent("keyup")); // Shift is not pressed any more
+            }
+            lastClicked = event.target;
+        }
+    }, true);
+
+    function checkboxOf(row) {
+        return row.querySelector("input.action-select");
+    }
+
+    function replaceRows(table, fresh) {
+        const known = new Map();
+        for (const row of table.tBodies[0].rows) {
+            const checkbox = checkboxOf(row);
+            if (checkbox) {
+                known.set(checkbox.value, checkbox);
+            }
+        }
+        const focused = document.activeElement;
+        for (const row of fresh.tBodies[0].rows) {
+            const checkbox = checkboxOf(row);
+            const before = checkbox && known.get(checkbox.value);
+            if (before) {
+                row.classList.toggle("selected", before.checked);
+                checkbox.replaceWith(before);
+            }
+        }
+        table.tBodies[0].replaceChildren(...fresh.tBodies[0].rows);
+        if (focused?.isConnected && focused !== document.activeElement) {
+            focused.focus({ preventScroll: true });
+        }
+    }
+
+    function replaceMessages(page) {
+        for (const old of document.querySelectorAll(`.messagelist .${DOWN}`)) {
+            old.remove();
+        }
+        const fresh = page.querySelector(".messagelist");
+        const list = document.querySelector(".messagelist");
+        if (fresh && list) {
+            list.append(...fresh.children);
+        } else if (fresh) {
+            document.getElementById("content")?.before(fresh);
+        }
+    }
+
+    function replaceCounts(page) {
+        const paginator = document.querySelector(".paginator");
+        const freshPaginator = page.querySelector(".paginator");
+        if (paginator && freshPaginator) {
+            paginator.replaceWith(freshPaginator);
+        }
+        const counter = document.querySelector(".action-counter");
+        const freshCounter = page.querySelector(".action-counter");
+        if (counter && freshCounter) {
+            counter.dataset.actionsIcnt = freshCounter.dataset.actionsIcnt;
+        }
+        // Lets Django's script count what is selected now.
+        window.dispatchEvent(new PageTransitionEvent("pageshow"));
+    }
+
+    async function refresh() {
+        const response = await fetch(location.href, { credentials: "same-origin", cache: "no-store" });
+        const at = performance.now();
+        if (!response.ok) {
+            throw new Error(response.statusText || String(response.status));
+        }
+        const page = new DOMParser().parseFromString(await response.text(), "text/html");
+        const table = document.getElementById("result_list");
+        const fresh = page.getElementById("result_list");
+        if (Boolean(table) !== Boolean(fresh) || (response.redirected && response.url !== location.href)) {
+            location.reload(); // from or to an empty list, or to the login: another page altogether
+            return;
+        }
+        seenAt = at;
+        replaceMessages(page);
+        if (table) {
+            replaceRows(table, fresh);
+            replaceCounts(page);
+        }
+        tick();
+    }
+
+    function addControls() {
+        const list = document.getElementById("result_list");
+        const form = document.getElementById("changelist-form") || list?.closest("form");
+        if (!form) {
+            return;
+        }
+        const controls = document.createElement("div");
+        const button = document.createElement("button");
+        const note = document.createElement("span");
+        controls.className = "distlock-refresh";
+        button.type = "button";
+        note.setAttribute("role", "status");
+        controls.append(button, note);
+        form.prepend(controls);
+
+        let paused = sessionStorage.getItem(PAUSED) === "1";
+        let asking = false;
+
+        function show() {
+            button.textContent = paused ? "Resume" : "Pause";
+            note.textContent = paused ? "The list is not refreshed." : `The list is refreshed every ${EVERY / 1000} s.`;
+        }
+
+        async function look() {
+            if (paused || asking || document.hidden) {
+                return;
+            }
+            asking = true;
+            try {
+                await refresh();
+                show();
+            } catch (error) {
+                note.textContent = `The list could not be refreshed: ${error.message}. It is tried again.`;
+            } finally {
+                asking = false;
+            }
+        }
+
+        button.addEventListener("click", () => {
+            paused = !paused;
+            sessionStorage.setItem(PAUSED, paused ? "1" : "0");
+            show();
+            look();
+        });
+        document.addEventListener("visibilitychange", look);
+        show();
+        setInterval(look, EVERY);
+    }
+
+    function start() {
+        tick();
+        setInterval(tick, 250);
+        if (document.body.classList.contains("change-list") || document.getElementById("changelist-form")) {
+            addControls();
+        }
+    }
+
+    if (document.readyState === "loading") {
+        document.addEventListener("DOMContentLoaded", start);
+    } else {
+        start();
+    }
+}
