@@ -1,0 +1,46 @@
+"""What tests of the admin share: settings that it needs, and locks as other machines hold them."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from django_distlock.backends.base import BaseLockBackend
+from django_distlock.tickets import Holder, Ticket
+
+PROCESSORS = [
+    "django.template.context_processors.request",
+    "django.contrib.auth.context_processors.auth",
+    "django.contrib.messages.context_processors.messages",
+]
+MIDDLEWARE = [
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.middleware.common.CommonMiddleware",
+    "django.middleware.csrf.CsrfViewMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
+]
+
+
+def use_admin(settings: Any, *, apps: tuple[str, ...] = (), processors: tuple[str, ...] = ()) -> None:
+    settings.ROOT_URLCONF = "tests.admin_urls"
+    settings.MIDDLEWARE = MIDDLEWARE
+    settings.STATIC_URL = "/static/"
+    settings.INSTALLED_APPS = [*apps, *settings.INSTALLED_APPS, "django.contrib.staticfiles"]
+    settings.TEMPLATES = [
+        {
+            "BACKEND": "django.template.backends.django.DjangoTemplates",
+            "APP_DIRS": True,
+            "OPTIONS": {"context_processors": [*PROCESSORS, *processors]},
+        }
+    ]
+
+
+def hold(
+    backend: BaseLockBackend, name: str, *, ttl: float = 60.0, label: str = "shop.tasks.report", host: str = "web-1",
+    pid: int = 4711, ago: float = 12.0,
+) -> Ticket:  # fmt: skip
+    """A lock taken by somebody else, that long ago."""
+    taken = Ticket(name, ttl, Holder(host, pid, "MainThread", label, round(time.time() - ago, 3)))
+    assert not hasattr(backend.acquire(taken, queue=False), "remaining"), f"{name} is held already"
+    return taken

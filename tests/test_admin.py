@@ -1,0 +1,433 @@
+"""The admin's page of held locks, as its views answer. What its script does is seen in test_admin_browser.py."""
+
+from __future__ import annotations
+
+import html
+import io
+import re
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.contrib.admin.utils import quote
+from django.contrib.auth.models import Permission, User
+from django.core.management import call_command
+from django.db import connection
+from django.test import Client
+from django.urls import reverse
+
+from django_distlock import locks
+from django_distlock.inventory import Key, Lease
+from django_distlock.models import HeldLock
+from django_distlock.signals import lock_forced
+
+from .admin_pages import hold, use_admin
+from .conftest import LOCMEM, REDIS
+from .tools import ticket
+
+pytestmark = pytest.mark.django_db
+
+LIST = "/admin/distlock/heldlock/"
+
+
+@pytest.fixture
+def pages(settings):
+    use_admin(settings)
+
+
+@pytest.fixture
+def operator(pages, client):
+    """Somebody who may do everything, logged in."""
+    client.force_login(User.objects.create_superuser("operator"))
+    return client
+
+
+@pytest.fixture
+def forced():
+    told = []
+
+    def note(sender, **about):
+        told.append(about)
+
+    lock_forced.connect(note)
+    yield told
+    lock_forced.disconnect(note)
+
+
+def login(*permissions: str) -> Client:
+    user = User.objects.create_user("viewer", is_staff=True)
+    user.user_permissions.set(Permission.objects.filter(codename__in=permissions))
+    browser = Client()
+    browser.force_login(user)
+    return browser
+
+
+def key_of(backend, name: str) -> str:
+    return str(Lease(Key(backend.alias, name), backend.look([name])[0].digest))
+
+
+def names_in(page) -> list[str]:
+    return [row.name for row in page.context["cl"].result_list]
+
+
+def release(browser, ids, **fields):
+    """What the button of the confirmation page sends."""
+    form = {"action": "delete_selected", "post": "yes", "_selected_action": ids, **fields}
+    return browser.post(LIST, form, follow=True)
+
+
+def said(page) -> list[str]:
+    return [f"{message.level_tag}: {message}" for message in page.context["messages"]]
+
+
+def test_the_list_shows_who_holds_what(operator, backend):
+    hold(backend, "order:7", label="POST /orders/7/pay", host="web-3", pid=123)
+    page = operator.get(LIST)
+    assert names_in(page) == ["order:7"]
+    text = page.content.decode()
+    for shown in ("POST /orders/7/pay", "pid 123 on web-3, MainThread", "12 s", "59 s", "default", "1 held lock"):
+        assert shown in text
+
+
+def test_tokens_are_on_no_page(operator, backend):
+    taken = hold(backend, "secret")
+    key = key_of(backend, "secret")
+    detail = reverse("admin:distlock_heldlock_change", args=[quote(key)])
+    confirmation = operator.post(LIST, {"action": "delete_selected", "_selected_action": [key]})
+    for page in (operator.get(LIST), operator.get(detail), confirmation):
+        assert page.status_code == 200
+        assert "secret" in page.content.decode()
+        assert taken.token not in page.content.decode()
+    release(operator, [key])
+    assert LogEntry.objects.count() == 1
+    assert not LogEntry.objects.filter(object_id__contains=taken.token).exists()
+
+
+@pytest.mark.parametrize(
+    ("order", "names"),
+    [("1", "abc"), ("-1", "cba"), ("3", "bca"), ("5", "cab"), ("-5", "bac"), ("6", "bca"), ("-6", "acb"), ("7", "abc")],
+)
+def test_columns_sort(operator, backend, order, names):
+    hold(backend, "a", ttl=90, label="z", ago=20)
+    hold(backend, "b", ttl=30, label="x", ago=30)
+    hold(backend, "c", ttl=60, label="y", ago=10)
+    assert names_in(operator.get(LIST, {"o": order})) == list(names)
+
+
+def test_search_looks_at_names_labels_and_holders(operator, backend):
+    hold(backend, "order:1", label="POST /pay", host="web-1")
+    hold(backend, "order:2", label="report", host="worker-9")
+    hold(backend, "Straße", label="x", host="web-1")
+    assert names_in(operator.get(LIST, {"q": "ORDER"})) == ["order:1", "order:2"]
+    assert names_in(operator.get(LIST, {"q": "worker-9"})) == ["order:2"]
+    assert names_in(operator.get(LIST, {"q": "order post"})) == ["order:1"]
+    assert names_in(operator.get(LIST, {"q": "STRASSE"})) == ["Straße"]
+    assert names_in(operator.get(LIST, {"q": "nobody"})) == []
+
+
+def test_filters_by_backend_and_prefix_with_counts(operator, valkey, store, settings):
+    settings.DISTRIBUTED_LOCKS = {
+        "default": {"BACKEND": REDIS, "LOCATION": valkey.url},
+        "batch": {"BACKEND": LOCMEM},
+    }
+    for name in ("order:1", "order:2", "mail:1", "plain"):
+        hold(locks["default"], name)
+    hold(locks["batch"], "order:1")
+    assert len(names_in(operator.get(LIST))) == 5
+    assert names_in(operator.get(LIST, {"using": "batch"})) == ["order:1"]
+    assert names_in(operator.get(LIST, {"prefix": "order:"})) == ["order:1", "order:1", "order:2"]
+    assert names_in(operator.get(LIST, {"prefix": "order:", "using": "default"})) == ["order:1", "order:2"]
+    text = operator.get(LIST, {"_facets": "True"}).content.decode()
+    for choice in ("order: (3)", "mail: (1)", "batch (1)", "default (4)"):
+        assert choice in text
+    text = operator.get(LIST, {"_facets": "True", "using": "batch"}).content.decode()
+    assert "order: (1)" in text
+    assert "mail: (0)" in text
+    locks.close()
+
+
+def test_a_filter_that_the_page_does_not_have_is_no_error(operator, backend):
+    hold(backend, "a")
+    assert operator.get(LIST, {"name__regex": "x"}, follow=True).redirect_chain == [(f"{LIST}?e=1", 302)]
+
+
+def test_the_list_pages(operator, backend):
+    for number in range(120):
+        backend.acquire(ticket(f"n:{number:03}"), queue=False)
+    assert names_in(operator.get(LIST, {"p": 2})) == [f"n:{number:03}" for number in range(100, 120)]
+    assert len(names_in(operator.get(LIST, {"all": ""}))) == 120
+
+
+def test_who_waits_is_counted(operator, backend):
+    hold(backend, "busy")
+    hold(backend, "calm")
+    waiters = [ticket("busy"), ticket("busy")]
+    for waiter in waiters:
+        backend.acquire(waiter, queue=True)
+    rows = {row.name: row.waiting for row in operator.get(LIST).context["cl"].result_list}
+    assert rows == {"busy": 2, "calm": 0}
+    for waiter in waiters:
+        backend.release(waiter)
+
+
+def test_the_page_of_one_lock(operator, backend):
+    hold(backend, "a/b c%:ä\n\0'<b>", label="<script>")
+    page = operator.get(LIST)
+    link = re.search(r'href="(/admin/distlock/heldlock/[^"]+/change/[^"]*)"', page.content.decode())[1]
+    detail = operator.get(html.unescape(link))
+    assert detail.status_code == 200
+    assert "<script>alert" not in detail.content.decode()
+    assert "&lt;script&gt;" in detail.content.decode()
+
+
+@pytest.mark.parametrize("name", ["a", "a/b", "a@b", "x\r\ny", "nul\0", "50%", "%41", " space ", "ä/日本", "{}"])
+def test_any_name_can_be_released(operator, backend, name):
+    hold(backend, name)
+    page = operator.get(LIST).content.decode()
+    assert re.search(r'name="_selected_action" value="([^"\r\n\0]*)"', page)
+    assert said(release(operator, [key_of(backend, name)]))[0].startswith("success: Released 1 lock")
+    assert backend.look([name]) == [None]
+
+
+def test_release_asks_first_and_says_what_it_did(operator, backend, forced):
+    hold(backend, "order:1", label="POST /pay")
+    hold(backend, "order:2")
+    hold(backend, "order:3")
+    ids = [key_of(backend, "order:1"), key_of(backend, "order:2")]
+    question = operator.post(LIST, {"action": "delete_selected", "index": 0, "_selected_action": ids})
+    text = question.content.decode()
+    assert "order:1 (default): POST /pay (pid 4711 on web-1, MainThread)" in text
+    assert re.findall(r'name="_selected_action" value="([^"]+)"', text) == ids
+    assert sorted(backend.names()) == ["order:1", "order:2", "order:3"]
+    answer = release(operator, ids)
+    assert said(answer) == ["success: Released 2 locks: order:1, order:2."]
+    assert list(backend.names()) == ["order:3"]
+    entries = LogEntry.objects.order_by("object_repr")
+    assert [(entry.object_repr, entry.is_deletion()) for entry in entries] == [("order:1", True), ("order:2", True)]
+    assert "POST /pay" in entries[0].change_message
+    assert [(about["name"], about["using"], about["by"]) for about in forced] == [
+        ("order:1", "default", "operator in the admin"),
+        ("order:2", "default", "operator in the admin"),
+    ]
+
+
+def test_a_lock_that_changed_hands_is_kept(operator, backend, forced):
+    """Between the page and the click its holder has gone, and another has come."""
+    first = hold(backend, "order:1")
+    gone = hold(backend, "order:2")
+    ids = [key_of(backend, "order:1"), key_of(backend, "order:2")]
+    backend.release(first)
+    backend.release(gone)
+    second = hold(backend, "order:1", label="the next one")
+    answer = release(operator, ids)
+    assert said(answer) == [
+        "warning: Kept, because others hold them by now: order:1.",
+        "info: Free already: order:2.",
+    ]
+    assert backend.look(["order:1"])[0].token == second.token
+    assert LogEntry.objects.count() == 0
+    assert forced == []
+
+
+def test_a_lock_that_changes_hands_while_it_is_released_is_kept(operator, backend, monkeypatch):
+    """After the look, before the command: the token is compared once more, in the store."""
+    first = hold(backend, "order:1")
+    key = key_of(backend, "order:1")
+    look = backend.look
+
+    def look_late(names):
+        seen = look(names)
+        if backend.release(first):
+            hold(backend, "order:1", label="the next one")
+        return seen
+
+    monkeypatch.setattr(backend, "look", look_late)
+    answer = release(operator, [key])
+    assert said(answer) == ["warning: Nothing to release: order:1 was freed or changed hands meanwhile."]
+    assert look(["order:1"])[0].holder.label == "the next one"
+    assert LogEntry.objects.count() == 0
+
+
+def test_release_by_the_page_of_the_lock(operator, backend):
+    hold(backend, "order:1")
+    url = reverse("admin:distlock_heldlock_delete", args=[quote(key_of(backend, "order:1"))])
+    assert "Release lock" in operator.get(url).content.decode()
+    answer = operator.post(url, {"post": "yes"}, follow=True)
+    assert answer.redirect_chain == [(LIST, 302)]
+    assert said(answer) == ["success: Released 1 lock: order:1."]
+    assert LogEntry.objects.get().object_repr == "order:1"
+    assert backend.look(["order:1"]) == [None]
+
+
+def test_release_by_the_page_of_a_lock_that_changed_hands(operator, backend):
+    first = hold(backend, "order:1")
+    url = reverse("admin:distlock_heldlock_delete", args=[quote(key_of(backend, "order:1"))])
+    backend.release(first)
+    hold(backend, "order:1")
+    answer = operator.post(url, {"post": "yes"}, follow=True)
+    assert "warning: Kept, because others hold them by now: order:1." in said(answer)
+    assert backend.look(["order:1"]) != [None]
+    assert LogEntry.objects.count() == 0
+
+
+def test_a_resting_lock_is_shown_as_such_and_can_be_freed(operator, backend):
+    backend.release(hold(backend, "nightly"), 50)
+    assert "released, resting" in operator.get(LIST).content.decode()
+    release(operator, [key_of(backend, "nightly")])
+    assert backend.look(["nightly"]) == [None]
+
+
+def test_freeing_a_lock_hands_it_to_who_waits(operator, backend):
+    hold(backend, "order:1")
+    waiter = ticket("order:1")
+    backend.acquire(waiter, queue=True)
+    release(operator, [key_of(backend, "order:1")])
+    assert backend.look(["order:1"])[0].token == waiter.token
+    backend.release(waiter)
+
+
+def test_more_locks_than_a_form_may_have_fields(operator, backend, settings):
+    settings.DATA_UPLOAD_MAX_NUMBER_FIELDS = 60
+    for number in range(120):
+        backend.acquire(ticket(f"n:{number:03}"), queue=False)
+    some = key_of(backend, "n:000")
+    question = operator.post(LIST, {"action": "delete_selected", "select_across": 1, "_selected_action": [some]})
+    assert "120 locks are selected; the first 50 can be released now" in question.content.decode()
+    ids = re.findall(r'name="_selected_action" value="([^"]+)"', question.content.decode())
+    assert len(ids) == 50
+    assert said(release(operator, ids))[0].startswith("success: Released 50 locks")
+    assert len(list(backend.names())) == 70
+
+
+def test_confirmed_is_only_what_the_page_has_shown(operator, backend):
+    """A confirmation that claims to be for all locks frees those it names."""
+    hold(backend, "a")
+    hold(backend, "b")
+    release(operator, [key_of(backend, "a")], select_across="1")
+    assert list(backend.names()) == ["b"]
+
+
+def test_who_may_only_view_sees_no_action_and_cannot_forge_one(pages, backend):
+    hold(backend, "order:1")
+    browser = login("view_heldlock")
+    key = key_of(backend, "order:1")
+    page = browser.get(LIST)
+    assert names_in(page) == ["order:1"]
+    assert page.context["action_form"] is None
+    assert "delete_selected" not in page.content.decode()
+    release(browser, [key])
+    detail = browser.get(reverse("admin:distlock_heldlock_change", args=[quote(key)]))
+    assert "deletelink" not in detail.content.decode()
+    delete = reverse("admin:distlock_heldlock_delete", args=[quote(key)])
+    assert browser.get(delete).status_code == 403
+    assert browser.post(delete, {"post": "yes"}).status_code == 403
+    assert backend.look(["order:1"]) != [None]
+    assert LogEntry.objects.count() == 0
+
+
+def test_who_may_release_may_see(pages, backend):
+    hold(backend, "order:1")
+    browser = login("release_heldlock")
+    assert names_in(browser.get(LIST)) == ["order:1"]
+    assert said(release(browser, [key_of(backend, "order:1")])) == ["success: Released 1 lock: order:1."]
+
+
+def test_others_see_nothing(pages, backend):
+    assert login("view_user").get(LIST).status_code == 403
+    assert Client().get(LIST).status_code == 302
+
+
+def test_forged_requests_do_nothing(operator, backend):
+    hold(backend, "order:1")
+    for ids in (["default/order:1"], ["default/order:1@0000000000000000"], ["x"], ["/@"], ["other/order:1@" + "0" * 16]):
+        release(operator, ids)
+    assert backend.look(["order:1"]) != [None]
+    strict = Client(enforce_csrf_checks=True)
+    strict.force_login(User.objects.get(username="operator"))
+    assert release(strict, [key_of(backend, "order:1")]).status_code == 403
+    assert backend.look(["order:1"]) != [None]
+    assert operator.get(f"{LIST}add/").status_code == 403
+    key = reverse("admin:distlock_heldlock_change", args=[quote(key_of(backend, "order:1"))])
+    assert operator.post(key, {"name": "other"}).status_code == 403
+
+
+@pytest.fixture
+def half_down(valkey, store, settings):
+    settings.DISTRIBUTED_LOCKS = {
+        "default": {"BACKEND": REDIS, "LOCATION": valkey.url},
+        "gone": {"BACKEND": REDIS, "LOCATION": "unix:///nowhere/at/all.sock"},
+        "wrong": {"BACKEND": "shop.Backend"},
+    }
+    hold(locks["default"], "order:1")
+    yield
+    locks.close()
+
+
+def test_a_backend_that_is_down_is_named_and_the_others_are_listed(operator, half_down):
+    for query in ({}, {"q": "order"}, {"o": "6"}, {"_facets": "True"}):
+        page = operator.get(LIST, query)
+        assert names_in(page) == ["order:1"]
+        errors = "".join(said(page))
+        assert "“gone” are not shown" in errors
+        assert "/nowhere/at/all.sock" in errors
+        assert "“wrong” are not shown" in errors
+
+
+def test_release_from_a_backend_that_is_down_says_so(operator, half_down):
+    answer = release(operator, [f"gone/order:2@{'0' * 16}", key_of(locks["default"], "order:1")])
+    assert "success: Released 1 lock: order:1." in said(answer)
+    assert any("“gone”" in message for message in said(answer))
+    assert not any("order:2" in message for message in said(answer))
+
+
+def test_the_whole_setting_wrong(operator, settings):
+    settings.DISTRIBUTED_LOCKS = ["default"]
+    assert "it is a dict of lock backends by alias" in "".join(said(operator.get(LIST)))
+
+
+def test_one_page_asks_each_backend_once(operator, backend, monkeypatch):
+    for number in range(30):
+        hold(backend, f"n:{number}")
+    asked = []
+    names, look = backend.names, backend.look
+    monkeypatch.setattr(backend, "names", lambda prefix="": asked.append("names") or names(prefix))
+    monkeypatch.setattr(backend, "look", lambda names: asked.append(len(names)) or look(names))
+    operator.get(LIST, {"_facets": "True"})
+    assert asked == ["names", 30]
+
+
+def test_a_project_s_own_site_without_the_usual_action(pages, client, backend):
+    hold(backend, "order:1")
+    client.force_login(User.objects.create_superuser("operator"))
+    page = client.get("/own/distlock/heldlock/")
+    assert "Release selected locks" in page.content.decode()
+    form = {"action": "delete_selected", "post": "yes", "_selected_action": [key_of(backend, "order:1")]}
+    answer = client.post("/own/distlock/heldlock/", form, follow=True)
+    assert answer.redirect_chain == [("/own/distlock/heldlock/", 302)]
+    assert backend.look(["order:1"]) == [None]
+
+
+def test_other_pages_of_the_admin(operator, backend):
+    hold(backend, "order:1")
+    release(operator, [key_of(backend, "order:1")])
+    assert "order:1" in operator.get("/admin/").content.decode()  # in "recent actions"
+    assert operator.get("/admin/distlock/").status_code == 200
+    hold(backend, "order:1")
+    history = reverse("admin:distlock_heldlock_history", args=[quote(key_of(backend, "order:1"))])
+    assert operator.get(history).status_code == 200
+
+
+@pytest.mark.parametrize("options", [{}, {"use_base_manager": True}], ids=["default", "all"])
+def test_dumpdata_works(options, backend):
+    hold(backend, "order:1")
+    out = io.StringIO()
+    call_command("dumpdata", "distlock", stdout=out, **options)
+    assert out.getvalue().strip() == "[]"
+
+
+def test_no_migration_is_missing():
+    call_command("makemigrations", "distlock", check=True, dry_run=True, verbosity=0)
+
+
+def test_no_table_is_made():
+    assert list(HeldLock.objects.all()) == []
+    assert HeldLock._meta.db_table not in connection.introspection.table_names()
