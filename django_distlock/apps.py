@@ -1,5 +1,7 @@
 """The app as INSTALLED_APPS names it."""
 
+import logging
+
 from django.apps import AppConfig
 
 
@@ -7,3 +9,10 @@ class DistlockConfig(AppConfig):
     name = "django_distlock"
     label = "distlock"
     verbose_name = "Distributed locks"
+
+    def ready(self) -> None:
+        from . import checks  # registers them
+
+        if checks.threads_are_off():  # where uWSGI serves, nobody runs the checks
+            [message] = checks.uwsgi_without_threads()
+            logging.getLogger("django_distlock").warning("%s %s", message.msg, message.hint)

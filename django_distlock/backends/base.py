@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Hashable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, ClassVar
 
+from django.core.checks import CheckMessage
+
 from ..exceptions import InvalidLockBackend
+from ..findings import Finding
 from ..leases import Keeper
 from ..lines import Lines
 from ..stamps import RunStamp
 from ..terms import Terms
 from ..tickets import Grant, LockInfo, Ticket
+from .probing import aprobe, probe
 
 DEFAULTS = ("TTL", "WAIT", "RENEW", "MAX_HOLD", "MIN_HOLD")
 FORCED = -1.0  # a rest: an operator frees a lock that was released already and is kept for its min_hold
@@ -169,6 +173,22 @@ class BaseLockBackend(ABC):
     def runs(self) -> Iterator[tuple[str, RunStamp]]:
         """All entries that have a stamp, each once, in no order."""
         raise NotImplementedError(f"{type(self).__name__} keeps no runs: supports_runs is False.")
+
+    def check(self) -> list[Finding]:
+        """What an operator should know of the store, by asking it. Raises nothing when it does not answer."""
+        return probe(self)
+
+    async def acheck(self) -> list[Finding]:
+        return await aprobe(self)
+
+    def check_settings(self) -> list[CheckMessage]:
+        """Django's system checks of this entry; no I/O."""
+        return []
+
+    @property
+    def keyspace(self) -> Hashable | None:
+        """Equal for backends that keep the same locks; None: nobody else can have these."""
+        return None
 
     def close(self) -> None:  # noqa: B027 - most stores have nothing to close
         """Let go of idle connections of threads; those of event loops end with their loop."""

@@ -6,18 +6,23 @@ import asyncio
 import logging
 import math
 import re
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+import time
+from collections.abc import AsyncIterator, Hashable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from math import inf
 from typing import Any, ClassVar
 
+from django.core.checks import CheckMessage
 from redis.exceptions import RedisError
 
 from ...exceptions import InvalidLockBackend, LockBackendError
 from ...stamps import RunStamp
+from ...findings import Finding
 from ...tickets import TOKEN_LENGTH, Grant, Holder, LockInfo, Ticket, clock
 from ..base import BaseLockBackend
+from ..probing import failed
+from . import health
 from .errors import NoReply, explain, is_wrong_type
 from .listener import Listener
 from .location import read_location
@@ -30,6 +35,8 @@ GRANT_TTL = 2.0  # seconds a waiter has to take what it was handed: two looks, b
 QUEUE_TTL = 10.0  # seconds a queue is kept in which nobody looks any more
 NOT_ASKED = -1
 SHORTEST_PATIENCE = 0.5  # seconds that even an attempt without a wait gives the server
+
+HEALTH = Command(pack("INFO")), Command(pack("TIME"))
 
 SCAN_STEP = 1000  # keys the server visits per SCAN: well below a millisecond
 
@@ -169,6 +176,31 @@ class RedisBackend(BaseLockBackend):
         names = self._names_at(self._run_key(""))
         while batch := list(islice(names, SCAN_STEP)):
             yield from ((name, stamp) for name, stamp in zip(batch, self.find_runs(batch), strict=True) if stamp)
+
+    def check(self) -> list[Finding]:
+        found, began = super().check(), time.time()
+        try:
+            return found + self._health(self._send(*HEALTH), began)
+        except LockBackendError as error:
+            return found if any(finding.is_error for finding in found) else [*found, failed(error)]
+
+    async def acheck(self) -> list[Finding]:
+        found, began = await super().acheck(), time.time()
+        try:
+            return found + self._health(await self._asend(*HEALTH), began)
+        except LockBackendError as error:
+            return found if any(finding.is_error for finding in found) else [*found, failed(error)]
+
+    def _health(self, answer: Answer, began: float) -> list[Finding]:
+        return health.findings(*answer.replies, (began + time.time()) / 2, self.terms, self.location)
+
+    def check_settings(self) -> list[CheckMessage]:
+        where = f"DISTRIBUTED_LOCKS[{self.alias!r}]"
+        return health.check_settings(self.location, self.terms, self.option["socket_timeout"], where)
+
+    @property
+    def keyspace(self) -> Hashable:
+        return (*health.server_of(self.location.arguments), self.prefix)
 
     # Commands
 

@@ -1,0 +1,85 @@
+"""A lock is taken, renewed, waited for and released, to see whether the store lets one."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any
+
+from ..exceptions import LockBackendError
+from ..findings import Finding, Level
+from ..tickets import Grant, Holder, Ticket, clock
+
+if TYPE_CHECKING:
+    from .base import BaseLockBackend
+
+TTL = 5.0
+ROUNDS = 5  # of which the quickest counts, because the first one opens a connection
+SLOW = 0.05  # seconds of a round trip above which locks are felt
+
+Steps = Generator[tuple[str, tuple[Any, ...], dict[str, Any]], Any, list[Finding]]
+
+
+def probe(backend: BaseLockBackend) -> list[Finding]:
+    steps = _steps(backend)
+    reply: Any = None
+    try:
+        while True:
+            method, args, options = steps.send(reply)
+            reply = getattr(backend, method)(*args, **options)
+            if method == "names":
+                reply = list(reply)
+    except StopIteration as end:
+        return list(end.value)
+    except LockBackendError as error:
+        return [failed(error)]
+
+
+async def aprobe(backend: BaseLockBackend) -> list[Finding]:
+    steps = _steps(backend)
+    reply: Any = None
+    try:
+        while True:
+            method, args, options = steps.send(reply)
+            if method == "names":
+                reply = [name async for name in backend.anames(*args)]
+            else:
+                reply = await getattr(backend, f"a{method}")(*args, **options)
+    except StopIteration as end:
+        return list(end.value)
+    except LockBackendError as error:
+        return [failed(error)]
+
+
+def failed(error: LockBackendError) -> Finding:
+    return Finding(Level.ERROR, "reachable", str(error), "No lock can be had of this backend until that is mended.")
+
+
+def _steps(backend: BaseLockBackend) -> Steps:
+    name = f"distlock-check-{secrets.token_hex(4)}"
+    held, waiter = (Ticket(name, TTL, Holder.here("locks check")) for _ in range(2))
+    if not isinstance((yield "acquire", (held,), {"queue": False}), Grant):
+        raise LockBackendError(f"A lock that nobody can know, {name!r}, was busy.")
+    times = []
+    for _ in range(ROUNDS):
+        began = clock()
+        [seen] = yield "look", ([name],), {}
+        times.append(clock() - began)
+    excludes = not isinstance((yield "acquire", (waiter,), {"queue": True}), Grant)
+    if excludes:  # looks once from the queue
+        yield "acquire", (waiter,), {"queue": True}
+    yield "release", (waiter,), {}
+    yield "count_waiters", ([name],), {}
+    listed = yield "names", (name,), {}
+    [renewed] = yield "renew", ([(held, TTL)],), {}
+    released = yield "release", (held,), {}
+    findings = [Finding(Level.OK, "reachable", "A lock was taken, waited for, renewed, listed and released.")]
+    if not excludes:
+        findings = [Finding(Level.WARNING, "reachable", "Locks of this backend exclude nobody.")]
+    elif not (seen and name in listed and renewed and released):
+        message = "The store did not keep a lock for the milliseconds of this test."
+        findings = [Finding(Level.ERROR, "reachable", message, "Does it evict keys, or does somebody empty it?")]
+    took = f"A round trip takes {min(times) * 1000:.1f} ms."
+    if min(times) > SLOW:
+        return [*findings, Finding(Level.WARNING, "latency", took, "Every acquisition and release takes one or more.")]
+    return [*findings, Finding(Level.OK, "latency", took)]

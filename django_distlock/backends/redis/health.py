@@ -1,0 +1,161 @@
+"""What may be wrong with a server, by what it tells of itself, and with settings, without asking it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from django.conf import settings
+from django.core.checks import CheckMessage, Warning
+from redis.connection import parse_url
+from redis.exceptions import RedisError
+
+from ...findings import Finding, Level
+from ...terms import Terms
+from .location import SCHEMES, Location
+
+OLDEST = (6, 2)
+CLOCKS_APART = 1.0  # seconds
+LITTLE_MEMORY = 0.8  # of maxmemory, from which on a warning is due
+
+
+def read_info(reply: bytes) -> dict[str, str]:
+    """The lines of INFO."""
+    pairs = (line.partition(":") for line in reply.decode(errors="replace").splitlines())
+    return {key: value for key, colon, value in pairs if colon}
+
+
+def findings(info: Any, server_time: Any, asked_at: float, terms: Terms, location: Location) -> list[Finding]:
+    """From the replies to INFO and TIME, which may be errors. ``asked_at``: Unix time in the middle between
+    sending and receiving."""
+    found = [] if isinstance(server_time, RedisError) else [_clock(server_time, asked_at)]
+    if isinstance(info, RedisError):
+        message = f"The server does not tell of itself: {info}"
+        hint = "Allow the user +info to see version, eviction, persistence, memory and replicas here."
+        found.append(Finding(Level.WARNING, "permissions", message, hint))
+    else:
+        lines = read_info(info)
+        checks = (_version, _eviction, _memory, _persistence, _replicas)
+        found += [finding for check in checks if (finding := check(lines))]
+        found += _restart(lines, terms)
+    return [*found, _cache(location)]
+
+
+def _clock(reply: Sequence[bytes], asked_at: float) -> Finding:
+    ahead = int(reply[0]) + int(reply[1]) / 1_000_000 - asked_at
+    message = f"The server's clock is {abs(ahead):.2f} s {'ahead of' if ahead > 0 else 'behind'} this machine's."
+    if abs(ahead) < CLOCKS_APART:
+        return Finding(Level.OK, "clock", message)
+    hint = "Locks do not depend on it, but times shown do, and fencing numbers after a failover. Let NTP set both."
+    return Finding(Level.WARNING, "clock", message, hint)
+
+
+def _version(info: Mapping[str, str]) -> Finding:
+    kind, version = ("Valkey", info["valkey_version"]) if "valkey_version" in info else ("Redis", info["redis_version"])
+    compatible = tuple(int(part) for part in info["redis_version"].split(".")[:2])
+    if compatible < OLDEST:
+        return Finding(Level.ERROR, "version", f"{kind} {version}", "Redis 6.2 is the oldest that has what locks need.")
+    return Finding(Level.OK, "version", f"{kind} {version}")
+
+
+def _eviction(info: Mapping[str, str]) -> Finding | None:
+    if not (policy := info.get("maxmemory_policy")):
+        return None
+    if policy == "noeviction":
+        return Finding(Level.OK, "eviction", f"maxmemory-policy is {policy}.")
+    which = "any key" if policy.startswith("allkeys-") else "keys with a TTL, and every lock has one"
+    message = f"maxmemory-policy is {policy}: short of memory the server drops {which}, held locks among them."
+    return Finding(Level.ERROR, "eviction", message, "Set maxmemory-policy noeviction, or give locks another server.")
+
+
+def _memory(info: Mapping[str, str]) -> Finding | None:
+    used, most = int(info.get("used_memory", 0)), int(info.get("maxmemory", 0))
+    if not most:
+        return Finding(Level.OK, "memory", f"{used / 2**20:.1f} MiB used, no maxmemory.")
+    message = f"{used / 2**20:.1f} of {most / 2**20:.1f} MiB used."
+    if used < LITTLE_MEMORY * most:
+        return Finding(Level.OK, "memory", message)
+    return Finding(Level.WARNING, "memory", message, "Without memory no lock is granted: raise maxmemory or free some.")
+
+
+def _persistence(info: Mapping[str, str]) -> Finding:
+    if info.get("aof_enabled") == "1":
+        return Finding(Level.OK, "persistence", "The server keeps an append-only file.")
+    message = "No append-only file: a restart of the server forgets locks, and their holders learn it when they renew."
+    return Finding(Level.INFO, "persistence", message, "Set appendonly yes if a restart must not free locks.")
+
+
+def _restart(info: Mapping[str, str], terms: Terms) -> Iterator[Finding]:
+    uptime = int(info.get("uptime_in_seconds", 0))
+    if uptime < terms.ttl and info.get("aof_enabled") != "1":
+        message = f"The server started {uptime} s ago, less than the TTL of {terms.ttl:g} s, and may have forgotten locks"
+        hint = "Holders from before may still believe in theirs, until the TTL has passed."
+        yield Finding(Level.WARNING, "uptime", f"{message} that were held then.", hint)
+
+
+def _replicas(info: Mapping[str, str]) -> Finding:
+    if info.get("role") in ("slave", "replica"):
+        return Finding(Level.ERROR, "replicas", "This server is a read-only replica.", "Name the primary in LOCATION.")
+    count = int(info.get("connected_slaves", 0))
+    if not count:
+        return Finding(Level.OK, "replicas", "None.")
+    message = f"{count}. They learn of a lock a moment later: a failover may forget the newest ones."
+    return Finding(Level.INFO, "replicas", message, "Let what the lock guards compare fencing numbers.")
+
+
+def _cache(location: Location) -> Finding:
+    if not (aliases := caches_in_database_of(location)):
+        return Finding(Level.OK, "cache", "No cache of this project is in the same database.")
+    return Finding(Level.WARNING, "cache", _shared(aliases), "Give locks a database or a server of their own.")
+
+
+def _shared(aliases: Sequence[str]) -> str:
+    return f"CACHES[{aliases[0]!r}] is in the same database: cache.clear() would free all locks."
+
+
+# Without asking the server
+
+
+def check_settings(location: Location, terms: Terms, socket_timeout: float, where: str) -> list[CheckMessage]:
+    """``where``: how messages name the entry."""
+    found: list[CheckMessage] = []
+    if aliases := caches_in_database_of(location):
+        hint = "Let one of them use another database, for example redis://127.0.0.1:6379/1."
+        found.append(Warning(f"{where}: {_shared(aliases)}", hint=hint, id="distlock.W010"))
+    if terms.ttl <= 2 * socket_timeout:
+        found.append(
+            Warning(
+                f"{where}: the TTL of {terms.ttl:g} s is not longer than two waits for a reply of {socket_timeout:g} s"
+                " each, so a lock may run out before it is known to be granted or renewed.",
+                hint="Raise TTL, or lower OPTIONS['socket_timeout'].",
+                id="distlock.W011",
+            )
+        )
+    return found
+
+
+def server_of(arguments: Mapping[str, Any]) -> tuple[object, ...]:
+    """Which database of which server, as far as addresses tell."""
+    database = int(arguments.get("db") or 0)
+    if path := arguments.get("path"):
+        return path, database
+    host = str(arguments.get("host", "localhost")).lower()
+    return "127.0.0.1" if host == "localhost" else host, int(arguments.get("port", 6379)), database
+
+
+def caches_in_database_of(location: Location) -> list[str]:
+    """Aliases of CACHES that ``clear()`` together with the locks."""
+    mine = server_of(location.arguments)
+    return [alias for alias, entry in settings.CACHES.items() if mine in map(server_of, _urls(entry))]
+
+
+def _urls(entry: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    places = entry.get("LOCATION") or ()
+    for place in places.split(",") if isinstance(places, str) else places:
+        if isinstance(place, str) and place.strip().startswith(SCHEMES):
+            try:
+                arguments = parse_url(place.strip())  # type: ignore[no-untyped-call]
+            except ValueError:
+                continue  # the cache itself says what is wrong with it
+            options = entry.get("OPTIONS") or {}
+            yield {**arguments, **({"db": options["db"]} if "db" in options else {})}

@@ -1,0 +1,128 @@
+"""Django's system checks of the setting ``DISTRIBUTED_LOCKS``. They ask no server; ``manage.py locks check`` does."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from django.conf import settings
+from django.core.checks import CheckMessage, Error, Warning, register
+from django.core.exceptions import ImproperlyConfigured
+
+from .backends.base import BaseLockBackend
+from .handlers import SETTING, locks
+
+TAG = "locks"
+RUSHED = 1.0  # seconds of TTL below which an ordinary pause of a process costs the lock
+
+
+@register(TAG)
+def check_setting(**_: Any) -> list[CheckMessage]:
+    """What is wrong with the setting on any machine."""
+    found: list[CheckMessage] = list(_errors())
+    if not hasattr(settings, SETTING):
+        found.append(
+            Warning(
+                f"{SETTING} is not set: locks exclude the threads and tasks of one process, and no other process.",
+                hint="Name a backend, for example {'default': {'BACKEND':"
+                " 'django_distlock.backends.redis.RedisBackend', 'LOCATION': 'redis://127.0.0.1:6379/0'}}.",
+                id="distlock.W001",
+            )
+        )
+    backends = list(_backends())
+    for backend in backends:
+        found += [*_terms(backend), *backend.check_settings()]
+    return [*found, *_same_locks(backends), *uwsgi_without_threads()]
+
+
+@register(TAG, deploy=True)
+def check_deployment(**_: Any) -> list[CheckMessage]:
+    """What is fine on a developer's machine only."""
+    return [
+        Error(
+            f"{SETTING}[{backend.alias!r}]: {type(backend).__name__} "
+            + ("excludes nobody." if not backend.supports_exclusion else "does not exclude other processes."),
+            hint="Use a backend that all processes share, such as django_distlock.backends.redis.RedisBackend.",
+            id="distlock.E002",
+        )
+        for backend in _backends()
+        if not (backend.supports_processes and backend.supports_exclusion)
+    ]
+
+
+def threads_are_off() -> bool:
+    """Whether uWSGI runs this process without threads of Python."""
+    if not (uwsgi := sys.modules.get("uwsgi")):
+        return False
+    options = {_text(key): _text(value).lower() for key, value in uwsgi.opt.items()}
+    return "threads" not in options and options.get("enable-threads", "false") in ("false", "0", "no", "off")
+
+
+def _text(value: object) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def _aliases() -> list[str]:
+    try:
+        return list(locks)
+    except ImproperlyConfigured:
+        return []
+
+
+def _backends() -> Iterator[BaseLockBackend]:
+    for alias in _aliases():
+        try:
+            yield locks[alias]
+        except ImproperlyConfigured:
+            continue  # told by _errors
+
+
+def _errors() -> Iterator[CheckMessage]:
+    for alias in _aliases() or ["default"]:
+        try:
+            locks[alias]  # builds it
+        except ImproperlyConfigured as error:
+            yield Error(str(error), id="distlock.E001")
+
+
+def _terms(backend: BaseLockBackend) -> Iterator[CheckMessage]:
+    terms, where = backend.terms, f"{SETTING}[{backend.alias!r}]"
+    if terms.renew and terms.max_hold is not None and terms.max_hold <= terms.ttl:
+        yield Warning(
+            f"{where}: with MAX_HOLD {terms.max_hold:g} and TTL {terms.ttl:g} no lock is ever renewed for longer"
+            " than its TTL.",
+            hint="Raise MAX_HOLD, or say RENEW False if that is what is meant.",
+            id="distlock.W003",
+        )
+    if terms.renew and terms.ttl < RUSHED:
+        yield Warning(
+            f"{where}: a TTL of {terms.ttl:g} s is renewed every {terms.ttl / 3:.2g} s, and a process that pauses for"
+            " longer than the TTL, as any process does now and then, loses its locks.",
+            hint="Raise TTL; renewal lets a long one end soon after its holder died.",
+            id="distlock.W004",
+        )
+
+
+def _same_locks(backends: list[BaseLockBackend]) -> Iterator[CheckMessage]:
+    owners: dict[object, str] = {}
+    for backend in backends:
+        if backend.keyspace is None:
+            continue
+        first = owners.setdefault(backend.keyspace, backend.alias)
+        if first != backend.alias:
+            yield Warning(
+                f"{SETTING}: {first!r} and {backend.alias!r} keep their locks under the same keys of one server, so a"
+                " lock of one alias is busy for the other.",
+                hint="Give them different KEY_PREFIXes, or silence this if they are meant to be the same locks.",
+                id="distlock.W002",
+            )
+
+
+def uwsgi_without_threads() -> Iterator[CheckMessage]:
+    if threads_are_off():
+        yield Warning(
+            "uWSGI runs without threads, so locks are not renewed and last no longer than their TTL.",
+            hint="Start uWSGI with --enable-threads.",
+            id="distlock.W005",
+        )
