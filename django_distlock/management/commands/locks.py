@@ -1,0 +1,256 @@
+"""``manage.py locks``: what is locked, by whom, and whether the stores are in order."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from argparse import SUPPRESS
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from django.core.exceptions import ImproperlyConfigured
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+
+from django_distlock import locks, tables
+from django_distlock.exceptions import LockBackendError
+from django_distlock.findings import Finding, Level
+from django_distlock.inventory import Inventory, Key, Seen, force_release, in_words
+from django_distlock.reports import FLEXIBLE, HEADING, as_json, held_for, looked_at, row, state
+
+NOT_SO = 1  # the lock is not held, the release did not free it, the check found errors
+UNREACHABLE = 3  # a backend does not answer, or its settings are wrong
+
+
+class Command(BaseCommand):
+    help = "Shows what is locked, frees locks by force, and checks the stores that keep them."
+    requires_system_checks: list[str] = []  # noqa: RUF012 - Django's own way; it must run when much is broken
+    epilog = (
+        "Exit codes: 0 done; 1 the lock is not held, was not freed, or the check found errors; 2 wrong usage;"
+        " 3 a backend does not answer."
+    )
+
+    def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
+        return super().create_parser(prog_name, subcommand, epilog=self.epilog, **kwargs)
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        self._add_common(parser)
+        actions = parser.add_subparsers(dest="action", metavar="list|show|release|check", title="actions")
+        listing = actions.add_parser("list", help="what is locked now (the default)")
+        listing.add_argument("prefix", nargs="?", default="", help="only names that begin with this")
+        listing.add_argument(
+            "--watch", nargs="?", type=_seconds, const=2.0, metavar="SECONDS", help="draw again every 2 (or so many) seconds"
+        )  # fmt: skip
+        showing = actions.add_parser("show", help="one lock in full")
+        showing.add_argument("name")
+        releasing = actions.add_parser("release", help="free locks, whoever holds them")
+        which = releasing.add_mutually_exclusive_group(required=True)
+        which.add_argument("name", nargs="?", help="exactly this lock")
+        which.add_argument("--prefix", help="all locks whose names begin with this")
+        releasing.add_argument("--no-input", "--noinput", action="store_false", dest="interactive", help="do not ask")
+        checking = actions.add_parser("check", help="whether the stores can be trusted with locks; asks them")
+        for action in (listing, showing, releasing, checking):
+            self._add_common(action)
+
+    @staticmethod
+    def _add_common(parser: Any) -> None:
+        # No default here: that of an action would replace what was said before its name.
+        parser.add_argument("--using", default=SUPPRESS, metavar="ALIAS", help="only this backend")
+        parser.add_argument("--json", action="store_true", default=SUPPRESS, help="for programs")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        using = options.get("using")
+        try:
+            if using is not None and using not in locks:
+                raise CommandError(f"There is no backend {using!r}. Known: {', '.join(locks)}.", returncode=2)
+        except ImproperlyConfigured as error:
+            raise CommandError(str(error), returncode=UNREACHABLE) from error
+        self.aliases = None if using is None else [using]
+        self.as_json = options.get("json", False)
+        action: Callable[..., None] = getattr(self, f"do_{options.get('action') or 'list'}")
+        action(options)
+
+    def do_list(self, options: dict[str, Any]) -> None:
+        prefix, every = options.get("prefix", ""), options.get("watch")
+        if every is None:
+            return self._list(prefix)
+        try:
+            while True:
+                self._list(prefix, watched=True)
+                time.sleep(every)
+        except KeyboardInterrupt:
+            return None
+
+    def _list(self, prefix: str, *, watched: bool = False) -> None:
+        inventory = Inventory(self.aliases, prefix)
+        columns, lines = shutil.get_terminal_size()
+        keys = inventory.keys()
+        # Of a screen that is drawn again only what fits is looked at.
+        shown = keys[: max(1, lines - 5)] if watched and self.stdout.isatty() and not self.as_json else keys
+        found = looked_at(inventory, shown)
+        if self.as_json:
+            self._print_json([as_json(*lock) for lock in found])
+        else:
+            text = self._table(found, columns if self.stdout.isatty() else None)
+            left_out = len(keys) - len(shown)
+            count = f"{len(found) + left_out} held" + (f", {left_out} of them not shown" if left_out else "")
+            if watched:
+                count += f", at {time.strftime('%H:%M:%S')}. Ctrl-C ends."
+            clear = "\033[H\033[2J" if watched and self.stdout.isatty() else ""
+            self.stdout.write(clear + "\n".join([*text, count]))
+        if watched:
+            self.stdout.flush()
+            for error in inventory.errors.values():
+                self.stderr.write(error)
+        else:
+            self._tell(inventory)
+
+    def _table(self, found: list[tuple[Seen, int | None]], columns: int | None) -> list[str]:
+        if not found:
+            return []
+        heading, *rows = tables.table([HEADING, *(row(*lock) for lock in found)], columns, FLEXIBLE)
+        return [self.style.MIGRATE_HEADING(heading), *rows]
+
+    def do_show(self, options: dict[str, Any]) -> None:
+        inventory = Inventory(self.aliases)
+        name = options["name"]
+        found = looked_at(inventory, [Key(alias, name) for alias in inventory.aliases])
+        if self.as_json:
+            self._print_json([as_json(*lock) for lock in found])
+        else:
+            self.stdout.write("\n\n".join("\n".join(self._facts(*lock)) for lock in found), ending="\n" if found else "")
+        self._tell(inventory)
+        if not found:
+            raise CommandError(f"Nobody holds the lock {tables.printable(name)!r}.", returncode=NOT_SO)
+
+    def _facts(self, seen: Seen, waiting: int | None) -> Iterator[str]:
+        info, held = seen.info, held_for(seen)
+        yield self.style.MIGRATE_HEADING(tables.printable(info.name))
+        facts = {
+            "backend": info.using,
+            "state": state(seen),
+            "holder": str(info.holder or "-"),
+            "granted at": info.granted_at.isoformat(" ", "seconds") if info.granted_at else "-",
+            "held for": "-" if held is None else in_words(held),
+            "time left": in_words(seen.remaining) if seen.remaining < float("inf") else "-",
+            "waiting": "-" if waiting is None else str(waiting),
+            "fencing number": str(info.fence),
+            "lease": info.digest,
+        }
+        yield from tables.table([(f"  {fact}", text) for fact, text in facts.items()])
+
+    def do_release(self, options: dict[str, Any]) -> None:
+        inventory = Inventory(self.aliases, options["prefix"] or "")
+        if options["prefix"] is None:
+            wanted = [Key(alias, options["name"]) for alias in inventory.aliases]
+        else:
+            wanted = inventory.keys()
+        found = looked_at(inventory, wanted)
+        self._tell(inventory)
+        self._refuse_to_guess({seen.info.using for seen, _ in found})
+        if not found:
+            what = options["name"] if options["prefix"] is None else f"{options['prefix']}…"
+            raise CommandError(f"Nobody holds the lock {tables.printable(what)!r}.", returncode=NOT_SO)
+        if options["interactive"]:
+            self._ask(found)
+        self._report([(seen, self._freed(seen)) for seen, _ in found])
+
+    def _refuse_to_guess(self, aliases: set[str]) -> None:
+        if len(aliases) > 1:
+            raise CommandError(
+                f"There are such locks in {' and '.join(map(repr, sorted(aliases)))}. Say which by --using.", returncode=2
+            )
+
+    def _ask(self, found: list[tuple[Seen, int | None]]) -> None:
+        self.stdout.write("\n".join(self._table(found, shutil.get_terminal_size().columns)))
+        question = f"Free {len(found)} lock(s), although somebody may be at work under them? [yes/no] "
+        try:
+            answer = input(question)
+        except EOFError:
+            raise CommandError("There is nobody to ask; say --no-input.", returncode=2) from None
+        if answer.strip().lower() not in ("y", "yes"):
+            raise CommandError("Nothing was freed.", returncode=NOT_SO)
+
+    @staticmethod
+    def _freed(seen: Seen) -> bool | str:
+        try:
+            return force_release(seen.info, by="manage.py locks release")
+        except LockBackendError as error:
+            return str(error)
+
+    def _report(self, outcomes: list[tuple[Seen, bool | str]]) -> None:
+        errors = [freed for _, freed in outcomes if isinstance(freed, str)]
+        if self.as_json:
+            words = {True: "freed", False: "changed hands"}
+            self._print_json(
+                [
+                    {**as_json(seen, None), "outcome": words.get(freed, "unknown") if freed in words else "unknown"}
+                    for seen, freed in outcomes
+                ]
+            )
+        else:
+            for seen, freed in outcomes:
+                name = tables.printable(seen.info.name)
+                if freed is True:
+                    self.stdout.write(f"{self.style.SUCCESS('freed')}  {name}  was held by {seen.info.holder or 'nobody yet'}")
+                elif freed is False:
+                    self.stdout.write(f"{self.style.WARNING('kept')}   {name}  was freed or changed hands meanwhile")
+                else:
+                    self.stdout.write(f"{self.style.ERROR('unknown')}  {name}")
+        if errors:
+            raise CommandError("\n".join(dict.fromkeys(errors)), returncode=UNREACHABLE)
+        if not all(freed for _, freed in outcomes):
+            raise CommandError("Not all were freed.", returncode=NOT_SO)
+
+    def do_check(self, options: dict[str, Any]) -> None:
+        found: dict[str, list[Finding]] = {}
+        for alias in self.aliases or locks:
+            try:
+                found[alias] = locks[alias].check()
+            except ImproperlyConfigured as error:
+                found[alias] = [Finding(Level.ERROR, "settings", str(error))]
+        if self.as_json:
+            self._print_json(
+                {
+                    alias: [
+                        {"level": item.level, "about": item.about, "message": item.message, "hint": item.hint}
+                        for item in findings
+                    ]
+                    for alias, findings in found.items()
+                }
+            )
+        else:
+            for alias, findings in found.items():
+                self.stdout.write(self.style.MIGRATE_HEADING(f"{alias}: {type_of(alias)}"))
+                for item in findings:
+                    self._print_finding(item)
+        if errors := sum(item.is_error for findings in found.values() for item in findings):
+            raise CommandError(f"{errors} error(s).", returncode=NOT_SO)
+
+    def _print_finding(self, item: Finding) -> None:
+        styles = {Level.OK: self.style.SUCCESS, Level.WARNING: self.style.WARNING, Level.ERROR: self.style.ERROR}
+        level = tables.padded(item.level, 7)
+        styled = styles[item.level](level) if item.level in styles else level
+        self.stdout.write(f"  {styled}  {tables.padded(item.about, 11)}  {tables.printable(item.message)}")
+        if item.hint and item.level is not Level.OK:
+            self.stdout.write(f"{' ' * 24}{item.hint}")
+
+    def _print_json(self, data: Any) -> None:
+        self.stdout.write(json.dumps(data, ensure_ascii=False))
+
+    def _tell(self, inventory: Inventory) -> None:
+        if inventory.errors:
+            raise CommandError("\n".join(inventory.errors.values()), returncode=UNREACHABLE)
+
+
+def type_of(alias: str) -> str:
+    try:
+        return type(locks[alias]).__name__
+    except ImproperlyConfigured:
+        return "not usable"
+
+
+def _seconds(text: str) -> float:
+    if not (seconds := float(text)) > 0:
+        raise ValueError
+    return seconds

@@ -1,0 +1,175 @@
+"""``manage.py runlocked NAME -- program``: a program that runs only while it holds a lock."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from argparse import SUPPRESS
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any
+
+from django.core.exceptions import ImproperlyConfigured
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+
+from django_distlock import lock
+from django_distlock.exceptions import InvalidLockName, LockBackendError, LockNotAcquired
+from django_distlock.leases import Lease, State
+
+# As sysexits.h and shells have them.
+STORE_DOWN = 69
+BUSY = 75
+LOST = 76
+NOT_EXECUTABLE = 126
+NOT_FOUND = 127
+BY_SIGNAL = 128
+
+PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+OF_THE_TERMINAL = (signal.SIGINT, signal.SIGQUIT)
+LOOK = 0.1  # seconds between two looks at the lease
+
+
+class Command(BaseCommand):
+    help = (
+        "Runs a program while holding a lock. It finds the lock's name in DISTLOCK_NAME and the fencing number in"
+        " DISTLOCK_FENCE. If the lock is lost the program is ended: SIGTERM, and SIGKILL after the grace."
+    )
+    requires_system_checks: list[str] = []  # noqa: RUF012 - Django's own way
+    epilog = (
+        f"Exit codes: the program's own; {BY_SIGNAL} + n if signal n ended it; {BUSY} the lock is busy; {LOST} the lock"
+        f" was lost; {STORE_DOWN} the store does not answer; {NOT_FOUND} or {NOT_EXECUTABLE} no such program."
+    )
+
+    def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
+        return super().create_parser(prog_name, subcommand, epilog=self.epilog, **kwargs)
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("name", help="of the lock")
+        parser.add_argument("program", nargs="+", help="and its arguments, after --")
+        parser.add_argument("--using", default="default", metavar="ALIAS", help="of the backend")
+        parser.add_argument(
+            "--wait", type=_bound, default=0.0, metavar="SECONDS", help="for a busy lock; 'forever'; default: not at all"
+        )
+        parser.add_argument(
+            "--ttl", type=float, default=SUPPRESS, metavar="SECONDS", help="that the store keeps it without renewal"
+        )
+        parser.add_argument(
+            "--max-hold", type=_bound, default=SUPPRESS, metavar="SECONDS",
+            help="after which it is renewed no more; 'forever': no bound",
+        )  # fmt: skip
+        parser.add_argument(
+            "--grace", type=float, default=10.0, metavar="SECONDS", help="between SIGTERM and SIGKILL; default: 10"
+        )
+
+    def handle(self, *, name: str, program: list[str], using: str, grace: float, **options: Any) -> None:
+        terms = {option: options[option] for option in ("wait", "ttl", "max_hold") if option in options}
+        try:
+            # "log": when the lock is released the program has ended, and its exit code says more.
+            mutex = lock(name, using=using, on_lost="log", label=Path(program[0]).name, **terms)
+        except (InvalidLockName, ValueError) as error:
+            raise CommandError(str(error), returncode=2) from error
+        try:
+            with Signals() as signals, mutex as lease:
+                code = self._run(program, lease, signals, grace)
+        except LockNotAcquired as error:
+            raise CommandError(str(error), returncode=BUSY) from error
+        except LockBackendError as error:
+            raise CommandError(str(error), returncode=STORE_DOWN) from error
+        except ImproperlyConfigured as error:
+            raise CommandError(str(error), returncode=2) from error
+        except Interrupted as error:
+            raise CommandError("Ended before the lock was acquired.", returncode=BY_SIGNAL + error.number) from error
+        if lease.state is State.LOST:
+            raise CommandError(f"The lock {name!r} was lost while {program[0]} ran.", returncode=LOST)
+        if code:
+            how = f"ended with exit code {code}" if code > 0 else f"was ended by {signal.Signals(-code).name}"
+            raise CommandError(f"{program[0]} {how}.", returncode=code if code > 0 else BY_SIGNAL - code)
+
+    def _run(self, program: list[str], lease: Lease, signals: Signals, grace: float) -> int:
+        environment = {**os.environ, "DISTLOCK_NAME": lease.name, "DISTLOCK_FENCE": str(lease.fence)}
+        try:
+            child = signals.start(program, environment)
+        except FileNotFoundError as error:
+            raise CommandError(f"There is no program {program[0]!r}.", returncode=NOT_FOUND) from error
+        except OSError as error:
+            raise CommandError(f"{program[0]!r} cannot be run: {error}.", returncode=NOT_EXECUTABLE) from error
+        while True:
+            try:
+                return child.wait(LOOK)
+            except subprocess.TimeoutExpired:
+                if lease.state is State.LOST:
+                    return self._end(child, lease, grace)
+
+    def _end(self, child: subprocess.Popen[bytes], lease: Lease, grace: float) -> int:
+        self.stderr.write(f"The lock {lease.name!r} was lost; ending process {child.pid}.")
+        child.terminate()
+        try:
+            return child.wait(grace)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            return child.wait()
+
+
+class Interrupted(BaseException):
+    """A signal came while the lock was waited for. No Exception, so that nothing on its way stops it."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+class Signals:
+    """While this is entered, signals end the wait for the lock, and later go to the program."""
+
+    def __init__(self) -> None:
+        self._child: subprocess.Popen[bytes] | None = None
+        self._starting = False
+        self._early: list[int] = []  # came while the program was being started
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Signals:
+        for number in PASSED_ON:
+            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup stays nohup
+                self._before[number] = signal.signal(number, self._on_signal)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def start(self, program: list[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
+        self._starting = True
+        self._child = subprocess.Popen(program, env=environment)
+        self._starting = False
+        for number in self._early:
+            self._child.send_signal(number)
+        return self._child
+
+    def _on_signal(self, number: int, _: FrameType | None) -> None:
+        if self._starting:
+            self._early.append(number)
+        elif self._child is None:
+            raise Interrupted(number)
+        elif not (number in OF_THE_TERMINAL and _is_in_foreground()):
+            self._child.send_signal(number)
+
+
+def _is_in_foreground() -> bool:
+    """Whether Ctrl-C of the terminal went to the program, too: it is in the same group of processes."""
+    try:
+        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
+    except OSError:
+        return False
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:
+        return False
+    finally:
+        os.close(terminal)
+
+
+def _bound(text: str) -> float | None:
+    return None if text == "forever" else float(text)

@@ -1,0 +1,64 @@
+"""What commands print of locks, as rows for people and as JSON for programs. Tokens are in neither."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from math import isinf
+from typing import Any
+
+from .inventory import Inventory, Key, Seen, in_words
+
+HEADING = ("NAME", "BACKEND", "LABEL", "HOLDER", "HELD", "LEFT", "WAITING")
+FLEXIBLE = (0, 2, 3)  # columns that are cut where there is no room
+
+
+def held_for(seen: Seen) -> float | None:
+    """Seconds since the grant, by the clocks of this machine and the holder's."""
+    holder = seen.info.holder
+    return max(0.0, time.time() - holder.since) if holder else None
+
+
+def state(seen: Seen) -> str:
+    if seen.info.holder is None:
+        return "handed over"
+    return "resting" if seen.info.resting else "held"
+
+
+def row(seen: Seen, waiting: int | None) -> tuple[str, ...]:
+    info, held = seen.info, held_for(seen)
+    process = f"{info.holder.pid}@{info.holder.host}" if info.holder else ""
+    return (
+        info.name,
+        info.using,
+        info.holder.label if info.holder else "",
+        process if state(seen) == "held" else f"{process} ({state(seen)})".lstrip(),
+        "-" if held is None else in_words(held),
+        "-" if isinf(seen.remaining) else in_words(seen.remaining),
+        "-" if waiting is None else str(waiting),
+    )
+
+
+def as_json(seen: Seen, waiting: int | None) -> dict[str, Any]:
+    """``lease`` names the lease without its token. Seconds are floats, or null where they are not known."""
+    info, holder = seen.info, seen.info.holder
+    held = held_for(seen)
+    return {
+        "name": info.name,
+        "using": info.using,
+        "lease": info.digest,
+        "state": state(seen),
+        "holder": holder and {"host": holder.host, "pid": holder.pid, "thread": holder.thread, "label": holder.label},
+        "granted_at": info.granted_at and info.granted_at.isoformat(),
+        "held_for": held and round(held, 3),
+        "remaining": None if isinf(seen.remaining) else round(seen.remaining, 3),
+        "fence": info.fence,
+        "waiting": waiting,
+    }
+
+
+def looked_at(inventory: Inventory, keys: Iterable[Key]) -> list[tuple[Seen, int | None]]:
+    """Those that are still held, and how many wait for each."""
+    seen = inventory.look(keys)
+    waiting = inventory.count_waiters(list(seen))
+    return [(lock, waiting[key]) for key, lock in seen.items()]
