@@ -96,23 +96,26 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg] - takes none at
     For a theme that wants a ModelAdmin of its own: ``class MyAdmin(HeldLockAdmin, theme.ModelAdmin)``.
     """
 
-    list_display = ("name", "using", "label", "process", "held_for", "left", "fence", "queue")
+    list_display = ("name", "left", "held_for", "queue", "label", "process", "using", "fence")
     list_filter = (BackendFilter, PrefixFilter)
     search_fields = ("name", "label", "holder")
     search_help_text = _("Searches names, labels and holders.")
     actions = ("delete_selected",)
-    fields = ("name", "using", "state", "label", "process", "granted_at", "held_for", "left", "fence", "queue")
+    fields = ("name", "using", "state", "label", "holder", "granted_at", "held_for", "left", "fence", "queue")
     readonly_fields = fields
 
     class Media:
         css: ClassVar[dict[str, Sequence[str]]] = {"all": ("django_distlock/held_locks.css",)}
-        js = ("django_distlock/held_locks.js",)
+        js = ("admin/js/actions.js", "django_distlock/held_locks.js")  # in this order
 
     # Columns
 
-    @admin.display(description=_("holder"), ordering="holder", empty_value="")
+    @admin.display(description=_("holder"), ordering="holder")
     def process(self, row: HeldLock) -> str:
-        return row.holder if row.state == HeldLock.State.HELD else f"{row.holder} ({row.get_state_display()})".lstrip()
+        """Without the thread, for which there is no room in the list."""
+        holder = row.info.holder
+        process = f"{holder.host}, pid {holder.pid}" if holder else ""
+        return process if row.state == HeldLock.State.HELD else f"{process} ({row.get_state_display()})".lstrip()
 
     @admin.display(description=_("held for"), ordering="-granted_at")
     def held_for(self, row: HeldLock) -> str | None:

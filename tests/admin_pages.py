@@ -25,8 +25,7 @@ MIDDLEWARE = [
 def use_admin(settings: Any, *, apps: tuple[str, ...] = (), processors: tuple[str, ...] = ()) -> None:
     settings.ROOT_URLCONF = "tests.admin_urls"
     settings.MIDDLEWARE = MIDDLEWARE
-    settings.STATIC_URL = "/static/"
-    settings.INSTALLED_APPS = [*apps, *settings.INSTALLED_APPS, "django.contrib.staticfiles"]
+    settings.INSTALLED_APPS = [*apps, *settings.INSTALLED_APPS]
     settings.TEMPLATES = [
         {
             "BACKEND": "django.template.backends.django.DjangoTemplates",

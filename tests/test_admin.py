@@ -84,7 +84,7 @@ def test_the_list_shows_who_holds_what(operator, backend):
     page = operator.get(LIST)
     assert names_in(page) == ["order:7"]
     text = page.content.decode()
-    for shown in ("POST /orders/7/pay", "pid 123 on web-3, MainThread", "12 s", "59 s", "default", "1 held lock"):
+    for shown in ("POST /orders/7/pay", "web-3, pid 123", "12 s", "59 s", "default", "1 held lock"):
         assert shown in text
 
 
@@ -104,7 +104,7 @@ def test_tokens_are_on_no_page(operator, backend):
 
 @pytest.mark.parametrize(
     ("order", "names"),
-    [("1", "abc"), ("-1", "cba"), ("3", "bca"), ("5", "cab"), ("-5", "bac"), ("6", "bca"), ("-6", "acb"), ("7", "abc")],
+    [("1", "abc"), ("-1", "cba"), ("2", "bca"), ("-2", "acb"), ("3", "cab"), ("-3", "bac"), ("5", "bca"), ("8", "abc")],
 )
 def test_columns_sort(operator, backend, order, names):
     hold(backend, "a", ttl=90, label="z", ago=20)
@@ -363,7 +363,7 @@ def half_down(valkey, store, settings):
 
 
 def test_a_backend_that_is_down_is_named_and_the_others_are_listed(operator, half_down):
-    for query in ({}, {"q": "order"}, {"o": "6"}, {"_facets": "True"}):
+    for query in ({}, {"q": "order"}, {"o": "2"}, {"_facets": "True"}):
         page = operator.get(LIST, query)
         assert names_in(page) == ["order:1"]
         errors = "".join(said(page))
