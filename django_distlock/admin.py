@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 MOST_PREFIXES = 20  # in the filter, those with the most locks
 MOST_AT_ONCE = 1000  # locks on the confirmation page, if DATA_UPLOAD_MAX_NUMBER_FIELDS allows as many
 OTHER_FIELDS = 10  # that the confirmation page sends beside one for each lock
+_WARNING = _(
+    "Whoever holds a lock is not stopped by this: it learns of it when it renews, and others may hold it before."
+)
 BACKEND_DOWN = "distlock-down"  # class of a message, by which the script knows it
 
 
@@ -90,7 +93,7 @@ def _inventory(request: HttpRequest) -> Inventory:
 
 
 @admin.register(HeldLock)
-class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg] - takes none at run time
+class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # takes none at run time
     """Lists what is locked in all backends, and releases what is selected.
 
     For a theme that wants a ModelAdmin of its own: ``class MyAdmin(HeldLockAdmin, theme.ModelAdmin)``.
@@ -115,7 +118,7 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg] - takes none at
         """Without the thread, for which there is no room in the list."""
         holder = row.info.holder
         process = f"{holder.host}, pid {holder.pid}" if holder else ""
-        return process if row.state == HeldLock.State.HELD else f"{process} ({row.get_state_display()})".lstrip()
+        return process if row.state == HeldLock.State.HELD else f"{process} ({row.state_text})".lstrip()
 
     @admin.display(description=_("held for"), ordering="-granted_at")
     def held_for(self, row: HeldLock) -> str | None:
@@ -156,7 +159,9 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg] - takes none at
     def delete_view(
         self, request: HttpRequest, object_id: str, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
-        response = super().delete_view(request, object_id, {"title": __("Release lock"), **(extra_context or {})})
+        response = super().delete_view(
+            request, object_id, {"title": __("Release lock"), "subtitle": _WARNING, **(extra_context or {})}
+        )
         self._tell_errors(request)
         return response
 
@@ -203,7 +208,7 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg] - takes none at
             queryset = queryset[:most]
         response: Any = actions.delete_selected(self, request, queryset.as_queryset())
         if response is not None:
-            response.context_data["title"] = __("Release locks")
+            response.context_data |= {"title": __("Release locks"), "subtitle": _WARNING}
         return cast("HttpResponse | None", response)
 
     def get_deleted_objects(self, objs: Any, request: HttpRequest) -> Any:
@@ -244,7 +249,9 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg] - takes none at
                 (released if freed else kept).append(row)
         self._log(request, released)
         if released:
-            text = ngettext("Released %(count)d lock: %(names)s.", "Released %(count)d locks: %(names)s.", len(released))
+            text = ngettext(
+                "Released %(count)d lock: %(names)s.", "Released %(count)d locks: %(names)s.", len(released)
+            )
             self.message_user(request, text % {"count": len(released), "names": _names(released)}, messages.SUCCESS)
         if kept:
             text = __("Nothing to release: %(names)s was freed or changed hands meanwhile.")
@@ -263,7 +270,9 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg] - takes none at
         leases = [lease for text in ids if (lease := Lease.read(text)) and lease.lock.using not in inventory.errors]
         now = inventory.look([lease.lock for lease in leases])
         others = [lease.lock.name for lease in leases if (seen := now.get(lease.lock)) and seen.lease != lease]
-        free = [lease.lock.name for lease in leases if lease.lock not in now and lease.lock.using not in inventory.errors]
+        free = [
+            lease.lock.name for lease in leases if lease.lock not in now and lease.lock.using not in inventory.errors
+        ]
         if others:
             text = __("Kept, because others hold them by now: %(names)s.")
             self.message_user(request, text % {"names": _shortened(others)}, messages.WARNING)
@@ -281,7 +290,7 @@ def _ticking(seconds: float | None, step: int) -> str | None:
 
 
 def _described(row: HeldLock) -> str:
-    line = f"{row.name} ({row.using}): {row.info.holder or row.get_state_display()}"
+    line = f"{row.name} ({row.using}): {row.info.holder or row.state_text}"
     if row.granted_at:
         line += __(", for %(time)s") % {"time": in_words(held_for(row) or 0.0)}
     return line

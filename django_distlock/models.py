@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any, ClassVar, Self
 
 from django.db import models
@@ -25,16 +26,18 @@ class HeldLock(models.Model):
         HANDED_OVER = "handed over", _("being handed over")
         RESTING = "resting", _("released, resting")
 
-    id = models.TextField(_("id"), primary_key=True)
-    name = models.TextField(_("name"))
-    using = models.TextField(_("backend"))
-    state = models.TextField(_("state"), choices=State.choices)
-    label = models.TextField(_("label"), blank=True)
-    holder = models.TextField(_("holder"), blank=True)
-    granted_at = models.DateTimeField(_("granted at"), null=True)
-    remaining = models.FloatField(_("seconds left"), null=True)
-    fence = models.BigIntegerField(_("fencing number"))
-    waiting = models.PositiveIntegerField(_("waiting"), null=True)
+    id: models.TextField[str, str] = models.TextField(_("id"), primary_key=True)
+    name: models.TextField[str, str] = models.TextField(_("name"))
+    using: models.TextField[str, str] = models.TextField(_("backend"))
+    state: models.TextField[str, str] = models.TextField(_("state"), choices=State.choices)
+    label: models.TextField[str, str] = models.TextField(_("label"), blank=True)
+    holder: models.TextField[str, str] = models.TextField(_("holder"), blank=True)
+    granted_at: models.DateTimeField[datetime | None, datetime | None] = models.DateTimeField(
+        _("granted at"), null=True
+    )
+    remaining: models.FloatField[float | None, float | None] = models.FloatField(_("seconds left"), null=True)
+    fence: models.BigIntegerField[int, int] = models.BigIntegerField(_("fencing number"))
+    waiting: models.PositiveIntegerField[int | None, int | None] = models.PositiveIntegerField(_("waiting"), null=True)
 
     objects = NoRows()
 
@@ -47,6 +50,14 @@ class HeldLock(models.Model):
         verbose_name_plural = _("held locks")
         ordering: ClassVar[Any] = ("name", "using")
         base_manager_name = "objects"
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def state_text(self) -> str:
+        """For people."""
+        return str(self.State(self.state).label)
 
     @classmethod
     def seen(cls, info: LockInfo, *, key: str, remaining: float | None, waiting: int | None) -> Self:
@@ -67,6 +78,3 @@ class HeldLock(models.Model):
         row.info = info
         row._state.adding = False
         return row
-
-    def __str__(self) -> str:
-        return self.name

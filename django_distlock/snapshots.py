@@ -50,12 +50,14 @@ class HeldLocks:
     model: ClassVar[type[HeldLock]] = HeldLock
     query: ClassVar[_Query] = _Query()
     ordered: ClassVar[bool] = True
+    totally_ordered: ClassVar[bool] = True
     db: ClassVar[str] = "default"
 
     def all(self) -> HeldLocks:
         return self
 
-    _clone = all
+    def _clone(self) -> HeldLocks:
+        return self
 
     def select_related(self, *fields: object) -> HeldLocks:
         return self
@@ -77,7 +79,7 @@ class HeldLocks:
             if condition and (condition.connector != Q.AND or condition.negated):
                 raise FieldError("Held locks can be filtered by lookups that all must fit, and by nothing else.")
             for child in condition.children:
-                found = found.filter(child) if isinstance(child, Q) else found._where(*child)
+                found = found.filter(child) if isinstance(child, Q) else found._where(child[0], child[1])
         for lookup, value in lookups.items():
             found = found._where(lookup, value)
         return found
@@ -131,7 +133,7 @@ class HeldLocks:
     def as_queryset(self) -> QuerySet[HeldLock]:
         """The rows in a real one, for code that asks for its class."""
         queryset = HeldLock.objects.none()
-        queryset._result_cache = self.rows()  # type: ignore[attr-defined]
+        queryset._result_cache = self.rows()
         return queryset
 
     def _once(self, what: str, work: Callable[[], Any]) -> Any:
@@ -169,9 +171,9 @@ class HeldLocks:
             if name in ORDERS:
                 looked = self.inventory.look(keys)
                 order = ORDERS[name]
-                keys = sorted(looked, key=lambda key: order(looked[key]), reverse=backwards)  # noqa: B023 - used here
+                keys = sorted(looked, key=lambda key: order(looked[key]), reverse=backwards)
             elif name in ("name", "using"):
-                keys = sorted(keys, key=lambda key: getattr(key, name), reverse=backwards)  # noqa: B023 - used here
+                keys = sorted(keys, key=lambda key: getattr(key, name), reverse=backwards)
         return keys
 
     def _rows(self) -> list[HeldLock]:

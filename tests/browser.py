@@ -47,12 +47,13 @@ class Browser:
     def __enter__(self) -> Browser:
         commands, self._to = os.pipe()
         self._from, answers = os.pipe()
+        launcher = [sys.executable, "-c", LAUNCH, str(commands), str(answers), self._program]
         self.process = subprocess.Popen(
-            [
-                sys.executable, "-c", LAUNCH, str(commands), str(answers), self._program, *ARGUMENTS, f"--user-data-dir={self._folder}", "--remote-debugging-pipe", "about:blank",
-            ],
-            pass_fds=[commands, answers], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+            [*launcher, *ARGUMENTS, f"--user-data-dir={self._folder}", "--remote-debugging-pipe", "about:blank"],
+            pass_fds=[commands, answers],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         os.close(commands)
         os.close(answers)
         try:

@@ -16,6 +16,5 @@ INSTALLED_APPS = [
     *(["django_celery_beat"] if find_spec("django_celery_beat") else []),
 ]
 DATABASES = {alias: {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"} for alias in ("default", "other")}
-DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}}
 STATIC_URL = "/static/"
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"

@@ -338,7 +338,13 @@ def test_others_see_nothing(pages, backend):
 
 def test_forged_requests_do_nothing(operator, backend):
     hold(backend, "order:1")
-    for ids in (["default/order:1"], ["default/order:1@0000000000000000"], ["x"], ["/@"], ["other/order:1@" + "0" * 16]):
+    for ids in (
+        ["default/order:1"],
+        ["default/order:1@0000000000000000"],
+        ["x"],
+        ["/@"],
+        ["other/order:1@" + "0" * 16],
+    ):
         release(operator, ids)
     assert backend.look(["order:1"]) != [None]
     strict = Client(enforce_csrf_checks=True)

@@ -87,7 +87,7 @@ def page(chromium, tmp_path, server):  # noqa: F811
     client = Client()
     client.force_login(User.objects.create_superuser("operator"))
     with Browser(chromium, tmp_path) as browser:
-        browser.resize(1280, 800)
+        browser.resize(1440, 800)
         browser.colours("light")
         browser.open(f"{server.url}/admin/login/")
         cookie = client.cookies["sessionid"].value
@@ -125,7 +125,7 @@ def test_the_times_tick_between_refreshes(page, backend):
     hold(backend, "order:1", ttl=50, ago=3)
     page.open(page.address)
     page.click(".distlock-refresh button")
-    assert page.text(".distlock-refresh") .startswith("Resume")
+    assert page.text(".distlock-refresh").startswith("Resume")
     left = seconds_left(page, "order:1")
     assert 40 < left < 50
     page._until(lambda: seconds_left(page, "order:1") <= left - 2)
@@ -143,7 +143,7 @@ def test_the_list_refreshes_and_keeps_what_is_selected(page, backend):
     hold(backend, "order:3")
     backend.release(first)
     page._until(lambda: page.texts(NAMES) == ["order:2", "order:3"])
-    assert page.run(f"document.querySelector(\"{checkbox('order:2')}\").checked")
+    assert page.run(f'document.querySelector("{checkbox("order:2")}").checked')
     assert page.run(f"document.querySelector(\"{checkbox('order:2')}\").closest('tr').className") == "selected"
     assert page.text(".action-counter") == "1 of 2 selected"
     assert page.run("document.querySelector('#searchbar').value") == "half typed"
@@ -213,7 +213,7 @@ def test_from_the_list_to_the_release_with_pictures(page, backend, some_locks, t
     page.screenshot(folder / "held-locks-narrow.png")
     wide = page.run("document.documentElement.scrollWidth")
     assert wide <= 400, f"the page is {wide} pixels wide on a phone"
-    page.resize(1280, 800)
+    page.resize(1440, 800)
 
     page.run("document.querySelector('#searchbar').value = 'worker'")
     page.click("#changelist-search input[type=submit]")

@@ -11,14 +11,18 @@ ROOT = Path(django_distlock.__file__).parent
 
 # A module imports only from modules above it.
 ORDER = [
-    "exceptions", "names", "stamps", "terms", "bells", "tickets", "workers", "signals", "leases", "lines",
-    "backends.base", "backends.locmem", "backends.dummy",
-    "backends.redis.location", "backends.redis.errors", "backends.redis.wire",
+    "exceptions", "names", "stamps", "terms", "bells", "findings", "tickets", "workers", "signals", "leases", "lines",
+    "models",
+    "backends.probing", "backends.base", "backends.locmem", "backends.dummy",
+    "backends.redis.location", "backends.redis.health", "backends.redis.errors", "backends.redis.wire",
     "backends.redis.listener", "backends.redis.backend",
     "backends.redis", "backends",
     "handlers", "options", "waiting", "cleaning", "renewal", "transactions", "entries", "attempts", "locking",
-    "calls", "requests", "responses", "guarding", "decorators", "", "middleware", "apps",
-    "runs", "celery", "celery.beat", "celery.database",
+    "calls", "requests", "responses", "guarding", "decorators", "", "middleware",
+    "runs", "inventory", "snapshots", "tables", "reports", "checks", "apps", "admin",
+    "migrations", "migrations.0001_held_lock",
+    "management", "management.commands", "management.commands.locks", "management.commands.runlocked",
+    "celery", "celery.beat", "celery.database",
 ]  # fmt: skip
 
 DRIVERS = {

@@ -160,6 +160,8 @@ def test_the_store_is_down(run):
     assert "does not answer" in errors
 
 
-@pytest.mark.parametrize("arguments", [["", "--", "true"], ["x", "--ttl", "0", "--", "true"], ["x"], ["x", "--using", "no", "--", "true"]])
+@pytest.mark.parametrize(
+    "arguments", [["", "--", "true"], ["x", "--ttl", "0", "--", "true"], ["x"], ["x", "--using", "no", "--", "true"]]
+)
 def test_wrong_usage(run, arguments):
     assert ended(run(*arguments))[0] == 2

@@ -192,7 +192,8 @@ class RedisBackend(BaseLockBackend):
             return found if any(finding.is_error for finding in found) else [*found, failed(error)]
 
     def _health(self, answer: Answer, began: float) -> list[Finding]:
-        return health.findings(*answer.replies, (began + time.time()) / 2, self.terms, self.location)
+        info, server_time = answer.replies
+        return health.findings(info, server_time, (began + time.time()) / 2, self.terms, self.location)
 
     def check_settings(self) -> list[CheckMessage]:
         where = f"DISTRIBUTED_LOCKS[{self.alias!r}]"

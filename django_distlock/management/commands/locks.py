@@ -118,7 +118,9 @@ class Command(BaseCommand):
         if self.as_json:
             self._print_json([as_json(*lock) for lock in found])
         else:
-            self.stdout.write("\n\n".join("\n".join(self._facts(*lock)) for lock in found), ending="\n" if found else "")
+            self.stdout.write(
+                "\n\n".join("\n".join(self._facts(*lock)) for lock in found), ending="\n" if found else ""
+            )
         self._tell(inventory)
         if not found:
             raise CommandError(f"Nobody holds the lock {tables.printable(name)!r}.", returncode=NOT_SO)
@@ -158,7 +160,8 @@ class Command(BaseCommand):
     def _refuse_to_guess(self, aliases: set[str]) -> None:
         if len(aliases) > 1:
             raise CommandError(
-                f"There are such locks in {' and '.join(map(repr, sorted(aliases)))}. Say which by --using.", returncode=2
+                f"There are such locks in {' and '.join(map(repr, sorted(aliases)))}. Say which by --using.",
+                returncode=2,
             )
 
     def _ask(self, found: list[tuple[Seen, int | None]]) -> None:
@@ -192,7 +195,9 @@ class Command(BaseCommand):
             for seen, freed in outcomes:
                 name = tables.printable(seen.info.name)
                 if freed is True:
-                    self.stdout.write(f"{self.style.SUCCESS('freed')}  {name}  was held by {seen.info.holder or 'nobody yet'}")
+                    self.stdout.write(
+                        f"{self.style.SUCCESS('freed')}  {name}  was held by {seen.info.holder or 'nobody yet'}"
+                    )
                 elif freed is False:
                     self.stdout.write(f"{self.style.WARNING('kept')}   {name}  was freed or changed hands meanwhile")
                 else:

@@ -49,7 +49,11 @@ class Command(BaseCommand):
         parser.add_argument("program", nargs="+", help="and its arguments, after --")
         parser.add_argument("--using", default="default", metavar="ALIAS", help="of the backend")
         parser.add_argument(
-            "--wait", type=_bound, default=0.0, metavar="SECONDS", help="for a busy lock; 'forever'; default: not at all"
+            "--wait",
+            type=_bound,
+            default=0.0,
+            metavar="SECONDS",
+            help="for a busy lock; 'forever'; default: not at all",
         )
         parser.add_argument(
             "--ttl", type=float, default=SUPPRESS, metavar="SECONDS", help="that the store keeps it without renewal"
