@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from math import isinf
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from django.core.exceptions import FieldError
 from django.db.models import Q, QuerySet
@@ -78,8 +78,8 @@ class HeldLocks:
         for condition in conditions:
             if condition and (condition.connector != Q.AND or condition.negated):
                 raise FieldError("Held locks can be filtered by lookups that all must fit, and by nothing else.")
-            for child in condition.children:
-                found = found.filter(child) if isinstance(child, Q) else found._where(child[0], child[1])
+            for child in cast("list[Q | tuple[str, Any]]", condition.children):
+                found = found.filter(child) if isinstance(child, Q) else found._where(*child)
         for lookup, value in lookups.items():
             found = found._where(lookup, value)
         return found

@@ -39,8 +39,13 @@ class Command(BaseCommand):
         listing = actions.add_parser("list", help="what is locked now (the default)")
         listing.add_argument("prefix", nargs="?", default="", help="only names that begin with this")
         listing.add_argument(
-            "--watch", nargs="?", type=_seconds, const=2.0, metavar="SECONDS", help="draw again every 2 (or so many) seconds"
-        )  # fmt: skip
+            "--watch",
+            nargs="?",
+            type=_seconds,
+            const=2.0,
+            metavar="SECONDS",
+            help="draw again, every 2 seconds or so many",
+        )
         showing = actions.add_parser("show", help="one lock in full")
         showing.add_argument("name")
         releasing = actions.add_parser("release", help="free locks, whoever holds them")
