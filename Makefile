@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test bench lint types docs clean
+.PHONY: help demo serve test bench lint types docs screenshots clean
 
 help:
 	@echo "make demo    a shop oversells without the lock, and does not with it; three beats share a schedule (a minute)"
@@ -16,6 +16,7 @@ help:
 	@echo "make lint    ruff"
 	@echo "make types   mypy"
 	@echo "make docs    the documentation, into docs/_build/html"
+	@echo "make screenshots   take the pictures of the documentation anew, with Chromium"
 	@echo "make clean   remove what these made"
 	@echo
 	@echo "PYTHON=python3.13 makes the environment with that Python (3.11 or later), VENV=folder elsewhere than in .venv,"
@@ -43,6 +44,9 @@ types: $(VENV)/.ready-lint
 docs: $(VENV)/.ready-docs
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet docs docs/_build/html
 	@echo "docs/_build/html/index.html"
+
+screenshots: $(VENV)/.ready
+	DISTLOCK_SCREENSHOTS=docs/images $(BIN)/python -m pytest tests/test_admin_browser.py -k pictures
 
 clean:
 	@[ ! -e $(VENV)/.ready ] || rm -rf $(VENV)

@@ -10,6 +10,7 @@ def main() -> int:
     with open_shop(int(os.environ.get("PORT") or 0)) as shop:
         print(f"The shop: http://{HOST}:{shop.port}/")
         print(f"The admin: http://{HOST}:{shop.port}/admin/")
+        print(f"Its locks: SHOP_LOCKS={os.environ['SHOP_LOCKS']}")
         print("Ctrl-C closes the shop.", flush=True)
         return shop.gunicorn.wait()
 
