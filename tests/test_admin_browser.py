@@ -208,7 +208,7 @@ def test_from_the_list_to_the_release_with_pictures(page, backend, some_locks, t
     page.colours("dark")
     page.screenshot(folder / "held-locks-dark.png")
     page.resize(400, 800, phone=True)
-    page.screenshot(folder / "held-locks-narrow-dark.png")
+    page.screenshot(tmp_path / "held-locks-narrow-dark.png")
     page.colours("light")
     page.screenshot(folder / "held-locks-narrow.png")
     wide = page.run("document.documentElement.scrollWidth")

@@ -13,6 +13,7 @@ import pytest
 
 from django_distlock.backends.base import BaseLockBackend
 from django_distlock.stamps import RunStamp
+from django_distlock.backends.base import FORCED, BaseLockBackend
 from django_distlock.tickets import Grant, LockInfo
 from tests.tools import eventually, ticket
 
@@ -119,6 +120,35 @@ class LockBackendContract:
         assert 0 < busy.remaining <= 0.3
         assert locks.renew([(mine, 60.0)]) == [False]
         eventually(lambda: locks.look(["name"]) == [None], 2)
+
+    def test_force_frees_a_resting_lock_for_its_token_alone(self, locks):
+        mine = ticket(ttl=60)
+        locks.acquire(mine, queue=False)
+        locks.release(mine, 50)
+        locks.release(ticket(), FORCED)
+        assert locks.look(["name"])[0].resting
+        assert locks.release(mine, FORCED) is True
+        assert locks.look(["name"]) == [None]
+        locks.acquire(mine := ticket(), queue=False)
+        assert locks.release(mine, FORCED) is True
+        assert locks.look(["name"]) == [None]
+
+    def test_who_waits_is_counted(self, locks):
+        locks.acquire(ticket("busy"), queue=False)
+        waiters = [ticket("busy"), ticket("busy")]
+        for waiter in waiters:
+            locks.acquire(waiter, queue=True)
+        assert locks.count_waiters(["busy", "free"]) in ([2, 0], [None, None])
+        assert locks.count_waiters([]) == []
+        for waiter in waiters:
+            locks.release(waiter)
+        assert locks.count_waiters(["busy"]) in ([0], [None])
+
+    def test_a_check_finds_no_error_and_leaves_nothing(self, locks):
+        found = {finding.about: finding for finding in locks.check()}
+        assert not any(finding.is_error for finding in found.values())
+        assert {"reachable", "latency"} <= set(found)
+        assert locks.names() == []
 
     def test_any_text_is_a_name(self, locks):
         names = ["a b", "ä/ß/日本", "x:y|z", "{curly}", "new\nline", "nul\0", "a*b?[c]\\d", "q", "f", "'quote\""]
