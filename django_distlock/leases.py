@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from weakref import ref
 
 from . import signals
-from .exceptions import LockError, LockLost, LockNotHeld
+from .exceptions import LockBackendError, LockError, LockLost, LockNotHeld
 from .terms import SHORTEST_TTL, Terms, check_ttl
 from .tickets import Grant, Holder, Ticket, clock, safe_deadline
 
@@ -174,7 +174,11 @@ class Lease:
         self.ensure_held()
         return self.ttl if ttl is None else check_ttl(ttl)
 
-    def _was_renewed(self, renewed: bool, sent_at: float, ttl: float) -> None:
+    def _was_renewed(self, renewed: bool | None, sent_at: float, ttl: float) -> None:
+        if renewed is None:
+            raise LockBackendError(
+                f"No majority of nodes says whether the lock {self.name!r} stands; it is not renewed."
+            )
         if renewed:
             self.extend(sent_at, ttl)
         elif self._keeper.drop(self):

@@ -109,17 +109,15 @@ class Renewer:
             renewed = self._backend.renew([(lease.ticket, ttl) for lease, ttl in wanted], within=within)
         except LockBackendError as error:
             for lease, _ in wanted:
-                if lease.state is State.HELD:
-                    logger.warning(
-                        "Renewal of lock %r failed; it is lost in %.1f s unless the store answers before: %s",
-                        lease.name, lease.remaining, error,
-                    )  # fmt: skip
-                lease.doubt(clock() + min(RETRY, lease.ttl / 6))
+                self._doubt(lease, error)
             return
         self._warn_if_slow(clock() - now, [lease for lease, _ in wanted])
         for (lease, ttl), still_held in zip(wanted, renewed, strict=True):
             if lease.token not in self._leases:
                 continue  # released meanwhile
+            if still_held is None:
+                self._doubt(lease, "no majority of its nodes says that it stands")
+                continue
             if not still_held:
                 self._lose(lease, "the store no longer knows it: its data was lost, or somebody freed the lock")
                 continue
@@ -132,6 +130,14 @@ class Renewer:
                     "Lock %r reaches its max_hold of %g s and is renewed no more; it is lost in %.1f s. Held by %s.",
                     lease.name, lease.terms.max_hold, lease.remaining, lease.holder,
                 )  # fmt: skip
+
+    def _doubt(self, lease: Lease, reason: object) -> None:
+        if lease.state is State.HELD:
+            logger.warning(
+                "Renewal of lock %r failed; it is lost in %.1f s unless the store answers before: %s",
+                lease.name, lease.remaining, reason,
+            )  # fmt: skip
+        lease.doubt(clock() + min(RETRY, lease.ttl / 6))
 
     def _warn_if_late(self, now: float) -> None:
         """Renewal that began late is a process that was stopped, or whose threads do not get to run."""

@@ -165,6 +165,7 @@ class LockInfo:
     """A lock as the store shows it now.
 
     ``remaining``: seconds the lease has left. ``resting``: released already, kept for its ``min_hold``.
+    ``nodes``: on how many nodes of a quorum it is; None where the store is one.
     """
 
     name: str
@@ -174,6 +175,7 @@ class LockInfo:
     remaining: float
     resting: bool = False
     token: str = field(default="", repr=False)
+    nodes: int | None = None
 
     @property
     def digest(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from django.db import close_old_connections
 from django_distlock import locks
 from django_distlock.backends.base import BaseLockBackend
 from django_distlock.backends.redis import RedisBackend
+from django_distlock.backends.redlock import RedlockBackend
 from django_distlock.renewal import renewer_of
 from example_project.valkey import Valkey
 
@@ -22,6 +24,7 @@ from .proxy import Proxy
 from .tools import AsyncCalls, SyncCalls, eventually
 
 REDIS = "django_distlock.backends.redis.RedisBackend"
+REDLOCK = "django_distlock.backends.redlock.RedlockBackend"
 LOCMEM = "django_distlock.backends.locmem.LocMemBackend"
 
 REQUIRED = os.environ.get("DISTLOCK_REQUIRE", "").split()
@@ -54,6 +57,31 @@ def store(valkey: Valkey) -> Iterator[redis.Redis]:
 def valkey_locks(valkey: Valkey, store: redis.Redis, settings: Any) -> Iterator[RedisBackend]:
     """``locks["default"]`` is the emptied server."""
     settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": REDIS, "LOCATION": valkey.url}}
+    yield locks["default"]
+    locks.close()
+
+
+@pytest.fixture(scope="session")
+def five_valkeys() -> Iterator[list[Valkey]]:
+    """Servers that know nothing of each other, for tests that leave them running."""
+    with ExitStack() as stack:
+        yield [stack.enter_context(Valkey()) for _ in range(5)]
+
+
+@pytest.fixture
+def redlock_locks(five_valkeys: list[Valkey], settings: Any) -> Iterator[RedlockBackend]:
+    """``locks["default"]`` is a quorum of five emptied servers."""
+    for server in five_valkeys:
+        with redis.Redis.from_url(server.url) as client:
+            client.flushall()
+            client.script_flush()
+    settings.DISTRIBUTED_LOCKS = {
+        "default": {
+            "BACKEND": REDLOCK,
+            "LOCATION": [server.url for server in five_valkeys],
+            "OPTIONS": {"node_timeout": 1.0},  # the machine that runs tests is busy
+        }
+    }
     yield locks["default"]
     locks.close()
 

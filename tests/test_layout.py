@@ -16,7 +16,11 @@ ORDER = [
     "backends.probing", "backends.base", "backends.locmem", "backends.dummy",
     "backends.redis.location", "backends.redis.health", "backends.redis.errors", "backends.redis.wire",
     "backends.redis.listener", "backends.redis.backend",
-    "backends.redis", "backends",
+    "backends.redis",
+    "backends.redlock.asking", "backends.redlock.listing", "backends.redlock.quorum", "backends.redlock.rounds",
+    "backends.redlock.nodes", "backends.redlock.tasks", "backends.redlock.findings", "backends.redlock.backend",
+    "backends.redlock",
+    "backends",
     "handlers", "options", "waiting", "cleaning", "renewal", "transactions", "entries", "attempts", "locking",
     "calls", "requests", "responses", "guarding", "decorators", "", "middleware",
     "runs", "inventory", "snapshots", "tables", "reports", "checks", "apps", "admin",
@@ -26,7 +30,7 @@ ORDER = [
 ]  # fmt: skip
 
 DRIVERS = {
-    "redis": "backends.redis", "django_redis": "backends.redis", "celery": "celery", "django_celery_beat": "celery",
+    "redis": ("backends.redis", "backends.redlock"), "django_redis": "backends.redis", "celery": "celery", "django_celery_beat": "celery",
     "psycopg": "backends",
 }  # fmt: skip
 

@@ -101,14 +101,17 @@ class BaseLockBackend(ABC):
     async def arelease(self, ticket: Ticket, rest: float = 0.0) -> bool: ...
 
     @abstractmethod
-    def renew(self, wanted: Sequence[tuple[Ticket, float]], *, within: float | None = None) -> list[bool]:
+    def renew(self, wanted: Sequence[tuple[Ticket, float]], *, within: float | None = None) -> Sequence[bool | None]:
         """Let each lease last that many seconds from now, never less than it had; False where it is gone.
 
+        None where some of the store's nodes failed and the others cannot tell: to be asked again.
         ``within``: seconds after which an answer would come too late.
         """
 
     @abstractmethod
-    async def arenew(self, wanted: Sequence[tuple[Ticket, float]], *, within: float | None = None) -> list[bool]: ...
+    async def arenew(
+        self, wanted: Sequence[tuple[Ticket, float]], *, within: float | None = None
+    ) -> Sequence[bool | None]: ...
 
     @abstractmethod
     def names(self, prefix: str = "") -> Iterator[str]:

@@ -24,6 +24,12 @@ class TestRedisByCache(LockBackendContract):
         locks.close()
 
 
+class TestRedlock(LockBackendContract):
+    @pytest.fixture
+    def backend(self, redlock_locks):
+        return redlock_locks
+
+
 class TestLocalMemory(LockBackendContract, RunsContract):
     @pytest.fixture
     def backend(self, locmem_locks):

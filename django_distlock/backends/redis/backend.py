@@ -296,22 +296,7 @@ class RedisBackend(BaseLockBackend):
         return info
 
     def _info(self, name: str, value: bytes, left: int) -> LockInfo | None:
-        """None for a value that no lock wrote."""
-        if not (lease := LEASE.fullmatch(value)):
-            return None
-        try:
-            holder = Holder.from_text(lease["holder"].decode()) if lease["holder"] else None  # None: not taken yet
-        except ValueError:
-            return None
-        return LockInfo(
-            name,
-            self.alias,
-            holder,
-            int(lease["fence"]),
-            inf if left == NOT_ASKED else max(0, left) / 1000,
-            resting=lease["state"] == b"r",
-            token=lease["token"].decode(),
-        )
+        return read_lease(self.alias, name, value, left)
 
     def _stamp(self, name: str, value: bytes | None) -> RunStamp | None:
         if value is None:
@@ -414,6 +399,25 @@ async def _until_loop_ends(wire: AsyncWire) -> AsyncIterator[None]:
         yield
     finally:
         await wire.aclose()
+
+
+def read_lease(alias: str, name: str, value: bytes, left: int) -> LockInfo | None:
+    """What a script wrote; ``left`` in ms. None for a value that no lock wrote."""
+    if not (lease := LEASE.fullmatch(value)):
+        return None
+    try:
+        holder = Holder.from_text(lease["holder"].decode()) if lease["holder"] else None  # None: not taken yet
+    except ValueError:
+        return None
+    return LockInfo(
+        name,
+        alias,
+        holder,
+        int(lease["fence"]),
+        inf if left == NOT_ASKED else max(0, left) / 1000,
+        resting=lease["state"] == b"r",
+        token=lease["token"].decode(),
+    )
 
 
 def _may_be_executed(error: BaseException) -> bool:

@@ -16,6 +16,7 @@ from redis.exceptions import (
 from ...exceptions import LockBackendError
 
 if TYPE_CHECKING:
+    from ..base import BaseLockBackend
     from .backend import RedisBackend
 
 
@@ -30,10 +31,11 @@ class NoReply(LockBackendError):
 def explain(
     error: Exception, backend: RedisBackend, kind: type[LockBackendError] = LockBackendError
 ) -> LockBackendError:
-    return kind(f"Lock backend {backend.alias!r} at {backend.location.text}: {_advice(error, backend)} ({error})")
+    return kind(f"Lock backend {backend.alias!r} at {backend.location.text}: {advice(error, backend)} ({error})")
 
 
-def _advice(error: Exception, backend: RedisBackend) -> str:
+def advice(error: Exception, backend: BaseLockBackend) -> str:
+    """What to do about it."""
     # redis-py's asyncio side wraps what went wrong while connecting.
     match error.__cause__ if isinstance(error.__cause__, AuthenticationError) else error:
         case AuthenticationError():

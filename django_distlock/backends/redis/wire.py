@@ -57,10 +57,10 @@ class Command(NamedTuple):
 
 
 class Script:
-    """A Lua script that lies beside this module, called by its digest."""
+    """A Lua script of a backend, called by its digest."""
 
-    def __init__(self, name: str) -> None:
-        self.text = files(__package__).joinpath("scripts", f"{name}.lua").read_bytes()
+    def __init__(self, name: str, backend: str = "redis") -> None:
+        self.text = files("django_distlock.backends").joinpath(backend, "scripts", f"{name}.lua").read_bytes()
         self.sha = hashlib.sha1(self.text, usedforsecurity=False).hexdigest()
 
     def call(self, keys: tuple[str, ...], *arguments: str | int) -> Command:

@@ -1,0 +1,135 @@
+"""What is asked of the nodes, and what they answered so far: shared by threads and tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, NamedTuple
+
+from redis.exceptions import NoScriptError, TimeoutError
+
+from ...tickets import clock
+from ..redis.wire import Command, Script, pack
+
+ACQUIRE, RELEASE, RENEW = (Script(name, "redlock") for name in ("acquire", "release", "renew"))
+LOADS = [pack("SCRIPT", "LOAD", script.text) for script in (ACQUIRE, RELEASE, RENEW)]  # for each new connection
+
+AGAIN = 0.5  # seconds before another connection is tried to a node that failed
+GIVEN_UP = 2.0  # seconds without a reply after which a connection is closed
+MOST_AWAITED = 64  # replies that one connection may owe: what a node that hangs takes in without blocking us
+GRACE = 0.01  # seconds that a node which is being connected to may come later than the majority
+
+
+class Asked:
+    """One node, asked in one round. A reply may come after the round is over.
+
+    ``was_sent``: the node may have executed it, or may do so yet, whatever is known.
+    ``remedy``: what undoes the request, to be sent behind it if nobody can wait for its reply any more.
+    """
+
+    __slots__ = ("expects", "failure", "notify", "remedy", "replies", "sent_at", "was_sent")
+
+    def __init__(self, expects: int, failure: Exception | None = None) -> None:
+        self.expects = expects
+        self.was_sent = failure is None and expects > 0
+        self.replies: list[Any] = []
+        self.failure = failure
+        self.sent_at = clock()
+        self.notify: Callable[[], None] | None = None
+        self.remedy: Command | None = None
+
+    @property
+    def is_answered(self) -> bool:
+        return len(self.replies) == self.expects
+
+    @property
+    def is_settled(self) -> bool:
+        return self.failure is not None or len(self.replies) == self.expects
+
+    def take(self, reply: Any) -> bool:
+        """Whether this was the last reply. Raises NoScriptError: the node forgot our scripts, connect anew."""
+        if isinstance(reply, NoScriptError):
+            raise reply
+        self.replies.append(reply)
+        complete = len(self.replies) == self.expects
+        if complete and self.notify:
+            self.notify()
+        return complete
+
+    def fail(self, error: Exception) -> None:
+        self.failure = self.failure or error
+        if self.notify:
+            self.notify()
+
+
+NOT_ASKED = Asked(0)
+
+
+class Round(NamedTuple):
+    """``commands``: for each node those to send at once, none for a node that is not asked.
+
+    ``enough``: whether the answers that came suffice; asked again with each further one.
+    """
+
+    commands: Sequence[Sequence[Command]]
+    enough: Callable[[Sequence[Asked]], bool]
+
+
+Steps = Generator[Round, list[Asked], Any]
+
+
+def all_settled(asked: Sequence[Asked]) -> bool:
+    return all(one.is_settled for one in asked)
+
+
+def time_out(asked: Sequence[Asked], patience: float) -> None:
+    for one in asked:
+        if not one.is_settled:
+            one.failure = TimeoutError(f"no answer within {patience:g} s")
+
+
+class Contact:
+    """What is known of reaching one node, whoever asks."""
+
+    failure: Exception | None = None  # why it is not asked just now
+    is_connecting = False
+    connecting_since = 0.0
+    again_at = 0.0
+
+    @property
+    def is_hopeful(self) -> bool:
+        """It may be there in a moment, for all we know."""
+        return self.is_connecting and self.failure is None
+
+    def may_connect(self, *, insist: bool) -> bool:
+        return not self.is_connecting and (insist or clock() >= self.again_at)
+
+    def begin(self) -> None:
+        self.is_connecting, self.connecting_since = True, clock()
+
+    def succeed(self) -> None:
+        self.is_connecting, self.failure, self.again_at = False, None, 0.0
+
+    def fail(self, error: Exception) -> None:
+        self.is_connecting, self.failure, self.again_at = False, error, clock() + AGAIN
+
+
+class Arrival:
+    """How long to wait for nodes that are not connected."""
+
+    def __init__(self, majority: int, patience: float) -> None:
+        self._majority = majority
+        self._began = clock()
+        self._patience = patience
+        self._majority_after: float | None = None
+
+    def wait(self, ready: int, *, hopeful: bool, coming: bool) -> float:
+        """Seconds; 0 or less: go on with those that are there.
+
+        With a majority: as long again as that took, if another one is hopeful. Without: while any may come.
+        """
+        passed = clock() - self._began
+        if ready >= self._majority:
+            if self._majority_after is None:
+                self._majority_after = passed
+            return 2 * self._majority_after + GRACE - passed if hopeful else 0.0
+        return self._patience - passed if coming else 0.0

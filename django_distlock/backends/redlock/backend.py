@@ -1,0 +1,351 @@
+"""Locks on a majority of independent Redis (6.2 or later) or Valkey servers: the Redlock algorithm."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+from ...exceptions import InvalidLockBackend, LockBackendError
+from ...tickets import Grant, LockInfo, Ticket, clock
+from ..base import BaseLockBackend
+from ..redis.errors import NoReply, advice
+from ..redis.location import Location, read_location
+from .asking import Steps
+from .findings import Finding, examine, of_settings
+from .nodes import Nodes
+from .quorum import Seen, majority_of
+from .rounds import Faded, NodesFailed, Page, Rounds
+from .tasks import AsyncNodes
+
+RENEWALS = 250  # leases that are renewed in one round: what a node that hangs takes in without blocking us
+SHORTEST_WAIT = 0.5  # seconds that even an attempt without a wait gives nodes to be connected
+
+logger = logging.getLogger("django_distlock")
+
+
+class RedlockBackend(BaseLockBackend):
+    """A lock is held by whoever has it on a majority of independent masters, asked all at once.
+
+    Less than half of the nodes may be down or hang, and nobody notices. There is no queue: a waiter tries
+    again after a random delay. Nodes must not replicate each other, and a node that lost its data must stay
+    away for the longest TTL before it starts again. Fencing numbers grow over any two majorities.
+    """
+
+    supports_queue = False
+
+    options: ClassVar[Mapping[str, Any]] = {
+        "node_timeout": None,
+        "retry_delay": (0.05, 0.25),
+        "socket_connect_timeout": 2.0,
+        "max_connections": 50,
+    }
+
+    def __init__(self, alias: str, settings: Mapping[str, Any]) -> None:
+        super().__init__(alias, settings)
+        self.prefix = self._read_prefix()
+        self._check_options()
+        self.locations = self._read_locations()
+        size = len(self.locations)
+        self.majority = majority_of(size)
+        self._rounds = Rounds(alias, self.prefix, size, self._explain, self._abandon)
+        self._longest_ttl = max(self.terms.ttl, self.terms.min_hold)
+        connect_timeout = float(self.option["socket_connect_timeout"])
+        self._nodes = Nodes(self.locations, self.majority, self.option["max_connections"], connect_timeout)
+        self._async_nodes: dict[asyncio.AbstractEventLoop, AsyncNodes] = {}
+
+    # Settings
+
+    def _read_prefix(self) -> str:
+        prefix = self.settings.get("KEY_PREFIX", "lock")
+        if not isinstance(prefix, str) or not prefix or set(prefix) & set("{}|"):
+            raise InvalidLockBackend(
+                f"{self.setting('KEY_PREFIX')} is {prefix!r}. It is the text that keys of locks begin with,"
+                " without '{', '}' and '|'."
+            )
+        return prefix
+
+    def _check_options(self) -> None:
+        where = self.setting("OPTIONS")
+        for option, value in self.option.items():
+            match option:
+                case "retry_delay":
+                    fits = isinstance(value, tuple | list) and len(value) == 2 and all(map(_is_seconds, value))
+                    fits = fits and 0 < value[0] <= value[1]
+                    needed = "two numbers of seconds, the shortest and the longest delay between two tries"
+                case "max_connections":
+                    fits = isinstance(value, int) and not isinstance(value, bool) and value > 0
+                    needed = "a whole number above 0"
+                case "node_timeout":
+                    fits = value is None or (_is_seconds(value) and value > 0)
+                    needed = "a number of seconds above 0, or None for a twentieth of the TTL"
+                case _:
+                    fits = _is_seconds(value) and value > 0
+                    needed = "a number of seconds above 0"
+            if not fits:
+                raise InvalidLockBackend(f"{where}[{option!r}] is {value!r}; it is {needed}.")
+
+    def _read_locations(self) -> list[Location]:
+        where, given = self.setting("LOCATION"), self.settings.get("LOCATION")
+        if isinstance(given, str) or not isinstance(given, Sequence) or len(given) < 3:
+            raise InvalidLockBackend(
+                f"{where} is {given!r:.80}. RedlockBackend needs a list of at least 3 servers that know nothing of each"
+                " other, better 5: a majority of them holds each lock. For one server use RedisBackend."
+            )
+        node_timeout = self.option["node_timeout"] or 1.0
+        timeouts = {
+            "socket_timeout": float(node_timeout),  # for the rest of a reply that has begun
+            "socket_connect_timeout": float(self.option["socket_connect_timeout"]),
+        }
+        locations = [read_location(url, f"{where}[{index}]", timeouts) for index, url in enumerate(given)]
+        texts = Counter(location.text for location in locations)
+        if twice := [text for text, count in texts.items() if count > 1]:
+            raise InvalidLockBackend(
+                f"{where} names {twice[0]} more than once. A node has one vote; name each server once."
+            )
+        return locations
+
+    def check_settings(self) -> list[Finding]:
+        """What is doubtful in the settings of this backend; no I/O. What cannot work is refused when it is built."""
+        return of_settings(self.setting("LOCATION"), len(self.locations))
+
+    def check(self) -> list[Finding]:
+        """What is doubtful or wrong with settings and nodes: asks each node."""
+        asked = self._run(lambda last: self._rounds.info(), self._node_timeout())
+        return [*self.check_settings(), *examine(self.locations, asked, self._longest_ttl)]
+
+    async def acheck(self) -> list[Finding]:
+        asked = await self._arun(lambda last: self._rounds.info(), self._node_timeout())
+        return [*self.check_settings(), *examine(self.locations, asked, self._longest_ttl)]
+
+    # The contract
+
+    def acquire(self, ticket: Ticket, *, queue: bool) -> Grant | LockInfo:
+        self._longest_ttl = max(self._longest_ttl, ticket.ttl)
+        try:
+            answer: Grant | LockInfo = self._run(*self._acquiring(ticket), within=_patience(ticket))
+        except BaseException as error:
+            ticket.unanswered = ticket.unanswered or not isinstance(error, LockBackendError)
+            raise
+        return answer
+
+    async def aacquire(self, ticket: Ticket, *, queue: bool) -> Grant | LockInfo:
+        self._longest_ttl = max(self._longest_ttl, ticket.ttl)
+        try:
+            answer: Grant | LockInfo = await self._arun(*self._acquiring(ticket), within=_patience(ticket))
+        except BaseException as error:
+            ticket.unanswered = ticket.unanswered or not isinstance(error, LockBackendError)
+            raise
+        return answer
+
+    def _acquiring(self, ticket: Ticket) -> tuple[Callable[[bool], Steps], float]:
+        return lambda last: self._rounds.acquire(ticket, last), self._node_timeout(ticket.ttl)
+
+    def wait_turn(self, ticket: Ticket, timeout: float) -> None:
+        super().wait_turn(ticket, self._delay(timeout))
+
+    async def await_turn(self, ticket: Ticket, timeout: float) -> None:
+        await super().await_turn(ticket, self._delay(timeout))
+
+    def _delay(self, most: float) -> float:
+        # Random, so that those who took the lock from each other do not meet again.
+        shortest, longest = self.option["retry_delay"]
+        return min(most, random.uniform(shortest, longest))
+
+    def release(self, ticket: Ticket, rest: float = 0.0) -> bool:
+        return bool(self._run(*self._releasing(ticket, rest), urgent=True))
+
+    async def arelease(self, ticket: Ticket, rest: float = 0.0) -> bool:
+        return bool(await self._arun(*self._releasing(ticket, rest), urgent=True))
+
+    def _releasing(self, ticket: Ticket, rest: float) -> tuple[Callable[[bool], Steps], float]:
+        self._longest_ttl = max(self._longest_ttl, rest)
+        tries = iter((False, True))  # whether an earlier try may have done it
+        return lambda last: self._rounds.release(ticket, rest, last, next(tries)), self._node_timeout(ticket.ttl)
+
+    def renew(self, wanted: Sequence[tuple[Ticket, float]], *, within: float | None = None) -> list[bool | None]:
+        renewed: list[bool | None] = []
+        for some in _in_steps(wanted, RENEWALS):
+            renewed += self._run(*self._renewing(some, within), within=within)
+        return renewed
+
+    async def arenew(self, wanted: Sequence[tuple[Ticket, float]], *, within: float | None = None) -> list[bool | None]:
+        renewed: list[bool | None] = []
+        for some in _in_steps(wanted, RENEWALS):
+            renewed += await self._arun(*self._renewing(some, within), within=within)
+        return renewed
+
+    def _renewing(
+        self, wanted: Sequence[tuple[Ticket, float]], within: float | None
+    ) -> tuple[Callable[[bool], Steps], float]:
+        shortest = min(ttl for _, ttl in wanted)
+        patience = self._node_timeout(shortest)
+        return lambda last: self._rounds.renew(wanted, last), patience if within is None else min(patience, within)
+
+    def look(self, names: Sequence[str]) -> list[LockInfo | None]:
+        return self._looked(names, self._run(*self._looking(names)) if names else [])
+
+    async def alook(self, names: Sequence[str]) -> list[LockInfo | None]:
+        return self._looked(names, await self._arun(*self._looking(names)) if names else [])
+
+    def _looking(self, names: Sequence[str]) -> tuple[Callable[[bool], Steps], float]:
+        return lambda last: self._rounds.look(names, last), self._node_timeout()
+
+    def _looked(self, names: Sequence[str], found: Sequence[Seen]) -> list[LockInfo | None]:
+        for name, seen in zip(names, found, strict=True):
+            if seen.foreign:
+                logger.warning("%s", self._rounds.foreign_value(name))
+        return [seen.held for seen in found]
+
+    def names(self, prefix: str = "") -> Iterator[str]:
+        listing = Listing(len(self.locations), self.majority)
+        while listing.is_open:
+            try:
+                page = self._run(lambda last: self._rounds.scan(listing.cursors, prefix), self._node_timeout())
+            except NodesFailed as failed:
+                page = self._told(listing, failed)
+            listing.turn(page)
+        return iter(listing.locked)
+
+    async def anames(self, prefix: str = "") -> AsyncIterator[str]:
+        listing = Listing(len(self.locations), self.majority)
+        while listing.is_open:
+            try:
+                page = await self._arun(lambda last: self._rounds.scan(listing.cursors, prefix), self._node_timeout())
+            except NodesFailed as failed:
+                page = self._told(listing, failed)
+            listing.turn(page)
+        for name in listing.locked:
+            yield name
+
+    def _told(self, listing: Listing, failed: NodesFailed) -> Page:
+        listing.fail(failed.failures)
+        if len(listing.failures) > len(self.locations) - self.majority:
+            raise self._explain([listing.failures.get(node) for node in range(len(self.locations))])
+        return failed.page
+
+    def close(self) -> None:
+        self._nodes.close()
+
+    # Errors
+
+    def _explain(self, failures: Sequence[Exception | None]) -> LockBackendError:
+        failed = [
+            f"{location.text}: {advice(failure, self)} ({failure})"
+            for location, failure in zip(self.locations, failures, strict=True)
+            if failure
+        ]
+        error = NoReply(
+            f"Lock backend {self.alias!r}: {len(failed)} of {len(failures)} nodes failed, a majority must answer."
+            f" {' '.join(failed)}"
+        )
+        error.__cause__ = ExceptionGroup("what the nodes failed with", [failure for failure in failures if failure])
+        return error
+
+    def _abandon(self, ticket: Ticket) -> bool:
+        if self.keeper is None:
+            return False
+        self.keeper.abandon(ticket)
+        return True
+
+    # Nodes
+
+    def _node_timeout(self, ttl: float | None = None) -> float:
+        """Seconds that a node has for an answer."""
+        if (given := self.option["node_timeout"]) is not None:
+            return float(given)
+        return max(0.05, min((ttl or self.terms.ttl) * 0.05, 1.0))
+
+    def _run(
+        self,
+        steps: Callable[[bool], Steps],
+        patience: float,
+        *,
+        urgent: bool = False,
+        within: float | None = None,
+    ) -> Any:
+        try:
+            return self._nodes.run(steps(False), patience, urgent=urgent, within=within)
+        except Faded:
+            self._nodes.reset()
+            return self._nodes.run(steps(True), patience, urgent=urgent, within=within)
+
+    async def _arun(
+        self,
+        steps: Callable[[bool], Steps],
+        patience: float,
+        *,
+        urgent: bool = False,
+        within: float | None = None,
+    ) -> Any:
+        nodes = await self._nodes_of_loop()
+        try:
+            return await nodes.run(steps(False), patience, urgent=urgent, within=within)
+        except Faded:
+            nodes.reset()
+            return await nodes.run(steps(True), patience, urgent=urgent, within=within)
+
+    async def _nodes_of_loop(self) -> AsyncNodes:
+        loop = asyncio.get_running_loop()
+        nodes = self._async_nodes.get(loop)
+        if nodes is None:
+            for other in list(self._async_nodes):
+                if other.is_closed():
+                    self._async_nodes.pop(other, None)
+            nodes = AsyncNodes(self.locations, self.majority, float(self.option["socket_connect_timeout"]))
+            self._async_nodes[loop] = nodes
+            nodes.ending = self._until_loop_ends(loop, nodes)
+            await anext(nodes.ending)
+        return nodes
+
+    async def _until_loop_ends(self, loop: asyncio.AbstractEventLoop, nodes: AsyncNodes) -> AsyncIterator[None]:
+        """A loop that shuts down closes its asynchronous generators: the moment to close connections."""
+        try:
+            yield
+        finally:
+            self._async_nodes.pop(loop, None)
+            await nodes.aclose()
+
+
+class Listing:
+    """Names as the nodes tell them, page by page; locked is what a majority has, or may have."""
+
+    def __init__(self, size: int, majority: int) -> None:
+        self.cursors: list[bytes | None] = [b"0"] * size
+        self.failures: dict[int, Exception] = {}
+        self._majority = majority
+        self._found: list[set[str]] = [set() for _ in range(size)]  # SCAN may tell a key twice
+
+    @property
+    def is_open(self) -> bool:
+        return any(cursor is not None for cursor in self.cursors)
+
+    def turn(self, page: Page) -> None:
+        self.cursors = page.cursors
+        for found, names in zip(self._found, page.names, strict=True):
+            found.update(names)
+
+    def fail(self, failures: Sequence[Exception | None]) -> None:
+        self.failures.update({node: failure for node, failure in enumerate(failures) if failure})
+
+    @property
+    def locked(self) -> list[str]:
+        votes = Counter(name for node, found in enumerate(self._found) if node not in self.failures for name in found)
+        return [name for name, count in votes.items() if count + len(self.failures) >= self._majority]
+
+
+def _is_seconds(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value < float("inf")
+
+
+def _patience(ticket: Ticket) -> float | None:
+    """Seconds that a caller who waits has left for connections to open; None: the backend's timeout counts."""
+    return None if ticket.give_up is None else max(SHORTEST_WAIT, ticket.give_up - clock())
+
+
+def _in_steps(wanted: Sequence[Any], step: int) -> Iterator[Sequence[Any]]:
+    for start in range(0, len(wanted), step):
+        yield wanted[start : start + step]

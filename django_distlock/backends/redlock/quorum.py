@@ -1,0 +1,177 @@
+"""When a majority has said yes, and which fencing number follows from its answers.
+
+The algorithm is Redlock as S. Sanfilippo describes it (redis.io, "Distributed Locks with Redis"): a lock is
+held by whoever has it on a majority of independent nodes, for the TTL minus what the asking took minus drift.
+The fencing number is our addition, because Redlock has none.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from redis.exceptions import ResponseError
+
+from ...tickets import LockInfo
+from ..redis.backend import read_lease
+from ..redis.errors import is_wrong_type
+from .asking import Asked
+
+
+def majority_of(nodes: int) -> int:
+    return nodes // 2 + 1
+
+
+class Numbers:
+    """Proposes fencing numbers: the time in microseconds, or one more than the largest number seen.
+
+    What makes the numbers of a name grow strictly. Let m be the majority of the n nodes, and let every node
+    keep F, the largest number it knows; F never shrinks. A request carries a proposal p. A node on which the
+    lock is free answers a = max(F + 1, p), and sets F to a.
+
+    1. The number of a grant is f, the m-th smallest of the answers (``fence_of``): the largest of that majority
+       which answered least.
+    2. The lock is granted only once F >= f on m nodes (``is_known``). Where m nodes answered f or more, that is
+       so already: always if all n answered, n being odd, and always if m nodes answered exactly p, which is
+       the usual case. Otherwise f is told to the nodes that have the lease in a second round; they count when
+       they confirm, and they do so only while they hold it for this very token.
+
+    Let f be granted, and f' later, while f is believed no more. By 2, a majority had F >= f when f was granted.
+    Among any m of the answers for f' one is from such a node. It was given after the node had stored f: the
+    node held the first token then, and had to lose it before it could take the second one. So that answer is
+    above f, any m answers have a maximum above f, and by 1 so is f'.
+
+    A node that lost its data has lost its F. It counts again only after the longest TTL (the rule of delayed
+    restarts, which Redlock needs anyway). The proposals of others come from clocks that have passed that time
+    since, so the numbers grow still, as long as no clock of a client is behind another by more than a TTL.
+    """
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._last = 0
+
+    def propose(self) -> int:
+        with self._guard:
+            self._last = max(self._last + 1, time.time_ns() // 1000)
+            return self._last
+
+    def saw(self, number: int) -> None:
+        with self._guard:
+            self._last = max(self._last, number)
+
+
+def fence_of(numbers: Sequence[int], majority: int) -> int:
+    return sorted(numbers)[min(majority, len(numbers)) - 1]
+
+
+def is_known(fence: int, numbers: Sequence[int], majority: int) -> bool:
+    return sum(number >= fence for number in numbers) >= majority
+
+
+@dataclass
+class Tally:
+    """What the nodes answered to a request for a lock. "Taken" and "failed" never count for each other."""
+
+    size: int
+    granted: dict[int, int] = field(default_factory=dict)  # node -> number
+    taken: dict[int, tuple[int, bytes]] = field(default_factory=dict)  # node -> ms left, lease
+    failed: dict[int, Exception] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, asked: Sequence[Asked]) -> Tally:
+        tally = cls(len(asked))
+        for node, one in enumerate(asked):
+            if one.is_answered:
+                tally.count(node, one.replies[0])
+            elif one.failure:
+                tally.failed[node] = one.failure
+        return tally
+
+    def count(self, node: int, reply: Any) -> None:
+        match reply:
+            case [1, number]:
+                self.granted[node] = int(number)
+            case [0, left, lease]:
+                self.taken[node] = left, lease
+            case Exception():
+                self.failed[node] = reply
+            case _:
+                self.failed[node] = ResponseError("the request was given back before it was answered")
+
+    @property
+    def majority(self) -> int:
+        return majority_of(self.size)
+
+    @property
+    def is_granted(self) -> bool:
+        return len(self.granted) >= self.majority
+
+    @property
+    def is_down(self) -> bool:
+        return len(self.failed) > self.size - self.majority
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether the answers still to come cannot change the outcome."""
+        pending = self.size - len(self.granted) - len(self.taken) - len(self.failed)
+        if pending == 0 or self.is_granted or self.is_down:
+            return True
+        hopeless = len(self.granted) + pending < self.majority
+        return hopeless and len(self.failed) + pending <= self.size - self.majority
+
+
+def is_decided(asked: Sequence[Asked]) -> bool:
+    return Tally.of(asked).is_decided
+
+
+@dataclass
+class Seen:
+    """One lock as the nodes show it: what each of them has under its name."""
+
+    size: int
+    copies: list[LockInfo] = field(default_factory=list)
+    free: int = 0
+    failed: int = 0
+    foreign: bool = False  # a node has something under the name that no lock wrote
+
+    def add(self, alias: str, name: str, value: Any, left: Any) -> None:
+        if isinstance(value, Exception) or isinstance(left, Exception):
+            self.failed += 1
+            self.foreign = self.foreign or is_wrong_type(value)
+        elif value is None or left == -2:
+            self.free += 1
+        elif info := read_lease(alias, name, value, left):
+            self.copies.append(info)
+        else:
+            self.failed += 1
+            self.foreign = True
+
+    def best(self) -> LockInfo | None:
+        """The lease with the most copies, once, with their number."""
+        if not self.copies:
+            return None
+        by_token: dict[str, list[LockInfo]] = defaultdict(list)
+        for copy in self.copies:
+            by_token[copy.token].append(copy)
+        copies = max(by_token.values(), key=len)
+        majority = majority_of(self.size)
+        # Free for others when so many copies ran out that a majority is free.
+        needed = majority - self.free
+        left = sorted(copy.remaining for copy in copies)
+        return replace(
+            copies[0],
+            fence=fence_of([copy.fence for copy in copies], majority),
+            remaining=left[max(0, min(needed, len(left)) - 1)],
+            resting=any(copy.resting for copy in copies),
+            nodes=len(copies),
+        )
+
+    @property
+    def held(self) -> LockInfo | None:
+        """The lease that a majority has, or may have where nodes cannot be asked."""
+        best = self.best()
+        return best if best and (best.nodes or 0) + self.failed >= majority_of(self.size) else None

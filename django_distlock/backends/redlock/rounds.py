@@ -1,0 +1,294 @@
+"""The algorithm: what is sent to the nodes, round by round, and what follows from their answers. No I/O here."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+from ...bells import Bell
+from ...exceptions import LockBackendError
+from ...tickets import Grant, LockInfo, Ticket, clock
+from ..redis.wire import Command, pack
+from .asking import ACQUIRE, RELEASE, RENEW, Asked, Round, all_settled
+from .quorum import Numbers, Seen, Tally, fence_of, is_decided, is_known, majority_of
+
+SCAN_STEP = 1000  # keys a node visits per SCAN: well below a millisecond
+
+Explain = Callable[[Sequence[Exception | None]], LockBackendError]
+
+
+class Faded(Exception):
+    """No majority answered, but connections that had stood idle may be to blame: worth another try on new ones."""
+
+
+class Page(NamedTuple):
+    """Of a listing: where each node goes on (None: it is through), and the names it told."""
+
+    cursors: list[bytes | None]
+    names: list[list[str]]
+
+
+class Rounds:
+    """Requests to ``size`` nodes.
+
+    ``explain`` makes the error from what each node failed with (None: it did not). ``abandon`` has a request
+    released in the background, if it can.
+    """
+
+    def __init__(self, alias: str, prefix: str, size: int, explain: Explain, abandon: Callable[[Ticket], bool]) -> None:
+        self.alias, self.prefix, self.size, self.explain, self.abandon = alias, prefix, size, explain, abandon
+        self.majority = majority_of(size)
+        self.numbers = Numbers()
+        # Requests of granted tickets to nodes that answered later than the majority, or never.
+        self._late: WeakKeyDictionary[Ticket, Sequence[Asked]] = WeakKeyDictionary()
+
+    # Acquire
+
+    def acquire(self, ticket: Ticket, last_try: bool) -> Generator[Round, list[Asked], Grant | LockInfo]:
+        proposal, sent_at = self.numbers.propose(), clock()
+        asked = yield self._to_all([self._acquire(ticket, proposal, "new")], is_decided)
+        tally = Tally.of(asked)
+        if tally.granted:
+            self.numbers.saw(max(tally.granted.values()))
+        if tally.is_granted:
+            fence = fence_of(list(tally.granted.values()), self.majority)
+            if is_known(fence, list(tally.granted.values()), self.majority) or (yield from self._spread(ticket, fence)):
+                self._remember(ticket, asked)
+                return Grant(fence, sent_at)
+        if tally.is_down and not last_try and any(one.failure and one.was_sent for one in asked):
+            ticket.unanswered = True
+            raise Faded
+        yield from self._undo(ticket, asked, tally)
+        if tally.is_down or not tally.taken:
+            raise self._down(asked)
+        return self._busy(ticket.name, tally)
+
+    def _spread(self, ticket: Ticket, fence: int) -> Generator[Round, list[Asked], bool]:
+        """Let a majority know the number before the lock is granted; whether it does."""
+
+        def confirmed(asked: Sequence[Asked]) -> int:
+            return sum(number >= fence for number in Tally.of(asked).granted.values())
+
+        def enough(asked: Sequence[Asked]) -> bool:
+            return confirmed(asked) >= self.majority or all_settled(asked)
+
+        asked = yield self._to_all([self._acquire(ticket, fence, "keep")], enough)
+        return confirmed(asked) >= self.majority
+
+    def _undo(self, ticket: Ticket, asked: Sequence[Asked], tally: Tally) -> Generator[Round, list[Asked], None]:
+        """Also where no answer came; on the same connections, so that it is executed behind the request."""
+        doubtful = [one.was_sent and node not in tally.taken for node, one in enumerate(asked)]
+        if not any(doubtful):
+            return
+        command = RELEASE.call(self._keys(ticket.name)[:2], ticket.token, 0, 0)
+
+        def enough(undone: Sequence[Asked]) -> bool:
+            return all(undone[node].is_settled for node in tally.granted)
+
+        undone = yield Round([[command] if there else [] for there in doubtful], enough)
+        if any(there and not one.was_sent for there, one in zip(doubtful, undone, strict=True)):
+            ticket.unanswered = True  # its connection broke in between
+        if ticket.unanswered or not all(one.is_answered for one in undone):
+            self._renounce(ticket)
+
+    def _renounce(self, ticket: Ticket) -> None:
+        """Go on with another token: what is on its way for this one would undo another try, too."""
+        if ticket.unanswered and not self.abandon(replace(ticket, bell=Bell())):
+            return
+        ticket.anew()
+
+    def _remember(self, ticket: Ticket, asked: Sequence[Asked]) -> None:
+        late = [one for one in asked if not one.is_answered and one.was_sent]
+        if late:
+            self._late[ticket] = asked
+            for one in late:
+                one.remedy = RELEASE.call(self._keys(ticket.name)[:2], ticket.token, 0, 0)
+
+    def _busy(self, name: str, tally: Tally) -> LockInfo:
+        seen = Seen(self.size, free=len(tally.granted), failed=len(tally.failed))
+        for left, lease in tally.taken.values():
+            seen.add(self.alias, name, lease, left)
+        if best := seen.best():
+            return best
+        raise self.foreign_value(name)
+
+    def foreign_value(self, name: str) -> LockBackendError:
+        return LockBackendError(
+            f"The key {f'{self.prefix}:{name}'!r} on nodes of {self.alias!r} holds something that is no lock. Delete"
+            f" it, or give the locks a prefix of their own in DISTRIBUTED_LOCKS[{self.alias!r}]['KEY_PREFIX']."
+        )
+
+    # Release
+
+    def release(
+        self, ticket: Ticket, rest: float, last_try: bool, repeated: bool
+    ) -> Generator[Round, list[Asked], bool]:
+        late = self._late.pop(ticket, None)
+        keys = self._keys(ticket.name)[:2]
+
+        def command(node: int) -> list[Command]:
+            is_open = ticket.unanswered or (late is not None and not late[node].is_answered and late[node].was_sent)
+            return [RELEASE.call(keys, ticket.token, _ms(rest), _ms(ticket.ttl) if is_open else 0)]
+
+        def counted(asked: Sequence[Asked]) -> list[Any]:
+            return [one.replies[0] for one in asked if one.is_answered]
+
+        def enough(asked: Sequence[Asked]) -> bool:
+            replies = counted(asked)
+            return max(replies.count(1), replies.count(0)) >= self.majority or all_settled(asked)
+
+        asked = yield Round([command(node) for node in range(self.size)], enough)
+        replies = counted(asked)
+        if replies.count(0) + replies.count(1) < self.majority:
+            ticket.unanswered = True
+            raise (self._down(asked) if last_try else Faded())
+        # While no majority has lost it, nobody else can have had the lock: nodes that failed stay away for a TTL.
+        return repeated or replies.count(0) < self.majority
+
+    # Renew
+
+    def renew(
+        self, wanted: Sequence[tuple[Ticket, float]], last_try: bool
+    ) -> Generator[Round, list[Asked], list[bool | None]]:
+        """True, False where the lease is gone, None where no majority says either.
+
+        A node that lost the lease, because it was restarted or did not hear of it, is given it again while
+        no majority has lost it: so a lease outlives restarts of all nodes, one after another.
+        """
+        commands = [RENEW.call(self._keys(ticket.name)[:1], ticket.token, _ms(ttl)) for ticket, ttl in wanted]
+        asked = yield self._to_all(commands, all_settled)
+        answered = [one for one in asked if one.is_answered]
+        if len(answered) < self.majority:
+            raise (self._down(asked) if last_try else Faded())
+        outcomes: list[bool | None] = []
+        repairs: list[list[Command]] = [[] for _ in asked]
+        repaired: list[tuple[int, int]] = []  # which lease, on which node
+        for index, (ticket, ttl) in enumerate(wanted):
+            replies = {node: one.replies[index] for node, one in enumerate(asked) if one.is_answered}
+            kept = [int(reply) for reply in replies.values() if isinstance(reply, bytes)]
+            lost = [node for node, reply in replies.items() if reply == 0]
+            outcomes.append(True if len(kept) >= self.majority else False if len(lost) >= self.majority else None)
+            if lost and kept and outcomes[-1] is not False:
+                fence = fence_of(kept, self.majority)
+                for node in lost:
+                    repairs[node].append(self._acquire(ticket, fence, "keep", ttl))
+                    repaired.append((index, node))
+        if repaired:
+            yield from self._repair(repairs, repaired, wanted, asked, outcomes)
+        return outcomes
+
+    def _repair(
+        self,
+        commands: Sequence[Sequence[Command]],
+        repaired: Sequence[tuple[int, int]],
+        wanted: Sequence[tuple[Ticket, float]],
+        asked: Sequence[Asked],
+        outcomes: list[bool | None],
+    ) -> Generator[Round, list[Asked], None]:
+        given = yield Round(commands, all_settled)
+        answers = {node: iter(one.replies) for node, one in enumerate(given) if one.is_answered}
+        again: dict[int, int] = {}
+        for index, node in repaired:
+            if node not in answers:
+                wanted[index][0].unanswered = True
+                continue
+            match next(answers[node]):
+                case [1, _]:
+                    again[index] = again.get(index, 0) + 1
+        for index, count in again.items():
+            kept = sum(isinstance(one.replies[index], bytes) for one in asked if one.is_answered)
+            if kept + count >= self.majority:
+                outcomes[index] = True
+
+    # Look and list
+
+    def look(self, names: Sequence[str], last_try: bool) -> Generator[Round, list[Asked], list[Seen]]:
+        keys = [self._keys(name)[0] for name in names]
+        commands = [Command(pack(verb, key)) for key in keys for verb in ("GET", "PTTL")]
+        asked = yield self._to_all(commands, all_settled)
+        answered = [one.replies for one in asked if one.is_answered]
+        if len(answered) < self.majority:
+            raise (self._down(asked) if last_try else Faded())
+        found = []
+        for index, name in enumerate(names):
+            seen = Seen(self.size, failed=self.size - len(answered))
+            for replies in answered:
+                seen.add(self.alias, name, replies[2 * index], replies[2 * index + 1])
+            found.append(seen)
+        return found
+
+    def info(self) -> Generator[Round, list[Asked], list[Asked]]:
+        asked = yield self._to_all([Command(pack("INFO"))], all_settled)
+        return asked
+
+    def scan(self, cursors: Sequence[bytes | None], prefix: str) -> Generator[Round, list[Asked], Page]:
+        """The next page of each node that is not through; one that fails is through."""
+        pattern = re.sub(r"([*?\[\]\\])", r"\\\1", f"{self.prefix}:{prefix}") + "*"
+        commands = [
+            [] if cursor is None else [Command(pack("SCAN", cursor, "MATCH", pattern, "COUNT", SCAN_STEP))]
+            for cursor in cursors
+        ]
+        asked = yield Round(commands, all_settled)
+        page = Page([None] * self.size, [[] for _ in asked])
+        failures: list[Exception | None] = [None] * self.size
+        for node, one in enumerate(asked):
+            if cursors[node] is None:
+                continue
+            match one.replies[0] if one.is_answered else one.failure:
+                case [bytes() as cursor, list() as keys]:
+                    page.cursors[node] = None if cursor == b"0" else cursor
+                    page.names[node].extend(self._names(keys))
+                case Exception() as error:
+                    failures[node] = error
+        if any(failures):
+            raise NodesFailed(failures, page)
+        return page
+
+    def _names(self, keys: Sequence[bytes]) -> list[str]:
+        names = []
+        for key in keys:
+            try:
+                names.append(key.decode().removeprefix(f"{self.prefix}:"))
+            except UnicodeDecodeError:
+                continue  # no lock has such a key
+        return names
+
+    # Of each request
+
+    def _acquire(self, ticket: Ticket, number: int, mode: str, ttl: float | None = None) -> Command:
+        return ACQUIRE.call(
+            self._keys(ticket.name), ticket.token, _ms(ttl or ticket.ttl), ticket.holder.to_text(), number, mode
+        )  # fmt: skip
+
+    def _keys(self, name: str) -> tuple[str, str, str]:
+        """Lease, retired tokens, last fencing number. The kind stands before the name, so that none collide."""
+        return f"{self.prefix}:{name}", f"{self.prefix}|x:{name}", f"{self.prefix}|f"
+
+    def _to_all(self, commands: Sequence[Command], enough: Callable[[Sequence[Asked]], bool]) -> Round:
+        return Round([commands] * self.size, enough)
+
+    def _down(self, asked: Sequence[Asked]) -> LockBackendError:
+        return self.explain([_failure(one) for one in asked])
+
+
+class NodesFailed(Exception):
+    """While listing. ``page``: what the others told."""
+
+    def __init__(self, failures: list[Exception | None], page: Page) -> None:
+        super().__init__()
+        self.failures = failures
+        self.page = page
+
+
+def _failure(asked: Asked) -> Exception | None:
+    if not asked.is_answered:
+        return asked.failure or TimeoutError("no answer yet")
+    return next((reply for reply in asked.replies if isinstance(reply, Exception)), None)
+
+
+def _ms(seconds: float) -> int:
+    return math.ceil(seconds * 1000)

@@ -1,0 +1,198 @@
+"""The same for the tasks of one event loop: one connection per node, on which all of them ask."""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from redis.exceptions import ConnectionError, RedisError, ResponseError, TimeoutError
+
+from ...tickets import clock
+from ..redis.location import Location
+from ..redis.wire import Command
+from .asking import GIVEN_UP, LOADS, MOST_AWAITED, NOT_ASKED, Arrival, Asked, Contact, Round, Steps, time_out
+
+LATE_LOOKS = 5  # rounds of the loop in which it reads what came while it was blocked
+
+
+class AsyncNode(Contact):
+    """One server. Replies come in the order of the requests, whoever sent them."""
+
+    def __init__(self, location: Location, connect_timeout: float) -> None:
+        self.location = location
+        self._connect_timeout = connect_timeout
+        self._connection: Any = None
+        self._reader: asyncio.Task[None] | None = None
+        self._awaited: deque[Asked] = deque()
+        self.connecting: asyncio.Task[None] | None = None
+
+    @property
+    def silent_for(self) -> float:
+        """Seconds since the oldest request that is not answered."""
+        return clock() - self._awaited[0].sent_at if self._awaited else 0.0
+
+    def is_ready(self, patience: float, *, urgent: bool) -> bool:
+        """Whether an answer can be expected; with ``urgent`` also where one is overdue."""
+        if self._connection is None:
+            return False
+        if self.silent_for > GIVEN_UP:
+            self.end(TimeoutError(f"no answer for {self.silent_for:.1f} s"))
+            return False
+        if self.silent_for < patience:
+            return True
+        self.failure = TimeoutError(f"no answer for {self.silent_for:.2f} s")
+        return urgent and len(self._awaited) < MOST_AWAITED
+
+    def send(self, commands: Sequence[Command]) -> Asked:
+        asked = Asked(len(commands))
+        self._awaited.append(asked)
+        # Not by send_packed_command, which may suspend: the order of requests must be the order of what is awaited.
+        self._connection._writer.write(b"".join([command.packed for command in commands]))
+        return asked
+
+    def connect(self) -> None:
+        self.begin()
+        self.connecting = asyncio.create_task(self._connect(), name=f"distlock-connect-{self.location.text}")
+
+    async def _connect(self) -> None:
+        connection = None
+        try:
+            async with asyncio.timeout(self._connect_timeout):
+                connection = await self.location.aconnected(socket_timeout=None)
+                await connection.send_packed_command([b"".join(LOADS)], check_health=False)
+                for _ in LOADS:
+                    await connection.read_response(disable_decoding=True)
+        except (RedisError, OSError, builtins.TimeoutError) as error:
+            if connection is not None:
+                await connection.disconnect(nowait=True)
+            self.fail(error if str(error) else TimeoutError(f"no connection within {self._connect_timeout:g} s"))
+        except BaseException:
+            if connection is not None:
+                await connection.disconnect(nowait=True)
+            self.fail(ConnectionError("interrupted"))
+            raise
+        else:
+            self._connection = connection
+            self._reader = asyncio.create_task(self._read(connection), name=f"distlock-read-{self.location.text}")
+            self.succeed()
+
+    async def _read(self, connection: Any) -> None:
+        try:
+            while True:
+                try:
+                    reply = await connection.read_response(disable_decoding=True)
+                except ResponseError as error:
+                    reply = error
+                if not self._awaited:
+                    raise ConnectionError("a reply to nothing")
+                if self._awaited[0].take(reply):
+                    self._awaited.popleft()
+                    self.failure = None
+        except (RedisError, OSError) as error:
+            if self._connection is connection:
+                self._lose(error)
+        finally:
+            await connection.disconnect(nowait=True)
+
+    def end(self, error: Exception) -> None:
+        """Close the connection; should the node wake up and execute what it was sent, the remedy is behind that."""
+        if self._connection is not None:
+            for remedy in [asked.remedy for asked in self._awaited if asked.remedy]:
+                self.send([remedy])
+            self._lose(error)
+        for task in (self._reader, self.connecting):
+            if task:
+                task.cancel()
+
+    def _lose(self, error: Exception) -> None:
+        self._connection, self.failure = None, error
+        while self._awaited:
+            self._awaited.popleft().fail(error)
+
+
+class AsyncNodes:
+    """All nodes of a backend, for the tasks of one event loop."""
+
+    ending: AsyncIterator[None]  # held here because the loop itself keeps no more than a weak reference
+
+    def __init__(self, locations: Sequence[Location], majority: int, connect_timeout: float) -> None:
+        self._majority, self._connect_timeout = majority, connect_timeout
+        self._nodes = [AsyncNode(location, connect_timeout) for location in locations]
+
+    async def run(self, steps: Steps, patience: float, *, urgent: bool = False, within: float | None = None) -> Any:
+        ready = await self._ready(patience, urgent, self._connect_timeout if within is None else within)
+        try:
+            round_ = next(steps)
+            while True:
+                round_ = steps.send(await self._ask(ready, round_, patience))
+        except StopIteration as end:
+            return end.value
+        finally:
+            steps.close()
+
+    async def _ask(self, ready: Sequence[bool], round_: Round, patience: float) -> list[Asked]:
+        heard = asyncio.get_running_loop().create_future()
+        asked: list[Asked] = []
+
+        def check() -> None:
+            if not heard.done() and round_.enough(asked):
+                heard.set_result(True)
+
+        for node, is_ready, commands in zip(self._nodes, ready, round_.commands, strict=True):
+            if not commands:
+                asked.append(NOT_ASKED)
+            elif not is_ready or node._connection is None:
+                asked.append(Asked(len(commands), node.failure or TimeoutError("no connection yet")))
+            else:
+                one = node.send(commands)
+                one.notify = check
+                asked.append(one)
+        if all(one.is_settled for one in asked) or round_.enough(asked):
+            return asked
+        late = asyncio.get_running_loop().call_later(patience, _settle, heard)
+        try:
+            if not await heard:
+                for _ in range(LATE_LOOKS):
+                    await asyncio.sleep(0)  # the loop was blocked: replies that are here already count
+                time_out(asked, patience)
+        finally:
+            late.cancel()
+            for one in asked:
+                if one is not NOT_ASKED:
+                    one.notify = None
+        return asked
+
+    async def _ready(self, patience: float, urgent: bool, within: float) -> list[bool]:
+        ready = [node.is_ready(patience, urgent=urgent) for node in self._nodes]
+        if all(ready):
+            return ready
+        arrival = Arrival(self._majority, within)
+        while True:
+            missing = [node for node, is_ready in zip(self._nodes, ready, strict=True) if not is_ready]
+            for node in missing:
+                if node._connection is None and node.may_connect(insist=sum(ready) < self._majority):
+                    node.connect()
+            coming = [node.connecting for node in missing if node.is_connecting and node.connecting]
+            left = arrival.wait(sum(ready), hopeful=any(node.is_hopeful for node in missing), coming=bool(coming))
+            if left <= 0 or not coming:
+                return ready
+            await asyncio.wait(coming, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            ready = [node.is_ready(patience, urgent=urgent) for node in self._nodes]
+
+    def reset(self) -> None:
+        """Close connections that owe an answer: they may have died unnoticed."""
+        for node in self._nodes:
+            if node.silent_for:
+                node.end(TimeoutError(f"no answer for {node.silent_for:.2f} s"))
+
+    async def aclose(self) -> None:
+        for node in self._nodes:
+            node.end(ConnectionError("closed"))
+
+
+def _settle(heard: asyncio.Future[bool]) -> None:
+    if not heard.done():
+        heard.set_result(False)
