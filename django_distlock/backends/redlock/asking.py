@@ -15,7 +15,7 @@ LOADS = [pack("SCRIPT", "LOAD", script.text) for script in (ACQUIRE, RELEASE, RE
 
 AGAIN = 0.5  # seconds before another connection is tried to a node that failed
 GIVEN_UP = 2.0  # seconds without a reply after which a connection is closed
-MOST_AWAITED = 64  # replies that one connection may owe: what a node that hangs takes in without blocking us
+MOST_AWAITED = 16  # replies that one connection may owe: what a node that hangs takes in without blocking us
 GRACE = 0.01  # seconds that a node which is being connected to may come later than the majority
 
 

@@ -129,10 +129,12 @@ class Rounds:
     ) -> Generator[Round, list[Asked], bool]:
         late = self._late.pop(ticket, None)
         keys = self._keys(ticket.name)[:2]
+        plain = [RELEASE.call(keys, ticket.token, _ms(rest), 0)]
+        retiring = [RELEASE.call(keys, ticket.token, _ms(rest), _ms(ticket.ttl))]
 
         def command(node: int) -> list[Command]:
             is_open = ticket.unanswered or (late is not None and not late[node].is_answered and late[node].was_sent)
-            return [RELEASE.call(keys, ticket.token, _ms(rest), _ms(ticket.ttl) if is_open else 0)]
+            return retiring if is_open else plain
 
         def counted(asked: Sequence[Asked]) -> list[Any]:
             return [one.replies[0] for one in asked if one.is_answered]
