@@ -7,7 +7,9 @@ import re
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
+
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ...bells import Bell
 from ...exceptions import LockBackendError
@@ -45,6 +47,7 @@ class Rounds:
         self.numbers = Numbers()
         # Requests of granted tickets to nodes that answered later than the majority, or never.
         self._late: WeakKeyDictionary[Ticket, Sequence[Asked]] = WeakKeyDictionary()
+        self._pursued: WeakSet[Ticket] = WeakSet()
 
     # Acquire
 
@@ -131,10 +134,10 @@ class Rounds:
         keys = self._keys(ticket.name)[:2]
         plain = [RELEASE.call(keys, ticket.token, _ms(rest), 0)]
         retiring = [RELEASE.call(keys, ticket.token, _ms(rest), _ms(ticket.ttl))]
-
-        def command(node: int) -> list[Command]:
-            is_open = ticket.unanswered or (late is not None and not late[node].is_answered and late[node].was_sent)
-            return retiring if is_open else plain
+        is_open = [
+            ticket.unanswered or (late is not None and late[node].was_sent and not late[node].is_answered)
+            for node in range(self.size)
+        ]
 
         def counted(asked: Sequence[Asked]) -> list[Any]:
             return [one.replies[0] for one in asked if one.is_answered]
@@ -143,13 +146,24 @@ class Rounds:
             replies = counted(asked)
             return max(replies.count(1), replies.count(0)) >= self.majority or all_settled(asked)
 
-        asked = yield Round([command(node) for node in range(self.size)], enough)
+        asked = yield Round([retiring if there else plain for there in is_open], enough)
         replies = counted(asked)
         if replies.count(0) + replies.count(1) < self.majority:
             ticket.unanswered = True
             raise (self._down(asked) if last_try else Faded())
+        self._pursue(ticket, rest, [there and _hangs(one) for there, one in zip(is_open, asked, strict=True)], asked)
         # While no majority has lost it, nobody else can have had the lock: nodes that failed stay away for a TTL.
         return repeated or replies.count(0) < self.majority
+
+    def _pursue(self, ticket: Ticket, rest: float, hanging: Sequence[bool], asked: Sequence[Asked]) -> None:
+        """A node that hangs may grant what it was asked for when it wakes up: tell it then that it is over."""
+        if not any(hanging) or rest:
+            return
+        if ticket in self._pursued:
+            raise self._down(asked)  # to be repeated
+        remainder = replace(ticket, unanswered=True, bell=Bell())
+        self._pursued.add(remainder)
+        self.abandon(remainder)
 
     # Renew
 
@@ -288,8 +302,13 @@ class NodesFailed(Exception):
 
 def _failure(asked: Asked) -> Exception | None:
     if not asked.is_answered:
-        return asked.failure or TimeoutError("no answer yet")
+        return asked.failure  # None: the others decided before it answered
     return next((reply for reply in asked.replies if isinstance(reply, Exception)), None)
+
+
+def _hangs(asked: Asked) -> bool:
+    """Nothing could be sent to it, and it does not refuse connections either."""
+    return not asked.was_sent and isinstance(asked.failure, RedisTimeoutError | TimeoutError)
 
 
 def _ms(seconds: float) -> int:

@@ -1,0 +1,596 @@
+"""Locks on a majority of five real servers: every pattern of answers, dead and hanging nodes, late commands."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import threading
+import time
+
+import pytest
+import redis
+
+from django_distlock import LockBackendError, State, lock, locks
+from django_distlock.backends.redlock.quorum import Tally, fence_of, is_known
+from django_distlock.exceptions import InvalidLockBackend
+from django_distlock.renewal import renewer_of
+from django_distlock.tickets import Grant, LockInfo, new_token
+
+from .quorum import Quorum
+from .tools import PATIENCE, eventually, ticket
+
+REDLOCK = "django_distlock.backends.redlock.RedlockBackend"
+FREE, TAKEN, FAILED, PENDING = "free", "taken", "failed", "pending"
+PATTERNS = list(itertools.product((FREE, TAKEN, FAILED), repeat=5))
+
+
+def outcome(pattern):
+    """What the algorithm owes to each pattern: failed nodes count neither as free nor as taken."""
+    if pattern.count(FREE) >= 3:
+        return "granted"
+    if pattern.count(FAILED) >= 3:
+        return "down"
+    return "busy"
+
+
+@pytest.fixture
+def nodes(five_valkeys, redlock_locks):
+    """Clients of the five servers."""
+    clients = [redis.Redis.from_url(server.url, decode_responses=True) for server in five_valkeys]
+    yield clients
+    for client in clients:
+        client.close()
+
+
+@pytest.fixture
+def quorum():
+    with Quorum() as quorum:
+        yield quorum
+
+
+@pytest.fixture
+def configured(settings):
+    def configure(urls, **entry):
+        settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": REDLOCK, "LOCATION": urls, **entry}}
+        return locks["default"]
+
+    yield configure
+    locks.close()
+
+
+def prepare(nodes, name, pattern):
+    """A node that failed has another type of value there, so that it answers by an error."""
+    other, holder = new_token(), ticket().holder.to_text()
+    for node, state in zip(nodes, pattern, strict=True):
+        if state == TAKEN:
+            node.set(f"lock:{name}", f"{other} h {7:016} {holder}", px=60_000)
+        elif state == FAILED:
+            node.rpush(f"lock:{name}", "no lock")
+    return other
+
+
+def stands(node, name):
+    """The token under the name."""
+    return node.get(f"lock:{name}")[:26] if node.type(f"lock:{name}") == "string" else None
+
+
+class TestEveryPattern:
+    """3^5 patterns of free, taken and failed nodes."""
+
+    def test_on_real_nodes(self, nodes, redlock_locks, calls):
+        backend = calls(redlock_locks)
+        for number, pattern in enumerate(PATTERNS):
+            name = f"pattern:{number}"
+            other = prepare(nodes, name, pattern)
+            mine = ticket(name, ttl=60)
+            expected = outcome(pattern)
+            if expected == "down":
+                with pytest.raises(LockBackendError, match="of 5 nodes failed, a majority must answer"):
+                    backend.acquire(mine, queue=False)
+            elif expected == "busy":
+                busy = backend.acquire(mine, queue=False)
+                assert isinstance(busy, LockInfo), pattern
+                assert busy.token == other
+                assert 1 <= busy.nodes <= pattern.count(TAKEN)  # those that answered until it was decided
+                assert 55 < busy.remaining <= 60
+            else:
+                assert isinstance(backend.acquire(mine, queue=False), Grant), pattern
+
+            def tokens(name=name):
+                return [stands(node, name) for node in nodes]
+
+            own = mine.token if expected == "granted" else None
+            wanted = [{FREE: own, TAKEN: other, FAILED: None}[state] for state in pattern]
+            eventually(lambda tokens=tokens, wanted=wanted: tokens() == wanted)
+
+    def test_as_the_answers_come_in(self):
+        """Deciding early, in any order of the answers, is never wrong."""
+        decided_early = 0
+        for partial in itertools.product((FREE, TAKEN, FAILED, PENDING), repeat=5):
+            tally = Tally(5)
+            for node, state in enumerate(partial):
+                if state == FREE:
+                    tally.granted[node] = 1
+                elif state == TAKEN:
+                    tally.taken[node] = 1, b""
+                elif state == FAILED:
+                    tally.failed[node] = Exception()
+            options = [(FREE, TAKEN, FAILED) if state == PENDING else (state,) for state in partial]
+            outcomes = {outcome(whole) for whole in itertools.product(*options)}
+            if tally.is_decided:
+                decided_early += PENDING in partial
+                said = "granted" if tally.is_granted else "down" if tally.is_down else "busy"
+                assert outcomes == {said}, partial
+            else:
+                assert len(outcomes) > 1, partial
+        assert decided_early == 225
+
+    @pytest.mark.parametrize("size", [3, 4, 5, 6, 7])
+    def test_a_majority_is_more_than_half(self, size):
+        tally = Tally(size, granted=dict.fromkeys(range(size // 2), 1))
+        assert not tally.is_granted
+        tally.granted[size] = 1
+        assert tally.is_granted
+
+
+class TestNumbers:
+    def test_the_number_is_the_largest_of_the_majority_that_answered_least(self):
+        assert fence_of([10, 30, 20, 50, 40], 3) == 30
+        assert fence_of([10, 30, 20], 3) == 30
+
+    def test_all_answers_of_an_odd_quorum_need_no_second_round(self):
+        for numbers in itertools.product(range(3), repeat=5):
+            assert is_known(fence_of(numbers, 3), numbers, 3)
+
+    def test_three_answers_need_one_unless_they_agree(self):
+        assert is_known(fence_of([7, 7, 7], 3), [7, 7, 7], 3)
+        assert not is_known(fence_of([7, 7, 8], 3), [7, 7, 8], 3)
+
+    def test_over_any_two_majorities(self, nodes, redlock_locks, calls):
+        """Each grant sees another majority, of nodes whose counters are far apart."""
+        for number, node in enumerate(nodes):
+            node.set("lock|f", f"{(number + 1) * 10**15:016}")
+        backend, last = calls(redlock_locks), 0
+        for majority in itertools.combinations(range(5), 3):
+            for number, node in enumerate(nodes):
+                if number not in majority:
+                    node.rpush("lock:name", "no lock")
+            mine = ticket()
+            fence = backend.acquire(mine, queue=False).fence
+            assert fence > last
+            assert sum(int(node.get("lock|f")) >= fence for node in nodes) >= 3
+            last = fence
+            backend.release(mine)
+            for node in nodes:
+                node.delete("lock:name")
+
+
+class TestOneDeadOneHung:
+    @pytest.fixture(params=["dead", "hung"])
+    def lame(self, request, quorum):
+        """Makes a node dead or hung."""
+        return quorum.kill if request.param == "dead" else quorum.stop
+
+    def test_nobody_notices(self, quorum, lame, configured, calls):
+        """With the default timeouts: a TTL of 30 s gives a node one second, which nobody waits for."""
+        backend = configured(quorum.urls)
+        handle = calls(lock("name"))
+
+        def fastest(rounds=20):
+            times = []
+            for _ in range(rounds):
+                began = time.perf_counter()
+                handle.acquire()
+                handle.release()
+                times.append(time.perf_counter() - began)
+            return min(times), max(times)
+
+        fastest()
+        lame(0)
+        _, first = fastest()  # it is noticed here
+        usual, _ = fastest()
+        assert first < 0.9  # less than the timeout of one node
+        assert usual < 0.1
+        lame(3)
+        assert fastest()[1] < 0.9
+        assert [info.nodes for info in calls(backend).held()] == []
+
+    def test_from_the_start(self, quorum, lame, configured, calls):
+        """A process that never saw the node alive is not held up either."""
+        lame(1)
+        backend = calls(configured(quorum.urls))
+        began = time.monotonic()
+        assert isinstance(backend.acquire(ticket(ttl=30), queue=False), Grant)
+        assert time.monotonic() - began < 0.9
+
+    def test_a_majority_is_an_error_of_the_store(self, quorum, lame, configured, calls):
+        backend = configured(quorum.urls, OPTIONS={"node_timeout": 0.1, "socket_connect_timeout": 0.2})
+        held = ticket("held", ttl=60)
+        calls(backend).acquire(held, queue=False)
+        for number in range(3):
+            lame(number)
+        with pytest.raises(LockBackendError, match="3 of 5 nodes failed, a majority must answer") as caught:
+            calls(backend).acquire(ticket(), queue=False)
+        assert len(caught.value.__cause__.exceptions) == 3
+        for number in range(3):
+            assert str(quorum.nodes[number].socket) in str(caught.value)
+        for request in (
+            lambda: calls(backend).renew([(held, 60.0)]),
+            lambda: calls(backend).release(held),
+            lambda: calls(backend).look(["held"]),
+            lambda: calls(backend).names(),
+        ):
+            with pytest.raises(LockBackendError, match="3 of 5 nodes failed"):
+                request()
+        for number in list(quorum.stopped):
+            quorum.go_on(number)
+        for number in list(quorum.killed):
+            quorum.start(number)
+        eventually(lambda: _is_granted(calls(backend)))
+
+    def test_it_takes_part_again(self, quorum, lame, configured, calls):
+        backend = calls(configured(quorum.urls, OPTIONS={"node_timeout": 0.1}))
+        backend.acquire(ticket("first"), queue=False)
+        lame(2)
+        for _ in range(3):
+            assert _is_granted(backend)
+        if quorum.killed:
+            quorum.start(2)
+        else:
+            quorum.go_on(2)
+
+        def everywhere():
+            mine = ticket("again")
+            backend.acquire(mine, queue=False)
+            [info] = backend.look(["again"])
+            backend.release(mine)
+            return info.nodes == 5
+
+        eventually(everywhere)
+
+
+def _is_granted(backend):
+    mine = ticket()
+    try:
+        if granted := isinstance(backend.acquire(mine, queue=False), Grant):
+            backend.release(mine)
+    except LockBackendError:
+        return False
+    return granted
+
+
+class TestNothingIsLeftBehind:
+    """S4, on each node."""
+
+    def test_after_a_hung_node_wakes_up(self, quorum, configured, calls):
+        """It finds the request and its end in the same connection, in this order."""
+        configured(quorum.urls, OPTIONS={"node_timeout": 0.1})
+        handle = calls(lock("name"))
+        handle.acquire()
+        handle.release()
+        quorum.stop(4)
+        for _ in range(3):
+            handle.acquire()
+            handle.release()
+        quorum.go_on(4)
+        eventually(lambda: not any(_locks(quorum)))
+
+    def test_when_the_connection_was_given_up_before_the_release(self, quorum, configured, calls, monkeypatch):
+        for module in ("nodes", "tasks"):
+            monkeypatch.setattr(f"django_distlock.backends.redlock.{module}.GIVEN_UP", 0.2)
+        configured(quorum.urls, OPTIONS={"node_timeout": 0.05, "socket_connect_timeout": 0.3})
+        handle, other = calls(lock("name", ttl=60)), calls(lock("other"))
+        other.acquire()
+        other.release()
+        quorum.stop(0)
+        handle.acquire()
+        time.sleep(0.3)
+        for _ in range(5):  # somebody notices that the connection is dead
+            other.acquire()
+            other.release()
+        quorum.go_on(0)
+        handle.release()
+        eventually(lambda: not any(_locks(quorum)))
+
+    def test_after_a_majority_failed(self, quorum, configured, calls):
+        backend = configured(quorum.urls, OPTIONS={"node_timeout": 0.1, "socket_connect_timeout": 0.2})
+        calls(backend).acquire(ticket("first", ttl=60), queue=False)
+        for number in range(3):
+            quorum.stop(number)
+        with pytest.raises(LockBackendError):
+            calls(lock("name", wait=0.1)).acquire()
+        for number in range(3):
+            quorum.go_on(number)
+        eventually(lambda: not renewer_of(backend).is_cleaning)
+        eventually(lambda: all(keys == ["lock:first"] for keys in _locks(quorum)))
+
+    def test_after_a_split_vote(self, nodes, redlock_locks, calls):
+        prepare(nodes, "name", (TAKEN, TAKEN, FREE, FREE, FAILED))
+        prepare(nodes, "split", (TAKEN, TAKEN, TAKEN, FREE, FREE))
+        for name in ("name", "split"):
+            assert calls(lock(name, wait=0)).acquire() is False
+            eventually(lambda name=name: stands(nodes[3], name) is None)
+
+    def test_after_a_cancelled_task(self, quorum, configured):
+        async def main():
+            backend = configured(quorum.urls)
+            await backend.aacquire(ticket("first", ttl=60), queue=False)
+            quorum.stop(0)
+            quorum.stop(1)
+            quorum.stop(2)
+            task = asyncio.create_task(lock("name", wait=5).aacquire())
+            await asyncio.sleep(0.1)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            for number in range(3):
+                quorum.go_on(number)
+            return backend
+
+        backend = asyncio.run(main())
+        eventually(lambda: not renewer_of(backend).is_cleaning)
+        eventually(lambda: all(keys == ["lock:first"] for keys in _locks(quorum)))
+
+
+def _locks(quorum):
+    return [[key for key in keys if key.startswith("lock:")] for keys in quorum.all_keys()]
+
+
+class TestRenewal:
+    def test_needs_a_majority_and_is_lost_at_the_deadline_without(self, quorum, configured, calls):
+        configured(quorum.urls, OPTIONS={"node_timeout": 0.05, "socket_connect_timeout": 0.1})
+        handle = lock("name", ttl=1.2, on_lost="log")
+        assert calls(handle).acquire()
+        lease = handle._entries.leases()[0]
+        for number in range(3):
+            quorum.kill(number)
+        assert lease.state is State.HELD
+        eventually(lambda: lease.state is State.UNKNOWN)
+        eventually(lambda: lease.state is State.LOST, 5)
+
+    def test_goes_on_while_two_nodes_are_down(self, quorum, configured):
+        configured(quorum.urls)
+        with lock("name", ttl=0.6) as lease:
+            quorum.kill(0)
+            quorum.stop(1)
+            time.sleep(1.5)
+            lease.ensure_held()
+
+    def test_gives_the_lease_back_to_nodes_that_lost_it(self, quorum, configured):
+        """So it outlives restarts of all nodes, one after another."""
+        backend = configured(quorum.urls)
+        with lock("name", ttl=0.5) as lease:
+            for number in range(5):
+                quorum.kill(number)
+                time.sleep(0.6)  # the longest TTL
+                quorum.start(number)
+                eventually(lambda: (info := backend.look(["name"])[0]) and info.nodes == 5)
+            [info] = backend.look(["name"])
+            assert (info.token, info.fence) == (lease.token, lease.fence)
+
+    def test_does_not_bring_back_what_was_freed(self, redlock_locks, nodes, calls):
+        mine = ticket()
+        calls(redlock_locks).acquire(mine, queue=False)
+        for node in nodes[:3]:
+            node.delete("lock:name")
+        assert calls(redlock_locks).renew([(mine, 10.0)]) == [False]
+        assert [stands(node, "name") for node in nodes[:3]] == [None] * 3
+
+    def test_tells_no_loss_while_a_majority_may_have_it(self, redlock_locks, nodes, calls):
+        mine, other = ticket(), ticket("other")
+        for one in (mine, other):
+            calls(redlock_locks).acquire(one, queue=False)
+        for node, state in zip(nodes, (FAILED, TAKEN, TAKEN), strict=False):
+            node.delete("lock:name")
+            prepare([node], "name", [state])
+        assert calls(redlock_locks).renew([(mine, 10.0), (other, 10.0)]) == [None, True]
+
+    def test_more_leases_than_go_in_one_round(self, redlock_locks):
+        tickets = [ticket(f"n:{number}", ttl=60) for number in range(600)]
+        for one in tickets:
+            redlock_locks.acquire(one, queue=False)
+        assert redlock_locks.renew([(one, 60.0) for one in tickets]) == [True] * 600
+
+
+class TestWaiting:
+    def test_says_that_there_is_no_queue(self, redlock_locks):
+        assert redlock_locks.supports_queue is False
+
+    def test_tries_again_after_a_random_delay(self, redlock_locks, calls):
+        redlock_locks.option["retry_delay"] = (0.01, 0.03)
+        waiting = ticket()
+        began = time.monotonic()
+        for _ in range(10):
+            calls(redlock_locks).wait_turn(waiting, 5.0)
+        assert 0.1 <= time.monotonic() - began < 4
+
+    def test_gets_in_when_the_lock_is_free(self, redlock_locks, calls):
+        holder, waiter = ticket(ttl=60), calls(lock("name", wait=PATIENCE))
+        redlock_locks.acquire(holder, queue=False)
+        freed = threading.Timer(0.2, redlock_locks.release, [holder])
+        freed.start()
+        assert waiter.acquire()
+        freed.join()
+        waiter.release()
+
+    def test_many_take_turns(self, redlock_locks):
+        redlock_locks.option["retry_delay"] = (0.005, 0.03)
+        inside, most = [], []
+
+        def work():
+            with lock("name", wait=30):
+                inside.append(1)
+                most.append(len(inside))
+                time.sleep(0.001)
+                inside.pop()
+
+        threads = [threading.Thread(target=work) for _ in range(10)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        assert most == [1] * 10
+
+
+class TestListing:
+    def test_a_lock_is_listed_once_with_the_number_of_its_nodes(self, redlock_locks, nodes, calls):
+        mine = ticket()
+        calls(redlock_locks).acquire(mine, queue=False)
+        eventually(lambda: all(stands(node, "name") for node in nodes))
+        assert [(info.name, info.nodes) for info in calls(redlock_locks).held()] == [("name", 5)]
+        nodes[0].delete("lock:name")
+        nodes[1].delete("lock:name")
+        assert [info.nodes for info in calls(redlock_locks).held()] == [3]
+        nodes[2].delete("lock:name")
+        assert calls(redlock_locks).held() == []
+        assert calls(redlock_locks).names() == []
+
+    def test_with_two_nodes_down(self, quorum, configured, calls):
+        backend = configured(quorum.urls, OPTIONS={"node_timeout": 0.1})
+        calls(backend).acquire(ticket(ttl=60), queue=False)
+        eventually(lambda: calls(backend).look(["name"])[0].nodes == 5)
+        quorum.kill(0)
+        quorum.stop(1)
+        assert calls(backend).names() == ["name"]
+        assert [info.nodes for info in calls(backend).held()] == [3]
+
+    def test_a_value_that_is_no_lock_is_said(self, redlock_locks, nodes, caplog):
+        for node in nodes:
+            node.set("lock:name", "no lock")
+        assert redlock_locks.look(["name"]) == [None]
+        assert "holds something that is no lock" in caplog.text
+        with pytest.raises(LockBackendError, match="holds something that is no lock"):
+            lock("name", wait=0).acquire()
+
+
+class TestConnections:
+    def test_that_died_while_idle_are_opened_anew(self, redlock_locks, nodes, calls):
+        handle = calls(lock("name"))
+        handle.acquire()
+        handle.release()
+        for node in nodes:
+            node.client_kill_filter(skipme=True, _type="normal")
+        assert handle.acquire()
+        handle.release()
+
+    def test_after_the_servers_forgot_their_scripts(self, redlock_locks, nodes, calls):
+        handle = calls(lock("name"))
+        handle.acquire()
+        for node in nodes:
+            node.script_flush()
+        handle.release()
+        assert handle.acquire()
+        handle.release()
+
+    def test_no_thread_takes_part_in_a_round(self, redlock_locks):
+        with lock("name", renew=False):
+            pass
+        eventually(lambda: not [thread for thread in threading.enumerate() if "connect" in thread.name])
+        before = threading.active_count()
+        with lock("name", renew=False):
+            assert threading.active_count() == before
+
+    def test_a_forked_child_has_connections_of_its_own(self, redlock_locks):
+        redlock_locks.acquire(ticket("parent"), queue=False)
+        pid = os.fork()
+        if not pid:
+            try:
+                with lock("child"):
+                    is_free = lock("parent", wait=0).acquire()
+                os._exit(3 if is_free else 0)
+            finally:
+                os._exit(4)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        with lock("child", wait=0):
+            pass
+
+    def test_one_per_node_serves_all_tasks(self, redlock_locks, nodes):
+        before = [node.info("clients")["connected_clients"] for node in nodes]
+
+        async def work(number):
+            async with lock(f"n:{number}", renew=False):
+                await asyncio.sleep(0.01)
+
+        async def main():
+            await asyncio.gather(*(work(number) for number in range(100)))
+            return [node.info("clients")["connected_clients"] for node in nodes]
+
+        during = asyncio.run(main())
+        assert [now - then for now, then in zip(during, before, strict=True)] == [1] * 5
+
+
+class TestSettings:
+    def refused(self, configured, location, match, **entry):
+        with pytest.raises(InvalidLockBackend, match=match):
+            configured(location, **entry)
+
+    def test_locations(self, configured):
+        three = [f"redis://host-{number}:6379/0" for number in range(3)]
+        self.refused(configured, "redis://one", r"\['LOCATION'\] is 'redis://one'. RedlockBackend needs a list of at")
+        self.refused(configured, three[:2], "at least 3 servers")
+        self.refused(configured, [*three, "redis://host-0/0"], "redis://host-0:6379/0 more than once")
+        self.refused(configured, [*three, "host"], r"\['LOCATION'\]\[3\] is 'host'")
+        assert configured(three).check_settings() == []
+
+    def test_options(self, configured):
+        three = [f"redis://host-{number}" for number in range(3)]
+        for option, value, match in (
+            ("node_timeout", 0, "twentieth of the TTL"),
+            ("retry_delay", 5, "two numbers of seconds"),
+            ("retry_delay", (2, 1), "two numbers of seconds"),
+            ("max_connections", 0, "whole number"),
+            ("socket_timeout", 1, "unknown option 'socket_timeout'"),
+        ):
+            self.refused(configured, three, match, OPTIONS={option: value})
+
+    def test_the_timeout_of_a_node_follows_the_ttl(self, configured):
+        backend = configured([f"redis://host-{number}" for number in range(3)])
+        assert [backend._node_timeout(ttl) for ttl in (0.1, 10, 100)] == [0.05, 0.5, 1.0]
+
+    def test_an_even_number_of_nodes_is_doubtful(self, configured):
+        [finding] = configured([f"redis://host-{number}" for number in range(4)]).check_settings()
+        assert not finding.is_error
+        assert "names 4 nodes. With 3 as many may fail" in finding.text
+
+
+class TestCheck:
+    def test_nodes_that_are_old_enough(self, redlock_locks, calls):
+        redlock_locks._longest_ttl = 0
+        assert calls(redlock_locks).check() == []
+
+    def test_a_node_younger_than_the_longest_ttl(self, quorum, configured, calls):
+        findings = calls(configured(quorum.urls, TTL=3600)).check()
+        assert len(findings) == 5
+        for node, finding in zip(quorum.nodes, findings, strict=True):
+            assert not finding.is_error
+            assert str(node.socket) in finding.text
+            assert "less than the longest TTL of 3600 s" in finding.text
+
+    def test_one_server_under_two_names(self, five_valkeys, configured, calls):
+        urls = [server.url for server in five_valkeys[:3]]
+        [finding] = [
+            finding
+            for finding in calls(configured([*urls, urls[0].replace("db=0", "db=1")])).check()
+            if finding.is_error
+        ]
+        assert "are one server, which then has 2 votes" in finding.text
+
+    def test_a_node_that_does_not_answer_and_one_that_evicts(self, quorum, configured, calls):
+        quorum.kill(0)
+        with redis.Redis.from_url(quorum.urls[1]) as client:
+            client.config_set("maxmemory", 10**9)
+            client.config_set("maxmemory-policy", "allkeys-lru")
+        errors = [finding.text for finding in calls(configured(quorum.urls)).check() if finding.is_error]
+        assert len(errors) == 2
+        assert "does not answer" in errors[0]
+        assert "may evict locks" in errors[1]
+
+
+def test_no_key_is_left_but_the_counters(redlock_locks, nodes, calls):
+    for number in range(50):
+        handle = calls(lock("n:{}", number))
+        handle.acquire()
+        handle.release()
+    eventually(lambda: all(set(node.keys("lock:*")) == set() for node in nodes))
+    assert all(not node.keys("lock|x:*") or node.ttl(node.keys("lock|x:*")[0]) > 0 for node in nodes)
