@@ -15,12 +15,21 @@ from time import monotonic
 
 from example_project.valkey import Valkey
 
-from . import chart, contended, held, tasks, uncontended
+from . import chart, contended, held, redlock, tasks, uncontended
 from .contenders import configure
 from .measure import Store
 from .report import Table
 
-PACKAGES = ("django-distlock", "django", "redis", "hiredis", "django-redis", "python-redis-lock", "pottery")
+PACKAGES = (
+    "django-distlock",
+    "django",
+    "redis",
+    "hiredis",
+    "django-redis",
+    "python-redis-lock",
+    "pottery",
+    "redlock-py",
+)
 
 Benchmark = Callable[..., list[Table]]
 
@@ -31,6 +40,7 @@ def benchmarks(quick: bool) -> dict[str, Benchmark]:
         "processes": partial(contended.run_processes, rounds=1 if quick else 3, seconds=0.8 if quick else 1.5),
         "threads": partial(contended.run_threads, rounds=1 if quick else 3, seconds=0.8 if quick else 1.5),
         "held": partial(held.run, ticks=1 if quick else 2),
+        "redlock": partial(redlock.run, rounds=1 if quick else 3, seconds=0.3 if quick else 1.0),
         "tasks": partial(tasks.run, rounds=1 if quick else 3),
     }
 

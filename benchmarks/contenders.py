@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from urllib.parse import urlsplit
@@ -34,6 +34,17 @@ def configure(url: str) -> None:
             "memory": {"BACKEND": "django_distlock.backends.locmem.LocMemBackend"},
         },
         CACHES={"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": url}},
+    )
+    django.setup()
+
+
+def configure_redlock(url: str, urls: Sequence[str]) -> None:
+    settings.configure(
+        DISTRIBUTED_LOCKS={
+            "default": {"BACKEND": "django_distlock.backends.redis.RedisBackend", "LOCATION": url},
+            "quorum": {"BACKEND": "django_distlock.backends.redlock.RedlockBackend", "LOCATION": urls},
+        },
+        LOGGING_CONFIG=None,
     )
     django.setup()
 

@@ -15,7 +15,7 @@ import redis
 
 # Children start from a process that has imported everything and has neither threads nor connections.
 processes = multiprocessing.get_context("forkserver")
-processes.set_forkserver_preload(["benchmarks.contended", "benchmarks.held", "benchmarks.tasks"])
+processes.set_forkserver_preload(["benchmarks.contended", "benchmarks.held", "benchmarks.redlock", "benchmarks.tasks"])
 
 ENDS_WITHIN = 60.0  # seconds after its time is up
 

@@ -122,14 +122,16 @@ class Arrival:
         self._patience = patience
         self._majority_after: float | None = None
 
-    def wait(self, ready: int, *, hopeful: bool, coming: bool) -> float:
+    def wait(self, ready: int, missing: Sequence[Contact], *, coming: bool) -> float:
         """Seconds; 0 or less: go on with those that are there.
 
-        With a majority: as long again as that took, if another one is hopeful. Without: while any may come.
+        With a majority: as long again as that took, counted for each node from when we began to connect to it.
+        Without: while any may come.
         """
-        passed = clock() - self._began
-        if ready >= self._majority:
-            if self._majority_after is None:
-                self._majority_after = passed
-            return 2 * self._majority_after + GRACE - passed if hopeful else 0.0
-        return self._patience - passed if coming else 0.0
+        now = clock()
+        if ready < self._majority:
+            return self._began + self._patience - now if coming else 0.0
+        if self._majority_after is None:
+            self._majority_after = now - self._began
+        grace = 2 * self._majority_after + GRACE
+        return max((node.connecting_since + grace - now for node in missing if node.is_hopeful), default=0.0)

@@ -218,11 +218,8 @@ class Nodes:
                 for index in missing:
                     self._connect(self._nodes[index], insist=ready < self._majority)
                 nodes = [self._nodes[index] for index in missing]
-                left = arrival.wait(
-                    ready,
-                    hopeful=any(node.is_hopeful for node in nodes),
-                    coming=any(node.is_connecting or len(node.free) < len(node.links) for node in nodes),
-                )
+                coming = any(node.is_connecting or len(node.free) < len(node.links) for node in nodes)
+                left = arrival.wait(ready, nodes, coming=coming)
                 if left <= 0 or not missing:
                     return links
                 self._changed.wait(left)

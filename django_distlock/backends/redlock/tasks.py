@@ -176,7 +176,7 @@ class AsyncNodes:
                 if node._connection is None and node.may_connect(insist=sum(ready) < self._majority):
                     node.connect()
             coming = [node.connecting for node in missing if node.is_connecting and node.connecting]
-            left = arrival.wait(sum(ready), hopeful=any(node.is_hopeful for node in missing), coming=bool(coming))
+            left = arrival.wait(sum(ready), missing, coming=bool(coming))
             if left <= 0 or not coming:
                 return ready
             await asyncio.wait(coming, timeout=left, return_when=asyncio.FIRST_COMPLETED)

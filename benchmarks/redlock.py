@@ -1,0 +1,133 @@
+"""A lock on a majority of five servers: all there, one dead, one hung; on this machine, and half a millisecond away.
+
+All five servers and the client share the cores of one machine, so that without a distance the figures are the
+work of five servers, not the time until the majority has answered.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from statistics import median
+from time import perf_counter
+
+import pottery
+import redis
+from redlock import Redlock as RedlockPy
+
+from django_distlock import lock
+from django_distlock.handlers import locks
+from example_project.valkey import Valkey
+
+from .contenders import TTL, configure_redlock
+from .distance import away
+from .measure import in_child
+from .report import Column, Table
+
+NODES = 5
+AWAY = 0.0005  # seconds in either direction
+OURS, SINGLE = "django-distlock, 5 nodes", "django-distlock, one server"
+FEWEST = 3  # pairs of a lock that takes longer than its time
+
+COLUMNS = (
+    Column("nodes", "nodes"),
+    Column("lock", "lock"),
+    Column("milliseconds", "median ms", ".2f"),
+    Column("by_single", "x one server", ".2f"),
+    Column("longest", "longest ms", ".0f"),
+    Column("errors", "% errors", ".0f"),
+)
+
+Pair = Callable[[], None]
+
+
+def run(url: str, *, rounds: int, seconds: float, progress: Callable[[str], None]) -> list[Table]:
+    """``seconds``: of each lock in each round."""
+    tables = []
+    for distance in (0.0, AWAY):
+        rows = []
+        for state in ("all alive", "one dead", "one hung"):
+            progress(f"5 nodes, {distance * 1000:g} ms away, {state}")
+            rows += _rows(url, state, distance, rounds, seconds)
+        where = f"{AWAY * 1000:g} ms away" if distance else "on this machine"
+        name = "redlock_away" if distance else "redlock"
+        tables.append(Table(name, f"Acquire and release on a majority of 5 nodes {where}", COLUMNS, rows))
+    return tables
+
+
+def _rows(url: str, state: str, distance: float, rounds: int, seconds: float) -> list[dict[str, object]]:
+    with ExitStack() as stack:
+        nodes = [stack.enter_context(Valkey()) for _ in range(NODES)]
+        urls = [node.url for node in nodes]
+        if distance:
+            urls = stack.enter_context(away(urls, distance))
+            [url] = stack.enter_context(away([url], distance))
+        if state == "one dead":
+            nodes[1].process.kill()
+            nodes[1].process.wait()
+        elif state == "one hung":
+            os.kill(nodes[1].process.pid, signal.SIGSTOP)
+            stack.callback(os.kill, nodes[1].process.pid, signal.SIGCONT)
+        figures: dict[str, dict[str, float]] = in_child(_measured, url, urls, rounds, seconds, within=600)
+    return [{"nodes": state, "lock": name, **row} for name, row in figures.items()]
+
+
+def _measured(url: str, urls: Sequence[str], rounds: int, seconds: float) -> dict[str, dict[str, float]]:
+    configure_redlock(url, urls)
+    logging.disable(logging.CRITICAL)  # redlock-py tells each failure with its traceback
+    pairs = _pairs(urls)
+    times: dict[str, list[float]] = {name: [] for name in pairs}
+    errors = dict.fromkeys(pairs, 0)
+    middles: dict[str, list[float]] = {name: [] for name in pairs}
+    for _ in range(rounds):
+        for name, pair in pairs.items():
+            took = []
+            ends = perf_counter() + seconds
+            while perf_counter() < ends or len(took) < FEWEST:
+                began = perf_counter()
+                try:
+                    pair()
+                except Exception:  # counted, because a lock that fails here is what is measured
+                    errors[name] += 1
+                took.append(perf_counter() - began)
+            times[name] += took
+            middles[name].append(median(took))
+    locks.close()
+    return {
+        name: {
+            "milliseconds": median(times[name]) * 1000,
+            "by_single": median(own / one for own, one in zip(middles[name], middles[SINGLE], strict=True)),
+            "longest": max(times[name]) * 1000,
+            "errors": 100 * errors[name] / len(times[name]),
+        }
+        for name in pairs
+    }
+
+
+def _pairs(urls: Sequence[str]) -> dict[str, Pair]:
+    def single() -> None:
+        with lock("pair", ttl=TTL):
+            pass
+
+    def ours() -> None:
+        with lock("pair", ttl=TTL, using="quorum"):
+            pass
+
+    masters = {redis.Redis.from_url(url) for url in urls}
+
+    def by_pottery() -> None:
+        with pottery.Redlock(key="pair:pottery", masters=masters, auto_release_time=TTL):
+            pass
+
+    manager = RedlockPy(list(urls))
+
+    def by_redlock_py() -> None:
+        held = manager.lock("pair:redlock-py", TTL * 1000)
+        if not held:
+            raise RuntimeError("not acquired")
+        manager.unlock(held)
+
+    return {SINGLE: single, OURS: ours, "pottery": by_pottery, "redlock-py": by_redlock_py}
