@@ -63,5 +63,6 @@ class Cleaner:
                         break
                     continue
                 logger.error("Lock %r could not be given back; its TTL has freed it: %s", name, error)
-            self._abandoned.pop(token, None)
+            if self._abandoned.get(token) is abandoned:  # and was not given up once more meanwhile
+                del self._abandoned[token]
         return clock() + RETRY if self._abandoned else None

@@ -238,9 +238,10 @@ class RedlockBackend(BaseLockBackend):
             for location, failure in zip(self.locations, failures, strict=True)
             if failure
         ]
+        is_down = len(failed) > len(failures) - self.majority
+        why = "a majority must answer" if is_down else "and may keep what is given back"
         error = NoReply(
-            f"Lock backend {self.alias!r}: {len(failed)} of {len(failures)} nodes failed, a majority must answer."
-            f" {' '.join(failed)}"
+            f"Lock backend {self.alias!r}: {len(failed)} of {len(failures)} nodes failed, {why}. {' '.join(failed)}"
         )
         error.__cause__ = ExceptionGroup("what the nodes failed with", [failure for failure in failures if failure])
         return error
