@@ -64,6 +64,10 @@ class Asked:
 NOT_ASKED = Asked(0)
 
 
+class Verdict(Exception):
+    """How steps end that have no result. It says nothing against the connections."""
+
+
 class Round(NamedTuple):
     """``commands``: for each node those to send at once, none for a node that is not asked.
 

@@ -16,9 +16,10 @@ from ..redis.errors import NoReply, advice
 from ..redis.location import Location, read_location
 from .asking import Steps
 from .findings import Finding, examine, of_settings
+from .listing import Listing, NodesFailed, Page
 from .nodes import Nodes
 from .quorum import Seen, majority_of
-from .rounds import Faded, NodesFailed, Page, Rounds
+from .rounds import Faded, Rounds
 from .tasks import AsyncNodes
 
 RENEWALS = 250  # leases that are renewed in one round: what a node that hangs takes in without blocking us
@@ -309,33 +310,6 @@ class RedlockBackend(BaseLockBackend):
         finally:
             self._async_nodes.pop(loop, None)
             await nodes.aclose()
-
-
-class Listing:
-    """Names as the nodes tell them, page by page; locked is what a majority has, or may have."""
-
-    def __init__(self, size: int, majority: int) -> None:
-        self.cursors: list[bytes | None] = [b"0"] * size
-        self.failures: dict[int, Exception] = {}
-        self._majority = majority
-        self._found: list[set[str]] = [set() for _ in range(size)]  # SCAN may tell a key twice
-
-    @property
-    def is_open(self) -> bool:
-        return any(cursor is not None for cursor in self.cursors)
-
-    def turn(self, page: Page) -> None:
-        self.cursors = page.cursors
-        for found, names in zip(self._found, page.names, strict=True):
-            found.update(names)
-
-    def fail(self, failures: Sequence[Exception | None]) -> None:
-        self.failures.update({node: failure for node, failure in enumerate(failures) if failure})
-
-    @property
-    def locked(self) -> list[str]:
-        votes = Counter(name for node, found in enumerate(self._found) if node not in self.failures for name in found)
-        return [name for name, count in votes.items() if count + len(self.failures) >= self._majority]
 
 
 def _is_seconds(value: object) -> bool:

@@ -16,7 +16,7 @@ from ...exceptions import LockBackendError
 from ...tickets import clock
 from ..redis.location import Location
 from ..redis.wire import IDLE_TRUSTED, Command
-from .asking import GIVEN_UP, LOADS, MOST_AWAITED, NOT_ASKED, Arrival, Asked, Contact, Round, Steps, time_out
+from .asking import GIVEN_UP, LOADS, MOST_AWAITED, NOT_ASKED, Arrival, Asked, Contact, Round, Steps, Verdict, time_out
 
 
 class Link:
@@ -169,7 +169,7 @@ class Nodes:
                 round_ = steps.send(self._ask(links, round_, patience))
         except StopIteration as end:
             return end.value
-        except LockBackendError:
+        except (LockBackendError, Verdict):
             raise
         except BaseException as error:  # interrupted: what stands on the links is not known any more
             for link in links:

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
 from redis.exceptions import TimeoutError as RedisTimeoutError
@@ -15,7 +15,8 @@ from ...bells import Bell
 from ...exceptions import LockBackendError
 from ...tickets import Grant, LockInfo, Ticket, clock
 from ..redis.wire import Command, pack
-from .asking import ACQUIRE, RELEASE, RENEW, Asked, Round, all_settled
+from .asking import ACQUIRE, RELEASE, RENEW, Asked, Round, Verdict, all_settled
+from .listing import NodesFailed, Page
 from .quorum import Numbers, Seen, Tally, fence_of, is_decided, is_known, majority_of
 
 SCAN_STEP = 1000  # keys a node visits per SCAN: well below a millisecond
@@ -23,15 +24,8 @@ SCAN_STEP = 1000  # keys a node visits per SCAN: well below a millisecond
 Explain = Callable[[Sequence[Exception | None]], LockBackendError]
 
 
-class Faded(Exception):
+class Faded(Verdict):
     """No majority answered, but connections that had stood idle may be to blame: worth another try on new ones."""
-
-
-class Page(NamedTuple):
-    """Of a listing: where each node goes on (None: it is through), and the names it told."""
-
-    cursors: list[bytes | None]
-    names: list[list[str]]
 
 
 class Rounds:
@@ -59,9 +53,15 @@ class Rounds:
             self.numbers.saw(max(tally.granted.values()))
         if tally.is_granted:
             fence = fence_of(list(tally.granted.values()), self.majority)
-            if is_known(fence, list(tally.granted.values()), self.majority) or (yield from self._spread(ticket, fence)):
+            if is_known(fence, list(tally.granted.values()), self.majority):
                 self._remember(ticket, asked)
                 return Grant(fence, sent_at)
+            spread = yield self._spreading(ticket, fence)
+            if self._confirmed(fence, spread) >= self.majority:
+                self._remember(ticket, _latest(asked, spread))
+                return Grant(fence, sent_at)
+            yield from self._undo(ticket, _latest(asked, spread), Tally.of(spread))
+            raise self._down(spread)
         if tally.is_down and not last_try and any(one.failure and one.was_sent for one in asked):
             ticket.unanswered = True
             raise Faded
@@ -70,17 +70,16 @@ class Rounds:
             raise self._down(asked)
         return self._busy(ticket.name, tally)
 
-    def _spread(self, ticket: Ticket, fence: int) -> Generator[Round, list[Asked], bool]:
-        """Let a majority know the number before the lock is granted; whether it does."""
-
-        def confirmed(asked: Sequence[Asked]) -> int:
-            return sum(number >= fence for number in Tally.of(asked).granted.values())
+    def _spreading(self, ticket: Ticket, fence: int) -> Round:
+        """Let a majority know the number before the lock is granted."""
 
         def enough(asked: Sequence[Asked]) -> bool:
-            return confirmed(asked) >= self.majority or all_settled(asked)
+            return self._confirmed(fence, asked) >= self.majority or all_settled(asked)
 
-        asked = yield self._to_all([self._acquire(ticket, fence, "keep")], enough)
-        return confirmed(asked) >= self.majority
+        return self._to_all([self._acquire(ticket, fence, "keep")], enough)
+
+    def _confirmed(self, fence: int, asked: Sequence[Asked]) -> int:
+        return sum(number >= fence for number in Tally.of(asked).granted.values())
 
     def _undo(self, ticket: Ticket, asked: Sequence[Asked], tally: Tally) -> Generator[Round, list[Asked], None]:
         """Also where no answer came; on the same connections, so that it is executed behind the request."""
@@ -291,19 +290,18 @@ class Rounds:
         return self.explain([_failure(one) for one in asked])
 
 
-class NodesFailed(Exception):
-    """While listing. ``page``: what the others told."""
-
-    def __init__(self, failures: list[Exception | None], page: Page) -> None:
-        super().__init__()
-        self.failures = failures
-        self.page = page
-
-
 def _failure(asked: Asked) -> Exception | None:
     if not asked.is_answered:
         return asked.failure  # None: the others decided before it answered
     return next((reply for reply in asked.replies if isinstance(reply, Exception)), None)
+
+
+def _latest(asked: Sequence[Asked], again: Sequence[Asked]) -> list[Asked]:
+    """Of two requests to each node the one whose answer is still to come, if there is one."""
+    return [
+        later if later.was_sent and not later.is_answered else earlier
+        for earlier, later in zip(asked, again, strict=True)
+    ]
 
 
 def _hangs(asked: Asked) -> bool:
