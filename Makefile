@@ -12,7 +12,7 @@ help:
 	@echo "make demo    a shop oversells without the lock, and does not with it; three beats share a schedule (a minute)"
 	@echo "make serve   the same shop, to click through until Ctrl-C; PORT=8000 chooses the port"
 	@echo "make test    the tests; ARGS='-k renewal -x' goes to pytest"
-	@echo "make bench   what locks cost, beside others (four minutes); ARGS='--quick --chart bench.svg' is passed on"
+	@echo "make bench   what locks cost, beside others (six minutes); ARGS='--quick --chart bench.svg' is passed on"
 	@echo "make lint    ruff"
 	@echo "make types   mypy"
 	@echo "make docs    the documentation, into docs/_build/html"

@@ -7,6 +7,7 @@ import itertools
 import os
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import redis
@@ -554,6 +555,29 @@ class TestSettings:
         [finding] = configured([f"redis://host-{number}" for number in range(4)]).check_settings()
         assert not finding.is_error
         assert "names 4 nodes. With 3 as many may fail" in finding.text
+
+
+def test_the_acl_of_the_documentation_suffices(nodes, redlock_locks, five_valkeys, configured, calls):
+    page = Path(__file__).parent.parent.joinpath("docs", "redlock.md").read_text()
+    _, _, rule = page.partition("user distlock ")
+    rule = rule.partition("```")[0].replace(">password", "nopass").split()
+    for node in nodes:
+        node.execute_command("ACL", "SETUSER", "distlock", "reset", *rule)
+    try:
+        backend = calls(configured([server.url + "&username=distlock&password=any" for server in five_valkeys]))
+        mine = ticket()
+        assert isinstance(backend.acquire(mine, queue=False), Grant)
+        assert isinstance(backend.acquire(ticket(), queue=False), LockInfo)
+        assert backend.renew([(mine, 60.0)]) == [True]
+        assert backend.names() == ["name"]
+        assert backend.look(["name"])[0].token == mine.token
+        mine.unanswered = True
+        assert backend.release(mine, 0.001) is True
+        assert not any("does not answer" in finding.text for finding in backend.check())
+        locks.close()
+    finally:
+        for node in nodes:
+            node.execute_command("ACL", "DELUSER", "distlock")
 
 
 class TestCheck:
