@@ -30,8 +30,8 @@ ORDER = [
 ]  # fmt: skip
 
 DRIVERS = {
-    "redis": ("backends.redis", "backends.redlock"), "django_redis": "backends.redis", "celery": "celery", "django_celery_beat": "celery",
-    "psycopg": "backends",
+    "redis": ("backends.redis", "backends.redlock"), "django_redis": "backends.redis", "psycopg": "backends",
+    "celery": "celery", "django_celery_beat": "celery",
 }  # fmt: skip
 
 
