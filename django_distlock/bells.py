@@ -22,8 +22,11 @@ class Bell:
         if wake := self._wake:
             wake()
 
-    def wait(self, timeout: float) -> None:
-        """Return when the bell rings, or has rung since the last wait; at the latest after ``timeout`` seconds."""
+    def wait(self, timeout: float) -> bool:
+        """Return when the bell rings, or has rung since the last wait; at the latest after ``timeout`` seconds.
+
+        Whether it rang.
+        """
         sleeping = threading.Lock()
         sleeping.acquire()
 
@@ -35,11 +38,12 @@ class Bell:
         try:
             if not self._rung:
                 sleeping.acquire(timeout=timeout)
+            return self._rung
         finally:
             self._wake = None
             self._rung = False
 
-    async def await_(self, timeout: float) -> None:
+    async def await_(self, timeout: float) -> bool:
         loop = asyncio.get_running_loop()
         rung = loop.create_future()
 
@@ -56,6 +60,7 @@ class Bell:
         try:
             if not self._rung:
                 await rung
+            return self._rung
         finally:
             late.cancel()
             self._wake = None

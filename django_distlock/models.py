@@ -1,4 +1,4 @@
-"""Locks as Django's admin sees them. No table stands behind them: the rows come from inventory.py."""
+"""Locks as Django's admin sees them, and the rows in which the database backend keeps its own."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ from django.utils.translation import gettext_lazy as _
 
 from .tickets import LockInfo
 
+LONGEST_KEY = 1000  # bytes, for two hundred characters, a hash and a prefix
 
-class NoRows(models.Manager["HeldLock"]):
+
+class NoRows(models.Manager[Any]):
     """``dumpdata`` and whatever else walks over all models finds nothing, and asks for no table."""
 
-    def get_queryset(self) -> models.QuerySet[HeldLock]:
+    def get_queryset(self) -> models.QuerySet[Any]:
         return super().get_queryset().none()
 
 
 class HeldLock(models.Model):
-    """One lease as it was seen. The primary key holds a digest of its token, so that it names this very lease."""
+    """One lease as it was seen. No table stands behind it: the rows come from inventory.py. The primary key holds a digest of its token, so that it names this very lease."""
 
     class State(models.TextChoices):
         HELD = "held", _("held")
@@ -78,3 +80,41 @@ class HeldLock(models.Model):
         row.info = info
         row._state.adding = False
         return row
+
+
+class KeyField(models.BinaryField):  # type: ignore[type-arg]
+    """Bytes that every database compares as bytes, so that no collation makes two names one."""
+
+    def db_type(self, connection: Any) -> str | None:
+        # MySQL has no index over a whole BLOB.
+        return f"varbinary({self.max_length})" if connection.vendor == "mysql" else super().db_type(connection)
+
+
+class DatabaseLock(models.Model):
+    """One lock of the database backend, kept after its release for the sake of its fencing number.
+
+    Moments are microseconds of Unix time by the clock of the database. Rows are read and written by
+    ``backends/database`` alone.
+    """
+
+    name = KeyField(primary_key=True, max_length=LONGEST_KEY)  # KEY_PREFIX, a colon, and the name, in UTF-8
+    version: models.BigIntegerField[int, int] = models.BigIntegerField()  # grows with every change
+    token: models.CharField[str, str] = models.CharField(max_length=26)  # of the lease; empty when the lock is free
+    state: models.CharField[str, str] = models.CharField(max_length=1)  # held, claimed, resting or free, see rows.py
+    fence: models.BigIntegerField[int, int] = models.BigIntegerField()  # the number of the last grant
+    expires: models.BigIntegerField[int, int] = models.BigIntegerField()  # when the lease runs out, or ended
+    holder: models.TextField[str, str] = models.TextField()  # JSON; empty when nobody holds it
+    waiters: models.TextField[str, str] = models.TextField()  # JSON
+    retired: models.TextField[str, str] = models.TextField()  # tokens that get the lock no more; JSON
+    careful_until: models.BigIntegerField[int, int] = models.BigIntegerField()  # see rows.py
+
+    objects = NoRows()
+
+    class Meta:
+        db_table = "distlock_lock"
+        default_permissions = ()
+        verbose_name = "row of the database backend"
+        verbose_name_plural = "rows of the database backend"
+
+    def __str__(self) -> str:
+        return bytes(self.name).decode(errors="replace")

@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,16 +16,23 @@ from django.db import close_old_connections
 
 from django_distlock import locks
 from django_distlock.backends.base import BaseLockBackend
+from django_distlock.backends.database import DatabaseBackend
 from django_distlock.backends.redis import RedisBackend
 from django_distlock.backends.redlock import RedlockBackend
 from django_distlock.renewal import renewer_of
 from example_project.valkey import Valkey
 
+from . import mariadb as mariadb_server
+from . import postgres as postgres_server
+from .databases import known_database
+from .mariadb import MariaDB
+from .postgres import Postgres
 from .proxy import Proxy
 from .tools import AsyncCalls, SyncCalls, eventually
 
 REDIS = "django_distlock.backends.redis.RedisBackend"
 REDLOCK = "django_distlock.backends.redlock.RedlockBackend"
+DATABASE = "django_distlock.backends.database.DatabaseBackend"
 LOCMEM = "django_distlock.backends.locmem.LocMemBackend"
 
 REQUIRED = os.environ.get("DISTLOCK_REQUIRE", "").split()
@@ -42,6 +50,71 @@ def valkey() -> Iterator[Valkey]:
     """The server of this test process; its own, on a socket in its own folder."""
     with Valkey() as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """The PostgreSQL of this test process."""
+    if (folder := postgres_server.programs()) is None:
+        missing("postgresql", "no initdb and postgres found; install PostgreSQL's server package")
+    with Postgres(folder) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def mariadb() -> Iterator[MariaDB]:
+    """The MariaDB of this test process."""
+    if not mariadb_server.is_driver_there():
+        missing("mariadb", "no driver; install mysqlclient or PyMySQL")
+    if (program := mariadb_server.program()) is None:
+        missing("mariadb", "no mariadbd found; install the package mariadb-server-core")
+    with MariaDB(program) as server:
+        yield server
+
+
+@pytest.fixture
+def sqlite_database(tmp_path: Path, django_db_blocker: Any) -> Iterator[dict[str, Any]]:
+    """The alias ``locks`` is a new SQLite file."""
+    file = {"ENGINE": "django.db.backends.sqlite3", "NAME": str(tmp_path / "shop.sqlite3")}
+    with django_db_blocker.unblock(), known_database(file):
+        yield file
+
+
+@pytest.fixture
+def postgres_database(postgres: Postgres, django_db_blocker: Any) -> Iterator[dict[str, Any]]:
+    """The alias ``locks`` is PostgreSQL, with an empty table."""
+    with django_db_blocker.unblock(), known_database(postgres.settings()):
+        yield postgres.settings()
+
+
+@pytest.fixture
+def mariadb_database(mariadb: MariaDB, django_db_blocker: Any) -> Iterator[dict[str, Any]]:
+    """The alias ``locks`` is MariaDB, with an empty table."""
+    with django_db_blocker.unblock(), known_database(mariadb.settings()):
+        yield mariadb.settings()
+
+
+def database_locks(settings: Any) -> Iterator[DatabaseBackend]:
+    settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": DATABASE, "LOCATION": "locks"}}
+    backend = locks["default"]
+    yield backend
+    eventually(lambda: not renewer_of(backend).is_cleaning)
+    locks.close()
+
+
+@pytest.fixture
+def sqlite_locks(sqlite_database: Any, settings: Any) -> Iterator[DatabaseBackend]:
+    yield from database_locks(settings)
+
+
+@pytest.fixture
+def postgres_locks(postgres_database: Any, settings: Any) -> Iterator[DatabaseBackend]:
+    yield from database_locks(settings)
+
+
+@pytest.fixture
+def mariadb_locks(mariadb_database: Any, settings: Any) -> Iterator[DatabaseBackend]:
+    yield from database_locks(settings)
 
 
 @pytest.fixture

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from .conftest import missing
-from .postgres import Postgres, programs
 from .shop_on_postgres import PIECES
 from .tools import PATIENCE
 
@@ -23,14 +22,6 @@ CHROMIUM = [
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
 ]  # fmt: skip
-
-
-@pytest.fixture(scope="session")
-def postgres():
-    if (folder := programs()) is None:
-        missing("postgresql", "no initdb and postgres found; install PostgreSQL's server package")
-    with Postgres(folder) as server:
-        yield server
 
 
 @pytest.fixture

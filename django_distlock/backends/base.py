@@ -38,6 +38,7 @@ class BaseLockBackend(ABC):
     supports_queue: ClassVar[bool] = False  # waiters are granted the lock in the order they came
     supports_runs: ClassVar[bool] = False  # keeps the runs of beat: claim_run(), find_runs(), runs()
     runs_settle = 5.0  # seconds, above what a beat needs to notice that the store lost its data
+    supports_wakeup: bool = True  # waiters are woken; otherwise they ask the store several times a second
 
     keeper: Keeper | None = None  # set by renewal.py
 

@@ -34,3 +34,30 @@ class TestLocalMemory(LockBackendContract, RunsContract):
     @pytest.fixture
     def backend(self, locmem_locks):
         return locmem_locks
+
+
+class TestPostgres(LockBackendContract):
+    @pytest.fixture
+    def backend(self, postgres_locks):
+        return postgres_locks
+
+
+class TestMariaDB(LockBackendContract):
+    @pytest.fixture
+    def backend(self, mariadb_locks):
+        return mariadb_locks
+
+
+class TestSQLite(LockBackendContract):
+    @pytest.fixture
+    def backend(self, sqlite_locks):
+        return sqlite_locks
+
+
+class TestSQLiteWithoutReturning(LockBackendContract):
+    """The way of databases that do everything by compare-and-swap."""
+
+    @pytest.fixture
+    def backend(self, sqlite_locks, monkeypatch):
+        monkeypatch.setattr(sqlite_locks._sql, "has_fast_path", False)
+        return sqlite_locks

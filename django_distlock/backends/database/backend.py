@@ -1,0 +1,399 @@
+"""Locks in a table of PostgreSQL, MySQL, MariaDB or SQLite, reached by an alias of ``DATABASES``."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sqlite3
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from itertools import groupby
+from math import ceil, inf
+from typing import Any, ClassVar, TypeVar
+
+from django.apps import apps
+from django.db import Error, InterfaceError, OperationalError, connections, router
+
+from ...exceptions import InvalidLockBackend, InvalidLockName, LockBackendError
+from ...models import LONGEST_KEY, DatabaseLock
+from ...tickets import Grant, Holder, LockInfo, Ticket, clock
+from ..base import BaseLockBackend
+from . import rows
+from .connections import Pool, TemporaryFile, is_in_memory, own_file, vendor_of
+from .errors import Broken, NoReply, explain
+from .listener import Listener, can_listen
+from .rows import Decision, Request, Row
+from .statements import CLOCKS, Statements
+
+R = TypeVar("R")
+
+SHORTEST_PATIENCE = 0.5  # seconds that even an attempt without a wait gives the server
+STEP = 500  # rows per statement
+ASYNC_THREADS = 16  # that do what event loops ask for; a task that waits for its turn takes none
+FIRST_PAUSE, LONGEST_PAUSE = 0.005, 0.25  # seconds between the looks of a waiter that nobody can wake
+
+
+class DatabaseBackend(BaseLockBackend):
+    """One row per lock, changed by one statement per step, by the clock of the database.
+
+    ``LOCATION`` is an alias of ``DATABASES``; by default the one that routers write the rows to. Locks have
+    connections of their own, outside the caller's transaction.
+    """
+
+    supports_queue = True
+
+    options: ClassVar[Mapping[str, Any]] = {"timeout": 2.0}
+
+    def __init__(self, alias: str, settings: Mapping[str, Any]) -> None:
+        super().__init__(alias, settings)
+        if not apps.is_installed("django_distlock"):
+            raise InvalidLockBackend(
+                f"DISTRIBUTED_LOCKS[{alias!r}] keeps locks in a table of the app 'django_distlock': add it to"
+                " INSTALLED_APPS and run manage.py migrate."
+            )
+        self.prefix = self._checked_prefix()
+        self._timeout = self._checked_timeout()
+        self.location = self._checked_location()
+        self.vendor = vendor_of(self.location)
+        if self.vendor not in CLOCKS:
+            raise InvalidLockBackend(
+                f"{self.setting('LOCATION')} is {self.location!r}, a database of the kind {self.vendor!r}. Locks know"
+                f" {', '.join(CLOCKS)}."
+            )
+        self._memory: TemporaryFile | None = None
+        self.pool = Pool(self.location, self._timeout, self._file(), alias)
+        self._sql = Statements(self.vendor, has_returning=_has_returning(self.vendor))
+        self._listener = Listener(self.pool, alias) if can_listen(self.location) else None
+        if self._listener:
+            self.pool.closes_with_it = self._listener.stop
+        self._channel = self._listener.channel if self._listener else "looks"
+        self._threads: ThreadPoolExecutor | None = None
+
+    @property
+    def supports_wakeup(self) -> bool:  # type: ignore[override]
+        """Only where the database notifies: on PostgreSQL, with psycopg 3 and no pooler in between."""
+        return self._listener is not None
+
+    def _checked_prefix(self) -> str:
+        prefix = self.settings.get("KEY_PREFIX", "lock")
+        if not isinstance(prefix, str) or not prefix or len(prefix.encode()) > 100:
+            raise InvalidLockBackend(
+                f"{self.setting('KEY_PREFIX')} is {prefix!r:.200}. It is the text that names of locks begin with in"
+                " the table, of 1 to 100 bytes."
+            )
+        return prefix
+
+    def _checked_timeout(self) -> float:
+        timeout = self.option["timeout"]
+        if not isinstance(timeout, int | float) or isinstance(timeout, bool) or not 0 < timeout < inf:
+            raise InvalidLockBackend(
+                f"{self.setting('OPTIONS')}['timeout'] is {timeout!r}; it is a number of seconds above 0."
+            )
+        return float(timeout)
+
+    def _checked_location(self) -> str:
+        location = self.settings.get("LOCATION") or router.db_for_write(DatabaseLock)
+        if location not in connections.settings:
+            known = ", ".join(map(repr, connections.settings))
+            raise InvalidLockBackend(
+                f"{self.setting('LOCATION')} is {location!r}. It is an alias of DATABASES, which has {known}."
+            )
+        return str(location)
+
+    def _file(self) -> str | None:
+        """Of SQLite: where the locks are."""
+        if self.vendor != "sqlite":
+            return None
+        name = connections.settings[self.location]["NAME"]
+        if is_in_memory(name):
+            self._memory = TemporaryFile()
+            return self._memory.name
+        return own_file(name)
+
+    # One lock
+
+    def acquire(self, ticket: Ticket, *, queue: bool) -> Grant | LockInfo:
+        try:
+            return self._run(partial(self._acquire, ticket=ticket, queue=queue), _patience(ticket))
+        except BaseException as error:
+            ticket.unanswered = ticket.unanswered or _may_be_executed(error)
+            raise
+
+    def _acquire(self, connection: Any, ticket: Ticket, queue: bool) -> Grant | LockInfo:
+        name, sql = self._key(ticket.name), self._sql
+        request = Request(ticket.token, _us(ticket.ttl), ticket.holder.to_text(), queue)
+        if sql.has_fast_path:
+            sent_at = clock()
+            if (fence := sql.take(connection, name, request)) is not None:
+                return self._granted(ticket, fence, sent_at)
+        if queue:
+            self._expect(ticket)
+        request = replace(request, place=int(ticket.place or 0), inbox=ticket.inbox)
+        row, decision, sent_at = self._changed(connection, name, lambda row: rows.acquire(row, request))
+        if decision.is_retired:
+            raise LockBackendError(f"The request for lock {ticket.name!r} was given back before it was answered.")
+        if decision.granted:
+            return self._granted(ticket, row.fence, sent_at)
+        ticket.place = f"{decision.place:016}" if decision.place else ""
+        if not decision.place:
+            self._forget(ticket)
+            ticket.inbox = ""
+        left = row.expires - row.now
+        # Those behind the first would only find that it is not their turn.
+        told_later = queue and not decision.is_first
+        return self._info(ticket.name, row.token, row.state, row.fence, inf if told_later else left, row.holder)
+
+    def _granted(self, ticket: Ticket, fence: int, sent_at: float) -> Grant:
+        self._forget(ticket)
+        return Grant(fence, sent_at)
+
+    def release(self, ticket: Ticket, rest: float = 0.0) -> bool:
+        released, repeated = self._run_repeatedly(partial(self._release, ticket=ticket, rest=rest))
+        self._forget(ticket)
+        # "Not the holder" on a repeat means that the first attempt, whose reply was lost, did it.
+        return released or repeated
+
+    def _release(self, connection: Any, ticket: Ticket, rest: float) -> bool:
+        name, sql = self._key(ticket.name), self._sql
+        was_plain = not (rest or ticket.unanswered or ticket.inbox)
+        if was_plain and sql.has_fast_path and sql.free(connection, name, ticket.token):
+            return True
+        retire = _us(ticket.ttl) if ticket.unanswered else 0
+        _, decision, _ = self._changed(connection, name, lambda row: rows.release(row, ticket.token, _us(rest), retire))
+        return decision.granted
+
+    def _changed(self, connection: Any, name: bytes, decide: Callable[[Row], Decision]) -> tuple[Row, Decision, float]:
+        """Read the row, decide, and write unless somebody else wrote meanwhile; then once more."""
+        sql, give_up, tries = self._sql, clock() + self._timeout, 0
+        while True:
+            sent_at = clock()
+            row = sql.read(connection, name)
+            before = replace(row)
+            decision = decide(row)
+            tell = (decision.told.inbox, decision.told.token) if decision.told else None
+            if row == before or sql.write(connection, name, row, tell):
+                return row, decision, sent_at
+            if clock() > give_up:
+                raise LockBackendError(
+                    f"Others changed the row of the lock {name.decode()!r} {tries} times in {self._timeout:g} s, each"
+                    " time before this process could. Let fewer processes wait for it."
+                )
+            tries += 1
+            if tries > 2:
+                time.sleep(random.uniform(0, 0.001 * tries))
+
+    def succeed(self, heir: Ticket) -> None:
+        if self._listener:
+            self._listener.expect(heir)
+
+    # Waiting
+
+    def wait_turn(self, ticket: Ticket, timeout: float) -> None:
+        for pause in self._pauses(ticket, timeout):
+            if ticket.bell.wait(pause) or self._is_worth_an_attempt(ticket):
+                return
+
+    async def await_turn(self, ticket: Ticket, timeout: float) -> None:
+        for pause in self._pauses(ticket, timeout):
+            if await ticket.bell.await_(pause) or await self._in_thread(self._is_worth_an_attempt, ticket):
+                return
+
+    def _pauses(self, ticket: Ticket, timeout: float) -> Iterator[float]:
+        """Seconds to sleep before each look: the whole time where the bell will ring, else more and more."""
+        until, pause = clock() + timeout, FIRST_PAUSE
+        while (left := until - clock()) > 0:
+            yield left if self._will_ring(ticket) else min(left, pause * random.uniform(0.7, 1.3))
+            pause = min(pause * 1.6, LONGEST_PAUSE)
+
+    def _will_ring(self, ticket: Ticket) -> bool:
+        """Also for those who stand behind another one of this process and have no place in the store."""
+        return not ticket.place or (self._listener is not None and self._listener.hears)
+
+    def _is_worth_an_attempt(self, ticket: Ticket) -> bool:
+        if self._will_ring(ticket):
+            return False
+        name = self._key(ticket.name)
+        look = partial(self._sql.is_worth_an_attempt, name=name, token=ticket.token)
+        return self._run(look, _patience(ticket))
+
+    def _expect(self, ticket: Ticket) -> None:
+        if self._listener:
+            self._listener.expect(ticket)
+        ticket.inbox = ticket.inbox or self._channel
+
+    def _forget(self, ticket: Ticket) -> None:
+        if self._listener:
+            self._listener.forget(ticket)
+
+    # Many locks
+
+    def renew(self, wanted: Sequence[tuple[Ticket, float]], *, within: float | None = None) -> list[bool]:
+        held: set[str] = set()
+        by_ttl = sorted(wanted, key=lambda one: one[1])
+        for ttl, leases in groupby(by_ttl, key=lambda one: one[1]):
+            for batch in _batches([(self._key(ticket.name), ticket.token) for ticket, _ in leases]):
+                held |= self._run(partial(self._sql.renew, leases=batch, ttl=_us(ttl)), within)
+        return [ticket.token in held for ticket, _ in wanted]
+
+    def names(self, prefix: str = "") -> Iterator[str]:
+        beginning, last = self._key(prefix), b""
+        while found := self._run(partial(self._sql.names, prefix=beginning, after=last, limit=STEP)):
+            last = found[-1]
+            yield from (key.decode()[len(self.prefix) + 1 :] for key in found)
+
+    def look(self, names: Sequence[str]) -> list[LockInfo | None]:
+        found: dict[bytes, Any] = {}
+        for batch in _batches([self._key(name) for name in names]):
+            found |= self._run(partial(self._sql.look, names=batch))
+        seen = [(name, found.get(self._key(name))) for name in names]
+        return [self._info(name, *about) if about else None for name, about in seen]
+
+    def prune(self, older_than_seconds: float) -> int:
+        """Delete the rows of locks that nobody has held for so long. Returns how many they were.
+
+        A fencing number never repeats, because the next one of that name is the time of the database; only if
+        its clock is set back by more than ``older_than_seconds`` it may.
+        """
+        if not 0 <= older_than_seconds < inf:
+            raise ValueError(f"older_than_seconds is {older_than_seconds!r}; it is a number of seconds, 0 or more.")
+        return self._run(partial(self._sql.prune, age=_us(older_than_seconds)))
+
+    # The twins
+
+    async def aacquire(self, ticket: Ticket, *, queue: bool) -> Grant | LockInfo:
+        try:
+            return await self._in_thread(lambda: self.acquire(ticket, queue=queue))
+        except asyncio.CancelledError:
+            ticket.unanswered = True  # its thread goes on
+            raise
+
+    async def arelease(self, ticket: Ticket, rest: float = 0.0) -> bool:
+        return await self._in_thread(self.release, ticket, rest)
+
+    async def arenew(self, wanted: Sequence[tuple[Ticket, float]], *, within: float | None = None) -> list[bool]:
+        return await self._in_thread(lambda: self.renew(wanted, within=within))
+
+    async def anames(self, prefix: str = "") -> AsyncIterator[str]:
+        names = self.names(prefix)
+        while batch := await self._in_thread(lambda: [name for _, name in zip(range(STEP), names, strict=False)]):
+            for name in batch:
+                yield name
+
+    async def alook(self, names: Sequence[str]) -> list[LockInfo | None]:
+        return await self._in_thread(self.look, names)
+
+    async def aprune(self, older_than_seconds: float) -> int:
+        return await self._in_thread(self.prune, older_than_seconds)
+
+    async def _in_thread(self, call: Callable[..., R], *arguments: Any) -> R:
+        """Not in the loop's own threads, which a program may have given to something else."""
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(ASYNC_THREADS, thread_name_prefix=f"distlock-async-{self.alias}")
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call, *arguments)
+
+    # Connections
+
+    def _run(self, work: Callable[[Any], R], within: float | None = None) -> R:
+        return self._run_repeatedly(work, within)[0]
+
+    def _run_repeatedly(self, work: Callable[[Any], R], within: float | None = None) -> tuple[R, bool]:
+        """Do the work on a connection, and once more if that broke. Whether it was done more than once.
+
+        Raises LockBackendError; NoReply when the work may have been done although nothing was heard of it.
+        """
+        seconds = self._timeout if within is None else min(self._timeout, within)
+        try:
+            return self._done(work, seconds), False
+        except Broken:
+            self.pool.close_idle()  # a server that was restarted broke them all
+        try:
+            return self._done(work, seconds), True
+        except Broken as broken:
+            raise explain(broken.cause, self, NoReply) from broken.cause
+        except LockBackendError as error:
+            raise NoReply(*error.args) from error.__cause__
+
+    def _done(self, work: Callable[[Any], R], seconds: float) -> R:
+        """Raises Broken when the connection broke meanwhile, LockBackendError when the database refuses."""
+        is_open = False
+        try:
+            with self.pool.connection(seconds) as connection:
+                is_open = True
+                try:
+                    return work(connection)
+                except (OperationalError, InterfaceError) as error:
+                    if not _is_usable(connection):
+                        raise Broken(error) from error
+                    raise
+        except (LockBackendError, Broken):
+            raise
+        except Exception as error:
+            if is_open and not isinstance(error, Error):
+                raise  # a mistake of ours
+            raise explain(error, self) from error
+
+    def close(self) -> None:
+        if self._listener:
+            self._listener.stop()
+        self.pool.close_idle()
+        threads, self._threads = self._threads, None
+        if threads:
+            threads.shutdown(wait=False)
+        if self._memory:
+            self._memory.remove()
+
+    # Rows
+
+    def _key(self, name: str) -> bytes:
+        key = f"{self.prefix}:{name}".encode()
+        if len(key) > LONGEST_KEY:
+            raise InvalidLockName(f"The name {name!r:.80} takes {len(key)} bytes; the table has room for {LONGEST_KEY}")
+        return key
+
+    def _info(self, name: str, token: str, state: str, fence: int, left: float, holder: str) -> LockInfo:
+        """``left``: microseconds."""
+        return LockInfo(
+            name,
+            self.alias,
+            _holder(holder),
+            fence,
+            max(0.0, left / 1e6),
+            resting=state == rows.RESTING,
+            token=token,
+        )
+
+
+def _has_returning(vendor: str) -> bool:
+    return vendor == "postgresql" or (vendor == "sqlite" and sqlite3.sqlite_version_info >= (3, 35))
+
+
+def _holder(text: str) -> Holder | None:
+    try:
+        return Holder.from_text(text) if text else None  # None: handed over and not taken yet
+    except ValueError:
+        return None
+
+
+def _is_usable(connection: Any) -> bool:
+    return connection.connection is not None and bool(connection.is_usable())
+
+
+def _may_be_executed(error: BaseException) -> bool:
+    """Also what an interrupted thread or a cancelled task sent."""
+    return isinstance(error, NoReply) or not isinstance(error, LockBackendError)
+
+
+def _patience(ticket: Ticket) -> float | None:
+    """Seconds that a caller who waits has left for an answer; None: the backend's timeout counts."""
+    return None if ticket.give_up is None else max(SHORTEST_PATIENCE, ticket.give_up - clock())
+
+
+def _batches(items: Sequence[R]) -> Iterator[Sequence[R]]:
+    return (items[start : start + STEP] for start in range(0, len(items), STEP))
+
+
+def _us(seconds: float) -> int:
+    return ceil(seconds * 1_000_000)

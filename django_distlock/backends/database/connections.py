@@ -1,0 +1,251 @@
+"""Connections of the locks' own, so that the caller's transaction neither holds nor hides a lock."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+from django.core.signals import request_finished, request_started
+from django.db import connections
+from django.db.backends.base.base import NO_DB_ALIAS
+from django.db.backends.signals import connection_created
+from django.db.utils import load_backend
+
+from ...models import DatabaseLock
+from ...tickets import clock
+from .watchdog import Watchdog
+
+MAX_IDLE = 8  # connections kept after a rush
+IDLE = 20.0  # seconds after which a connection that nobody used is closed
+
+Wrapper = Any  # django.db.backends.base.base.BaseDatabaseWrapper, whose attributes are not typed
+
+_open: set[Wrapper] = set()  # strong: a connection that is collected in a forked child ends that of its parent
+_inherited: list[Wrapper] = []
+_pools: weakref.WeakSet[Pool] = weakref.WeakSet()
+
+
+class Pool:
+    """Connections to the database of one alias, each used by one call at a time.
+
+    Made from a copy of the alias' settings. They are closed by CONN_MAX_AGE at the begin and end of requests, as
+    Django closes its own, and outside of requests after twenty seconds without use. A waiter has none while it waits.
+    """
+
+    def __init__(self, alias: str, timeout: float, file: str | None, name: str) -> None:
+        """``timeout``: seconds for an answer; ``file``: of SQLite, else None; ``name``: of the locks' alias."""
+        self.alias = alias
+        self._timeout = timeout
+        self.file = file
+        self._idle: list[tuple[float, Wrapper]] = []
+        self._guard = threading.Lock()
+        self._watchdog = Watchdog(name)
+        self.closes_with_it: Callable[[], None] = lambda: None
+        _pools.add(self)
+
+    @contextmanager
+    def connection(self, seconds: float) -> Iterator[Wrapper]:
+        """One that nobody else uses. What goes wrong closes it; after ``seconds`` it is shut down."""
+        wrapper = self._take()
+        try:
+            with self._watchdog.watching(_descriptor(wrapper), seconds):
+                yield wrapper
+        except BaseException:
+            _close(wrapper)
+            raise
+        self._give_back(wrapper)
+
+    def open(self) -> Wrapper:
+        """A new one, which the caller closes with ``close()``."""
+        settings = own_settings(self.alias, self._timeout, self.file)
+        wrapper = load_backend(settings["ENGINE"]).DatabaseWrapper(settings, self.alias)
+        wrapper.inc_thread_sharing()
+        _open.add(wrapper)
+        try:
+            wrapper.ensure_connection()
+            if wrapper.vendor == "sqlite":
+                _prepare_file(wrapper)
+        except BaseException:
+            _close(wrapper)
+            raise
+        return wrapper
+
+    def close(self, wrapper: Wrapper) -> None:
+        _close(wrapper)
+
+    def close_idle(self) -> None:
+        with self._guard:
+            idle, self._idle = self._idle, []
+        for _, wrapper in idle:
+            _close(wrapper)
+
+    def close_old(self) -> None:
+        """By the rules of Django: what is older than CONN_MAX_AGE, or broken."""
+        with self._guard:
+            idle, self._idle = self._idle, []
+        for since, wrapper in idle:
+            wrapper.close_if_unusable_or_obsolete()
+            if wrapper.connection is None:
+                _open.discard(wrapper)
+            else:
+                self._keep(since, wrapper)
+
+    def _take(self) -> Wrapper:
+        while True:
+            with self._guard:
+                if not self._idle:
+                    break
+                _, wrapper = self._idle.pop()
+            if self._is_fit(wrapper):
+                return wrapper
+            _close(wrapper)
+        return self.open()
+
+    def _is_fit(self, wrapper: Wrapper) -> bool:
+        max_age = wrapper.settings_dict["CONN_MAX_AGE"]
+        if max_age and time.monotonic() >= wrapper.close_at:
+            return False
+        # The test runner renames the database after the settings were read.
+        return self.file is not None or _address(wrapper.settings_dict) == _address(connections.settings[self.alias])
+
+    def _give_back(self, wrapper: Wrapper) -> None:
+        now = clock()
+        self._keep(now, wrapper)
+        with self._guard:
+            old = [wrapper for since, wrapper in self._idle if now - since > IDLE]
+            self._idle = [(since, wrapper) for since, wrapper in self._idle if now - since <= IDLE]
+        for wrapper in old:
+            _close(wrapper)
+
+    def _keep(self, since: float, wrapper: Wrapper) -> None:
+        with self._guard:
+            if len(self._idle) < MAX_IDLE:
+                self._idle.append((since, wrapper))
+                return
+        _close(wrapper)
+
+
+def own_settings(alias: str, timeout: float, file: str | None) -> dict[str, Any]:
+    theirs = connections.settings[alias]
+    own = {**theirs, "ATOMIC_REQUESTS": False, "AUTOCOMMIT": True, "OPTIONS": {**theirs["OPTIONS"]}}
+    options, whole = own["OPTIONS"], ceil(timeout)
+    if file is not None:
+        return {**own, "NAME": file, "OPTIONS": {"timeout": timeout}, "CONN_HEALTH_CHECKS": False}
+    if vendor_of(alias) == "mysql":
+        for limit in ("connect_timeout", "read_timeout", "write_timeout"):
+            options.setdefault(limit, whole)
+        options["isolation_level"] = "read committed"
+    else:
+        options.setdefault("connect_timeout", whole)
+        for option in ("isolation_level", "pool"):
+            options.pop(option, None)
+    return own
+
+
+def vendor_of(alias: str) -> str:
+    return str(load_backend(connections.settings[alias]["ENGINE"]).DatabaseWrapper.vendor)
+
+
+def own_file(name: str | Path) -> str:
+    """Where the locks of a SQLite database are: in a file beside it.
+
+    A transaction that writes has the whole file to itself. A caller that is in one would wait for its own lock,
+    which waits for it.
+    """
+    path, mark, query = str(name).partition("?")  # it may be a URI
+    return f"{path}-locks{mark}{query}"
+
+
+def is_in_memory(name: str | Path) -> bool:
+    return ":memory:" in str(name) or "mode=memory" in str(name)
+
+
+class TemporaryFile:
+    """For the locks of a database in memory, which excludes its own process alone, as that database does."""
+
+    def __init__(self) -> None:
+        folder = tempfile.mkdtemp(prefix="distlock-")
+        self.name = str(Path(folder, "locks"))
+        self.remove = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        _temporary.add(self)
+
+
+_temporary: weakref.WeakSet[TemporaryFile] = weakref.WeakSet()
+
+
+def _prepare_file(wrapper: Wrapper) -> None:
+    raw = wrapper.connection
+    raw.create_function("distlock_now", 0, lambda: time.time_ns() // 1000)
+    raw.execute("PRAGMA synchronous = NORMAL")
+    if raw.execute("SELECT 1 FROM sqlite_master WHERE name = ?", [DatabaseLock._meta.db_table]).fetchone():
+        return
+    raw.execute("PRAGMA journal_mode = WAL")  # who looks does not wait for who writes
+    with wrapper.schema_editor(collect_sql=True, atomic=False) as editor:
+        statement, _ = editor.table_sql(DatabaseLock)
+    raw.execute(statement.replace("CREATE TABLE", "CREATE TABLE IF NOT EXISTS", 1))
+
+
+def _address(settings: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(settings[key] for key in ("NAME", "HOST", "PORT", "USER"))
+
+
+def _descriptor(wrapper: Wrapper) -> int | None:
+    return int(wrapper.connection.fileno()) if wrapper.vendor == "postgresql" else None
+
+
+def _close(wrapper: Wrapper) -> None:
+    _open.discard(wrapper)
+    wrapper.close()
+
+
+def _on_request(**_: object) -> None:
+    for pool in list(_pools):
+        pool.close_old()
+
+
+def _on_connection(connection: Wrapper, **_: object) -> None:
+    """A connection to no database is there to create or drop one, which needs all others gone: tests begin or end."""
+    if connection.alias == NO_DB_ALIAS:
+        for pool in list(_pools):
+            pool.close_idle()
+            pool.closes_with_it()
+
+
+def _after_fork() -> None:
+    """In the child: its parent's connections must neither be used nor ended here."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for wrapper in list(_open):
+        if wrapper.vendor != "sqlite" and (descriptor := _socket_of(wrapper)) is not None:
+            # What the driver sends when it is collected goes nowhere; and its parent is seen to die.
+            os.dup2(nowhere, descriptor)
+    os.close(nowhere)
+    _inherited.extend(_open)
+    _open.clear()
+    _pools.clear()
+    for file in list(_temporary):
+        file.remove.detach()
+
+
+def _socket_of(wrapper: Wrapper) -> int | None:
+    raw = wrapper.connection
+    if raw is None:
+        return None
+    if hasattr(raw, "fileno"):
+        return int(raw.fileno())
+    own = getattr(raw, "_sock", None)  # PyMySQL
+    return None if own is None else int(own.fileno())
+
+
+request_started.connect(_on_request)
+request_finished.connect(_on_request)
+connection_created.connect(_on_connection)
+os.register_at_fork(after_in_child=_after_fork)

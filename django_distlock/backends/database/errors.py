@@ -1,0 +1,49 @@
+"""What went wrong at the database, in words that say what to do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ...exceptions import LockBackendError
+from ...models import DatabaseLock
+
+if TYPE_CHECKING:
+    from .backend import DatabaseBackend
+
+TABLE = DatabaseLock._meta.db_table
+
+
+class NoReply(LockBackendError):
+    """The statement may have been executed."""
+
+
+class Broken(Exception):
+    """The connection broke while a statement was on its way."""
+
+    def __init__(self, cause: Exception) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+
+
+def explain(
+    error: Exception, backend: DatabaseBackend, kind: type[LockBackendError] = LockBackendError
+) -> LockBackendError:
+    text = str(error).strip().replace("\n", " ")
+    where = f"The database {backend.location!r} of the locks {backend.alias!r}"
+    if TABLE in text and any(sign in text for sign in ("does not exist", "doesn't exist", "no such table")):
+        return kind(
+            f"{where} has no table {TABLE}. Run manage.py migrate --database={backend.location}; if a router keeps"
+            f" the app 'distlock' from it, name another alias in {backend.setting('LOCATION')}."
+        )
+    if "read-only" in text or "readonly" in text:
+        return kind(f"{where} can only be read. Name an alias in {backend.setting('LOCATION')} that writes: {text}")
+    if "permission denied" in text or "command denied" in text:
+        return kind(
+            f"{where} lets this user not do what locks need: SELECT, INSERT, UPDATE and DELETE on {TABLE}: {text}"
+        )
+    if "database is locked" in text:
+        return kind(
+            f"{where} is in the file {backend.pool.file}, to which another process wrote for longer than"
+            f" {backend.setting('OPTIONS')}['timeout']: {text}"
+        )
+    return kind(f"{where} did not do what it was asked for: {type(error).__name__}: {text}")

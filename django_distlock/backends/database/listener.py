@@ -1,0 +1,151 @@
+"""How waiters wake on PostgreSQL: one connection that listens, for all waiting threads and tasks of a process."""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import threading
+from contextlib import suppress
+from typing import Any
+from weakref import WeakValueDictionary, finalize
+
+from django.db import Error, connections
+from django.db.utils import load_backend
+
+from ...tickets import Ticket, clock, new_token
+from .connections import Pool, vendor_of
+
+logger = logging.getLogger("django_distlock")
+
+IDLE = 20.0  # seconds without a waiter after which the connection is closed
+NAP = 1.0  # seconds between looks at whether there is still something to do
+AGAIN = 1.0  # seconds before another attempt after the connection was lost
+ECHO_WITHIN = 2.0  # seconds in which the listener must hear what was said on another connection
+DEAF_FOR = 60.0  # seconds for which a pooler that passes on no notifications is not tried again
+
+
+class Listener:
+    """Hears ``"token"`` when the lock was handed to the ticket of that token, and rings its bell.
+
+    It is an improvement, not a need: until the echo of its own voice has come on another connection, and after
+    that stays away, waiters look by themselves.
+    """
+
+    def __init__(self, pool: Pool, name: str) -> None:
+        self.channel = f"distlock_{new_token()}"
+        self._pool = pool
+        self._name = name
+        self._tickets: WeakValueDictionary[str, Ticket] = WeakValueDictionary()
+        self._guard = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._touched_at = 0.0
+        self._deaf_until = 0.0
+        self._pipe, self._waker = os.pipe()
+        finalize(self, _close_pipe, self._pipe, self._waker)
+        self.hears = False  # the echo has come: waiters need not look by themselves
+
+    def expect(self, ticket: Ticket) -> None:
+        """Wake this ticket from now on."""
+        ticket.inbox = ticket.inbox or self.channel
+        self._tickets[ticket.token] = ticket
+        self._touched_at = now = clock()
+        if self._thread is None and now >= self._deaf_until:
+            self._start()
+
+    def forget(self, ticket: Ticket) -> None:
+        if self._tickets.get(ticket.token) is ticket:
+            del self._tickets[ticket.token]
+
+    def stop(self) -> None:
+        """Close the connection now, unless somebody waits."""
+        with self._guard:
+            thread = self._thread
+            self._touched_at = -IDLE
+        if thread is not None and not self._tickets:
+            with suppress(OSError):
+                os.write(self._waker, b"!")
+            thread.join(NAP)
+
+    def _start(self) -> None:
+        with self._guard:
+            if self._thread is None:
+                thread = threading.Thread(target=self._run, name=f"distlock-listener-{self._name}", daemon=True)
+                with suppress(RuntimeError):  # no more threads here: waiters look
+                    thread.start()
+                    self._thread = thread
+
+    # In the thread
+
+    def _run(self) -> None:
+        while not self._is_done():
+            try:
+                self._listen()
+            except (Error, OSError) as error:
+                logger.debug("The listener of %r lost its connection: %s", self._name, error)
+                select.select([self._pipe], [], [], AGAIN)
+            finally:
+                self.hears = False
+
+    def _is_done(self) -> bool:
+        with self._guard:
+            now = clock()
+            if now - self._touched_at < IDLE and now >= self._deaf_until:
+                return False
+            self._thread = None
+            return True
+
+    def _listen(self) -> None:
+        wrapper = self._pool.open()
+        try:
+            with wrapper.cursor() as cursor:
+                cursor.execute(f'LISTEN "{self.channel}"')
+            with self._pool.connection(ECHO_WITHIN) as other, other.cursor() as cursor:
+                cursor.execute("SELECT pg_notify(%s, '?')", [self.channel])
+            with wrapper.wrap_database_errors:
+                self._hear(wrapper.connection, clock() + ECHO_WITHIN)
+        finally:
+            self._pool.close(wrapper)
+
+    def _hear(self, connection: Any, echo_until: float) -> None:
+        while clock() - self._touched_at < IDLE:
+            ready, _, _ = select.select([connection.fileno(), self._pipe], [], [], NAP)
+            if self._pipe in ready:
+                os.read(self._pipe, 1)
+            if connection.fileno() in ready:
+                connection.pgconn.consume_input()
+                while message := connection.pgconn.notifies():
+                    self._heard(message.extra.decode())
+            if not self.hears and clock() > echo_until:
+                self._give_up()
+                return
+
+    def _heard(self, text: str) -> None:
+        if text == "?":
+            self.hears = True
+            for ticket in list(self._tickets.values()):
+                ticket.bell.ring()  # what was said while nobody listened
+        elif told := self._tickets.get(text):
+            told.bell.ring()
+
+    def _give_up(self) -> None:
+        self._deaf_until = clock() + DEAF_FOR
+        logger.warning(
+            "Notifications do not come through to the locks of %r, so that waiters ask the database several times a"
+            " second. A pooler such as pgbouncer in transaction mode does not pass them on; a LOCATION that leads"
+            " directly to the server does.",
+            self._name,
+        )
+
+
+def can_listen(alias: str) -> bool:
+    """Whether the database notifies, and its driver (psycopg 3) lets a thread wait for that."""
+    if vendor_of(alias) != "postgresql":
+        return False
+    driver = load_backend(connections.settings[alias]["ENGINE"]).DatabaseWrapper.Database
+    return bool(driver.__name__ == "psycopg")
+
+
+def _close_pipe(*descriptors: int) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)

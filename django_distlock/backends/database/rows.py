@@ -1,0 +1,175 @@
+"""What becomes of a lock's row: the whole algorithm, without a database.
+
+Each function changes the row it is given and says what to answer. The change is then written only if the row
+is still the one that was read (compare-and-swap), so that no database lock is held while a process thinks, and
+a command that arrives late changes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+
+GRANT_TTL = 2_000_000  # microseconds a waiter has to take what it was handed: two looks, because a hint can be lost
+ALIVE = 2_500_000  # microseconds after its last look for which a waiter is taken for living: it looks each second
+
+HELD, CLAIMED, RESTING, FREE = "h", "c", "r", "f"
+
+
+@dataclass(frozen=True, slots=True)
+class Waiter:
+    """A place in the queue. ``seen``: when it looked last."""
+
+    place: int
+    token: str
+    inbox: str
+    seen: int
+
+
+@dataclass(slots=True)
+class Row:
+    """One lock. Moments are microseconds by the clock of the database, ``now`` is when the row was read."""
+
+    now: int
+    version: int = 0  # 0: there is no such row yet
+    token: str = ""
+    state: str = FREE
+    fence: int = 0
+    expires: int = 0
+    holder: str = ""
+    waiters: list[Waiter] = field(default_factory=list)  # in the order of their places
+    retired: dict[str, int] = field(default_factory=dict)  # token -> until when
+
+    @property
+    def is_taken(self) -> bool:
+        return self.state != FREE and self.expires > self.now
+
+    @property
+    def careful_until(self) -> int:
+        """Until then more counts than token and expiry, and requests go by this module."""
+        return max(
+            [0, *(waiter.seen + ALIVE for waiter in self.waiters), *self.retired.values()],
+        )
+
+    def is_held_by(self, token: str) -> bool:
+        return self.is_taken and self.token == token
+
+    def forget_the_dead(self) -> None:
+        """A waiter that does not look any more loses its place, until it looks again."""
+        self.waiters = [waiter for waiter in self.waiters if waiter.seen + ALIVE > self.now]
+        self.retired = {token: until for token, until in self.retired.items() if until > self.now}
+
+    def enqueue(self, waiter: Waiter) -> None:
+        self.leave(waiter.token)
+        self.waiters = sorted([*self.waiters, waiter], key=lambda one: one.place)
+
+    def leave(self, token: str) -> None:
+        self.waiters = [waiter for waiter in self.waiters if waiter.token != token]
+
+    def next_place(self) -> int:
+        return max(self.now, self.fence + 1, *(waiter.place + 1 for waiter in self.waiters))
+
+    def give(self, token: str, state: str, ttl: int, holder: str = "") -> None:
+        """``ttl``: microseconds."""
+        self.leave(token)
+        self.token, self.state, self.holder = token, state, holder
+        self.fence = max(self.fence + 1, self.now)
+        self.expires = self.now + ttl
+
+    def hand_on(self) -> Waiter | None:
+        """To the first in the queue, who is to be told; without a queue the lock is free."""
+        if self.waiters:
+            first = self.waiters[0]
+            self.give(first.token, CLAIMED, GRANT_TTL)
+            return first
+        self.token, self.state, self.holder = "", FREE, ""
+        self.expires = min(self.expires, self.now)
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """An attempt to acquire. ``queue``: wait if busy; ``place``: the one it had, 0 for none; ``ttl``: microseconds."""
+
+    token: str
+    ttl: int
+    holder: str
+    queue: bool
+    place: int = 0
+    inbox: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What a request comes to. ``told``: the waiter that the lock was handed to; ``place``: the one it has now."""
+
+    granted: bool
+    told: Waiter | None = None
+    place: int = 0
+    is_first: bool = False
+    is_retired: bool = False
+
+
+def acquire(row: Row, request: Request) -> Decision:
+    row.forget_the_dead()
+    token = request.token
+    if token in row.retired or (row.is_held_by(token) and row.state == RESTING):
+        return Decision(False, is_retired=True)
+    if row.is_held_by(token):
+        row.state, row.holder = HELD, request.holder
+        row.expires = max(row.expires, row.now + request.ttl)
+        row.leave(token)
+        return Decision(True)
+    told = None
+    if not row.is_taken:
+        if request.place:
+            row.enqueue(Waiter(request.place, token, request.inbox, row.now))
+        if not row.waiters or row.waiters[0].token == token:
+            row.give(token, HELD, request.ttl, request.holder)
+            return Decision(True)
+        told = row.hand_on()
+    if not request.queue:
+        row.leave(token)
+        return Decision(False, told)
+    mine = next((waiter.place for waiter in row.waiters if waiter.token == token), 0)
+    place = request.place or mine or row.next_place()
+    row.enqueue(Waiter(place, token, request.inbox, row.now))
+    return Decision(False, told, place, is_first=row.waiters[0].token == token)
+
+
+def release(row: Row, token: str, rest: int = 0, retire: int = 0) -> Decision:
+    """Give up a lease, hand a grant back or leave the queue. ``granted``: the token held the lock.
+
+    ``rest``: microseconds for which the lock stays taken; ``retire``: for which the token gets nothing,
+    because a command that carries it may still arrive.
+    """
+    row.forget_the_dead()
+    row.leave(token)
+    if retire:
+        row.retired[token] = row.now + retire
+    if not row.is_held_by(token):
+        return Decision(False)
+    if row.state == RESTING:
+        return Decision(True)
+    if rest and row.state == HELD:
+        row.state, row.expires = RESTING, row.now + rest
+        return Decision(True)
+    return Decision(True, row.hand_on())
+
+
+def waiters_to_text(waiters: list[Waiter]) -> str:
+    if not waiters:
+        return ""
+    return json.dumps([[one.place, one.token, one.inbox, one.seen] for one in waiters], separators=(",", ":"))
+
+
+def waiters_from_text(text: str) -> list[Waiter]:
+    return [Waiter(*fields) for fields in json.loads(text)] if text else []
+
+
+def retired_to_text(retired: dict[str, int]) -> str:
+    return json.dumps(retired, separators=(",", ":")) if retired else ""
+
+
+def retired_from_text(text: str) -> dict[str, int]:
+    return dict(json.loads(text)) if text else {}

@@ -1,0 +1,189 @@
+"""The SQL of each database. Every change is one statement, in autocommit: nothing is held between two of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ...models import DatabaseLock
+from .rows import (
+    CLAIMED,
+    FREE,
+    HELD,
+    Request,
+    Row,
+    retired_from_text,
+    retired_to_text,
+    waiters_from_text,
+    waiters_to_text,
+)
+
+TABLE = DatabaseLock._meta.db_table
+COLUMNS = "name, version, token, state, fence, expires, holder, waiters, retired, careful_until"
+
+# Microseconds of Unix time at this moment; now() of PostgreSQL would be when the transaction began, and MySQL's
+# local time repeats an hour each autumn. SQLite gets the function from the connection.
+CLOCKS = {
+    "postgresql": "CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000000 AS bigint)",
+    "mysql": "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))",
+    "sqlite": "distlock_now()",
+}
+
+
+class Statements:
+    """Runs them on a connection of Django."""
+
+    def __init__(self, vendor: str, *, has_returning: bool) -> None:
+        now = CLOCKS[vendor]
+        greatest = "MAX" if vendor == "sqlite" else "GREATEST"
+        self.has_fast_path = has_returning
+        self._notifies = vendor == "postgresql"
+        self._read = (
+            f"SELECT {now}, version, token, state, fence, expires, holder, waiters, retired"
+            f" FROM (SELECT 1 AS one) AS always LEFT JOIN {TABLE} ON name = %s"
+        )
+        values = f"INTO {TABLE} ({COLUMNS}) VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s)"
+        self._insert = (
+            f"INSERT IGNORE {values}" if vendor == "mysql" else f"INSERT {values} ON CONFLICT (name) DO NOTHING"
+        )
+        self._replace = (
+            f"UPDATE {TABLE} SET version = %s, token = %s, state = %s, fence = %s, expires = %s, holder = %s,"
+            " waiters = %s, retired = %s, careful_until = %s WHERE name = %s AND version = %s"
+        )
+        # The row's own values are named by the table, what was to be inserted by "excluded".
+        self._take = (
+            f"INSERT INTO {TABLE} AS own ({COLUMNS})"
+            f" VALUES (%s, {now}, %s, '{HELD}', {now}, {now} + %s, %s, '', '', 0)"
+            " ON CONFLICT (name) DO UPDATE SET"
+            f" version = {greatest}(own.version + 1, {now}),"
+            f" fence = CASE WHEN own.expires > {now} THEN own.fence ELSE {greatest}(own.fence + 1, {now}) END,"
+            f" expires = CASE WHEN own.expires > {now} THEN {greatest}(own.expires, excluded.expires)"
+            " ELSE excluded.expires END,"
+            " token = excluded.token, state = excluded.state, holder = excluded.holder"
+            f" WHERE (own.token = excluded.token AND own.state IN ('{HELD}', '{CLAIMED}') AND own.expires > {now})"
+            f" OR (own.expires <= {now} AND own.careful_until <= {now})"
+            " RETURNING fence"
+        )
+        self._free = (
+            f"UPDATE {TABLE} SET version = {greatest}(version + 1, {now}), token = '', state = '{FREE}',"
+            f" expires = {now}, holder = '' WHERE name = %s AND token = %s AND state = '{HELD}' AND expires > {now}"
+            f" AND careful_until <= {now}"
+        )
+        self._renew = (
+            f"UPDATE {TABLE} SET version = version + 1, expires = {greatest}(expires, {now} + %s)"
+            f" WHERE name IN ({{many}}) AND token IN ({{many}}) AND state = '{HELD}' AND expires > {now}"
+        )
+        self._still_held = (
+            f"SELECT token FROM {TABLE} WHERE name IN ({{many}}) AND token IN ({{many}}) AND state = '{HELD}'"
+            f" AND expires > {now}"
+        )
+        self._turn = f"SELECT token, expires <= {now} FROM {TABLE} WHERE name = %s"
+        self._names = (
+            f"SELECT name FROM {TABLE} WHERE name >= %s AND name > %s AND name < %s AND expires > {now}"
+            f" AND state <> '{FREE}' ORDER BY name LIMIT %s"
+        )
+        self._look = (
+            f"SELECT name, token, state, fence, expires - {now}, holder FROM {TABLE} WHERE name IN ({{many}})"
+            f" AND expires > {now} AND state <> '{FREE}'"
+        )
+        self._prune = (
+            f"DELETE FROM {TABLE} WHERE expires <= {now} - %s AND fence <= {now} - %s AND careful_until <= {now} - %s"
+        )
+
+    # One lock
+
+    def take(self, connection: Any, name: bytes, request: Request) -> int | None:
+        """The fencing number, where nobody else has the lock or waits for it. Repeatable."""
+        binary = connection.Database.Binary(name)
+        with connection.cursor() as cursor:
+            cursor.execute(self._take, [binary, request.token, request.ttl, request.holder])
+            found = cursor.fetchone()
+        return int(found[0]) if found else None
+
+    def free(self, connection: Any, name: bytes, token: str) -> bool:
+        """Whether the token held the lock, which nobody waits for."""
+        with connection.cursor() as cursor:
+            cursor.execute(self._free, [connection.Database.Binary(name), token])
+            return bool(cursor.rowcount)
+
+    def read(self, connection: Any, name: bytes) -> Row:
+        with connection.cursor() as cursor:
+            cursor.execute(self._read, [connection.Database.Binary(name)])
+            now, version, token, state, fence, expires, holder, waiters, retired = cursor.fetchone()
+        if version is None:
+            return Row(int(now))
+        waiting, given_up = waiters_from_text(waiters), retired_from_text(retired)
+        return Row(int(now), version, token, state, fence, expires, holder, waiting, given_up)
+
+    def write(self, connection: Any, name: bytes, row: Row, tell: tuple[str, str] | None = None) -> bool:
+        """False if the row is no more the one that was read.
+
+        ``tell``: the channel and the text of a message that goes out with the change.
+        """
+        binary = connection.Database.Binary(name)
+        version = max(row.version + 1, row.now)
+        changed = [row.token, row.state, row.fence, row.expires, row.holder]
+        changed += [waiters_to_text(row.waiters), retired_to_text(row.retired), row.careful_until]
+        with connection.cursor() as cursor:
+            if not row.version:
+                cursor.execute(self._insert, [binary, version, *changed])
+            elif tell and self._notifies:
+                # In one statement: told is what was changed, and only that.
+                cursor.execute(
+                    f"WITH changed AS ({self._replace} RETURNING 1) SELECT pg_notify(%s, %s) FROM changed",
+                    [version, *changed, binary, row.version, *tell],
+                )
+            else:
+                cursor.execute(self._replace, [version, *changed, binary, row.version])
+            return bool(cursor.rowcount == 1)
+
+    def is_worth_an_attempt(self, connection: Any, name: bytes, token: str) -> bool:
+        """Whether a waiter may have been handed the lock, or nobody has it."""
+        with connection.cursor() as cursor:
+            cursor.execute(self._turn, [connection.Database.Binary(name)])
+            found = cursor.fetchone()
+        return found is None or bool(found[0] == token or found[1])
+
+    # Many
+
+    def renew(self, connection: Any, leases: Sequence[tuple[bytes, str]], ttl: int) -> set[str]:
+        """The tokens that still hold their locks, which now last ``ttl`` microseconds at least."""
+        leases = sorted(leases)  # one order for all processes
+        parameters = [connection.Database.Binary(name) for name, _ in leases] + [token for _, token in leases]
+        many = _placeholders(leases)
+        with connection.cursor() as cursor:
+            if self.has_fast_path:
+                cursor.execute(f"{self._renew.format(many=many)} RETURNING token", [ttl, *parameters])
+            else:
+                cursor.execute(self._renew.format(many=many), [ttl, *parameters])
+                cursor.execute(self._still_held.format(many=many), parameters)
+            return {token for (token,) in cursor.fetchall()}
+
+    def names(self, connection: Any, prefix: bytes, after: bytes, limit: int) -> list[bytes]:
+        """Names that are locked now and begin with ``prefix``, in order, beyond ``after``."""
+        bounds = map(connection.Database.Binary, (prefix, after, _end_of(prefix)))
+        with connection.cursor() as cursor:
+            cursor.execute(self._names, [*bounds, limit])
+            return [bytes(name) for (name,) in cursor.fetchall()]
+
+    def look(self, connection: Any, names: Sequence[bytes]) -> dict[bytes, tuple[str, str, int, int, str]]:
+        """Token, state, fencing number, microseconds left and holder of each that is locked."""
+        with connection.cursor() as cursor:
+            cursor.execute(
+                self._look.format(many=_placeholders(names)), [connection.Database.Binary(name) for name in names]
+            )
+            return {bytes(name): tuple(about) for name, *about in cursor.fetchall()}
+
+    def prune(self, connection: Any, age: int) -> int:
+        with connection.cursor() as cursor:
+            cursor.execute(self._prune, [age, age, age])
+            return int(cursor.rowcount)
+
+
+def _placeholders(items: Sequence[object]) -> str:
+    return ", ".join(["%s"] * len(items))
+
+
+def _end_of(prefix: bytes) -> bytes:
+    """The first text beyond all that begin with the prefix, whose last byte is no 0xFF because it is UTF-8."""
+    return prefix[:-1] + bytes([prefix[-1] + 1])

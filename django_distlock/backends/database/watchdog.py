@@ -1,0 +1,70 @@
+"""Ends calls to a database that does not answer: drivers for PostgreSQL have no time limit of their own."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from itertools import count
+from math import inf
+
+from ...tickets import clock
+
+IDLE = 10.0  # seconds without a call after which the thread ends
+
+
+class Watchdog:
+    """Shuts down the socket of a call that takes too long; its driver then says that the connection broke.
+
+    A statement_timeout would not do: it is state of a session, which poolers such as pgbouncer do not keep, and
+    a server that hangs does not keep it either.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._calls: dict[int, tuple[float, int]] = {}  # number -> (until when, descriptor of the socket)
+        self._numbers = count()
+        self._changed = threading.Condition(threading.Lock())
+        self._wakes_at = inf
+        self._thread: threading.Thread | None = None
+
+    @contextmanager
+    def watching(self, descriptor: int | None, seconds: float) -> Iterator[None]:
+        """``descriptor``: of the socket; None when the driver limits its calls itself."""
+        if descriptor is None:
+            yield
+            return
+        number, until = next(self._numbers), clock() + seconds
+        with self._changed:
+            self._calls[number] = until, descriptor
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=f"distlock-watchdog-{self._name}", daemon=True)
+                self._thread.start()
+            elif until < self._wakes_at:
+                self._changed.notify()
+        try:
+            yield
+        finally:
+            with self._changed:  # not while the thread looks: the descriptor may be another socket's soon
+                self._calls.pop(number, None)
+
+    def _run(self) -> None:
+        with self._changed:
+            while True:
+                now = clock()
+                for number, (until, descriptor) in list(self._calls.items()):
+                    if until <= now:
+                        del self._calls[number]
+                        _shut_down(descriptor)
+                self._wakes_at = min([now + IDLE, *(until for until, _ in self._calls.values())])
+                was_notified = self._changed.wait(self._wakes_at - now)
+                if not was_notified and not self._calls and clock() - now >= IDLE:
+                    self._thread = None
+                    return
+
+
+def _shut_down(descriptor: int) -> None:
+    with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as duplicate:
+        duplicate.shutdown(socket.SHUT_RDWR)

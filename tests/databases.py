@@ -1,0 +1,37 @@
+"""Databases that tests add to DATABASES while they run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from django.db import connections
+
+from django_distlock.models import DatabaseLock
+
+ALIAS = "locks"
+
+
+@contextmanager
+def known_database(settings: dict[str, Any], alias: str = ALIAS) -> Iterator[None]:
+    """The alias leads there; on a server the table of the locks is there, and empty."""
+    known = connections.configure_settings({"default": {}, alias: dict(settings)})[alias]
+    connections.settings[alias] = known
+    try:
+        connection = connections[alias]
+        if connection.vendor != "sqlite":
+            make_table(connection)
+        yield
+    finally:
+        connections[alias].close()
+        del connections[alias]
+        del connections.settings[alias]
+
+
+def make_table(connection: Any) -> None:
+    with connection.schema_editor() as editor:
+        if DatabaseLock._meta.db_table in connection.introspection.table_names():
+            editor.execute(f"DELETE FROM {DatabaseLock._meta.db_table}")
+        else:
+            editor.create_model(DatabaseLock)
