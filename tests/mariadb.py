@@ -19,9 +19,9 @@ PLACES = "/usr/sbin", "/usr/local/sbin", "/usr/bin", "/usr/local/bin"
 
 
 def program() -> Path | None:
-    """The server, with mariadb-install-db to make its files."""
+    """The server."""
     found = [Path(place, name) for name in NAMES for place in PLACES if Path(place, name).exists()]
-    return found[0] if found and shutil.which("mariadb-install-db") else None
+    return found[0] if found else None
 
 
 def is_driver_there() -> bool:
@@ -44,29 +44,24 @@ class MariaDB:
         self.folder = Path(tempfile.mkdtemp(prefix="mariadb-"))
         self.socket = self.folder / "s"
         self._log = (self.folder / "log").open("wb")
-        self._run = {"stdout": self._log, "stderr": self._log}
 
     def __enter__(self) -> MariaDB:
-        data = f"--datadir={self.folder / 'data'}"
-        as_user = ["--user=root"] if os.getuid() == 0 else []
-        install = ["mariadb-install-db", "--no-defaults", data, "--auth-root-authentication-method=normal", *as_user]
-        subprocess.run([*install, "--skip-test-db"], check=True, **self._run)  # type: ignore[call-overload]
+        data = self.folder / "data"
+        data.mkdir()
+        statements = self.folder / "init.sql"
+        statements.write_text("CREATE DATABASE tests CHARACTER SET utf8mb4;\n")
         self.process = subprocess.Popen(
             [
-                self._program, "--no-defaults", data, f"--socket={self.socket}", "--skip-networking", *as_user,
-                f"--pid-file={self.folder / 'pid'}", "--innodb-flush-log-at-trx-commit=0",
-                "--innodb-buffer-pool-size=32M", "--max-connections=100",
-                "--init-file=" + str(self._first_statements()),
+                self._program, "--no-defaults", f"--datadir={data}", f"--socket={self.socket}", "--skip-networking",
+                "--skip-grant-tables", f"--init-file={statements}", f"--pid-file={self.folder / 'pid'}",
+                "--innodb-flush-log-at-trx-commit=0", "--innodb-buffer-pool-size=32M", "--max-connections=100",
+                *(["--user=root"] if os.getuid() == 0 else []),
             ],
-            **self._run,
-        )  # type: ignore[call-overload]  # fmt: skip
+            stdout=self._log,
+            stderr=self._log,
+        )  # fmt: skip
         eventually(self._answers, 60)
         return self
-
-    def _first_statements(self) -> Path:
-        file = self.folder / "init.sql"
-        file.write_text("CREATE DATABASE IF NOT EXISTS tests CHARACTER SET utf8mb4;\n")
-        return file
 
     def _answers(self) -> bool:
         assert self.process.poll() is None, (self.folder / "log").read_text()
