@@ -166,10 +166,11 @@ def locmem_locks(settings: Any) -> Iterator[BaseLockBackend]:
     locks.close()
 
 
-@pytest.fixture(params=["redis", "locmem"])
+@pytest.fixture(params=["redis", "locmem", "postgres", "sqlite"])
 def backend(request: pytest.FixtureRequest) -> BaseLockBackend:
     """``locks["default"]``, on each kind of store that excludes."""
-    found: BaseLockBackend = request.getfixturevalue({"redis": "valkey_locks", "locmem": "locmem_locks"}[request.param])
+    fixture = "valkey_locks" if request.param == "redis" else f"{request.param}_locks"
+    found: BaseLockBackend = request.getfixturevalue(fixture)
     return found
 
 

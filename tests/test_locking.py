@@ -28,7 +28,7 @@ from django_distlock import signals as lock_signals
 from django_distlock.renewal import renewer_of
 from django_distlock.tickets import Grant, current_execution
 
-from .tools import aeventually, eventually, ticket
+from .tools import eventually, ticket
 
 pytestmark = pytest.mark.usefixtures("backend")
 
@@ -801,7 +801,7 @@ class TestNothingIsLeftBehind:
                 await asyncio.gather(task, return_exceptions=True)
             finally:
                 lock_signals.lock_acquired.disconnect(slow)
-            await aeventually(lambda: locks["default"].look(["name"]) == [None])
+            await asyncio.to_thread(eventually, lambda: locks["default"].look(["name"]) == [None])
 
         asyncio.run(main())
 

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, TypeVar
 
 from django.apps import apps
 from django.db import Error, InterfaceError, OperationalError, connections, router
+from django.utils.asyncio import async_unsafe
 
 from ...exceptions import InvalidLockBackend, InvalidLockName, LockBackendError
 from ...models import LONGEST_KEY, DatabaseLock
@@ -316,6 +317,7 @@ class DatabaseBackend(BaseLockBackend):
         except LockBackendError as error:
             raise NoReply(*error.args) from error.__cause__
 
+    @async_unsafe("Locks in a database were asked for synchronously inside an event loop; use the method with an a-.")
     def _done(self, work: Callable[[Any], R], seconds: float) -> R:
         """Raises Broken when the connection broke meanwhile, LockBackendError when the database refuses."""
         is_open = False
