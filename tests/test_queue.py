@@ -221,9 +221,9 @@ order = told()
 class Peer:
     """A Python program that says and is told lines."""
 
-    def __init__(self, url, code, ttl):
+    def __init__(self, url, code, ttl, prologue=PROLOGUE):
         self.process = subprocess.Popen(
-            [sys.executable, "-W", "error", "-c", PROLOGUE + code, url, str(ttl)],
+            [sys.executable, "-W", "error", "-c", prologue + code, url, str(ttl)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         self._said = queue.Queue()

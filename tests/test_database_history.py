@@ -1,0 +1,200 @@
+"""S1, S4, S7, S10 and S12 of the database backend among real processes that are killed, stopped and cut off.
+
+``DISTLOCK_SOAK=600`` makes the random run last ten minutes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import time
+
+import pytest
+from django.db import connections
+
+from django_distlock import lock, locks
+from django_distlock.backends.database.rows import ALIVE
+from django_distlock.models import DatabaseLock
+from django_distlock.tickets import clock
+
+from .databases import ALIAS
+from .history import EVERYBODY, Journal, faults, read
+from .test_database import end_sessions, waiting
+from .test_queue import RANDOM_WORKER, Peer
+from .tools import PATIENCE, eventually
+
+SOAK = float(os.environ.get("DISTLOCK_SOAK", "6"))
+GRANT = 2.0
+LOOK = 1.0
+
+PROLOGUE = """
+import json, os, signal, sys, threading, time
+import django
+from django.conf import settings
+settings.configure(
+    INSTALLED_APPS=["django_distlock"],
+    DATABASES={"default": {}, "locks": json.loads(sys.argv[1])},
+    DISTRIBUTED_LOCKS={"default": {
+        "BACKEND": "tests.history.RecordingDatabaseBackend", "LOCATION": "locks"}},
+)
+django.setup()
+from django_distlock import *
+def say(*words):
+    print(*words, flush=True)
+def told():
+    return sys.stdin.readline().strip()
+def get_in_and_out():
+    with lock("name", ttl=float(sys.argv[2]), wait=60, on_lost="log"):
+        say("in")
+        told()
+    say("out")
+say("ready")
+order = told()
+"""
+
+
+@pytest.fixture(params=["postgres", "sqlite"])
+def backend(request):
+    return request.getfixturevalue(f"{request.param}_locks")
+
+
+@pytest.fixture
+def peers(backend):
+    started = []
+
+    def start(number=1, code="get_in_and_out()", ttl=30.0):
+        known = connections.settings[ALIAS]
+        database = json.dumps({key: known[key] for key in ("ENGINE", "NAME", "USER", "HOST")})
+        fresh = [Peer(database, code, ttl, PROLOGUE) for _ in range(number)]
+        started.extend(fresh)
+        for peer in fresh:
+            peer.says("ready", 30)
+        return fresh
+
+    yield start
+    for peer in started:
+        peer.end()
+
+
+def queued(peers, backend):
+    """Let them come one after another, each when the one before has its place."""
+    before = waiting(backend)
+    for number, peer in enumerate(peers, before + 1):
+        peer.tell()
+        eventually(lambda number=number: waiting(backend) == number)
+    return peers
+
+
+def test_processes_get_in_as_they_came(backend, peers):
+    with lock("name", ttl=60):
+        waiters = queued(peers(4), backend)
+    for waiter in waiters:
+        waiter.says("in")
+        assert all(other.is_silent() for other in waiters)
+        waiter.leaves()
+
+
+def test_a_killed_holder_blocks_for_its_ttl_and_a_look_at_most(backend, peers):
+    [holder] = peers(ttl=1.5)
+    holder.tell()
+    holder.says("in")
+    [waiter] = queued(peers(), backend)
+    holder.kill()
+    killed = time.monotonic()
+    assert waiter.says("in") - killed < 1.5 + LOOK + 1
+    waiter.leaves()
+
+
+def test_a_killed_waiter_delays_others_by_a_grant_at_most(backend, peers):
+    with lock("name", ttl=60):
+        dead, waiter = queued(peers(2), backend)
+        dead.kill()
+        left = time.monotonic()
+    assert waiter.says("in") - left < max(GRANT, ALIVE / 1e6) + LOOK + 1
+    waiter.leaves()
+
+
+def test_a_stopped_waiter_keeps_its_place(backend, peers):
+    with lock("name", ttl=60):
+        stopped, waiter, last = queued(peers(3), backend)
+        stopped.stop()
+    waiter.says("in", 2 * PATIENCE)
+    stopped.go_on()
+    eventually(lambda: waiting(backend) == 2)
+    waiter.leaves()
+    stopped.says("in")
+    assert last.is_silent()
+    stopped.leaves()
+    last.says("in")
+    last.leaves()
+
+
+def test_random_processes_and_accidents(backend, peers, tmp_path):
+    seed = random.randrange(10**9)
+    dice = random.Random(seed)
+    print(f"seed {seed}")
+    ends = time.monotonic() + SOAK
+    journal = Journal(tmp_path)
+    running, stopped = [], {}
+
+    def start(number):
+        for peer in peers(number, RANDOM_WORKER):
+            peer.tell(f"{tmp_path} {dice.random()} {ends}")
+            running.append(peer)
+
+    def disturb(pid):
+        journal.write("disturbed", pid=pid)
+
+    accidents = ["kill", "stop", "stop", "stop"]
+    if backend.vendor == "postgresql":
+        accidents += ["cut", "cut"]
+    start(5)
+    while time.monotonic() < ends:
+        time.sleep(dice.random() * 0.4)
+        accident = dice.choice(accidents)
+        free = [peer for peer in running if peer not in stopped]
+        if accident == "cut":
+            disturb(EVERYBODY)
+            end_sessions()
+            disturb(EVERYBODY)
+        elif accident == "kill" and len(running) > 3:
+            victim = dice.choice(running)
+            running.remove(victim)
+            stopped.pop(victim, None)
+            disturb(victim.process.pid)
+            victim.kill()
+        elif accident == "stop" and not stopped and free:
+            victim = dice.choice(free)
+            disturb(victim.process.pid)
+            victim.stop()
+            stopped[victim] = time.monotonic() + dice.choice((0.05, 0.3, 1.2))
+        for victim, until in list(stopped.items()):
+            if time.monotonic() > until:
+                disturb(victim.process.pid)
+                victim.go_on()
+                del stopped[victim]
+    for victim in stopped:
+        disturb(victim.process.pid)
+        victim.go_on()
+    for peer in running:
+        peer.says("out", 3 * PATIENCE)
+        assert peer.process.wait(PATIENCE) == 0
+    events = read(tmp_path)
+    assert faults(events) == []
+    assert len([event for event in events if event.kind == "grant"]) >= 30
+    assert any(event.kind == "place" for event in events)
+    eventually(lambda: list(locks["default"].names()) == [] and not careful(backend), 2 * PATIENCE)
+    assert clock() >= events[-1].at
+
+
+def careful(backend):
+    """Rows with living waiters or retired tokens."""
+
+    def count(connection):
+        with connection.cursor() as cursor:
+            now = time.time_ns() // 1000
+            cursor.execute(f"SELECT count(*) FROM {DatabaseLock._meta.db_table} WHERE careful_until > %s", [now])
+            return cursor.fetchone()[0]
+
+    return backend._run(count)
