@@ -34,13 +34,13 @@ class Postgres:
         self._programs = programs
         self.folder = Path(tempfile.mkdtemp(prefix="postgres-"))
         # PostgreSQL refuses to run as root.
-        self._user: dict[str, Any] = {"user": "nobody", "group": "nogroup"} if os.getuid() == 0 else {}
-        if self._user:
-            shutil.chown(self.folder, **self._user)
+        self.user: dict[str, Any] = {"user": "nobody", "group": "nogroup"} if os.getuid() == 0 else {}
+        if self.user:
+            shutil.chown(self.folder, **self.user)
         self._log = (self.folder / "log").open("wb")
 
     def __enter__(self) -> Postgres:
-        run = {"stdout": self._log, "stderr": self._log, "cwd": self.folder, **self._user}
+        run = {"stdout": self._log, "stderr": self._log, "cwd": self.folder, **self.user}
         data = self.folder / "data"
         initdb = [self._programs / "initdb", "--auth=trust", "--username=tests", "--no-sync", "--encoding=UTF8", data]
         subprocess.run(initdb, check=True, **run)
@@ -75,3 +75,35 @@ class Postgres:
             "USER": "tests",
             "HOST": str(self.folder),
         }
+
+
+class Bouncer:
+    """pgbouncer in transaction mode, before that server."""
+
+    def __init__(self, program: str, server: Postgres) -> None:
+        self._server = server
+        self.folder = Path(tempfile.mkdtemp(prefix="bouncer-"))
+        settings = self.folder / "pgbouncer.ini"
+        settings.write_text(
+            f"[databases]\npostgres = host={server.folder} user=tests\n[pgbouncer]\nlisten_addr =\n"
+            f"unix_socket_dir = {self.folder}\nauth_type = any\npool_mode = transaction\ndefault_pool_size = 3\n"
+        )
+        if server.user:
+            shutil.chown(self.folder, **server.user)
+        self._log = (self.folder / "log").open("wb")
+        self._command = [program, settings]
+
+    def __enter__(self) -> Bouncer:
+        self.process = subprocess.Popen(self._command, stdout=self._log, stderr=self._log, **self._server.user)
+        eventually(lambda: (self.folder / ".s.PGSQL.6432").exists() or self.process.poll() is not None)
+        assert self.process.poll() is None, (self.folder / "log").read_text()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait(30)
+        self._log.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def settings(self) -> dict[str, Any]:
+        return {**self._server.settings(), "HOST": str(self.folder), "PORT": "6432"}

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import io
 import json
+import shutil
 import threading
 import time
 from contextlib import ExitStack, contextmanager
@@ -23,8 +24,9 @@ from django_distlock.backends.database.rows import Request
 from django_distlock.models import DatabaseLock
 from django_distlock.tickets import Grant, clock
 
-from .conftest import DATABASE
+from .conftest import DATABASE, missing
 from .databases import ALIAS, known_database
+from .postgres import Bouncer
 from .proxy import Proxy
 from .test_processes import in_a_fork
 from .tools import PATIENCE, eventually, ticket
@@ -282,6 +284,38 @@ class TestWaiting:
         assert waiter.at - left < 0.9
         waiter.end()
         eventually(lambda: postgres_locks._listener._thread is None)
+
+    def test_behind_pgbouncer_in_transaction_mode(self, postgres, postgres_database, settings, monkeypatch, caplog):
+        """Nothing that locks say depends on a session; only notifications do, and are done without."""
+        if (program := shutil.which("pgbouncer")) is None:
+            missing("pgbouncer", "install the package pgbouncer")
+        monkeypatch.setattr(listener, "ECHO_WITHIN", 0.3)
+        monkeypatch.setattr(listener, "NAP", 0.05)
+        entry = {"BACKEND": DATABASE, "LOCATION": "pooled"}
+        settings.DISTRIBUTED_LOCKS = dict.fromkeys(("default", "a", "b", "c"), entry)
+        with Bouncer(program, postgres) as bouncer, known_database(bouncer.settings(), "pooled"):
+            connections["pooled"].close()
+            inside = []
+
+            def work(alias):
+                for _ in range(5):
+                    with lock("name", using=alias, wait=PATIENCE) as lease:
+                        inside.append(lease.fence)
+                        assert inside == [lease.fence]
+                        time.sleep(0.02)
+                        inside.remove(lease.fence)
+                        numbers.append(lease.fence)
+
+            numbers = []
+            threads = [threading.Thread(target=work, args=(alias,)) for alias in ("default", "a", "b", "c")]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(3 * PATIENCE)
+            assert numbers == sorted(set(numbers))
+            assert len(numbers) == 20
+            assert "LOCATION that leads directly to the server" in caplog.text
+            locks.close()
 
     def test_a_listener_that_was_cut_listens_again(self, postgres_locks, monkeypatch):
         with lock("name", ttl=60):
