@@ -2,6 +2,7 @@
 
 PYTHON ?= python3
 VENV ?= .venv
+BACKEND ?= redis
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
@@ -10,6 +11,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 help:
 	@echo "make demo    a shop oversells without the lock, and does not with it; three beats share a schedule (a minute)"
+	@echo "             BACKEND=database keeps the locks in the shop's database, without Valkey and beats"
 	@echo "make serve   the same shop, to click through until Ctrl-C; PORT=8000 chooses the port"
 	@echo "make test    the tests; ARGS='-k renewal -x' goes to pytest"
 	@echo "make bench   what locks cost, beside others (six minutes); ARGS='--quick --chart bench.svg' is passed on"
@@ -23,10 +25,10 @@ help:
 	@echo "WITH='django~=5.2.0' with these versions."
 
 demo: $(VENV)/.ready
-	@$(BIN)/python -m example_project.demo
+	@SHOP_BACKEND=$(BACKEND) $(BIN)/python -m example_project.demo
 
 serve: $(VENV)/.ready
-	@$(BIN)/python -m example_project.serve
+	@SHOP_BACKEND=$(BACKEND) $(BIN)/python -m example_project.serve
 
 test: $(VENV)/.ready
 	$(BIN)/python -m pytest --numprocesses auto $(ARGS)

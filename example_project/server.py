@@ -1,4 +1,4 @@
-"""The whole shop for one run: a Valkey, a new database, and gunicorn. Nothing is left of it afterwards."""
+"""The whole shop for one run: a Valkey, if locks are there, a new database, and gunicorn. Nothing is left of it."""
 
 from __future__ import annotations
 
@@ -43,11 +43,12 @@ def open_shop(port: int = 0) -> Iterator[Shop]:
         socket.create_server((HOST, port)) as listener,
         ExitStack() as running,
     ):
-        print("Starting Valkey", flush=True)
-        with hidden_from_ctrl_c():
-            valkey = running.enter_context(Valkey())
-        os.environ["SHOP_LOCKS"] = valkey.url
-        os.environ["SHOP_BROKER"] = f"redis+socket://{valkey.socket}?virtual_host=1"
+        if _backend() == "redis":
+            print("Starting Valkey", flush=True)
+            with hidden_from_ctrl_c():
+                valkey = running.enter_context(Valkey())
+            os.environ["SHOP_LOCKS"] = valkey.url
+            os.environ["SHOP_BROKER"] = f"redis+socket://{valkey.socket}?virtual_host=1"
         os.environ["SHOP_DATABASE"] = str(Path(folder, "shop.sqlite3"))
         os.environ["DJANGO_SETTINGS_MODULE"] = "example_project.settings"
         print("Making a database", flush=True)
@@ -61,6 +62,13 @@ def open_shop(port: int = 0) -> Iterator[Shop]:
         port = listener.getsockname()[1]
         _wait_until_open(gunicorn, port)
         yield Shop(port, gunicorn)
+
+
+def _backend() -> str:
+    backend = os.environ.get("SHOP_BACKEND") or "redis"
+    if backend not in ("redis", "database"):
+        sys.exit(f"BACKEND is {backend!r}; choose redis or database.")
+    return backend
 
 
 def _end(number: int, _: FrameType | None) -> NoReturn:

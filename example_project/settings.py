@@ -1,6 +1,7 @@
 """Settings of the shop.
 
-Its environment: SHOP_LOCKS and SHOP_BROKER (URLs), SHOP_DATABASE (a file), SHOP_TICK (seconds, for the demonstration).
+Its environment: SHOP_LOCKS and SHOP_BROKER (URLs), SHOP_DATABASE (a file), SHOP_TICK (seconds, for the demonstration),
+and SHOP_BACKEND, which keeps the locks: redis or database.
 """
 
 import os
@@ -8,12 +9,14 @@ from pathlib import Path
 
 from celery.schedules import crontab
 
-DISTRIBUTED_LOCKS = {
-    "default": {
+_backends = {
+    "redis": {
         "BACKEND": "django_distlock.backends.redis.RedisBackend",
         "LOCATION": os.environ.get("SHOP_LOCKS", "redis://127.0.0.1:6379/0"),
     },
+    "database": {"BACKEND": "django_distlock.backends.database.DatabaseBackend"},
 }
+DISTRIBUTED_LOCKS = {"default": _backends[os.environ.get("SHOP_BACKEND") or "redis"]}
 
 DATABASES = {
     "default": {

@@ -31,7 +31,7 @@ class Postgres:
     """``with Postgres(programs()) as server: server.database("name")``. Keeps nothing."""
 
     def __init__(self, programs: Path) -> None:
-        self._programs = programs
+        self.programs = programs
         self.folder = Path(tempfile.mkdtemp(prefix="postgres-"))
         # PostgreSQL refuses to run as root.
         self.user: dict[str, Any] = {"user": "nobody", "group": "nogroup"} if os.getuid() == 0 else {}
@@ -42,11 +42,11 @@ class Postgres:
     def __enter__(self) -> Postgres:
         run = {"stdout": self._log, "stderr": self._log, "cwd": self.folder, **self.user}
         data = self.folder / "data"
-        initdb = [self._programs / "initdb", "--auth=trust", "--username=tests", "--no-sync", "--encoding=UTF8", data]
+        initdb = [self.programs / "initdb", "--auth=trust", "--username=tests", "--no-sync", "--encoding=UTF8", data]
         subprocess.run(initdb, check=True, **run)
         self.process = subprocess.Popen(
             [
-                self._programs / "postgres", "-D", data, "-k", self.folder, "-F",
+                self.programs / "postgres", "-D", data, "-k", self.folder, "-F",
                 "-c", "listen_addresses=", "-c", "max_connections=100",
             ],
             **run,
@@ -56,7 +56,7 @@ class Postgres:
 
     def _answers(self) -> bool:
         assert self.process.poll() is None, (self.folder / "log").read_text()
-        ready = [self._programs / "pg_isready", "-q", "-h", self.folder, "-U", "tests"]
+        ready = [self.programs / "pg_isready", "-q", "-h", self.folder, "-U", "tests"]
         return subprocess.run(ready, check=False).returncode == 0
 
     def __exit__(

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from django_distlock.tickets import new_token
+
 from .conftest import missing
 from .shop_on_postgres import PIECES
 from .tools import PATIENCE
@@ -53,15 +55,27 @@ def shop_url():
     assert process.returncode == 0, "".join(said)
 
 
-def test_on_postgresql_nothing_is_oversold_under_the_lock_and_much_without(postgres, valkey, store):
-    program = [sys.executable, "-m", "tests.shop_on_postgres", valkey.url, json.dumps(postgres.settings())]
-    done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+@pytest.fixture
+def shop_database(postgres):
+    """A new one, which is left to the server's end."""
+    name = f"shop_{new_token()}"
+    create = [postgres.programs / "psql", "-q", "-h", postgres.folder, "-U", "tests", "-c", f"CREATE DATABASE {name}", "postgres"]
+    subprocess.run(create, check=True)
+    return {**postgres.settings(), "NAME": name}
+
+
+@pytest.mark.parametrize("backend", ["redis", "database"])
+def test_on_postgresql_nothing_is_oversold_under_the_lock_and_much_without(shop_database, valkey, store, backend):
+    program = [sys.executable, "-m", "tests.shop_on_postgres", valkey.url, json.dumps(shop_database)]
+    environment = {**os.environ, "SHOP_BACKEND": backend}
+    done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60, env=environment)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert report["buy-unlocked"]["sold"] > PIECES
     assert 0 < report["buy"]["sold"] <= PIECES
     assert set(report["buy"]["answers"]) <= {302, 409, 410}
     assert 409 in report["buy"]["answers"]
+    assert bool(store.keys("lock*")) == (backend == "redis")
 
 
 def test_the_front_page_in_a_browser(chromium, shop_url, tmp_path):
