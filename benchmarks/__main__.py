@@ -15,21 +15,15 @@ from time import monotonic
 
 from example_project.valkey import Valkey
 
-from . import chart, contended, held, redlock, tasks, uncontended
+from . import chart, contended, databases, held, redlock, tasks, uncontended
 from .contenders import configure
 from .measure import Store
 from .report import Table
 
 PACKAGES = (
-    "django-distlock",
-    "django",
-    "redis",
-    "hiredis",
-    "django-redis",
-    "python-redis-lock",
-    "pottery",
-    "redlock-py",
-)
+    "django-distlock", "django", "redis", "hiredis", "django-redis", "python-redis-lock", "pottery", "redlock-py",
+    "psycopg", "django-pglock",
+)  # fmt: skip
 
 Benchmark = Callable[..., list[Table]]
 
@@ -42,6 +36,7 @@ def benchmarks(quick: bool) -> dict[str, Benchmark]:
         "held": partial(held.run, ticks=1 if quick else 2),
         "redlock": partial(redlock.run, rounds=1, seconds=0.3 if quick else 2.0),
         "tasks": partial(tasks.run, rounds=1 if quick else 3),
+        "databases": partial(databases.run, rounds=1 if quick else 3, seconds=0.2 if quick else 0.4),
     }
 
 

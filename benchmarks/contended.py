@@ -128,7 +128,7 @@ def _together(entrances: Iterable[Enter], window: Window) -> list[Tally]:
     tallies: list[Tally] = []
 
     def compete(enter: Enter) -> None:
-        tallies.append(_member(enter, window))
+        tallies.append(member(enter, window))
 
     members = [threading.Thread(target=compete, args=[enter]) for enter in entrances]
     for member in members:
@@ -138,7 +138,7 @@ def _together(entrances: Iterable[Enter], window: Window) -> list[Tally]:
     return tallies
 
 
-def _member(enter: Enter, window: Window) -> Tally:
+def member(enter: Enter, window: Window) -> Tally:
     grants, longest = 0, 0.0
     sleep_until(window.starts)
     while True:

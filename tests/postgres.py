@@ -47,7 +47,7 @@ class Postgres:
         self.process = subprocess.Popen(
             [
                 self.programs / "postgres", "-D", data, "-k", self.folder, "-F",
-                "-c", "listen_addresses=", "-c", "max_connections=100",
+                "-c", "listen_addresses=", "-c", "max_connections=300",
             ],
             **run,
         )  # fmt: skip

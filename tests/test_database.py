@@ -20,8 +20,11 @@ from django.test import override_settings
 
 from django_distlock import InvalidLockBackend, LockBackendError, LockNotAcquired, lock, locks
 from django_distlock.backends.database import listener
+from django_distlock.backends.database.looks import Looks
 from django_distlock.backends.database.rows import Request
+from django_distlock.backends.database.statements import Turn
 from django_distlock.models import DatabaseLock
+from django_distlock.renewal import renewer_of
 from django_distlock.tickets import Grant, clock
 
 from .conftest import DATABASE, missing
@@ -254,13 +257,27 @@ class TestWaiting:
             waiter = Waiter()
             eventually(lambda: postgres_locks._listener.hears)
             asked = []
-            monkeypatch.setattr(type(postgres_locks), "_is_worth_an_attempt", lambda *_: asked.append(1) or False)
+            monkeypatch.setattr(postgres_locks, "_turn", asked.append)
             time.sleep(0.3)
             left = time.monotonic()
         assert waiter.got_in.wait(PATIENCE)
         assert waiter.at - left < 0.5
-        assert sum(asked) <= 1
+        assert asked == []
         waiter.end()
+
+    def test_looks_become_rare_while_nothing_moves_and_with_the_distance(self):
+        looks, behind = Looks(60), Looks(60)
+        pauses = []
+        for _ in range(20):
+            looks.see(Turn(False, fence=7))
+            pauses.append(looks.pause())
+        assert pauses[0] < 0.01
+        assert 0.17 < pauses[-1] <= 0.25
+        looks.see(Turn(False, fence=8))
+        assert looks.pause() < 0.01
+        behind.see(Turn(False, fence=7, ahead=9))
+        assert 0.025 < behind.pause() < 0.06
+        assert looks.see(Turn(True))
 
     def test_elsewhere_they_look_and_say_so(self, sqlite_locks):
         assert not sqlite_locks.supports_wakeup
@@ -372,6 +389,8 @@ def through(postgres, folder, settings, timeout=0.5):
         yield proxy
         proxy.hang = False
         proxy.accept()
+        keeper = renewer_of(locks["default"])
+        eventually(lambda: not keeper.is_cleaning)
         locks.close()
 
 

@@ -59,7 +59,17 @@ def shop_url():
 def shop_database(postgres):
     """A new one, which is left to the server's end."""
     name = f"shop_{new_token()}"
-    create = [postgres.programs / "psql", "-q", "-h", postgres.folder, "-U", "tests", "-c", f"CREATE DATABASE {name}", "postgres"]
+    create = [
+        postgres.programs / "psql",
+        "-q",
+        "-h",
+        postgres.folder,
+        "-U",
+        "tests",
+        "-c",
+        f"CREATE DATABASE {name}",
+        "postgres",
+    ]
     subprocess.run(create, check=True)
     return {**postgres.settings(), "NAME": name}
 

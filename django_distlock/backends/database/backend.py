@@ -26,15 +26,15 @@ from . import rows
 from .connections import Pool, TemporaryFile, is_in_memory, own_file, vendor_of
 from .errors import Broken, NoReply, explain
 from .listener import Listener, can_listen
+from .looks import Looks
 from .rows import Decision, Request, Row
-from .statements import CLOCKS, Statements
+from .statements import CLOCKS, Statements, Turn
 
 R = TypeVar("R")
 
 SHORTEST_PATIENCE = 0.5  # seconds that even an attempt without a wait gives the server
 STEP = 500  # rows per statement
 ASYNC_THREADS = 16  # that do what event loops ask for; a task that waits for its turn takes none
-FIRST_PAUSE, LONGEST_PAUSE = 0.005, 0.25  # seconds between the looks of a waiter that nobody can wake
 
 
 class DatabaseBackend(BaseLockBackend):
@@ -193,32 +193,30 @@ class DatabaseBackend(BaseLockBackend):
     # Waiting
 
     def wait_turn(self, ticket: Ticket, timeout: float) -> None:
-        for pause in self._pauses(ticket, timeout):
-            if ticket.bell.wait(pause) or self._is_worth_an_attempt(ticket):
+        looks = Looks(timeout)
+        while looks.go_on():
+            if self._will_ring(ticket):
+                ticket.bell.wait(looks.left)
+                return
+            if ticket.bell.wait(looks.pause()) or looks.see(self._turn(ticket)):
                 return
 
     async def await_turn(self, ticket: Ticket, timeout: float) -> None:
-        for pause in self._pauses(ticket, timeout):
-            if await ticket.bell.await_(pause) or await self._in_thread(self._is_worth_an_attempt, ticket):
+        looks = Looks(timeout)
+        while looks.go_on():
+            if self._will_ring(ticket):
+                await ticket.bell.await_(looks.left)
                 return
-
-    def _pauses(self, ticket: Ticket, timeout: float) -> Iterator[float]:
-        """Seconds to sleep before each look: the whole time where the bell will ring, else more and more."""
-        until, pause = clock() + timeout, FIRST_PAUSE
-        while (left := until - clock()) > 0:
-            yield left if self._will_ring(ticket) else min(left, pause * random.uniform(0.7, 1.3))
-            pause = min(pause * 1.6, LONGEST_PAUSE)
+            if await ticket.bell.await_(looks.pause()) or looks.see(await self._in_thread(self._turn, ticket)):
+                return
 
     def _will_ring(self, ticket: Ticket) -> bool:
         """Also for those who stand behind another one of this process and have no place in the store."""
         return not ticket.place or (self._listener is not None and self._listener.hears)
 
-    def _is_worth_an_attempt(self, ticket: Ticket) -> bool:
-        if self._will_ring(ticket):
-            return False
-        name = self._key(ticket.name)
-        look = partial(self._sql.is_worth_an_attempt, name=name, token=ticket.token)
-        return self._run(look, _patience(ticket))
+    def _turn(self, ticket: Ticket) -> Turn:
+        turn = partial(self._sql.turn, name=self._key(ticket.name), token=ticket.token)
+        return self._run(turn, _patience(ticket))
 
     def _expect(self, ticket: Ticket) -> None:
         if self._listener:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...models import DatabaseLock
 from .rows import (
@@ -30,6 +30,18 @@ CLOCKS = {
 }
 
 
+class Turn(NamedTuple):
+    """What a waiter sees that looks for itself.
+
+    ``has_come``: an attempt may succeed, or is needed because its place was lost. ``fence``: of the grant before it;
+    ``ahead``: how many wait before it.
+    """
+
+    has_come: bool
+    fence: int = 0
+    ahead: int = 0
+
+
 class Statements:
     """Runs them on a connection of Django."""
 
@@ -50,18 +62,21 @@ class Statements:
             f"UPDATE {TABLE} SET version = %s, token = %s, state = %s, fence = %s, expires = %s, holder = %s,"
             " waiters = %s, retired = %s, careful_until = %s WHERE name = %s AND version = %s"
         )
-        # The row's own values are named by the table, what was to be inserted by "excluded".
+        # excluded.version is the moment of the attempt. While it waits for another one's change, time passes; that
+        # makes it think the later of expiry, never the sooner.
         self._take = (
             f"INSERT INTO {TABLE} AS own ({COLUMNS})"
             f" VALUES (%s, {now}, %s, '{HELD}', {now}, {now} + %s, %s, '', '', 0)"
             " ON CONFLICT (name) DO UPDATE SET"
-            f" version = {greatest}(own.version + 1, {now}),"
-            f" fence = CASE WHEN own.expires > {now} THEN own.fence ELSE {greatest}(own.fence + 1, {now}) END,"
-            f" expires = CASE WHEN own.expires > {now} THEN {greatest}(own.expires, excluded.expires)"
-            " ELSE excluded.expires END,"
+            f" version = {greatest}(own.version + 1, excluded.version),"
+            " fence = CASE WHEN own.expires > excluded.version THEN own.fence"
+            f" ELSE {greatest}(own.fence + 1, excluded.version) END,"
+            " expires = CASE WHEN own.expires > excluded.version"
+            f" THEN {greatest}(own.expires, excluded.expires) ELSE excluded.expires END,"
             " token = excluded.token, state = excluded.state, holder = excluded.holder"
-            f" WHERE (own.token = excluded.token AND own.state IN ('{HELD}', '{CLAIMED}') AND own.expires > {now})"
-            f" OR (own.expires <= {now} AND own.careful_until <= {now})"
+            f" WHERE own.token = excluded.token AND own.state IN ('{HELD}', '{CLAIMED}')"
+            " AND own.expires > excluded.version"
+            " OR own.expires <= excluded.version AND own.careful_until <= excluded.version"
             " RETURNING fence"
         )
         self._free = (
@@ -77,7 +92,7 @@ class Statements:
             f"SELECT token FROM {TABLE} WHERE name IN ({{many}}) AND token IN ({{many}}) AND state = '{HELD}'"
             f" AND expires > {now}"
         )
-        self._turn = f"SELECT token, expires <= {now} FROM {TABLE} WHERE name = %s"
+        self._turn = f"SELECT token, expires <= {now}, fence, waiters FROM {TABLE} WHERE name = %s"
         self._names = (
             f"SELECT name FROM {TABLE} WHERE name >= %s AND name > %s AND name < %s AND expires > {now}"
             f" AND state <> '{FREE}' ORDER BY name LIMIT %s"
@@ -137,12 +152,14 @@ class Statements:
                 cursor.execute(self._replace, [version, *changed, binary, row.version])
             return bool(cursor.rowcount == 1)
 
-    def is_worth_an_attempt(self, connection: Any, name: bytes, token: str) -> bool:
-        """Whether a waiter may have been handed the lock, or nobody has it."""
+    def turn(self, connection: Any, name: bytes, token: str) -> Turn:
         with connection.cursor() as cursor:
             cursor.execute(self._turn, [connection.Database.Binary(name)])
             found = cursor.fetchone()
-        return found is None or bool(found[0] == token or found[1])
+        if found is None or found[0] == token or found[1]:
+            return Turn(True)
+        line = [waiter.token for waiter in waiters_from_text(found[3])]
+        return Turn(token not in line, int(found[2]), line.index(token) if token in line else 0)
 
     # Many
 
