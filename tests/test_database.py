@@ -566,3 +566,50 @@ class TestSettings:
         with lock("name", wait=0), lock("name", wait=0, using="other"):
             assert list(locks["default"].names()) == list(locks["other"].names()) == ["name"]
         locks.close()
+
+    def test_entries_on_the_same_table_with_the_same_prefix_are_the_same_locks(self, sqlite_database, settings):
+        entry = {"BACKEND": DATABASE, "LOCATION": ALIAS}
+        settings.DISTRIBUTED_LOCKS = {"default": entry, "same": entry, "other": {**entry, "KEY_PREFIX": "other"}}
+        assert locks["default"].keyspace == locks["same"].keyspace != locks["other"].keyspace
+        locks.close()
+
+
+class TestChecks:
+    def test_silent_when_all_is_well(self, backend):
+        assert backend.check_settings() == []
+        assert backend.supports_processes
+
+    def test_a_database_in_the_file_of_the_locks(self, sqlite_locks):
+        """A transaction that writes there would keep its own locks from being written."""
+        with known_database({"ENGINE": "django.db.backends.sqlite3", "NAME": sqlite_locks.pool.file}, "wrong"):
+            [error] = sqlite_locks.check_settings()
+        assert error.id == "distlock.E020"
+        assert "would wait for itself" in error.msg
+
+    def test_routers_that_keep_the_table_away(self, postgres_locks, settings):
+        class Router:
+            def allow_migrate(self, db, app_label, **hints):
+                return None if app_label != "distlock" else False
+
+        settings.DATABASE_ROUTERS = [Router()]
+        [warning] = postgres_locks.check_settings()
+        assert warning.id == "distlock.W020"
+
+    def test_in_memory_locks_exclude_one_process(self, settings):
+        settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": DATABASE}}
+        assert not locks["default"].supports_processes
+
+
+def test_waiters_are_counted(backend, calls):
+    backend.acquire(ticket(ttl=60), queue=False)
+    for _ in range(3):
+        backend.acquire(ticket(), queue=True)
+    assert calls(backend).count_waiters(["name", "other"]) == [3, 0]
+
+
+def test_an_operator_frees_a_lock_that_rests(backend):
+    mine = ticket(ttl=60)
+    backend.acquire(mine, queue=False)
+    assert backend.release(mine, 60) is True
+    assert backend.release(mine, -1.0) is True
+    assert backend.look(["name"]) == [None]

@@ -96,12 +96,14 @@ def test_a_retired_token_gets_nothing_until_its_time_is_over(row):
     assert rows.acquire(row, request("gone")).granted
 
 
-def test_a_rest_is_final(row):
+def test_a_rest_is_final_but_for_an_operator(row):
     rows.acquire(row, request("a"))
     assert rows.release(row, "a", rest=SECOND).granted
     assert rows.acquire(row, request("a")).is_retired
     assert rows.release(row, "a", rest=60 * SECOND).granted
     assert row.expires == START + SECOND
+    assert rows.release(row, "a", rest=-SECOND).granted
+    assert not row.is_taken
 
 
 def test_texts(row):

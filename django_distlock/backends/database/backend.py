@@ -6,7 +6,7 @@ import asyncio
 import random
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -15,6 +15,7 @@ from math import ceil, inf
 from typing import Any, ClassVar, TypeVar
 
 from django.apps import apps
+from django.core.checks import CheckMessage
 from django.db import Error, InterfaceError, OperationalError, connections, router
 from django.utils.asyncio import async_unsafe
 
@@ -23,7 +24,8 @@ from ...models import LONGEST_KEY, DatabaseLock
 from ...tickets import Grant, Holder, LockInfo, Ticket, clock
 from ..base import BaseLockBackend
 from . import rows
-from .connections import Pool, TemporaryFile, is_in_memory, own_file, vendor_of
+from .checks import settings_checks
+from .connections import Pool, TemporaryFile, address, is_in_memory, own_file, vendor_of
 from .errors import Broken, NoReply, explain
 from .listener import Listener, can_listen
 from .looks import Looks
@@ -74,6 +76,11 @@ class DatabaseBackend(BaseLockBackend):
         self._threads: ThreadPoolExecutor | None = None
 
     @property
+    def supports_processes(self) -> bool:  # type: ignore[override]
+        """Not where the database is in the memory of one."""
+        return self._memory is None
+
+    @property
     def supports_wakeup(self) -> bool:  # type: ignore[override]
         """Only where the database notifies: on PostgreSQL, with psycopg 3 and no pooler in between."""
         return self._listener is not None
@@ -113,6 +120,15 @@ class DatabaseBackend(BaseLockBackend):
             self._memory = TemporaryFile()
             return self._memory.name
         return own_file(name)
+
+    def check_settings(self) -> list[CheckMessage]:
+        """Django's system checks of this entry; no I/O."""
+        return list(settings_checks(self))
+
+    @property
+    def keyspace(self) -> tuple[Hashable, ...]:
+        """Equal for backends that keep the same locks."""
+        return ("database", *address(connections.settings[self.location]), self.prefix)
 
     # One lock
 
@@ -250,6 +266,13 @@ class DatabaseBackend(BaseLockBackend):
         seen = [(name, found.get(self._key(name))) for name in names]
         return [self._info(name, *about) if about else None for name, about in seen]
 
+    def count_waiters(self, names: Sequence[str]) -> list[int | None]:
+        """How many processes wait for each lock."""
+        found: dict[bytes, int] = {}
+        for batch in _batches([self._key(name) for name in names]):
+            found |= self._run(partial(self._sql.waiters, names=batch))
+        return [found.get(self._key(name), 0) for name in names]
+
     def prune(self, older_than_seconds: float) -> int:
         """Delete the rows of locks that nobody has held for so long. Returns how many they were.
 
@@ -283,6 +306,9 @@ class DatabaseBackend(BaseLockBackend):
 
     async def alook(self, names: Sequence[str]) -> list[LockInfo | None]:
         return await self._in_thread(self.look, names)
+
+    async def acount_waiters(self, names: Sequence[str]) -> list[int | None]:
+        return await self._in_thread(self.count_waiters, names)
 
     async def aprune(self, older_than_seconds: float) -> int:
         return await self._in_thread(self.prune, older_than_seconds)

@@ -115,7 +115,7 @@ class Pool:
         if max_age and time.monotonic() >= wrapper.close_at:
             return False
         # The test runner renames the database after the settings were read.
-        return self.file is not None or _address(wrapper.settings_dict) == _address(connections.settings[self.alias])
+        return self.file is not None or address(wrapper.settings_dict) == address(connections.settings[self.alias])
 
     def _give_back(self, wrapper: Wrapper) -> None:
         now = clock()
@@ -194,7 +194,8 @@ def _prepare_file(wrapper: Wrapper) -> None:
     raw.execute(statement.replace("CREATE TABLE", "CREATE TABLE IF NOT EXISTS", 1))
 
 
-def _address(settings: Mapping[str, Any]) -> tuple[Any, ...]:
+def address(settings: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Which database it is."""
     return tuple(settings[key] for key in ("NAME", "HOST", "PORT", "USER"))
 
 

@@ -140,8 +140,8 @@ def acquire(row: Row, request: Request) -> Decision:
 def release(row: Row, token: str, rest: int = 0, retire: int = 0) -> Decision:
     """Give up a lease, hand a grant back or leave the queue. ``granted``: the token held the lock.
 
-    ``rest``: microseconds for which the lock stays taken; ``retire``: for which the token gets nothing,
-    because a command that carries it may still arrive.
+    ``rest``: microseconds for which the lock stays taken, below 0: it is freed even while it rests; ``retire``: for
+    which the token gets nothing, because a command that carries it may still arrive.
     """
     row.forget_the_dead()
     row.leave(token)
@@ -149,9 +149,9 @@ def release(row: Row, token: str, rest: int = 0, retire: int = 0) -> Decision:
         row.retired[token] = row.now + retire
     if not row.is_held_by(token):
         return Decision(False)
-    if row.state == RESTING:
+    if row.state == RESTING and rest >= 0:
         return Decision(True)
-    if rest and row.state == HELD:
+    if rest > 0 and row.state == HELD:
         row.state, row.expires = RESTING, row.now + rest
         return Decision(True)
     return Decision(True, row.hand_on())

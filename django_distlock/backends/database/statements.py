@@ -101,6 +101,7 @@ class Statements:
             f"SELECT name, token, state, fence, expires - {now}, holder FROM {TABLE} WHERE name IN ({{many}})"
             f" AND expires > {now} AND state <> '{FREE}'"
         )
+        self._waiters = f"SELECT name, waiters FROM {TABLE} WHERE name IN ({{many}}) AND waiters <> ''"
         self._prune = (
             f"DELETE FROM {TABLE} WHERE expires <= {now} - %s AND fence <= {now} - %s AND careful_until <= {now} - %s"
         )
@@ -190,6 +191,14 @@ class Statements:
                 self._look.format(many=_placeholders(names)), [connection.Database.Binary(name) for name in names]
             )
             return {bytes(name): tuple(about) for name, *about in cursor.fetchall()}
+
+    def waiters(self, connection: Any, names: Sequence[bytes]) -> dict[bytes, int]:
+        """How many wait for each."""
+        with connection.cursor() as cursor:
+            cursor.execute(
+                self._waiters.format(many=_placeholders(names)), [connection.Database.Binary(name) for name in names]
+            )
+            return {bytes(name): len(waiters_from_text(text)) for name, text in cursor.fetchall()}
 
     def prune(self, connection: Any, age: int) -> int:
         with connection.cursor() as cursor:
