@@ -5,9 +5,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+import django
 from django.conf import settings
 
-settings.configure()
+settings.configure(INSTALLED_APPS=["django_distlock"])
+django.setup()
 
 import django_distlock  # noqa: E402 - needs the settings
 

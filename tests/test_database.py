@@ -214,6 +214,16 @@ class TestConnections:
         assert postgres_locks.release(mine) is True
         assert not mine.unanswered
 
+    def test_those_that_fail_their_health_check_are_not_used(self, postgres_locks):
+        connections.settings[ALIAS].update(CONN_MAX_AGE=None, CONN_HEALTH_CHECKS=True)
+        before = postgres_locks._run(_server_pid)
+        request_finished.send(sender=None)
+        assert postgres_locks._run(_server_pid) == before
+        request_finished.send(sender=None)
+        end_sessions()
+        _, repeated = postgres_locks._run_repeatedly(_server_pid)
+        assert not repeated
+
     def test_a_child_neither_uses_nor_ends_those_of_its_parent(self, postgres_locks):
         with lock("name", ttl=60) as lease:
             pid = postgres_locks._run(_server_pid)

@@ -7,36 +7,34 @@ import random
 import sqlite3
 import time
 from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
 from math import ceil, inf
 from typing import Any, ClassVar, TypeVar
 
-from django.apps import apps
 from django.core.checks import CheckMessage
-from django.db import Error, InterfaceError, OperationalError, connections, router
-from django.utils.asyncio import async_unsafe
+from django.db import connections
 
-from ...exceptions import InvalidLockBackend, InvalidLockName, LockBackendError
-from ...models import LONGEST_KEY, DatabaseLock
+from ...exceptions import InvalidLockName, LockBackendError
+from ...models import LONGEST_KEY
 from ...tickets import Grant, Holder, LockInfo, Ticket, clock
 from ..base import BaseLockBackend
 from . import rows
+from .calls import Calls
 from .checks import settings_checks
-from .connections import Pool, TemporaryFile, address, is_in_memory, own_file, vendor_of
-from .errors import Broken, NoReply, explain
+from .connections import Pool, TemporaryFile, address, is_in_memory, own_file
+from .errors import NoReply, explain
 from .listener import Listener, can_listen
+from .location import check_app, read_location, read_prefix, read_timeout
 from .looks import Looks
 from .rows import Decision, Request, Row
-from .statements import CLOCKS, Statements, Turn
+from .statements import Statements, Turn
 
 R = TypeVar("R")
 
 SHORTEST_PATIENCE = 0.5  # seconds that even an attempt without a wait gives the server
 STEP = 500  # rows per statement
-ASYNC_THREADS = 16  # that do what event loops ask for; a task that waits for its turn takes none
 
 
 class DatabaseBackend(BaseLockBackend):
@@ -52,20 +50,10 @@ class DatabaseBackend(BaseLockBackend):
 
     def __init__(self, alias: str, settings: Mapping[str, Any]) -> None:
         super().__init__(alias, settings)
-        if not apps.is_installed("django_distlock"):
-            raise InvalidLockBackend(
-                f"DISTRIBUTED_LOCKS[{alias!r}] keeps locks in a table of the app 'django_distlock': add it to"
-                " INSTALLED_APPS and run manage.py migrate."
-            )
-        self.prefix = self._checked_prefix()
-        self._timeout = self._checked_timeout()
-        self.location = self._checked_location()
-        self.vendor = vendor_of(self.location)
-        if self.vendor not in CLOCKS:
-            raise InvalidLockBackend(
-                f"{self.setting('LOCATION')} is {self.location!r}, a database of the kind {self.vendor!r}. Locks know"
-                f" {', '.join(CLOCKS)}."
-            )
+        check_app(self)
+        self.prefix = read_prefix(self)
+        self._timeout = read_timeout(self)
+        self.location, self.vendor = read_location(self)
         self._memory: TemporaryFile | None = None
         self.pool = Pool(self.location, self._timeout, self._file(), alias)
         self._sql = Statements(self.vendor, has_returning=_has_returning(self.vendor))
@@ -73,7 +61,9 @@ class DatabaseBackend(BaseLockBackend):
         if self._listener:
             self.pool.closes_with_it = self._listener.stop
         self._channel = self._listener.channel if self._listener else "looks"
-        self._threads: ThreadPoolExecutor | None = None
+        calls = Calls(self.pool, self._timeout, partial(explain, self), alias)
+        self._run, self._run_repeatedly, self._in_thread = calls.run, calls.run_repeatedly, calls.in_thread
+        self._close = calls.close
 
     @property
     def supports_processes(self) -> bool:  # type: ignore[override]
@@ -84,32 +74,6 @@ class DatabaseBackend(BaseLockBackend):
     def supports_wakeup(self) -> bool:  # type: ignore[override]
         """Only where the database notifies: on PostgreSQL, with psycopg 3 and no pooler in between."""
         return self._listener is not None
-
-    def _checked_prefix(self) -> str:
-        prefix = self.settings.get("KEY_PREFIX", "lock")
-        if not isinstance(prefix, str) or not prefix or len(prefix.encode()) > 100:
-            raise InvalidLockBackend(
-                f"{self.setting('KEY_PREFIX')} is {prefix!r:.200}. It is the text that names of locks begin with in"
-                " the table, of 1 to 100 bytes."
-            )
-        return prefix
-
-    def _checked_timeout(self) -> float:
-        timeout = self.option["timeout"]
-        if not isinstance(timeout, int | float) or isinstance(timeout, bool) or not 0 < timeout < inf:
-            raise InvalidLockBackend(
-                f"{self.setting('OPTIONS')}['timeout'] is {timeout!r}; it is a number of seconds above 0."
-            )
-        return float(timeout)
-
-    def _checked_location(self) -> str:
-        location = self.settings.get("LOCATION") or router.db_for_write(DatabaseLock)
-        if location not in connections.settings:
-            known = ", ".join(map(repr, connections.settings))
-            raise InvalidLockBackend(
-                f"{self.setting('LOCATION')} is {location!r}. It is an alias of DATABASES, which has {known}."
-            )
-        return str(location)
 
     def _file(self) -> str | None:
         """Of SQLite: where the locks are."""
@@ -313,61 +277,10 @@ class DatabaseBackend(BaseLockBackend):
     async def aprune(self, older_than_seconds: float) -> int:
         return await self._in_thread(self.prune, older_than_seconds)
 
-    async def _in_thread(self, call: Callable[..., R], *arguments: Any) -> R:
-        """Not in the loop's own threads, which a program may have given to something else."""
-        if self._threads is None:
-            self._threads = ThreadPoolExecutor(ASYNC_THREADS, thread_name_prefix=f"distlock-async-{self.alias}")
-        return await asyncio.get_running_loop().run_in_executor(self._threads, call, *arguments)
-
-    # Connections
-
-    def _run(self, work: Callable[[Any], R], within: float | None = None) -> R:
-        return self._run_repeatedly(work, within)[0]
-
-    def _run_repeatedly(self, work: Callable[[Any], R], within: float | None = None) -> tuple[R, bool]:
-        """Do the work on a connection, and once more if that broke. Whether it was done more than once.
-
-        Raises LockBackendError; NoReply when the work may have been done although nothing was heard of it.
-        """
-        seconds = self._timeout if within is None else min(self._timeout, within)
-        try:
-            return self._done(work, seconds), False
-        except Broken:
-            self.pool.close_idle()  # a server that was restarted broke them all
-        try:
-            return self._done(work, seconds), True
-        except Broken as broken:
-            raise explain(broken.cause, self, NoReply) from broken.cause
-        except LockBackendError as error:
-            raise NoReply(*error.args) from error.__cause__
-
-    @async_unsafe("Locks in a database were asked for synchronously inside an event loop; use the method with an a-.")
-    def _done(self, work: Callable[[Any], R], seconds: float) -> R:
-        """Raises Broken when the connection broke meanwhile, LockBackendError when the database refuses."""
-        is_open = False
-        try:
-            with self.pool.connection(seconds) as connection:
-                is_open = True
-                try:
-                    return work(connection)
-                except (OperationalError, InterfaceError) as error:
-                    if not _is_usable(connection):
-                        raise Broken(error) from error
-                    raise
-        except (LockBackendError, Broken):
-            raise
-        except Exception as error:
-            if is_open and not isinstance(error, Error):
-                raise  # a mistake of ours
-            raise explain(error, self) from error
-
     def close(self) -> None:
         if self._listener:
             self._listener.stop()
-        self.pool.close_idle()
-        threads, self._threads = self._threads, None
-        if threads:
-            threads.shutdown(wait=False)
+        self._close()
         if self._memory:
             self._memory.remove()
 
@@ -401,10 +314,6 @@ def _holder(text: str) -> Holder | None:
         return Holder.from_text(text) if text else None  # None: handed over and not taken yet
     except ValueError:
         return None
-
-
-def _is_usable(connection: Any) -> bool:
-    return connection.connection is not None and bool(connection.is_usable())
 
 
 def _may_be_executed(error: BaseException) -> bool:

@@ -115,7 +115,11 @@ class Pool:
         if max_age and time.monotonic() >= wrapper.close_at:
             return False
         # The test runner renames the database after the settings were read.
-        return self.file is not None or address(wrapper.settings_dict) == address(connections.settings[self.alias])
+        if self.file is None and address(wrapper.settings_dict) != address(connections.settings[self.alias]):
+            return False
+        with self._watchdog.watching(_descriptor(wrapper), self._timeout):
+            wrapper.close_if_health_check_failed()  # now: a cursor would connect anew, unwatched
+        return wrapper.connection is not None
 
     def _give_back(self, wrapper: Wrapper) -> None:
         now = clock()

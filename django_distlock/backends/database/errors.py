@@ -25,9 +25,7 @@ class Broken(Exception):
         self.cause = cause
 
 
-def explain(
-    error: Exception, backend: DatabaseBackend, kind: type[LockBackendError] = LockBackendError
-) -> LockBackendError:
+def explain(backend: DatabaseBackend, error: Exception, kind: type[LockBackendError]) -> LockBackendError:
     text = str(error).strip().replace("\n", " ")
     where = f"The database {backend.location!r} of the locks {backend.alias!r}"
     if TABLE in text and any(sign in text for sign in ("does not exist", "doesn't exist", "no such table")):

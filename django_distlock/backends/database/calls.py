@@ -1,0 +1,94 @@
+"""How calls get to the database: on a connection of the pool, repeated once, in threads for event loops."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from django.db import Error, InterfaceError, OperationalError
+from django.utils.asyncio import async_unsafe
+
+from ...exceptions import LockBackendError
+from .connections import Pool
+from .errors import Broken, NoReply
+
+R = TypeVar("R")
+
+ASYNC_THREADS = 16  # that do what event loops ask for; a task that waits for its turn takes none
+
+Explain = Callable[[Exception, type[LockBackendError]], LockBackendError]
+
+
+class Calls:
+    """Does work on a connection. What the database refuses is raised as ``explain`` puts it."""
+
+    def __init__(self, pool: Pool, timeout: float, explain: Explain, name: str) -> None:
+        self._pool = pool
+        self._timeout = timeout
+        self._explain = explain
+        self._name = name
+        self._guard = threading.Lock()
+        self._threads: ThreadPoolExecutor | None = None
+
+    def run(self, work: Callable[[Any], R], within: float | None = None) -> R:
+        return self.run_repeatedly(work, within)[0]
+
+    def run_repeatedly(self, work: Callable[[Any], R], within: float | None = None) -> tuple[R, bool]:
+        """Do the work on a connection, and once more if that broke. Whether it was done more than once.
+
+        Raises LockBackendError; NoReply when the work may have been done although nothing was heard of it.
+        """
+        seconds = self._timeout if within is None else min(self._timeout, within)
+        try:
+            return self._done(work, seconds), False
+        except Broken:
+            self._pool.close_idle()  # a server that was restarted broke them all
+        try:
+            return self._done(work, seconds), True
+        except Broken as broken:
+            raise self._explain(broken.cause, NoReply) from broken.cause
+        except LockBackendError as error:
+            raise NoReply(*error.args) from error.__cause__
+
+    @async_unsafe("Locks in a database were asked for synchronously inside an event loop; use the method with an a-.")
+    def _done(self, work: Callable[[Any], R], seconds: float) -> R:
+        """Raises Broken when the connection broke meanwhile, LockBackendError when the database refuses."""
+        is_open = False
+        try:
+            with self._pool.connection(seconds) as connection:
+                is_open = True
+                try:
+                    return work(connection)
+                except (OperationalError, InterfaceError) as error:
+                    if not _is_usable(connection):
+                        raise Broken(error) from error
+                    raise
+        except (LockBackendError, Broken):
+            raise
+        except Exception as error:
+            if is_open and not isinstance(error, Error):
+                raise  # a mistake of ours
+            raise self._explain(error, LockBackendError) from error
+
+    async def in_thread(self, call: Callable[..., R], *arguments: Any) -> R:
+        """Not in the loop's own threads, which a program may have given to something else."""
+        with self._guard:
+            if self._threads is None:
+                self._threads = ThreadPoolExecutor(ASYNC_THREADS, thread_name_prefix=f"distlock-async-{self._name}")
+            future = self._threads.submit(call, *arguments)
+        return await asyncio.wrap_future(future)
+
+    def close(self) -> None:
+        """Calls that come later open anew what they need."""
+        self._pool.close_idle()
+        with self._guard:
+            threads, self._threads = self._threads, None
+        if threads:
+            threads.shutdown(wait=False)
+
+
+def _is_usable(connection: Any) -> bool:
+    return connection.connection is not None and bool(connection.is_usable())

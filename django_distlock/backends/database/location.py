@@ -1,0 +1,63 @@
+"""What an entry of ``DISTRIBUTED_LOCKS`` says of its database, and what is wrong with that."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import TYPE_CHECKING
+
+from django.apps import apps
+from django.db import connections, router
+
+from ...exceptions import InvalidLockBackend
+from ...models import DatabaseLock
+from .connections import vendor_of
+from .statements import CLOCKS
+
+if TYPE_CHECKING:
+    from .backend import DatabaseBackend
+
+LONGEST_PREFIX = 100  # bytes
+
+
+def check_app(backend: DatabaseBackend) -> None:
+    if not apps.is_installed("django_distlock"):
+        raise InvalidLockBackend(
+            f"DISTRIBUTED_LOCKS[{backend.alias!r}] keeps locks in a table of the app 'django_distlock': add it to"
+            " INSTALLED_APPS and run manage.py migrate."
+        )
+
+
+def read_prefix(backend: DatabaseBackend) -> str:
+    prefix = backend.settings.get("KEY_PREFIX", "lock")
+    if not isinstance(prefix, str) or not prefix or len(prefix.encode()) > LONGEST_PREFIX:
+        raise InvalidLockBackend(
+            f"{backend.setting('KEY_PREFIX')} is {prefix!r:.200}. It is the text that names of locks begin with in"
+            f" the table, of 1 to {LONGEST_PREFIX} bytes."
+        )
+    return prefix
+
+
+def read_timeout(backend: DatabaseBackend) -> float:
+    timeout = backend.option["timeout"]
+    if not isinstance(timeout, int | float) or isinstance(timeout, bool) or not 0 < timeout < inf:
+        raise InvalidLockBackend(
+            f"{backend.setting('OPTIONS')}['timeout'] is {timeout!r}; it is a number of seconds above 0."
+        )
+    return float(timeout)
+
+
+def read_location(backend: DatabaseBackend) -> tuple[str, str]:
+    """The alias in ``DATABASES``, and the kind of that database."""
+    location = backend.settings.get("LOCATION") or router.db_for_write(DatabaseLock)
+    if location not in connections.settings:
+        known = ", ".join(map(repr, connections.settings))
+        raise InvalidLockBackend(
+            f"{backend.setting('LOCATION')} is {location!r}. It is an alias of DATABASES, which has {known}."
+        )
+    vendor = vendor_of(location)
+    if vendor not in CLOCKS:
+        raise InvalidLockBackend(
+            f"{backend.setting('LOCATION')} is {location!r}, a database of the kind {vendor!r}. Locks know"
+            f" {', '.join(CLOCKS)}."
+        )
+    return str(location), vendor
