@@ -24,7 +24,10 @@ def known_database(settings: dict[str, Any], alias: str = ALIAS) -> Iterator[Non
             make_table(connection)
         yield
     finally:
+        raw = connections[alias].connection
         connections[alias].close()
+        if raw is not None and connections[alias].vendor == "sqlite":
+            raw.close()  # Django keeps a database in memory open
         del connections[alias]
         del connections.settings[alias]
 

@@ -142,7 +142,7 @@ class TestTestCase:
         creation = connections[ALIAS].creation
         before = connections[ALIAS].settings_dict["NAME"]
         connections.settings[ALIAS]["TEST"]["MIGRATE"] = False
-        creation.create_test_db(verbosity=0, autoclobber=True, serialize=False)
+        creation.create_test_db(verbosity=0, autoclobber=True)
         try:
             assert connections[ALIAS].settings_dict["NAME"] != before
             holder = ticket(ttl=60)
