@@ -170,5 +170,7 @@ def _rush(stores: Stores, lock: str, size: int, seconds: float) -> dict[str, flo
 def _compete(pipe: Connection, stores: Stores, lock: str) -> None:
     configure(stores)
     enter = contenders()[lock]
+    with enter():
+        pass  # opens its connection
     pipe.send("ready")
     pipe.send(member(enter, pipe.recv()))

@@ -33,6 +33,7 @@ from .statements import Statements, Turn
 
 R = TypeVar("R")
 
+LONGEST_BACK_OFF = 0.1  # seconds between two attempts to change a row that others change as well
 SHORTEST_PATIENCE = 0.5  # seconds that even an attempt without a wait gives the server
 STEP = 500  # rows per statement
 
@@ -113,7 +114,9 @@ class DatabaseBackend(BaseLockBackend):
         if queue:
             self._expect(ticket)
         request = replace(request, place=int(ticket.place or 0), inbox=ticket.inbox)
-        row, decision, sent_at = self._changed(connection, name, lambda row: rows.acquire(row, request))
+        row, decision, sent_at = self._changed(
+            connection, name, lambda row: rows.acquire(row, request), is_patient=True
+        )
         if decision.is_retired:
             raise LockBackendError(f"The request for lock {ticket.name!r} was given back before it was answered.")
         if decision.granted:
@@ -146,8 +149,13 @@ class DatabaseBackend(BaseLockBackend):
         _, decision, _ = self._changed(connection, name, lambda row: rows.release(row, ticket.token, _us(rest), retire))
         return decision.granted
 
-    def _changed(self, connection: Any, name: bytes, decide: Callable[[Row], Decision]) -> tuple[Row, Decision, float]:
-        """Read the row, decide, and write unless somebody else wrote meanwhile; then once more."""
+    def _changed(
+        self, connection: Any, name: bytes, decide: Callable[[Row], Decision], *, is_patient: bool = False
+    ) -> tuple[Row, Decision, float]:
+        """Read the row, decide, and write unless somebody else wrote meanwhile; then once more.
+
+        ``is_patient``: those who only come to wait stand back from those who hand the lock on.
+        """
         sql, give_up, tries = self._sql, clock() + self._timeout, 0
         while True:
             sent_at = clock()
@@ -163,8 +171,8 @@ class DatabaseBackend(BaseLockBackend):
                     " time before this process could. Let fewer processes wait for it."
                 )
             tries += 1
-            if tries > 2:
-                time.sleep(random.uniform(0, 0.001 * tries))
+            if is_patient:
+                time.sleep(random.uniform(0, min(LONGEST_BACK_OFF, 0.001 * 2**tries)))
 
     def succeed(self, heir: Ticket) -> None:
         if self._listener:
