@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from django_distlock import signals
-from django_distlock.backends.database import DatabaseBackend
 from django_distlock.backends.redis import RedisBackend
 from django_distlock.leases import Lease
 from django_distlock.tickets import Grant, LockInfo, Ticket, clock
@@ -57,10 +56,10 @@ class Journal:
         os.write(self._file, json.dumps(asdict(event)).encode() + b"\n")
 
     def attach(self) -> None:
-        """From now on tell of every lease of this process, and of places where the backend is a recording one."""
+        """From now on tell of every lease of this process, and of places where the backend is a RecordingBackend, or the one of databases."""
         signals.lock_acquired.connect(self._granted, weak=False)
         signals.lock_lost.connect(self._lost, weak=False)
-        RecordingBackend.journal = RecordingDatabaseBackend.journal = RecordedLease.journal = self
+        RecordingBackend.journal = RecordedLease.journal = self
 
     def _granted(self, lease: Lease, **_: Any) -> None:
         about = {"name": lease.name, "fence": lease.fence}
@@ -95,19 +94,6 @@ class RecordingBackend(RedisBackend):
     def _answered(self, ticket: Ticket, answer: Any) -> Grant | LockInfo:
         before = ticket.place
         answered = super()._answered(ticket, answer)
-        if self.journal and ticket.place and ticket.place != before:
-            self.journal.write("place", name=ticket.name, place=ticket.place)
-        return answered
-
-
-class RecordingDatabaseBackend(DatabaseBackend):
-    """Does the same in a database."""
-
-    journal: Journal | None = None
-
-    def _acquire(self, connection: Any, ticket: Ticket, queue: bool) -> Grant | LockInfo:
-        before = ticket.place
-        answered = super()._acquire(connection, ticket, queue)
         if self.journal and ticket.place and ticket.place != before:
             self.journal.write("place", name=ticket.name, place=ticket.place)
         return answered

@@ -36,7 +36,7 @@ settings.configure(
     INSTALLED_APPS=["django_distlock"],
     DATABASES={"default": {}, "locks": json.loads(sys.argv[1])},
     DISTRIBUTED_LOCKS={"default": {
-        "BACKEND": "tests.history.RecordingDatabaseBackend", "LOCATION": "locks"}},
+        "BACKEND": "tests.history_in_database.RecordingDatabaseBackend", "LOCATION": "locks"}},
 )
 django.setup()
 from django_distlock import *

@@ -84,8 +84,6 @@ class Listener:
             except (Error, OSError) as error:
                 logger.debug("The listener of %r lost its connection: %s", self._name, error)
                 select.select([self._pipe], [], [], AGAIN)
-            finally:
-                self.hears = False
 
     def _is_done(self) -> bool:
         with self._guard:
@@ -105,6 +103,7 @@ class Listener:
             with wrapper.wrap_database_errors:
                 self._hear(wrapper.connection, clock() + ECHO_WITHIN)
         finally:
+            self.hears = False
             self._pool.close(wrapper)
 
     def _hear(self, connection: Any, echo_until: float) -> None:
