@@ -56,7 +56,7 @@ class Journal:
         os.write(self._file, json.dumps(asdict(event)).encode() + b"\n")
 
     def attach(self) -> None:
-        """From now on tell of every lease of this process, and of places where the backend is a RecordingBackend, or the one of databases."""
+        """From now on tell of every lease of this process, and of places where the backend is a recording one."""
         signals.lock_acquired.connect(self._granted, weak=False)
         signals.lock_lost.connect(self._lost, weak=False)
         RecordingBackend.journal = RecordedLease.journal = self
