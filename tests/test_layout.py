@@ -28,7 +28,7 @@ ORDER = [
     "handlers", "options", "waiting", "cleaning", "renewal", "transactions", "entries", "attempts", "locking",
     "calls", "requests", "responses", "guarding", "decorators", "", "middleware",
     "runs", "inventory", "snapshots", "tables", "reports", "checks", "apps", "admin",
-    "migrations", "migrations.0001_held_lock",
+    "migrations", "migrations.0001_initial",
     "management", "management.commands", "management.commands.locks", "management.commands.runlocked",
     "celery", "celery.beat", "celery.database",
 ]  # fmt: skip

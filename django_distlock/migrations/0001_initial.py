@@ -10,6 +10,39 @@ class Migration(migrations.Migration):
 
     operations = [
         migrations.CreateModel(
+            name="HeldLock",
+            fields=[
+                ("id", models.TextField(primary_key=True, serialize=False, verbose_name="id")),
+                ("name", models.TextField(verbose_name="name")),
+                ("using", models.TextField(verbose_name="backend")),
+                (
+                    "state",
+                    models.TextField(
+                        choices=[
+                            ("held", "held"),
+                            ("handed over", "being handed over"),
+                            ("resting", "released, resting"),
+                        ],
+                        verbose_name="state",
+                    ),
+                ),
+                ("label", models.TextField(blank=True, verbose_name="label")),
+                ("holder", models.TextField(blank=True, verbose_name="holder")),
+                ("granted_at", models.DateTimeField(null=True, verbose_name="granted at")),
+                ("remaining", models.FloatField(null=True, verbose_name="seconds left")),
+                ("fence", models.BigIntegerField(verbose_name="fencing number")),
+                ("waiting", models.PositiveIntegerField(null=True, verbose_name="waiting")),
+            ],
+            options={
+                "verbose_name": "held lock",
+                "verbose_name_plural": "held locks",
+                "ordering": ("name", "using"),
+                "managed": False,
+                "default_permissions": ("view", "release"),
+                "base_manager_name": "objects",
+            },
+        ),
+        migrations.CreateModel(
             name="DatabaseLock",
             fields=[
                 ("name", django_distlock.models.KeyField(max_length=1000, primary_key=True, serialize=False)),
