@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from contextvars import ContextVar
+from datetime import UTC, datetime
 from math import inf
 from typing import Any, NoReturn
 from weakref import ReferenceType, ref
@@ -62,7 +63,7 @@ class Attempt:
         self._seconds = _seconds(blocking, timeout, self.terms.wait)
         self._began = clock()
         self.execution = current_execution()
-        holder = Holder.here(self.terms.label or label, self.execution)
+        holder = Holder.here(label or self.terms.label, self.execution)
         ticket = Ticket(name, self.terms.ttl, holder)
         self.wait = waiting.Wait(self.backend, self.keeper, ticket, self._seconds, self._waits_for_itself)
 
@@ -153,7 +154,8 @@ def _described(busy: LockInfo) -> str:
         return "it is being handed over"
     state = "resting after" if busy.resting else "held by"
     left = f", {busy.remaining:.1f} s left unless renewed" if busy.remaining < inf else ""
-    return f"{state} {busy.holder}{left}"
+    since = datetime.fromtimestamp(busy.holder.since, UTC)
+    return f"{state} {busy.holder} since {since:%Y-%m-%d %H:%M:%S} UTC{left}"
 
 
 def kind() -> str:

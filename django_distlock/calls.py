@@ -12,7 +12,7 @@ from typing import Any
 
 from asgiref.sync import iscoroutinefunction
 
-from . import names
+from . import background, names
 from .exceptions import InvalidLockName
 
 
@@ -32,6 +32,7 @@ def kind_of(function: Any) -> Kind:
             f"@distributed_lock was put on the class {function.__name__}. Put it on a method, or for a class view write"
             ' @method_decorator(distributed_lock(...), name="dispatch").'
         )
+    background.refuse_task(function)
     if not callable(function):
         raise TypeError(
             f"@distributed_lock was put on {function!r}, which is no function. Put it below what makes it a property"

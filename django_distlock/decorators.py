@@ -6,24 +6,19 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Literal, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 from . import calls, transactions
-from .exceptions import LockNotAcquired
-from .guarding import Guarded
+from .guarding import Guarded, Skip
 from .handlers import DEFAULT_ALIAS
 from .options import LockOptions, Options
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-OnBusy = Literal["raise"] | Callable[..., Any] | None
+OnBusy = Literal["raise", "retry"] | Callable[..., Any] | None
 
 
 def skip(value: Any = None) -> Callable[..., Any]:
     """For ``on_busy``: a call that finds the lock busy does nothing and returns ``value``."""
-
-    def answer(busy: LockNotAcquired, /, *args: Any, **kwargs: Any) -> Any:
-        return value
-
-    return answer
+    return Skip(value)
 
 
 class Skipping(Protocol):
@@ -93,9 +88,10 @@ def distributed_lock(
 
     ``on_busy``: what a call does that finds the lock busy. ``"raise"`` raises LockNotAcquired or
     LockTimeout; ``"skip"`` returns None, ``skip(value)`` a value; a callable ``(exception, *args,
-    **kwargs)`` answers in the function's place. By default the view of a request answers 409 Conflict with
-    ``Retry-After``, which ``respond(...)`` changes, and everything else raises. A view whose store is down
-    answers 503, unless ``on_busy="raise"``.
+    **kwargs)`` answers in the function's place. ``"retry"``, below ``@shared_task``, sends the Celery task
+    again for later, which is none of its ``max_retries``; where no worker runs it, it raises. By default the
+    view of a request answers 409 Conflict with ``Retry-After``, which ``respond(...)`` changes, and everything
+    else raises. A view whose store is down answers 503, unless ``on_busy="raise"``.
 
     ``hold_until``: a response whose content is made after the view has returned (streaming, file, unrendered
     template) holds the lock until it is closed; ``"return"`` frees the lock before.
@@ -115,8 +111,8 @@ def distributed_lock(
     if function is not None and name is not None:
         raise TypeError(f"@distributed_lock was given two names, {function!r} and {name!r}.")
     name = function if name is None else name
-    if on_busy not in (None, "raise", "skip") and not callable(on_busy):
-        raise ValueError(f"on_busy is {on_busy!r}; choose 'raise', 'skip', skip(value) or a callable.")
+    if on_busy not in (None, "raise", "skip", "retry") and not callable(on_busy):
+        raise ValueError(f"on_busy is {on_busy!r}; choose 'raise', 'skip', 'retry', skip(value) or a callable.")
     if hold_until not in ("response", "return"):
         raise ValueError(f"hold_until is {hold_until!r}; choose 'response' or 'return'.")
     given = Options({"wait": 0, **options})

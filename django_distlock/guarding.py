@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator
 from contextlib import AsyncExitStack, ExitStack, aclosing, asynccontextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from asgiref.sync import sync_to_async
 
-from . import calls, requests, responses, transactions
+from . import background, calls, requests, responses, transactions
 from .exceptions import LockBackendError, LockError, LockNotAcquired
 from .leases import Lease
 from .locking import Lock
 from .options import Options
+
+logger = logging.getLogger("django_distlock")
+
+
+@dataclass(frozen=True, slots=True)
+class Skip:
+    """An ``on_busy`` that does nothing but tell it to the log."""
+
+    value: Any = None
+
+    def __call__(self, busy: LockNotAcquired, /, *args: Any, **kwargs: Any) -> Any:
+        return self.value
 
 
 class Guarded:
@@ -42,12 +56,17 @@ class Guarded:
         if requests.is_async_dispatch(self.function, args):
             return self.acall(args, kwargs)
         request = requests.request_of(args, kwargs)
+        run = background.celery_run_of(self.decorated)
         with ExitStack() as stack:
-            lock = self._lock(args, kwargs, request)
+            lock = self._lock(args, kwargs, request, run)
             try:
                 lease = stack.enter_context(lock)
             except (LockNotAcquired, LockBackendError) as problem:
-                return self._answer(problem, request, args, kwargs)
+                if run and isinstance(problem, LockNotAcquired):
+                    run.meet(lock, problem)
+                return self._answer(problem, request, args, kwargs, run)
+            if run:
+                stack.enter_context(run.holding(lease))
             databases = self._databases(request)
             with transactions.opened(databases, lease) if databases else nullcontext():
                 result = self._finished(self.function(*args, **kwargs))
@@ -93,15 +112,35 @@ class Guarded:
                 items = self.function(*args, **kwargs)
             yield await stack.enter_async_context(aclosing(items))
 
-    def _lock(self, args: tuple[Any, ...], kwargs: dict[str, Any], request: Any) -> Lock:
-        label = requests.label(request) if request is not None else calls.path_of(self.function)
-        return Lock(self._name_of_call(args, kwargs), self._using, self._options, label)
+    def _lock(self, args: tuple[Any, ...], kwargs: dict[str, Any], request: Any, run: Any = None) -> Lock:
+        return Lock(self._name_of_call(args, kwargs), self._using, self._options, self._label(args, request, run))
 
-    def _answer(self, problem: LockError, request: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _label(self, args: tuple[Any, ...], request: Any, run: Any) -> str:
+        given = str(self._options.given.get("label", ""))
+        if run:
+            return f"{given} {run.label}".strip()
+        if given:
+            return given
+        if request is not None:
+            return requests.label(request)
+        return background.label(args) or calls.path_of(self.function)
+
+    def _answer(
+        self, problem: LockError, request: Any, args: tuple[Any, ...], kwargs: dict[str, Any], run: Any = None
+    ) -> Any:
         """In the function's place, or the problem itself is raised."""
-        if callable(self._on_busy) and isinstance(problem, LockNotAcquired):
-            return self._on_busy(problem, *args, **kwargs)
-        if self._on_busy != "raise" and request is not None and requests.is_view(request, self.decorated):
+        if isinstance(problem, LockNotAcquired):
+            if run and self._on_busy == "retry":
+                run.retry(problem)
+            if isinstance(self._on_busy, Skip):
+                logger.info("%s is skipped. %s", self._label(args, request, run), problem)
+            if callable(self._on_busy):
+                return self._on_busy(problem, *args, **kwargs)
+        if (
+            self._on_busy not in ("raise", "retry")
+            and request is not None
+            and requests.is_view(request, self.decorated)
+        ):
             form = self._on_busy if isinstance(self._on_busy, responses.Respond) else responses.DEFAULT
             return form.answer(request, problem)
         raise problem

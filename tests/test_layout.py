@@ -26,11 +26,11 @@ ORDER = [
     "backends.database.checks", "backends.database.backend", "backends.database",
     "backends",
     "handlers", "options", "waiting", "cleaning", "renewal", "transactions", "entries", "attempts", "locking",
-    "calls", "requests", "responses", "guarding", "decorators", "", "middleware",
+    "background", "calls", "requests", "responses", "guarding", "decorators", "", "middleware",
     "runs", "inventory", "snapshots", "tables", "reports", "checks", "apps", "admin",
     "migrations", "migrations.0001_initial",
     "management", "management.commands", "management.commands.locks", "management.commands.runlocked",
-    "celery", "celery.beat", "celery.database",
+    "celery", "celery.beat", "celery.database", "celery.tasks",
 ]  # fmt: skip
 
 DRIVERS = {

@@ -1,0 +1,1 @@
+"""Celery workers as processes, for the tests of tasks: see harness.py."""
