@@ -8,6 +8,7 @@ import redis
 from celery import Celery, chain, chord, group, shared_task, signals
 from celery.exceptions import SoftTimeLimitExceeded
 from django.conf import settings
+from django.dispatch import receiver
 
 from django_distlock import LockLost, distributed_lock, lock
 from django_distlock.signals import lock_busy, lock_lost
@@ -181,12 +182,12 @@ def compose(how, name):
     }[how]().apply_async()
 
 
-@lock_busy.connect
+@receiver(lock_busy)
 def tell_busy(name, holder, **_):
     write(name.removeprefix("job:"), "busy", holder=holder and holder.label)
 
 
-@lock_lost.connect
+@receiver(lock_lost)
 def tell_lost(name, reason, **_):
     write(name.removeprefix("job:"), "lost", reason=reason)
 
