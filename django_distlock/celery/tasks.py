@@ -60,53 +60,51 @@ class Run:
         raise Retry(exc=busy, when=pause, sig=signature)
 
     def meet(self, lock: Any, busy: LockNotAcquired) -> None:
-        """Raises Ignore if it is this very task that is in the way, after having sent it again for later.
+        """Raises Ignore if the task is done already, or, after having sent it again, if it is itself in the way.
 
         Nothing is recorded then and nothing that follows is started: all this is up to the run that holds the
         lock; or, if that one is dead, to the next copy.
         """
-        if not (self._is_body and self._is_in_worker and self._is_own(busy.holder)):
+        if not self._may_have_come_before:
             return
-        if self._is_done(lock.name, lock.using):
-            raise Ignore(f"{self.label} is done already.")
-        _, pause = self._send_again(busy)
-        logger.info("%s meets itself and is sent again for in %.1f s. %s", self.label, pause, busy)
-        raise Ignore(f"{self.label} is sent again.")
+        self._stop_if_done(lock.name, lock.using)
+        if busy.holder and busy.holder.label.endswith(f"[{self._request.id}]"):
+            _, pause = self._send_again(busy)
+            logger.info("%s meets itself and is sent again for in %.1f s. %s", self.label, pause, busy)
+            raise Ignore(f"{self.label} is sent again.")
 
     @contextmanager
     def holding(self, lease: Lease) -> Iterator[None]:
         """While the body of the task runs, ``self.request.lease`` is its lease.
 
-        Raises Ignore if a copy finds that the task is done. At the end a task that is acknowledged late leaves a
-        mark for copies.
+        Raises Ignore if the task is done already. At its end a task that is acknowledged late leaves a mark, by
+        which its copies see that.
         """
         if not self._is_body:
             yield
             return
-        if self._may_be_copy and self._is_done(lease.name, lease.using):
-            logger.info("%s was delivered again, but is done already and does not run.", self.label)
-            raise Ignore(f"{self.label} is done already.")
+        self._stop_if_done(lease.name, lease.using)
         outer, self._request.lease = getattr(self._request, "lease", None), lease
         try:
             yield
         finally:
             self._request.lease = outer
-        if self._task.acks_late and self._is_in_worker:
+        is_success = lease.is_live or lease.terms.on_lost == "log"  # else LockLost is about to be raised
+        if is_success and self._task.acks_late and self._is_in_worker:
             self._leave_mark(lease)
 
     @property
     def _is_in_worker(self) -> bool:
         return not (self._request.called_directly or self._request.is_eager)
 
-    def _is_own(self, holder: Holder | None) -> bool:
-        return holder is not None and holder.label.endswith(f"[{self._request.id}]")
-
     @property
-    def _may_be_copy(self) -> bool:
-        if not self._task.acks_late or not self._is_in_worker:
+    def _may_have_come_before(self) -> bool:
+        """Whether a message with this task id may have been delivered before. An id that is reused does not count."""
+        if not (self._is_body and self._is_in_worker):
             return False
-        is_marked = (self._request.delivery_info or {}).get("redelivered") or REQUEUES in self._headers
-        return bool(is_marked) or not _tells_redeliveries(self._task.app)
+        is_redelivered = (self._request.delivery_info or {}).get("redelivered")
+        is_sent_again = self._request.retries or REQUEUES in self._headers
+        return bool(is_redelivered or is_sent_again) or not _tells_redeliveries(self._task.app)
 
     @property
     def _headers(self) -> dict[str, Any]:
@@ -129,8 +127,12 @@ class Run:
     def _mark(self, lock_name: str) -> str:
         return names.render("celery-done:{}:{}", (self._request.id, lock_name))
 
-    def _is_done(self, lock_name: str, using: str) -> bool:
-        return locks[using].look([self._mark(lock_name)]) != [None]
+    def _stop_if_done(self, lock_name: str, using: str) -> None:
+        if not (self._task.acks_late and self._may_have_come_before):
+            return
+        if locks[using].look([self._mark(lock_name)]) != [None]:
+            logger.info("%s was delivered again, but is done already and does not run.", self.label)
+            raise Ignore(f"{self.label} is done already.")
 
     def _leave_mark(self, lease: Lease) -> None:
         mark = Ticket(self._mark(lease.name), MARK_TTL, Holder.here(f"done: {self.label}"))

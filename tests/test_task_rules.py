@@ -1,0 +1,334 @@
+"""Guarded tasks, of Celery and of django.tasks, as far as no worker is needed to see what they do."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import subprocess
+import sys
+import types
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from celery import Celery
+from celery import Task as CeleryTask
+from celery.exceptions import Ignore, Retry
+
+from django_distlock import LockNotAcquired, distributed_lock, lock, locks
+from django_distlock.celery.tasks import REQUEUES, Run, pause_before
+
+pytestmark = pytest.mark.usefixtures("locmem_locks")
+
+
+@pytest.fixture
+def app():
+    with Celery("tests", broker="memory://", backend="cache+memory://", set_as_current=False) as app:
+        app.conf.task_store_eager_result = False
+        yield app
+
+
+def labels():
+    return [info.holder.label for info in locks["default"].held()]
+
+
+def elsewhere(function, *args):
+    """In another thread, which does not own what this one holds."""
+    with ThreadPoolExecutor() as pool:
+        return pool.submit(function, *args).result()
+
+
+class TestDecorating:
+    def test_above_shared_task_it_says_to_go_below(self):
+        from celery import shared_task
+
+        @shared_task(name="tests.above")
+        def work():
+            pass
+
+        with pytest.raises(TypeError, match="put above @shared_task, on the task tests.above.*Put it below"):
+            distributed_lock("name")(work)
+
+    def test_above_a_task_of_an_app_too(self, app):
+        with pytest.raises(TypeError, match="put above @shared_task"):
+            distributed_lock("name")(app.task(name="tests.above")(lambda: None))
+
+    @pytest.mark.parametrize("arguments", [(), (1, 2, 3), ("no such",)])
+    def test_wrong_arguments_raise_where_the_task_is_sent(self, app, arguments):
+        @app.task
+        @distributed_lock("order:{order_id}", on_busy="retry")
+        def work(order_id, note): ...
+
+        with pytest.raises(TypeError):
+            work.delay(*arguments)
+
+    @pytest.mark.parametrize("arguments", [(), (1, 2)])
+    def test_wrong_arguments_raise_for_a_bound_task_too(self, app, arguments):
+        @app.task(bind=True)
+        @distributed_lock("order:{order_id}")
+        def work(self, order_id): ...
+
+        with pytest.raises(TypeError):
+            work.delay(*arguments)
+
+    def test_the_method_of_a_task_class(self, app):
+        class Work(CeleryTask):
+            name = "tests.of_a_class"
+
+            @distributed_lock("order:{order_id}")
+            def run(self, order_id):
+                return self.request.lease.name, labels()
+
+        task = app.register_task(Work())
+        assert task.apply((7,), task_id="the-id").get() == ("order:7", ["tests.of_a_class[the-id]"])
+
+    def test_a_name_that_is_made_of_the_bound_task(self, app):
+        @app.task(bind=True, name="tests.named")
+        @distributed_lock(name=lambda self, pk: f"{self.name}:{pk}")
+        def work(self, pk):
+            return self.request.lease.name
+
+        assert work.apply((7,)).get() == "tests.named:7"
+
+
+class TestRunning:
+    def test_its_lease_is_at_the_request_while_it_runs(self, app):
+        @app.task(bind=True, autoretry_for=(KeyError,))
+        @distributed_lock("name")
+        def work(self):
+            self.request.lease.ensure_held()
+            return self.request.lease
+
+        lease = work.apply().get()
+        assert lease.state == "released"
+
+    def test_a_helper_of_the_task_holds_a_lock_by_the_tasks_name(self, app):
+        @distributed_lock("helper")
+        def helper():
+            return labels()
+
+        @app.task(bind=True, name="tests.with_helper")
+        @distributed_lock("name")
+        def work(self):
+            assert self.request.lease.name == "name"
+            return helper()
+
+        assert work.apply(task_id="the-id").get() == ["tests.with_helper[the-id]"] * 2
+
+    def test_a_label_of_ones_own_stands_before_it(self, app):
+        @app.task(name="tests.labelled")
+        @distributed_lock("name", label="nightly report")
+        def work():
+            return labels()
+
+        assert work.apply(task_id="the-id").get() == ["nightly report tests.labelled[the-id]"]
+
+    def test_called_like_a_function_it_has_no_id(self, app):
+        @app.task(name="tests.called")
+        @distributed_lock("name")
+        def work():
+            return labels()
+
+        assert work() == ["tests.called"]
+
+    def test_a_function_outside_tasks_is_called_what_it_was(self):
+        @distributed_lock("name")
+        def work():
+            return labels()
+
+        assert work() == [f"{__name__}.{work.__qualname__}"]
+
+
+class TestBusy:
+    @pytest.fixture
+    def work(self, app):
+        @app.task(max_retries=0)
+        @distributed_lock("name", on_busy="retry")
+        def work():
+            return "done"
+
+        return work
+
+    @pytest.mark.parametrize(
+        "call", [lambda work: work(), lambda work: work.apply(throw=True), lambda work: work.apply().get()]
+    )
+    def test_where_no_worker_runs_it_retry_raises(self, work, call):
+        with lock("name"), pytest.raises(LockNotAcquired, match="held by"):
+            elsewhere(call, work)
+
+    def test_always_eager_it_raises(self, work, app):
+        app.conf.task_always_eager = app.conf.task_eager_propagates = True
+        with lock("name"), pytest.raises(LockNotAcquired):
+            elsewhere(work.delay)
+        assert work.delay().get() == "done"
+
+    def test_a_plain_function_that_retries_raises(self):
+        with lock("name"), pytest.raises(LockNotAcquired):
+            elsewhere(distributed_lock("name", on_busy="retry")(lambda: None))
+
+    def test_the_error_travels_between_processes_with_all_it_says(self):
+        with lock("name", label="somebody"), pytest.raises(LockNotAcquired) as caught:
+            elsewhere(distributed_lock("name")(lambda: None))
+        copy = pickle.loads(pickle.dumps(caught.value))
+        assert str(copy) == str(caught.value)
+        assert copy.holder == caught.value.holder
+        assert copy.retry_after == caught.value.retry_after > 25
+
+
+class TestSentAgain:
+    """A run as a worker makes it, with what is published in a list."""
+
+    @pytest.fixture
+    def run(self, app):
+        sent = []
+
+        @app.task(bind=True, name="tests.again", acks_late=True)
+        @distributed_lock("name")
+        def work(self): ...
+
+        work.apply_async = lambda args, kwargs, **options: sent.append(options)  # what the signature ends in
+
+        def make(**request):
+            work.push_request(id="the-id", args=(), kwargs={}, called_directly=False, is_eager=False, **request)
+            return Run(work, work.run.__func__)
+
+        make.sent = sent
+        return make
+
+    def busy(self, label="somebody"):
+        with lock("name", label=label), pytest.raises(LockNotAcquired) as caught:
+            elsewhere(distributed_lock("name")(lambda: None))
+        return caught.value
+
+    def test_a_retry_keeps_what_the_message_had_and_spends_no_retry(self, run):
+        with pytest.raises(Retry):
+            run(
+                retries=2, headers={"mine": 1}, group="the-group", delivery_info={"routing_key": "q", "exchange": ""}
+            ).retry(self.busy())
+        [options] = run.sent
+        assert (options["retries"], options["task_id"], options["group_id"]) == (2, "the-id", "the-group")
+        assert options["headers"] == {"mine": 1, REQUEUES: 1}
+        assert options["queue"] == "q"
+        assert 0.25 <= options["countdown"] <= 0.5
+
+    def test_it_does_not_meet_others(self, run):
+        run(retries=1).meet(lock("name"), self.busy())
+        assert run.sent == []
+
+    def test_a_retry_that_meets_itself_is_sent_again_and_records_nothing(self, run):
+        with pytest.raises(Ignore):
+            run(retries=1, headers={REQUEUES: 3}).meet(lock("name"), self.busy("tests.again[the-id]"))
+        [options] = run.sent
+        assert options["headers"] == {REQUEUES: 4}
+        assert options["retries"] == 1
+
+    def test_an_id_that_somebody_reuses_is_no_copy(self, run, app):
+        app.conf.broker_url = app.conf.broker_read_url = "redis://"
+        run(delivery_info={"redelivered": False}).meet(lock("name"), self.busy("tests.again[the-id]"))
+        assert run.sent == []
+
+    def test_one_that_is_done_does_not_run_again(self, run):
+        for work in ("first", "redelivered"):
+            with lock("name") as lease:
+                holding = run(delivery_info={"redelivered": work == "redelivered"}).holding(lease)
+                if work == "redelivered":
+                    with pytest.raises(Ignore):
+                        holding.__enter__()
+                else:
+                    with holding:
+                        pass
+        [mark] = locks["default"].held("celery-done:")
+        assert mark.resting
+        assert 3500 < mark.remaining <= 3600
+
+    def test_one_that_is_done_is_not_skipped_either(self, run):
+        with lock("name") as lease, run().holding(lease):
+            pass
+        with pytest.raises(Ignore):
+            run(delivery_info={"redelivered": True}).meet(lock("name"), self.busy())
+
+    def test_one_that_raised_is_not_done(self, run):
+        with pytest.raises(KeyError), lock("name") as lease, run().holding(lease):
+            raise KeyError
+        with lock("name") as lease, run(delivery_info={"redelivered": True}).holding(lease):
+            pass
+
+
+class TestPause:
+    @pytest.mark.parametrize(("requeues", "longest"), [(0, 0.5), (1, 1), (2, 2), (3, 4), (4, 5), (8, 5), (10_000, 5)])
+    def test_it_grows_to_five_seconds_and_is_scattered(self, requeues, longest):
+        pauses = [pause_before(requeues, 30, 3600) for _ in range(200)]
+        assert longest / 2 <= min(pauses) < max(pauses) <= longest
+        assert max(pauses) - min(pauses) > longest / 4
+
+    def test_it_is_no_longer_than_what_the_holder_has_left(self):
+        assert max(pause_before(9, 1.5, 3600) for _ in range(200)) <= 1.5
+
+    def test_a_lease_that_runs_out_now_is_not_asked_for_without_pause(self):
+        assert min(pause_before(9, 0.0, 3600) for _ in range(200)) >= 0.05
+
+    def test_it_stays_below_the_visibility_timeout(self):
+        assert max(pause_before(9, None, 4) for _ in range(200)) <= 2
+
+
+@pytest.mark.parametrize("imported", ["", "import celery"])
+def test_celery_is_reached_by_tasks_alone(imported):
+    code = (
+        f"import sys; from django.conf import settings; settings.configure(); {imported}\n"
+        "from django_distlock import distributed_lock\n"
+        "distributed_lock('name', on_busy='retry')(lambda: None)()\n"
+        f"assert ('celery' in sys.modules) == {bool(imported)}\n"
+        "assert 'django_distlock.celery.tasks' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+class TestDjangoTasks:
+    @pytest.fixture(autouse=True)
+    def module(self, monkeypatch):
+        pytest.importorskip("django.tasks", reason="Django 6 has them")
+        module = types.ModuleType("guarded_tasks")  # functions of tasks are at the top of a module
+        exec(
+            "from django.tasks import task\n"
+            "from django_distlock import distributed_lock, locks\n"
+            "def labels(): return [info.holder.label for info in locks['default'].held()]\n"
+            "@task\n@distributed_lock('job:{pk}', on_busy='skip')\n"
+            "def plain(pk): return labels()\n"
+            "@task(takes_context=True)\n@distributed_lock('job:{pk}', on_busy='raise')\n"
+            "def with_context(context, pk): return labels()\n"
+            "@task\n@distributed_lock('job:{pk}')\n"
+            "async def awaited(pk): return [info.name async for info in locks['default'].aheld()]\n"
+            "@task(takes_context=True)\n@distributed_lock('job:{pk}')\n"
+            "async def awaited_with_context(context, pk): return labels()\n",
+            vars(module),
+        )
+        monkeypatch.setitem(sys.modules, "guarded_tasks", module)
+        return module
+
+    def test_above_a_task_it_says_to_go_below(self, module):
+        with pytest.raises(TypeError, match="put above @task, on the task plain"):
+            distributed_lock("name")(module.plain)
+
+    def test_it_holds_the_lock_while_it_runs(self, module):
+        assert module.plain.enqueue(7).return_value == ["guarded_tasks.plain"]
+        assert labels() == []
+
+    def test_with_its_context_it_is_known_by_name_and_id(self, module):
+        result = module.with_context.enqueue(7)
+        assert result.return_value == [f"guarded_tasks.with_context[{result.id}]"]
+
+    def test_async(self, module):
+        assert module.awaited.enqueue(7).return_value == ["job:7"]
+        result = asyncio.run(module.awaited_with_context.aenqueue(pk=7))
+        assert result.return_value == [f"guarded_tasks.awaited_with_context[{result.id}]"]
+
+    def test_busy_it_answers_as_it_was_told(self, module):
+        with lock("job:7"):
+            assert elsewhere(module.plain.enqueue, 7).return_value is None
+            [error] = elsewhere(module.with_context.enqueue, 7).errors
+            assert error.exception_class is LockNotAcquired
+            [error] = elsewhere(module.awaited.enqueue, 7).errors
+            assert error.exception_class is LockNotAcquired
+
+    def test_wrong_arguments_fail_the_task_before_any_lock(self, module):
+        [error] = module.plain.enqueue().errors
+        assert error.exception_class is TypeError
