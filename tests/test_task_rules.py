@@ -8,6 +8,7 @@ import subprocess
 import sys
 import types
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 from celery import Celery
@@ -23,7 +24,8 @@ pytestmark = pytest.mark.usefixtures("locmem_locks")
 @pytest.fixture
 def app():
     with Celery("tests", broker="memory://", backend="cache+memory://", set_as_current=False) as app:
-        app.conf.task_store_eager_result = False
+        # Tasks of one name in several tests: not shared, or they would be registered in every app.
+        app.task = partial(app.task, shared=False)
         yield app
 
 
@@ -49,12 +51,16 @@ class TestDecorating:
             distributed_lock("name")(work)
 
     def test_above_a_task_of_an_app_too(self, app):
+        @app.task(name="tests.above")
+        def work():
+            pass
+
         with pytest.raises(TypeError, match="put above @shared_task"):
-            distributed_lock("name")(app.task(name="tests.above")(lambda: None))
+            distributed_lock("name")(work)
 
     @pytest.mark.parametrize("arguments", [(), (1, 2, 3), ("no such",)])
     def test_wrong_arguments_raise_where_the_task_is_sent(self, app, arguments):
-        @app.task
+        @app.task()
         @distributed_lock("order:{order_id}", on_busy="retry")
         def work(order_id, note): ...
 

@@ -113,6 +113,7 @@ class Worker:
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+        print(f"--- {self.name}\n{self.log()[-3000:]}")  # shown by pytest when a test fails
         self.app.close()
         self._book.close()
         self._results.close()
