@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
-from celery import Celery
+from celery import Celery, current_app, shared_task
 from celery import Task as CeleryTask
 from celery.exceptions import Ignore, Retry
 
@@ -19,6 +19,13 @@ from django_distlock import LockNotAcquired, distributed_lock, lock, locks
 from django_distlock.celery.tasks import REQUEUES, Run, pause_before
 
 pytestmark = pytest.mark.usefixtures("locmem_locks")
+
+
+@pytest.fixture(autouse=True)
+def current():
+    previous = current_app._get_current_object()
+    yield
+    previous.set_current()
 
 
 @pytest.fixture
@@ -40,8 +47,8 @@ def elsewhere(function, *args):
 
 
 class TestDecorating:
-    def test_above_shared_task_it_says_to_go_below(self):
-        from celery import shared_task
+    def test_above_shared_task_it_says_to_go_below(self, app):
+        app.set_current()  # the autouse fixture sets it back
 
         @shared_task(name="tests.above")
         def work():
