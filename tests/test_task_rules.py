@@ -15,7 +15,7 @@ from celery import Celery, current_app, shared_task
 from celery import Task as CeleryTask
 from celery.exceptions import Ignore, Retry
 
-from django_distlock import LockNotAcquired, distributed_lock, lock, locks
+from django_distlock import LockLost, LockNotAcquired, distributed_lock, lock, locks
 from django_distlock.celery.tasks import REQUEUES, Run, pause_before
 
 pytestmark = pytest.mark.usefixtures("locmem_locks")
@@ -264,6 +264,13 @@ class TestSentAgain:
             raise KeyError
         with lock("name") as lease, run(delivery_info={"redelivered": True}).holding(lease):
             pass
+
+    def test_one_that_lost_its_lock_is_not_done(self, run):
+        with pytest.raises(LockLost), lock("name") as lease, run().holding(lease):
+            assert lease.backend.release(lease.ticket)
+            with pytest.raises(LockLost):
+                lease.renew()
+        assert list(locks["default"].held("celery-done:")) == []
 
 
 class TestPause:
