@@ -1,5 +1,6 @@
 """Distributed locks for Django: for views, tasks, and any code that only one may run at a time."""
 
+from .assertions import assert_locked
 from .decorators import distributed_lock, skip
 from .exceptions import (
     InvalidLockBackend,
@@ -36,6 +37,7 @@ __all__ = [
     "LockReentry",
     "LockTimeout",
     "State",
+    "assert_locked",
     "distributed_lock",
     "lock",
     "locks",

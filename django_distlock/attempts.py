@@ -32,6 +32,17 @@ def _remember(lease: Lease) -> None:
     _acquired_here.set((*known, ref(lease)))
 
 
+def take_over(lease: Lease) -> None:
+    """Keep a lease that another process acquired; it is this thread's or task's from now on."""
+    renewer_of(lease.backend).keep(lease)
+    _remember(lease)
+
+
+def acquired_here() -> list[Lease]:
+    """What this context has acquired and still remembers: that of its thread or task, and of the one it came from."""
+    return [lease for known in _acquired_here.get() if (lease := known())]
+
+
 class Attempt:
     """One call of acquire, from its terms to its lease or its failure.
 

@@ -7,8 +7,10 @@ import logging
 import os
 from collections.abc import Set
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 from weakref import ref
+
+from django.utils.module_loading import import_string
 
 from . import signals
 from .exceptions import LockBackendError, LockError, LockLost, LockNotHeld
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from django.dispatch import Signal
 
     from .backends.base import BaseLockBackend
+    from .handover import AdoptedLease
 
 logger = logging.getLogger("django_distlock")
 
@@ -48,8 +51,8 @@ class Lease:
     """
 
     __slots__ = (
-        "__weakref__", "_ended", "_granted_clock", "_is_doubted", "_keeper", "_owner", "_pledges", "backend",
-        "deadline", "due", "entries", "fence", "pid", "renews", "terms", "ticket",
+        "__weakref__", "_ended", "_granted_clock", "_is_detached", "_is_doubted", "_keeper", "_owner", "_pledges",
+        "backend", "deadline", "due", "entries", "fence", "pid", "renews", "terms", "ticket",
     )  # fmt: skip
 
     def __init__(
@@ -67,6 +70,7 @@ class Lease:
         self._keeper = keeper
         self._granted_clock = clock()
         self._is_doubted = False
+        self._is_detached = False
         self._ended: State | None = None  # set once; a renewal that is still on its way changes nothing then
         self.deadline = 0.0
         self.extend(grant.sent_at, ticket.ttl)
@@ -150,7 +154,7 @@ class Lease:
         if self.is_live:
             return
         if self._ended is State.RELEASED:
-            raise LockNotHeld(f"The lock {self.name!r} was released already.")
+            raise self._over_error()
         raise self._lost_error()
 
     def renew(self, ttl: float | None = None) -> None:
@@ -186,7 +190,43 @@ class Lease:
         if not self.is_live:
             raise self._lost_error()
 
-    # For the keeper
+    def detach(self) -> str:
+        """End renewal and release in this process, and return a text by which another one goes on with the lease.
+
+        No I/O. The text is signed with ``SECRET_KEY`` and can be adopted once, within the ``remaining`` seconds
+        of the lease; ``renew(ttl=300)`` before gives it more time on its way. If nobody adopts it, the lock is
+        free after that time. It holds the lease's secret token: keep it out of URLs, pages and logs.
+
+        Raises LockLost, or LockNotHeld after a release.
+        """
+        return cast("str", import_string("django_distlock.handover.detach")(self))
+
+    @staticmethod
+    def adopt(detached: str) -> AdoptedLease:
+        """Go on in this process with a lease that another one detached: renew it, and release it at the end.
+
+        ``with Lease.adopt(detached) as lease:`` releases it as the ``with`` of a lock does.
+
+        Raises LockLost when the lease has ended meanwhile, by its TTL or by a release; LockNotHeld for a text that
+        was adopted already or that ``detach()`` did not make; LockBackendError when the store does not answer
+        (the text can then be adopted later).
+        """
+        return cast("AdoptedLease", import_string("django_distlock.handover.adopt")(detached))
+
+    @staticmethod
+    async def aadopt(detached: str) -> AdoptedLease:
+        """``adopt()`` for tasks: ``async with await Lease.aadopt(detached) as lease:``."""
+        return cast("AdoptedLease", await import_string("django_distlock.handover.aadopt")(detached))
+
+    # For the keeper and the hand-over
+
+    def leave(self) -> None:
+        """Another process goes on with it."""
+        self.ensure_held()
+        if not self._keeper.drop(self):
+            raise self._over_error()
+        self._is_detached = True
+        self._ended = State.RELEASED
 
     def extend(self, sent_at: float, ttl: float) -> None:
         """The store promised ``ttl`` seconds, asked at ``sent_at``."""
@@ -290,7 +330,7 @@ class Lease:
                 self._keeper.abandon(self.ticket)
             raise self._lost_error()
         if not dropped:
-            raise LockNotHeld(f"The lock {self.name!r} was released already.")
+            raise self._over_error()
         return self.end()
 
     def _interrupted(self) -> float:
@@ -306,6 +346,11 @@ class Lease:
         return signals.News(
             signal, type(self.backend), {"name": self.name, "using": self.using, "lease": self, **about}
         )
+
+    def _over_error(self) -> LockNotHeld:
+        if self._is_detached:
+            return LockNotHeld(f"The lock {self.name!r} was detached: it is left to whoever adopts it.")
+        return LockNotHeld(f"The lock {self.name!r} was released already.")
 
     def _lost_error(self) -> LockLost:
         return LockLost(

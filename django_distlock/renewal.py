@@ -179,6 +179,11 @@ def renewer_of(backend: BaseLockBackend) -> Renewer:
     return cast(Renewer, renewer)
 
 
+def kept() -> list[Lease]:
+    """The leases that this process holds, of all backends, also of those that the settings name no more."""
+    return [lease for renewer in list(_renewers) for lease in list(renewer._leases.values())]
+
+
 def release_all() -> None:
     for renewer in list(_renewers):
         renewer.release_all()

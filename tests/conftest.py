@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -20,6 +19,7 @@ from django_distlock.backends.database import DatabaseBackend
 from django_distlock.backends.redis import RedisBackend
 from django_distlock.backends.redlock import RedlockBackend
 from django_distlock.renewal import renewer_of
+from django_distlock.testing.tools import WAYS, calling
 from example_project.valkey import Valkey
 
 from . import mariadb as mariadb_server
@@ -28,12 +28,14 @@ from .databases import known_database
 from .mariadb import MariaDB
 from .postgres import Postgres
 from .proxy import Proxy
-from .tools import AsyncCalls, SyncCalls, eventually
+from .tools import eventually
 
 REDIS = "django_distlock.backends.redis.RedisBackend"
 REDLOCK = "django_distlock.backends.redlock.RedlockBackend"
 DATABASE = "django_distlock.backends.database.DatabaseBackend"
 LOCMEM = "django_distlock.backends.locmem.LocMemBackend"
+
+pytest.register_assert_rewrite("django_distlock.testing.contract")  # as the plugin does where it is installed
 
 REQUIRED = os.environ.get("DISTLOCK_REQUIRE", "").split()
 
@@ -198,14 +200,11 @@ def proxied(proxy: Proxy, settings: Any) -> Iterator[RedisBackend]:
     locks.close()
 
 
-@pytest.fixture(params=["sync", "async"])
+@pytest.fixture(params=WAYS)
 def calls(request: pytest.FixtureRequest) -> Iterator[Callable[[Any], Any]]:
     """Wraps an object so that ``wrapped.method()`` calls the method, or its ``a`` twin."""
-    if request.param == "sync":
-        yield SyncCalls
-    else:
-        with asyncio.Runner() as runner:
-            yield lambda target: AsyncCalls(target, runner)
+    with calling(request.param) as wrap:
+        yield wrap
 
 
 @pytest.fixture

@@ -26,16 +26,18 @@ ORDER = [
     "backends.database.checks", "backends.database.backend", "backends.database",
     "backends",
     "handlers", "options", "waiting", "cleaning", "renewal", "transactions", "entries", "attempts", "locking",
+    "handover", "assertions",
     "background", "calls", "requests", "responses", "guarding", "decorators", "", "middleware",
     "runs", "inventory", "snapshots", "tables", "reports", "checks", "apps", "admin",
     "migrations", "migrations.0001_initial",
     "management", "management.commands", "management.commands.locks", "management.commands.runlocked",
     "celery", "celery.beat", "celery.database", "celery.tasks",
+    "testing", "testing.tools", "testing.contract", "testing.plugin",
 ]  # fmt: skip
 
 DRIVERS = {
     "redis": ("backends.redis", "backends.redlock"), "django_redis": "backends.redis", "psycopg": "backends",
-    "celery": "celery", "django_celery_beat": "celery",
+    "celery": "celery", "django_celery_beat": "celery", "pytest": "testing",
 }  # fmt: skip
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from django_distlock import locks
 
-from .contract import LockBackendContract, RunsContract
+from django_distlock.testing.contract import LockBackendContract, RunsContract
 
 
 class TestRedisByUrl(LockBackendContract, RunsContract):

@@ -39,10 +39,11 @@ if lease and string.sub(lease, 1, 27) == token .. ' ' then
   if state == 'r' then return {-1} end
   if state == 'c' then
     if retired() then return {-1} end
-    redis.call('SET', LEASE, token .. ' h ' .. fence .. ' ' .. holder, 'PX', ttl)
-  elseif redis.call('PTTL', LEASE) < ttl then
-    redis.call('PEXPIRE', LEASE, ttl)
+  else
+    ttl = math.max(ttl, redis.call('PTTL', LEASE)) -- a late duplicate must not shorten it
   end
+  -- The holder is written each time, because another process may have adopted the lease.
+  redis.call('SET', LEASE, token .. ' h ' .. fence .. ' ' .. holder, 'PX', ttl)
   return {1, fence}
 end
 

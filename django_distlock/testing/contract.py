@@ -1,62 +1,76 @@
-"""What every backend promises. A backend's test class inherits this and provides the ``backend`` fixture.
+"""What every backend promises, as tests. The test class of a backend inherits them:
 
-``store`` here is the backend seen through ``calls``: each test runs on the plain methods and on their twins.
+    class TestMyBackend(LockBackendContract):
+        @pytest.fixture
+        def backend(self):
+            return MyBackend("default", {"BACKEND": "shop.locks.MyBackend"})
+
+The fixture gives a new, empty store to each test. ``locks`` in the tests is the backend seen through its methods, and
+once more through their ``a`` twins.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from django_distlock.backends.base import BaseLockBackend
-from django_distlock.stamps import RunStamp
-from django_distlock.backends.base import FORCED, BaseLockBackend
-from django_distlock.tickets import Grant, LockInfo
-from tests.tools import eventually, ticket
+from ..backends.base import FORCED, BaseLockBackend
+from ..stamps import RunStamp
+from ..tickets import Grant, LockInfo
+from .tools import WAYS, calling, eventually, ticket
 
 
 class LockBackendContract:
-    @pytest.fixture
-    def locks(self, backend: BaseLockBackend, calls: Any) -> Any:
-        return calls(backend)
+    """Inherit it and provide the fixture ``backend``."""
 
-    def test_a_free_lock_is_granted(self, locks):
+    @pytest.fixture
+    def backend(self) -> BaseLockBackend:
+        raise NotImplementedError("Give the test class a fixture 'backend' that returns an empty backend of its kind.")
+
+    @pytest.fixture(params=WAYS)
+    def locks(self, backend: BaseLockBackend, request: pytest.FixtureRequest) -> Iterator[Any]:
+        with calling(request.param) as wrap:
+            yield wrap(backend)
+
+    def test_a_free_lock_is_granted(self, locks: Any) -> None:
         assert isinstance(locks.acquire(ticket(), queue=False), Grant)
 
-    def test_a_busy_lock_tells_who_has_it_and_for_how_long(self, locks, backend):
+    def test_a_busy_lock_tells_who_has_it_and_for_how_long(self, locks: Any, backend: BaseLockBackend) -> None:
         granted = locks.acquire(ticket(ttl=20, label="the holder"), queue=False)
         busy = locks.acquire(ticket(), queue=False)
         assert isinstance(busy, LockInfo)
+        assert busy.holder is not None
         assert busy.holder.label == "the holder"
         assert (busy.name, busy.using, busy.fence) == ("name", backend.alias, granted.fence)
         assert 19 < busy.remaining <= 20
         assert not busy.resting
 
-    def test_other_names_are_other_locks(self, locks):
+    def test_other_names_are_other_locks(self, locks: Any) -> None:
         locks.acquire(ticket("a"), queue=False)
         assert isinstance(locks.acquire(ticket("b"), queue=False), Grant)
 
-    def test_an_attempt_repeated_with_its_ticket_is_granted_again_with_its_number(self, locks):
+    def test_an_attempt_repeated_with_its_ticket_is_granted_again_with_its_number(self, locks: Any) -> None:
         mine = ticket()
         first = locks.acquire(mine, queue=False)
         assert locks.acquire(mine, queue=False).fence == first.fence
 
-    def test_a_released_lock_is_free(self, locks):
+    def test_a_released_lock_is_free(self, locks: Any) -> None:
         mine = ticket()
         locks.acquire(mine, queue=False)
         assert locks.release(mine) is True
         assert isinstance(locks.acquire(ticket(), queue=False), Grant)
 
-    def test_only_the_owner_releases(self, locks):
+    def test_only_the_owner_releases(self, locks: Any) -> None:
         mine = ticket()
         locks.acquire(mine, queue=False)
         assert locks.release(ticket()) is False
         assert locks.look(["name"])[0].token == mine.token
 
-    def test_a_late_release_does_not_free_the_successor(self, locks):
+    def test_a_late_release_does_not_free_the_successor(self, locks: Any) -> None:
         late, successor = ticket(), ticket()
         locks.acquire(late, queue=False)
         locks.release(late)
@@ -64,12 +78,12 @@ class LockBackendContract:
         assert locks.release(late) is False
         assert locks.look(["name"])[0].token == successor.token
 
-    def test_only_the_owner_renews(self, locks):
+    def test_only_the_owner_renews(self, locks: Any) -> None:
         locks.acquire(ticket(ttl=5), queue=False)
         assert locks.renew([(ticket(), 60.0)]) == [False]
         assert locks.look(["name"])[0].remaining <= 5
 
-    def test_renewal_extends_each_lease_and_tells_which_are_gone(self, locks):
+    def test_renewal_extends_each_lease_and_tells_which_are_gone(self, locks: Any) -> None:
         first, second, gone = ticket("first", 5), ticket("second", 5), ticket("gone", 5)
         locks.acquire(first, queue=False)
         locks.acquire(second, queue=False)
@@ -78,13 +92,13 @@ class LockBackendContract:
         assert 59 < locks.look(["second"])[0].remaining <= 60
         assert locks.look(["gone"]) == [None]
 
-    def test_renewal_never_shortens(self, locks):
+    def test_renewal_never_shortens(self, locks: Any) -> None:
         mine = ticket(ttl=60)
         locks.acquire(mine, queue=False)
         assert locks.renew([(mine, 1.0)]) == [True]
         assert locks.look(["name"])[0].remaining > 50
 
-    def test_a_lease_ends_with_its_ttl(self, locks):
+    def test_a_lease_ends_with_its_ttl(self, locks: Any) -> None:
         mine = ticket(ttl=0.1)
         locks.acquire(mine, queue=False)
         assert isinstance(locks.acquire(ticket(), queue=False), LockInfo)
@@ -93,7 +107,7 @@ class LockBackendContract:
         assert locks.release(mine) is False
         assert isinstance(locks.acquire(ticket(), queue=False), Grant)
 
-    def test_fencing_numbers_grow_over_release_and_expiry(self, locks):
+    def test_fencing_numbers_grow_over_release_and_expiry(self, locks: Any) -> None:
         numbers = []
         for _ in range(3):
             mine = ticket()
@@ -104,13 +118,13 @@ class LockBackendContract:
         numbers.append(locks.acquire(ticket(), queue=False).fence)
         assert numbers == sorted(set(numbers))
 
-    def test_renewal_keeps_the_number(self, locks):
+    def test_renewal_keeps_the_number(self, locks: Any) -> None:
         mine = ticket()
         granted = locks.acquire(mine, queue=False)
         locks.renew([(mine, 60.0)])
         assert locks.look(["name"])[0].fence == granted.fence
 
-    def test_a_resting_lock_stays_taken_and_is_nobodys_any_more(self, locks):
+    def test_a_resting_lock_stays_taken_and_is_nobodys_any_more(self, locks: Any) -> None:
         mine = ticket(ttl=60)
         locks.acquire(mine, queue=False)
         assert locks.release(mine, 0.3) is True
@@ -121,7 +135,7 @@ class LockBackendContract:
         assert locks.renew([(mine, 60.0)]) == [False]
         eventually(lambda: locks.look(["name"]) == [None], 2)
 
-    def test_force_frees_a_resting_lock_for_its_token_alone(self, locks):
+    def test_force_frees_a_resting_lock_for_its_token_alone(self, locks: Any) -> None:
         mine = ticket(ttl=60)
         locks.acquire(mine, queue=False)
         locks.release(mine, 50)
@@ -133,7 +147,7 @@ class LockBackendContract:
         assert locks.release(mine, FORCED) is True
         assert locks.look(["name"]) == [None]
 
-    def test_who_waits_is_counted(self, locks):
+    def test_who_waits_is_counted(self, locks: Any) -> None:
         locks.acquire(ticket("busy"), queue=False)
         waiters = [ticket("busy"), ticket("busy")]
         for waiter in waiters:
@@ -144,20 +158,20 @@ class LockBackendContract:
             locks.release(waiter)
         assert locks.count_waiters(["busy"]) in ([0], [None])
 
-    def test_a_check_finds_no_error_and_leaves_nothing(self, locks):
+    def test_a_check_finds_no_error_and_leaves_nothing(self, locks: Any) -> None:
         found = {finding.about: finding for finding in locks.check()}
         assert not any(finding.is_error for finding in found.values())
         assert {"reachable", "latency"} <= set(found)
         assert locks.names() == []
 
-    def test_any_text_is_a_name(self, locks):
+    def test_any_text_is_a_name(self, locks: Any) -> None:
         names = ["a b", "ä/ß/日本", "x:y|z", "{curly}", "new\nline", "nul\0", "a*b?[c]\\d", "q", "f", "'quote\""]
         for name in names:
             assert isinstance(locks.acquire(ticket(name), queue=False), Grant)
         assert sorted(locks.names()) == sorted(names)
         assert [info.name for info in locks.look(names)] == names
 
-    def test_names_are_listed_by_prefix_literally(self, locks):
+    def test_names_are_listed_by_prefix_literally(self, locks: Any) -> None:
         for name in ("order:1", "order:2", "order*", "invoice:1", "or", "ord[e]r"):
             locks.acquire(ticket(name), queue=False)
         assert sorted(locks.names("order:")) == ["order:1", "order:2"]
@@ -165,7 +179,7 @@ class LockBackendContract:
         assert locks.names("ord[e]") == ["ord[e]r"]
         assert locks.names("nothing") == []
 
-    def test_held_lists_every_lock_once_with_its_holder(self, locks):
+    def test_held_lists_every_lock_once_with_its_holder(self, locks: Any) -> None:
         for number in range(25):
             locks.acquire(ticket(f"n:{number}", label=f"holder {number}"), queue=False)
         infos = locks.held("n:", step=10)
@@ -174,28 +188,28 @@ class LockBackendContract:
         )
         assert all(info.granted_at is not None for info in infos)
 
-    def test_looking_at_free_locks_says_none(self, locks):
+    def test_looking_at_free_locks_says_none(self, locks: Any) -> None:
         locks.acquire(ticket("taken"), queue=False)
         free, taken, other = locks.look(["free", "taken", "other"])
         assert (free, other) == (None, None)
         assert taken.name == "taken"
         assert locks.look([]) == []
 
-    def test_the_token_is_never_shown(self, locks):
+    def test_the_token_is_never_shown(self, locks: Any) -> None:
         mine = ticket()
         locks.acquire(mine, queue=False)
         info = locks.look(["name"])[0]
         assert info.token == mine.token
         assert mine.token not in repr(info) + repr(mine) + info.digest
 
-    def test_giving_up_a_request_that_was_never_granted_leaves_nothing(self, locks):
+    def test_giving_up_a_request_that_was_never_granted_leaves_nothing(self, locks: Any) -> None:
         locks.acquire(ticket(ttl=60), queue=False)
         waiting = ticket()
         locks.acquire(waiting, queue=True)
         assert locks.release(waiting) is False
         assert locks.look(["name"])[0].token != waiting.token
 
-    def test_a_wait_for_a_turn_ends_by_its_timeout(self, locks):
+    def test_a_wait_for_a_turn_ends_by_its_timeout(self, locks: Any) -> None:
         locks.acquire(ticket(ttl=60), queue=False)
         waiting = ticket()
         locks.acquire(waiting, queue=True)
@@ -203,8 +217,10 @@ class LockBackendContract:
         locks.wait_turn(waiting, 0.05)
         assert time.monotonic() - began < 5
 
-    def test_threads_are_granted_one_at_a_time(self, backend):
-        inside, most, done = [], [], []
+    def test_threads_are_granted_one_at_a_time(self, backend: BaseLockBackend) -> None:
+        inside: list[int] = []
+        most: list[int] = []
+        done: list[int] = []
 
         def work(number: int) -> None:
             mine = ticket(ttl=30)
@@ -225,7 +241,7 @@ class LockBackendContract:
         assert sorted(done) == list(range(8))
         assert set(most) == {1}
 
-    def test_waiters_are_granted_in_the_order_they_came(self, backend, locks):
+    def test_waiters_are_granted_in_the_order_they_came(self, backend: BaseLockBackend, locks: Any) -> None:
         if not backend.supports_queue:
             pytest.skip("this backend has no queue and says so: supports_queue is False")
         holder, waiters = ticket(ttl=60), [ticket(ttl=60) for _ in range(4)]
@@ -253,12 +269,12 @@ class RunsContract:
         assert backend.claim_run(name, stamp, stamp, 60) == stamp
         time.sleep(0.03)
 
-    def test_a_store_without_a_stamp_keeps_what_the_caller_saw_and_grants_nothing_yet(self, backend):
+    def test_a_store_without_a_stamp_keeps_what_the_caller_saw_and_grants_nothing_yet(self, backend: Any) -> None:
         seen = RunStamp(100.0, "web-1", 130.0, "first")
         assert backend.claim_run("entry", seen, RunStamp(130.0, "web-2", 160.0, "mine"), 60) == seen
         assert backend.find_runs(["entry"]) == [seen]
 
-    def test_what_a_store_did_not_know_is_nobodys_until_all_beats_had_time_to_tell_more(self, backend, monkeypatch):
+    def test_what_a_store_did_not_know_is_nobodys_until_all_beats_had_time_to_tell_more(self, backend: Any, monkeypatch: Any) -> None:
         monkeypatch.setattr(backend, "runs_settle", 0.5)
         old, new = RunStamp(100.0), RunStamp(130.0, "a", 160.0, "1")
         assert backend.claim_run("entry", old, old, 60) == old  # of a beat that did not hear of the run at 130
@@ -268,48 +284,48 @@ class RunsContract:
         assert backend.claim_run("entry", new, RunStamp(160.0, token="2"), 60) == new
         eventually(lambda: backend.claim_run("entry", new, RunStamp(160.0, token="2"), 60) is None, 5)
 
-    def test_the_first_to_move_the_stamp_has_the_run_and_the_others_are_told_its_stamp(self, backend):
+    def test_the_first_to_move_the_stamp_has_the_run_and_the_others_are_told_its_stamp(self, backend: Any) -> None:
         seen, first, second = RunStamp(100.0), RunStamp(130.0, "a", 160.0, "1"), RunStamp(130.0, "b", 160.0, "2")
         self.know(backend, "entry", seen)
         assert backend.claim_run("entry", seen, first, 60) is None
         assert backend.claim_run("entry", seen, second, 60) == first
         assert backend.find_runs(["entry"]) == [first]
 
-    def test_who_adopted_the_newer_stamp_may_claim_the_next_run(self, backend):
+    def test_who_adopted_the_newer_stamp_may_claim_the_next_run(self, backend: Any) -> None:
         seen, first = RunStamp(100.0), RunStamp(130.0, token="1")
         self.know(backend, "entry", seen)
         backend.claim_run("entry", seen, first, 60)
         assert backend.claim_run("entry", first, RunStamp(160.0, token="2"), 60) is None
 
-    def test_a_claim_repeated_with_its_token_is_granted_again(self, backend):
+    def test_a_claim_repeated_with_its_token_is_granted_again(self, backend: Any) -> None:
         seen = RunStamp(100.0)
         self.know(backend, "entry", seen)
         assert backend.claim_run("entry", seen, RunStamp(130.0, token="mine"), 60) is None
         assert backend.claim_run("entry", seen, RunStamp(131.0, token="mine"), 60) is None
         assert backend.find_runs(["entry"])[0].at == 131.0
 
-    def test_a_late_duplicate_of_a_claim_moves_nothing_back(self, backend):
+    def test_a_late_duplicate_of_a_claim_moves_nothing_back(self, backend: Any) -> None:
         seen = RunStamp(100.0)
         self.know(backend, "entry", seen)
         backend.claim_run("entry", seen, RunStamp(131.0, token="mine"), 60)
         backend.claim_run("entry", seen, RunStamp(130.0, token="mine"), 60)
         assert backend.find_runs(["entry"])[0].at == 131.0
 
-    def test_a_caller_who_knows_a_newer_run_tells_it_and_one_who_does_not_changes_nothing(self, backend):
+    def test_a_caller_who_knows_a_newer_run_tells_it_and_one_who_does_not_changes_nothing(self, backend: Any) -> None:
         old, new = RunStamp(100.0, "a", 130.0, "1"), RunStamp(130.0, "b", 160.0, "2")
         assert backend.claim_run("entry", old, old, 60) == old
         assert backend.claim_run("entry", new, new, 60) is None
         assert backend.claim_run("entry", old, old, 60) == new
         assert backend.find_runs(["entry"]) == [new]
 
-    def test_times_are_exact_to_the_microsecond(self, backend):
+    def test_times_are_exact_to_the_microsecond(self, backend: Any) -> None:
         seen = RunStamp(1795237134.551894, token="1")
         self.know(backend, "entry", seen)
         assert backend.find_runs(["entry"]) == [seen]
         assert backend.claim_run("entry", RunStamp(1795237134.551893), RunStamp(1795237136.0, token="2"), 60) == seen
         assert backend.claim_run("entry", RunStamp(1795237134.551894), RunStamp(1795237136.0, token="2"), 60) is None
 
-    def test_stamps_are_found_by_name_and_listed(self, backend):
+    def test_stamps_are_found_by_name_and_listed(self, backend: Any) -> None:
         names = ["a", "shop:nightly", "ä/ß", "a*b?[c]", "'quote\"", "new\nline"]
         stamps = {name: RunStamp(100.5 + number, "host", None, "t") for number, name in enumerate(names)}
         for name, stamp in stamps.items():
@@ -318,7 +334,7 @@ class RunsContract:
         assert backend.find_runs([]) == []
         assert dict(backend.runs()) == stamps
 
-    def test_stamps_and_locks_know_nothing_of_each_other(self, backend):
+    def test_stamps_and_locks_know_nothing_of_each_other(self, backend: Any) -> None:
         stamp = RunStamp(100.0)
         backend.claim_run("name", stamp, stamp, 60)
         assert list(backend.names()) == []
@@ -327,14 +343,14 @@ class RunsContract:
         assert [name for name, _ in backend.runs()] == ["name"]
         assert backend.release(mine) is True
 
-    def test_a_stamp_is_kept_for_its_ttl(self, backend):
+    def test_a_stamp_is_kept_for_its_ttl(self, backend: Any) -> None:
         stamp = RunStamp(100.0)
         backend.claim_run("entry", stamp, stamp, 0.2)
         assert backend.find_runs(["entry"]) == [stamp]
         eventually(lambda: backend.find_runs(["entry"]) == [None], 5)
         assert list(backend.runs()) == []
 
-    def test_every_run_belongs_to_one_of_many_claimants(self, backend):
+    def test_every_run_belongs_to_one_of_many_claimants(self, backend: Any) -> None:
         runs, claimants = 50, 8
         first = RunStamp(0.0)
         self.know(backend, "entry", first)

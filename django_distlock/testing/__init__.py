@@ -1,0 +1,155 @@
+"""For the tests of projects that use locks: no server, another holder, a loss, and code that must run under a lock."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any
+
+from django.core.exceptions import ImproperlyConfigured
+from django.test.utils import TestContextDecorator, override_settings
+
+from .. import assertions
+from ..backends.base import DEFAULTS, BaseLockBackend
+from ..exceptions import LockNotAcquired
+from ..handlers import DEFAULT_ALIAS, SETTING, locks
+from ..leases import Lease
+from ..names import render
+from ..renewal import kept, renewer_of
+from ..terms import check_ttl
+from ..tickets import Grant, Holder, LockInfo, Ticket
+
+LOCAL_MEMORY = "django_distlock.backends.locmem.LocMemBackend"
+
+
+class override_locks(TestContextDecorator):  # noqa: N801 - named as override_settings is
+    """Locks in local memory instead of a server: new and empty at the beginning, forgotten at the end.
+
+    A context manager, and a decorator for functions, ``async def`` and test cases. Every alias of the project is
+    there with its ``TTL``, ``WAIT`` and the like, which keywords change for all of them: ``override_locks(WAIT=0)``.
+    ``backend``: the dotted path of another backend, such as the dummy, which grants every lock to everybody.
+    """
+
+    def __init__(self, backend: str = LOCAL_MEMORY, **defaults: Any) -> None:
+        super().__init__()
+        if unknown := [key for key in defaults if key not in DEFAULTS]:
+            raise TypeError(f"override_locks() knows no {unknown[0]!r}; it changes {', '.join(DEFAULTS)}.")
+        self._backend = backend
+        self._defaults = defaults
+
+    def enable(self) -> None:
+        entries = {
+            alias: {
+                **{key: entry[key] for key in DEFAULTS if key in entry},
+                **self._defaults,
+                "BACKEND": self._backend,
+            }
+            for alias, entry in locks.settings.items()
+        }
+        self._override = override_settings(**{SETTING: entries})
+        self._override.enable()
+
+    def disable(self) -> None:
+        self._override.disable()
+
+
+class held_elsewhere:  # noqa: N801 - reads as a sentence: with held_elsewhere("order:42")
+    """Somebody else, on another host, holds the lock of that name. For ``with`` and ``async with``.
+
+    ``values`` fill the fields of the name as those of ``lock()`` do. ``ttl``: the seconds that the holder's lease
+    has at the beginning; it is not renewed. Gives the LockInfo of the lock.
+
+    Raises LockNotAcquired when the lock is held already.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        /,
+        *values: object,
+        using: str = DEFAULT_ALIAS,
+        ttl: float = 3600.0,
+        label: str = "somebody else",
+    ) -> None:
+        holder = Holder("elsewhere", 4711, "MainThread", label, Holder.here().since)
+        self._ticket = Ticket(render(name, values), check_ttl(ttl), holder)
+        self._using = using
+
+    def __enter__(self) -> LockInfo:
+        return self._held(self._backend.acquire(self._ticket, queue=False))
+
+    async def __aenter__(self) -> LockInfo:
+        return self._held(await self._backend.aacquire(self._ticket, queue=False))
+
+    @property
+    def _backend(self) -> BaseLockBackend:
+        backend = locks[self._using]
+        if not backend.supports_exclusion:
+            raise ImproperlyConfigured(
+                f"{type(backend).__name__} grants every lock to everybody, so nobody else can hold one. Use"
+                " override_locks(), which keeps locks in local memory."
+            )
+        return backend
+
+    def _held(self, answer: Grant | LockInfo) -> LockInfo:
+        if isinstance(answer, LockInfo):
+            raise LockNotAcquired(
+                f"held_elsewhere(): the lock {self._ticket.name!r} is held already, by {answer.holder}.",
+                holder=answer.holder,
+            )
+        ticket = self._ticket
+        return LockInfo(ticket.name, self._using, ticket.holder, answer.fence, ticket.ttl, token=ticket.token)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        locks[self._using].release(self._ticket)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await locks[self._using].arelease(self._ticket)
+
+
+def lose(lease: Lease) -> None:
+    """Let the lease be lost: its lock is free for others, and its holder is told as in earnest.
+
+    ``lease.state`` is "lost" at once, ``ensure_held()`` and the end of ``with`` raise LockLost, the loss is logged,
+    and the signal ``lock_lost`` is sent, from a thread of its own.
+    """
+    lease.backend.release(lease.ticket)
+    _lost(lease)
+
+
+async def alose(lease: Lease) -> None:
+    """``lose()`` for tasks."""
+    await lease.backend.arelease(lease.ticket)
+    _lost(lease)
+
+
+def _lost(lease: Lease) -> None:
+    if renewer_of(lease.backend).drop(lease):
+        lease.lose("a test let it be lost")
+
+
+class assume_locked(TestContextDecorator):  # noqa: N801 - named as override_settings is
+    """``assert_locked()`` passes for every name, in all threads: for unit tests of code that runs under a lock.
+
+    A context manager, and a decorator for functions, ``async def`` and test cases.
+    """
+
+    def enable(self) -> None:
+        assertions.assumed += 1
+
+    def disable(self) -> None:
+        assertions.assumed -= 1
+
+
+def held_here() -> list[Lease]:
+    """The leases that this process holds, of all backends, without those that were left and are only released later.
+
+    Those of a ``with`` inside a transaction are released at its end, which in a test case is the end of the test.
+    """
+    return [lease for lease in kept() if lease.entries]
+
+
+__all__ = ["alose", "assume_locked", "held_elsewhere", "held_here", "lose", "override_locks"]

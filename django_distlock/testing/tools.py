@@ -1,0 +1,70 @@
+"""What tests of backends need: a request for a lock, polling, and one interface to methods and to their ``a`` twins."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ..tickets import Holder, Ticket
+
+WAYS = ("sync", "async")
+PATIENCE = 10.0  # seconds a test waits for what must happen; far above what it takes
+
+
+def ticket(name: str = "name", ttl: float = 10.0, label: str = "test") -> Ticket:
+    return Ticket(name, ttl, Holder.here(label))
+
+
+def eventually(condition: Callable[[], Any], patience: float = PATIENCE) -> Any:
+    """Poll until the condition is true and return its value; fail after ``patience`` seconds."""
+    deadline = time.monotonic() + patience
+    while not (value := condition()):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"did not happen within {patience} s")
+        time.sleep(0.005)
+    return value
+
+
+@contextmanager
+def calling(way: str) -> Iterator[Callable[[Any], Any]]:
+    """Wraps an object so that ``wrapped.method()`` calls the method, or its ``a`` twin."""
+    if way == "sync":
+        yield SyncCalls
+    else:
+        with asyncio.Runner() as runner:
+            yield lambda target: AsyncCalls(target, runner)
+
+
+class SyncCalls:
+    """Calls methods as they are."""
+
+    def __init__(self, target: Any) -> None:
+        self._target = target
+
+    def __getattr__(self, method: str) -> Any:
+        found = getattr(self._target, method)
+        if method in ("names", "held"):
+            return lambda *args, **kwargs: list(found(*args, **kwargs))
+        return found
+
+
+class AsyncCalls:
+    """Calls the ``a`` twins, all in one event loop."""
+
+    def __init__(self, target: Any, runner: asyncio.Runner) -> None:
+        self._target = target
+        self._runner = runner
+
+    def __getattr__(self, method: str) -> Any:
+        twin = "await_turn" if method == "wait_turn" else f"a{method}"
+        found = getattr(self._target, twin)
+        if method in ("names", "held"):
+            return lambda *args, **kwargs: self._runner.run(_collected(found(*args, **kwargs)))
+        return lambda *args, **kwargs: self._runner.run(found(*args, **kwargs))
+
+
+async def _collected(items: Any) -> list[Any]:
+    return [item async for item in items]

@@ -1,0 +1,182 @@
+"""``assert_locked()``: who counts as holding a lock."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from asgiref.sync import async_to_sync, sync_to_async
+
+from django_distlock import (
+    InvalidLockName,
+    Lease,
+    LockLost,
+    LockNotHeld,
+    assert_locked,
+    distributed_lock,
+    lock,
+)
+from django_distlock.testing import assume_locked, held_elsewhere, lose
+
+pytestmark = pytest.mark.usefixtures("backend")
+
+
+def guarded():
+    assert_locked("order:{}", 42)
+    return True
+
+
+def refused(call=guarded):
+    with pytest.raises(LockNotHeld, match=r"must run under the lock 'order:42' \(default\).*assume_locked"):
+        call()
+    return True
+
+
+def test_under_the_lock_it_passes_and_before_and_after_it_does_not():
+    refused()
+    with lock("order:{}", 42):
+        assert guarded()
+        with lock("other"):
+            assert guarded()
+    refused()
+
+
+def test_under_the_decorator():
+    assert distributed_lock("order:{pk}")(lambda pk: guarded())(pk=42)
+
+
+def test_by_acquire_and_release():
+    mutex = lock("order:42")
+    mutex.acquire()
+    assert guarded()
+    mutex.release()
+    refused()
+
+
+def test_values_are_escaped_as_those_of_locks():
+    with lock("user:{}", "a:b"):
+        assert_locked("user:{}", "a:b")
+        with pytest.raises(LockNotHeld):
+            assert_locked("user:a:b")
+
+
+def test_another_name_or_another_backend_is_another_lock(settings):
+    with lock("order:43"):
+        refused()
+    settings.DISTRIBUTED_LOCKS = {
+        alias: {"BACKEND": "django_distlock.backends.locmem.LocMemBackend"} for alias in ("default", "other")
+    }
+    with lock("order:42", using="other"):
+        refused()
+        assert_locked("order:42", using="other")
+
+
+def test_somebody_elses_lock_does_not_count():
+    with held_elsewhere("order:42"):
+        refused()
+    with lock("order:42"), ThreadPoolExecutor() as pool:
+        assert pool.submit(refused).result()
+
+
+def test_a_lost_lock_is_lost():
+    with lock("order:42", on_lost="log") as lease:
+        lose(lease)
+        with pytest.raises(LockLost):
+            guarded()
+    with lock("order:42"):
+        assert guarded()
+
+
+def test_after_many_other_locks():
+    with lock("order:42"):
+        for number in range(40):
+            with lock("other:{}", number):
+                pass
+        assert guarded()
+
+
+def test_an_adopted_lease_counts_and_a_detached_one_does_not():
+    with lock("order:42") as lease:
+        text = lease.detach()
+        refused()
+    with Lease.adopt(text):
+        assert guarded()
+    refused()
+
+
+def test_in_tasks():
+    async def main():
+        async with lock("order:42") as lease:
+            assert guarded()
+            async with asyncio.TaskGroup() as children:
+                children.create_task(asyncio.to_thread(guarded))
+            text = lease.detach()
+            refused()
+        async with await Lease.aadopt(text):
+            assert guarded()
+        refused()
+
+    asyncio.run(main())
+
+
+def test_a_child_task_that_outlives_the_lock_is_told():
+    async def main():
+        released = asyncio.Event()
+
+        async def child():
+            assert guarded()
+            await released.wait()
+            return refused()
+
+        async with lock("order:42"):
+            task = asyncio.create_task(child())
+            await asyncio.sleep(0)
+        released.set()
+        assert await task
+
+    asyncio.run(main())
+
+
+def test_it_reaches_through_the_bridges_between_sync_and_async():
+    @sync_to_async
+    def sync_part():
+        return guarded()
+
+    @async_to_sync
+    async def async_part():
+        return guarded() and await sync_part()
+
+    with lock("order:42"):
+        assert async_part()
+    refused()
+
+
+def test_it_does_not_reach_into_new_threads():
+    seen = []
+    with lock("order:42"):
+        thread = threading.Thread(target=lambda: seen.append(refused()))
+        thread.start()
+        thread.join()
+    assert seen == [True]
+
+
+def test_a_name_that_is_none_is_told():
+    with pytest.raises(InvalidLockName):
+        assert_locked("")
+
+
+class TestTheSwitch:
+    def test_inside_everything_is_taken_for_locked_in_all_threads(self):
+        with assume_locked(), ThreadPoolExecutor() as pool:
+            assert guarded()
+            assert pool.submit(guarded).result()
+            with assume_locked():
+                pass
+            assert guarded()
+        refused()
+
+    @assume_locked()
+    def test_as_a_decorator(self):
+        assert guarded()
