@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 from django.core import signing
@@ -403,3 +406,87 @@ class TestProcesses:
         with Lease.adopt(process.stdout.strip()):
             assert names(backend) == ["name"]
         assert names(backend) == []
+
+
+PROJECT = """
+import os, sys, time
+from celery import Celery
+from django.conf import settings
+settings.configure(SECRET_KEY="for tests only", ALLOWED_HOSTS=["testserver"], ROOT_URLCONF="export_project",
+    DISTRIBUTED_LOCKS={"default": {
+        "BACKEND": "django_distlock.backends.redis.RedisBackend", "LOCATION": os.environ["LOCKS"], "TTL": 2}})
+import django
+django.setup()
+from django.http import HttpResponse
+from django.urls import path
+from django_distlock import Lease, lock, LockNotAcquired
+
+app = Celery("export_project", broker=os.environ["BROKER"])
+app.conf.broker_connection_retry_on_startup = True
+
+@app.task
+def build(pk, detached, done):
+    with Lease.adopt(detached) as lease:
+        open(done + ".begun", "w").write(str(os.getpid()))
+        while not os.path.exists(done):
+            time.sleep(0.02)
+
+def export(request, pk, done):
+    try:
+        with lock("export:{}", pk, wait=0, label="POST /export") as lease:
+            build.delay(pk, lease.detach(), done)
+    except LockNotAcquired:
+        return HttpResponse(status=409)
+    return HttpResponse(status=202)
+
+urlpatterns = [path("<int:pk>/<path:done>", export)]
+"""
+REQUESTS = """
+import sys, export_project
+from django.test import Client
+print(Client().post(f"/7/{sys.argv[1]}").status_code)
+"""
+
+
+class TestCelery:
+    @pytest.fixture
+    def backend(self, valkey_locks):
+        return valkey_locks
+
+    def test_a_view_answers_202_and_a_task_in_a_worker_goes_on_with_its_lock(self, backend, valkey, tmp_path):
+        (tmp_path / "export_project.py").write_text(PROJECT)
+        environment = os.environ | {
+            "PYTHONPATH": f"{Path(__file__).parent.parent}{os.pathsep}{tmp_path}",
+            "LOCKS": valkey.url,
+            "BROKER": f"redis+socket://{valkey.socket}?virtual_host=1",
+        }
+        done = tmp_path / "done"
+
+        def post():
+            command = [sys.executable, "-c", REQUESTS, str(done)]
+            return subprocess.check_output(command, env=environment, text=True, timeout=60).strip()
+
+        command = [sys.executable, "-m", "celery", "-A", "export_project", "worker", "-c", "1", "-l", "WARNING"]
+        worker = subprocess.Popen(
+            [*command, "--without-gossip", "--without-mingle", "--without-heartbeat"],
+            env=environment, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
+        try:
+            begun = tmp_path / "done.begun"
+            assert post() == "202"
+            pid = eventually(lambda: begun.exists() and begun.read_text(), 30)
+            time.sleep(2.5)  # longer than the TTL
+            assert post() == "409"
+            [info] = backend.look(["export:7"])
+            assert info.holder.pid == int(pid)
+            assert info.holder.label == "POST /export"
+            done.touch()
+            eventually(lambda: backend.look(["export:7"]) == [None])
+        finally:
+            worker.terminate()
+            try:
+                worker.wait(20)
+            finally:
+                with suppress(ProcessLookupError):
+                    os.killpg(worker.pid, signal.SIGKILL)
+                worker.wait()
