@@ -5,14 +5,18 @@ Blocks marked ``python`` run in one namespace per page; fragments, such as setti
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from django_distlock.backends.base import DEFAULTS, KEYS
 from django_distlock.backends.redis import RedisBackend
+from django_distlock.terms import Terms
 
 from .tools import eventually
 
@@ -60,3 +64,19 @@ def test_fragments_are_python(page: str) -> None:
     for language, code in blocks(page):
         if language == "py":
             compile(code, ROOT / page, "exec")
+
+
+def defaults_told(page: str) -> dict[str, str]:
+    """Keys and options that a page has in its tables, with their defaults as written there."""
+    return dict(re.findall(r"^\| `(\w+)` \| `?([^|`]+?)`? \|", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE))
+
+
+@pytest.mark.parametrize("page", ["docs/settings.md", "README.md"])
+def test_settings_are_told_with_their_defaults(page: str) -> None:
+    """What the pages say is what the code does; a new key or option cannot be forgotten there."""
+    told = defaults_told(page)
+    terms = asdict(Terms())
+    assert set(KEYS) <= set(told)
+    assert {key: ast.literal_eval(told[key]) for key in DEFAULTS} == {key: terms[key.lower()] for key in DEFAULTS}
+    options = {option: ast.literal_eval(told.get(option, "None")) for option in RedisBackend.options}
+    assert options == RedisBackend.options
