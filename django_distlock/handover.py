@@ -120,6 +120,7 @@ class AdoptedLease(Lease):
         super().lose(reason)
 
     def __enter__(self) -> Self:
+        self.ensure_held()
         self._handle._entries.enter(self, current_execution(), by_with=True)
         return self
 

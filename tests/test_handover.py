@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from django.core import signing
+from django.core.exceptions import SynchronousOnlyOperation
 
 from django_distlock import Lease, LockBackendError, LockLost, LockNotHeld, State, lock, locks
 from django_distlock.handover import SALT
@@ -162,6 +164,12 @@ class TestAdopting:
         assert worker.inside(lease, lambda: names(backend)) == ["name"]
         assert names(backend) == []
         assert lease.state is State.RELEASED
+
+    def test_the_body_does_not_run_once_the_lease_is_over(self, backend, worker):
+        lease = worker.adopt(detached())
+        worker.release(lease)
+        with pytest.raises(LockNotHeld, match="released already"):
+            worker.inside(lease, lambda: pytest.fail("ran"))
 
     def test_with_tells_of_a_loss_but_never_in_place_of_the_bodys_error(self, backend, worker):
         lease = worker.adopt(detached())
@@ -335,6 +343,30 @@ class TestRefusing:
             worker.adopt(text)
         settings.SECRET_KEY_FALLBACKS = [old]
         worker.release(worker.adopt(text))
+
+    def test_a_task_that_is_cancelled_while_it_adopts_leaves_it_for_another(self, backend, monkeypatch):
+        text = detached()
+
+        async def hang(*_, **__):
+            await asyncio.sleep(PATIENCE)
+
+        async def main():
+            monkeypatch.setattr(backend, "arenew", hang)
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(Lease.aadopt(text), 0.1)
+            monkeypatch.undo()
+
+        asyncio.run(main())
+        eventually(lambda: not renewer_of(backend).is_cleaning)
+        with Lease.adopt(text) as lease:
+            lease.ensure_held()
+
+    def test_adopting_synchronously_in_an_event_loop_is_refused(self, backend):
+        async def main():
+            Lease.adopt("text")
+
+        with pytest.raises(SynchronousOnlyOperation):
+            asyncio.run(main())
 
     def test_while_the_store_is_down_it_is_kept_for_later(self, backend, worker, monkeypatch):
         text = detached()
