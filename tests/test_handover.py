@@ -50,7 +50,7 @@ class AsyncAdoption:
     def inside(self, lease, body=lambda: None):
         async def entered():
             async with lease:
-                return body()
+                return await asyncio.to_thread(body)  # it asks stores synchronously
 
         return self._runner.run(entered())
 
