@@ -189,7 +189,9 @@ class TestRestart:
         quorum.kill(2)
         quorum.start(2)
         young = [
-            finding.text for finding in locks["second"].check() if "less than the longest TTL of 5 s" in finding.text
+            finding.message
+            for finding in locks["second"].check()
+            if "less than the longest TTL of 5 s" in finding.message
         ]
         assert any(str(quorum.nodes[2].socket) in text for text in young)
 

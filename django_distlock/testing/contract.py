@@ -274,7 +274,9 @@ class RunsContract:
         assert backend.claim_run("entry", seen, RunStamp(130.0, "web-2", 160.0, "mine"), 60) == seen
         assert backend.find_runs(["entry"]) == [seen]
 
-    def test_what_a_store_did_not_know_is_nobodys_until_all_beats_had_time_to_tell_more(self, backend: Any, monkeypatch: Any) -> None:
+    def test_what_a_store_did_not_know_is_nobodys_until_all_beats_had_time_to_tell_more(
+        self, backend: Any, monkeypatch: Any
+    ) -> None:
         monkeypatch.setattr(backend, "runs_settle", 0.5)
         old, new = RunStamp(100.0), RunStamp(130.0, "a", 160.0, "1")
         assert backend.claim_run("entry", old, old, 60) == old  # of a beat that did not hear of the run at 130

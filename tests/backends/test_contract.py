@@ -3,7 +3,6 @@
 import pytest
 
 from django_distlock import locks
-
 from django_distlock.testing.contract import LockBackendContract, RunsContract
 
 

@@ -17,8 +17,8 @@ from django.core.checks import CheckMessage
 from redis.exceptions import RedisError
 
 from ...exceptions import InvalidLockBackend, LockBackendError
-from ...stamps import RunStamp
 from ...findings import Finding
+from ...stamps import RunStamp
 from ...tickets import TOKEN_LENGTH, Grant, Holder, LockInfo, Ticket, clock
 from ..base import BaseLockBackend
 from ..probing import failed

@@ -6,16 +6,19 @@ import asyncio
 import logging
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
+from django.core.checks import CheckMessage
+
 from ...exceptions import InvalidLockBackend, LockBackendError
+from ...findings import Finding
 from ...tickets import Grant, LockInfo, Ticket, clock
 from ..base import BaseLockBackend
 from ..redis.errors import NoReply, advice
 from ..redis.location import Location, read_location
 from .asking import Steps
-from .findings import Finding, examine, of_settings
+from .findings import examine, of_settings
 from .listing import Listing, NodesFailed, Page
 from .nodes import Nodes
 from .quorum import Seen, majority_of
@@ -109,18 +112,20 @@ class RedlockBackend(BaseLockBackend):
             )
         return locations
 
-    def check_settings(self) -> list[Finding]:
-        """What is doubtful in the settings of this backend; no I/O. What cannot work is refused when it is built."""
+    def check_settings(self) -> list[CheckMessage]:
         return of_settings(self.setting("LOCATION"), len(self.locations))
 
+    @property
+    def keyspace(self) -> Hashable:
+        return frozenset(location.text for location in self.locations), self.prefix
+
     def check(self) -> list[Finding]:
-        """What is doubtful or wrong with settings and nodes: asks each node."""
         asked = self._run(lambda last: self._rounds.info(), self._node_timeout())
-        return [*self.check_settings(), *examine(self.locations, asked, self._longest_ttl)]
+        return [*super().check(), *examine(self.locations, asked, self._longest_ttl)]
 
     async def acheck(self) -> list[Finding]:
         asked = await self._arun(lambda last: self._rounds.info(), self._node_timeout())
-        return [*self.check_settings(), *examine(self.locations, asked, self._longest_ttl)]
+        return [*await super().acheck(), *examine(self.locations, asked, self._longest_ttl)]
 
     # The contract
 

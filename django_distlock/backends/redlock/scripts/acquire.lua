@@ -14,7 +14,9 @@ local mine = lease and string.sub(lease, 1, 27) == token .. ' '
 if lease and not mine then return {0, redis.call('PTTL', LEASE), lease} end
 if mine and string.sub(lease, 28, 28) == 'r' then return {-1} end
 if mine and not keep then
-  if redis.call('PTTL', LEASE) < ttl then redis.call('PEXPIRE', LEASE, ttl) end
+  -- The holder is written each time, because another process may have adopted the lease.
+  ttl = math.max(ttl, redis.call('PTTL', LEASE))
+  redis.call('SET', LEASE, string.sub(lease, 1, 46) .. ARGV[3], 'PX', ttl)
   return {1, string.sub(lease, 30, 45)}
 end
 if not mine and redis.call('SISMEMBER', RETIRED, token) == 1 then return {-1} end
