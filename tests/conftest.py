@@ -28,7 +28,7 @@ from .databases import known_database
 from .mariadb import MariaDB
 from .postgres import Postgres
 from .proxy import Proxy
-from .tools import eventually
+from .tools import backend_on, eventually
 
 REDIS = "django_distlock.backends.redis.RedisBackend"
 REDLOCK = "django_distlock.backends.redlock.RedlockBackend"
@@ -168,12 +168,7 @@ def locmem_locks(settings: Any) -> Iterator[BaseLockBackend]:
     locks.close()
 
 
-@pytest.fixture(params=["redis", "locmem", "postgres", "sqlite"])
-def backend(request: pytest.FixtureRequest) -> BaseLockBackend:
-    """``locks["default"]``, on each kind of store that excludes."""
-    fixture = "valkey_locks" if request.param == "redis" else f"{request.param}_locks"
-    found: BaseLockBackend = request.getfixturevalue(fixture)
-    return found
+backend = backend_on("redis", "locmem")
 
 
 @pytest.fixture

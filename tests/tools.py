@@ -7,9 +7,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
+from django_distlock.backends.base import BaseLockBackend
 from django_distlock.testing.tools import PATIENCE, eventually, ticket
 
-__all__ = ["PATIENCE", "aeventually", "eventually", "ticket"]
+__all__ = ["PATIENCE", "aeventually", "backend_on", "eventually", "ticket"]
 
 
 async def aeventually(condition: Callable[[], Any], patience: float = PATIENCE) -> Any:
@@ -19,3 +22,15 @@ async def aeventually(condition: Callable[[], Any], patience: float = PATIENCE) 
             raise AssertionError(f"did not happen within {patience} s")
         await asyncio.sleep(0.005)
     return value
+
+
+def backend_on(*kinds: str) -> Any:
+    """A fixture: ``locks["default"]`` on each of these kinds of store."""
+
+    @pytest.fixture(params=kinds)
+    def backend(request: pytest.FixtureRequest) -> BaseLockBackend:
+        fixture = "valkey_locks" if request.param == "redis" else f"{request.param}_locks"
+        found: BaseLockBackend = request.getfixturevalue(fixture)
+        return found
+
+    return backend

@@ -100,15 +100,22 @@ class Bell:
         self._world.after(0.0 if self._rung else timeout, wake, None)
 
 
+class Tickets(dict[str, Ticket]):
+    """For a WeakValueDictionary: freed as told, not as it happens."""
+
+    def valuerefs(self) -> list[Callable[[], Ticket]]:
+        return [partial(self.get, token) for token in self]  # type: ignore[list-item]
+
+
 class SimulatedListener(Listener):
     """The connection is two facts: whether the store counts it, and whether it delivers."""
 
     def __init__(self, process: Process, hand_back: Callable[[str, str], None]) -> None:
-        super().__init__(None, "", hand_back, TIMEOUT, "simulated")  # type: ignore[arg-type]
+        super().__init__(None, "", hand_back, "simulated")  # type: ignore[arg-type]
         self._process = process
         self._channel = f"lock|in:{process.number}"
         self._kind = process.world.random.choice("SP")
-        self._tickets: dict[str, Ticket] = {}  # type: ignore[assignment]  # freed as told, not as it happens
+        self._tickets: Tickets = Tickets()  # type: ignore[assignment]
         self._delivers = False
         self._is_running = False
         self._end: Wake | None = None
@@ -143,11 +150,11 @@ class SimulatedListener(Listener):
             await self._process.sleep(self._process.world.between(0.002, 0.05))
             self._inbox = self._kind + self._channel
             self._asked_at, self._resubscribe = 0.0, False
-            self._subscribed.set()
+            self.is_ready = True
             self._wake_all()
             await suspended(self._until_ended)
             self._end = None
-            self._subscribed.clear()
+            self.is_ready = False
             self.is_heard_of = self._delivers = False
             await self._process.sleep(AGAIN)
 
@@ -195,7 +202,7 @@ class SimulatedBackend(RedisBackend):
         self._world.checker.settled(ticket)
         return released
 
-    async def _start_listener(self) -> None:  # type: ignore[override]
+    async def _astart_listener(self, ticket: Ticket) -> None:
         await self._listener.started()
 
     async def _asend(self, *commands: Command, within: float | None = None) -> Answer:
