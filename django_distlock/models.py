@@ -21,7 +21,10 @@ class NoRows(models.Manager[Any]):
 
 
 class HeldLock(models.Model):
-    """One lease as it was seen. No table stands behind it: the rows come from inventory.py. The primary key holds a digest of its token, so that it names this very lease."""
+    """One lease as it was seen. No table stands behind it: the rows come from inventory.py.
+
+    The primary key holds a digest of its token, so that it names this very lease.
+    """
 
     class State(models.TextChoices):
         HELD = "held", _("held")

@@ -5,12 +5,11 @@ from __future__ import annotations
 import heapq
 import random
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -116,8 +115,6 @@ class World:
             for module in (waiting, lines, listener, backend):
                 stack.enter_context(mock.patch.object(module, "clock", self._clock))
             stack.enter_context(mock.patch.object(tickets, "new_token", self.new_token))
-            # A listener is started in a thread; here it is one of the tasks.
-            stack.enter_context(mock.patch.object(backend, "asyncio", SimpleNamespace(to_thread=_called)))
             yield
 
     def _clock(self) -> float:
@@ -257,10 +254,6 @@ def simulate(profile: str, seed: int, texts: dict[str, str] | None = None) -> Co
     except Violation as violation:
         trace = "\n".join(world.trace)
         raise Violation(f"{violation}\nprofile {profile}, seed {seed}, {world.now:.4f} s:\n{trace}") from None
-
-
-async def _called(function: Callable[[], Awaitable[None]]) -> None:
-    await function()
 
 
 def _read_call(script: str, arguments: list[str]) -> dict[str, Any]:
