@@ -5,6 +5,7 @@ Exits 0 if the locks kept their promises.
 
 from __future__ import annotations
 
+import os
 import random
 import subprocess
 import sys
@@ -113,8 +114,10 @@ def main() -> int:
         call_command("fill_shop", verbosity=0)
         print(f"With the lock, {crowd}", end="", flush=True)
         under = rush(shop.port, "buy")
-        print(f"Starting {beats.BEATS} beats and {beats.WORKERS} workers for one schedule", flush=True)
-        schedule = beats.watch()
+        schedule = None
+        if "SHOP_BROKER" in os.environ:  # beats and workers meet in Valkey
+            print(f"Starting {beats.BEATS} beats and {beats.WORKERS} workers for one schedule", flush=True)
+            schedule = beats.watch()
         print("Closing the shop", flush=True)
 
     print(f"\n{table(without, under)}\n")
@@ -122,9 +125,12 @@ def main() -> int:
     print("waiting (wait=0) but told 409 at once, and these buyers do not come again.\n")
     print(f"At the peak {len(under.peak)} locks were held, one for each item being bought:")
     print(*map(described, sorted(under.peak, key=lambda info: (len(info.name), info.name))), sep="\n")
-    print(f"\n{beats.table(schedule)}")
-    wrong = complaints(without, under, reports) + beats.complaints(schedule)
-    fine = "Nothing was oversold under the lock, and each run that was due was sent once."
+    wrong = complaints(without, under, reports)
+    fine = "Nothing was oversold under the lock."
+    if schedule:
+        print(f"\n{beats.table(schedule)}")
+        wrong += beats.complaints(schedule)
+        fine = "Nothing was oversold under the lock, and each run that was due was sent once."
     print("", *(wrong or [fine]), sep="\n")
     return 1 if wrong else 0
 
