@@ -121,3 +121,32 @@ class DatabaseLock(models.Model):
 
     def __str__(self) -> str:
         return bytes(self.name).decode(errors="replace")
+
+
+class DatabaseRun(models.Model):
+    """When an entry of beat's schedule last ran, as the database backend keeps it.
+
+    Moments are microseconds of Unix time: ``ran_at`` by the clock of the beat, the others by that of the database.
+    Rows are read and written by ``backends/database`` alone.
+    """
+
+    name = KeyField(primary_key=True, max_length=LONGEST_KEY)  # KEY_PREFIX, a colon, and the name, in UTF-8
+    ran_at: models.BigIntegerField[int, int] = models.BigIntegerField()
+    token: models.CharField[str, str] = models.CharField(max_length=26)  # of the claim that made the stamp
+    stamp: models.TextField[str, str] = models.TextField()  # JSON, see stamps.py
+    settled_at: models.BigIntegerField[int, int] = models.BigIntegerField()  # before, nobody is given a run
+    expires: models.BigIntegerField[int, int] = models.BigIntegerField()
+
+    objects = NoRows()
+
+    class Meta:
+        db_table = "distlock_run"
+        default_permissions = ()
+        verbose_name = "run in the database backend"
+        verbose_name_plural = "runs in the database backend"
+
+    def __str__(self) -> str:
+        return bytes(self.name).decode(errors="replace")
+
+
+ROWS_OF_DATABASE_BACKEND = (DatabaseLock, DatabaseRun)

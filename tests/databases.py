@@ -8,20 +8,20 @@ from typing import Any
 
 from django.db import connections
 
-from django_distlock.models import DatabaseLock
+from django_distlock.models import ROWS_OF_DATABASE_BACKEND
 
 ALIAS = "locks"
 
 
 @contextmanager
 def known_database(settings: dict[str, Any], alias: str = ALIAS) -> Iterator[None]:
-    """The alias leads there; on a server the table of the locks is there, and empty."""
+    """The alias leads there; on a server the tables of the locks are there, and empty."""
     known = connections.configure_settings({"default": {}, alias: dict(settings)})[alias]
     connections.settings[alias] = known
     try:
         connection = connections[alias]
         if connection.vendor != "sqlite":
-            make_table(connection)
+            make_tables(connection)
         yield
     finally:
         raw = connections[alias].connection
@@ -32,9 +32,11 @@ def known_database(settings: dict[str, Any], alias: str = ALIAS) -> Iterator[Non
         del connections.settings[alias]
 
 
-def make_table(connection: Any) -> None:
+def make_tables(connection: Any) -> None:
+    there = connection.introspection.table_names()
     with connection.schema_editor() as editor:
-        if DatabaseLock._meta.db_table in connection.introspection.table_names():
-            editor.execute(f"DELETE FROM {DatabaseLock._meta.db_table}")
-        else:
-            editor.create_model(DatabaseLock)
+        for model in ROWS_OF_DATABASE_BACKEND:
+            if model._meta.db_table in there:
+                editor.execute(f"DELETE FROM {model._meta.db_table}")
+            else:
+                editor.create_model(model)

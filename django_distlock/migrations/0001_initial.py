@@ -63,4 +63,21 @@ class Migration(migrations.Migration):
                 "default_permissions": (),
             },
         ),
+        migrations.CreateModel(
+            name="DatabaseRun",
+            fields=[
+                ("name", django_distlock.models.KeyField(max_length=1000, primary_key=True, serialize=False)),
+                ("ran_at", models.BigIntegerField()),
+                ("token", models.CharField(max_length=26)),
+                ("stamp", models.TextField()),
+                ("settled_at", models.BigIntegerField()),
+                ("expires", models.BigIntegerField()),
+            ],
+            options={
+                "verbose_name": "run in the database backend",
+                "verbose_name_plural": "runs in the database backend",
+                "db_table": "distlock_run",
+                "default_permissions": (),
+            },
+        ),
     ]

@@ -352,6 +352,23 @@ class RunsContract:
         eventually(lambda: backend.find_runs(["entry"]) == [None], 5)
         assert list(backend.runs()) == []
 
+    def test_of_what_many_tell_at_once_a_store_that_knew_nothing_keeps_the_newest(self, backend: Any) -> None:
+        entries, tellers = [f"entry {number}" for number in range(20)], 4
+        start = threading.Barrier(tellers)
+
+        def tell(number: int) -> None:
+            for entry in entries:
+                start.wait(10)
+                stamp = RunStamp(float(number), f"host {number}", None, f"{number}")
+                backend.claim_run(entry, stamp, stamp, 60)
+
+        threads = [threading.Thread(target=tell, args=(number,)) for number in range(tellers)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        assert [stamp.at for stamp in backend.find_runs(entries)] == [tellers - 1.0] * len(entries)
+
     def test_every_run_belongs_to_one_of_many_claimants(self, backend: Any) -> None:
         runs, claimants = 50, 8
         first = RunStamp(0.0)

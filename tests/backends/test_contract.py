@@ -35,19 +35,19 @@ class TestLocalMemory(LockBackendContract, RunsContract):
         return locmem_locks
 
 
-class TestPostgres(LockBackendContract):
+class TestPostgres(LockBackendContract, RunsContract):
     @pytest.fixture
     def backend(self, postgres_locks):
         return postgres_locks
 
 
-class TestMariaDB(LockBackendContract):
+class TestMariaDB(LockBackendContract, RunsContract):
     @pytest.fixture
     def backend(self, mariadb_locks):
         return mariadb_locks
 
 
-class TestSQLite(LockBackendContract):
+class TestSQLite(LockBackendContract, RunsContract):
     @pytest.fixture
     def backend(self, sqlite_locks):
         return sqlite_locks

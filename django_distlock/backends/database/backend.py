@@ -18,6 +18,7 @@ from django.db import connections
 
 from ...exceptions import InvalidLockName, LockBackendError
 from ...models import LONGEST_KEY
+from ...stamps import RunStamp
 from ...tickets import Grant, Holder, LockInfo, Ticket, clock
 from ..base import BaseLockBackend
 from . import rows
@@ -29,6 +30,7 @@ from .listener import Listener, can_listen
 from .location import check_app, read_location, read_prefix, read_timeout
 from .looks import Looks
 from .rows import Decision, Request, Row
+from .runs import Runs
 from .statements import Statements, Turn
 
 R = TypeVar("R")
@@ -46,6 +48,7 @@ class DatabaseBackend(BaseLockBackend):
     """
 
     supports_queue = True
+    supports_runs = True
 
     options: ClassVar[Mapping[str, Any]] = {"timeout": 2.0}
 
@@ -58,6 +61,7 @@ class DatabaseBackend(BaseLockBackend):
         self._memory: TemporaryFile | None = None
         self.pool = Pool(self.location, self._timeout, self._file(), alias)
         self._sql = Statements(self.vendor, has_returning=_has_returning(self.vendor))
+        self._runs = Runs(self.vendor)
         self._listener = Listener(self.pool, alias) if can_listen(self.location) else None
         if self._listener:
             self.pool.closes_with_it = self._listener.stop
@@ -229,7 +233,7 @@ class DatabaseBackend(BaseLockBackend):
         beginning, last = self._key(prefix), b""
         while found := self._run(partial(self._sql.names, prefix=beginning, after=last, limit=STEP)):
             last = found[-1]
-            yield from (key.decode()[len(self.prefix) + 1 :] for key in found)
+            yield from map(self._name, found)
 
     def look(self, names: Sequence[str]) -> list[LockInfo | None]:
         found: dict[bytes, Any] = {}
@@ -246,14 +250,35 @@ class DatabaseBackend(BaseLockBackend):
         return [found.get(self._key(name), 0) for name in names]
 
     def prune(self, older_than_seconds: float) -> int:
-        """Delete the rows of locks that nobody has held for so long. Returns how many they were.
+        """Delete the rows of locks that nobody has held for so long, and of runs of beat that ran out so long ago.
+
+        Returns how many they were.
 
         A fencing number never repeats, because the next one of that name is the time of the database; only if
         its clock is set back by more than ``older_than_seconds`` it may.
         """
         if not 0 <= older_than_seconds < inf:
             raise ValueError(f"older_than_seconds is {older_than_seconds!r}; it is a number of seconds, 0 or more.")
-        return self._run(partial(self._sql.prune, age=_us(older_than_seconds)))
+        age = _us(older_than_seconds)
+        return self._run(lambda connection: self._sql.prune(connection, age) + self._runs.prune(connection, age))
+
+    # The runs of beat
+
+    def claim_run(self, name: str, seen: RunStamp, now: RunStamp, ttl: float) -> RunStamp | None:
+        key, kept, settle = self._key(name), _us(ttl), _us(self.runs_settle)
+        return self._run(lambda connection: self._runs.claim(connection, key, seen, now, kept, settle, self._timeout))
+
+    def find_runs(self, names: Sequence[str]) -> list[RunStamp | None]:
+        found: dict[bytes, RunStamp] = {}
+        for batch in _batches([self._key(name) for name in names]):
+            found |= self._run(partial(self._runs.find, names=batch))
+        return [found.get(self._key(name)) for name in names]
+
+    def runs(self) -> Iterator[tuple[str, RunStamp]]:
+        beginning, last = self._key(""), b""
+        while found := self._run(partial(self._runs.page, prefix=beginning, after=last, limit=STEP)):
+            last = max(found)
+            yield from ((self._name(key), stamp) for key, stamp in found.items())
 
     # The twins
 
@@ -299,6 +324,9 @@ class DatabaseBackend(BaseLockBackend):
         if len(key) > LONGEST_KEY:
             raise InvalidLockName(f"The name {name!r:.80} takes {len(key)} bytes; the table has room for {LONGEST_KEY}")
         return key
+
+    def _name(self, key: bytes) -> str:
+        return key.decode()[len(self.prefix) + 1 :]
 
     def _info(self, name: str, token: str, state: str, fence: int, left: float, holder: str) -> LockInfo:
         """``left``: microseconds."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from django.core.checks import CheckMessage, Error, Warning
 from django.db import connections, router
 
-from ...models import DatabaseLock
+from ...models import ROWS_OF_DATABASE_BACKEND
 
 if TYPE_CHECKING:
     from .backend import DatabaseBackend
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 def settings_checks(backend: DatabaseBackend) -> Iterator[CheckMessage]:
     where = backend.setting("LOCATION")
     if backend.pool.file is None:
-        if not router.allow_migrate_model(backend.location, DatabaseLock):
+        if not all(router.allow_migrate_model(backend.location, model) for model in ROWS_OF_DATABASE_BACKEND):
             yield Warning(
-                f"{where}: the routers keep the table of the locks from the database {backend.location!r}.",
+                f"{where}: the routers keep a table of the locks from the database {backend.location!r}.",
                 hint="Let allow_migrate() say yes to the app 'distlock' there, or name another alias.",
                 id="distlock.W020",
             )

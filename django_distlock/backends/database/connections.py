@@ -20,7 +20,7 @@ from django.db.backends.base.base import NO_DB_ALIAS
 from django.db.backends.signals import connection_created
 from django.db.utils import load_backend
 
-from ...models import DatabaseLock
+from ...models import ROWS_OF_DATABASE_BACKEND
 from ...tickets import clock
 from .watchdog import Watchdog
 
@@ -190,12 +190,15 @@ def _prepare_file(wrapper: Wrapper) -> None:
     raw = wrapper.connection
     raw.create_function("distlock_now", 0, lambda: time.time_ns() // 1000)
     raw.execute("PRAGMA synchronous = NORMAL")
-    if raw.execute("SELECT 1 FROM sqlite_master WHERE name = ?", [DatabaseLock._meta.db_table]).fetchone():
+    there = {table for (table,) in raw.execute("SELECT name FROM sqlite_master")}
+    missing = [model for model in ROWS_OF_DATABASE_BACKEND if model._meta.db_table not in there]
+    if not missing:
         return
     raw.execute("PRAGMA journal_mode = WAL")  # who looks does not wait for who writes
     with wrapper.schema_editor(collect_sql=True, atomic=False) as editor:
-        statement, _ = editor.table_sql(DatabaseLock)
-    raw.execute(statement.replace("CREATE TABLE", "CREATE TABLE IF NOT EXISTS", 1))
+        statements = [editor.table_sql(model)[0] for model in missing]
+    for statement in statements:
+        raw.execute(statement.replace("CREATE TABLE", "CREATE TABLE IF NOT EXISTS", 1))
 
 
 def address(settings: Mapping[str, Any]) -> tuple[Any, ...]:

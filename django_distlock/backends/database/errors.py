@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ...exceptions import LockBackendError
-from ...models import DatabaseLock
+from ...models import ROWS_OF_DATABASE_BACKEND
 
 if TYPE_CHECKING:
     from .backend import DatabaseBackend
 
-TABLE = DatabaseLock._meta.db_table
+TABLES = [model._meta.db_table for model in ROWS_OF_DATABASE_BACKEND]
 
 
 class NoReply(LockBackendError):
@@ -28,16 +28,18 @@ class Broken(Exception):
 def explain(backend: DatabaseBackend, error: Exception, kind: type[LockBackendError]) -> LockBackendError:
     text = str(error).strip().replace("\n", " ")
     where = f"The database {backend.location!r} of the locks {backend.alias!r}"
-    if TABLE in text and any(sign in text for sign in ("does not exist", "doesn't exist", "no such table")):
+    table = next((table for table in TABLES if table in text), None)
+    if table and any(sign in text for sign in ("does not exist", "doesn't exist", "no such table")):
         return kind(
-            f"{where} has no table {TABLE}. Run manage.py migrate --database={backend.location}; if a router keeps"
+            f"{where} has no table {table}. Run manage.py migrate --database={backend.location}; if a router keeps"
             f" the app 'distlock' from it, name another alias in {backend.setting('LOCATION')}."
         )
     if "read-only" in text or "readonly" in text:
         return kind(f"{where} can only be read. Name an alias in {backend.setting('LOCATION')} that writes: {text}")
     if "permission denied" in text or "command denied" in text:
         return kind(
-            f"{where} lets this user not do what locks need: SELECT, INSERT, UPDATE and DELETE on {TABLE}: {text}"
+            f"{where} lets this user not do what locks need: SELECT, INSERT, UPDATE and DELETE on"
+            f" {' and '.join(TABLES)}: {text}"
         )
     if "database is locked" in text:
         return kind(

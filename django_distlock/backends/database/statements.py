@@ -54,10 +54,7 @@ class Statements:
             f"SELECT {now}, version, token, state, fence, expires, holder, waiters, retired"
             f" FROM (SELECT 1 AS one) AS always LEFT JOIN {TABLE} ON name = %s"
         )
-        values = f"INTO {TABLE} ({COLUMNS}) VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s)"
-        self._insert = (
-            f"INSERT IGNORE {values}" if vendor == "mysql" else f"INSERT {values} ON CONFLICT (name) DO NOTHING"
-        )
+        self._insert = insert_unless_there(vendor, TABLE, COLUMNS, placeholders(COLUMNS.split(", ")))
         self._replace = (
             f"UPDATE {TABLE} SET version = %s, token = %s, state = %s, fence = %s, expires = %s, holder = %s,"
             " waiters = %s, retired = %s, careful_until = %s WHERE name = %s AND version = %s"
@@ -168,7 +165,7 @@ class Statements:
         """The tokens that still hold their locks, which now last ``ttl`` microseconds at least."""
         leases = sorted(leases)  # one order for all processes
         parameters = [connection.Database.Binary(name) for name, _ in leases] + [token for _, token in leases]
-        many = _placeholders(leases)
+        many = placeholders(leases)
         with connection.cursor() as cursor:
             if self.has_fast_path:
                 cursor.execute(f"{self._renew.format(many=many)} RETURNING token", [ttl, *parameters])
@@ -179,7 +176,7 @@ class Statements:
 
     def names(self, connection: Any, prefix: bytes, after: bytes, limit: int) -> list[bytes]:
         """Names that are locked now and begin with ``prefix``, in order, beyond ``after``."""
-        bounds = map(connection.Database.Binary, (prefix, after, _end_of(prefix)))
+        bounds = map(connection.Database.Binary, (prefix, after, end_of(prefix)))
         with connection.cursor() as cursor:
             cursor.execute(self._names, [*bounds, limit])
             return [bytes(name) for (name,) in cursor.fetchall()]
@@ -188,7 +185,7 @@ class Statements:
         """Token, state, fencing number, microseconds left and holder of each that is locked."""
         with connection.cursor() as cursor:
             cursor.execute(
-                self._look.format(many=_placeholders(names)), [connection.Database.Binary(name) for name in names]
+                self._look.format(many=placeholders(names)), [connection.Database.Binary(name) for name in names]
             )
             return {bytes(name): tuple(about) for name, *about in cursor.fetchall()}
 
@@ -196,7 +193,7 @@ class Statements:
         """How many wait for each."""
         with connection.cursor() as cursor:
             cursor.execute(
-                self._waiters.format(many=_placeholders(names)), [connection.Database.Binary(name) for name in names]
+                self._waiters.format(many=placeholders(names)), [connection.Database.Binary(name) for name in names]
             )
             return {bytes(name): len(waiters_from_text(text)) for name, text in cursor.fetchall()}
 
@@ -206,10 +203,15 @@ class Statements:
             return int(cursor.rowcount)
 
 
-def _placeholders(items: Sequence[object]) -> str:
+def insert_unless_there(vendor: str, table: str, columns: str, values: str) -> str:
+    into = f"INTO {table} ({columns}) VALUES ({values})"
+    return f"INSERT IGNORE {into}" if vendor == "mysql" else f"INSERT {into} ON CONFLICT (name) DO NOTHING"
+
+
+def placeholders(items: Sequence[object]) -> str:
     return ", ".join(["%s"] * len(items))
 
 
-def _end_of(prefix: bytes) -> bytes:
+def end_of(prefix: bytes) -> bytes:
     """The first text beyond all that begin with the prefix, whose last byte is no 0xFF because it is UTF-8."""
     return prefix[:-1] + bytes([prefix[-1] + 1])

@@ -1,0 +1,123 @@
+"""The runs of beat in a table: one row per entry, moved by one statement per step, by the clock of the database."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ...exceptions import LockBackendError
+from ...models import DatabaseRun
+from ...stamps import RunStamp
+from ...tickets import clock
+from .statements import CLOCKS, end_of, insert_unless_there, placeholders
+
+TABLE = DatabaseRun._meta.db_table
+COLUMNS = "name, ran_at, token, stamp, settled_at, expires"
+
+
+class Runs:
+    """Runs the statements on a connection of Django. Lengths of time are microseconds."""
+
+    def __init__(self, vendor: str) -> None:
+        now = CLOCKS[vendor]
+        is_kept = f"name = %s AND expires > {now}"
+        may_move = f"(ran_at <= %s OR token = %s) AND (settled_at <= {now} OR %s <= %s)"
+        # ran_at comes last: MySQL compares with what was assigned before.
+        self._move = (
+            f"UPDATE {TABLE} SET token = CASE WHEN ran_at < %s THEN %s ELSE token END,"
+            " stamp = CASE WHEN ran_at < %s THEN %s ELSE stamp END,"
+            f" expires = CASE WHEN ran_at < %s THEN {now} + %s ELSE expires END,"
+            " ran_at = CASE WHEN ran_at < %s THEN %s ELSE ran_at END"
+            f" WHERE {is_kept} AND {may_move}"
+        )
+        self._refusing = f"SELECT stamp FROM {TABLE} WHERE {is_kept} AND NOT ({may_move})"
+        self._forget = f"DELETE FROM {TABLE} WHERE name = %s AND expires <= {now}"
+        self._keep = insert_unless_there(vendor, TABLE, COLUMNS, f"%s, %s, %s, %s, {now} + %s, {now} + %s")
+        self._find = f"SELECT name, stamp FROM {TABLE} WHERE name IN ({{many}}) AND expires > {now}"
+        self._list = (
+            f"SELECT name, stamp FROM {TABLE} WHERE name >= %s AND name > %s AND name < %s AND expires > {now}"
+            " ORDER BY name LIMIT %s"
+        )
+        self._prune = f"DELETE FROM {TABLE} WHERE expires <= {now} - %s"
+
+    def claim(
+        self, connection: Any, name: bytes, seen: RunStamp, now: RunStamp, ttl: int, settle: int, timeout: float
+    ) -> RunStamp | None:
+        """As ``claim_run``. Repeatable.
+
+        No stamp is returned that would have let the claim through: if the row came or settled between two
+        statements, they are tried again, for up to ``timeout`` seconds.
+        """
+        give_up = clock() + timeout
+        while not self._is_moved(connection, name, seen, now, ttl):
+            if standing := self._read_refusing(connection, name, seen, now):
+                return standing
+            if self._is_new(connection, name, seen, ttl, settle):
+                return seen
+            if clock() > give_up:
+                raise LockBackendError(f"The row {name.decode()!r} of {TABLE} comes and goes; is its table emptied?")
+        return None
+
+    def _is_moved(self, connection: Any, name: bytes, seen: RunStamp, now: RunStamp, ttl: int) -> bool:
+        at = _moment(now)
+        with connection.cursor() as cursor:
+            cursor.execute(
+                self._move,
+                [at, now.token, at, now.to_text(), at, ttl, at, at, *_condition(connection, name, seen, now)],
+            )
+            return bool(cursor.rowcount)
+
+    def _read_refusing(self, connection: Any, name: bytes, seen: RunStamp, now: RunStamp) -> RunStamp | None:
+        with connection.cursor() as cursor:
+            cursor.execute(self._refusing, _condition(connection, name, seen, now))
+            found = cursor.fetchone()
+        return _stamp(name, found[0]) if found else None
+
+    def _is_new(self, connection: Any, name: bytes, seen: RunStamp, ttl: int, settle: int) -> bool:
+        """Whether ``seen`` is kept now, because there was nothing."""
+        binary = connection.Database.Binary(name)
+        with connection.cursor() as cursor:
+            cursor.execute(self._forget, [binary])
+            cursor.execute(self._keep, [binary, _moment(seen), seen.token, seen.to_text(), settle, ttl])
+            return bool(cursor.rowcount == 1)
+
+    def find(self, connection: Any, names: Sequence[bytes]) -> dict[bytes, RunStamp]:
+        with connection.cursor() as cursor:
+            cursor.execute(
+                self._find.format(many=placeholders(names)), [connection.Database.Binary(name) for name in names]
+            )
+            return _stamps(cursor.fetchall())
+
+    def page(self, connection: Any, prefix: bytes, after: bytes, limit: int) -> dict[bytes, RunStamp]:
+        """Those whose names begin with ``prefix``, in order, beyond ``after``."""
+        bounds = map(connection.Database.Binary, (prefix, after, end_of(prefix)))
+        with connection.cursor() as cursor:
+            cursor.execute(self._list, [*bounds, limit])
+            return _stamps(cursor.fetchall())
+
+    def prune(self, connection: Any, age: int) -> int:
+        with connection.cursor() as cursor:
+            cursor.execute(self._prune, [age])
+            return int(cursor.rowcount)
+
+
+def _condition(connection: Any, name: bytes, seen: RunStamp, now: RunStamp) -> list[Any]:
+    """The parameters of a row that is kept and may, or may not, be moved."""
+    return [connection.Database.Binary(name), _moment(seen), now.token, _moment(now), _moment(seen)]
+
+
+def _stamps(found: Sequence[tuple[Any, str]]) -> dict[bytes, RunStamp]:
+    return {bytes(name): _stamp(bytes(name), text) for name, text in found}
+
+
+def _stamp(name: bytes, text: str) -> RunStamp:
+    try:
+        return RunStamp.from_text(text)
+    except ValueError:
+        raise LockBackendError(
+            f"The row {name.decode()!r} of {TABLE} holds something that is no run of beat. Delete it."
+        ) from None
+
+
+def _moment(stamp: RunStamp) -> int:
+    return round(stamp.at * 1_000_000)
