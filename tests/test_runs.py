@@ -13,7 +13,9 @@ from django_distlock import LockBackendError, locks
 from django_distlock.runs import Ledger, recorded_runs
 from django_distlock.stamps import RunStamp
 
-from .tools import eventually
+from .tools import backend_on, eventually
+
+backend = backend_on("redis", "sqlite")
 
 
 @pytest.mark.parametrize(
@@ -40,7 +42,7 @@ def test_a_backend_that_keeps_no_runs_is_refused(settings):
     locks.close()
 
 
-def test_apps_that_share_a_store_do_not_meet(valkey_locks, settings):
+def test_apps_that_share_a_store_do_not_meet(backend, settings):
     for app in ("shop", "office"):
         Ledger(app).tell("celery.backend_cleanup", RunStamp(100.0))
     settings.DISTRIBUTED_LOCKS_BEAT = {"PREFIX": "both/"}
