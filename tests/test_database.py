@@ -6,6 +6,7 @@ import asyncio
 import gc
 import io
 import json
+import os
 import shutil
 import threading
 import time
@@ -314,7 +315,7 @@ class TestWaiting:
 
     def test_behind_pgbouncer_in_transaction_mode(self, postgres, postgres_database, settings, monkeypatch, caplog):
         """Nothing that locks say depends on a session; only notifications do, and are done without."""
-        if (program := shutil.which("pgbouncer")) is None:
+        if (program := shutil.which("pgbouncer", path=f"{os.environ['PATH']}:/usr/sbin")) is None:
             missing("pgbouncer", "install the package pgbouncer")
         monkeypatch.setattr(listener, "ECHO_WITHIN", 0.3)
         monkeypatch.setattr(listener, "NAP", 0.05)

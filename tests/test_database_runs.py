@@ -148,8 +148,10 @@ def test_a_fleet_whose_beats_come_and_go_sends_what_one_stock_beat_sends(sqlite_
         fleet.run(min(end, fleet.now + timedelta(seconds=random.randint(5, 60))))
         fleet.kill(random.choice(list(fleet.wakes)))
         fleet.start(MemoryBeat)
-    for entry, count in (("interval", 29), ("cron", 10)):
-        ours, theirs = fleet.times(entry), stock.times(entry)
+    for entry, count in (("interval", 28), ("cron", 9)):
+        # Without the last moment: it is chance which of them still had its turn then.
+        last = end - timedelta(seconds=5)
+        ours, theirs = ([at for at in world.times(entry) if at < last] for world in (fleet, stock))
         assert len(ours) == len(theirs) >= count, entry
         assert all(abs(our - their) < timedelta(seconds=1) for our, their in zip(ours, theirs, strict=True)), entry
     for world in worlds:

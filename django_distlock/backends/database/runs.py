@@ -31,7 +31,11 @@ class Runs:
             f" WHERE {is_kept} AND {may_move}"
         )
         self._refusing = f"SELECT stamp FROM {TABLE} WHERE {is_kept} AND NOT ({may_move})"
-        self._forget = f"DELETE FROM {TABLE} WHERE name = %s AND expires <= {now}"
+        # Not deleted and inserted: two who do so at the same moment may be a deadlock for MySQL.
+        self._keep_again = (
+            f"UPDATE {TABLE} SET ran_at = %s, token = %s, stamp = %s, settled_at = {now} + %s, expires = {now} + %s"
+            f" WHERE name = %s AND expires <= {now}"
+        )
         self._keep = insert_unless_there(vendor, TABLE, COLUMNS, f"%s, %s, %s, %s, {now} + %s, {now} + %s")
         self._find = f"SELECT name, stamp FROM {TABLE} WHERE name IN ({{many}}) AND expires > {now}"
         self._list = (
@@ -74,12 +78,13 @@ class Runs:
         return _stamp(name, found[0]) if found else None
 
     def _is_new(self, connection: Any, name: bytes, seen: RunStamp, ttl: int, settle: int) -> bool:
-        """Whether ``seen`` is kept now, because there was nothing."""
-        binary = connection.Database.Binary(name)
+        """Whether ``seen`` is kept now, because there was nothing, or what ran out."""
+        binary, kept = connection.Database.Binary(name), [_moment(seen), seen.token, seen.to_text(), settle, ttl]
         with connection.cursor() as cursor:
-            cursor.execute(self._forget, [binary])
-            cursor.execute(self._keep, [binary, _moment(seen), seen.token, seen.to_text(), settle, ttl])
-            return bool(cursor.rowcount == 1)
+            cursor.execute(self._keep_again, [*kept, binary])
+            if not cursor.rowcount:
+                cursor.execute(self._keep, [binary, *kept])
+            return bool(cursor.rowcount)
 
     def find(self, connection: Any, names: Sequence[bytes]) -> dict[bytes, RunStamp]:
         with connection.cursor() as cursor:
