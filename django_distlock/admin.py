@@ -1,4 +1,4 @@
-"""The page "Held locks" of Django's admin."""
+"""The pages "Held locks" and "Beat runs" of Django's admin."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext
 
 from .exceptions import LockBackendError
-from .inventory import Inventory, Lease, force_release, in_words
-from .models import HeldLock
-from .snapshots import HeldLocks, held_for
+from .inventory import Lease, force_release, in_words
+from .models import BeatRun, HeldLock
+from .pages import BackendFilter, CountedFilter, SnapshotAdmin, inventory_of
+from .snapshots import BeatRuns, HeldLocks, held_for
 
 if TYPE_CHECKING:
     from django.http import HttpRequest, HttpResponse
@@ -33,39 +34,9 @@ OTHER_FIELDS = 10  # that the confirmation page sends beside one for each lock
 _WARNING = _(
     "Whoever holds a lock is not stopped by this: it learns of it when it renews, and others may hold it before."
 )
-BACKEND_DOWN = "distlock-down"  # class of a message, by which the script knows it
 
 
-class _Filter(admin.SimpleListFilter):
-    """Counts without a database."""
-
-    def get_facet_queryset(self, changelist: Any) -> dict[str, int]:
-        rows = changelist.get_queryset(self.request, exclude_parameters=self.expected_parameters())
-        counted = Counter(map(self.choice_of, rows.keys()))
-        return {f"{index}__c": counted[choice] for index, (choice, _) in enumerate(self.lookup_choices)}
-
-    @staticmethod
-    def choice_of(key: Any) -> str:
-        raise NotImplementedError
-
-
-class BackendFilter(_Filter):
-    title = _("backend")
-    parameter_name = "using"
-
-    @staticmethod
-    def choice_of(key: Any) -> str:
-        return cast(str, key.using)
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        aliases = _inventory(request).aliases
-        return [(alias, alias) for alias in aliases] if len(aliases) > 1 else []
-
-    def queryset(self, request: HttpRequest, queryset: Any) -> Any:
-        return queryset.filter(using=self.value()) if self.value() is not None else None
-
-
-class PrefixFilter(_Filter):
+class PrefixFilter(CountedFilter):
     """By what stands before the first colon."""
 
     title = _("prefix")
@@ -77,7 +48,7 @@ class PrefixFilter(_Filter):
         return cast(str, before + colon) if colon else ""
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        counted = Counter(map(self.choice_of, _inventory(request).keys()))
+        counted = Counter(map(self.choice_of, inventory_of(request).keys()))
         counted.pop("", None)
         return [(prefix, prefix) for prefix in sorted(dict(counted.most_common(MOST_PREFIXES)))]
 
@@ -85,20 +56,15 @@ class PrefixFilter(_Filter):
         return queryset.filter(name__startswith=self.value()) if self.value() else None
 
 
-def _inventory(request: HttpRequest) -> Inventory:
-    """One snapshot per request."""
-    if not hasattr(request, "_distlock_inventory"):
-        request._distlock_inventory = Inventory()  # type: ignore[attr-defined]
-    return cast(Inventory, request._distlock_inventory)  # type: ignore[attr-defined]
-
-
 @admin.register(HeldLock)
-class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # takes none at run time
+class HeldLockAdmin(SnapshotAdmin):
     """Lists what is locked in all backends, and releases what is selected.
 
     For a theme that wants a ModelAdmin of its own: ``class MyAdmin(HeldLockAdmin, theme.ModelAdmin)``.
     """
 
+    list_title = _("Held locks")
+    not_shown = _("The locks of “%(alias)s” are not shown, or not all of them: %(error)s")
     list_display = ("name", "left", "held_for", "queue", "label", "process", "using", "fence")
     list_filter = (BackendFilter, PrefixFilter)
     search_fields = ("name", "label", "holder")
@@ -135,10 +101,7 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # takes none a
     # What there is to see
 
     def get_queryset(self, request: HttpRequest) -> Any:
-        return HeldLocks(_inventory(request))
-
-    def get_search_results(self, request: HttpRequest, queryset: Any, search_term: str) -> tuple[Any, bool]:
-        return queryset.search(search_term), False
+        return HeldLocks(inventory_of(request))
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> HeldLock | None:
         row = super().get_object(request, object_id, from_field)
@@ -146,29 +109,14 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # takes none a
             self._tell_other_holders(request, [object_id])
         return row
 
-    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
-        response = super().changelist_view(request, {"title": __("Held locks"), **(extra_context or {})})
-        self._tell_errors(request)
-        return response
-
-    def changeform_view(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-        response = super().changeform_view(request, *args, **kwargs)
-        self._tell_errors(request)
-        return response
-
     def delete_view(
         self, request: HttpRequest, object_id: str, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
         response = super().delete_view(
             request, object_id, {"title": __("Release lock"), "subtitle": _WARNING, **(extra_context or {})}
         )
-        self._tell_errors(request)
+        self.tell_errors(request)
         return response
-
-    def _tell_errors(self, request: HttpRequest) -> None:
-        for alias, error in _inventory(request).errors.items():
-            text = __("The locks of “%(alias)s” are not shown, or not all of them: %(error)s")
-            self.message_user(request, text % {"alias": alias, "error": error}, messages.ERROR, BACKEND_DOWN)
 
     # Who may do what. Held locks come and go by the code that locks; people look, and release.
 
@@ -182,12 +130,6 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # takes none a
     def has_view_permission(self, request: HttpRequest, obj: HeldLock | None = None) -> bool:
         return super().has_view_permission(request, obj) or self.has_release_permission(request, obj)
 
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: HeldLock | None = None) -> bool:
-        return False
-
     # Release
 
     # The name is the one that Django's confirmation page sends back.
@@ -196,10 +138,10 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # takes none a
         if request.POST.get("post"):
             # Those that the confirmation page has shown, and no more.
             ids = request.POST.getlist(ACTION_CHECKBOX_NAME)
-            rows = HeldLocks(_inventory(request)).filter(pk__in=ids).rows()
+            rows = HeldLocks(inventory_of(request)).filter(pk__in=ids).rows()
             self._tell_other_holders(request, ids)
             self._release(request, rows)
-            self._tell_errors(request)
+            self.tell_errors(request)
             return None
         most = min(MOST_AT_ONCE, (settings.DATA_UPLOAD_MAX_NUMBER_FIELDS or MOST_AT_ONCE) - OTHER_FIELDS)
         if (count := queryset.count()) > most:
@@ -237,7 +179,7 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # takes none a
         released: list[HeldLock] = []
         kept: list[HeldLock] = []
         by = f"{cast(Any, request).user.get_username()} in the admin"
-        errors = _inventory(request).errors
+        errors = inventory_of(request).errors
         for row in rows:
             if row.using in errors:
                 continue
@@ -266,7 +208,7 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # takes none a
 
     def _tell_other_holders(self, request: HttpRequest, ids: Iterable[str]) -> None:
         """Why what was on the page is there no more."""
-        inventory = _inventory(request)
+        inventory = inventory_of(request)
         leases = [lease for text in ids if (lease := Lease.read(text)) and lease.lock.using not in inventory.errors]
         now = inventory.look([lease.lock for lease in leases])
         others = [lease.lock.name for lease in leases if (seen := now.get(lease.lock)) and seen.lease != lease]
@@ -279,6 +221,27 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # takes none a
         if free:
             text = __("Free already: %(names)s.")
             self.message_user(request, text % {"names": _shortened(free)}, messages.INFO)
+
+
+@admin.register(BeatRun)
+class BeatRunAdmin(SnapshotAdmin):
+    """Lists the entries that beats know: when each ran, by which host, and when it is expected again."""
+
+    list_title = _("Beat runs")
+    not_shown = _("The runs of “%(alias)s” are not shown, or not all of them: %(error)s")
+    list_display = ("entry", "using", "last_run_at", "host", "next_run_at")
+    list_filter = (BackendFilter,)
+    search_fields = ("entry",)
+    search_help_text = _("Searches the names of entries.")
+    actions = None
+    fields = list_display
+    readonly_fields = fields
+
+    def get_queryset(self, request: HttpRequest) -> Any:
+        return BeatRuns(inventory_of(request))
+
+    def has_delete_permission(self, request: HttpRequest, obj: BeatRun | None = None) -> bool:
+        return False
 
 
 def _ticking(seconds: float | None, step: int) -> str | None:

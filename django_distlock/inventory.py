@@ -14,6 +14,7 @@ from . import signals
 from .backends.base import FORCED, BaseLockBackend
 from .exceptions import LockBackendError
 from .handlers import SETTING, locks
+from .runs import RunInfo, recorded_runs
 from .tickets import Holder, LockInfo, Ticket, clock
 
 logger = logging.getLogger("django_distlock")
@@ -24,10 +25,15 @@ Answer = TypeVar("Answer")
 
 
 class Key(NamedTuple):
-    """Which lock: the alias of its backend, and its name."""
+    """Which lock, or which entry of beat: the alias of its backend, and its name."""
 
     using: str
     name: str
+
+    def __str__(self) -> str:
+        """Fit for URLs and forms, which change line breaks and refuse other control characters."""
+        name = re.sub(r"[\x00-\x1f\x7f%]", lambda found: f"%{ord(found[0]):02X}", self.name)
+        return f"{quote(self.using, safe='')}/{name}"
 
 
 class Lease(NamedTuple):
@@ -37,9 +43,7 @@ class Lease(NamedTuple):
     digest: str
 
     def __str__(self) -> str:
-        """Fit for URLs and forms, which change line breaks and refuse other control characters."""
-        name = re.sub(r"[\x00-\x1f\x7f%]", lambda found: f"%{ord(found[0]):02X}", self.lock.name)
-        return f"{quote(self.lock.using, safe='')}/{name}@{self.digest}"
+        return f"{self.lock}@{self.digest}"
 
     @classmethod
     def read(cls, text: str) -> Lease | None:
@@ -72,7 +76,7 @@ class Inventory:
     """One snapshot: every question goes to a backend once, and to one that failed no more.
 
     ``aliases``: which backends; default: all of the setting. ``prefix``: what the names begin with.
-    ``errors``: by alias, why its locks are not told, or not all of them.
+    ``errors``: by alias, why its locks or runs are not told, or not all of them.
     """
 
     def __init__(self, aliases: Iterable[str] | None = None, prefix: str = "") -> None:
@@ -85,6 +89,7 @@ class Inventory:
             self.errors[SETTING] = str(error)
         self._keys: list[Key] | None = None
         self._seen: dict[Key, Seen | None] = {}
+        self._runs: dict[Key, RunInfo] | None = None
 
     def keys(self) -> list[Key]:
         """What is locked, by name."""
@@ -120,6 +125,17 @@ class Inventory:
                 counts = self._ask(alias, lambda backend, names=names: backend.count_waiters(names))  # type: ignore[misc]
                 counted.update(zip([Key(alias, name) for name in names], counts or [None] * len(names), strict=True))
         return counted
+
+    def runs(self) -> dict[Key, RunInfo]:
+        """The entries of beat, by name. ``prefix`` is that of locks, and leaves out none."""
+        if self._runs is None:
+            found: list[RunInfo] = []
+            for alias in self.aliases:
+                self._ask(alias, lambda backend: found.extend(recorded_runs(backend.alias)))
+            self._runs = {
+                Key(run.using, run.entry): run for run in sorted(found, key=lambda run: (run.entry, run.using))
+            }
+        return self._runs
 
     def _ask(self, alias: str, question: Callable[[BaseLockBackend], Answer]) -> Answer | None:
         if alias in self.errors:

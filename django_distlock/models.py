@@ -85,6 +85,32 @@ class HeldLock(models.Model):
         return row
 
 
+class BeatRun(models.Model):
+    """An entry of beat's schedule as it was seen. Like HeldLock it has no table."""
+
+    id: models.TextField[str, str] = models.TextField(_("id"), primary_key=True)
+    entry: models.TextField[str, str] = models.TextField(_("entry"))
+    using: models.TextField[str, str] = models.TextField(_("backend"))
+    last_run_at: models.DateTimeField[datetime | None, datetime | None] = models.DateTimeField(_("last run"), null=True)
+    host: models.TextField[str, str] = models.TextField(_("sent by host"), blank=True)
+    next_run_at: models.DateTimeField[datetime | None, datetime | None] = models.DateTimeField(
+        _("next expected"), null=True
+    )
+
+    objects = NoRows()
+
+    class Meta:
+        managed = False
+        default_permissions = ("view",)
+        verbose_name = _("beat run")
+        verbose_name_plural = _("beat runs")
+        ordering: ClassVar[Any] = ("entry", "using")
+        base_manager_name = "objects"
+
+    def __str__(self) -> str:
+        return self.entry
+
+
 class KeyField(models.BinaryField):  # type: ignore[type-arg]
     """Bytes that every database compares as bytes, so that no collation makes two names one."""
 

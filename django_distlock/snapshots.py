@@ -1,18 +1,20 @@
-"""An inventory in the shape of a queryset, as far as Django's admin asks."""
+"""An inventory in the shape of querysets, as far as Django's admin asks."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from math import isinf
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Generic, Self, TypeVar, cast
 
 from django.core.exceptions import FieldError
-from django.db.models import Q, QuerySet
+from django.db.models import Model, Q, QuerySet
+from django.utils.text import capfirst
 
 from .inventory import Inventory, Key, Lease, Seen
-from .models import HeldLock
+from .models import BeatRun, HeldLock
+from .runs import RunInfo
 
 
 class _Query:
@@ -20,6 +22,134 @@ class _Query:
 
     order_by: ClassVar[tuple[str, ...]] = ()
     select_related = False
+
+
+Row = TypeVar("Row", bound=Model)
+
+
+@dataclass(frozen=True)
+class Snapshot(Generic[Row]):
+    """Rows of a model without a table, told by an inventory."""
+
+    inventory: Inventory
+    ids: frozenset[str] | None = None
+    using: str | None = None
+    words: tuple[str, ...] = ()
+    order: tuple[str, ...] = ()
+    window: tuple[int | None, int | None] = (None, None)
+
+    model: ClassVar[type[Model]]
+    query: ClassVar[_Query] = _Query()
+    ordered: ClassVar[bool] = True
+    totally_ordered: ClassVar[bool] = True
+    db: ClassVar[str] = "default"
+
+    def all(self) -> Self:
+        return self
+
+    def _clone(self) -> Self:
+        return self
+
+    def select_related(self, *fields: object) -> Self:
+        return self
+
+    def distinct(self) -> Self:
+        return self
+
+    def order_by(self, *fields: str) -> Self:
+        return replace(self, order=fields)
+
+    def search(self, text: str) -> Self:
+        """The rows in whose texts each word occurs, in small or capital letters."""
+        return replace(self, words=(*self.words, *text.casefold().split()))
+
+    def filter(self, *conditions: Q, **lookups: Any) -> Self:
+        """By the lookups of ``_where``; FieldError for another one."""
+        found = self
+        for condition in conditions:
+            if condition and (condition.connector != Q.AND or condition.negated):
+                raise FieldError(f"{self._plural} can be filtered by lookups that all must fit, and by nothing else.")
+            for child in cast("list[Q | tuple[str, Any]]", condition.children):
+                found = found.filter(child) if isinstance(child, Q) else found._where(*child)
+        for lookup, value in lookups.items():
+            found = found._where(lookup, value)
+        return found
+
+    def _where(self, lookup: str, value: Any) -> Self:
+        match lookup.removesuffix("__exact"):
+            case "pk" | "id":
+                return self._where("pk__in", [value])
+            case "pk__in" | "id__in":
+                ids = frozenset(map(str, value))
+                return replace(self, ids=ids if self.ids is None else self.ids & ids)
+            case "using":
+                return replace(self, using=str(value))
+        raise FieldError(f"{self._plural} cannot be filtered by {lookup!r}.")
+
+    @property
+    def _plural(self) -> str:
+        return capfirst(str(self.model._meta.verbose_name_plural))
+
+    def get(self, **lookups: Any) -> Row:
+        rows = self.filter(**lookups).rows()
+        if len(rows) != 1:
+            raise self.model.DoesNotExist
+        return rows[0]
+
+    def count(self) -> int:
+        return len(self.keys()) if self.window == (None, None) else len(self.rows())
+
+    def exists(self) -> bool:
+        return bool(self.count())
+
+    def __len__(self) -> int:
+        return len(self.rows())
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self.rows())
+
+    def __getitem__(self, index: int | slice) -> Any:
+        if isinstance(index, slice):
+            return replace(self, window=(index.start, index.stop))
+        return self.rows()[index]
+
+    def keys(self) -> list[Key]:
+        """What fits, in order."""
+        found: list[Key] = self._once("keys", lambda: self._sorted(self._fitting()))
+        return found
+
+    def rows(self) -> list[Row]:
+        """Those of the window that are still there."""
+        found: list[Row] = self._once("rows", lambda: self._rows(self.keys()[slice(*self.window)]))
+        return found
+
+    def _once(self, what: str, work: Callable[[], Any]) -> Any:
+        """The same question is asked several times for one page, by copies of one object."""
+        done = self.inventory.__dict__.setdefault("_answers", {})
+        asked = (what, type(self), *(getattr(self, field.name) for field in fields(self) if field.name != "inventory"))
+        if asked not in done:
+            done[asked] = work()
+        return done[asked]
+
+    def _fits(self, text: str) -> bool:
+        folded = text.casefold()
+        return all(word in folded for word in self.words)
+
+    def _sorted(self, keys: list[Key]) -> list[Key]:
+        for field in reversed(self.order):
+            if order := self._order_by(field.removeprefix("-"), keys):
+                keys = sorted(order, key=order.__getitem__, reverse=field.startswith("-"))
+        return keys
+
+    def _fitting(self) -> list[Key]:
+        raise NotImplementedError
+
+    def _order_by(self, field: str, keys: list[Key]) -> dict[Key, Any]:
+        """By what each of the keys is sorted; empty where rows are not sorted by that."""
+        raise NotImplementedError
+
+    def _rows(self, keys: list[Key]) -> list[Row]:
+        raise NotImplementedError
 
 
 # By what rows can be sorted that must be looked at first. A lock without a holder comes first.
@@ -33,102 +163,16 @@ ORDERS: dict[str, Callable[[Seen], Any]] = {
 
 
 @dataclass(frozen=True)
-class HeldLocks:
+class HeldLocks(Snapshot[HeldLock]):
     """Rows of HeldLock. Counting and paging by name need the names alone; only the rows of a page are looked at.
 
-    Searching, and sorting by anything but name or backend, looks at every lock that the filters leave.
+    Searching, and sorting by anything but name or backend, looks at every lock that the filters leave. A search
+    looks at names, labels and holders.
     """
 
-    inventory: Inventory
-    ids: frozenset[str] | None = None
-    using: str | None = None
     prefix: str = ""
-    words: tuple[str, ...] = ()
-    order: tuple[str, ...] = ()
-    window: tuple[int | None, int | None] = (None, None)
 
-    model: ClassVar[type[HeldLock]] = HeldLock
-    query: ClassVar[_Query] = _Query()
-    ordered: ClassVar[bool] = True
-    totally_ordered: ClassVar[bool] = True
-    db: ClassVar[str] = "default"
-
-    def all(self) -> HeldLocks:
-        return self
-
-    def _clone(self) -> HeldLocks:
-        return self
-
-    def select_related(self, *fields: object) -> HeldLocks:
-        return self
-
-    def distinct(self) -> HeldLocks:
-        return self
-
-    def order_by(self, *fields: str) -> HeldLocks:
-        return replace(self, order=fields)
-
-    def search(self, text: str) -> HeldLocks:
-        """The locks in whose name, label or holder each word occurs, in small or capital letters."""
-        return replace(self, words=(*self.words, *text.casefold().split()))
-
-    def filter(self, *conditions: Q, **lookups: Any) -> HeldLocks:
-        """By ``pk``, ``pk__in``, ``using`` and ``name__startswith``; FieldError for another lookup."""
-        found = self
-        for condition in conditions:
-            if condition and (condition.connector != Q.AND or condition.negated):
-                raise FieldError("Held locks can be filtered by lookups that all must fit, and by nothing else.")
-            for child in cast("list[Q | tuple[str, Any]]", condition.children):
-                found = found.filter(child) if isinstance(child, Q) else found._where(*child)
-        for lookup, value in lookups.items():
-            found = found._where(lookup, value)
-        return found
-
-    def _where(self, lookup: str, value: Any) -> HeldLocks:
-        match lookup.removesuffix("__exact"):
-            case "pk" | "id":
-                return self._where("pk__in", [value])
-            case "pk__in" | "id__in":
-                ids = frozenset(map(str, value))
-                return replace(self, ids=ids if self.ids is None else self.ids & ids)
-            case "using":
-                return replace(self, using=str(value))
-            case "name__startswith":
-                return replace(self, prefix=str(value))
-        raise FieldError(f"Held locks cannot be filtered by {lookup!r}.")
-
-    def get(self, **lookups: Any) -> HeldLock:
-        rows = self.filter(**lookups).rows()
-        if len(rows) != 1:
-            raise HeldLock.DoesNotExist
-        return rows[0]
-
-    def count(self) -> int:
-        return len(self.keys()) if self.window == (None, None) else len(self.rows())
-
-    def exists(self) -> bool:
-        return bool(self.count())
-
-    def __len__(self) -> int:
-        return len(self.rows())
-
-    def __iter__(self) -> Iterator[HeldLock]:
-        return iter(self.rows())
-
-    def __getitem__(self, index: int | slice) -> Any:
-        if isinstance(index, slice):
-            return replace(self, window=(index.start, index.stop))
-        return self.rows()[index]
-
-    def keys(self) -> list[Key]:
-        """The locks that fit, in order."""
-        found: list[Key] = self._once("keys", self._fitting)
-        return found
-
-    def rows(self) -> list[HeldLock]:
-        """Those of the window that are still held."""
-        found: list[HeldLock] = self._once("rows", self._rows)
-        return found
+    model = HeldLock
 
     def as_queryset(self) -> QuerySet[HeldLock]:
         """The rows in a real one, for code that asks for its class."""
@@ -136,13 +180,9 @@ class HeldLocks:
         queryset._result_cache = self.rows()
         return queryset
 
-    def _once(self, what: str, work: Callable[[], Any]) -> Any:
-        """The same question is asked several times for one page, by copies of one object."""
-        done = self.inventory.__dict__.setdefault("_answers", {})
-        asked = (what, self.ids, self.using, self.prefix, self.words, self.order, self.window)
-        if asked not in done:
-            done[asked] = work()
-        return done[asked]
+    def _where(self, lookup: str, value: Any) -> Self:
+        """By ``pk``, ``pk__in``, ``using`` and ``name__startswith``."""
+        return replace(self, prefix=str(value)) if lookup == "name__startswith" else super()._where(lookup, value)
 
     def _fitting(self) -> list[Key]:
         keys = self._asked_for()
@@ -151,8 +191,9 @@ class HeldLocks:
         if self.prefix:
             keys = [key for key in keys if key.name.startswith(self.prefix)]
         if self.words:
-            keys = [key for key, seen in self.inventory.look(keys).items() if self._is_sought(seen)]
-        return self._sorted(keys)
+            looked = self.inventory.look(keys)
+            keys = [key for key, seen in looked.items() if self._fits(f"{key.name}\n{seen.info.holder or ''}")]
+        return keys
 
     def _asked_for(self) -> list[Key]:
         if self.ids is None:
@@ -161,24 +202,13 @@ class HeldLocks:
         seen = self.inventory.look(sorted(leases, key=lambda key: (key.name, key.using)))
         return [key for key, seen in seen.items() if seen.lease == leases[key]]
 
-    def _is_sought(self, seen: Seen) -> bool:
-        text = f"{seen.info.name}\n{seen.info.holder or ''}".casefold()
-        return all(word in text for word in self.words)
+    def _order_by(self, field: str, keys: list[Key]) -> dict[Key, Any]:
+        if order := ORDERS.get(field):
+            return {key: order(seen) for key, seen in self.inventory.look(keys).items()}
+        return {key: getattr(key, field) for key in keys} if field in Key._fields else {}
 
-    def _sorted(self, keys: list[Key]) -> list[Key]:
-        for field in reversed(self.order):
-            name, backwards = field.removeprefix("-"), field.startswith("-")
-            if name in ORDERS:
-                looked = self.inventory.look(keys)
-                order = ORDERS[name]
-                keys = sorted(looked, key=lambda key: order(looked[key]), reverse=backwards)
-            elif name in ("name", "using"):
-                keys = sorted(keys, key=lambda key: getattr(key, name), reverse=backwards)
-        return keys
-
-    def _rows(self) -> list[HeldLock]:
-        start, stop = self.window
-        looked = self.inventory.look(self.keys()[start:stop])
+    def _rows(self, keys: list[Key]) -> list[HeldLock]:
+        looked = self.inventory.look(keys)
         waiting = self.inventory.count_waiters(list(looked))
         return [
             HeldLock.seen(
@@ -189,6 +219,35 @@ class HeldLocks:
             )
             for key, seen in looked.items()
         ]
+
+
+@dataclass(frozen=True)
+class BeatRuns(Snapshot[BeatRun]):
+    """Rows of BeatRun. A search looks at the names of entries."""
+
+    model = BeatRun
+
+    def _fitting(self) -> list[Key]:
+        return [
+            key
+            for key in self.inventory.runs()
+            if self.using in (None, key.using) and (self.ids is None or str(key) in self.ids) and self._fits(key.name)
+        ]
+
+    def _order_by(self, field: str, keys: list[Key]) -> dict[Key, Any]:
+        """A time that is not known comes first."""
+        if field not in (known.name for known in fields(RunInfo)):
+            return {}
+        runs = self.inventory.runs()
+        values = {key: getattr(runs[key], field) for key in keys}
+        return {key: (value is not None, value) for key, value in values.items()}
+
+    def _rows(self, keys: list[Key]) -> list[BeatRun]:
+        runs = self.inventory.runs()
+        found = [BeatRun(id=str(key), **asdict(runs[key])) for key in keys]
+        for row in found:
+            row._state.adding = False
+        return found
 
 
 def held_for(row: HeldLock) -> float | None:

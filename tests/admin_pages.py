@@ -1,9 +1,12 @@
-"""What tests of the admin share: settings that it needs, and locks as other machines hold them."""
+"""What tests of the admin share: settings that it needs, people, and locks as other machines hold them."""
 
 from __future__ import annotations
 
 import time
 from typing import Any
+
+from django.contrib.auth.models import Permission, User
+from django.test import Client
 
 from django_distlock.backends.base import BaseLockBackend
 from django_distlock.tickets import Holder, Ticket
@@ -43,3 +46,15 @@ def hold(
     taken = Ticket(name, ttl, Holder(host, pid, "MainThread", label, round(time.time() - ago, 3)))
     assert not hasattr(backend.acquire(taken, queue=False), "remaining"), f"{name} is held already"
     return taken
+
+
+def login(*permissions: str) -> Client:
+    user = User.objects.create_user("viewer", is_staff=True)
+    user.user_permissions.set(Permission.objects.filter(codename__in=permissions))
+    browser = Client()
+    browser.force_login(user)
+    return browser
+
+
+def said(page) -> list[str]:
+    return [f"{message.level_tag}: {message}" for message in page.context["messages"]]

@@ -222,3 +222,20 @@ def own_valkey() -> Iterator[Callable[..., Valkey]]:
     yield start
     for server in servers:
         server.stop()
+
+
+@pytest.fixture
+def pages(settings):
+    """Django's admin, at /admin/."""
+    from .admin_pages import use_admin
+
+    use_admin(settings)
+
+
+@pytest.fixture
+def operator(pages, client):
+    """Somebody who may do everything, logged in."""
+    from django.contrib.auth.models import User
+
+    client.force_login(User.objects.create_superuser("operator"))
+    return client

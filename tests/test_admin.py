@@ -9,7 +9,7 @@ import re
 import pytest
 from django.contrib.admin.models import LogEntry
 from django.contrib.admin.utils import quote
-from django.contrib.auth.models import Permission, User
+from django.contrib.auth.models import User
 from django.core.management import call_command
 from django.db import connection
 from django.test import Client
@@ -20,25 +20,13 @@ from django_distlock.inventory import Key, Lease
 from django_distlock.models import HeldLock
 from django_distlock.signals import lock_forced
 
-from .admin_pages import hold, use_admin
+from .admin_pages import hold, login, said
 from .conftest import LOCMEM, REDIS
 from .tools import ticket
 
 pytestmark = pytest.mark.django_db
 
 LIST = "/admin/distlock/heldlock/"
-
-
-@pytest.fixture
-def pages(settings):
-    use_admin(settings)
-
-
-@pytest.fixture
-def operator(pages, client):
-    """Somebody who may do everything, logged in."""
-    client.force_login(User.objects.create_superuser("operator"))
-    return client
 
 
 @pytest.fixture
@@ -53,14 +41,6 @@ def forced():
     lock_forced.disconnect(note)
 
 
-def login(*permissions: str) -> Client:
-    user = User.objects.create_user("viewer", is_staff=True)
-    user.user_permissions.set(Permission.objects.filter(codename__in=permissions))
-    browser = Client()
-    browser.force_login(user)
-    return browser
-
-
 def key_of(backend, name: str) -> str:
     return str(Lease(Key(backend.alias, name), backend.look([name])[0].digest))
 
@@ -73,10 +53,6 @@ def release(browser, ids, **fields):
     """What the button of the confirmation page sends."""
     form = {"action": "delete_selected", "post": "yes", "_selected_action": ids, **fields}
     return browser.post(LIST, form, follow=True)
-
-
-def said(page) -> list[str]:
-    return [f"{message.level_tag}: {message}" for message in page.context["messages"]]
 
 
 def test_the_list_shows_who_holds_what(operator, backend):

@@ -43,6 +43,25 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
+            name="BeatRun",
+            fields=[
+                ("id", models.TextField(primary_key=True, serialize=False, verbose_name="id")),
+                ("entry", models.TextField(verbose_name="entry")),
+                ("using", models.TextField(verbose_name="backend")),
+                ("last_run_at", models.DateTimeField(null=True, verbose_name="last run")),
+                ("host", models.TextField(blank=True, verbose_name="sent by host")),
+                ("next_run_at", models.DateTimeField(null=True, verbose_name="next expected")),
+            ],
+            options={
+                "verbose_name": "beat run",
+                "verbose_name_plural": "beat runs",
+                "ordering": ("entry", "using"),
+                "managed": False,
+                "default_permissions": ("view",),
+                "base_manager_name": "objects",
+            },
+        ),
+        migrations.CreateModel(
             name="DatabaseLock",
             fields=[
                 ("name", django_distlock.models.KeyField(max_length=1000, primary_key=True, serialize=False)),
