@@ -100,7 +100,7 @@ class Inventory:
 
     def _names(self, alias: str) -> list[str]:
         names: list[str] = []  # what was told before a backend failed is true
-        self._ask(alias, lambda backend: names.extend(backend.names(self.prefix)))
+        self.ask(alias, lambda backend: names.extend(backend.names(self.prefix)))
         return names
 
     def look(self, keys: Iterable[Key]) -> dict[Key, Seen]:
@@ -114,7 +114,7 @@ class Inventory:
 
     def _look(self, alias: str, keys: Sequence[Key]) -> None:
         at = clock()
-        infos = self._ask(alias, lambda backend: backend.look([key.name for key in keys])) or [None] * len(keys)
+        infos = self.ask(alias, lambda backend: backend.look([key.name for key in keys])) or [None] * len(keys)
         for key, info in zip(keys, infos, strict=True):
             self._seen[key] = Seen(info, at) if info else None
 
@@ -122,7 +122,7 @@ class Inventory:
         counted: dict[Key, int | None] = dict.fromkeys(keys)
         for alias in self.aliases:
             if names := [key.name for key in keys if key.using == alias]:
-                counts = self._ask(alias, lambda backend, names=names: backend.count_waiters(names))  # type: ignore[misc]
+                counts = self.ask(alias, lambda backend, names=names: backend.count_waiters(names))  # type: ignore[misc]
                 counted.update(zip([Key(alias, name) for name in names], counts or [None] * len(names), strict=True))
         return counted
 
@@ -131,13 +131,14 @@ class Inventory:
         if self._runs is None:
             found: list[RunInfo] = []
             for alias in self.aliases:
-                self._ask(alias, lambda backend: found.extend(recorded_runs(backend.alias)))
+                self.ask(alias, lambda backend: found.extend(recorded_runs(backend.alias)))
             self._runs = {
                 Key(run.using, run.entry): run for run in sorted(found, key=lambda run: (run.entry, run.using))
             }
         return self._runs
 
-    def _ask(self, alias: str, question: Callable[[BaseLockBackend], Answer]) -> Answer | None:
+    def ask(self, alias: str, question: Callable[[BaseLockBackend], Answer]) -> Answer | None:
+        """None if the backend failed, now or before: see ``errors``."""
         if alias in self.errors:
             return None
         try:

@@ -38,6 +38,7 @@ class BaseLockBackend(ABC):
     supports_queue: ClassVar[bool] = False  # waiters are granted the lock in the order they came
     supports_runs: ClassVar[bool] = False  # keeps the runs of beat: claim_run(), find_runs(), runs()
     runs_settle = 5.0  # seconds, above what a beat needs to notice that the store lost its data
+    supports_pruning: ClassVar[bool] = False  # keeps something of free locks that prune() can delete
     supports_wakeup: bool = True  # waiters are woken; otherwise they ask the store several times a second
 
     keeper: Keeper | None = None  # set by renewal.py
@@ -154,6 +155,13 @@ class BaseLockBackend(ABC):
                 batch = []
         for info in filter(None, await self.alook(batch) if batch else ()):
             yield info
+
+    def prune(self, older_than_seconds: float) -> int:
+        """Delete what is kept of locks that nobody has held for so long. Returns of how many."""
+        raise NotImplementedError(f"{type(self).__name__} keeps nothing of free locks: supports_pruning is False.")
+
+    async def aprune(self, older_than_seconds: float) -> int:
+        raise NotImplementedError(f"{type(self).__name__} keeps nothing of free locks: supports_pruning is False.")
 
     # The runs of beat. Without twins: beat has no event loop.
 

@@ -49,6 +49,7 @@ class DatabaseBackend(BaseLockBackend):
 
     supports_queue = True
     supports_runs = True
+    supports_pruning = True
 
     options: ClassVar[Mapping[str, Any]] = {"timeout": 2.0}
 

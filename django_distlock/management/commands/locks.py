@@ -5,29 +5,32 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from argparse import SUPPRESS
+from argparse import SUPPRESS, ArgumentTypeError
 from collections.abc import Callable, Iterator
+from math import inf, nan
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from django_distlock import locks, tables
+from django_distlock.backends.base import BaseLockBackend
 from django_distlock.exceptions import LockBackendError
 from django_distlock.findings import Finding, Level
 from django_distlock.inventory import Inventory, Key, Seen, force_release, in_words
 from django_distlock.reports import FLEXIBLE, HEADING, as_json, held_for, looked_at, row, state
 
-NOT_SO = 1  # the lock is not held, the release did not free it, the check found errors
+NOT_SO = 1  # the lock is not held, the release did not free it, the check found errors, no backend keeps rows
 UNREACHABLE = 3  # a backend does not answer, or its settings are wrong
+MONTH = 30 * 86_400.0  # seconds
 
 
 class Command(BaseCommand):
-    help = "Shows what is locked, frees locks by force, and checks the stores that keep them."
+    help = "Shows what is locked, frees locks by force, and checks and tidies the stores that keep them."
     requires_system_checks: list[str] = []  # noqa: RUF012 - Django's own way; it must run when much is broken
     epilog = (
-        "Exit codes: 0 done; 1 the lock is not held, was not freed, or the check found errors; 2 wrong usage;"
-        " 3 a backend does not answer."
+        "Exit codes: 0 done; 1 the lock is not held, was not freed, the check found errors, or there are no"
+        " rows to prune; 2 wrong usage; 3 a backend does not answer."
     )
 
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
@@ -35,7 +38,7 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         self._add_common(parser)
-        actions = parser.add_subparsers(dest="action", metavar="list|show|release|check", title="actions")
+        actions = parser.add_subparsers(dest="action", metavar="list|show|release|prune|check", title="actions")
         listing = actions.add_parser("list", help="what is locked now (the default)")
         listing.add_argument("prefix", nargs="?", default="", help="only names that begin with this")
         listing.add_argument(
@@ -53,8 +56,16 @@ class Command(BaseCommand):
         which.add_argument("name", nargs="?", help="exactly this lock")
         which.add_argument("--prefix", help="all locks whose names begin with this")
         releasing.add_argument("--no-input", "--noinput", action="store_false", dest="interactive", help="do not ask")
+        pruning = actions.add_parser("prune", help="delete the rows that a database keeps of free locks")
+        pruning.add_argument(
+            "--older-than",
+            type=_age,
+            default=MONTH,
+            metavar="SECONDS",
+            help="of locks that nobody has held for so long; 30 days unless told",
+        )
         checking = actions.add_parser("check", help="whether the stores can be trusted with locks; asks them")
-        for action in (listing, showing, releasing, checking):
+        for action in (listing, showing, releasing, pruning, checking):
             self._add_common(action)
 
     @staticmethod
@@ -212,6 +223,25 @@ class Command(BaseCommand):
         if not all(freed for _, freed in outcomes):
             raise CommandError("Not all were freed.", returncode=NOT_SO)
 
+    def do_prune(self, options: dict[str, Any]) -> None:
+        inventory, age = Inventory(self.aliases), options["older_than"]
+        deleted = {alias: inventory.ask(alias, lambda backend: _pruned(backend, age)) for alias in inventory.aliases}
+        reasons = {alias: f"{type_of(alias)} keeps no rows of free locks." for alias in deleted} | inventory.errors
+        if self.as_json:
+            self._print_json(
+                [
+                    {"using": alias, "deleted": rows, "reason": reasons[alias] if rows is None else None}
+                    for alias, rows in deleted.items()
+                ]
+            )
+        else:
+            for alias, rows in deleted.items():
+                done = f"{rows} row(s) deleted, of locks that nobody has held for {in_words(age)}."
+                self.stdout.write(f"{alias}: {reasons[alias] if rows is None else done}")
+        self._tell(inventory)
+        if not any(rows is not None for rows in deleted.values()):
+            raise CommandError("There is nothing to prune: only the database backend keeps rows.", returncode=NOT_SO)
+
     def do_check(self, options: dict[str, Any]) -> None:
         found: dict[str, list[Finding]] = {}
         for alias in self.aliases or locks:
@@ -258,6 +288,20 @@ def type_of(alias: str) -> str:
         return type(locks[alias]).__name__
     except ImproperlyConfigured:
         return "not usable"
+
+
+def _pruned(backend: BaseLockBackend, age: float) -> int | None:
+    return backend.prune(age) if backend.supports_pruning else None
+
+
+def _age(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = nan
+    if not 0 <= seconds < inf:
+        raise ArgumentTypeError(f"{text!r} is not a number of seconds, 0 or more")
+    return seconds
 
 
 def _seconds(text: str) -> float:
