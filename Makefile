@@ -32,7 +32,7 @@ serve: $(VENV)/.ready
 	@SHOP_BACKEND=$(BACKEND) $(BIN)/python -m example_project.serve
 
 test: $(VENV)/.ready
-	$(BIN)/python -m pytest --numprocesses auto $(ARGS)
+	$(BIN)/python -m pytest --numprocesses auto --dist worksteal $(ARGS)
 
 bench: $(VENV)/.ready-bench
 	@$(BIN)/python -m benchmarks $(ARGS)
