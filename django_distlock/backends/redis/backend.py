@@ -12,6 +12,7 @@ from functools import partial
 from itertools import islice
 from math import inf
 from typing import Any, ClassVar
+from weakref import WeakSet
 
 from django.core.checks import CheckMessage
 from redis.exceptions import RedisError
@@ -84,6 +85,7 @@ class RedisBackend(BaseLockBackend):
         self._wire = self._new_wire()
         self._listener = Listener(self.location, f"{self.prefix}|in", self._hand_back, self.alias)
         self._async_wires: dict[asyncio.AbstractEventLoop, AsyncWire] = {}
+        self._ending_loops: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
 
     def acquire(self, ticket: Ticket, *, queue: bool) -> Grant | LockInfo:
         try:
@@ -360,10 +362,23 @@ class RedisBackend(BaseLockBackend):
             for other in list(self._async_wires):
                 if other.is_closed():
                     self._async_wires.pop(other, None)
-            wire = self._async_wires[loop] = self._new_async_wire()
-            wire.ending = _until_loop_ends(wire)
+            wire = self._new_async_wire()
+            if loop in self._ending_loops:
+                await wire.aclose()
+                return wire
+            self._async_wires[loop] = wire
+            wire.ending = self._until_loop_ends(loop, wire)
             await anext(wire.ending)
         return wire
+
+    async def _until_loop_ends(self, loop: asyncio.AbstractEventLoop, wire: AsyncWire) -> AsyncIterator[None]:
+        """A loop that shuts down closes its asynchronous generators: the moment to close connections."""
+        try:
+            yield
+        finally:
+            self._ending_loops.add(loop)
+            self._async_wires.pop(loop, None)
+            await wire.aclose()
 
     def _start_listener(self, ticket: Ticket) -> None:
         try:
@@ -391,14 +406,6 @@ class RedisBackend(BaseLockBackend):
     def close(self) -> None:
         self._wire.close()
         self._listener.stop()
-
-
-async def _until_loop_ends(wire: AsyncWire) -> AsyncIterator[None]:
-    """A loop that shuts down closes its asynchronous generators: the moment to close connections."""
-    try:
-        yield
-    finally:
-        await wire.aclose()
 
 
 def read_lease(alias: str, name: str, value: bytes, left: int) -> LockInfo | None:
