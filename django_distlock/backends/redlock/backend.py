@@ -121,11 +121,13 @@ class RedlockBackend(BaseLockBackend):
 
     def check(self) -> list[Finding]:
         asked = self._run(lambda last: self._rounds.info(), self._node_timeout())
-        return [*super().check(), *examine(self.locations, asked, self._longest_ttl)]
+        found = examine(self.locations, asked, self._longest_ttl)  # before a probe is granted, whose TTL is none of ours
+        return [*super().check(), *found]
 
     async def acheck(self) -> list[Finding]:
         asked = await self._arun(lambda last: self._rounds.info(), self._node_timeout())
-        return [*await super().acheck(), *examine(self.locations, asked, self._longest_ttl)]
+        found = examine(self.locations, asked, self._longest_ttl)
+        return [*await super().acheck(), *found]
 
     # The contract
 
