@@ -13,9 +13,9 @@ ROOT = Path(django_distlock.__file__).parent
 ORDER = [
     "exceptions", "names", "stamps", "terms", "bells", "findings", "tickets", "workers", "signals", "leases", "lines",
     "models",
-    "backends.probing", "backends.base", "backends.locmem", "backends.dummy",
-    "backends.redis.location", "backends.redis.health", "backends.redis.errors", "backends.redis.wire",
-    "backends.redis.listener", "backends.redis.backend",
+    "backends.probing", "backends.base", "backends.loops", "backends.locmem", "backends.dummy",
+    "backends.redis.keys", "backends.redis.leases", "backends.redis.location", "backends.redis.health",
+    "backends.redis.errors", "backends.redis.wire", "backends.redis.listener", "backends.redis.backend",
     "backends.redis",
     "backends.redlock.asking", "backends.redlock.listing", "backends.redlock.quorum", "backends.redlock.rounds",
     "backends.redlock.nodes", "backends.redlock.tasks", "backends.redlock.findings", "backends.redlock.backend",

@@ -574,7 +574,7 @@ class TestEventLoops:
         for _ in range(3):
             assert asyncio.run(main()) > before
             eventually(lambda: connected() == before)
-        assert valkey_locks._async_wires == {}
+        assert len(valkey_locks._async_wires) == 0
 
     def test_what_ends_with_the_loop_leaves_no_connection(self, valkey_locks, store):
         """Generators that were left over are closed at the same time as the connections."""

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
-import re
 import time
 from collections.abc import AsyncIterator, Hashable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
-from math import inf
 from typing import Any, ClassVar
-from weakref import WeakSet
 
 from django.core.checks import CheckMessage
 from redis.exceptions import RedisError
@@ -20,11 +16,14 @@ from redis.exceptions import RedisError
 from ...exceptions import InvalidLockBackend, LockBackendError
 from ...findings import Finding
 from ...stamps import RunStamp
-from ...tickets import TOKEN_LENGTH, Grant, Holder, LockInfo, Ticket, clock
+from ...tickets import Grant, Holder, LockInfo, Ticket, clock, new_token
 from ..base import BaseLockBackend
+from ..loops import PerLoop
 from ..probing import failed
 from . import health
 from .errors import NoReply, explain, is_wrong_type
+from .keys import Keys, pattern, read_prefix
+from .leases import read_lease
 from .listener import Listener
 from .location import read_location
 from .wire import Answer, AsyncWire, Command, Script, Unanswered, Wire, pack
@@ -34,18 +33,11 @@ CLAIM_RUN = Script("claim_run")
 
 GRANT_TTL = 2.0  # seconds a waiter has to take what it was handed: two looks, because a hint can be lost
 QUEUE_TTL = 10.0  # seconds a queue is kept in which nobody looks any more
-NOT_ASKED = -1
 SHORTEST_PATIENCE = 0.5  # seconds that even an attempt without a wait gives the server
 
 HEALTH = Command(pack("INFO")), Command(pack("TIME"))
 
 SCAN_STEP = 1000  # keys the server visits per SCAN: well below a millisecond
-
-# What the scripts write. The state is h (held), c (handed to a waiter that has not taken it yet) or r (released,
-# resting for its min_hold).
-LEASE = re.compile(
-    rb"(?P<token>[0-9a-f]{%d}) (?P<state>[hcr]) (?P<fence>\d{16,}) (?P<holder>.*)" % TOKEN_LENGTH, re.DOTALL
-)
 
 logger = logging.getLogger("django_distlock")
 
@@ -63,29 +55,21 @@ class RedisBackend(BaseLockBackend):
 
     def __init__(self, alias: str, settings: Mapping[str, Any]) -> None:
         super().__init__(alias, settings)
-        prefix = settings.get("KEY_PREFIX", "lock")
-        if not isinstance(prefix, str) or not prefix or set(prefix) & set("{}|"):
-            raise InvalidLockBackend(
-                f"{self.setting('KEY_PREFIX')} is {prefix!r}. It is the text that keys of locks begin with,"
-                " without '{', '}' and '|'."
-            )
         for option, value in self.option.items():
             whole = option == "max_connections"
             fits = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
             if not fits or not 0 < value < float("inf"):
                 needed = "a whole number above 0" if whole else "a number of seconds above 0"
                 raise InvalidLockBackend(f"{self.setting('OPTIONS')}[{option!r}] is {value!r}; it is {needed}.")
-        self.prefix = prefix
+        self.keys = Keys(read_prefix(self))
         timeouts = {key: float(self.option[key]) for key in ("socket_timeout", "socket_connect_timeout")}
         self.location = read_location(
             settings.get("LOCATION", "redis://127.0.0.1:6379/0"), self.setting("LOCATION"), timeouts
         )
         self._new_wire = partial(Wire, self.location, self.option["max_connections"], timeouts["socket_timeout"])
-        self._new_async_wire = partial(AsyncWire, *self._new_wire.args)
+        self._async_wires = PerLoop(partial(AsyncWire, *self._new_wire.args))
         self._wire = self._new_wire()
-        self._listener = Listener(self.location, f"{self.prefix}|in", self._hand_back, self.alias)
-        self._async_wires: dict[asyncio.AbstractEventLoop, AsyncWire] = {}
-        self._ending_loops: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
+        self._listener = Listener(self.location, self.keys.inbox(new_token()), self._hand_back, self.alias)
 
     def acquire(self, ticket: Ticket, *, queue: bool) -> Grant | LockInfo:
         try:
@@ -141,7 +125,7 @@ class RedisBackend(BaseLockBackend):
         return self._counts(await self._asend(*self._counts_wanted(names)))
 
     def names(self, prefix: str = "") -> Iterator[str]:
-        return self._names_at(self._lease_key(""), prefix)
+        return self._names_at(self.keys.lease(""), prefix)
 
     def _names_at(self, start: str, prefix: str = "") -> Iterator[str]:
         """Of the keys that begin with ``start`` and go on with ``prefix``, what stands behind ``start``."""
@@ -157,25 +141,25 @@ class RedisBackend(BaseLockBackend):
         seen: set[str] = set()
         cursor = b"0"
         while True:
-            cursor, keys = self._only(await self._asend(self._scan(cursor, self._lease_key(prefix))))
-            for name in self._new_names(keys, seen, self._lease_key("")):
+            cursor, keys = self._only(await self._asend(self._scan(cursor, self.keys.lease(prefix))))
+            for name in self._new_names(keys, seen, self.keys.lease("")):
                 yield name
             if cursor == b"0":
                 return
 
     def claim_run(self, name: str, seen: RunStamp, now: RunStamp, ttl: float) -> RunStamp | None:
         command = CLAIM_RUN.call(
-            (self._run_key(name), f"{self.prefix}|n:{name}"),
+            self.keys.of_run(name),
             repr(seen.at), repr(now.at), now.token, seen.to_text(), now.to_text(), _ms(ttl), _ms(self.runs_settle),
         )  # fmt: skip
         return self._stamp(name, self._only(self._send(command)))
 
     def find_runs(self, names: Sequence[str]) -> list[RunStamp | None]:
-        answer = self._send(*(Command(pack("GET", self._run_key(name))) for name in names))
+        answer = self._send(*(Command(pack("GET", self.keys.run(name))) for name in names))
         return [self._stamp(name, self._checked(reply)) for name, reply in zip(names, answer.replies, strict=True)]
 
     def runs(self) -> Iterator[tuple[str, RunStamp]]:
-        names = self._names_at(self._run_key(""))
+        names = self._names_at(self.keys.run(""))
         while batch := list(islice(names, SCAN_STEP)):
             yield from ((name, stamp) for name, stamp in zip(batch, self.find_runs(batch), strict=True) if stamp)
 
@@ -203,19 +187,9 @@ class RedisBackend(BaseLockBackend):
 
     @property
     def keyspace(self) -> Hashable:
-        return (*health.server_of(self.location.arguments), self.prefix)
+        return (*health.server_of(self.location.arguments), self.keys.prefix)
 
     # Commands
-
-    def _run_key(self, name: str) -> str:
-        return f"{self.prefix}|r:{name}"
-
-    def _lease_key(self, name: str) -> str:
-        return f"{self.prefix}:{name}"
-
-    def _keys(self, name: str) -> tuple[str, str, str, str]:
-        """Lease, queue, retired tokens, last fencing number. The kind stands before the name, so that none collide."""
-        return self._lease_key(name), f"{self.prefix}|q:{name}", f"{self.prefix}|x:{name}", f"{self.prefix}|f"
 
     def _acquire(self, ticket: Ticket, queue: bool) -> Command:
         if queue and not ticket.inbox:
@@ -227,7 +201,7 @@ class RedisBackend(BaseLockBackend):
         else:
             mode = "last" if ticket.inbox else "try"
         return ACQUIRE.call(
-            self._keys(ticket.name),
+            self.keys.of_lock(ticket.name),
             ticket.token, _ms(ticket.ttl), ticket.holder.to_text(), mode, ticket.place, ticket.inbox,
             _ms(GRANT_TTL), _ms(QUEUE_TTL),
         )  # fmt: skip
@@ -235,22 +209,21 @@ class RedisBackend(BaseLockBackend):
     def _release(self, ticket: Ticket, rest: float) -> Command:
         retire = _ms(ticket.ttl) if ticket.unanswered else 0
         return RELEASE.call(
-            self._keys(ticket.name), ticket.token, _ms(rest), retire, ticket.inbox, _ms(GRANT_TTL)
+            self.keys.of_lock(ticket.name), ticket.token, _ms(rest), retire, ticket.inbox, _ms(GRANT_TTL)
         )  # fmt: skip
 
     def _renewals(self, wanted: Sequence[tuple[Ticket, float]]) -> list[Command]:
-        return [RENEW.call((self._lease_key(ticket.name),), ticket.token, _ms(ttl)) for ticket, ttl in wanted]
+        return [RENEW.call((self.keys.lease(ticket.name),), ticket.token, _ms(ttl)) for ticket, ttl in wanted]
 
     def _looks(self, names: Sequence[str]) -> list[Command]:
-        keys = [self._lease_key(name) for name in names]
+        keys = map(self.keys.lease, names)
         return [Command(pack(verb, key)) for key in keys for verb in ("GET", "PTTL")]
 
     def _counts_wanted(self, names: Sequence[str]) -> list[Command]:
-        return [Command(pack("ZCARD", self._keys(name)[1])) for name in names]
+        return [Command(pack("ZCARD", self.keys.queue(name))) for name in names]
 
     def _scan(self, cursor: bytes, start: str) -> Command:
-        pattern = re.sub(r"([*?\[\]\\])", r"\\\1", start) + "*"
-        return Command(pack("SCAN", cursor, "MATCH", pattern, "COUNT", SCAN_STEP))
+        return Command(pack("SCAN", cursor, "MATCH", pattern(start), "COUNT", SCAN_STEP))
 
     # Replies
 
@@ -307,7 +280,7 @@ class RedisBackend(BaseLockBackend):
             return RunStamp.from_text(value)
         except ValueError:
             raise LockBackendError(
-                f"The key {self._run_key(name)!r} at {self.location.text} holds something that is no run of beat."
+                f"The key {self.keys.run(name)!r} at {self.location.text} holds something that is no run of beat."
                 f" Delete it, or give the locks a prefix of their own in {self.setting('KEY_PREFIX')}."
             ) from None
 
@@ -333,7 +306,7 @@ class RedisBackend(BaseLockBackend):
 
     def _foreign_value(self, name: str) -> LockBackendError:
         return LockBackendError(
-            f"The key {self._lease_key(name)!r} at {self.location.text} holds something that is no lock. Delete it,"
+            f"The key {self.keys.lease(name)!r} at {self.location.text} holds something that is no lock. Delete it,"
             f" or give the locks a prefix of their own in {self.setting('KEY_PREFIX')}."
         )
 
@@ -349,36 +322,11 @@ class RedisBackend(BaseLockBackend):
 
     async def _asend(self, *commands: Command, within: float | None = None) -> Answer:
         try:
-            return await (await self._wire_of_loop()).send(*commands, within=within)
+            return await (await self._async_wires.here()).send(*commands, within=within)
         except Unanswered as error:
             raise explain(error.cause, self, NoReply) from error.cause
         except (RedisError, OSError) as error:
             raise explain(error, self) from error
-
-    async def _wire_of_loop(self) -> AsyncWire:
-        loop = asyncio.get_running_loop()
-        wire = self._async_wires.get(loop)
-        if wire is None:
-            for other in list(self._async_wires):
-                if other.is_closed():
-                    self._async_wires.pop(other, None)
-            wire = self._new_async_wire()
-            if loop in self._ending_loops:
-                await wire.aclose()
-                return wire
-            self._async_wires[loop] = wire
-            wire.ending = self._until_loop_ends(loop, wire)
-            await anext(wire.ending)
-        return wire
-
-    async def _until_loop_ends(self, loop: asyncio.AbstractEventLoop, wire: AsyncWire) -> AsyncIterator[None]:
-        """A loop that shuts down closes its asynchronous generators: the moment to close connections."""
-        try:
-            yield
-        finally:
-            self._ending_loops.add(loop)
-            self._async_wires.pop(loop, None)
-            await wire.aclose()
 
     def _start_listener(self, ticket: Ticket) -> None:
         try:
@@ -400,31 +348,11 @@ class RedisBackend(BaseLockBackend):
     def _hand_back(self, token: str, key: str) -> None:
         """The lock was handed to a waiter that has left: on to the next one."""
         if self.keeper:
-            name = key.removeprefix(f"{self.prefix}:")
-            self.keeper.abandon(Ticket(name, GRANT_TTL, Holder.here(), token=token))
+            self.keeper.abandon(Ticket(self.keys.locked_by(key), GRANT_TTL, Holder.here(), token=token))
 
     def close(self) -> None:
         self._wire.close()
         self._listener.stop()
-
-
-def read_lease(alias: str, name: str, value: bytes, left: int) -> LockInfo | None:
-    """What a script wrote; ``left`` in ms. None for a value that no lock wrote."""
-    if not (lease := LEASE.fullmatch(value)):
-        return None
-    try:
-        holder = Holder.from_text(lease["holder"].decode()) if lease["holder"] else None  # None: not taken yet
-    except ValueError:
-        return None
-    return LockInfo(
-        name,
-        alias,
-        holder,
-        int(lease["fence"]),
-        inf if left == NOT_ASKED else max(0, left) / 1000,
-        resting=lease["state"] == b"r",
-        token=lease["token"].decode(),
-    )
 
 
 def _may_be_executed(error: BaseException) -> bool:

@@ -14,7 +14,7 @@ from weakref import WeakSet, WeakValueDictionary
 from redis.exceptions import AuthenticationError, RedisError, ResponseError, TimeoutError
 
 from ...bells import Bell
-from ...tickets import Ticket, clock, new_token
+from ...tickets import Ticket, clock
 from .location import Location
 from .wire import pack
 
@@ -53,7 +53,7 @@ class Listener:
 
     def __init__(self, location: Location, channel: str, hand_back: Callable[[str, str], None], name: str) -> None:
         self._location = location
-        self._channel = f"{channel}:{new_token()}"
+        self._channel = channel
         self._hand_back = hand_back
         self._name = name
         # Weak, because a lease that was lost is never released here.

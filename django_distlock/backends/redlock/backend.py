@@ -16,6 +16,7 @@ from ...findings import Finding
 from ...tickets import Grant, LockInfo, Ticket, clock
 from ..base import BaseLockBackend
 from ..redis.errors import NoReply, advice
+from ..redis.keys import read_prefix
 from ..redis.location import Location, read_location
 from .asking import Steps
 from .findings import examine, of_settings
@@ -50,7 +51,7 @@ class RedlockBackend(BaseLockBackend):
 
     def __init__(self, alias: str, settings: Mapping[str, Any]) -> None:
         super().__init__(alias, settings)
-        self.prefix = self._read_prefix()
+        self.prefix = read_prefix(self)
         self._check_options()
         self.locations = self._read_locations()
         size = len(self.locations)
@@ -62,15 +63,6 @@ class RedlockBackend(BaseLockBackend):
         self._async_nodes: dict[asyncio.AbstractEventLoop, AsyncNodes] = {}
 
     # Settings
-
-    def _read_prefix(self) -> str:
-        prefix = self.settings.get("KEY_PREFIX", "lock")
-        if not isinstance(prefix, str) or not prefix or set(prefix) & set("{}|"):
-            raise InvalidLockBackend(
-                f"{self.setting('KEY_PREFIX')} is {prefix!r}. It is the text that keys of locks begin with,"
-                " without '{', '}' and '|'."
-            )
-        return prefix
 
     def _check_options(self) -> None:
         where = self.setting("OPTIONS")
@@ -121,7 +113,9 @@ class RedlockBackend(BaseLockBackend):
 
     def check(self) -> list[Finding]:
         asked = self._run(lambda last: self._rounds.info(), self._node_timeout())
-        found = examine(self.locations, asked, self._longest_ttl)  # before a probe is granted, whose TTL is none of ours
+        found = examine(
+            self.locations, asked, self._longest_ttl
+        )  # before a probe is granted, whose TTL is none of ours
         return [*super().check(), *found]
 
     async def acheck(self) -> list[Finding]:

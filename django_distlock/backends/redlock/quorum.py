@@ -16,8 +16,8 @@ from typing import Any
 from redis.exceptions import ResponseError
 
 from ...tickets import LockInfo
-from ..redis.backend import read_lease
 from ..redis.errors import is_wrong_type
+from ..redis.leases import read_lease
 from .asking import Asked
 
 

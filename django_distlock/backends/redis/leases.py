@@ -1,0 +1,35 @@
+"""What the scripts write into the key of a lock."""
+
+from __future__ import annotations
+
+import re
+from math import inf
+
+from ...tickets import TOKEN_LENGTH, Holder, LockInfo
+
+NOT_ASKED = -1  # what a script answers for the time left when it did not look
+
+# The state is h (held), c (handed to a waiter that has not taken it yet) or r (released,
+# resting for its min_hold).
+LEASE = re.compile(
+    rb"(?P<token>[0-9a-f]{%d}) (?P<state>[hcr]) (?P<fence>\d{16,}) (?P<holder>.*)" % TOKEN_LENGTH, re.DOTALL
+)
+
+
+def read_lease(alias: str, name: str, value: bytes, left: int) -> LockInfo | None:
+    """``left`` in ms. None for a value that no lock wrote."""
+    if not (lease := LEASE.fullmatch(value)):
+        return None
+    try:
+        holder = Holder.from_text(lease["holder"].decode()) if lease["holder"] else None  # None: not taken yet
+    except ValueError:
+        return None
+    return LockInfo(
+        name,
+        alias,
+        holder,
+        int(lease["fence"]),
+        inf if left == NOT_ASKED else max(0, left) / 1000,
+        resting=lease["state"] == b"r",
+        token=lease["token"].decode(),
+    )
