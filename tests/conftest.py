@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -36,6 +37,11 @@ DATABASE = "django_distlock.backends.database.DatabaseBackend"
 LOCMEM = "django_distlock.backends.locmem.LocMemBackend"
 
 pytest.register_assert_rewrite("django_distlock.testing.contract")  # as the plugin does where it is installed
+
+# What nohup or the background of a script ignores, programs under test would ignore, too. They inherit no handler.
+for number in (signal.SIGHUP, signal.SIGINT):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, lambda *_: None)
 
 REQUIRED = os.environ.get("DISTLOCK_REQUIRE", "").split()
 
