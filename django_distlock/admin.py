@@ -44,8 +44,7 @@ class PrefixFilter(CountedFilter):
 
     @staticmethod
     def choice_of(key: Any) -> str:
-        before, colon, _ = key.name.partition(":")
-        return cast(str, before + colon) if colon else ""
+        return cast(str, key.name[: key.name.find(":") + 1])
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
         counted = Counter(map(self.choice_of, inventory_of(request).keys()))

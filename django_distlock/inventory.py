@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from operator import attrgetter
 from typing import NamedTuple, TypeVar
 from urllib.parse import quote, unquote
 
 from django.core.exceptions import ImproperlyConfigured
 
 from . import signals
+from .abreast import ask_abreast
 from .backends.base import FORCED, BaseLockBackend
 from .exceptions import LockBackendError
 from .handlers import SETTING, locks
@@ -19,7 +22,7 @@ from .tickets import Holder, LockInfo, Ticket, clock
 
 logger = logging.getLogger("django_distlock")
 
-STEP = 1000  # locks looked at in one round trip
+STEP = 500  # locks asked for in one round trip
 
 Answer = TypeVar("Answer")
 
@@ -94,53 +97,90 @@ class Inventory:
     def keys(self) -> list[Key]:
         """What is locked, by name."""
         if self._keys is None:
-            found = [Key(alias, name) for alias in self.aliases for name in self._names(alias)]
-            self._keys = sorted(found, key=lambda key: (key.name, key.using))
+            told: dict[str, list[str]] = {alias: [] for alias in self.aliases}  # before a backend failed, too
+            self.ask_each(
+                {alias: lambda backend: told[backend.alias].extend(backend.names(self.prefix)) for alias in told}
+            )
+            found = [Key(alias, name) for alias in sorted(told) for name in sorted(told[alias])]
+            self._keys = sorted(found, key=attrgetter("name"))  # quick, as each alias is in order already
         return self._keys
-
-    def _names(self, alias: str) -> list[str]:
-        names: list[str] = []  # what was told before a backend failed is true
-        self.ask(alias, lambda backend: names.extend(backend.names(self.prefix)))
-        return names
 
     def look(self, keys: Iterable[Key]) -> dict[Key, Seen]:
         """Those that are still held, in the order asked for."""
         keys = list(keys)
-        for alias in self.aliases:
-            unseen = [key for key in keys if key.using == alias and key not in self._seen]
-            for start in range(0, len(unseen), STEP):
-                self._look(alias, unseen[start : start + STEP])
+        self._ask_in_steps([key for key in keys if key not in self._seen], self._look)
         return {key: seen for key in keys if (seen := self._seen.get(key))}
 
-    def _look(self, alias: str, keys: Sequence[Key]) -> None:
+    def _look(self, backend: BaseLockBackend, keys: Sequence[Key]) -> None:
         at = clock()
-        infos = self.ask(alias, lambda backend: backend.look([key.name for key in keys])) or [None] * len(keys)
-        for key, info in zip(keys, infos, strict=True):
-            self._seen[key] = Seen(info, at) if info else None
+        infos = backend.look([key.name for key in keys])
+        self._seen.update(zip(keys, (Seen(info, at) if info else None for info in infos), strict=True))
+
+    def weigh_holders(self, keys: Iterable[Key], weigh: Callable[[Key, Holder | None], Answer]) -> dict[Key, Answer]:
+        """What is made of each lock's holder, who is not kept: there may be very many."""
+        weighed: dict[Key, Answer] = {}
+
+        def ask(backend: BaseLockBackend, keys: Sequence[Key]) -> None:
+            holders = backend.holders([key.name for key in keys])
+            weighed.update(zip(keys, map(weigh, keys, holders), strict=True))
+
+        self._ask_in_steps(keys, ask)
+        return weighed
+
+    def free_at(self, keys: Iterable[Key]) -> dict[Key, float]:
+        """When each lock runs out, on ``clock()``; without those that are free by now."""
+        found: dict[Key, float] = {}
+
+        def ask(backend: BaseLockBackend, keys: Sequence[Key]) -> None:
+            at = clock()
+            remaining = backend.remaining([key.name for key in keys])
+            found.update({key: at + left for key, left in zip(keys, remaining, strict=True) if left is not None})
+
+        self._ask_in_steps(keys, ask)
+        return found
 
     def count_waiters(self, keys: Sequence[Key]) -> dict[Key, int | None]:
+        """None where that is not known."""
         counted: dict[Key, int | None] = dict.fromkeys(keys)
-        for alias in self.aliases:
-            if names := [key.name for key in keys if key.using == alias]:
-                counts = self.ask(alias, lambda backend, names=names: backend.count_waiters(names))  # type: ignore[misc]
-                counted.update(zip([Key(alias, name) for name in names], counts or [None] * len(names), strict=True))
+
+        def ask(backend: BaseLockBackend, keys: Sequence[Key]) -> None:
+            counted.update(zip(keys, backend.count_waiters([key.name for key in keys]), strict=True))
+
+        self._ask_in_steps(keys, ask)
         return counted
+
+    def _ask_in_steps(self, keys: Iterable[Key], ask: Callable[[BaseLockBackend, Sequence[Key]], None]) -> None:
+        """Each alias for its own keys."""
+        of_alias: dict[str, list[Key]] = {alias: [] for alias in self.aliases}
+        for key in keys:
+            if key.using in of_alias:
+                of_alias[key.using].append(key)
+
+        def ask_all(backend: BaseLockBackend) -> None:
+            mine = of_alias[backend.alias]
+            for start in range(0, len(mine), STEP):
+                ask(backend, mine[start : start + STEP])
+
+        self.ask_each({alias: ask_all for alias, keys in of_alias.items() if keys})
 
     def runs(self) -> dict[Key, RunInfo]:
         """The entries of beat, by name. ``prefix`` is that of locks, and leaves out none."""
         if self._runs is None:
             found: list[RunInfo] = []
-            for alias in self.aliases:
-                self.ask(alias, lambda backend: found.extend(recorded_runs(backend.alias)))
+            self.ask_each(dict.fromkeys(self.aliases, lambda backend: found.extend(recorded_runs(backend.alias))))
             self._runs = {
                 Key(run.using, run.entry): run for run in sorted(found, key=lambda run: (run.entry, run.using))
             }
         return self._runs
 
-    def ask(self, alias: str, question: Callable[[BaseLockBackend], Answer]) -> Answer | None:
-        """None if the backend failed, now or before: see ``errors``."""
-        if alias in self.errors:
-            return None
+    def ask_each(self, questions: Mapping[str, Callable[[BaseLockBackend], Answer]]) -> dict[str, Answer | None]:
+        """Each alias its question, all at the same time. None for one that failed, now or before: see ``errors``."""
+        open_ones = {
+            alias: partial(self._ask, alias, questions[alias]) for alias in questions if alias not in self.errors
+        }
+        return {**dict.fromkeys(questions), **ask_abreast(open_ones)}
+
+    def _ask(self, alias: str, question: Callable[[BaseLockBackend], Answer]) -> Answer | None:
         try:
             return question(locks[alias])
         except (LockBackendError, ImproperlyConfigured) as error:

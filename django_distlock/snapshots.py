@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from math import isinf
 from typing import Any, ClassVar, Generic, Self, TypeVar, cast
@@ -12,9 +12,10 @@ from django.core.exceptions import FieldError
 from django.db.models import Model, Q, QuerySet
 from django.utils.text import capfirst
 
-from .inventory import Inventory, Key, Lease, Seen
+from .inventory import Inventory, Key, Lease
 from .models import BeatRun, HeldLock
 from .runs import RunInfo
+from .tickets import Holder
 
 
 class _Query:
@@ -115,7 +116,8 @@ class Snapshot(Generic[Row]):
 
     def keys(self) -> list[Key]:
         """What fits, in order."""
-        found: list[Key] = self._once("keys", lambda: self._sorted(self._fitting()))
+        every = replace(self, window=(None, None))
+        found: list[Key] = every._once("keys", lambda: self._sorted(self._fitting()))
         return found
 
     def rows(self) -> list[Row]:
@@ -136,7 +138,11 @@ class Snapshot(Generic[Row]):
         return all(word in folded for word in self.words)
 
     def _sorted(self, keys: list[Key]) -> list[Key]:
-        for field in reversed(self.order):
+        fields = [field for field in self.order if field.lstrip("-") not in ("pk", "id")]  # added for a total order
+        natural = list(cast("Sequence[str]", self.model._meta.ordering))
+        if fields[-len(natural) :] == natural:  # so they come
+            del fields[-len(natural) :]
+        for field in reversed(fields):
             if order := self._order_by(field.removeprefix("-"), keys):
                 keys = sorted(order, key=order.__getitem__, reverse=field.startswith("-"))
         return keys
@@ -152,13 +158,11 @@ class Snapshot(Generic[Row]):
         raise NotImplementedError
 
 
-# By what rows can be sorted that must be looked at first. A lock without a holder comes first.
-ORDERS: dict[str, Callable[[Seen], Any]] = {
-    "remaining": lambda seen: seen.free_at,
-    "granted_at": lambda seen: seen.info.holder.since if seen.info.holder else 0.0,
-    "fence": lambda seen: seen.info.fence,
-    "label": lambda seen: seen.info.holder.label if seen.info.holder else "",
-    "holder": lambda seen: seen.info.holder.process if seen.info.holder else "",
+# By what of their holders locks can be sorted. A lock without one comes first.
+OF_HOLDERS: dict[str, Callable[[Key, Holder | None], Any]] = {
+    "granted_at": lambda key, holder: holder.since if holder else 0.0,
+    "label": lambda key, holder: holder.label if holder else "",
+    "holder": lambda key, holder: holder.process if holder else "",
 }
 
 
@@ -190,10 +194,17 @@ class HeldLocks(Snapshot[HeldLock]):
             keys = [key for key in keys if key.using == self.using]
         if self.prefix:
             keys = [key for key in keys if key.name.startswith(self.prefix)]
-        if self.words:
-            looked = self.inventory.look(keys)
-            keys = [key for key, seen in looked.items() if self._fits(f"{key.name}\n{seen.info.holder or ''}")]
-        return keys
+        return self._with_words(keys) if self.words else keys
+
+    def _with_words(self, keys: list[Key]) -> list[Key]:
+        """Holders are asked for where the name does not tell."""
+        by_name = {key for key in keys if self._fits(key.name)}
+        others = [key for key in keys if key not in by_name]
+        by_holder = self.inventory.weigh_holders(others, self._fits_holder)
+        return [key for key in keys if key in by_name or by_holder.get(key)]
+
+    def _fits_holder(self, key: Key, holder: Holder | None) -> bool:
+        return holder is not None and self._fits(f"{key.name}\n{holder}")
 
     def _asked_for(self) -> list[Key]:
         if self.ids is None:
@@ -203,8 +214,12 @@ class HeldLocks(Snapshot[HeldLock]):
         return [key for key, seen in seen.items() if seen.lease == leases[key]]
 
     def _order_by(self, field: str, keys: list[Key]) -> dict[Key, Any]:
-        if order := ORDERS.get(field):
-            return {key: order(seen) for key, seen in self.inventory.look(keys).items()}
+        if field == "remaining":
+            return self.inventory.free_at(keys)
+        if field == "fence":
+            return {key: seen.info.fence for key, seen in self.inventory.look(keys).items()}
+        if field in OF_HOLDERS:
+            return self.inventory.weigh_holders(keys, OF_HOLDERS[field])
         return {key: getattr(key, field) for key in keys} if field in Key._fields else {}
 
     def _rows(self, keys: list[Key]) -> list[HeldLock]:

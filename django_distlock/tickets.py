@@ -73,6 +73,7 @@ def _wall_clock() -> float:
 
 
 _hostname = socket.gethostname()
+_decode = json.JSONDecoder().decode  # what json.loads() comes to; searches read very many holders
 
 
 @lru_cache(maxsize=256)
@@ -105,8 +106,8 @@ class Holder:
     @classmethod
     def from_text(cls, text: str) -> Self:
         """Raises ValueError for a text that ``to_text`` did not write."""
-        match json.loads(text):
-            case [str(host), int(pid), str(thread), str(label), int() | float() as since]:
+        match _decode(text):
+            case [str() as host, int() as pid, str() as thread, str() as label, int() | float() as since]:
                 return cls(host, pid, thread, label, since)
         raise ValueError(f"not a holder: {text!r:.80}")
 

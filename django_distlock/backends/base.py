@@ -15,7 +15,7 @@ from ..leases import Keeper
 from ..lines import Lines
 from ..stamps import RunStamp
 from ..terms import Terms
-from ..tickets import Grant, LockInfo, Ticket
+from ..tickets import Grant, Holder, LockInfo, Ticket
 from .probing import aprobe, probe
 
 DEFAULTS = ("TTL", "WAIT", "RENEW", "MAX_HOLD", "MIN_HOLD")
@@ -131,6 +131,20 @@ class BaseLockBackend(ABC):
 
     @abstractmethod
     async def alook(self, names: Sequence[str]) -> list[LockInfo | None]: ...
+
+    def holders(self, names: Sequence[str]) -> list[Holder | None]:
+        """Who holds each lock, for who asks for very many; None where nobody does or has taken it yet."""
+        return [info.holder if info else None for info in self.look(names)]
+
+    async def aholders(self, names: Sequence[str]) -> list[Holder | None]:
+        return [info.holder if info else None for info in await self.alook(names)]
+
+    def remaining(self, names: Sequence[str]) -> list[float | None]:
+        """Seconds that each lock has left, for who asks for very many; None where nobody holds it."""
+        return [info.remaining if info else None for info in self.look(names)]
+
+    async def aremaining(self, names: Sequence[str]) -> list[float | None]:
+        return [info.remaining if info else None for info in await self.alook(names)]
 
     def count_waiters(self, names: Sequence[str]) -> list[int | None]:
         """How many stand in each lock's queue, processes or single waiters as the store knows them; None: not known."""

@@ -23,7 +23,7 @@ from ..probing import failed
 from . import health
 from .errors import NoReply, explain, is_wrong_type
 from .keys import Keys, pattern, read_prefix
-from .leases import read_lease
+from .leases import read_holder, read_lease, read_remaining
 from .listener import Listener
 from .location import read_location
 from .wire import Answer, AsyncWire, Command, Script, Unanswered, Wire, pack
@@ -33,6 +33,7 @@ CLAIM_RUN = Script("claim_run")
 
 GRANT_TTL = 2.0  # seconds a waiter has to take what it was handed: two looks, because a hint can be lost
 QUEUE_TTL = 10.0  # seconds a queue is kept in which nobody looks any more
+GONE = -2  # says PTTL
 SHORTEST_PATIENCE = 0.5  # seconds that even an attempt without a wait gives the server
 
 HEALTH = Command(pack("INFO")), Command(pack("TIME"))
@@ -117,6 +118,18 @@ class RedisBackend(BaseLockBackend):
     async def alook(self, names: Sequence[str]) -> list[LockInfo | None]:
         return self._infos(names, await self._asend(*self._looks(names)))
 
+    def holders(self, names: Sequence[str]) -> list[Holder | None]:
+        return self._holders(self._send(*self._values_wanted(names)))
+
+    async def aholders(self, names: Sequence[str]) -> list[Holder | None]:
+        return self._holders(await self._asend(*self._values_wanted(names)))
+
+    def remaining(self, names: Sequence[str]) -> list[float | None]:
+        return self._lefts(self._send(*self._lefts_wanted(names)))
+
+    async def aremaining(self, names: Sequence[str]) -> list[float | None]:
+        return self._lefts(await self._asend(*self._lefts_wanted(names)))
+
     def count_waiters(self, names: Sequence[str]) -> list[int | None]:
         """The processes that wait for each: a process has one place, however many of its threads and tasks wait."""
         return self._counts(self._send(*self._counts_wanted(names)))
@@ -164,18 +177,20 @@ class RedisBackend(BaseLockBackend):
             yield from ((name, stamp) for name, stamp in zip(batch, self.find_runs(batch), strict=True) if stamp)
 
     def check(self) -> list[Finding]:
-        found, began = super().check(), time.time()
+        began = time.time()
         try:
-            return found + self._health(self._send(*HEALTH), began)
-        except LockBackendError as error:
-            return found if any(finding.is_error for finding in found) else [*found, failed(error)]
+            health = self._health(self._send(*HEALTH), began)
+        except LockBackendError as error:  # a second question would cost the timeouts once more
+            return [failed(error)]
+        return super().check() + health
 
     async def acheck(self) -> list[Finding]:
-        found, began = await super().acheck(), time.time()
+        began = time.time()
         try:
-            return found + self._health(await self._asend(*HEALTH), began)
+            health = self._health(await self._asend(*HEALTH), began)
         except LockBackendError as error:
-            return found if any(finding.is_error for finding in found) else [*found, failed(error)]
+            return [failed(error)]
+        return await super().acheck() + health
 
     def _health(self, answer: Answer, began: float) -> list[Finding]:
         info, server_time = answer.replies
@@ -219,6 +234,13 @@ class RedisBackend(BaseLockBackend):
         keys = map(self.keys.lease, names)
         return [Command(pack(verb, key)) for key in keys for verb in ("GET", "PTTL")]
 
+    def _values_wanted(self, names: Sequence[str]) -> list[Command]:
+        """In one command, because each reply of its own costs more than the value. See ``_holders``."""
+        return [Command(pack("MGET", *map(self.keys.lease, names)))] if names else []
+
+    def _lefts_wanted(self, names: Sequence[str]) -> list[Command]:
+        return [Command(pack("PTTL", self.keys.lease(name))) for name in names]
+
     def _counts_wanted(self, names: Sequence[str]) -> list[Command]:
         return [Command(pack("ZCARD", self.keys.queue(name))) for name in names]
 
@@ -257,11 +279,17 @@ class RedisBackend(BaseLockBackend):
         replies = iter(answer.replies)
         return [self._seen(name, value, left) for name, value, left in zip(names, replies, replies, strict=True)]
 
+    def _holders(self, answer: Answer) -> list[Holder | None]:
+        return [read_holder(value) for values in answer.replies for value in self._checked(values)]
+
+    def _lefts(self, answer: Answer) -> list[float | None]:
+        return [None if self._checked(left) == GONE else read_remaining(left) for left in answer.replies]
+
     def _counts(self, answer: Answer) -> list[int | None]:
         return [None if is_wrong_type(reply) else self._checked(reply) for reply in answer.replies]
 
     def _seen(self, name: str, value: Any, left: Any) -> LockInfo | None:
-        if value is None or left == -2:
+        if value is None or left == GONE:
             return None
         info = None
         if not is_wrong_type(value):

@@ -9,8 +9,7 @@ from ...tickets import TOKEN_LENGTH, Holder, LockInfo
 
 NOT_ASKED = -1  # what a script answers for the time left when it did not look
 
-# The state is h (held), c (handed to a waiter that has not taken it yet) or r (released,
-# resting for its min_hold).
+# The state is h (held), c (handed to a waiter that has not taken it yet) or r (released, resting for its min_hold).
 LEASE = re.compile(
     rb"(?P<token>[0-9a-f]{%d}) (?P<state>[hcr]) (?P<fence>\d{16,}) (?P<holder>.*)" % TOKEN_LENGTH, re.DOTALL
 )
@@ -21,7 +20,7 @@ def read_lease(alias: str, name: str, value: bytes, left: int) -> LockInfo | Non
     if not (lease := LEASE.fullmatch(value)):
         return None
     try:
-        holder = Holder.from_text(lease["holder"].decode()) if lease["holder"] else None  # None: not taken yet
+        holder = _holder(lease["holder"])
     except ValueError:
         return None
     return LockInfo(
@@ -29,7 +28,27 @@ def read_lease(alias: str, name: str, value: bytes, left: int) -> LockInfo | Non
         alias,
         holder,
         int(lease["fence"]),
-        inf if left == NOT_ASKED else max(0, left) / 1000,
+        read_remaining(left),
         resting=lease["state"] == b"r",
         token=lease["token"].decode(),
     )
+
+
+def read_holder(value: bytes | None) -> Holder | None:
+    """None also for a value that no lock wrote."""
+    if value is None or not (lease := LEASE.fullmatch(value)):
+        return None
+    try:
+        return _holder(lease["holder"])
+    except ValueError:
+        return None
+
+
+def read_remaining(left: int) -> float:
+    """Seconds, from ms."""
+    return inf if left == NOT_ASKED else max(0, left) / 1000
+
+
+def _holder(text: bytes) -> Holder | None:
+    """None: not taken yet."""
+    return Holder.from_text(text.decode()) if text else None

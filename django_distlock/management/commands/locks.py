@@ -7,6 +7,7 @@ import shutil
 import time
 from argparse import SUPPRESS, ArgumentTypeError
 from collections.abc import Callable, Iterator
+from functools import partial
 from math import inf, nan
 from typing import Any
 
@@ -14,6 +15,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from django_distlock import locks, tables
+from django_distlock.abreast import ask_abreast
 from django_distlock.backends.base import BaseLockBackend
 from django_distlock.exceptions import LockBackendError
 from django_distlock.findings import Finding, Level
@@ -225,7 +227,7 @@ class Command(BaseCommand):
 
     def do_prune(self, options: dict[str, Any]) -> None:
         inventory, age = Inventory(self.aliases), options["older_than"]
-        deleted = {alias: inventory.ask(alias, lambda backend: _pruned(backend, age)) for alias in inventory.aliases}
+        deleted = inventory.ask_each(dict.fromkeys(inventory.aliases, lambda backend: _pruned(backend, age)))
         reasons = {alias: f"{type_of(alias)} keeps no rows of free locks." for alias in deleted} | inventory.errors
         if self.as_json:
             self._print_json(
@@ -243,12 +245,7 @@ class Command(BaseCommand):
             raise CommandError("There is nothing to prune: only the database backend keeps rows.", returncode=NOT_SO)
 
     def do_check(self, options: dict[str, Any]) -> None:
-        found: dict[str, list[Finding]] = {}
-        for alias in self.aliases or locks:
-            try:
-                found[alias] = locks[alias].check()
-            except ImproperlyConfigured as error:
-                found[alias] = [Finding(Level.ERROR, "settings", str(error))]
+        found = ask_abreast({alias: partial(_checked, alias) for alias in self.aliases or locks})
         if self.as_json:
             self._print_json(
                 {
@@ -288,6 +285,13 @@ def type_of(alias: str) -> str:
         return type(locks[alias]).__name__
     except ImproperlyConfigured:
         return "not usable"
+
+
+def _checked(alias: str) -> list[Finding]:
+    try:
+        return locks[alias].check()
+    except ImproperlyConfigured as error:
+        return [Finding(Level.ERROR, "settings", str(error))]
 
 
 def _pruned(backend: BaseLockBackend, age: float) -> int | None:

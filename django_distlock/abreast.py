@@ -1,0 +1,41 @@
+"""Questions that are asked at the same time, so that those who do not answer are waited for once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from contextvars import copy_context
+from typing import TypeVar
+
+from django.db import connections
+
+Key = TypeVar("Key")
+Answer = TypeVar("Answer")
+
+
+def ask_abreast(questions: Mapping[Key, Callable[[], Answer]]) -> dict[Key, Answer]:
+    """The answer to each question; of several, each is asked in a thread of its own, in the caller's context.
+
+    Raises what the first question raised that failed.
+    """
+    if len(questions) < 2:
+        return {key: question() for key, question in questions.items()}
+    answers: dict[Key, Future[Answer]] = {key: Future() for key in questions}
+    for key, question in questions.items():
+        # A daemon, so that Ctrl-C does not wait for a server that hangs.
+        arguments = (_answer, answers[key], question)
+        threading.Thread(target=copy_context().run, args=arguments, name=f"distlock-ask-{key}", daemon=True).start()
+    return {key: answer.result() for key, answer in answers.items()}
+
+
+def _answer(future: Future[Answer], question: Callable[[], Answer]) -> None:
+    try:
+        try:
+            answer = question()
+        finally:
+            connections.close_all()  # those that a backend may have opened for this thread; nobody else can
+    except BaseException as error:
+        future.set_exception(error)
+    else:
+        future.set_result(answer)
