@@ -9,6 +9,7 @@ from contextvars import copy_context
 from typing import TypeVar
 
 from django.db import connections
+from django.utils import translation
 
 Key = TypeVar("Key")
 Answer = TypeVar("Answer")
@@ -22,19 +23,21 @@ def ask_abreast(questions: Mapping[Key, Callable[[], Answer]]) -> dict[Key, Answ
     if len(questions) < 2:
         return {key: question() for key, question in questions.items()}
     answers: dict[Key, Future[Answer]] = {key: Future() for key in questions}
+    language = translation.get_language()  # contexts keep it from other threads
     for key, question in questions.items():
+        arguments = (_answer, answers[key], question, language)
         # A daemon, so that Ctrl-C does not wait for a server that hangs.
-        arguments = (_answer, answers[key], question)
         threading.Thread(target=copy_context().run, args=arguments, name=f"distlock-ask-{key}", daemon=True).start()
     return {key: answer.result() for key, answer in answers.items()}
 
 
-def _answer(future: Future[Answer], question: Callable[[], Answer]) -> None:
+def _answer(future: Future[Answer], question: Callable[[], Answer], language: str | None) -> None:
     try:
         try:
-            answer = question()
+            with translation.override(language):
+                answer = question()
         finally:
-            connections.close_all()  # those that a backend may have opened for this thread; nobody else can
+            connections.close_all()  # what a backend took from Django for this thread, nobody else can close
     except BaseException as error:
         future.set_exception(error)
     else:

@@ -377,6 +377,43 @@ def test_one_page_asks_each_backend_once(operator, backend, monkeypatch):
     assert asked == ["names", 30]
 
 
+@pytest.mark.parametrize(
+    ("query", "questions"),
+    [
+        ({"q": "n:1"}, [("holders", 19), ("look", 11)]),
+        ({"q": "n:"}, [("look", 30)]),
+        ({"q": "shop"}, [("holders", 30), ("look", 30)]),
+        ({"q": "nobody"}, [("holders", 30)]),
+        ({"o": "2"}, [("remaining", 30), ("look", 30)]),
+        ({"o": "3"}, [("holders", 30), ("look", 30)]),
+        ({"o": "-1"}, [("look", 30)]),
+    ],
+)
+def test_searching_and_sorting_ask_for_what_they_need_alone(operator, valkey_locks, monkeypatch, query, questions):
+    """Names that fit are found without their holders, and nothing is looked at that the page does not show."""
+    for number in range(30):
+        hold(valkey_locks, f"n:{number}")
+    asked = []
+    for question in ("holders", "remaining", "look"):
+        ask = getattr(valkey_locks, question)
+        monkeypatch.setattr(
+            valkey_locks, question, lambda names, what=question, ask=ask: asked.append((what, len(names))) or ask(names)
+        )
+    operator.get(LIST, query)
+    assert asked == questions
+
+
+def test_only_the_locks_of_the_page_are_looked_at(operator, valkey_locks, monkeypatch):
+    for number in range(120):
+        hold(valkey_locks, f"n:{number:03}", ttl=100 + number)
+    looked = []
+    look = valkey_locks.look
+    monkeypatch.setattr(valkey_locks, "look", lambda names: looked.append(names) or look(names))
+    assert names_in(operator.get(LIST, {"o": "-2"}))[0] == "n:119"
+    assert names_in(operator.get(LIST, {"o": "2", "p": 2})) == [f"n:{number:03}" for number in range(100, 120)]
+    assert [len(names) for names in looked] == [100, 20]
+
+
 def test_a_project_s_own_site_without_the_usual_action(pages, client, backend):
     hold(backend, "order:1")
     client.force_login(User.objects.create_superuser("operator"))

@@ -195,6 +195,21 @@ class LockBackendContract:
         assert taken.name == "taken"
         assert locks.look([]) == []
 
+    def test_holders_and_the_time_left_can_be_asked_for_alone(self, locks: Any) -> None:
+        resting = ticket("resting", ttl=60, label="the last one")
+        locks.acquire(resting, queue=False)
+        locks.release(resting, 50)
+        locks.acquire(ticket("taken", ttl=20, label="the holder"), queue=False)
+        names = ["free", "taken", "resting", "other"]
+        seen = locks.look(names)
+        assert locks.holders(names) == [info and info.holder for info in seen]
+        assert locks.holders(names)[1].label == "the holder"
+        free, taken, rest, other = locks.remaining(names)
+        assert (free, other) == (None, None)
+        assert 19 < taken <= 20
+        assert 49 < rest <= 50
+        assert locks.holders([]) == locks.remaining([]) == []
+
     def test_the_token_is_never_shown(self, locks: Any) -> None:
         mine = ticket()
         locks.acquire(mine, queue=False)
