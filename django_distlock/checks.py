@@ -1,4 +1,4 @@
-"""Django's system checks of the setting ``DISTRIBUTED_LOCKS``. They ask no server; ``manage.py locks check`` does."""
+"""Django's system checks of the settings. They ask no server; ``manage.py locks check`` does."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from django.core.exceptions import ImproperlyConfigured
 
 from .backends.base import BaseLockBackend
 from .handlers import SETTING, locks
+from .runs import SETTING as BEAT_SETTING
+from .runs import BeatSettings
 
 TAG = "locks"
 RUSHED = 1.0  # seconds of TTL below which an ordinary pause of a process costs the lock
@@ -33,7 +35,7 @@ def check_setting(**_: Any) -> list[CheckMessage]:
     backends = list(_backends())
     for backend in backends:
         found += [*_terms(backend), *backend.check_settings()]
-    return [*found, *_same_locks(backends), *uwsgi_without_threads()]
+    return [*found, *_same_locks(backends), *_beat(), *uwsgi_without_threads()]
 
 
 @register(TAG, deploy=True)
@@ -84,6 +86,14 @@ def _errors() -> Iterator[CheckMessage]:
             locks[alias]  # builds it
         except ImproperlyConfigured as error:
             yield Error(str(error), id="distlock.E001")
+
+
+def _beat() -> Iterator[CheckMessage]:
+    if hasattr(settings, BEAT_SETTING):
+        try:
+            BeatSettings.read().backend()
+        except ImproperlyConfigured as error:
+            yield Error(str(error), id="distlock.E003")
 
 
 def _terms(backend: BaseLockBackend) -> Iterator[CheckMessage]:

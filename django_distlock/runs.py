@@ -50,6 +50,16 @@ class BeatSettings(NamedTuple):
             )
         return cls(alias, prefix)
 
+    def backend(self) -> BaseLockBackend:
+        """Raises ImproperlyConfigured if the alias does not exist or cannot keep runs; no I/O."""
+        backend = locks[self.alias]
+        if not backend.supports_runs:
+            raise ImproperlyConfigured(
+                f"{SETTING}['ALIAS'] is {self.alias!r}, a {type(backend).__name__}, which cannot keep the runs of beat."
+                " Name an alias on Redis or on a database."
+            )
+        return backend
+
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
@@ -93,15 +103,12 @@ class Ledger:
 
     def __init__(self, app_name: str) -> None:
         """Raises ImproperlyConfigured for settings that no beat can run with; no I/O."""
-        self.using, prefix = BeatSettings.read()
+        setting = BeatSettings.read()
+        setting.backend()
+        self.using, prefix = setting
         self.prefix = prefix if prefix is not None else app_name and f"{app_name}:"
         self.known: dict[str, RunStamp] = {}
         self._unanswered: dict[str, str] = {}  # the tokens of claims that the store may have executed, by entry
-        if not self._backend.supports_runs:
-            raise ImproperlyConfigured(
-                f"{SETTING}['ALIAS'] is {self.using!r}, a {type(self._backend).__name__}, which cannot keep the runs"
-                " of beat. Name an alias on Redis or on a database."
-            )
 
     @property
     def _backend(self) -> BaseLockBackend:

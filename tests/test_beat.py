@@ -227,6 +227,33 @@ def test_a_claim_whose_answer_was_lost_is_the_claimants_run(world, locmem_locks,
     assert 0.9 < when.second + when.microsecond / 1e6 < 1.2  # asked again after a second
 
 
+def test_a_run_counts_from_its_claim_also_where_its_beat_was_stopped_just_after(
+    world, locmem_locks, monkeypatch, tmp_path
+):
+    """Else the file of that beat would remember a later run than the fleet, and a restart would move the others on."""
+    fleet = world(lambda: {"interval": task(60.0)})
+    claim = locmem_locks.claim_run
+
+    def stopped_after(name, seen, now, ttl):
+        standing = claim(name, seen, now, ttl)
+        if standing is None and now.at > seen.at:
+            fleet.now += timedelta(seconds=9)
+        return standing
+
+    monkeypatch.setattr(locmem_locks, "claim_run", stopped_after)
+    file = str(tmp_path / "schedule")
+    for until in (65, 75):
+        only = fleet.start(FileBeat, schedule_filename=file)
+        monkeypatch.setattr(celery._state._tls, "current_app", only.app)  # of schedules that come from the file
+        fleet.run(START + timedelta(seconds=until))
+        [(_, stamp)] = locmem_locks.runs()
+        assert only.schedule["interval"].last_run_at.timestamp() == stamp.at
+        assert (stamp.host != "", round(stamp.at - START.timestamp())) == (True, 60)
+        only.close()
+        fleet.kill(only)
+    assert len(fleet.sent) == 1
+
+
 def test_a_row_that_is_newer_than_this_hosts_clock_is_claimed_once(world, locmem_locks):
     """A claim must move the stamp past what everybody saw, or it moves nothing for the others."""
     fleet = world(dict)

@@ -28,7 +28,9 @@ def found(settings):
         for key, value in others.items():
             setattr(settings, key, value)
         messages = run_checks(tags=[TAG], include_deployment_checks=deploy)
-        assert all(message.msg and (message.hint or message.id == "distlock.E001") for message in messages)
+        assert all(
+            message.msg and (message.hint or message.id in ("distlock.E001", "distlock.E003")) for message in messages
+        )
         return [message.id for message in messages]
 
     return ids
@@ -70,6 +72,18 @@ def test_each_wrong_entry_is_told(found):
 def test_backends_that_are_not_for_deployment(found, entry):
     assert found({"default": entry}) == []
     assert found({"default": entry}, deploy=True) == ["distlock.E002"]
+
+
+def test_an_alias_for_beat_that_keeps_no_runs(found):
+    redlock = {
+        "BACKEND": "django_distlock.backends.redlock.RedlockBackend",
+        "LOCATION": [f"redis://nowhere{number}.invalid" for number in range(3)],
+    }
+    both = {"default": REDIS, "quorum": redlock, "dummy": DUMMY}
+    assert found(both, DISTRIBUTED_LOCKS_BEAT={}) == []
+    assert found(both, DISTRIBUTED_LOCKS_BEAT={"ALIAS": "default"}) == []
+    for wrong in ({"ALIAS": "quorum"}, {"ALIAS": "dummy"}, {"ALIAS": "nowhere"}, {"alias": "default"}, []):
+        assert found(both, DISTRIBUTED_LOCKS_BEAT=wrong) == ["distlock.E003"]
 
 
 def test_two_aliases_of_the_same_locks(found):

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import importlib
 import sys
+from pathlib import Path
 
 import celery
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 
 from django_distlock import LockBackendError, locks
+from django_distlock.backends.database import DatabaseBackend
+from django_distlock.backends.dummy import DummyBackend
+from django_distlock.backends.locmem import LocMemBackend
+from django_distlock.backends.redis import RedisBackend
+from django_distlock.backends.redlock import RedlockBackend
 from django_distlock.runs import Ledger, recorded_runs
 from django_distlock.stamps import RunStamp
 
@@ -34,12 +40,34 @@ def test_a_wrong_setting_is_named(setting, message, settings, locmem_locks):
         Ledger("shop")
 
 
-def test_a_backend_that_keeps_no_runs_is_refused(settings):
-    settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": "django_distlock.backends.dummy.DummyBackend"}}
-    with pytest.raises(ImproperlyConfigured, match=r"DISTRIBUTED_LOCKS_BEAT\['ALIAS'\] is 'default', a DummyBackend"):
-        Ledger("shop")
-    assert list(recorded_runs("default")) == []
+KEEPERS = {
+    "Redis": (RedisBackend, "redis://nowhere.invalid"),
+    "database": (DatabaseBackend, "default"),
+    "local memory": (LocMemBackend, None),
+    "Redlock": (RedlockBackend, [f"redis://nowhere{number}.invalid" for number in range(3)]),
+    "dummy": (DummyBackend, None),
+}
+
+
+@pytest.mark.parametrize("kind", KEEPERS)
+def test_a_backend_that_keeps_no_runs_is_refused_as_the_docs_say(kind, settings):
+    backend, location = KEEPERS[kind]
+    where = {} if location is None else {"LOCATION": location}
+    settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": f"{backend.__module__}.{backend.__name__}", **where}}
+    if backend.supports_runs:
+        assert Ledger("shop").using == "default"
+    else:
+        refused = (
+            rf"DISTRIBUTED_LOCKS_BEAT\['ALIAS'\] is 'default', a {backend.__name__}, .* on Redis or on a database\."
+        )
+        with pytest.raises(ImproperlyConfigured, match=refused):
+            Ledger("shop")
+        assert list(recorded_runs("default")) == []
     locks.close()
+    page = Path(__file__).resolve().parent.parent.joinpath("docs", "beat.md").read_text()
+    [row] = [line for line in page.splitlines() if line.startswith("| `ALIAS`")]
+    [said] = [clause for clause in row.split(";") if kind in clause]
+    assert ("cannot" not in said) == backend.supports_runs
 
 
 def test_apps_that_share_a_store_do_not_meet(backend, settings):
