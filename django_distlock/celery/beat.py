@@ -140,6 +140,14 @@ class SharedRuns(Scheduler):  # type: ignore[misc]
                 # Two beats that save one row would write over each other what they count in it.
                 return schedstate(False, RETIREMENT)  # type: ignore[no-any-return]
 
+    def reserve(self, entry: ScheduleEntry) -> ScheduleEntry:
+        """The run counts from its claim, also where this beat was stopped since: all beats have one ``last_run_at``."""
+        reserved = super().reserve(entry)
+        if claimed := self._ledger.known.get(entry.name):
+            _set_back(reserved, claimed.at, reserved.total_run_count)
+            self.schedule[entry.name] = reserved  # once more, for a file that keeps what it is given
+        return reserved
+
     def _adopt(self, entry: ScheduleEntry, stamp: RunStamp) -> None:
         """Another beat ran it."""
         self._check_clock(stamp)

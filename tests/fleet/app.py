@@ -4,6 +4,7 @@ import json
 import math
 import os
 import signal
+import socket
 import time
 from datetime import UTC, datetime, timedelta
 
@@ -57,6 +58,20 @@ def read(kind, value):
     return {"every": float, "wall": Wall, "cron": crontab.from_string}[kind](value)
 
 
+if NAME:
+    socket.gethostname = lambda: NAME  # each process stands for a host
+granted = {}  # by entry, the claim that is to be sent
+claim_run = RedisBackend.claim_run
+
+
+def noted_claim(self, name, seen, now, ttl):
+    standing = claim_run(self, name, seen, now, ttl)
+    if standing is None:
+        granted[name.removeprefix("fleet:")] = now.token
+    return standing
+
+
+RedisBackend.claim_run = noted_claim
 RedisBackend.runs_settle = settings.PLAN["settle"]  # shorter, where no data is lost: the tests take less time
 app = FleetApp("fleet")
 app.config_from_object("django.conf:settings", namespace="CELERY")
@@ -78,12 +93,13 @@ def write(what, *about):
 
 @app.task(name="note", bind=True)
 def note(self, entry):
-    write("runs", entry, self.request.id)
+    write("runs", entry, self.request.id, self.request.get("claim", ""))
 
 
 @signals.before_task_publish.connect
-def freeze(**_):
+def freeze(headers, body, **_):
     """Between claim and publish, when the test asks for it."""
+    headers["claim"] = granted.get(body[0][0], "")
     with journal() as book:
         asked = book.getdel(f"freeze:{NAME}")
     if asked:
@@ -93,7 +109,7 @@ def freeze(**_):
 
 @signals.after_task_publish.connect
 def sent(headers, body, **_):
-    write("sends", body[0][0], headers["id"])
+    write("sends", body[0][0], headers["id"], headers["claim"])
 
 
 @signals.beat_init.connect

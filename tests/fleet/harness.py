@@ -11,28 +11,24 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import tomllib
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
 
 import redis
 
 from example_project.valkey import Valkey
 from tests.tools import eventually
 
+from .verdict import EVERYBODY, PROMPT, Faults, Rhythm, Sent, Span, Verdict, judge
+from .witness import MachineWitness, StoreWitness
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 STARTS_WITHIN = 60.0  # seconds; many processes start at once on a busy machine
-
-
-class Sent(NamedTuple):
-    """One message: of which entry, its id, by which process, when (Unix time)."""
-
-    entry: str
-    id: str
-    by: str
-    at: float
+FIRST_TICK = 1.0  # seconds that a beat needs once it says that it is ready
+RETRY = 1.5  # seconds within which a beat asks a store again that did not answer: one, and the timeout of its socket
 
 
 class Fleet:
@@ -48,8 +44,14 @@ class Fleet:
         scheduler="distlock_memory",
         settle=2.0,
     ) -> None:
-        self.folder, self.scheduler = folder, scheduler
+        self.folder, self.scheduler, self.store = folder, scheduler, store
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        repeated = {name: (kind, value) for name, (kind, value, one_off) in (rows or {}).items() if not one_off}
+        planned = ((entries or {}) | repeated).items()
+        self.rhythms = {name: Rhythm(kind, value) for name, (kind, value) in planned if kind != "cron"}
+        self.machine = MachineWitness()
+        self._ended: dict[str, list[float]] = {}
+        self._paused: dict[str, list[Span]] = {}
         self.journal = redis.Redis.from_url(journal.url, socket_timeout=5, decode_responses=True)
         self.journal.flushall()
         plan = {
@@ -137,8 +139,52 @@ class Fleet:
         self.processes[name].send_signal(number)
 
     def end(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
+        self._ended.setdefault(name, []).append(time.time())
         self.send_signal(name, number)
         self.processes[name].wait(30)
+
+    def replace(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
+        """End a beat and start another one; returns when that is ready."""
+        self.end(name, number)
+        self.beat(name)
+        eventually(lambda: self._ready_after(name, self._ended[name][-1]) or self._died(), STARTS_WITHIN)
+
+    def pause(self, name: str, seconds: float) -> None:
+        """Stop a beat that long and let it go on."""
+        begin = time.time()
+        self.send_signal(name, signal.SIGSTOP)
+        time.sleep(seconds)
+        self.send_signal(name, signal.SIGCONT)
+        self._paused.setdefault(name, []).append((begin, time.time()))
+
+    def pause_store(self, seconds: float) -> None:
+        begin = time.time()
+        self.store.process.send_signal(signal.SIGSTOP)
+        time.sleep(seconds)
+        self.store.process.send_signal(signal.SIGCONT)
+        self._paused.setdefault(EVERYBODY, []).append((begin, time.time() + RETRY))
+
+    def _ready_after(self, name: str, moment: float) -> float | None:
+        ready = (json.loads(line) for line in self.journal.lrange("ready", 0, -1))
+        return min((at for who, at in ready if who == name and at > moment), default=None)
+
+    def faults(self) -> Faults:
+        """What hindered whom up to now."""
+        spans = {name: list(paused) for name, paused in self._paused.items()}
+        for name, moments in self._ended.items():
+            for moment in moments:
+                ready = self._ready_after(name, moment)
+                spans.setdefault(name, []).append((moment, math.inf if ready is None else ready + FIRST_TICK))
+        spans.setdefault(EVERYBODY, []).extend(self.machine.stalls)
+        return Faults(spans, self._ended)
+
+    def judge(self, witness: StoreWitness, begin: float) -> Verdict:
+        """From that moment to now: of the entries whose rhythm is known."""
+        end = time.time()
+        time.sleep(2 * PROMPT)  # for messages that are on their way
+        beats = [name for name in self.processes if name.startswith("b")]
+        seen = [*self.sends(), *self.runs()]
+        return judge(self.rhythms, beats, witness.claims, seen, self.faults(), begin, end)
 
     def is_alive(self, name: str) -> bool:
         return self.processes[name].poll() is None
@@ -157,6 +203,7 @@ class Fleet:
         return self._read("runs", entry)
 
     def __enter__(self) -> Fleet:
+        self.machine.__enter__()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -167,6 +214,7 @@ class Fleet:
         if kind:
             for name in self.processes:
                 print(f"--- {name}\n{self.log(name)[-2000:]}")
+        self.machine.__exit__()
         self.journal.close()
 
 

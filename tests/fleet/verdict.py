@@ -1,0 +1,174 @@
+"""What a fleet did, claim by claim: was each run that was due claimed once, in time, and sent once?
+
+Times are seconds of Unix time. What is late or lost counts as explained only by what was done to the beats and to
+the store at that time: by the faults of the test, and by moments in which the machine ran nobody.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import NamedTuple
+
+PROMPT = 0.5  # seconds within which a beat that nothing hinders does what is due
+UNHEARD = 0.4  # seconds after which the answer to a claim may come too late for its beat
+EVERYBODY = ""
+
+
+class Sent(NamedTuple):
+    """One message: of which entry, its id, by which claim, by which process (of a run: in which worker), when."""
+
+    entry: str
+    id: str
+    claim: str
+    by: str
+    at: float
+
+
+class Claim(NamedTuple):
+    """A stamp that the store was made to keep. ``at``: when the entry runs; ``moment``: when the store was told.
+
+    ``by`` is empty where the entry did not run, and ``at`` is the time from which its schedule counts.
+    """
+
+    entry: str
+    token: str
+    by: str
+    at: float
+    moment: float
+
+
+class Rhythm(NamedTuple):
+    """Of an entry: each so many seconds, by the clock on the wall (``kind`` "wall") or since it last ran ("every")."""
+
+    kind: str
+    period: float
+
+    def due_after(self, ran: float) -> float:
+        return (math.floor(ran / self.period) + 1) * self.period if self.kind == "wall" else ran + self.period
+
+
+Span = tuple[float, float]
+
+
+@dataclass
+class Faults:
+    """``spans``: when who could do nothing. ``ended``: when beats were ended; each of these begins a span, too."""
+
+    spans: Mapping[str, Iterable[Span]]
+    ended: Mapping[str, Iterable[float]]
+
+    def longest_chance(self, beat: str, begin: float, end: float, more: Iterable[Span] = ()) -> float:
+        """The longest time between two moments in which nothing hindered this beat."""
+        longest = 0.0
+        for start, stop in sorted([*self.spans.get(beat, ()), *self.spans.get(EVERYBODY, ()), *more]):
+            longest = max(longest, min(start, end) - begin)
+            begin = max(begin, stop)
+        return max(longest, end - begin)
+
+
+@dataclass
+class Verdict:
+    """``late`` and ``lost`` are explained, and are counted; what stands in ``wrong`` is not."""
+
+    claims: int = 0
+    sends: int = 0
+    late_claims: int = 0  # nobody could claim it earlier
+    late_sends: int = 0  # its beat was stopped between claim and message
+    lost: int = 0  # its beat was ended between claim and message
+    unheard: int = 0  # its beat did not hear that it has the run, and could not ask until the next run was claimed
+    wrong: list[str] = field(default_factory=list)
+
+    def figures(self) -> dict[str, int]:
+        return {name: value for name, value in vars(self).items() if name != "wrong"} | {"wrong": len(self.wrong)}
+
+
+def judge(
+    rhythms: Mapping[str, Rhythm],
+    beats: Iterable[str],
+    claims: Iterable[Claim],
+    sends: Iterable[Sent],
+    faults: Faults,
+    begin: float,
+    end: float,
+) -> Verdict:
+    """``begin``: when all beats were at work; ``end``: until when runs had to be claimed, and some time ago.
+
+    ``sends`` may have one message twice, as it was seen where it was sent and where it ran.
+    """
+    verdict = Verdict()
+    by_entry: dict[str, list[Claim]] = defaultdict(list)
+    for claim in sorted(claims, key=lambda claim: claim.at):
+        by_entry[claim.entry].append(claim)
+    messages: dict[str, dict[str, float]] = defaultdict(dict)  # ids by claim, and when each was first seen
+    for sent in sends:
+        seen = messages[sent.claim]
+        seen[sent.id] = min(sent.at, seen.get(sent.id, sent.at))
+    known = {claim.token for group in by_entry.values() for claim in group}
+    verdict.wrong += [
+        f"sent without a claim: {', '.join(ids)}" for token, ids in messages.items() if token not in known
+    ]
+    for entry, rhythm in rhythms.items():
+        busy: dict[str, list[Span]] = defaultdict(list)  # a beat counts on from when it could send
+        for claim, after in pairwise([*by_entry[entry], None]):
+            assert claim is not None
+            if claim.by and claim.moment <= end:
+                next_at = after.moment if after else end
+                sent_at = _judge_messages(claim, messages[claim.token], next_at, faults, verdict)
+                busy[claim.by].append((claim.moment, sent_at + rhythm.period * (sent_at - claim.moment > PROMPT)))
+        _judge_claims(rhythm, by_entry[entry], [*beats], faults, busy, (begin, end), verdict)
+        if not by_entry[entry]:
+            verdict.wrong.append(f"{entry} is not known to the store")
+    return verdict
+
+
+def _judge_messages(claim: Claim, seen: Mapping[str, float], next_at: float, faults: Faults, verdict: Verdict) -> float:
+    """When the message of this claim was sent; if there is none, the moment of the claim."""
+    verdict.claims += 1
+    verdict.sends += len(seen)
+    if len(seen) > 1:
+        verdict.wrong.append(f"sent {len(seen)} times: {claim}")
+    if not seen:
+        deaths = [at for at in faults.ended.get(claim.by, ()) if at >= claim.moment]
+        if deaths and faults.longest_chance(claim.by, claim.moment, min(deaths)) <= PROMPT:
+            verdict.lost += 1
+        elif claim.moment - claim.at > UNHEARD and faults.longest_chance(claim.by, claim.moment, next_at) <= PROMPT:
+            verdict.unheard += 1
+        else:
+            verdict.wrong.append(f"claimed and not sent: {claim}")
+        return claim.moment
+    sent_at = min(seen.values())
+    if sent_at - claim.moment > PROMPT:
+        if faults.longest_chance(claim.by, claim.moment, sent_at) <= PROMPT:
+            verdict.late_sends += 1
+        else:
+            verdict.wrong.append(f"sent {sent_at - claim.moment:.2f} s after its claim: {claim}")
+    return sent_at
+
+
+def _judge_claims(
+    rhythm: Rhythm,
+    claims: list[Claim],
+    beats: list[str],
+    faults: Faults,
+    busy: Mapping[str, list[Span]],
+    watched: Span,
+    verdict: Verdict,
+) -> None:
+    begin, end = watched
+    for before, after in pairwise([*claims, None]):
+        assert before is not None
+        due = rhythm.due_after(before.at)
+        if after and after.at < due - 0.001:
+            verdict.wrong.append(f"claimed twice: {before} {after}")
+        since, until = max(due, begin), after.at if after else end
+        if until - since <= PROMPT:
+            continue
+        chances = {beat: faults.longest_chance(beat, since, until, busy.get(beat, ())) for beat in beats}
+        if max(chances.values()) <= PROMPT:
+            verdict.late_claims += 1
+        else:
+            verdict.wrong.append(f"due at {due:.2f}, claimed at {until:.2f}, {chances}: {before} {after}")

@@ -1,0 +1,86 @@
+"""Who watches a fleet from outside: what its store is made to keep, and when the machine had no time for anybody."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from typing import Any
+
+import redis
+
+from example_project.valkey import Valkey
+
+from .verdict import Claim, Span
+
+STAMP = re.compile(r"SET \S+\|r:fleet:(.+) (\[.*\]) PX \d+")
+STALL = 0.1  # seconds
+OVER = "the witness may go"
+
+
+class StoreWitness:
+    """Each stamp that is written, by MONITOR; a context manager."""
+
+    def __init__(self, store: Valkey) -> None:
+        self._store = store
+        self._seen: dict[tuple[str, str], Claim] = {}
+        self._is_listening = threading.Event()
+        self._thread = threading.Thread(target=self._listen, daemon=True)
+
+    @property
+    def claims(self) -> list[Claim]:
+        """Of a claim that was made again, because its answer was lost, what it came to."""
+        return list(self._seen.values())
+
+    def _client(self, **options: Any) -> redis.Redis:
+        return redis.Redis.from_url(self._store.url, **options)
+
+    def _listen(self) -> None:
+        with self._client(socket_timeout=None, decode_responses=True) as client, client.monitor() as monitor:
+            self._is_listening.set()
+            for heard in monitor.listen():
+                if OVER in heard["command"]:
+                    return
+                if found := STAMP.fullmatch(heard["command"]):
+                    at, token, _, host = json.loads(found[2])
+                    self._seen[found[1], token] = Claim(found[1], token, host, at, heard["time"])
+
+    def __enter__(self) -> StoreWitness:
+        self._thread.start()
+        assert self._is_listening.wait(10)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._client(socket_timeout=5) as client:
+            client.echo(OVER)
+        self._thread.join(10)
+
+
+class MachineWitness:
+    """Notes when it was not woken in time; a context manager."""
+
+    def __init__(self) -> None:
+        self.stalls: list[Span] = []
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._doze, daemon=True)
+
+    def _doze(self) -> None:
+        while True:
+            began = time.time()
+            if self._is_over.wait(0.02):
+                return
+            if (woken := time.time()) - began > STALL:
+                self.stalls.append((began, woken))
+
+    def longest_stall(self) -> float:
+        """In seconds; what an observation may be longer by than it would be on a machine that has time."""
+        return max((woken - began for began, woken in self.stalls), default=0.0)
+
+    def __enter__(self) -> MachineWitness:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        self._thread.join(10)
