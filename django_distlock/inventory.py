@@ -17,6 +17,7 @@ from .abreast import ask_abreast
 from .backends.base import FORCED, BaseLockBackend
 from .exceptions import LockBackendError
 from .handlers import SETTING, locks
+from .names import OWN
 from .runs import RunInfo, recorded_runs
 from .tickets import Holder, LockInfo, Ticket, clock
 
@@ -95,13 +96,19 @@ class Inventory:
         self._runs: dict[Key, RunInfo] | None = None
 
     def keys(self) -> list[Key]:
-        """What is locked, by name."""
+        """What is locked, by name; without what this package keeps for itself, unless the prefix asks for that."""
         if self._keys is None:
             told: dict[str, list[str]] = {alias: [] for alias in self.aliases}  # before a backend failed, too
             self.ask_each(
                 {alias: lambda backend: told[backend.alias].extend(backend.names(self.prefix)) for alias in told}
             )
-            found = [Key(alias, name) for alias in sorted(told) for name in sorted(told[alias])]
+            asks_for_own = self.prefix.startswith(OWN)
+            found = [
+                Key(alias, name)
+                for alias in sorted(told)
+                for name in sorted(told[alias])
+                if asks_for_own or not name.startswith(OWN)
+            ]
             self._keys = sorted(found, key=attrgetter("name"))  # quick, as each alias is in order already
         return self._keys
 

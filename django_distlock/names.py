@@ -15,6 +15,8 @@ LONGEST_VERBATIM = 200  # characters; a longer name keeps its beginning and gets
 LONGEST_ACCEPTED = 10_000
 _KEPT = 160
 
+OWN = "django_distlock."  # the locks by which this package remembers something begin with this
+
 _ALWAYS_ESCAPED = "%:{}"
 _DELIMITERS = ":{}"  # never in an escaped value, so that they tell where it ends
 _IN_ESCAPES = "%0123456789ABCDEF"  # "%XX" is written with these, so they do not

@@ -64,6 +64,21 @@ def test_list_as_json(backend):
         assert taken.token not in json.dumps(order)
 
 
+def test_what_the_package_keeps_for_itself_is_not_listed_unless_it_is_asked_for(backend):
+    hold(backend, "order:1")
+    hold(backend, "django_distlock.done:1")
+    hold(backend, "django_distlocked")
+    for prefix, shown in (
+        ("", ["django_distlocked", "order:1"]),
+        ("django_", ["django_distlocked"]),
+        ("django_distlock.", ["django_distlock.done:1"]),
+    ):
+        assert [lock["name"] for lock in json.loads(said("list", prefix, "--json"))] == shown
+    assert "django_distlock.done:1" in said("show", "django_distlock.done:1")
+    said("release", "--prefix", "", "--no-input")
+    assert [info.name for info in backend.held()] == ["django_distlock.done:1"]
+
+
 def test_names_cannot_steer_the_terminal(backend):
     hold(backend, "a\x1b[2Jb\nc", label="\x07\u202e")
     for text in (said(), said("show", "a\x1b[2Jb\nc")):

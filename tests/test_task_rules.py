@@ -249,7 +249,7 @@ class TestSentAgain:
                 else:
                     with holding:
                         pass
-        [mark] = locks["default"].held("celery-done:")
+        [mark] = locks["default"].held("django_distlock.done:")
         assert mark.resting
         assert 3500 < mark.remaining <= 3600
 
@@ -270,7 +270,7 @@ class TestSentAgain:
             assert lease.backend.release(lease.ticket)
             with pytest.raises(LockLost):
                 lease.renew()
-        assert list(locks["default"].held("celery-done:")) == []
+        assert list(locks["default"].held("django_distlock.done:")) == []
 
 
 class TestPause:

@@ -125,7 +125,7 @@ class Run:
     # Marks are leases that rest: every store of locks keeps them, and drops them in time.
 
     def _mark(self, lock_name: str) -> str:
-        return names.render("celery-done:{}:{}", (self._request.id, lock_name))
+        return names.render(names.OWN + "done:{}:{}", (self._request.id, lock_name))
 
     def _stop_if_done(self, lock_name: str, using: str) -> None:
         if not (self._task.acks_late and self._may_have_come_before):
