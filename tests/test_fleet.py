@@ -14,15 +14,14 @@ import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
-from itertools import accumulate
+from itertools import pairwise
 
 import celery
 import pytest
 
 from example_project.valkey import Valkey
 
-from .fleet.harness import Fleet, per_window, report, silences
-from .fleet.witness import StoreWitness
+from .fleet.harness import STARTS_WITHIN, Fleet, per_window, report, silences
 from .tools import eventually
 
 if celery.VERSION[:2] < (5, 7):
@@ -36,8 +35,8 @@ with_database = pytest.param(
 )
 EVERY_SCHEDULER = ["distlock", "distlock_memory", with_database]
 
+ATTEMPTS = 4  # to start beats within a window, on a busy machine
 BOTH = {"wall": ("wall", 2), "interval": ("every", 2)}
-LATE = 1.0  # seconds that a busy machine may need to send what is due
 
 
 @pytest.fixture
@@ -64,14 +63,26 @@ def let_run(until):
     time.sleep(max(0.0, until - time.time()))
 
 
-def check_once(fleet, begin, end, wall="wall", interval="interval", period=2.0):
-    """One send in each window of the wall clock; intervals keep their distance."""
-    windows = per_window(fleet.sends(wall), period, begin, end)
-    assert set(windows.values()) == {1}, windows
-    between = silences([one for one in fleet.sends(interval) if begin <= one.at <= end])
-    assert period * 0.5 < min(between), between
-    assert max(between) < period * 1.25 + LATE, between
-    return {"windows": len(windows), "sends": sum(windows.values()), "longest_silence": round(max(between), 3)}
+def check_once(fleet, begin):
+    """One send in each window of the wall clock; intervals keep their distance, and nobody is silent for long."""
+    end, verdict = time.time(), fleet.judge(begin)
+    assert verdict.wrong == []
+    windows = per_window(fleet.sends("wall"), 2, begin, end)
+    if not verdict.excused:
+        assert set(windows.values()) == {1}, windows
+    check_no_duplicate(fleet)
+    stall, between = fleet.machine.longest_stall(), silences(fleet.sends("interval", begin, end))
+    assert 2 * 0.75 - stall < min(between), between
+    assert max(between) < 2 * 1.25 + stall, between
+    sends = {"windows": len(windows), "sends": sum(windows.values()), "excused": verdict.excused}
+    return {**sends, "longest_silence": round(max(between), 3), "longest_stall": round(stall, 3)}
+
+
+def check_no_duplicate(fleet):
+    """Of no entry the same run was sent twice: each message knows which run was the one before."""
+    for entry, rhythm in fleet.rhythms.items():
+        due = sorted(rhythm.due_after(one.seen) for one in fleet.sends(entry))
+        assert all(later - earlier > rhythm.period - 0.001 for earlier, later in pairwise(due)), (entry, due)
 
 
 def check_runs(fleet):
@@ -89,7 +100,7 @@ def test_three_beats_and_two_workers_send_and_run_each_due_run_once(fleets):
     fleet.start(beats=3, workers=2)
     begin = settled(fleet)
     let_run(begin + 9)
-    report("three beats", **check_once(fleet, begin, time.time()), **check_runs(fleet))
+    report("three beats", **check_once(fleet, begin), **check_runs(fleet))
 
 
 def test_three_workers_with_a_beat_inside_send_and_run_each_due_run_once(fleets):
@@ -97,7 +108,7 @@ def test_three_workers_with_a_beat_inside_send_and_run_each_due_run_once(fleets)
     fleet.start(beats=3, with_beat=True)
     begin = settled(fleet)
     let_run(begin + 9)
-    report("worker -B", **check_once(fleet, begin, time.time()), **check_runs(fleet))
+    report("worker -B", **check_once(fleet, begin), **check_runs(fleet))
 
 
 def test_rows_of_the_database_run_once_and_one_offs_once_for_ever(fleets):
@@ -114,14 +125,16 @@ def test_rows_of_the_database_run_once_and_one_offs_once_for_ever(fleets):
     eventually(lambda: fleet.sends("clocked") and fleet.sends("once"), 60)
     let_run(max(at, begin + 8) + 1)
     [clocked] = fleet.sends("clocked")
-    assert clocked.at > at - 0.1
+    # django-celery-beat looks each 5 s
+    assert at - 0.1 < clocked.at < max(at, begin) + 6 + fleet.machine.longest_stall()
     fleet.beat("late")  # reads the rows after the one-offs ran
     fleet.wait_for(5)
     let_run(time.time() + 4)
     assert len(fleet.sends("clocked")) == len(fleet.sends("once")) == 1
-    between = silences([one for one in fleet.sends("interval") if one.at > begin])
-    assert min(between) > 1.0
-    assert max(between) < 2.5 + LATE
+    stall, between = fleet.machine.longest_stall(), silences(fleet.sends("interval", begin))
+    assert min(between) > 2 * 0.75 - stall
+    assert max(between) < 2 * 1.25 + stall
+    check_no_duplicate(fleet)
     report("database", clocked_late=round(clocked.at - at, 3), sends=len(between) + 1, **check_runs(fleet))
 
 
@@ -129,20 +142,16 @@ def test_beats_that_are_killed_ended_replaced_and_stopped_miss_nothing_and_doubl
     fleet = fleets(BOTH, scheduler="distlock")
     fleet.start(beats=3, workers=2)
     begin = settled(fleet)
-    fleet.send_signal("b3", signal.SIGSTOP)
+    fleet.stop("b3")
     stopped = time.time()
     time.sleep(1.5)
-    fleet.end("b1", signal.SIGKILL)
-    fleet.beat("b1")
-    fleet.wait_for(6)
-    fleet.end("b2", signal.SIGTERM)
-    fleet.beat("b2")
+    fleet.replace("b1", signal.SIGKILL)
+    fleet.replace("b2", signal.SIGTERM)
     let_run(stopped + 9)
-    fleet.send_signal("b3", signal.SIGCONT)
-    fleet.wait_for(7)
+    fleet.go_on("b3")
     let_run(time.time() + 4.5)
     assert all(fleet.is_alive(name) for name in ("b1", "b2", "b3"))
-    report("kill, restart, stop", **check_once(fleet, begin, time.time()), **check_runs(fleet))
+    report("kill, restart, stop", **check_once(fleet, begin), **check_runs(fleet))
 
 
 def test_a_beat_frozen_between_claim_and_publish_sends_that_run_once_and_late(fleets):
@@ -169,6 +178,7 @@ def test_a_beat_frozen_between_claim_and_publish_sends_that_run_once_and_late(fl
     missed = [window for window, count in windows.items() if count == 0]
     assert missed == [int(frozen_at // 2)]
     assert set(windows.values()) == {0, 1}
+    check_no_duplicate(fleet)
     report("frozen after its claim", late_by=round(late[0].at - frozen_at, 3), sends=len(sends), windows=len(windows))
 
 
@@ -193,10 +203,7 @@ def test_a_store_that_is_down_for_four_seconds_makes_no_duplicate_and_ends_no_be
         let_run(resumed + 5)
         assert sent_meanwhile == []
         windows = per_window(fleet.sends("wall"), 2, begin, time.time())
-        # A run that waited for the store may be sent just before the next one, in the window of that.
-        assert max(windows.values()) <= 2, windows
-        assert max(accumulate(windows[window] - 1 for window in sorted(windows))) <= 0, windows
-        assert min(silences(fleet.sends("interval"))) > 1.0
+        check_no_duplicate(fleet)
         assert all(fleet.is_alive(name) for name in ("b1", "b2", "b3"))
         report(
             "store down",
@@ -218,20 +225,28 @@ def test_a_beat_that_takes_over_after_the_run_was_sent_does_not_send_it_again(fl
 def fail_over(fleet, period, entry):
     """One beat sends a run and is killed; others start in the same window."""
     fleet.beat("b1")
-    fleet.wait_for(1)
-    eventually(lambda: fleet.sends(entry), period + 30)
-    fleet.end("b1")
-    first = fleet.sends(entry)[0].at
-    for name in ("b2", "b3"):
-        fleet.beat(name)
-    fleet.wait_for(3)
-    in_time = time.time() // period == first // period
-    eventually(lambda: fleet.sends(entry)[-1].at > first + 1, period + 30)
+    alive, begin = ["b1"], time.time()
+    for attempt in range(1, ATTEMPTS + 1):
+        before = len(fleet.sends(entry))
+        eventually(lambda before=before: len(fleet.sends(entry)) > before, period + STARTS_WITHIN)
+        sent = fleet.sends(entry)[-1]
+        for name in alive:
+            fleet.end(name)
+        alive = [f"b{2 * attempt}", f"b{2 * attempt + 1}"]
+        for name in alive:
+            fleet.beat(name)
+        fleet.wait_for(1 + 2 * attempt)
+        if time.time() // period == sent.at // period:
+            break
+    else:
+        pytest.fail("the machine is too slow to start beats within the window")
+    eventually(lambda: fleet.sends(entry, sent.at + 1), period + 30)
     time.sleep(4)
-    windows = per_window(fleet.sends(entry), period, first - period, time.time() + period)
-    assert windows[int(first // period)] == 1
+    windows = per_window(fleet.sends(entry), period, begin, time.time() + period)
+    assert windows[int(sent.at // period)] == 1
+    assert windows[int(sent.at // period) + 1] == 1
     assert max(windows.values()) == 1, windows
-    return {"windows": len(windows), "sends": len(fleet.sends(entry)), "others_started_in_time": in_time}
+    return {"windows": len(windows), "sends": len(fleet.sends(entry)), "attempts": attempt}
 
 
 @slow
@@ -255,25 +270,23 @@ def test_long_and_short_entries_for_three_minutes(scheduler, fleets):
         entries = intervals | crontab | {"wall": ("wall", 2), "long wall": ("wall", 30)}
         fleet = fleets(entries, scheduler="distlock" if scheduler == "worker -B" else scheduler)
         walls = {"crontab": 60, "wall": 2, "long wall": 30}
-    with StoreWitness(fleet.store) as witness:
-        if scheduler == "worker -B":
-            fleet.start(beats=3, with_beat=True)
-        else:
-            fleet.start(beats=3, workers=2)
-        begin = settled(fleet)
-        let_run(begin + 180)
-        end = time.time()
-        verdict = fleet.judge(witness, begin)
+    if scheduler == "worker -B":
+        fleet.start(beats=3, with_beat=True)
+    else:
+        fleet.start(beats=3, workers=2)
+    begin = settled(fleet)
+    let_run(begin + 180)
+    end, verdict = time.time(), fleet.judge(begin)
     stall, silence = fleet.machine.longest_stall(), {}
     for entry, period in {"interval": 2, "long": 30, **walls}.items():
-        between = silences([one for one in fleet.sends(entry) if begin <= one.at <= end])
+        between = silences(fleet.sends(entry, begin, end))
         assert max(between) < period * 1.25 + stall, entry
         assert len(between) >= 180 // period - 2, entry
         silence[entry] = round(max(between), 3)
     for entry, period in walls.items():
         assert set(per_window(fleet.sends(entry), period, begin, end).values()) == {1}, entry
     assert verdict.wrong == []
-    assert verdict.lost == 0
+    check_no_duplicate(fleet)
     figures = {"longest_silence": silence, "longest_stall": round(stall, 3), **check_runs(fleet)}
     report("three minutes", scheduler=scheduler, **verdict.figures(), **figures)
 
@@ -289,6 +302,7 @@ def test_an_interval_longer_than_a_beat_lives_runs(fleets):
         fleet.end(f"b{number}")
     between = silences(fleet.sends())
     assert len(fleet.sends()) >= 5
+    check_no_duplicate(fleet)
     assert min(between) > 7.5
     assert max(between) < 8 + 6  # it may be due while no beat runs
     report("replaced each 6 s", sends=len(fleet.sends()), silences=[round(one, 2) for one in between])
@@ -320,17 +334,15 @@ def test_twenty_entries_under_random_faults(fleets):
             faults[how] += 1
             time.sleep(chance.uniform(1, 12 if name else 20))
 
-    with StoreWitness(fleet.store) as witness:
-        fleet.start(beats=3, workers=2)
-        begin = settled(fleet)
-        with ThreadPoolExecutor(4) as pool:
-            victims = ["b1", "b2", "b3", None]
-            harms = [pool.submit(harm, name, begin + SOAK, random.Random(random.random())) for name in victims]
-        for one in harms:
-            one.result()
-        time.sleep(5)
-        verdict = fleet.judge(witness, begin)
-        end = time.time()
+    fleet.start(beats=3, workers=2)
+    begin = settled(fleet)
+    with ThreadPoolExecutor(4) as pool:
+        victims = ["b1", "b2", "b3", None]
+        harms = [pool.submit(harm, name, begin + SOAK, random.Random(random.random())) for name in victims]
+    for one in harms:
+        one.result()
+    time.sleep(5)
+    end, verdict = time.time(), fleet.judge(begin)
     assert all(fleet.is_alive(name) for name in ("b1", "b2", "b3"))
     counts = Counter()
     for name, (_, period) in walls.items():
@@ -347,6 +359,7 @@ def test_twenty_entries_under_random_faults(fleets):
         **check_runs(fleet),
     )
     assert verdict.wrong == []
+    check_no_duplicate(fleet)
 
 
 def test_clocks_that_differ_by_a_third_of_the_period_make_no_duplicate(fleets):
@@ -356,10 +369,12 @@ def test_clocks_that_differ_by_a_third_of_the_period_make_no_duplicate(fleets):
     fleet.wait_for(3)
     begin = settled(fleet)
     let_run(begin + 12)
-    between = silences([one for one in fleet.sends("interval") if one.at > begin])
-    assert min(between) > 4 * 0.65 - 0.1  # once, when the lead goes from the slowest clock to the fastest
-    assert max(between) < 4 * 1.35 + LATE
-    assert min(silences([one for one in fleet.sends("wall") if one.at > begin])) > 4 * 0.65 - 0.1
+    between = silences(fleet.sends("interval", begin))
+    stall = fleet.machine.longest_stall()
+    assert min(between) > 4 * 0.65 - 0.1 - stall  # once, when the lead goes from the slowest clock to the fastest
+    assert max(between) < 4 * 1.35 + 0.5 + stall
+    assert min(silences(fleet.sends("wall", begin))) > 4 * 0.65 - 0.1 - stall
+    check_no_duplicate(fleet)
     report("clocks apart by 35 %", sends=len(fleet.sends()), shortest=round(min(between), 3))
 
 

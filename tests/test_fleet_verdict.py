@@ -15,7 +15,7 @@ def claim(at: float, by: str = "b1", entry: str = "e", moment: float | None = No
 
 def sent(claim: Claim, at: float | None = None, number: int = 1) -> Sent:
     return Sent(
-        claim.entry, f"{claim.token} #{number}", claim.token, claim.by, claim.moment + 0.01 if at is None else at
+        claim.entry, f"{claim.token} #{number}", claim.token, 0.0, claim.by, claim.moment + 0.01 if at is None else at
     )
 
 

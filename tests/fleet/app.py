@@ -60,14 +60,14 @@ def read(kind, value):
 
 if NAME:
     socket.gethostname = lambda: NAME  # each process stands for a host
-granted = {}  # by entry, the claim that is to be sent
+granted = {}  # by entry, the claim that is to be sent: its token, and when it saw the entry run
 claim_run = RedisBackend.claim_run
 
 
 def noted_claim(self, name, seen, now, ttl):
     standing = claim_run(self, name, seen, now, ttl)
     if standing is None:
-        granted[name.removeprefix("fleet:")] = now.token
+        granted[name.removeprefix("fleet:")] = now.token, seen.at
     return standing
 
 
@@ -93,13 +93,13 @@ def write(what, *about):
 
 @app.task(name="note", bind=True)
 def note(self, entry):
-    write("runs", entry, self.request.id, self.request.get("claim", ""))
+    write("runs", entry, self.request.id, *self.request.get("claim"))
 
 
 @signals.before_task_publish.connect
 def freeze(headers, body, **_):
     """Between claim and publish, when the test asks for it."""
-    headers["claim"] = granted.get(body[0][0], "")
+    headers["claim"] = granted.get(body[0][0], ("", 0.0))
     with journal() as book:
         asked = book.getdel(f"freeze:{NAME}")
     if asked:
@@ -109,7 +109,7 @@ def freeze(headers, body, **_):
 
 @signals.after_task_publish.connect
 def sent(headers, body, **_):
-    write("sends", body[0][0], headers["id"], headers["claim"])
+    write("sends", body[0][0], headers["id"], *headers["claim"])
 
 
 @signals.beat_init.connect

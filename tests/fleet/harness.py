@@ -49,8 +49,9 @@ class Fleet:
         repeated = {name: (kind, value) for name, (kind, value, one_off) in (rows or {}).items() if not one_off}
         planned = ((entries or {}) | repeated).items()
         self.rhythms = {name: Rhythm(kind, value) for name, (kind, value) in planned if kind != "cron"}
-        self.machine = MachineWitness()
+        self.machine, self.witness = MachineWitness(), StoreWitness(store)
         self._ended: dict[str, list[float]] = {}
+        self._stopped: dict[str, float] = {}
         self._paused: dict[str, list[Span]] = {}
         self.journal = redis.Redis.from_url(journal.url, socket_timeout=5, decode_responses=True)
         self.journal.flushall()
@@ -149,13 +150,18 @@ class Fleet:
         self.beat(name)
         eventually(lambda: self._ready_after(name, self._ended[name][-1]) or self._died(), STARTS_WITHIN)
 
-    def pause(self, name: str, seconds: float) -> None:
-        """Stop a beat that long and let it go on."""
-        begin = time.time()
+    def stop(self, name: str) -> None:
+        self._stopped[name] = time.time()
         self.send_signal(name, signal.SIGSTOP)
-        time.sleep(seconds)
+
+    def go_on(self, name: str) -> None:
         self.send_signal(name, signal.SIGCONT)
-        self._paused.setdefault(name, []).append((begin, time.time()))
+        self._paused.setdefault(name, []).append((self._stopped.pop(name), time.time()))
+
+    def pause(self, name: str, seconds: float) -> None:
+        self.stop(name)
+        time.sleep(seconds)
+        self.go_on(name)
 
     def pause_store(self, seconds: float) -> None:
         begin = time.time()
@@ -178,13 +184,13 @@ class Fleet:
         spans.setdefault(EVERYBODY, []).extend(self.machine.stalls)
         return Faults(spans, self._ended)
 
-    def judge(self, witness: StoreWitness, begin: float) -> Verdict:
+    def judge(self, begin: float) -> Verdict:
         """From that moment to now: of the entries whose rhythm is known."""
         end = time.time()
         time.sleep(2 * PROMPT)  # for messages that are on their way
         beats = [name for name in self.processes if name.startswith("b")]
         seen = [*self.sends(), *self.runs()]
-        return judge(self.rhythms, beats, witness.claims, seen, self.faults(), begin, end)
+        return judge(self.rhythms, beats, self.witness.claims, seen, self.faults(), begin, end)
 
     def is_alive(self, name: str) -> bool:
         return self.processes[name].poll() is None
@@ -192,17 +198,17 @@ class Fleet:
     def log(self, name: str) -> str:
         return self.folder.joinpath(f"{name}.log").read_text(errors="replace")
 
-    def _read(self, what: str, entry: str | None) -> list[Sent]:
-        read = sorted((Sent(*json.loads(line)) for line in self.journal.lrange(what, 0, -1)), key=lambda one: one.at)
-        return [one for one in read if entry in (None, one.entry)]
+    def _read(self, what: str) -> list[Sent]:
+        return sorted((Sent(*json.loads(line)) for line in self.journal.lrange(what, 0, -1)), key=lambda one: one.at)
 
-    def sends(self, entry: str | None = None) -> list[Sent]:
-        return self._read("sends", entry)
+    def sends(self, entry: str | None = None, begin: float = 0.0, end: float = math.inf) -> list[Sent]:
+        return [one for one in self._read("sends") if entry in (None, one.entry) and begin <= one.at <= end]
 
-    def runs(self, entry: str | None = None) -> list[Sent]:
-        return self._read("runs", entry)
+    def runs(self) -> list[Sent]:
+        return self._read("runs")
 
     def __enter__(self) -> Fleet:
+        self.witness.__enter__()
         self.machine.__enter__()
         return self
 
@@ -215,6 +221,7 @@ class Fleet:
             for name in self.processes:
                 print(f"--- {name}\n{self.log(name)[-2000:]}")
         self.machine.__exit__()
+        self.witness.__exit__()
         self.journal.close()
 
 

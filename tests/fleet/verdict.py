@@ -19,11 +19,15 @@ EVERYBODY = ""
 
 
 class Sent(NamedTuple):
-    """One message: of which entry, its id, by which claim, by which process (of a run: in which worker), when."""
+    """One message: of which entry, its id, its claim and when that saw the entry run, by which process, when.
+
+    Of a run: in which worker, and when it began.
+    """
 
     entry: str
     id: str
     claim: str
+    seen: float
     by: str
     at: float
 
@@ -81,6 +85,10 @@ class Verdict:
     lost: int = 0  # its beat was ended between claim and message
     unheard: int = 0  # its beat did not hear that it has the run, and could not ask until the next run was claimed
     wrong: list[str] = field(default_factory=list)
+
+    @property
+    def excused(self) -> int:
+        return self.late_claims + self.late_sends + self.lost + self.unheard
 
     def figures(self) -> dict[str, int]:
         return {name: value for name, value in vars(self).items() if name != "wrong"} | {"wrong": len(self.wrong)}

@@ -20,10 +20,11 @@ OVER = "the witness may go"
 
 
 class StoreWitness:
-    """Each stamp that is written, by MONITOR; a context manager."""
+    """Each stamp that is written, by MONITOR; a context manager. It hears nothing more of a store that was stopped."""
 
     def __init__(self, store: Valkey) -> None:
         self._store = store
+        self._has_lost_it = False
         self._seen: dict[tuple[str, str], Claim] = {}
         self._is_listening = threading.Event()
         self._thread = threading.Thread(target=self._listen, daemon=True)
@@ -31,6 +32,7 @@ class StoreWitness:
     @property
     def claims(self) -> list[Claim]:
         """Of a claim that was made again, because its answer was lost, what it came to."""
+        assert not self._has_lost_it
         return list(self._seen.values())
 
     def _client(self, **options: Any) -> redis.Redis:
@@ -39,12 +41,15 @@ class StoreWitness:
     def _listen(self) -> None:
         with self._client(socket_timeout=None, decode_responses=True) as client, client.monitor() as monitor:
             self._is_listening.set()
-            for heard in monitor.listen():
-                if OVER in heard["command"]:
-                    return
-                if found := STAMP.fullmatch(heard["command"]):
-                    at, token, _, host = json.loads(found[2])
-                    self._seen[found[1], token] = Claim(found[1], token, host, at, heard["time"])
+            try:
+                for heard in monitor.listen():
+                    if OVER in heard["command"]:
+                        return
+                    if found := STAMP.fullmatch(heard["command"]):
+                        at, token, _, host = json.loads(found[2])
+                        self._seen[found[1], token] = Claim(found[1], token, host, at, heard["time"])
+            except redis.ConnectionError:
+                self._has_lost_it = True
 
     def __enter__(self) -> StoreWitness:
         self._thread.start()
@@ -52,8 +57,9 @@ class StoreWitness:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with self._client(socket_timeout=5) as client:
-            client.echo(OVER)
+        if self._thread.is_alive():
+            with self._client(socket_timeout=5) as client:
+                client.echo(OVER)
         self._thread.join(10)
 
 
