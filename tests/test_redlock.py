@@ -315,6 +315,34 @@ class TestNothingIsLeftBehind:
             assert calls(lock(name, wait=0)).acquire() is False
             eventually(lambda name=name: stands(nodes[3], name) is None)
 
+    def test_a_request_that_arrives_after_its_end_gets_nothing(self, nodes, redlock_locks, calls):
+        late = ticket(ttl=60)
+        late.unanswered = True
+        calls(redlock_locks).release(late)
+        eventually(lambda: all(node.zscore("lock|x:name", late.token) for node in nodes))
+        with pytest.raises(LockBackendError, match="the request was given back before it was answered"):
+            calls(redlock_locks).acquire(late, queue=False)
+        assert not any(node.exists("lock:name") for node in nodes)
+
+    def test_retired_tokens_do_not_pile_up_under_a_name_with_many_faults(self, nodes, redlock_locks, calls):
+        def give_up(ttl):
+            mine = ticket(ttl=ttl)
+            mine.unanswered = True
+            calls(redlock_locks).release(mine)
+            return mine.token
+
+        def kept():
+            return [set(node.zrange("lock|x:name", 0, -1)) for node in nodes]
+
+        long, short = give_up(60), give_up(0.05)
+
+        def pruned():
+            give_up(0.01)
+            return all(long in tokens and short not in tokens for tokens in kept())
+
+        eventually(pruned)
+        assert all(node.pttl("lock|x:name") > 50_000 for node in nodes)
+
     def test_after_a_cancelled_task(self, quorum, configured):
         async def main():
             backend = configured(quorum.urls)

@@ -1,5 +1,5 @@
 -- Take the lock on this node, or say who has it. Safe to repeat with the same token.
--- KEYS  1 lease  2 retired tokens (set)  3 last fencing number
+-- KEYS  1 lease  2 retired tokens (zset: token by its end)  3 last fencing number
 -- ARGV  1 token (26 bytes)  2 ttl in ms  3 holder  4 proposed fencing number
 --       5 mode  new: a number above all that this node knows, the proposed one if it can be
 --               keep: exactly this number, which a majority was or will be told
@@ -19,7 +19,7 @@ if mine and not keep then
   redis.call('SET', LEASE, string.sub(lease, 1, 46) .. ARGV[3], 'PX', ttl)
   return {1, string.sub(lease, 30, 45)}
 end
-if not mine and redis.call('SISMEMBER', RETIRED, token) == 1 then return {-1} end
+if not mine and redis.call('ZSCORE', RETIRED, token) then return {-1} end
 
 local last = tonumber(redis.call('GET', LAST) or 0)
 local fence = proposed
