@@ -49,37 +49,23 @@ class Rounds:
         proposal, sent_at = self.numbers.propose(), clock()
         asked = yield self._to_all([self._acquire(ticket, proposal, "new")], is_decided)
         tally = Tally.of(asked)
-        if tally.granted:
-            self.numbers.saw(max(tally.granted.values()))
         if tally.is_granted:
-            fence = fence_of(list(tally.granted.values()), self.majority)
-            if is_known(fence, list(tally.granted.values()), self.majority):
+            numbers = list(tally.granted.values())
+            self.numbers.saw(max(numbers))
+            fence = fence_of(numbers, self.majority)
+            if not is_known(fence, numbers, self.majority):
+                told = yield self._to_all([self._acquire(ticket, fence, "keep")], is_decided)
+                asked, tally = _latest(asked, told), Tally.of(told)
+            if tally.is_granted:
                 self._remember(ticket, asked)
                 return Grant(fence, sent_at)
-            spread = yield self._spreading(ticket, fence)
-            if self._confirmed(fence, spread) >= self.majority:
-                self._remember(ticket, _latest(asked, spread))
-                return Grant(fence, sent_at)
-            yield from self._undo(ticket, _latest(asked, spread), Tally.of(spread))
-            raise self._down(spread)
         if tally.is_down and not last_try and any(one.failure and one.was_sent for one in asked):
             ticket.unanswered = True
             raise Faded
         yield from self._undo(ticket, asked, tally)
-        if tally.is_down or not tally.taken:
-            raise self._down(asked)
+        if tally.is_down:
+            raise self.explain([tally.failed.get(node) for node in range(self.size)])
         return self._busy(ticket.name, tally)
-
-    def _spreading(self, ticket: Ticket, fence: int) -> Round:
-        """Let a majority know the number before the lock is granted."""
-
-        def enough(asked: Sequence[Asked]) -> bool:
-            return self._confirmed(fence, asked) >= self.majority or all_settled(asked)
-
-        return self._to_all([self._acquire(ticket, fence, "keep")], enough)
-
-    def _confirmed(self, fence: int, asked: Sequence[Asked]) -> int:
-        return sum(number >= fence for number in Tally.of(asked).granted.values())
 
     def _undo(self, ticket: Ticket, asked: Sequence[Asked], tally: Tally) -> Generator[Round, list[Asked], None]:
         """Also where no answer came; on the same connections, so that it is executed behind the request."""
