@@ -14,7 +14,7 @@ import redis
 
 from django_distlock import LockBackendError
 from django_distlock.backends.redlock import rounds as rounds_module
-from django_distlock.backends.redlock.asking import LOADS, Asked
+from django_distlock.backends.redlock.asking import LOADS, NOT_ASKED, Asked
 from django_distlock.backends.redlock.rounds import Faded, Rounds
 from django_distlock.tickets import Grant
 
@@ -82,23 +82,24 @@ class World:
                 self.rounds_taken += 1
                 nodes = list(range(SIZE))
                 self.dice.shuffle(nodes)
-                asked = {node: self._asked(node, round_.commands[node]) for node in nodes}
+                asked = {node: self._asked(node, round_.request(node, self._connections[node])) for node in nodes}
                 round_ = steps.send([asked[node] for node in range(SIZE)])
         except StopIteration as end:
             return end.value
 
-    def _asked(self, node, commands):
-        asked = Asked(len(commands))
-        if not commands:
-            return asked
+    def _asked(self, node, request):
+        if request is None:
+            return NOT_ASKED
+        asked = Asked(request.replies)
         if self.now < self.away_until[node] or self.dice.random() < self.request_lost:
-            asked.failure = redis.ConnectionError("the request was lost")
+            asked.fail(redis.ConnectionError("the request was lost"))
             return asked
-        replies = self._sent(self._connections[node], b"".join(command.packed for command in commands), len(commands))
+        replies = self._sent(self._connections[node], *request)
         if self.dice.random() < self.reply_lost:
-            asked.failure = redis.ConnectionError("the reply was lost")
+            asked.fail(redis.ConnectionError("the reply was lost"))
         else:
-            asked.replies = replies
+            for reply in replies:
+                asked.take(reply)
         return asked
 
     def free(self, name):

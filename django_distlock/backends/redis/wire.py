@@ -139,7 +139,7 @@ class Wire:
         try:
             permits.get(timeout=patience)
         except Empty:
-            raise MaxConnectionsError(_exhausted(self._most)) from None
+            raise MaxConnectionsError(exhausted(self._most)) from None
         try:
             return self._send(commands, patience)
         finally:
@@ -227,7 +227,7 @@ class AsyncWire:
                 async with asyncio.timeout(patience):
                     await self._vacant.acquire()
             except builtins.TimeoutError:
-                raise MaxConnectionsError(_exhausted(self._most)) from None
+                raise MaxConnectionsError(exhausted(self._most)) from None
         else:
             await self._vacant.acquire()
         task = asyncio.current_task()
@@ -336,5 +336,5 @@ def _is_worth_repeating(error: BaseException) -> bool:
     return isinstance(error, ConnectionError | TimeoutError) and not isinstance(error, AuthenticationError)
 
 
-def _exhausted(most: int) -> str:
+def exhausted(most: int) -> str:
     return f"all {most} connections are busy; OPTIONS['max_connections'] allows more"

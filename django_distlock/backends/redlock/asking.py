@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple
 
-from redis.exceptions import NoScriptError, TimeoutError
+from redis.exceptions import TimeoutError
 
 from ...tickets import clock
 from ..redis.wire import Command, Script, pack
@@ -22,41 +22,43 @@ GRACE = 0.01  # seconds that a node which is being connected to may come later t
 class Asked:
     """One node, asked in one round. A reply may come after the round is over.
 
-    ``was_sent``: the node may have executed it, or may do so yet, whatever is known.
-    ``remedy``: what undoes the request, to be sent behind it if nobody can wait for its reply any more.
+    ``was_sent``: the node may have executed it, or may do so yet, whatever is known. ``connection``: on which.
+    ``is_settled``: it was answered, or failed for this round. ``remedy``: makes what undoes the request, to be
+    sent behind it if nobody can wait for its reply any more.
     """
 
-    __slots__ = ("expects", "failure", "notify", "remedy", "replies", "sent_at", "was_sent")
+    __slots__ = (
+        "connection", "expects", "failure", "is_answered", "is_settled", "notify", "remedy", "replies", "sent_at",
+        "was_sent",
+    )  # fmt: skip
 
-    def __init__(self, expects: int, failure: Exception | None = None) -> None:
-        self.expects = expects
+    def __init__(
+        self, expects: int, sent_at: float = 0.0, connection: object = None, *, failure: Exception | None = None
+    ) -> None:
+        self.expects, self.sent_at, self.connection = expects, sent_at, connection
+        self.failure = failure
         self.was_sent = failure is None and expects > 0
         self.replies: list[Any] = []
-        self.failure = failure
-        self.sent_at = clock()
+        self.is_answered = not expects
+        self.is_settled = not self.was_sent
         self.notify: Callable[[], None] | None = None
-        self.remedy: Command | None = None
-
-    @property
-    def is_answered(self) -> bool:
-        return len(self.replies) == self.expects
-
-    @property
-    def is_settled(self) -> bool:
-        return self.failure is not None or len(self.replies) == self.expects
+        self.remedy: Callable[[], Request] | None = None
 
     def take(self, reply: Any) -> bool:
-        """Whether this was the last reply. Raises NoScriptError: the node forgot our scripts, connect anew."""
-        if isinstance(reply, NoScriptError):
-            raise reply
+        """Whether this was the last reply."""
         self.replies.append(reply)
-        complete = len(self.replies) == self.expects
-        if complete and self.notify:
-            self.notify()
-        return complete
+        if len(self.replies) < self.expects:
+            return False
+        self.is_answered = True
+        self._settle()
+        return True
 
     def fail(self, error: Exception) -> None:
         self.failure = self.failure or error
+        self._settle()
+
+    def _settle(self) -> None:
+        self.is_settled = True
         if self.notify:
             self.notify()
 
@@ -64,17 +66,28 @@ class Asked:
 NOT_ASKED = Asked(0)
 
 
+class Request(NamedTuple):
+    """Commands, packed once for all nodes that are sent them."""
+
+    packed: bytes
+    replies: int
+
+    @classmethod
+    def of(cls, *commands: Command) -> Request:
+        return cls(b"".join([command.packed for command in commands]), len(commands))
+
+
 class Verdict(Exception):
     """How steps end that have no result. It says nothing against the connections."""
 
 
 class Round(NamedTuple):
-    """``commands``: for each node those to send at once, none for a node that is not asked.
+    """``request``: what to send to a node, by its number, on a connection; None where it is not asked.
 
-    ``enough``: whether the answers that came suffice; asked again with each further one.
+    ``enough``: whether the answers that came suffice; asked again with each further one, until all are settled.
     """
 
-    commands: Sequence[Sequence[Command]]
+    request: Callable[[int, object], Request | None]
     enough: Callable[[Sequence[Asked]], bool]
 
 
@@ -88,7 +101,7 @@ def all_settled(asked: Sequence[Asked]) -> bool:
 def time_out(asked: Sequence[Asked], patience: float) -> None:
     for one in asked:
         if not one.is_settled:
-            one.failure = TimeoutError(f"no answer within {patience:g} s")
+            one.fail(TimeoutError(f"no answer within {patience:g} s"))
 
 
 class Contact:

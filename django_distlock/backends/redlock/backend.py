@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Mapping
 from typing import Any, ClassVar
 
 from django.core.checks import CheckMessage
+from redis.exceptions import MaxConnectionsError
 
 from ...exceptions import InvalidLockBackend, LockBackendError
 from ...findings import Finding
@@ -271,10 +272,13 @@ class RedlockBackend(BaseLockBackend):
         within: float | None = None,
     ) -> Any:
         try:
-            return self._nodes.run(steps(False), patience, urgent=urgent, within=within)
-        except Faded:
-            self._nodes.reset()
-            return self._nodes.run(steps(True), patience, urgent=urgent, within=within)
+            try:
+                return self._nodes.run(steps(False), patience, urgent=urgent, within=within)
+            except Faded:
+                self._nodes.reset()
+                return self._nodes.run(steps(True), patience, urgent=urgent, within=within)
+        except MaxConnectionsError as error:
+            raise LockBackendError(f"Lock backend {self.alias!r}: {advice(error, self)} ({error})") from error
 
     async def _arun(
         self,

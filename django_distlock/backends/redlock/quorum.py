@@ -123,7 +123,8 @@ class Tally:
 
 
 def is_decided(asked: Sequence[Asked]) -> bool:
-    return Tally.of(asked).is_decided
+    settled = sum([one.is_settled for one in asked])
+    return settled >= majority_of(len(asked)) and Tally.of(asked).is_decided
 
 
 @dataclass

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
+from functools import cache, partial
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -15,7 +16,7 @@ from ...bells import Bell
 from ...exceptions import LockBackendError
 from ...tickets import Grant, LockInfo, Ticket, clock
 from ..redis.wire import Command, pack
-from .asking import ACQUIRE, RELEASE, RENEW, Asked, Round, Verdict, all_settled
+from .asking import ACQUIRE, RELEASE, RENEW, Asked, Request, Round, Verdict, all_settled
 from .listing import NodesFailed, Page
 from .quorum import Numbers, Seen, Tally, fence_of, is_decided, is_known, majority_of
 
@@ -72,12 +73,12 @@ class Rounds:
         doubtful = [one.was_sent and node not in tally.taken for node, one in enumerate(asked)]
         if not any(doubtful):
             return
-        command = RELEASE.call(self._keys(ticket.name)[:2], ticket.token, 0, 0)
+        request = self._giving_back(ticket)
 
         def enough(undone: Sequence[Asked]) -> bool:
             return all(undone[node].is_settled for node in tally.granted)
 
-        undone = yield Round([[command] if there else [] for there in doubtful], enough)
+        undone = yield Round(lambda node, _: request if doubtful[node] else None, enough)
         if any(there and not one.was_sent for there, one in zip(doubtful, undone, strict=True)):
             ticket.unanswered = True  # its connection broke in between
         if ticket.unanswered or not all(one.is_answered for one in undone):
@@ -93,8 +94,9 @@ class Rounds:
         late = [one for one in asked if not one.is_answered and one.was_sent]
         if late:
             self._late[ticket] = asked
+            remedy = partial(self._giving_back, ticket)
             for one in late:
-                one.remedy = RELEASE.call(self._keys(ticket.name)[:2], ticket.token, 0, 0)
+                one.remedy = remedy
 
     def _busy(self, name: str, tally: Tally) -> LockInfo:
         seen = Seen(self.size, free=len(tally.granted), failed=len(tally.failed))
@@ -116,13 +118,13 @@ class Rounds:
         self, ticket: Ticket, rest: float, last_try: bool, repeated: bool
     ) -> Generator[Round, list[Asked], bool]:
         late = self._late.pop(ticket, None)
-        keys = self._keys(ticket.name)[:2]
-        plain = [RELEASE.call(keys, ticket.token, _ms(rest), 0)]
-        retiring = [RELEASE.call(keys, ticket.token, _ms(rest), _ms(ticket.ttl))]
-        is_open = [
-            ticket.unanswered or (late is not None and late[node].was_sent and not late[node].is_answered)
-            for node in range(self.size)
-        ]
+        plain = self._giving_back(ticket, rest)
+        retiring = cache(partial(self._giving_back, ticket, rest, ticket.ttl))
+        is_late = [bool(late and late[node].was_sent and not late[node].is_answered) for node in range(self.size)]
+
+        def request(node: int, connection: object) -> Request:
+            overtakes = late and is_late[node] and late[node].connection is not connection
+            return retiring() if ticket.unanswered or overtakes else plain
 
         def counted(asked: Sequence[Asked]) -> list[Any]:
             return [one.replies[0] for one in asked if one.is_answered]
@@ -131,12 +133,13 @@ class Rounds:
             replies = counted(asked)
             return max(replies.count(1), replies.count(0)) >= self.majority or all_settled(asked)
 
-        asked = yield Round([retiring if there else plain for there in is_open], enough)
+        asked = yield Round(request, enough)
         replies = counted(asked)
         if replies.count(0) + replies.count(1) < self.majority:
             ticket.unanswered = True
             raise (self._down(asked) if last_try else Faded())
-        self._pursue(ticket, rest, [there and _hangs(one) for there, one in zip(is_open, asked, strict=True)], asked)
+        hanging = [(ticket.unanswered or there) and _hangs(one) for there, one in zip(is_late, asked, strict=True)]
+        self._pursue(ticket, rest, hanging, asked)
         # While no majority has lost it, nobody else can have had the lock: nodes that failed stay away for a TTL.
         return repeated or replies.count(0) < self.majority
 
@@ -190,7 +193,7 @@ class Rounds:
         asked: Sequence[Asked],
         outcomes: list[bool | None],
     ) -> Generator[Round, list[Asked], None]:
-        given = yield Round(commands, all_settled)
+        given = yield Round(lambda node, _: Request.of(*commands[node]) if commands[node] else None, all_settled)
         answers = {node: iter(one.replies) for node, one in enumerate(given) if one.is_answered}
         again: dict[int, int] = {}
         for index, node in repaired:
@@ -229,11 +232,13 @@ class Rounds:
     def scan(self, cursors: Sequence[bytes | None], prefix: str) -> Generator[Round, list[Asked], Page]:
         """The next page of each node that is not through; one that fails is through."""
         pattern = re.sub(r"([*?\[\]\\])", r"\\\1", f"{self.prefix}:{prefix}") + "*"
-        commands = [
-            [] if cursor is None else [Command(pack("SCAN", cursor, "MATCH", pattern, "COUNT", SCAN_STEP))]
-            for cursor in cursors
-        ]
-        asked = yield Round(commands, all_settled)
+
+        def request(node: int, _: object) -> Request | None:
+            if (cursor := cursors[node]) is None:
+                return None
+            return Request.of(Command(pack("SCAN", cursor, "MATCH", pattern, "COUNT", SCAN_STEP)))
+
+        asked = yield Round(request, all_settled)
         page = Page([None] * self.size, [[] for _ in asked])
         failures: list[Exception | None] = [None] * self.size
         for node, one in enumerate(asked):
@@ -270,7 +275,11 @@ class Rounds:
         return f"{self.prefix}:{name}", f"{self.prefix}|x:{name}", f"{self.prefix}|f"
 
     def _to_all(self, commands: Sequence[Command], enough: Callable[[Sequence[Asked]], bool]) -> Round:
-        return Round([commands] * self.size, enough)
+        request = Request.of(*commands)
+        return Round(lambda node, connection: request, enough)
+
+    def _giving_back(self, ticket: Ticket, rest: float = 0.0, retire: float = 0.0) -> Request:
+        return Request.of(RELEASE.call(self._keys(ticket.name)[:2], ticket.token, _ms(rest), _ms(retire)))
 
     def _down(self, asked: Sequence[Asked]) -> LockBackendError:
         return self.explain([_failure(one) for one in asked])

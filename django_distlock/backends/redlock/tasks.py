@@ -8,12 +8,11 @@ from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from redis.exceptions import ConnectionError, RedisError, ResponseError, TimeoutError
+from redis.exceptions import ConnectionError, NoScriptError, RedisError, ResponseError, TimeoutError
 
 from ...tickets import clock
 from ..redis.location import Location
-from ..redis.wire import Command
-from .asking import GIVEN_UP, LOADS, MOST_AWAITED, NOT_ASKED, Arrival, Asked, Contact, Round, Steps, time_out
+from .asking import GIVEN_UP, LOADS, MOST_AWAITED, NOT_ASKED, Arrival, Asked, Contact, Request, Round, Steps, time_out
 
 LATE_LOOKS = 5  # rounds of the loop in which it reads what came while it was blocked
 
@@ -46,11 +45,11 @@ class AsyncNode(Contact):
         self.failure = TimeoutError(f"no answer for {self.silent_for:.2f} s")
         return urgent and len(self._awaited) < MOST_AWAITED
 
-    def send(self, commands: Sequence[Command]) -> Asked:
-        asked = Asked(len(commands))
+    def send(self, request: Request, at: float) -> Asked:
+        asked = Asked(request.replies, at, self._connection)
         self._awaited.append(asked)
         # Not by send_packed_command, which may suspend: the order of requests must be the order of what is awaited.
-        self._connection._writer.write(b"".join([command.packed for command in commands]))
+        self._connection._writer.write(request.packed)
         return asked
 
     def connect(self) -> None:
@@ -84,6 +83,8 @@ class AsyncNode(Contact):
             while True:
                 try:
                     reply = await connection.read_response(disable_decoding=True)
+                except NoScriptError:
+                    raise  # the node forgot our scripts; a new connection brings them
                 except ResponseError as error:
                     reply = error
                 if not self._awaited:
@@ -100,8 +101,8 @@ class AsyncNode(Contact):
     def end(self, error: Exception) -> None:
         """Close the connection; should the node wake up and execute what it was sent, the remedy is behind that."""
         if self._connection is not None:
-            for remedy in [asked.remedy for asked in self._awaited if asked.remedy]:
-                self.send([remedy])
+            for remedy in [asked.remedy() for asked in self._awaited if asked.remedy]:
+                self.send(remedy, clock())
             self._lose(error)
         for task in (self._reader, self.connecting):
             if task:
@@ -136,18 +137,21 @@ class AsyncNodes:
     async def _ask(self, ready: Sequence[bool], round_: Round, patience: float) -> list[Asked]:
         heard = asyncio.get_running_loop().create_future()
         asked: list[Asked] = []
+        at = clock()
 
         def check() -> None:
             if not heard.done() and round_.enough(asked):
                 heard.set_result(True)
 
-        for node, is_ready, commands in zip(self._nodes, ready, round_.commands, strict=True):
-            if not commands:
+        for number, (node, is_ready) in enumerate(zip(self._nodes, ready, strict=True)):
+            request = round_.request(number, node._connection)
+            if request is None:
                 asked.append(NOT_ASKED)
             elif not is_ready or node._connection is None:
-                asked.append(Asked(len(commands), node.failure or TimeoutError("no connection yet")))
+                failure = node.failure or TimeoutError("no connection yet")
+                asked.append(Asked(request.replies, at, failure=failure))
             else:
-                one = node.send(commands)
+                one = node.send(request, at)
                 one.notify = check
                 asked.append(one)
         if all(one.is_settled for one in asked) or round_.enough(asked):
