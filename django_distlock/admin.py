@@ -20,7 +20,7 @@ from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext
 
 from .exceptions import LockBackendError
-from .inventory import Lease, force_release, in_words
+from .inventory import Lease, force_release, holding_nodes, in_words
 from .models import BeatRun, HeldLock
 from .pages import BackendFilter, CountedFilter, SnapshotAdmin, inventory_of
 from .snapshots import BeatRuns, HeldLocks, held_for
@@ -70,7 +70,7 @@ class HeldLockAdmin(SnapshotAdmin):
     search_help_text = _("Searches names, labels and holders.")
     actions = ("delete_selected",)
     fields = ("name", "using", "state", "label", "holder", "granted_at", "held_for", "left", "fence", "queue")
-    readonly_fields = fields
+    readonly_fields = (*fields, "nodes")
 
     class Media:
         css: ClassVar[dict[str, Sequence[str]]] = {"all": ("django_distlock/held_locks.css",)}
@@ -97,7 +97,19 @@ class HeldLockAdmin(SnapshotAdmin):
     def queue(self, row: HeldLock) -> int | None:
         return row.waiting
 
+    @admin.display(description=_("nodes"))
+    def nodes(self, row: HeldLock) -> str:
+        return holding_nodes(row.info)
+
     # What there is to see
+
+    def get_list_display(self, request: HttpRequest) -> Any:
+        shown = super().get_list_display(request)
+        return (*shown, "nodes") if inventory_of(request).has_quorums and "nodes" not in shown else shown
+
+    def get_fields(self, request: HttpRequest, obj: HeldLock | None = None) -> Any:
+        shown = super().get_fields(request, obj)
+        return shown if obj is None or obj.info.nodes is None else (*shown, "nodes")
 
     def get_queryset(self, request: HttpRequest) -> Any:
         return HeldLocks(inventory_of(request))

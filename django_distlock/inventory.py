@@ -95,6 +95,11 @@ class Inventory:
         self._seen: dict[Key, Seen | None] = {}
         self._runs: dict[Key, RunInfo] | None = None
 
+    @property
+    def has_quorums(self) -> bool:
+        """Whether any backend keeps its locks on several nodes."""
+        return any(self.ask(alias, lambda backend: backend.node_count) for alias in self.aliases)
+
     def keys(self) -> list[Key]:
         """What is locked, by name; without what this package keeps for itself, unless the prefix asks for that."""
         if self._keys is None:
@@ -211,6 +216,11 @@ def force_release(info: LockInfo, *, by: str) -> bool:
         about = {"name": info.name, "using": info.using, "info": info, "by": by}
         signals.announce(signals.News(signals.lock_forced, type(backend), about))
     return freed
+
+
+def holding_nodes(info: LockInfo) -> str:
+    """On how many nodes of its quorum the lock is, for people; "" where the store is one."""
+    return "" if info.nodes is None else f"{info.nodes} / {locks[info.using].node_count}"
 
 
 def in_words(seconds: float) -> str:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from math import isinf
 from typing import Any
 
-from .inventory import Inventory, Key, Seen, in_words
+from .inventory import Inventory, Key, Seen, holding_nodes, in_words
 
 HEADING = ("NAME", "BACKEND", "LABEL", "HOLDER", "HELD", "LEFT", "WAITING")
 FLEXIBLE = (0, 2, 3)  # columns that are cut where there is no room
@@ -25,7 +25,16 @@ def state(seen: Seen) -> str:
     return "resting" if seen.info.resting else "held"
 
 
-def row(seen: Seen, waiting: int | None) -> tuple[str, ...]:
+def rows(found: Sequence[tuple[Seen, int | None]]) -> list[tuple[str, ...]]:
+    """With a heading, and with a column of nodes if any of the locks is on a quorum."""
+    lines = [HEADING, *(_row(*lock) for lock in found)]
+    if all(seen.info.nodes is None for seen, _ in found):
+        return lines
+    nodes = ["NODES", *(holding_nodes(seen.info) or "-" for seen, _ in found)]
+    return [(*line, cell) for line, cell in zip(lines, nodes, strict=True)]
+
+
+def _row(seen: Seen, waiting: int | None) -> tuple[str, ...]:
     info, held = seen.info, held_for(seen)
     process = f"{info.holder.pid}@{info.holder.host}" if info.holder else ""
     return (
@@ -54,6 +63,7 @@ def as_json(seen: Seen, waiting: int | None) -> dict[str, Any]:
         "remaining": None if isinf(seen.remaining) else round(seen.remaining, 3),
         "fence": info.fence,
         "waiting": waiting,
+        "nodes": info.nodes,
     }
 
 

@@ -7,6 +7,7 @@ import io
 import re
 
 import pytest
+import redis
 from django.contrib.admin.models import LogEntry
 from django.contrib.admin.utils import quote
 from django.contrib.auth.models import User
@@ -22,7 +23,7 @@ from django_distlock.signals import lock_forced
 
 from .admin_pages import hold, login, said
 from .conftest import LOCMEM, REDIS
-from .tools import ticket
+from .tools import eventually, ticket
 
 pytestmark = pytest.mark.django_db
 
@@ -160,6 +161,35 @@ def test_the_page_of_one_lock(operator, backend):
     assert detail.status_code == 200
     assert "<script>alert" not in detail.content.decode()
     assert "&lt;script&gt;" in detail.content.decode()
+
+
+def test_where_nodes_are_several_it_says_how_many_have_the_lock(operator, redlock_locks, five_valkeys, settings):
+    settings.DISTRIBUTED_LOCKS = {
+        **settings.DISTRIBUTED_LOCKS,
+        "one": {"BACKEND": REDIS, "LOCATION": five_valkeys[0].url},
+    }
+    backend = locks["default"]
+    hold(backend, "on five")
+    hold(locks["one"], "of one")
+    eventually(lambda: backend.look(["on five"])[0].nodes == 5)
+    with redis.Redis.from_url(five_valkeys[0].url) as node:
+        node.delete("lock:on five")
+
+    def shown(page):
+        cells = re.findall(r'<(?:td|div) class="(?:field-nodes|readonly)[^"]*">([^<]*)</', page.content.decode())
+        return [cell for cell in cells if " / " in cell]
+
+    page = operator.get(LIST)
+    assert "column-nodes" in page.content.decode()
+    assert shown(page) == ["4 / 5"]
+    for name, alias, nodes in (("on five", "default", ["4 / 5"]), ("of one", "one", [])):
+        key = key_of(locks[alias], name)
+        assert shown(operator.get(reverse("admin:distlock_heldlock_change", args=[quote(key)]))) == nodes
+
+
+def test_without_a_quorum_there_is_no_column_of_nodes(operator, backend):
+    hold(backend, "order:1")
+    assert "column-nodes" not in operator.get(LIST).content.decode()
 
 
 @pytest.mark.parametrize("name", ["a", "a/b", "a@b", "x\r\ny", "nul\0", "50%", "%41", " space ", "ä/日本", "{}"])

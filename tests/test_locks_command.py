@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
+import redis
 from django.core.management import CommandError, call_command
 
 from django_distlock import locks, tables
@@ -21,7 +22,7 @@ from django_distlock.signals import lock_forced
 
 from .admin_pages import hold
 from .conftest import LOCMEM, REDIS
-from .tools import PATIENCE, ticket
+from .tools import PATIENCE, eventually, ticket
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -102,9 +103,24 @@ def test_show(backend):
     text = said("show", "order:1")
     assert "POST /pay (pid 4711 on web-1, MainThread)" in text
     assert re.search(r"waiting +1$", text, re.MULTILINE)
-    assert json.loads(said("show", "order:1", "--json"))[0]["waiting"] == 1
+    assert "nodes" not in text
+    [shown] = json.loads(said("show", "order:1", "--json"))
+    assert (shown["waiting"], shown["nodes"]) == (1, None)
     assert "Nobody holds the lock 'order'" in said("show", "order", code=1)
     backend.release(waiter)
+
+
+def test_on_how_many_nodes_of_a_quorum(redlock_locks, five_valkeys):
+    hold(redlock_locks, "order:1")
+    eventually(lambda: redlock_locks.look(["order:1"])[0].nodes == 5)
+    with redis.Redis.from_url(five_valkeys[0].url) as node:
+        node.delete("lock:order:1")
+    heading, line, _ = said().splitlines()
+    assert heading.split()[-2:] == ["WAITING", "NODES"]
+    assert line.endswith("4 / 5")
+    assert re.search(r"nodes +4 / 5$", said("show", "order:1"), re.MULTILINE)
+    for action in (["list"], ["show", "order:1"]):
+        assert json.loads(said(*action, "--json"))[0]["nodes"] == 4
 
 
 def test_release_is_exact(backend):

@@ -41,6 +41,8 @@ class BaseLockBackend(ABC):
     supports_pruning: ClassVar[bool] = False  # keeps something of free locks that prune() can delete
     supports_wakeup: bool = True  # waiters are woken; otherwise they ask the store several times a second
 
+    node_count: int | None = None  # of independent servers, a majority of which holds each lock; None: it is one store
+
     keeper: Keeper | None = None  # set by renewal.py
 
     def __init__(self, alias: str, settings: Mapping[str, Any]) -> None:

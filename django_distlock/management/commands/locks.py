@@ -19,8 +19,8 @@ from django_distlock.abreast import ask_abreast
 from django_distlock.backends.base import BaseLockBackend
 from django_distlock.exceptions import LockBackendError
 from django_distlock.findings import Finding, Level
-from django_distlock.inventory import Inventory, Key, Seen, force_release, in_words
-from django_distlock.reports import FLEXIBLE, HEADING, as_json, held_for, looked_at, row, state
+from django_distlock.inventory import Inventory, Key, Seen, force_release, holding_nodes, in_words
+from django_distlock.reports import FLEXIBLE, as_json, held_for, looked_at, rows, state
 
 NOT_SO = 1  # the lock is not held, the release did not free it, the check found errors, no backend keeps rows
 UNREACHABLE = 3  # a backend does not answer, or its settings are wrong
@@ -126,8 +126,8 @@ class Command(BaseCommand):
     def _table(self, found: list[tuple[Seen, int | None]], columns: int | None) -> list[str]:
         if not found:
             return []
-        heading, *rows = tables.table([HEADING, *(row(*lock) for lock in found)], columns, FLEXIBLE)
-        return [self.style.MIGRATE_HEADING(heading), *rows]
+        heading, *lines = tables.table(rows(found), columns, FLEXIBLE)
+        return [self.style.MIGRATE_HEADING(heading), *lines]
 
     def do_show(self, options: dict[str, Any]) -> None:
         inventory = Inventory(self.aliases)
@@ -157,6 +157,8 @@ class Command(BaseCommand):
             "fencing number": str(info.fence),
             "lease": info.digest,
         }
+        if nodes := holding_nodes(info):
+            facts["nodes"] = nodes
         yield from tables.table([(f"  {fact}", text) for fact, text in facts.items()])
 
     def do_release(self, options: dict[str, Any]) -> None:
