@@ -98,7 +98,7 @@ class Inventory:
     @property
     def has_quorums(self) -> bool:
         """Whether any backend keeps its locks on several nodes."""
-        return any(self.ask(alias, lambda backend: backend.node_count) for alias in self.aliases)
+        return any(self._ask(alias, lambda backend: backend.node_count) for alias in self.aliases)
 
     def keys(self) -> list[Key]:
         """What is locked, by name; without what this package keeps for itself, unless the prefix asks for that."""
