@@ -12,7 +12,7 @@ from zoneinfo import ZoneInfo
 
 import celery
 import pytest
-from celery.schedules import crontab, schedule, solar
+from celery.schedules import crontab, schedstate, schedule, solar
 
 from django_distlock import LockBackendError, locks
 from django_distlock.backends import locmem
@@ -23,7 +23,7 @@ from .beats import Recording, World, gaps, task
 if celery.VERSION[:2] < (5, 7):
     pytest.skip("beat's schedulers need Celery 5.7", allow_module_level=True)
 
-from celery.beat import PersistentScheduler, Scheduler
+from celery.beat import PersistentScheduler, ScheduleEntry, Scheduler
 
 from django_distlock.celery import beat
 
@@ -318,6 +318,51 @@ def test_entries_that_come_change_and_go_while_beats_run(world):
     fleet.run(START + timedelta(seconds=300))
     assert len(fleet.times("b")) == 3
     assert list(beats[0]._ledger.known) == ["a"]
+
+
+def test_an_entry_that_comes_is_seen_after_the_longest_time_between_two_loops(world):
+    fleet = world(lambda: {"a": task(3600.0)}, beat_max_loop_interval=7)
+    beats = [fleet.start(MemoryBeat, max_interval=None) for _ in range(3)]
+    fleet.run(START + timedelta(seconds=30))
+    came = fleet.now
+    for one in beats:
+        one.update_from_dict({"b": task(20.0)})
+    fleet.run(came + timedelta(seconds=19))
+    assert fleet.sent == []
+    fleet.run(came + timedelta(seconds=58))
+    assert len(fleet.times("b")) == 2
+    assert timedelta(seconds=20) <= fleet.times("b")[0] - came <= timedelta(seconds=27.1)
+    assert set(map(round, gaps(fleet.times("b")))) == {20}
+
+
+def test_a_scheduler_of_ones_own_joins_in_by_the_mixin(world):
+    """This one reads its schedule from elsewhere, has entries of its own, and sends nothing while it is closed."""
+
+    class ShopEntry(ScheduleEntry):
+        def is_due(self):
+            return super().is_due() if self.app.world.is_open else schedstate(False, 5.0)
+
+    class ShopScheduler(Scheduler):
+        Entry = ShopEntry
+
+        def setup_schedule(self):
+            self.update_from_dict(self.app.world.shelf)
+
+    class ShopBeat(Recording, beat.SharedRuns, ShopScheduler):
+        pass
+
+    fleet = world(dict)
+    fleet.shelf, fleet.is_open = {"a": task(60.0)}, True
+    for _ in range(3):
+        fleet.start(ShopBeat)
+    fleet.run(START + timedelta(seconds=190))
+    assert len(fleet.times("a")) == 3
+    fleet.is_open = False
+    fleet.run(START + timedelta(seconds=350))
+    fleet.is_open = True
+    fleet.run(START + timedelta(seconds=400))
+    assert len(fleet.times("a")) == 4
+    assert timedelta(seconds=350) <= fleet.times("a")[3] - START <= timedelta(seconds=355.1)
 
 
 def test_schedulers_keep_nothing_in_an_entry_and_touch_no_store_before_they_tick(world, monkeypatch, tmp_path):

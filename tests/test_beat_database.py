@@ -14,6 +14,8 @@ if celery.VERSION[:2] < (5, 7):
 time_machine = pytest.importorskip("time_machine", reason="needs time-machine")
 models = pytest.importorskip("django_celery_beat.models", reason="needs django-celery-beat")
 
+from django_celery_beat.schedulers import DatabaseScheduler
+
 from django_distlock import locks
 from django_distlock.backends import locmem
 from django_distlock.celery import beat
@@ -30,12 +32,16 @@ class DatabaseBeat(Recording, DistlockDatabaseScheduler):
     pass
 
 
+class StockDatabaseBeat(Recording, DatabaseScheduler):
+    pass
+
+
 class TravellingWorld(World):
     """Rows ask the machine for the time."""
 
-    def __init__(self, traveller, entries=dict):
+    def __init__(self, traveller, entries=dict, now=START, **conf):
         self.traveller = traveller
-        super().__init__(START, entries)
+        super().__init__(now, entries, **conf)
 
     @property
     def now(self):
@@ -46,8 +52,8 @@ class TravellingWorld(World):
         self._now = moment
         self.traveller.move_to(moment)
 
-    def start(self, **options):
-        return super().start(DatabaseBeat, max_interval=None, **options)
+    def start(self, kind=DatabaseBeat, **options):
+        return super().start(kind, max_interval=None, **options)
 
     def set_clock(self, app, ahead):
         """It is that of the machine."""
@@ -63,8 +69,8 @@ def world(locmem_locks, monkeypatch):
             monkeypatch.setattr(module, "clock", lambda: datetime.now(UTC).timestamp())
         made = []
 
-        def new(*arguments):
-            made.append(TravellingWorld(traveller, *arguments))
+        def new(*arguments, **options):
+            made.append(TravellingWorld(traveller, *arguments, **options))
             return made[-1]
 
         yield new
@@ -84,8 +90,10 @@ def row(name, one_off=False, **when):
         when["interval"] = models.IntervalSchedule.objects.create(every=seconds, period="seconds")
     if clocked := when.pop("clocked", None):
         when["clocked"] = models.ClockedSchedule.objects.create(clocked_time=clocked)
-    if minute := when.pop("minute", None):
-        when["crontab"] = models.CrontabSchedule.objects.create(minute=minute)
+    if cron := {field: when.pop(field) for field in ("minute", "hour", "timezone") if field in when}:
+        when["crontab"] = models.CrontabSchedule.objects.create(**cron)
+    if event := when.pop("event", None):
+        when["solar"], _ = models.SolarSchedule.objects.get_or_create(event=event, latitude=27.7, longitude=85.3)
     return models.PeriodicTask.objects.create(name=name, task="task", args=json.dumps([name]), one_off=one_off, **when)
 
 
@@ -219,3 +227,38 @@ def test_a_store_that_lost_its_data_is_told_what_the_beats_know(world):
         locks["default"]._runs.clear()
     fleet.run_for(60)
     assert [when.minute for when in fleet.times("cron")] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("zone", "begin"),
+    [
+        ("UTC", datetime(2026, 10, 24, 23, 50, tzinfo=UTC)),
+        ("America/New_York", datetime(2027, 3, 27, 23, 50, tzinfo=UTC)),
+    ],
+)
+def test_rows_in_time_zones_of_their_own_run_as_with_one_stock_beat_when_clocks_change(zone, begin, world, monkeypatch):
+    pytest.importorskip("ephem", reason="solar schedules need ephem")
+    monkeypatch.setattr(beat, "LOOK", 86_400.0)
+    conf = {"now": begin, "zone": zone, "beat_max_loop_interval": 300}
+    sent = []
+    for kind in (StockDatabaseBeat, DatabaseBeat):
+        one = world(**conf)
+        models.PeriodicTask.objects.all().delete()
+        row("at night", minute="30", hour="2", timezone="Europe/Berlin")
+        row("around the change", minute="*/20", hour="1-4", timezone="Europe/Berlin")
+        row("far away", minute="30", hour="*/2", timezone="Asia/Kathmandu")
+        row("interval", every=2900)
+        row("sunrise", event="sunrise")
+        for _ in range(1 if kind is StockDatabaseBeat else 3):
+            one.start(kind)
+        while one.now < begin + timedelta(hours=4):
+            one.run_for(1500)
+            if kind is DatabaseBeat:
+                one.kill(next(iter(one.wakes)))
+                one.start(kind)
+        sent.append(one)
+    stock, fleet = sent
+    for name in ("at night", "around the change", "far away", "interval", "sunrise"):
+        ours, theirs = fleet.times(name), stock.times(name)
+        assert len(ours) == len(theirs) >= 1, (name, ours, theirs)
+        assert all(abs(our - their) < timedelta(seconds=1) for our, their in zip(ours, theirs, strict=True)), name
