@@ -9,11 +9,13 @@ import shutil
 import signal
 import subprocess
 import sys
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from django_distlock.tickets import new_token
+from example_project.beats import Watch, complaints, table
 
 from .conftest import missing
 from .shop_on_postgres import PIECES
@@ -99,3 +101,28 @@ def test_the_front_page_in_a_browser(chromium, shop_url, tmp_path):
     assert "Darjeeling" in page
     assert page.count(">Buy</button>") == 10
     assert "csrfmiddlewaretoken" in page
+
+
+def ticks(*seconds):
+    return [datetime(2026, 11, 21, 12) + timedelta(seconds=one) for one in seconds]
+
+
+@pytest.mark.parametrize(
+    ("sent", "ran", "complaint"),
+    [
+        ({1: ticks(0, 2), 2: ticks(4, 8), 3: ticks(6)}, "abcde", None),
+        ({1: ticks(0, 2), 2: ticks(4, 8), 3: ticks(6, 6.1)}, "abcdef", "Beats sent a run twice."),
+        ({1: ticks(0, 2), 2: ticks(4, 10), 3: ticks(6)}, "abcde", "Of 6 runs that were due 5 were sent."),
+        ({1: ticks(0, 2), 2: ticks(4, 8), 3: ticks(6)}, "abcd", "Of 5 runs that were sent 4 ran."),
+        ({1: ticks(0, 2), 2: ticks(4, 8), 3: ticks(6)}, "abcdd", "Of 5 runs that were sent 5 ran."),
+        ({1: [], 2: ticks(0, 2, 4, 8), 3: ticks(6)}, "abcde", "The beat that was killed had sent nothing."),
+        ({1: [], 2: [], 3: []}, "", "Of 0 runs that were due 0 were sent."),
+    ],
+)
+def test_the_demonstration_of_beats_complains_of_what_is_doubled_missed_or_lost(sent, ran, complaint):
+    """Its exit code is 1 then."""
+    seen = Watch(sent, list(ran), killed=1)
+    assert (complaint in complaints(seen)) if complaint else (complaints(seen) == [])
+    rows = dict(re.findall(r"^(ticks|sends|runs|duplicates)\b.*?(\d+)$", table(seen), re.MULTILINE))
+    assert rows["runs"] == str(len(ran))
+    assert rows["duplicates"] == str(int(complaint == "Beats sent a run twice."))

@@ -1,7 +1,8 @@
 """Beat on every host: real beats and workers, killed, stopped, replaced, and with a store that goes down.
 
 Each entry notes what is sent and what runs; a run is due once in each window of the clock. The tests that take
-minutes, and the random run, are done where ``DISTLOCK_SOAK=600`` names the seconds of the latter.
+minutes, and the random run, are done where ``DISTLOCK_SOAK=600`` names the seconds of the latter. Each prints what it
+counted as a line of JSON; ``DISTLOCK_FIGURES=file`` collects them.
 """
 
 from __future__ import annotations
