@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import signal
 import threading
 import time
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 import redis
 
 from django_distlock import LockBackendError, State, lock, locks
+from django_distlock.backends.redlock.lineup import Selection
 from django_distlock.backends.redlock.quorum import Tally, fence_of, is_known
 from django_distlock.exceptions import InvalidLockBackend
 from django_distlock.findings import Level
@@ -295,6 +297,15 @@ class TestNothingIsLeftBehind:
         handle.release()
         eventually(lambda: not any(_locks(quorum)))
 
+    def test_where_connections_broke_before_the_release(self, nodes, redlock_locks, calls):
+        handle = calls(lock("name", ttl=60))
+        handle.acquire()
+        eventually(lambda: all(stands(node, "name") for node in nodes))
+        for node in nodes[:2]:
+            node.client_kill_filter(skipme=True, _type="normal")
+        handle.release()
+        eventually(lambda: not any(stands(node, "name") for node in nodes))
+
     def test_after_a_majority_failed(self, quorum, configured, calls):
         backend = configured(quorum.urls, OPTIONS={"node_timeout": 0.1, "socket_connect_timeout": 0.2})
         calls(backend).acquire(ticket("first", ttl=60), queue=False)
@@ -550,6 +561,126 @@ class TestConnections:
 
         during = asyncio.run(main())
         assert [now - then for now, then in zip(during, before, strict=True)] == [1] * 5
+
+    def test_more_threads_than_connections_wait_for_one(self, five_valkeys, configured):
+        backend = configured([node.url for node in five_valkeys], OPTIONS={"max_connections": 1})
+        inside = threading.Barrier(2)
+
+        def steps(last_try):
+            inside.wait(PATIENCE)
+            inside.wait(PATIENCE)
+            return
+            yield
+
+        busy = threading.Thread(target=backend._run, args=(steps, 1.0))
+        busy.start()
+        inside.wait(PATIENCE)
+        short = ticket()
+        short.give_up = 0.0
+        with pytest.raises(
+            LockBackendError, match=r"raise DISTRIBUTED_LOCKS\['default'\]\['OPTIONS'\]\['max_connections"
+        ):
+            backend.acquire(short, queue=False)
+        threading.Timer(0.05, inside.wait).start()
+        assert isinstance(backend.acquire(ticket(), queue=False), Grant)
+        busy.join()
+
+    def test_where_no_thread_can_be_started(self, redlock_locks, monkeypatch):
+        def refuse(thread):
+            raise RuntimeError("can't start new thread")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", refuse)
+            with pytest.raises(LockBackendError, match="can't start new thread"):
+                redlock_locks.acquire(ticket(), queue=False)
+        assert isinstance(redlock_locks.acquire(ticket(), queue=False), Grant)
+
+    def test_without_poll(self, redlock_locks, monkeypatch, calls):
+        monkeypatch.setattr("django_distlock.backends.redlock.lineup.Poll", Selection)
+        for _ in range(3):
+            with lock("name") as lease:
+                assert redlock_locks.look(["name"])[0].token == lease.token
+
+    def test_an_interrupt_leaves_nothing_behind(self, quorum, configured):
+        """A handler of a signal, such as a time limit, that raises while nodes are asked."""
+        backend = configured(quorum.urls)
+        with lock("first"):
+            pass
+
+        def limit(*_):
+            raise InterruptedError("time is up")
+
+        before = signal.signal(signal.SIGALRM, limit)
+        try:
+            for number in range(3):
+                quorum.stop(number)
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
+            with pytest.raises(InterruptedError, match="time is up"):
+                lock("name", wait=5).acquire()
+        finally:
+            signal.signal(signal.SIGALRM, before)
+        for number in range(3):
+            quorum.go_on(number)
+        eventually(lambda: not renewer_of(backend).is_cleaning)
+        eventually(lambda: not any(_locks(quorum)))
+        with lock("name", wait=PATIENCE):
+            pass
+        eventually(lambda: not renewer_of(backend).is_cleaning)
+
+
+class TestEventLoops:
+    def test_connections_are_closed_with_their_loop(self, redlock_locks, nodes):
+        before = [_clients(node) for node in nodes]
+
+        async def main():
+            async with lock("name"):
+                return [_clients(node) for node in nodes]
+
+        for _ in range(3):
+            during = asyncio.run(main())
+            assert sum(len(now - then) for now, then in zip(during, before, strict=True)) >= 3
+            eventually(lambda: all(_clients(node) <= then for node, then in zip(nodes, before, strict=True)))
+        assert redlock_locks._async_nodes == {}
+
+    def test_what_ends_with_the_loop_leaves_no_connection(self, redlock_locks, nodes):
+        """Generators that were left over are closed at the same time as the connections."""
+        left_over = []
+
+        async def guarded():
+            async with lock("name"):
+                yield
+
+        async def main():
+            left_over.append(guarded())
+            await anext(left_over[0])
+
+        before = [_clients(node) for node in nodes]
+        asyncio.run(main())
+        eventually(lambda: not any(node.exists("lock:name") for node in nodes))
+        eventually(lambda: all(_clients(node) <= then for node, then in zip(nodes, before, strict=True)))
+
+    def test_tasks_that_are_cancelled_at_the_end_give_back_at_once(self, redlock_locks, nodes):
+        """asyncio.run() cancels them together with those that read from the nodes."""
+        redlock_locks.option["node_timeout"] = 5.0
+
+        async def hold():
+            async with lock("name"):
+                await asyncio.sleep(3600)
+
+        async def main():
+            task = asyncio.create_task(hold())
+            while not await lock("name").alocked():
+                await asyncio.sleep(0.01)
+            return task  # held, so that it is not collected before the loop ends
+
+        began = time.monotonic()
+        asyncio.run(main())
+        assert time.monotonic() - began < 4
+        eventually(lambda: not any(node.exists("lock:name") for node in nodes))
+
+
+def _clients(node):
+    return {one["id"] for one in node.client_list()}
 
 
 class TestSettings:

@@ -66,6 +66,13 @@ class Asked:
 NOT_ASKED = Asked(0)
 
 
+class NotYetConnected(TimeoutError):
+    """A connection is only being opened."""
+
+    def __init__(self) -> None:
+        super().__init__("no connection yet")
+
+
 class Request(NamedTuple):
     """Commands, packed once for all nodes that are sent them."""
 

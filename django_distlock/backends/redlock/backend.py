@@ -8,6 +8,7 @@ import random
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
+from weakref import WeakSet
 
 from django.core.checks import CheckMessage
 from redis.exceptions import MaxConnectionsError
@@ -62,6 +63,7 @@ class RedlockBackend(BaseLockBackend):
         connect_timeout = float(self.option["socket_connect_timeout"])
         self._nodes = Nodes(self.locations, self.majority, self.option["max_connections"], connect_timeout)
         self._async_nodes: dict[asyncio.AbstractEventLoop, AsyncNodes] = {}
+        self._ending_loops: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
 
     # Settings
 
@@ -303,6 +305,9 @@ class RedlockBackend(BaseLockBackend):
                 if other.is_closed():
                     self._async_nodes.pop(other, None)
             nodes = AsyncNodes(self.locations, self.majority, float(self.option["socket_connect_timeout"]))
+            if loop in self._ending_loops:
+                await nodes.aclose()
+                return nodes
             self._async_nodes[loop] = nodes
             nodes.ending = self._until_loop_ends(loop, nodes)
             await anext(nodes.ending)
@@ -313,6 +318,7 @@ class RedlockBackend(BaseLockBackend):
         try:
             yield
         finally:
+            self._ending_loops.add(loop)
             self._async_nodes.pop(loop, None)
             await nodes.aclose()
 

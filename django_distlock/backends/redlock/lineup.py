@@ -11,7 +11,7 @@ from redis.exceptions import ConnectionError, NoScriptError, RedisError, Respons
 
 from ...tickets import clock
 from ..redis.wire import IDLE_TRUSTED
-from .asking import GIVEN_UP, MOST_AWAITED, NOT_ASKED, Asked, Contact, Request, Round, time_out
+from .asking import GIVEN_UP, MOST_AWAITED, NOT_ASKED, Asked, Contact, NotYetConnected, Request, Round, time_out
 
 
 class Link:
@@ -113,7 +113,7 @@ class Lineup:
         if request is None:
             return NOT_ASKED
         if link is None:
-            return Asked(request.replies, at, failure=self._nodes[number].failure or TimeoutError("no connection yet"))
+            return Asked(request.replies, at, failure=self._nodes[number].failure or NotYetConnected())
         if link.awaited and not link.is_ready(patience, urgent=urgent):
             return Asked(request.replies, at, failure=TimeoutError(f"no answer for {link.silent_for:.2f} s"))
         asked = link.send(request, at)

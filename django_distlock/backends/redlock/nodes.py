@@ -11,7 +11,7 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from redis.exceptions import ConnectionError, MaxConnectionsError, RedisError
+from redis.exceptions import ConnectionError, MaxConnectionsError
 
 from ...exceptions import LockBackendError
 from ..redis.location import Location
@@ -125,13 +125,16 @@ class Nodes:
         if node.may_connect(insist=insist):
             node.begin()
             name = f"distlock-connect-{node.location.text}"
-            threading.Thread(target=self._connected, args=(node,), name=name, daemon=True).start()
+            try:
+                threading.Thread(target=self._connected, args=(node,), name=name, daemon=True).start()
+            except RuntimeError as error:  # no more threads here, or the interpreter exits
+                node.fail(error)
 
     def _connected(self, node: Node) -> None:
         failure: Exception | None = None
         try:
             link = Link(self._opened(node.location))
-        except (RedisError, OSError) as error:
+        except Exception as error:  # told to whoever asks the node
             failure = error
         with self._changed:
             if failure:

@@ -10,13 +10,14 @@ from functools import cache, partial
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ...bells import Bell
 from ...exceptions import LockBackendError
 from ...tickets import Grant, LockInfo, Ticket, clock
 from ..redis.wire import Command, pack
-from .asking import ACQUIRE, RELEASE, RENEW, Asked, Request, Round, Verdict, all_settled
+from .asking import ACQUIRE, RELEASE, RENEW, Asked, NotYetConnected, Request, Round, Verdict, all_settled
 from .listing import NodesFailed, Page
 from .quorum import Numbers, Seen, Tally, fence_of, is_decided, is_known, majority_of
 
@@ -138,15 +139,16 @@ class Rounds:
         if replies.count(0) + replies.count(1) < self.majority:
             ticket.unanswered = True
             raise (self._down(asked) if last_try else Faded())
-        hanging = [(ticket.unanswered or there) and _hangs(one) for there, one in zip(is_late, asked, strict=True)]
-        self._pursue(ticket, rest, hanging, asked)
+        if not rest:
+            if any((ticket.unanswered or there) and _hangs(one) for there, one in zip(is_late, asked, strict=True)):
+                self._pursue(ticket, asked)
+            elif any(map(_was_missed, asked)):
+                self.abandon(replace(ticket, bell=Bell()))
         # While no majority has lost it, nobody else can have had the lock: nodes that failed stay away for a TTL.
         return repeated or replies.count(0) < self.majority
 
-    def _pursue(self, ticket: Ticket, rest: float, hanging: Sequence[bool], asked: Sequence[Asked]) -> None:
+    def _pursue(self, ticket: Ticket, asked: Sequence[Asked]) -> None:
         """A node that hangs may grant what it was asked for when it wakes up: tell it then that it is over."""
-        if not any(hanging) or rest:
-            return
         if ticket in self._pursued:
             raise self._down(asked)  # to be repeated
         remainder = replace(ticket, unanswered=True, bell=Bell())
@@ -302,6 +304,13 @@ def _latest(asked: Sequence[Asked], again: Sequence[Asked]) -> list[Asked]:
 def _hangs(asked: Asked) -> bool:
     """Nothing could be sent to it, and it does not refuse connections either."""
     return not asked.was_sent and isinstance(asked.failure, RedisTimeoutError | TimeoutError)
+
+
+def _was_missed(asked: Asked) -> bool:
+    """Its connection broke, or was not open yet: another try may reach it."""
+    return isinstance(asked.failure, NotYetConnected) or (
+        asked.was_sent and isinstance(asked.failure, RedisConnectionError)
+    )
 
 
 def _ms(seconds: float) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import builtins
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
@@ -12,7 +11,20 @@ from redis.exceptions import ConnectionError, NoScriptError, RedisError, Respons
 
 from ...tickets import clock
 from ..redis.location import Location
-from .asking import GIVEN_UP, LOADS, MOST_AWAITED, NOT_ASKED, Arrival, Asked, Contact, Request, Round, Steps, time_out
+from .asking import (
+    GIVEN_UP,
+    LOADS,
+    MOST_AWAITED,
+    NOT_ASKED,
+    Arrival,
+    Asked,
+    Contact,
+    NotYetConnected,
+    Request,
+    Round,
+    Steps,
+    time_out,
+)
 
 LATE_LOOKS = 5  # rounds of the loop in which it reads what came while it was blocked
 
@@ -64,7 +76,7 @@ class AsyncNode(Contact):
                 await connection.send_packed_command([b"".join(LOADS)], check_health=False)
                 for _ in LOADS:
                     await connection.read_response(disable_decoding=True)
-        except (RedisError, OSError, builtins.TimeoutError) as error:
+        except Exception as error:  # told to whoever asks the node
             if connection is not None:
                 await connection.disconnect(nowait=True)
             self.fail(error if str(error) else TimeoutError(f"no connection within {self._connect_timeout:g} s"))
@@ -93,9 +105,9 @@ class AsyncNode(Contact):
                     self._awaited.popleft()
                     self.failure = None
         except (RedisError, OSError) as error:
-            if self._connection is connection:
-                self._lose(error)
+            self._lose(error, connection)
         finally:
+            self._lose(ConnectionError("the loop ends"), connection)
             await connection.disconnect(nowait=True)
 
     def end(self, error: Exception) -> None:
@@ -103,15 +115,20 @@ class AsyncNode(Contact):
         if self._connection is not None:
             for remedy in [asked.remedy() for asked in self._awaited if asked.remedy]:
                 self.send(remedy, clock())
-            self._lose(error)
-        for task in (self._reader, self.connecting):
-            if task:
-                task.cancel()
+            self._lose(error, self._connection)
+        self.failure = error
+        for task in self.tasks:
+            task.cancel()
 
-    def _lose(self, error: Exception) -> None:
-        self._connection, self.failure = None, error
-        while self._awaited:
-            self._awaited.popleft().fail(error)
+    @property
+    def tasks(self) -> list[asyncio.Task[None]]:
+        return [task for task in (self._reader, self.connecting) if task and not task.done()]
+
+    def _lose(self, error: Exception, connection: Any) -> None:
+        if self._connection is connection:
+            self._connection = None
+            while self._awaited:
+                self._awaited.popleft().fail(error)
 
 
 class AsyncNodes:
@@ -122,10 +139,13 @@ class AsyncNodes:
     def __init__(self, locations: Sequence[Location], majority: int, connect_timeout: float) -> None:
         self._majority, self._connect_timeout = majority, connect_timeout
         self._nodes = [AsyncNode(location, connect_timeout) for location in locations]
+        self._running = 0
+        self._keeps = True  # connections for the next call
 
     async def run(self, steps: Steps, patience: float, *, urgent: bool = False, within: float | None = None) -> Any:
-        ready = await self._ready(patience, urgent, self._connect_timeout if within is None else within)
+        self._running += 1
         try:
+            ready = await self._ready(patience, urgent, self._connect_timeout if within is None else within)
             round_ = next(steps)
             while True:
                 round_ = steps.send(await self._ask(ready, round_, patience))
@@ -133,6 +153,9 @@ class AsyncNodes:
             return end.value
         finally:
             steps.close()
+            self._running -= 1
+            if not self._keeps:
+                await self._close_idle()
 
     async def _ask(self, ready: Sequence[bool], round_: Round, patience: float) -> list[Asked]:
         heard = asyncio.get_running_loop().create_future()
@@ -148,7 +171,7 @@ class AsyncNodes:
             if request is None:
                 asked.append(NOT_ASKED)
             elif not is_ready or node._connection is None:
-                failure = node.failure or TimeoutError("no connection yet")
+                failure = node.failure or NotYetConnected()
                 asked.append(Asked(request.replies, at, failure=failure))
             else:
                 one = node.send(request, at)
@@ -193,8 +216,17 @@ class AsyncNodes:
                 node.end(TimeoutError(f"no answer for {node.silent_for:.2f} s"))
 
     async def aclose(self) -> None:
+        """The loop ends. Others that end with it may still ask, and close what they used."""
+        self._keeps = False
+        await self._close_idle()
+
+    async def _close_idle(self) -> None:
+        if self._running:
+            return
+        tasks = [task for node in self._nodes for task in node.tasks]
         for node in self._nodes:
             node.end(ConnectionError("closed"))
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _settle(heard: asyncio.Future[bool]) -> None:
