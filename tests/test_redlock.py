@@ -692,7 +692,9 @@ class TestSettings:
         three = [f"redis://host-{number}:6379/0" for number in range(3)]
         self.refused(configured, "redis://one", r"\['LOCATION'\] is 'redis://one'. RedlockBackend needs a list of at")
         self.refused(configured, three[:2], "at least 3 servers")
-        self.refused(configured, [*three, "redis://host-0/0"], "redis://host-0:6379/0 more than once")
+        twice = "one server more than once: redis://host-0:6379/0 and redis://"
+        self.refused(configured, [*three, "redis://host-0/0"], twice)
+        self.refused(configured, [*three, "redis://HOST-0:6379/1"], twice)
         self.refused(configured, [*three, "host"], r"\['LOCATION'\]\[3\] is 'host'")
         assert configured(three).check_settings() == []
 
@@ -715,6 +717,15 @@ class TestSettings:
         [finding] = configured([f"redis://host-{number}" for number in range(4)]).check_settings()
         assert finding.id == "distlock.W030"
         assert "names 4 nodes. With 3 as many may fail" in finding.msg
+
+    def test_a_cache_in_the_database_of_a_node_is_doubtful(self, configured, settings):
+        settings.CACHES = {
+            "default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://host-1/2"},
+            "other": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://host-2/1"},
+        }
+        [finding] = configured([f"redis://host-{number}/2" for number in range(3)]).check_settings()
+        assert finding.id == "distlock.W010"
+        assert "['LOCATION'][1]: CACHES['default'] is in the same database" in finding.msg
 
 
 def test_the_acl_of_the_documentation_suffices(nodes, redlock_locks, five_valkeys, configured, calls):
@@ -755,13 +766,12 @@ class TestCheck:
             assert str(node.socket) in finding.message
             assert "less than the longest TTL of 3600 s" in finding.message
 
-    def test_one_server_under_two_names(self, five_valkeys, configured, calls):
+    def test_one_server_under_two_names(self, five_valkeys, configured, calls, tmp_path):
         urls = [server.url for server in five_valkeys[:3]]
-        [finding] = [
-            finding
-            for finding in calls(configured([*urls, urls[0].replace("db=0", "db=1")])).check()
-            if finding.is_error
-        ]
+        other_name = tmp_path / "s"
+        other_name.symlink_to(five_valkeys[0].socket)
+        backend = calls(configured([*urls, f"unix://{other_name}?db=1"]))
+        [finding] = [finding for finding in backend.check() if finding.is_error]
         assert "are one server, which then has 2 votes" in finding.message
 
     def test_a_node_that_does_not_answer_and_one_that_evicts(self, quorum, configured, calls):

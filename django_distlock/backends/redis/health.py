@@ -120,10 +120,7 @@ def _shared(aliases: Sequence[str]) -> str:
 
 def check_settings(location: Location, terms: Terms, socket_timeout: float, where: str) -> list[CheckMessage]:
     """``where``: how messages name the entry."""
-    found: list[CheckMessage] = []
-    if aliases := caches_in_database_of(location):
-        hint = "Let one of them use another database, for example redis://127.0.0.1:6379/1."
-        found.append(Warning(f"{where}: {_shared(aliases)}", hint=hint, id="distlock.W010"))
+    found = of_caches(location, where)
     if terms.ttl <= 2 * socket_timeout:
         found.append(
             Warning(
@@ -134,6 +131,13 @@ def check_settings(location: Location, terms: Terms, socket_timeout: float, wher
             )
         )
     return found
+
+
+def of_caches(location: Location, where: str) -> list[CheckMessage]:
+    if not (aliases := caches_in_database_of(location)):
+        return []
+    hint = "Let one of them use another database, for example redis://127.0.0.1:6379/1."
+    return [Warning(f"{where}: {_shared(aliases)}", hint=hint, id="distlock.W010")]
 
 
 def server_of(arguments: Mapping[str, Any]) -> tuple[object, ...]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 from weakref import WeakSet
@@ -18,6 +17,7 @@ from ...findings import Finding
 from ...tickets import Grant, LockInfo, Ticket, clock
 from ..base import BaseLockBackend
 from ..redis.errors import NoReply, advice
+from ..redis.health import server_of
 from ..redis.keys import read_prefix
 from ..redis.location import Location, read_location
 from .asking import Steps
@@ -100,15 +100,18 @@ class RedlockBackend(BaseLockBackend):
             "socket_connect_timeout": float(self.option["socket_connect_timeout"]),
         }
         locations = [read_location(url, f"{where}[{index}]", timeouts) for index, url in enumerate(given)]
-        texts = Counter(location.text for location in locations)
-        if twice := [text for text, count in texts.items() if count > 1]:
-            raise InvalidLockBackend(
-                f"{where} names {twice[0]} more than once. A node has one vote; name each server once."
-            )
+        by_server: dict[tuple[object, ...], Location] = {}
+        for location in locations:
+            *server, _ = server_of(location.arguments)  # whichever of its databases
+            if other := by_server.get(tuple(server)):
+                raise InvalidLockBackend(
+                    f"{where} names one server more than once: {other.text} and {location.text}. A server has one vote."
+                )
+            by_server[tuple(server)] = location
         return locations
 
     def check_settings(self) -> list[CheckMessage]:
-        return of_settings(self.setting("LOCATION"), len(self.locations))
+        return of_settings(self.setting("LOCATION"), self.locations)
 
     @property
     def keyspace(self) -> Hashable:

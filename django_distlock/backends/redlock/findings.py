@@ -8,15 +8,19 @@ from collections.abc import Iterator, Sequence
 from django.core.checks import CheckMessage, Warning
 
 from ...findings import Finding, Level
+from ..redis.health import of_caches
 from ..redis.location import Location
 from .asking import Asked
 
 
-def of_settings(setting: str, nodes: int) -> list[CheckMessage]:
-    if nodes % 2:
-        return []
-    message = f"{setting} names {nodes} nodes. With {nodes - 1} as many may fail; an even number adds one."
-    return [Warning(message, hint="Name 3, 5 or 7.", id="distlock.W030")]
+def of_settings(setting: str, locations: Sequence[Location]) -> list[CheckMessage]:
+    found: list[CheckMessage] = []
+    if not (count := len(locations)) % 2:
+        message = f"{setting} names {count} nodes. With {count - 1} as many may fail; an even number adds one."
+        found.append(Warning(message, hint="Name 3, 5 or 7.", id="distlock.W030"))
+    for index, location in enumerate(locations):
+        found += of_caches(location, f"{setting}[{index}]")
+    return found
 
 
 def examine(locations: Sequence[Location], asked: Sequence[Asked], longest_ttl: float) -> list[Finding]:
