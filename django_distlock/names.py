@@ -14,6 +14,7 @@ from .exceptions import InvalidLockName
 LONGEST_VERBATIM = 200  # characters; a longer name keeps its beginning and gets a hash for the rest
 LONGEST_ACCEPTED = 10_000
 _KEPT = 160
+_SHORTENED = re.compile(rf".{{{_KEPT}}}~[0-9a-f]{{64}}", re.DOTALL)
 
 OWN = "django_distlock."  # the locks by which this package remembers something begin with this
 
@@ -52,6 +53,14 @@ def check_name(name: object) -> str:
     if len(name) <= LONGEST_VERBATIM:
         return name
     return f"{name[:_KEPT]}~{hashlib.sha256(encoded).hexdigest()}"
+
+
+def stored_name(text: str) -> str:
+    """What ``check_name`` returns, also for what it has returned already: for names that people copy from a list.
+
+    Raises InvalidLockName.
+    """
+    return text if _SHORTENED.fullmatch(text) else check_name(text)
 
 
 def render(template: str, values: tuple[object, ...]) -> str:

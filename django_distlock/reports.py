@@ -11,6 +11,7 @@ from .inventory import Inventory, Key, Seen, holding_nodes, in_words
 
 HEADING = ("NAME", "BACKEND", "LABEL", "HOLDER", "HELD", "LEFT", "WAITING")
 FLEXIBLE = (0, 2, 3)  # columns that are cut where there is no room
+SPARE = (6, 1, 4, 2)  # that are left out, in this order, where there is less
 
 
 def held_for(seen: Seen) -> float | None:

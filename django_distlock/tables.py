@@ -24,21 +24,39 @@ def width(text: str) -> int:
     )
 
 
-def table(rows: Sequence[Sequence[str]], most: int | None = None, flexible: Sequence[int] = ()) -> list[str]:
-    """Lines of at most ``most`` columns; None: as wide as it gets. Of the flexible columns the widest is cut first."""
+def table(
+    rows: Sequence[Sequence[str]], most: int | None = None, flexible: Sequence[int] = (), spare: Sequence[int] = ()
+) -> list[str]:
+    """Lines of at most ``most`` columns of the terminal; None: as wide as it gets.
+
+    Of the flexible columns of the table the widest is cut first. Where that does not do, spare ones are left out.
+    """
     cells = [[printable(cell) for cell in row] for row in rows]
-    widths = [max(map(width, column)) for column in zip(*cells, strict=True)]
+    widths = dict(enumerate(max(map(width, column)) for column in zip(*cells, strict=True)))
     if most is not None:
-        room = most - len(GAP) * (len(widths) - 1)
-        while sum(widths) > room and flexible:
-            widest = max(flexible, key=lambda column: widths[column])
-            if widths[widest] <= NARROWEST:
-                break
-            widths[widest] -= 1
-    return [
-        GAP.join(padded(cut(cell, size), size) for cell, size in zip(row, widths, strict=True)).rstrip()
-        for row in cells
-    ]
+        _leave_out(spare, widths, most, flexible)
+        _cut(widths, most, flexible)
+    return [GAP.join(padded(cut(row[column], size), size) for column, size in widths.items()).rstrip() for row in cells]
+
+
+def _leave_out(spare: Sequence[int], widths: dict[int, int], most: int, flexible: Sequence[int]) -> None:
+    for column in spare:
+        narrowest = [min(size, NARROWEST) if column in flexible else size for column, size in widths.items()]
+        if _total(narrowest) > most:
+            del widths[column]
+
+
+def _cut(widths: dict[int, int], most: int, flexible: Sequence[int]) -> None:
+    to_cut = [column for column in flexible if column in widths]
+    while _total(list(widths.values())) > most and to_cut:
+        widest = max(to_cut, key=widths.__getitem__)
+        if widths[widest] <= NARROWEST:
+            break
+        widths[widest] -= 1
+
+
+def _total(widths: Sequence[int]) -> int:
+    return sum(widths) + len(GAP) * (len(widths) - 1)
 
 
 def padded(text: str, size: int) -> str:

@@ -29,6 +29,7 @@ from .databases import known_database
 from .mariadb import MariaDB
 from .postgres import Postgres
 from .proxy import Proxy
+from .terminal import Terminal
 from .tools import backend_on, eventually
 
 REDIS = "django_distlock.backends.redis.RedisBackend"
@@ -228,6 +229,14 @@ def own_valkey() -> Iterator[Callable[..., Valkey]]:
     yield start
     for server in servers:
         server.stop()
+
+
+@pytest.fixture
+def terminal(valkey: Valkey, store: redis.Redis) -> Iterator[Terminal]:
+    """Its commands keep their locks in the emptied server."""
+    terminal = Terminal(valkey.url)
+    yield terminal
+    terminal.close()
 
 
 @pytest.fixture

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import signal
+import subprocess
+import sys
 import threading
 import time
 from contextvars import ContextVar
@@ -20,7 +23,7 @@ from django_distlock.backends.locmem import LocMemBackend
 from .admin_pages import hold, said
 from .conftest import DATABASE, LOCMEM, REDIS
 from .proxy import Proxy
-from .tools import eventually
+from .tools import PATIENCE, eventually
 
 TIMEOUT = 1.0  # seconds; a server that began to hang costs two: a lost reply is asked for once more
 ONE = 2 * TIMEOUT
@@ -164,3 +167,24 @@ def test_a_single_question_needs_no_thread():
 def test_a_mistake_is_raised_where_it_was_asked_for():
     with pytest.raises(ZeroDivisionError):
         ask_abreast({"right": lambda: 1, "wrong": lambda: 1 / 0})
+
+
+ASKING = """
+import time
+from django.conf import settings
+settings.configure()
+from django_distlock.abreast import ask_abreast
+print("asks", flush=True)
+ask_abreast({number: lambda: time.sleep(600) for number in range(2)})
+"""
+
+
+def test_ctrl_c_does_not_wait_for_who_hangs():
+    process = subprocess.Popen(
+        [sys.executable, "-c", ASKING], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline() == "asks\n"
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=2 * PATIENCE)
+    assert errors.splitlines()[-1] == "KeyboardInterrupt"
+    assert process.returncode == -signal.SIGINT

@@ -4,27 +4,19 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import pty
 import re
-import select
-import subprocess
-import sys
-import time
-from pathlib import Path
 
 import pytest
 import redis
 from django.core.management import CommandError, call_command
 
 from django_distlock import locks, tables
+from django_distlock.names import check_name
 from django_distlock.signals import lock_forced
 
 from .admin_pages import hold
 from .conftest import LOCMEM, REDIS
-from .tools import PATIENCE, eventually, ticket
-
-ROOT = Path(__file__).resolve().parent.parent
+from .tools import eventually, ticket
 
 
 def said(*arguments, code=0, **options):
@@ -140,7 +132,7 @@ def test_release_is_exact(backend):
 @pytest.mark.parametrize(("answer", "code"), [("yes", 0), ("y", 0), ("no", 1), ("", 1)])
 def test_release_asks(backend, monkeypatch, answer, code):
     hold(backend, "order:1")
-    monkeypatch.setattr("builtins.input", lambda question: answer)
+    monkeypatch.setattr("builtins.input", lambda: answer)
     said("release", "order:1", code=code)
     assert (backend.look(["order:1"]) == [None]) == (code == 0)
 
@@ -156,7 +148,7 @@ def test_release_keeps_what_changed_hands_while_it_asked(backend, monkeypatch):
     first = hold(backend, "order:1")
     hold(backend, "order:2")
 
-    def answer_late(question):
+    def answer_late():
         backend.release(first)
         hold(backend, "order:1", label="the next one")
         return "yes"
@@ -215,32 +207,52 @@ def test_wrong_settings(settings):
     assert "cannot be imported" in said("check", code=1)
 
 
-def test_watch_redraws_the_terminal_until_ctrl_c(valkey, valkey_locks):
-    """In a real terminal of 12 lines and 70 columns: only what fits is looked at and shown."""
-    for number in range(40):
-        hold(valkey_locks, f"order:{number:02}", label="POST /orders/" + "9" * 60)
-    terminal, inside = pty.openpty()
-    os.set_blocking(terminal, False)
-    process = subprocess.Popen(
-        [sys.executable, "example_project/manage.py", "locks", "list", "--watch", "0.1"],
-        cwd=ROOT, stdin=inside, stdout=inside, stderr=inside, start_new_session=True,
-        env={**os.environ, "SHOP_LOCKS": valkey.url, "DJANGO_SETTINGS_MODULE": "example_project.settings",
-             "LINES": "12", "COLUMNS": "70", "TERM": "xterm"},
-    )  # fmt: skip
-    os.close(inside)
-    seen, deadline = b"", time.monotonic() + PATIENCE
-    while seen.count(b"\033[H\033[2J") < 3 and time.monotonic() < deadline:
-        if select.select([terminal], [], [], 0.1)[0]:
-            seen += os.read(terminal, 65536)
-    os.kill(process.pid, 2)
-    assert process.wait(PATIENCE) == 0
-    os.close(terminal)
-    screen = re.sub(r"\x1b\[[\d;]*m", "", seen.decode().split("\033[H\033[2J")[1]).splitlines()
-    assert screen[0].startswith("NAME")
-    assert screen[1].startswith("order:00")
-    assert max(map(len, screen)) <= 70
-    assert len(screen) <= 12
-    assert screen[-1].startswith("40 held, 33 of them not shown, at ")
+@pytest.mark.parametrize("every", ["0", "-1", "nan", "inf", "1e9", "soon"])
+def test_an_interval_that_cannot_be_waited_for(every):
+    with pytest.raises(CommandError, match="is not a number of seconds from 0.01 to a day"):
+        call_command("locks", "list", "--watch", every)
+
+
+def test_all_locks_are_not_freed_by_an_empty_prefix_without_asking(backend, monkeypatch):
+    """As a shell passes it for a variable that is not set."""
+    hold(backend, "order:1")
+    hold(backend, "mail:2")
+    assert "means all locks" in said("release", "--prefix", "", "--no-input", code=2)
+    assert sorted(backend.names()) == ["mail:2", "order:1"]
+    monkeypatch.setattr("builtins.input", lambda: "yes")
+    said("release", "--prefix", "")
+    assert list(backend.names()) == []
+
+
+def test_a_question_is_not_among_the_json(backend, monkeypatch, capsys):
+    hold(backend, "order:1")
+    monkeypatch.setattr("builtins.input", lambda: "yes")
+    call_command("locks", "release", "order:1", "--json")
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)[0]["outcome"] == "freed"
+    assert "order:1" in printed.err
+    assert "Free 1 lock(s)" in printed.err
+
+
+@pytest.mark.parametrize("arguments", [("show", "nope"), ("release", "nope", "--no-input")])
+def test_what_is_not_there_is_json_too(backend, arguments):
+    assert json.loads(said(*arguments, "--json", code=1).splitlines()[0]) == []
+
+
+def test_a_long_name_is_found_as_it_was_given_and_as_it_is_listed(backend):
+    long_name = "order:" + "x" * 400
+    hold(backend, listed := check_name(long_name))
+    for name in (long_name, listed):
+        assert json.loads(said("show", name, "--json"))[0]["name"] == listed
+    said("release", long_name, "--no-input")
+    assert backend.look([listed]) == [None]
+
+
+@pytest.mark.parametrize("action", ["show", "release"])
+@pytest.mark.parametrize("name", ["", "x" * 11_000])
+def test_what_is_no_name(action, name):
+    with pytest.raises(CommandError, match="The name of a lock is (empty|too long)"):
+        call_command("locks", action, name)
 
 
 def test_check_of_a_backend_that_is_fine(backend):

@@ -164,7 +164,16 @@ def test_the_store_is_down(run):
 
 
 @pytest.mark.parametrize(
-    "arguments", [["", "--", "true"], ["x", "--ttl", "0", "--", "true"], ["x"], ["x", "--using", "no", "--", "true"]]
+    "arguments",
+    [
+        ["", "--", "true"],
+        ["x", "--ttl", "0", "--", "true"],
+        ["x", "--wait", "soon", "--", "true"],
+        ["x", "--grace", "-1", "--", "true"],
+        ["x", "--grace", "nan", "--", "true"],
+        ["x"],
+        ["x", "--using", "no", "--", "true"],
+    ],
 )
 def test_wrong_usage(run, arguments):
     assert ended(run(*arguments))[0] == 2

@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 import os
-import pty
 import re
-import select
 import shlex
 import signal
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
 
 from .admin_pages import hold
-from .tools import PATIENCE, eventually
-
-ROOT = Path(__file__).resolve().parent.parent
-PYTHON = sys.executable
-
-# Makes the terminal its own, as a login does, before it becomes the command.
-LOGIN = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execvp(sys.argv[1], sys.argv[1:])"
+from .terminal import PYTHON
+from .tools import eventually
 
 # Tells each signal, as soon as it comes, and ends a while after the first one.
 TELLING = """
@@ -50,53 +40,6 @@ print("<up>", flush=True)
 input()
 sys.exit(7)
 """
-
-
-class Terminal:
-    """What runs in it is its session's leader and in its foreground. ``text``: what it shows until now."""
-
-    def __init__(self, url: str) -> None:
-        self._url = url
-        self._keys, self._inside = pty.openpty()
-        self.text = ""
-
-    def start(self, *command: str) -> None:
-        self.process = subprocess.Popen(
-            [PYTHON, "-c", LOGIN, *command],
-            cwd=ROOT, stdin=self._inside, stdout=self._inside, stderr=self._inside, start_new_session=True,
-            env={**os.environ, "SHOP_LOCKS": self._url, "DJANGO_SETTINGS_MODULE": "example_project.settings"},
-        )  # fmt: skip
-
-    def press(self, key: str) -> None:
-        os.write(self._keys, bytes([ord(key) & 0x1F]))
-
-    def type(self, line: str) -> None:
-        os.write(self._keys, f"{line}\n".encode())
-
-    def shows(self, text: str) -> bool:
-        while select.select([self._keys], [], [], 0)[0]:
-            self.text += os.read(self._keys, 65536).decode()
-        return text in self.text
-
-    def ended(self) -> int:
-        code = self.process.wait(2 * PATIENCE)
-        self.shows("")
-        return code
-
-    def close(self) -> None:
-        if hasattr(self, "process"):
-            if self.process.poll() is None:
-                os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
-        os.close(self._keys)
-        os.close(self._inside)
-
-
-@pytest.fixture
-def terminal(valkey, store):
-    terminal = Terminal(valkey.url)
-    yield terminal
-    terminal.close()
 
 
 def runlocked(*arguments: str) -> list[str]:

@@ -69,7 +69,8 @@ def _steps(backend: BaseLockBackend) -> Steps:
     if excludes:  # looks once from the queue
         yield "acquire", (waiter,), {"queue": True}
     yield "release", (waiter,), {}
-    yield "count_waiters", ([name],), {}
+    for question in ("holders", "remaining", "count_waiters"):
+        yield question, ([name],), {}
     listed = yield "names", (name,), {}
     [renewed] = yield "renew", ([(held, TTL)],), {}
     released = yield "release", (held,), {}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import sys
 import time
 from argparse import SUPPRESS, ArgumentTypeError
 from collections.abc import Callable, Iterator
@@ -17,10 +19,11 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django_distlock import locks, tables
 from django_distlock.abreast import ask_abreast
 from django_distlock.backends.base import BaseLockBackend
-from django_distlock.exceptions import LockBackendError
+from django_distlock.exceptions import InvalidLockName, LockBackendError
 from django_distlock.findings import Finding, Level
 from django_distlock.inventory import Inventory, Key, Seen, force_release, holding_nodes, in_words
-from django_distlock.reports import FLEXIBLE, as_json, held_for, looked_at, rows, state
+from django_distlock.names import stored_name
+from django_distlock.reports import FLEXIBLE, SPARE, as_json, held_for, looked_at, rows, state
 
 NOT_SO = 1  # the lock is not held, the release did not free it, the check found errors, no backend keeps rows
 UNREACHABLE = 3  # a backend does not answer, or its settings are wrong
@@ -52,10 +55,10 @@ class Command(BaseCommand):
             help="draw again, every 2 seconds or so many",
         )
         showing = actions.add_parser("show", help="one lock in full")
-        showing.add_argument("name")
+        showing.add_argument("name", type=_name)
         releasing = actions.add_parser("release", help="free locks, whoever holds them")
         which = releasing.add_mutually_exclusive_group(required=True)
-        which.add_argument("name", nargs="?", help="exactly this lock")
+        which.add_argument("name", nargs="?", type=_name, help="exactly this lock")
         which.add_argument("--prefix", help="all locks whose names begin with this")
         releasing.add_argument("--no-input", "--noinput", action="store_false", dest="interactive", help="do not ask")
         pruning = actions.add_parser("prune", help="delete the rows that a database keeps of free locks")
@@ -86,7 +89,11 @@ class Command(BaseCommand):
         self.aliases = None if using is None else [using]
         self.as_json = options.get("json", False)
         action: Callable[..., None] = getattr(self, f"do_{options.get('action') or 'list'}")
-        action(options)
+        try:
+            action(options)
+            self.stdout.flush()
+        except BrokenPipeError:  # who reads has enough; what is left would be written once more at the exit
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
     def do_list(self, options: dict[str, Any]) -> None:
         prefix, every = options.get("prefix", ""), options.get("watch")
@@ -126,7 +133,7 @@ class Command(BaseCommand):
     def _table(self, found: list[tuple[Seen, int | None]], columns: int | None) -> list[str]:
         if not found:
             return []
-        heading, *lines = tables.table(rows(found), columns, FLEXIBLE)
+        heading, *lines = tables.table(rows(found), columns, FLEXIBLE, SPARE)
         return [self.style.MIGRATE_HEADING(heading), *lines]
 
     def do_show(self, options: dict[str, Any]) -> None:
@@ -162,12 +169,16 @@ class Command(BaseCommand):
         yield from tables.table([(f"  {fact}", text) for fact, text in facts.items()])
 
     def do_release(self, options: dict[str, Any]) -> None:
+        if options["prefix"] == "" and not options["interactive"]:
+            raise CommandError("An empty --prefix means all locks. They are freed after asking alone.", returncode=2)
         inventory = Inventory(self.aliases, options["prefix"] or "")
         if options["prefix"] is None:
             wanted = [Key(alias, options["name"]) for alias in inventory.aliases]
         else:
             wanted = inventory.keys()
         found = looked_at(inventory, wanted)
+        if self.as_json and (inventory.errors or not found):
+            self._print_json([])
         self._tell(inventory)
         self._refuse_to_guess({seen.info.using for seen, _ in found})
         if not found:
@@ -185,12 +196,19 @@ class Command(BaseCommand):
             )
 
     def _ask(self, found: list[tuple[Seen, int | None]]) -> None:
-        self.stdout.write("\n".join(self._table(found, shutil.get_terminal_size().columns)))
+        stream = self.stderr if self.as_json else self.stdout
         question = f"Free {len(found)} lock(s), although somebody may be at work under them? [yes/no] "
+        text = "\n".join([*self._table(found, shutil.get_terminal_size().columns), question])
+        stream.write(text, style_func=str, ending="")
+        stream.flush()
         try:
-            answer = input(question)
+            answer = input()
         except EOFError:
+            stream.write("")
             raise CommandError("There is nobody to ask; say --no-input.", returncode=2) from None
+        except KeyboardInterrupt:
+            stream.write("")
+            answer = ""
         if answer.strip().lower() not in ("y", "yes"):
             raise CommandError("Nothing was freed.", returncode=NOT_SO)
 
@@ -300,17 +318,26 @@ def _pruned(backend: BaseLockBackend, age: float) -> int | None:
     return backend.prune(age) if backend.supports_pruning else None
 
 
-def _age(text: str) -> float:
+def _name(text: str) -> str:
     try:
-        seconds = float(text)
-    except ValueError:
-        seconds = nan
-    if not 0 <= seconds < inf:
-        raise ArgumentTypeError(f"{text!r} is not a number of seconds, 0 or more")
-    return seconds
+        return stored_name(text)
+    except InvalidLockName as error:
+        raise ArgumentTypeError(str(error)) from error
+
+
+def _age(text: str) -> float:
+    return _number(text, 0.0, inf, "a number of seconds, 0 or more")
 
 
 def _seconds(text: str) -> float:
-    if not (seconds := float(text)) > 0:
-        raise ValueError
-    return seconds
+    return _number(text, 0.01, 86_400.0, "a number of seconds from 0.01 to a day")
+
+
+def _number(text: str, least: float, most: float, what: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = nan
+    if not least <= number <= most or number == inf:
+        raise ArgumentTypeError(f"{text!r} is not {what}")
+    return number

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from argparse import SUPPRESS
+from argparse import SUPPRESS, ArgumentTypeError
+from math import nan
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
@@ -27,6 +28,7 @@ BY_SIGNAL = 128
 
 PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 OF_THE_TERMINAL = (signal.SIGINT, signal.SIGQUIT)
+LONGEST_GRACE = 86_400.0  # seconds
 LOOK = 0.1  # seconds between two looks at the lease
 
 
@@ -63,7 +65,7 @@ class Command(BaseCommand):
             help="after which it is renewed no more; 'forever': no bound",
         )  # fmt: skip
         parser.add_argument(
-            "--grace", type=float, default=10.0, metavar="SECONDS", help="between SIGTERM and SIGKILL; default: 10"
+            "--grace", type=_grace, default=10.0, metavar="SECONDS", help="between SIGTERM and SIGKILL; default: 10"
         )
 
     def handle(self, *, name: str, program: list[str], using: str, grace: float, **options: Any) -> None:
@@ -176,4 +178,17 @@ def _is_in_foreground() -> bool:
 
 
 def _bound(text: str) -> float | None:
-    return None if text == "forever" else float(text)
+    try:
+        return None if text == "forever" else float(text)
+    except ValueError:
+        raise ArgumentTypeError(f"{text!r} is neither a number of seconds nor 'forever'") from None
+
+
+def _grace(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = nan
+    if not 0 <= seconds <= LONGEST_GRACE:
+        raise ArgumentTypeError(f"{text!r} is not a number of seconds from 0 to a day")
+    return seconds
