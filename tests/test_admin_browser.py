@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 
 import django
@@ -21,7 +22,7 @@ from .admin_pages import MIDDLEWARE, hold, use_admin
 from .browser import Browser
 from .conftest import LOCMEM, REDIS
 from .test_example import chromium  # noqa: F401 - a fixture
-from .tools import ticket
+from .tools import PATIENCE, ticket
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -244,3 +245,17 @@ def test_from_the_list_to_the_release_with_pictures(page, backend, some_locks, t
     page.screenshot(folder / "lock.png")
     left = json.loads(page.run("JSON.stringify(document.querySelector('.field-left .distlock-seconds').innerText)"))
     page._until(lambda: page.text(".field-left .distlock-seconds") != left)
+
+
+def test_a_list_that_takes_long_is_asked_for_less_often(page, backend, monkeypatch):
+    hold(backend, "order:1")
+    page.open(page.address)
+    assert "refreshed every 5 s" in page.text(".distlock-refresh")
+    names = locks["batch"].names
+    monkeypatch.setattr(locks["batch"], "names", lambda prefix="": time.sleep(2) or names(prefix))
+    page._until(lambda: "refreshed every" in page.text(".distlock-refresh") and rest(page) >= 8, 2 * PATIENCE)
+    monkeypatch.undo()
+
+
+def rest(page) -> int:
+    return int(page.text(".distlock-refresh").split()[-2])

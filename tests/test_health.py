@@ -59,6 +59,14 @@ def test_a_server_that_may_have_forgotten(checked, own_valkey):
     assert found["persistence"].level is Level.INFO
 
 
+def test_a_server_that_may_have_forgotten_what_rests(checked, own_valkey):
+    """A nightly job that ended is kept from running again by its lock, for hours."""
+    server = own_valkey()
+    eventually(lambda: "uptime" not in checked(server.url, TTL=1))
+    found = checked(server.url, TTL=1, MIN_HOLD=3600)
+    assert "less than the MIN_HOLD of 3600 s" in found["uptime"].message
+
+
 def test_a_server_with_little_memory_left(checked, own_valkey):
     server = own_valkey()
     with redis.Redis.from_url(server.url) as client:

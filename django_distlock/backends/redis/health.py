@@ -86,12 +86,14 @@ def _persistence(info: Mapping[str, str]) -> Finding:
 
 
 def _restart(info: Mapping[str, str], terms: Terms) -> Iterator[Finding]:
-    uptime = int(info.get("uptime_in_seconds", 0))
-    if uptime < terms.ttl and info.get("aof_enabled") != "1":
+    uptime, name, longest = int(info.get("uptime_in_seconds", 0)), "TTL", terms.ttl
+    if terms.min_hold > longest:
+        name, longest = "MIN_HOLD", terms.min_hold
+    if uptime < longest and info.get("aof_enabled") != "1":
         message = (
-            f"The server started {uptime} s ago, less than the TTL of {terms.ttl:g} s, and may have forgotten locks"
+            f"The server started {uptime} s ago, less than the {name} of {longest:g} s, and may have forgotten locks"
         )
-        hint = "Holders from before may still believe in theirs, until the TTL has passed."
+        hint = f"Holders from before may still believe in theirs, until the {name} has passed."
         yield Finding(Level.WARNING, "uptime", f"{message} that were held then.", hint)
 
 

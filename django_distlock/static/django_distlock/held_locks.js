@@ -1,7 +1,8 @@
 /* The page "Held locks": times that tick, and a list that refreshes itself and keeps what is selected. */
 "use strict";
 {
-    const EVERY = 5000; // ms between two looks at the list
+    const EVERY = 5000; // ms between two looks at the list, at least
+    const REST = 4; // times as long as a look took: very many locks, or a backend that hangs, keep the site busy
     const DOWN = "distlock-down"; // class of a message that a backend is down
     const PAUSED = "distlock-paused"; // where this tab keeps that it was paused
 
@@ -149,24 +150,31 @@
 
         let paused = sessionStorage.getItem(PAUSED) === "1";
         let asking = false;
+        let every = EVERY;
+        let next = setTimeout(look, every);
 
         function show() {
+            const seconds = Math.round(every / 1000);
             button.textContent = paused ? "Resume" : "Pause";
-            note.textContent = paused ? "The list is not refreshed." : `The list is refreshed every ${EVERY / 1000} s.`;
+            note.textContent = paused ? "The list is not refreshed." : `The list is refreshed every ${seconds} s.`;
         }
 
         async function look() {
             if (paused || asking || document.hidden) {
-                return;
+                return; // until the button or the tab is clicked
             }
+            const began = performance.now();
             asking = true;
+            clearTimeout(next);
             try {
                 await refresh();
+                every = Math.max(EVERY, REST * (performance.now() - began));
                 show();
             } catch (error) {
                 note.textContent = `The list could not be refreshed: ${error.message}. It is tried again.`;
             } finally {
                 asking = false;
+                next = setTimeout(look, every);
             }
         }
 
@@ -178,7 +186,6 @@
         });
         document.addEventListener("visibilitychange", look);
         show();
-        setInterval(look, EVERY);
     }
 
     function start() {
