@@ -166,7 +166,14 @@ def _described(busy: LockInfo) -> str:
     state = "resting after" if busy.resting else "held by"
     left = f", {busy.remaining:.1f} s left unless renewed" if busy.remaining < inf else ""
     since = datetime.fromtimestamp(busy.holder.since, UTC)
-    return f"{state} {busy.holder} since {since:%Y-%m-%d %H:%M:%S} UTC{left}"
+    return f"{state} {busy.holder}{_on_nodes(busy)} since {since:%Y-%m-%d %H:%M:%S} UTC{left}"
+
+
+def _on_nodes(busy: LockInfo) -> str:
+    if busy.nodes is None:
+        return ""
+    failed = f" while {busy.failed_nodes} failed" if busy.failed_nodes else ""
+    return f" on {busy.nodes} node{'' if busy.nodes == 1 else 's'}{failed}"
 
 
 def kind() -> str:

@@ -166,7 +166,8 @@ class LockInfo:
     """A lock as the store shows it now.
 
     ``remaining``: seconds the lease has left. ``resting``: released already, kept for its ``min_hold``.
-    ``nodes``: on how many nodes of a quorum it is; None where the store is one.
+    ``nodes``: on how many nodes of a quorum it is; None where the store is one. ``failed_nodes``: how many of
+    the others could not tell.
     """
 
     name: str
@@ -177,6 +178,7 @@ class LockInfo:
     resting: bool = False
     token: str = field(default="", repr=False)
     nodes: int | None = None
+    failed_nodes: int = 0
 
     @property
     def digest(self) -> str:

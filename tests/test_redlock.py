@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from django_distlock import LockBackendError, State, lock, locks
+from django_distlock import LockBackendError, LockNotAcquired, State, lock, locks
 from django_distlock.backends.redlock.lineup import Selection
 from django_distlock.backends.redlock.quorum import Tally, fence_of, is_known
 from django_distlock.exceptions import InvalidLockBackend
@@ -353,6 +353,14 @@ class TestNothingIsLeftBehind:
 
         eventually(pruned)
         assert all(node.pttl("lock|x:name") > 50_000 for node in nodes)
+
+    def test_who_finds_it_busy_is_told_on_how_many_nodes_and_how_many_failed(self, nodes, redlock_locks):
+        prepare(nodes, "name", (TAKEN, FREE, FREE, FAILED, FAILED))
+        with pytest.raises(LockNotAcquired, match=r"MainThread\) on 1 node while 2 failed since"):
+            lock("name", wait=0).__enter__()
+        prepare(nodes, "taken", [TAKEN] * 5)
+        with pytest.raises(LockNotAcquired, match=r"on [345] nodes since"):
+            lock("taken", wait=0).__enter__()
 
     def test_after_a_cancelled_task(self, quorum, configured):
         async def main():
@@ -712,6 +720,12 @@ class TestSettings:
     def test_the_timeout_of_a_node_follows_the_ttl(self, configured):
         backend = configured([f"redis://host-{number}" for number in range(3)])
         assert [backend._node_timeout(ttl) for ttl in (0.1, 10, 100)] == [0.05, 0.5, 1.0]
+
+    def test_a_timeout_of_half_the_ttl_is_doubtful(self, configured):
+        three = [f"redis://host-{number}" for number in range(3)]
+        [finding] = configured(three, TTL=4, OPTIONS={"node_timeout": 2}).check_settings()
+        assert finding.id == "distlock.W011"
+        assert "lower OPTIONS['node_timeout']" in finding.hint
 
     def test_an_even_number_of_nodes_is_doubtful(self, configured):
         [finding] = configured([f"redis://host-{number}" for number in range(4)]).check_settings()

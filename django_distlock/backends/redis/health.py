@@ -122,17 +122,18 @@ def _shared(aliases: Sequence[str]) -> str:
 
 def check_settings(location: Location, terms: Terms, socket_timeout: float, where: str) -> list[CheckMessage]:
     """``where``: how messages name the entry."""
-    found = of_caches(location, where)
-    if terms.ttl <= 2 * socket_timeout:
-        found.append(
-            Warning(
-                f"{where}: the TTL of {terms.ttl:g} s is not longer than two waits for a reply of {socket_timeout:g} s"
-                " each, so a lock may run out before it is known to be granted or renewed.",
-                hint="Raise TTL, or lower OPTIONS['socket_timeout'].",
-                id="distlock.W011",
-            )
-        )
-    return found
+    return of_caches(location, where) + of_patience(terms, "socket_timeout", socket_timeout, where)
+
+
+def of_patience(terms: Terms, option: str, seconds: float, where: str) -> list[CheckMessage]:
+    """``seconds``: how long the option lets a reply be waited for."""
+    if terms.ttl > 2 * seconds:
+        return []
+    message = (
+        f"{where}: the TTL of {terms.ttl:g} s is not longer than two waits for a reply of {seconds:g} s"
+        " each, so a lock may run out before it is known to be granted or renewed."
+    )
+    return [Warning(message, hint=f"Raise TTL, or lower OPTIONS[{option!r}].", id="distlock.W011")]
 
 
 def of_caches(location: Location, where: str) -> list[CheckMessage]:

@@ -17,7 +17,7 @@ from ...findings import Finding
 from ...tickets import Grant, LockInfo, Ticket, clock
 from ..base import BaseLockBackend
 from ..redis.errors import NoReply, advice
-from ..redis.health import server_of
+from ..redis.health import of_patience, server_of
 from ..redis.keys import read_prefix
 from ..redis.location import Location, read_location
 from .asking import Steps
@@ -111,7 +111,9 @@ class RedlockBackend(BaseLockBackend):
         return locations
 
     def check_settings(self) -> list[CheckMessage]:
-        return of_settings(self.setting("LOCATION"), self.locations)
+        where = f"DISTRIBUTED_LOCKS[{self.alias!r}]"
+        found = of_settings(self.setting("LOCATION"), self.locations)
+        return found + of_patience(self.terms, "node_timeout", self._node_timeout(), where)
 
     @property
     def keyspace(self) -> Hashable:

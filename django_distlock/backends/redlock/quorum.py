@@ -167,6 +167,7 @@ class Seen:
             remaining=left[max(0, min(needed, len(left)) - 1)],
             resting=any(copy.resting for copy in copies),
             nodes=len(copies),
+            failed_nodes=self.failed,
         )
 
     @property
