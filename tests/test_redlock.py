@@ -19,7 +19,7 @@ from django_distlock.backends.redlock.quorum import Tally, fence_of, is_known
 from django_distlock.exceptions import InvalidLockBackend
 from django_distlock.findings import Level
 from django_distlock.renewal import renewer_of
-from django_distlock.tickets import Grant, LockInfo, new_token
+from django_distlock.tickets import Grant, LockInfo, clock, new_token
 
 from .quorum import Quorum
 from .tools import PATIENCE, eventually, ticket
@@ -262,6 +262,40 @@ def _is_granted(backend):
     except LockBackendError:
         return False
     return granted
+
+
+class TestValidity:
+    """S1: what the asking took, and the drift, are not the holder's."""
+
+    def test_counts_from_before_the_first_request(self, quorum, configured, calls):
+        backend = configured(quorum.urls, OPTIONS={"node_timeout": 5.0})
+        calls(backend).acquire(ticket("first"), queue=False)
+        for number in range(3):
+            quorum.stop(number)
+        woken = threading.Timer(0.3, lambda: [quorum.go_on(number) for number in range(3)])
+        woken.start()
+        before = clock()
+        grant = calls(backend).acquire(ticket(ttl=10), queue=False)
+        assert clock() - before > 0.25
+        assert grant.sent_at - before < 0.1
+        woken.join()
+
+    def test_a_grant_that_comes_when_it_is_over_is_none(self, quorum, configured, calls):
+        configured(quorum.urls, OPTIONS={"node_timeout": 5.0})
+        handle = lock("name", ttl=0.4, wait=PATIENCE)
+        assert calls(handle).acquire()
+        calls(handle).release()
+        for number in range(3):
+            quorum.stop(number)
+        woken = threading.Timer(0.8, lambda: [quorum.go_on(number) for number in range(3)])
+        woken.start()
+        began = clock()
+        assert calls(handle).acquire()
+        [lease] = handle._entries.leases()
+        assert clock() - began > 0.7
+        assert lease.deadline - lease._granted_clock > 0.1  # granted anew
+        calls(handle).release()
+        woken.join()
 
 
 class TestNothingIsLeftBehind:

@@ -16,7 +16,7 @@ from django_distlock import LockBackendError
 from django_distlock.backends.redlock import rounds as rounds_module
 from django_distlock.backends.redlock.asking import LOADS, NOT_ASKED, Asked
 from django_distlock.backends.redlock.rounds import Faded, Rounds
-from django_distlock.tickets import Grant
+from django_distlock.tickets import Grant, LockInfo
 
 from .tools import ticket
 
@@ -102,6 +102,12 @@ class World:
                 asked.take(reply)
         return asked
 
+    @staticmethod
+    def _refused():
+        asked = Asked(1)
+        asked.fail(redis.ConnectionError("refused"))
+        return asked
+
     def free(self, name):
         """What is held is released, or runs out: nobody believes in it any more."""
         self.now += 1_000
@@ -161,6 +167,33 @@ def test_without_a_majority_that_knows_the_number_they_go_back(world, monkeypatc
 def test_with_the_smallest_answer_they_go_back(world, monkeypatch):
     monkeypatch.setattr(rounds_module, "fence_of", lambda numbers, majority: min(numbers))
     assert not is_growing(numbers_of(world, 600, with_restarts=False))
+
+
+def test_a_number_that_no_majority_can_be_told_grants_nothing(five_valkeys):
+    """Three nodes disagree about the number; before the second round somebody else has what they granted."""
+    world = World(five_valkeys, random.Random(1), request_lost=0, reply_lost=0)
+    try:
+        mine, client, other = ticket(), world.client(), ticket()
+        steps = client.acquire(mine, True)
+        first = next(steps)
+        asked = [world._asked(node, first.request(node, None)) for node in range(3)]
+        ahead = Asked(1)
+        ahead.take([1, b"%016d" % (int(asked[0].replies[0][1]) + 1)])
+        told = steps.send([*asked[:2], ahead, *(world._refused() for _ in range(2))])
+        for node in range(3):
+            world._sent(world._connections[node], b"*2\r\n$3\r\nDEL\r\n$9\r\nlock:name\r\n", 1)
+        assert isinstance(world.run(world.client().acquire(other, True)), Grant)
+        asked = [world._asked(node, told.request(node, None)) for node in range(5)]
+        try:
+            while True:
+                given_back = steps.send(asked)
+                asked = [world._asked(node, given_back.request(node, None)) for node in range(5)]
+        except StopIteration as end:
+            busy = end.value
+        assert isinstance(busy, LockInfo)
+        assert busy.token == other.token
+    finally:
+        world.close()
 
 
 def test_a_quiet_network_needs_one_round(five_valkeys):
