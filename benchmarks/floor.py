@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+import selectors
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import cast
 
 COMPARE_AND_DELETE = b"if redis.call('get',KEYS[1])==ARGV[1] then return redis.call('del',KEYS[1]) end return 0"
 TOKEN_LENGTH = 26
@@ -31,11 +33,34 @@ class Wire:
         return reply
 
 
+class Wires:
+    """One connection to each of several servers: sent to all of them, then read until all have answered."""
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        self._selector = selectors.DefaultSelector()
+        for path in paths:
+            one = socket.socket(socket.AF_UNIX)
+            one.connect(path)
+            self._selector.register(one, selectors.EVENT_READ)
+        self._sockets = [cast(socket.socket, key.fileobj) for key in self._selector.get_map().values()]
+
+    def call(self, packed: bytes) -> bytes:
+        """The reply that came last."""
+        for one in self._sockets:
+            one.sendall(packed)
+        missing, reply = len(self._sockets), b""
+        while missing:
+            for key, _ in self._selector.select():
+                reply = cast(socket.socket, key.fileobj).recv(4096)
+                missing -= 1
+        return reply
+
+
 class Pair:
     """``SET NX PX`` and a delete that compares the token."""
 
-    def __init__(self, path: str, name: bytes, ttl_ms: int) -> None:
-        self._wire = Wire(path)
+    def __init__(self, paths: str | Sequence[str], name: bytes, ttl_ms: int) -> None:
+        self._wire = Wire(paths) if isinstance(paths, str) else Wires(paths)
         self._wire.call(pack(b"SCRIPT", b"LOAD", COMPARE_AND_DELETE))
         digest = hashlib.sha1(COMPARE_AND_DELETE, usedforsecurity=False).hexdigest().encode()
         blank = b"-" * TOKEN_LENGTH

@@ -6,13 +6,15 @@ work of five servers, not the time until the majority has answered.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from statistics import median
 from time import perf_counter
+from urllib.parse import urlsplit
 
 import pottery
 import redis
@@ -22,14 +24,16 @@ from django_distlock import lock
 from django_distlock.handlers import locks
 from example_project.valkey import Valkey
 
-from .contenders import TTL, configure_redlock
+from . import floor
+from .contenders import TTL, AsyncPair, Pair, configure_redlock
 from .distance import away
 from .measure import in_child
 from .report import Column, Table
 
 NODES = 5
 AWAY = 0.0005  # seconds in either direction
-OURS, SINGLE = "django-distlock, 5 nodes", "django-distlock, one server"
+FLOOR, OURS, SINGLE = "bare sockets, 5 nodes", "django-distlock, 5 nodes", "django-distlock, one server"
+ASYNC_OURS, ASYNC_SINGLE = f"{OURS}, async", f"{SINGLE}, async"
 FEWEST = 3  # pairs of a lock that takes longer than its time
 
 COLUMNS = (
@@ -41,7 +45,8 @@ COLUMNS = (
     Column("errors", "% errors", ".0f"),
 )
 
-Pair = Callable[[], None]
+Figures = dict[str, float]
+Measure = Callable[[float], tuple[list[float], int]]  # for so many seconds: how long each took, and how many failed
 
 
 def run(url: str, *, rounds: int, seconds: float, progress: Callable[[str], None]) -> list[Table]:
@@ -71,43 +76,77 @@ def _rows(url: str, state: str, distance: float, rounds: int, seconds: float) ->
         elif state == "one hung":
             os.kill(nodes[1].process.pid, signal.SIGSTOP)
             stack.callback(os.kill, nodes[1].process.pid, signal.SIGCONT)
-        figures: dict[str, dict[str, float]] = in_child(_measured, url, urls, rounds, seconds, within=600)
+        all_alive = state == "all alive"
+        figures: dict[str, Figures] = in_child(_measured, url, urls, all_alive, rounds, seconds, within=600)
     return [{"nodes": state, "lock": name, **row} for name, row in figures.items()]
 
 
-def _measured(url: str, urls: Sequence[str], rounds: int, seconds: float) -> dict[str, dict[str, float]]:
+def _measured(url: str, urls: Sequence[str], all_alive: bool, rounds: int, seconds: float) -> dict[str, Figures]:
     configure_redlock(url, urls)
     logging.disable(logging.CRITICAL)  # redlock-py tells each failure with its traceback
-    pairs = _pairs(urls)
-    times: dict[str, list[float]] = {name: [] for name in pairs}
-    errors = dict.fromkeys(pairs, 0)
-    middles: dict[str, list[float]] = {name: [] for name in pairs}
-    for _ in range(rounds):
-        for name, pair in pairs.items():
-            took = []
-            ends = perf_counter() + seconds
-            while perf_counter() < ends or len(took) < FEWEST:
-                began = perf_counter()
-                try:
-                    pair()
-                except Exception:  # counted, because a lock that fails here is what is measured
-                    errors[name] += 1
-                took.append(perf_counter() - began)
-            times[name] += took
-            middles[name].append(median(took))
+    with asyncio.Runner() as runner:
+        measures = {name: _timed(pair) for name, pair in _pairs(urls, all_alive).items()}
+        measures |= {name: _atimed(runner, pair) for name, pair in _async_pairs().items()}
+        figures = _figures(measures, rounds, seconds)
     locks.close()
+    return figures
+
+
+def _figures(measures: Mapping[str, Measure], rounds: int, seconds: float) -> dict[str, Figures]:
+    times: dict[str, list[float]] = {name: [] for name in measures}
+    errors = dict.fromkeys(measures, 0)
+    middles: dict[str, list[float]] = {name: [] for name in measures}
+    for _ in range(rounds):
+        for name, measure in measures.items():
+            took, failed = measure(seconds)
+            times[name] += took
+            errors[name] += failed
+            middles[name].append(median(took))
+    single = {name: ASYNC_SINGLE if "async" in name else SINGLE for name in measures}
     return {
         name: {
             "milliseconds": median(times[name]) * 1000,
-            "by_single": median(own / one for own, one in zip(middles[name], middles[SINGLE], strict=True)),
+            "by_single": median(own / one for own, one in zip(middles[name], middles[single[name]], strict=True)),
             "longest": max(times[name]) * 1000,
             "errors": 100 * errors[name] / len(times[name]),
         }
-        for name in pairs
+        for name in measures
     }
 
 
-def _pairs(urls: Sequence[str]) -> dict[str, Pair]:
+def _timed(pair: Pair) -> Measure:
+    def measure(seconds: float) -> tuple[list[float], int]:
+        took: list[float] = []
+        errors, ends = 0, perf_counter() + seconds
+        while perf_counter() < ends or len(took) < FEWEST:
+            began = perf_counter()
+            try:
+                pair()
+            except Exception:  # counted, because a lock that fails here is what is measured
+                errors += 1
+            took.append(perf_counter() - began)
+        return took, errors
+
+    return measure
+
+
+def _atimed(runner: asyncio.Runner, pair: AsyncPair) -> Measure:
+    async def measure(seconds: float) -> tuple[list[float], int]:
+        took: list[float] = []
+        errors, ends = 0, perf_counter() + seconds
+        while perf_counter() < ends or len(took) < FEWEST:
+            began = perf_counter()
+            try:
+                await pair()
+            except Exception:  # as above
+                errors += 1
+            took.append(perf_counter() - began)
+        return took, errors
+
+    return lambda seconds: runner.run(measure(seconds))
+
+
+def _pairs(urls: Sequence[str], all_alive: bool) -> dict[str, Pair]:
     def single() -> None:
         with lock("pair", ttl=TTL):
             pass
@@ -130,4 +169,19 @@ def _pairs(urls: Sequence[str]) -> dict[str, Pair]:
             raise RuntimeError("not acquired")
         manager.unlock(held)
 
-    return {SINGLE: single, OURS: ours, "pottery": by_pottery, "redlock-py": by_redlock_py}
+    pairs: dict[str, Pair] = {SINGLE: single, OURS: ours, "pottery": by_pottery, "redlock-py": by_redlock_py}
+    if all_alive:  # the floor waits for all nodes
+        pairs[FLOOR] = floor.Pair([urlsplit(url).path for url in urls], b"pair:floor", TTL * 1000)
+    return pairs
+
+
+def _async_pairs() -> dict[str, AsyncPair]:
+    async def single() -> None:
+        async with lock("pair", ttl=TTL):
+            pass
+
+    async def ours() -> None:
+        async with lock("pair", ttl=TTL, using="quorum"):
+            pass
+
+    return {ASYNC_SINGLE: single, ASYNC_OURS: ours}
