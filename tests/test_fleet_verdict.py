@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from .fleet.verdict import EVERYBODY, Claim, Faults, Rhythm, Sent, judge
+from .fleet.verdict import EVERYBODY, Claim, Faults, Rhythm, Sent, Verdict, judge
 
 NOBODY = Faults({}, {})
 
 
 def claim(at: float, by: str = "b1", entry: str = "e", moment: float | None = None) -> Claim:
-    return Claim(entry, f"{entry} at {at}", by, at, at + 0.001 if moment is None else moment)
+    return Claim(entry, f"{entry} at {at} by {by}", by, at, at + 0.001 if moment is None else moment, at)
 
 
 def sent(claim: Claim, at: float | None = None, number: int = 1) -> Sent:
@@ -31,15 +31,8 @@ def each_two_seconds(*, but: tuple[float, ...] = ()) -> list[Claim]:
 @pytest.mark.parametrize("kind", ["wall", "every"])
 def test_a_run_in_each_period_is_right(kind):
     verdict = judged(each_two_seconds(), kind=kind)
-    assert verdict.figures() == {
-        "claims": 5,
-        "sends": 5,
-        "late_claims": 0,
-        "late_sends": 0,
-        "lost": 0,
-        "unheard": 0,
-        "wrong": 0,
-    }
+    assert verdict.figures() == {**Verdict().figures(), "claims": 5, "sends": 5}
+    assert verdict.excused == 0
 
 
 def test_a_message_that_was_seen_where_it_was_sent_and_where_it_ran_is_one():
@@ -121,3 +114,41 @@ def test_a_claim_whose_answer_came_too_late_may_be_lost_to_the_next_one(moment, 
     messages = [sent(one) for one in claims if one is not lost]
     verdict = judged(claims, messages, Faults({"b1": [(104.1, stopped)]}, {}))
     assert (verdict.unheard, len(verdict.wrong)) == (unheard, 1 - unheard)
+
+
+def test_a_stamp_that_is_told_again_is_no_claim_and_one_that_moves_on_is_wrong():
+    claims = each_two_seconds()
+    messages = [sent(one) for one in claims]
+    assert judged([*claims, claim(104.0, by="", moment=105.0)], messages).wrong == []
+    assert judged([*claims, claim(104.1, by="", moment=105.0)], messages).wrong[0].startswith("moved on without a run")
+
+
+@pytest.mark.parametrize(
+    ("emptied", "b1", "b2", "forgotten"),
+    [
+        ([104.01], [(104.02, 107.0)], [(103.9, 104.4)], 1),  # b2 did not hear of it
+        ([104.01], [(104.02, 107.0)], [(104.02, 107.0)], 1),  # nor could it, in 10 ms
+        ([], [(104.02, 107.0)], [(103.9, 104.4)], 0),
+        ([103.0], [(104.02, 107.0)], [(103.9, 104.4)], 0),  # before
+        ([104.01], [], [(103.9, 104.4)], 0),  # b1 could tell
+        ([104.6], [(104.62, 107.0)], [], 0),  # b2 could: it heard of it before
+    ],
+)
+def test_a_run_may_be_claimed_again_only_if_the_store_and_all_who_knew_forgot_it(emptied, b1, b2, forgotten):
+    claims = [*each_two_seconds(but=(106.0, 108.0)), claim(105.8, "b2", moment=106.5), claim(106.0), claim(108.0)]
+    faults = Faults({"b1": b1, "b2": b2}, {}, emptied)
+    verdict = judged(claims, faults=faults)
+    assert (verdict.forgotten, len(verdict.wrong)) == (forgotten, 1 - forgotten)
+
+
+def test_a_beat_that_was_ended_remembers_nothing():
+    claims = [*each_two_seconds(but=(106.0, 108.0)), claim(105.9, "b2"), claim(106.0), claim(108.0)]
+    ended = Faults({"b1": [(104.2, 104.3)], "b2": [(103.9, 104.1)]}, {"b1": [104.2]}, [104.05])
+    assert judged(claims, faults=ended).forgotten == 1
+
+
+def test_an_entry_that_is_not_settled_is_late():
+    claims = each_two_seconds(but=(104.0,))
+    faults = Faults({}, {}, [103.0], {"e": [(103.1, 105.7)], "other": [(100.0, 110.0)]})
+    assert judged(claims, faults=faults).late_claims == 1
+    assert judged(claims, faults=Faults({}, {}, [103.0], {"other": [(100.0, 110.0)]})).wrong

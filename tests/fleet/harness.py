@@ -22,7 +22,7 @@ import redis
 from example_project.valkey import Valkey
 from tests.tools import eventually
 
-from .verdict import EVERYBODY, PROMPT, Faults, Rhythm, Sent, Span, Verdict, judge
+from .verdict import EVERYBODY, LOOKS, PROMPT, Faults, Rhythm, Sent, Span, Verdict, judge
 from .witness import MachineWitness, StoreWitness
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -51,6 +51,7 @@ class Fleet:
         self.rhythms = {name: Rhythm(kind, value) for name, (kind, value) in planned if kind != "cron"}
         self.machine, self.witness = MachineWitness(), StoreWitness(store)
         self._ended: dict[str, list[float]] = {}
+        self._emptied: list[float] = []
         self._stopped: dict[str, float] = {}
         self._paused: dict[str, list[Span]] = {}
         self.journal = redis.Redis.from_url(journal.url, socket_timeout=5, decode_responses=True)
@@ -170,6 +171,12 @@ class Fleet:
         self.store.process.send_signal(signal.SIGCONT)
         self._paused.setdefault(EVERYBODY, []).append((begin, time.time() + RETRY))
 
+    def empty_store(self) -> None:
+        self._emptied.append(time.time())
+        with redis.Redis.from_url(self.store.url, socket_timeout=5) as client:
+            client.flushall()
+        self._paused.setdefault(EVERYBODY, []).append((self._emptied[-1], time.time() + LOOKS))
+
     def _ready_after(self, name: str, moment: float) -> float | None:
         ready = (json.loads(line) for line in self.journal.lrange("ready", 0, -1))
         return min((at for who, at in ready if who == name and at > moment), default=None)
@@ -182,7 +189,10 @@ class Fleet:
                 ready = self._ready_after(name, moment)
                 spans.setdefault(name, []).append((moment, math.inf if ready is None else ready + FIRST_TICK))
         spans.setdefault(EVERYBODY, []).extend(self.machine.stalls)
-        return Faults(spans, self._ended)
+        unsettled = {
+            entry: [(begin, end + RETRY) for begin, end in times] for entry, times in self.witness.unsettled.items()
+        }
+        return Faults(spans, self._ended, self._emptied, unsettled)
 
     def judge(self, begin: float) -> Verdict:
         """From that moment to now: of the entries whose rhythm is known."""

@@ -15,6 +15,8 @@ from typing import NamedTuple
 
 PROMPT = 0.5  # seconds within which a beat that nothing hinders does what is due
 UNHEARD = 0.4  # seconds after which the answer to a claim may come too late for its beat
+LOOKS = 1.0 + PROMPT  # seconds within which a beat notices that the store lost its data
+SAME = 0.001  # seconds
 EVERYBODY = ""
 
 
@@ -33,8 +35,9 @@ class Sent(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """A stamp that the store was made to keep. ``at``: when the entry runs; ``moment``: when the store was told.
+    """A stamp that the store was made to keep. ``at``: when the entry runs; ``moment``: when the store was told first.
 
+    ``asked``: what ``at`` was then; a claim that was not answered is made again, with a later one.
     ``by`` is empty where the entry did not run, and ``at`` is the time from which its schedule counts.
     """
 
@@ -43,6 +46,7 @@ class Claim(NamedTuple):
     by: str
     at: float
     moment: float
+    asked: float
 
 
 class Rhythm(NamedTuple):
@@ -60,10 +64,15 @@ Span = tuple[float, float]
 
 @dataclass
 class Faults:
-    """``spans``: when who could do nothing. ``ended``: when beats were ended; each of these begins a span, too."""
+    """``spans``: when who could do nothing. ``ended``: when beats were ended; each of these begins a span, too.
+
+    ``emptied``: when the store lost its data. ``unsettled``: when it gave nobody a run of an entry, because of that.
+    """
 
     spans: Mapping[str, Iterable[Span]]
     ended: Mapping[str, Iterable[float]]
+    emptied: Iterable[float] = ()
+    unsettled: Mapping[str, Iterable[Span]] = field(default_factory=dict)
 
     def longest_chance(self, beat: str, begin: float, end: float, more: Iterable[Span] = ()) -> float:
         """The longest time between two moments in which nothing hindered this beat."""
@@ -72,6 +81,17 @@ class Faults:
             longest = max(longest, min(start, end) - begin)
             begin = max(begin, stop)
         return max(longest, end - begin)
+
+    def is_forgotten(self, claim: Claim, until: float, beats: Iterable[str]) -> bool:
+        """Whether the store lost this claim, and none of the beats that knew of it could tell before that moment."""
+        lost_at = max((at for at in self.emptied if claim.moment - SAME <= at <= until), default=None)
+        return lost_at is not None and not any(self._could_tell(beat, claim, lost_at, until) for beat in beats)
+
+    def _could_tell(self, beat: str, claim: Claim, lost_at: float, until: float) -> bool:
+        if beat != claim.by and self.longest_chance(beat, claim.moment, lost_at) <= PROMPT:
+            return False  # it did not know
+        remembered = min((at for at in self.ended.get(beat, ()) if claim.moment <= at <= until), default=until)
+        return self.longest_chance(beat, lost_at, max(lost_at, remembered)) > LOOKS
 
 
 @dataclass
@@ -83,12 +103,13 @@ class Verdict:
     late_claims: int = 0  # nobody could claim it earlier
     late_sends: int = 0  # its beat was stopped between claim and message
     lost: int = 0  # its beat was ended between claim and message
+    forgotten: int = 0  # claimed twice, because the store lost the first claim and who knew of it was stopped or ended
     unheard: int = 0  # its beat did not hear that it has the run, and could not ask until the next run was claimed
     wrong: list[str] = field(default_factory=list)
 
     @property
     def excused(self) -> int:
-        return self.late_claims + self.late_sends + self.lost + self.unheard
+        return self.late_claims + self.late_sends + self.lost + self.forgotten + self.unheard
 
     def figures(self) -> dict[str, int]:
         return {name: value for name, value in vars(self).items() if name != "wrong"} | {"wrong": len(self.wrong)}
@@ -120,6 +141,7 @@ def judge(
         f"sent without a claim: {', '.join(ids)}" for token, ids in messages.items() if token not in known
     ]
     for entry, rhythm in rhythms.items():
+        by_entry[entry] = _without_repetitions(by_entry[entry], verdict)
         busy: dict[str, list[Span]] = defaultdict(list)  # a beat counts on from when it could send
         for claim, after in pairwise([*by_entry[entry], None]):
             assert claim is not None
@@ -133,6 +155,17 @@ def judge(
     return verdict
 
 
+def _without_repetitions(stamps: list[Claim], verdict: Verdict) -> list[Claim]:
+    """The claims of an entry, and before them from when it counts. A beat may tell the store again of what ran."""
+    claims = [stamp for stamp in stamps if stamp.by]
+    told = [stamp for stamp in stamps if not stamp.by]
+    first = claims[0].at if claims else math.inf
+    for stamp in told:
+        if stamp.at > first and not any(abs(stamp.at - claim.at) < SAME for claim in claims):
+            verdict.wrong.append(f"moved on without a run: {stamp}")
+    return [stamp for stamp in told if stamp.at <= first][-1:] + claims
+
+
 def _judge_messages(claim: Claim, seen: Mapping[str, float], next_at: float, faults: Faults, verdict: Verdict) -> float:
     """When the message of this claim was sent; if there is none, the moment of the claim."""
     verdict.claims += 1
@@ -143,7 +176,7 @@ def _judge_messages(claim: Claim, seen: Mapping[str, float], next_at: float, fau
         deaths = [at for at in faults.ended.get(claim.by, ()) if at >= claim.moment]
         if deaths and faults.longest_chance(claim.by, claim.moment, min(deaths)) <= PROMPT:
             verdict.lost += 1
-        elif claim.moment - claim.at > UNHEARD and faults.longest_chance(claim.by, claim.moment, next_at) <= PROMPT:
+        elif claim.moment - claim.asked > UNHEARD and faults.longest_chance(claim.by, claim.moment, next_at) <= PROMPT:
             verdict.unheard += 1
         else:
             verdict.wrong.append(f"claimed and not sent: {claim}")
@@ -170,12 +203,16 @@ def _judge_claims(
     for before, after in pairwise([*claims, None]):
         assert before is not None
         due = rhythm.due_after(before.at)
-        if after and after.at < due - 0.001:
-            verdict.wrong.append(f"claimed twice: {before} {after}")
+        if after and after.at < due - SAME:
+            if before.by and faults.is_forgotten(before, after.moment, beats):
+                verdict.forgotten += 1
+            else:
+                verdict.wrong.append(f"claimed twice: {before} {after}")
         since, until = max(due, begin), after.at if after else end
         if until - since <= PROMPT:
             continue
-        chances = {beat: faults.longest_chance(beat, since, until, busy.get(beat, ())) for beat in beats}
+        unsettled = [*faults.unsettled.get(before.entry, ())]
+        chances = {beat: faults.longest_chance(beat, since, until, [*busy.get(beat, ()), *unsettled]) for beat in beats}
         if max(chances.values()) <= PROMPT:
             verdict.late_claims += 1
         else:

@@ -15,6 +15,7 @@ from example_project.valkey import Valkey
 from .verdict import Claim, Span
 
 STAMP = re.compile(r"SET \S+\|r:fleet:(.+) (\[.*\]) PX \d+")
+UNSETTLED = re.compile(r"SET \S+\|n:fleet:(.+)  PX (\d+)")
 STALL = 0.1  # seconds
 OVER = "the witness may go"
 
@@ -26,6 +27,7 @@ class StoreWitness:
         self._store = store
         self._has_lost_it = False
         self._seen: dict[tuple[str, str], Claim] = {}
+        self.unsettled: dict[str, list[Span]] = {}  # by entry, when nobody was given a run
         self._is_listening = threading.Event()
         self._thread = threading.Thread(target=self._listen, daemon=True)
 
@@ -45,11 +47,17 @@ class StoreWitness:
                 for heard in monitor.listen():
                     if OVER in heard["command"]:
                         return
-                    if found := STAMP.fullmatch(heard["command"]):
-                        at, token, _, host = json.loads(found[2])
-                        self._seen[found[1], token] = Claim(found[1], token, host, at, heard["time"])
+                    self._note(heard["command"], heard["time"])
             except redis.ConnectionError:
                 self._has_lost_it = True
+
+    def _note(self, command: str, moment: float) -> None:
+        if found := STAMP.fullmatch(command):
+            at, token, _, host = json.loads(found[2])
+            first = self._seen.setdefault((found[1], token), Claim(found[1], token, host, at, moment, at))
+            self._seen[found[1], token] = first._replace(at=at)
+        elif found := UNSETTLED.fullmatch(command):
+            self.unsettled.setdefault(found[1], []).append((moment, moment + int(found[2]) / 1000))
 
     def __enter__(self) -> StoreWitness:
         self._thread.start()
