@@ -163,7 +163,7 @@ def _without_repetitions(stamps: list[Claim], verdict: Verdict) -> list[Claim]:
     for stamp in told:
         if stamp.at > first and not any(abs(stamp.at - claim.at) < SAME for claim in claims):
             verdict.wrong.append(f"moved on without a run: {stamp}")
-    return [stamp for stamp in told if stamp.at <= first][-1:] + claims
+    return [stamp for stamp in told if stamp.at < first - SAME][-1:] + claims
 
 
 def _judge_messages(claim: Claim, seen: Mapping[str, float], next_at: float, faults: Faults, verdict: Verdict) -> float:
