@@ -153,3 +153,15 @@ def test_an_entry_that_is_not_settled_is_late():
     faults = Faults({}, {}, [103.0], {"e": [(103.1, 105.7)], "other": [(100.0, 110.0)]})
     assert judged(claims, faults=faults).late_claims == 1
     assert judged(claims, faults=Faults({}, {}, [103.0], {"other": [(100.0, 110.0)]})).wrong
+
+
+def test_time_that_a_beat_or_the_servers_waited_for_a_processor_is_no_chance():
+    late = [*each_two_seconds(but=(104.0, 106.0)), claim(104.9), claim(106.0)]
+    busy = {who: [(103.0, 5.0), (104.0, 5.0), (105.0, 5.6), (109.0, 5.6)] for who in ("b1", "b2", "others")}
+    for who in ([], ["others"], ["b1"]):
+        assert judged(late, faults=Faults({}, {}, waited={name: busy[name] for name in who})).wrong
+    for who in (["b1", "b2"], [EVERYBODY]):
+        waited = dict.fromkeys(who, busy["b1"])
+        assert judged(late, faults=Faults({}, {}, waited=waited)).late_claims == 1
+    a_little = [(103.0, 5.0), (110.0, 5.6)]
+    assert judged(late, faults=Faults({}, {}, waited={"b1": a_little, "b2": a_little})).wrong

@@ -49,7 +49,8 @@ class Fleet:
         repeated = {name: (kind, value) for name, (kind, value, one_off) in (rows or {}).items() if not one_off}
         planned = ((entries or {}) | repeated).items()
         self.rhythms = {name: Rhythm(kind, value) for name, (kind, value) in planned if kind != "cron"}
-        self.machine, self.witness = MachineWitness(), StoreWitness(store)
+        self._servers = [(EVERYBODY, store.process.pid), (EVERYBODY, journal.process.pid)]
+        self.machine, self.witness = MachineWitness(self._pids), StoreWitness(store)
         self._ended: dict[str, list[float]] = {}
         self._emptied: list[float] = []
         self._stopped: dict[str, float] = {}
@@ -83,6 +84,9 @@ class Fleet:
         lines = [f"{name} = {target}" for name, target in project["entry-points"]["celery.beat_schedulers"].items()]
         info.joinpath("entry_points.txt").write_text("\n".join(["[celery.beat_schedulers]", *lines, ""]))
         return str(info.parent)
+
+    def _pids(self) -> list[tuple[str, int]]:
+        return [*self._servers, *((name, process.pid) for name, process in list(self.processes.items()))]
 
     def beat(self, name: str, ahead: float = 0.0) -> None:
         self._start(name, ["beat", *self._beat_options(name)], ahead)
@@ -192,7 +196,7 @@ class Fleet:
         unsettled = {
             entry: [(begin, end + RETRY) for begin, end in times] for entry, times in self.witness.unsettled.items()
         }
-        return Faults(spans, self._ended, self._emptied, unsettled)
+        return Faults(spans, self._ended, self._emptied, unsettled, self.machine.waited)
 
     def judge(self, begin: float) -> Verdict:
         """From that moment to now: of the entries whose rhythm is known."""

@@ -7,8 +7,9 @@ the store at that time: by the faults of the test, and by moments in which the m
 from __future__ import annotations
 
 import math
+from bisect import bisect
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
@@ -67,20 +68,36 @@ class Faults:
     """``spans``: when who could do nothing. ``ended``: when beats were ended; each of these begins a span, too.
 
     ``emptied``: when the store lost its data. ``unsettled``: when it gave nobody a run of an entry, because of that.
+    ``waited``: how long a beat, or the servers of all, had waited for a processor in all, at several moments.
     """
 
     spans: Mapping[str, Iterable[Span]]
     ended: Mapping[str, Iterable[float]]
     emptied: Iterable[float] = ()
     unsettled: Mapping[str, Iterable[Span]] = field(default_factory=dict)
+    waited: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)
 
     def longest_chance(self, beat: str, begin: float, end: float, more: Iterable[Span] = ()) -> float:
         """The longest time between two moments in which nothing hindered this beat."""
+        hindered = [*self.spans.get(beat, ()), *self.spans.get(EVERYBODY, ()), *more]
         longest = 0.0
-        for start, stop in sorted([*self.spans.get(beat, ()), *self.spans.get(EVERYBODY, ()), *more]):
-            longest = max(longest, min(start, end) - begin)
+        for start, stop in sorted(span for span in hindered if span[1] > begin and span[0] < end):
+            longest = max(longest, self._chance(beat, begin, start))
             begin = max(begin, stop)
-        return max(longest, end - begin)
+        return max(longest, self._chance(beat, begin, end))
+
+    def _chance(self, beat: str, begin: float, end: float) -> float:
+        """What was left of this time when the machine was busy otherwise."""
+        waited = sum(self._waited(who, end) - self._waited(who, begin) for who in (beat, EVERYBODY))
+        return max(0.0, end - begin - max(0.0, waited))
+
+    def _waited(self, who: str, moment: float) -> float:
+        known = self.waited.get(who) or [(moment, 0.0)]
+        following = bisect(known, (moment, math.inf))
+        if following in (0, len(known)):
+            return known[max(following - 1, 0)][1]
+        (at, so_far), (next_at, then) = known[following - 1 : following + 1]
+        return so_far + (then - so_far) * (moment - at) / (next_at - at)
 
     def is_forgotten(self, claim: Claim, until: float, beats: Iterable[str]) -> bool:
         """Whether the store lost this claim, and none of the beats that knew of it could tell before that moment."""

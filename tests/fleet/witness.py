@@ -6,6 +6,8 @@ import json
 import re
 import threading
 import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import redis
@@ -72,20 +74,38 @@ class StoreWitness:
 
 
 class MachineWitness:
-    """Notes when it was not woken in time; a context manager."""
+    """Notes when it was not woken in time, and how long processes waited for a processor; a context manager.
 
-    def __init__(self) -> None:
+    ``pids``: gives the processes, by name; those of one name count together, and one may follow another.
+    """
+
+    def __init__(self, pids: Callable[[], Iterable[tuple[str, int]]]) -> None:
         self.stalls: list[Span] = []
+        self.waited: dict[str, list[tuple[float, float]]] = {}
+        self._pids = pids
+        self._last: dict[int, float] = {}
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._doze, daemon=True)
 
     def _doze(self) -> None:
         while True:
             began = time.time()
-            if self._is_over.wait(0.02):
+            if self._is_over.wait(0.05):
                 return
             if (woken := time.time()) - began > STALL:
                 self.stalls.append((began, woken))
+            for name, pid in self._pids():
+                self._note(name, pid, woken)
+
+    def _note(self, name: str, pid: int, moment: float) -> None:
+        try:
+            waiting = int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
+        except (OSError, IndexError):  # the process has ended, or this is no Linux
+            return
+        known = self.waited.setdefault(name, [])
+        so_far = known[-1][1] if known else 0.0
+        known.append((moment, so_far + waiting - self._last.get(pid, 0.0)))
+        self._last[pid] = waiting
 
     def longest_stall(self) -> float:
         """In seconds; what an observation may be longer by than it would be on a machine that has time."""
