@@ -6,6 +6,7 @@ import json
 import re
 import threading
 import time
+from bisect import bisect
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import redis
 
 from example_project.valkey import Valkey
 
-from .verdict import Claim, Span
+from .verdict import EVERYBODY, Claim, Span
 
 STAMP = re.compile(r"SET \S+\|r:fleet:(.+) (\[.*\]) PX \d+")
 UNSETTLED = re.compile(r"SET \S+\|n:fleet:(.+)  PX (\d+)")
@@ -107,9 +108,15 @@ class MachineWitness:
         known.append((moment, so_far + waiting - self._last.get(pid, 0.0)))
         self._last[pid] = waiting
 
-    def longest_stall(self) -> float:
-        """In seconds; what an observation may be longer by than it would be on a machine that has time."""
-        return max((woken - began for began, woken in self.stalls), default=0.0)
+    def slowness(self) -> float:
+        """Seconds by which something may have been late because the machine was busy otherwise."""
+        stall = max((woken - began for began, woken in self.stalls), default=0.0)
+        waits = {
+            name: max(so_far - known[bisect(known, (at - 1.0,))][1] for at, so_far in known)  # within a second
+            for name, known in self.waited.items()
+        }
+        servers = waits.pop(EVERYBODY, 0.0)
+        return stall + servers + max(waits.values(), default=0.0)
 
     def __enter__(self) -> MachineWitness:
         self._thread.start()
