@@ -59,7 +59,7 @@ class Wait:
         outcome = None
         if may_be_own or self._time_left() <= 0:
             outcome = yield from self._attempt(queue=False)
-        elif not self.backend.is_listening and self.backend.lines.goes_ahead(self.ticket):
+        elif not self.backend.is_listening(self.ticket.name) and self.backend.lines.goes_ahead(self.ticket):
             try:
                 outcome = yield from self._attempt(queue=False)
             finally:

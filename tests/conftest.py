@@ -25,6 +25,7 @@ from example_project.valkey import Valkey
 
 from . import mariadb as mariadb_server
 from . import postgres as postgres_server
+from .cluster import Cluster
 from .databases import known_database
 from .mariadb import MariaDB
 from .postgres import Postgres
@@ -163,6 +164,24 @@ def redlock_locks(five_valkeys: list[Valkey], settings: Any) -> Iterator[Redlock
             "LOCATION": [server.url for server in five_valkeys],
             "OPTIONS": {"node_timeout": 1.0},  # the machine that runs tests is busy
         }
+    }
+    yield locks["default"]
+    locks.close()
+
+
+@pytest.fixture(scope="session")
+def valkey_cluster() -> Iterator[Cluster]:
+    """Three primaries with a replica each. Tests that break it heal it."""
+    with Cluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster_locks(valkey_cluster: Cluster, settings: Any) -> Iterator[RedisBackend]:
+    """``locks["default"]`` is the emptied Cluster."""
+    valkey_cluster.flush()
+    settings.DISTRIBUTED_LOCKS = {
+        "default": {"BACKEND": REDIS, "LOCATION": valkey_cluster.urls[:2], "OPTIONS": {"cluster": True}}
     }
     yield locks["default"]
     locks.close()

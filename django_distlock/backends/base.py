@@ -78,9 +78,8 @@ class BaseLockBackend(ABC):
     @abstractmethod
     async def aacquire(self, ticket: Ticket, *, queue: bool) -> Grant | LockInfo: ...
 
-    @property
-    def is_listening(self) -> bool:
-        """Whether a busy lock can keep a place at no extra cost; otherwise callers first try without one."""
+    def is_listening(self, name: str) -> bool:
+        """Whether a place in the queue of that lock costs nothing extra; otherwise callers first try without one."""
         return True
 
     def wait_turn(self, ticket: Ticket, timeout: float) -> None:

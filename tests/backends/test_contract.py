@@ -23,6 +23,12 @@ class TestRedisByCache(LockBackendContract):
         locks.close()
 
 
+class TestCluster(LockBackendContract, RunsContract):
+    @pytest.fixture
+    def backend(self, cluster_locks):
+        return cluster_locks
+
+
 class TestRedlock(LockBackendContract):
     @pytest.fixture
     def backend(self, redlock_locks):

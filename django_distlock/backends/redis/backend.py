@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Hashable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from django.core.checks import CheckMessage
 from redis.exceptions import RedisError
@@ -21,11 +21,16 @@ from ..base import BaseLockBackend
 from ..loops import PerLoop
 from ..probing import failed
 from . import health
+from .cluster.listener import ClusterListener
+from .cluster.parts import cluster_parts, is_cluster
+from .cluster.routing import is_undecided
+from .cluster.wire import AsyncClusterWire, ClusterWire
 from .errors import NoReply, explain, is_wrong_type
-from .keys import Keys, pattern, read_prefix
+from .keys import LEASES, RUNS, Keys, read_prefix
 from .leases import read_holder, read_lease, read_remaining
 from .listener import Listener
-from .location import read_location
+from .listing import SCAN_STEP, Listing
+from .location import Location, read_location
 from .wire import Answer, AsyncWire, Command, Script, Unanswered, Wire, pack
 
 ACQUIRE, RELEASE, RENEW = Script("acquire"), Script("release"), Script("renew")
@@ -37,8 +42,6 @@ GONE = -2  # says PTTL
 SHORTEST_PATIENCE = 0.5  # seconds that even an attempt without a wait gives the server
 
 HEALTH = Command(pack("INFO")), Command(pack("TIME"))
-
-SCAN_STEP = 1000  # keys the server visits per SCAN: well below a millisecond
 
 logger = logging.getLogger("django_distlock")
 
@@ -52,29 +55,37 @@ class RedisBackend(BaseLockBackend):
     supports_queue = True
     supports_runs = True
 
-    options: ClassVar[Mapping[str, Any]] = {"socket_timeout": 2.0, "socket_connect_timeout": 2.0, "max_connections": 50}
+    options: ClassVar[Mapping[str, Any]] = {
+        "socket_timeout": 2.0, "socket_connect_timeout": 2.0, "max_connections": 50,
+        "cluster": False, "shards": 64,
+    }  # fmt: skip
 
     def __init__(self, alias: str, settings: Mapping[str, Any]) -> None:
         super().__init__(alias, settings)
-        for option, value in self.option.items():
-            whole = option == "max_connections"
+        for option in ("socket_timeout", "socket_connect_timeout", "max_connections"):
+            value, whole = self.option[option], option == "max_connections"
             fits = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
             if not fits or not 0 < value < float("inf"):
                 needed = "a whole number above 0" if whole else "a number of seconds above 0"
                 raise InvalidLockBackend(f"{self.setting('OPTIONS')}[{option!r}] is {value!r}; it is {needed}.")
-        self.keys = Keys(read_prefix(self))
         timeouts = {key: float(self.option[key]) for key in ("socket_timeout", "socket_connect_timeout")}
-        self.location = read_location(
-            settings.get("LOCATION", "redis://127.0.0.1:6379/0"), self.setting("LOCATION"), timeouts
-        )
-        self._new_wire = partial(Wire, self.location, self.option["max_connections"], timeouts["socket_timeout"])
-        self._async_wires = PerLoop(partial(AsyncWire, *self._new_wire.args))
-        self._wire = self._new_wire()
-        self._listener = Listener(self.location, self.keys.inbox(new_token()), self._hand_back, self.alias)
+        self._use(*(cluster_parts if is_cluster(self) else server_parts)(self, timeouts, self._hand_back))
+
+    def _use(
+        self,
+        location: Location,
+        keys: Keys,
+        wire: Wire | ClusterWire,
+        new_async_wire: Callable[[], AsyncWire | AsyncClusterWire],
+        listener: Listener | ClusterListener,
+    ) -> None:
+        self.location, self.keys = location, keys
+        self._wire, self._async_wires = wire, PerLoop(new_async_wire)
+        self._listener = listener
 
     def acquire(self, ticket: Ticket, *, queue: bool) -> Grant | LockInfo:
         try:
-            if queue and not ticket.inbox and not self.is_listening:
+            if queue and not ticket.inbox and not self.is_listening(ticket.name):
                 self._start_listener(ticket)
             answer = self._send(self._acquire(ticket, queue), within=self._patience(ticket))
             return self._answered(ticket, answer)
@@ -84,7 +95,7 @@ class RedisBackend(BaseLockBackend):
 
     async def aacquire(self, ticket: Ticket, *, queue: bool) -> Grant | LockInfo:
         try:
-            if queue and not ticket.inbox and not self.is_listening:
+            if queue and not ticket.inbox and not self.is_listening(ticket.name):
                 await self._astart_listener(ticket)
             answer = await self._asend(self._acquire(ticket, queue), within=self._patience(ticket))
             return self._answered(ticket, answer)
@@ -92,10 +103,9 @@ class RedisBackend(BaseLockBackend):
             ticket.unanswered = ticket.unanswered or _may_be_executed(error)
             raise
 
-    @property
-    def is_listening(self) -> bool:
+    def is_listening(self, name: str) -> bool:
         """Most locks are free, so the subscription is made when one turns out to be busy."""
-        return self._listener.is_ready
+        return self._listener.hears(name)
 
     def succeed(self, heir: Ticket) -> None:
         self._listener.expect(heir)
@@ -106,10 +116,10 @@ class RedisBackend(BaseLockBackend):
     async def arelease(self, ticket: Ticket, rest: float = 0.0) -> bool:
         return self._released(ticket, await self._asend(self._release(ticket, rest)))
 
-    def renew(self, wanted: Sequence[tuple[Ticket, float]], *, within: float | None = None) -> list[bool]:
+    def renew(self, wanted: Sequence[tuple[Ticket, float]], *, within: float | None = None) -> list[bool | None]:
         return self._renewed(self._send(*self._renewals(wanted), within=within))
 
-    async def arenew(self, wanted: Sequence[tuple[Ticket, float]], *, within: float | None = None) -> list[bool]:
+    async def arenew(self, wanted: Sequence[tuple[Ticket, float]], *, within: float | None = None) -> list[bool | None]:
         return self._renewed(await self._asend(*self._renewals(wanted), within=within))
 
     def look(self, names: Sequence[str]) -> list[LockInfo | None]:
@@ -119,10 +129,12 @@ class RedisBackend(BaseLockBackend):
         return self._infos(names, await self._asend(*self._looks(names)))
 
     def holders(self, names: Sequence[str]) -> list[Holder | None]:
-        return self._holders(self._send(*self._values_wanted(names)))
+        groups = self.keys.grouped(names)
+        return self._holders(names, groups, self._send(*self._values_wanted(groups)))
 
     async def aholders(self, names: Sequence[str]) -> list[Holder | None]:
-        return self._holders(await self._asend(*self._values_wanted(names)))
+        groups = self.keys.grouped(names)
+        return self._holders(names, groups, await self._asend(*self._values_wanted(groups)))
 
     def remaining(self, names: Sequence[str]) -> list[float | None]:
         return self._lefts(self._send(*self._lefts_wanted(names)))
@@ -138,27 +150,20 @@ class RedisBackend(BaseLockBackend):
         return self._counts(await self._asend(*self._counts_wanted(names)))
 
     def names(self, prefix: str = "") -> Iterator[str]:
-        return self._names_at(self.keys.lease(""), prefix)
+        return self._names_of(LEASES, prefix)
 
-    def _names_at(self, start: str, prefix: str = "") -> Iterator[str]:
-        """Of the keys that begin with ``start`` and go on with ``prefix``, what stands behind ``start``."""
-        seen: set[str] = set()  # SCAN may tell a key twice
-        cursor = b"0"
-        while True:
-            cursor, keys = self._only(self._send(self._scan(cursor, start + prefix)))
-            yield from self._new_names(keys, seen, start)
-            if cursor == b"0":
-                return
+    def _names_of(self, kind: str, prefix: str = "") -> Iterator[str]:
+        listing = Listing(self.keys, kind, prefix)
+        for part in self._parts():
+            for command in listing.commands(part):
+                yield from listing.new_names(self._only(self._send(command)))
 
     async def anames(self, prefix: str = "") -> AsyncIterator[str]:
-        seen: set[str] = set()
-        cursor = b"0"
-        while True:
-            cursor, keys = self._only(await self._asend(self._scan(cursor, self.keys.lease(prefix))))
-            for name in self._new_names(keys, seen, self.keys.lease("")):
-                yield name
-            if cursor == b"0":
-                return
+        listing = Listing(self.keys, LEASES, prefix)
+        async for part in self._aparts():
+            for command in listing.commands(part):
+                for name in listing.new_names(self._only(await self._asend(command))):
+                    yield name
 
     def claim_run(self, name: str, seen: RunStamp, now: RunStamp, ttl: float) -> RunStamp | None:
         command = CLAIM_RUN.call(
@@ -168,11 +173,11 @@ class RedisBackend(BaseLockBackend):
         return self._stamp(name, self._only(self._send(command)))
 
     def find_runs(self, names: Sequence[str]) -> list[RunStamp | None]:
-        answer = self._send(*(Command(pack("GET", self.keys.run(name))) for name in names))
+        answer = self._send(*(Command(pack("GET", key), key=key) for key in map(self.keys.run, names)))
         return [self._stamp(name, self._checked(reply)) for name, reply in zip(names, answer.replies, strict=True)]
 
     def runs(self) -> Iterator[tuple[str, RunStamp]]:
-        names = self._names_at(self.keys.run(""))
+        names = self._names_of(RUNS)
         while batch := list(islice(names, SCAN_STEP)):
             yield from ((name, stamp) for name, stamp in zip(batch, self.find_runs(batch), strict=True) if stamp)
 
@@ -212,7 +217,7 @@ class RedisBackend(BaseLockBackend):
         if queue:
             mode = "look" if ticket.place else "again" if ticket.unanswered else "wait"
             if mode == "look":
-                self._listener.expect_echo()
+                self._listener.expect_echo(ticket)
         else:
             mode = "last" if ticket.inbox else "try"
         return ACQUIRE.call(
@@ -232,20 +237,18 @@ class RedisBackend(BaseLockBackend):
 
     def _looks(self, names: Sequence[str]) -> list[Command]:
         keys = map(self.keys.lease, names)
-        return [Command(pack(verb, key)) for key in keys for verb in ("GET", "PTTL")]
+        return [Command(pack(verb, key), key=key) for key in keys for verb in ("GET", "PTTL")]
 
-    def _values_wanted(self, names: Sequence[str]) -> list[Command]:
-        """In one command, because each reply of its own costs more than the value. See ``_holders``."""
-        return [Command(pack("MGET", *map(self.keys.lease, names)))] if names else []
+    def _values_wanted(self, groups: Sequence[Sequence[str]]) -> list[Command]:
+        """Many in one command, because each reply of its own costs more than the value."""
+        keys = [[*map(self.keys.lease, names)] for names in groups]
+        return [Command(pack("MGET", *together), key=together[0]) for together in keys]
 
     def _lefts_wanted(self, names: Sequence[str]) -> list[Command]:
-        return [Command(pack("PTTL", self.keys.lease(name))) for name in names]
+        return [Command(pack("PTTL", key), key=key) for key in map(self.keys.lease, names)]
 
     def _counts_wanted(self, names: Sequence[str]) -> list[Command]:
-        return [Command(pack("ZCARD", self.keys.queue(name))) for name in names]
-
-    def _scan(self, cursor: bytes, start: str) -> Command:
-        return Command(pack("SCAN", cursor, "MATCH", pattern(start), "COUNT", SCAN_STEP))
+        return [Command(pack("ZCARD", key), key=key) for key in map(self.keys.queue, names)]
 
     # Replies
 
@@ -260,7 +263,7 @@ class RedisBackend(BaseLockBackend):
                     self._listener.forget(ticket)
                     ticket.inbox = ""
                 elif ears >= 0:
-                    self._listener.looked(ears)
+                    self._listener.looked(ticket, ears)
                 if info := self._info(ticket.name, value, left):
                     return info
                 raise self._foreign_value(ticket.name)
@@ -271,16 +274,24 @@ class RedisBackend(BaseLockBackend):
         # "Not the holder" on a repeat means that the first attempt, whose reply was lost, did it.
         return bool(self._only(answer)) or answer.repeated
 
-    def _renewed(self, answer: Answer) -> list[bool]:
+    def _renewed(self, answer: Answer) -> list[bool | None]:
+        if all(map(is_undecided, answer.replies)):
+            return list(map(self._checked, answer.replies))
+        return [None if is_undecided(reply) else self._is_renewed(reply) for reply in answer.replies]
+
+    def _is_renewed(self, reply: Any) -> bool:
         # Another type of value under one key must not hide what became of the others.
-        return [not is_wrong_type(reply) and bool(self._checked(reply)) for reply in answer.replies]
+        return not is_wrong_type(reply) and bool(self._checked(reply))
 
     def _infos(self, names: Sequence[str], answer: Answer) -> list[LockInfo | None]:
         replies = iter(answer.replies)
         return [self._seen(name, value, left) for name, value, left in zip(names, replies, replies, strict=True)]
 
-    def _holders(self, answer: Answer) -> list[Holder | None]:
-        return [read_holder(value) for values in answer.replies for value in self._checked(values)]
+    def _holders(self, names: Sequence[str], groups: Sequence[Sequence[str]], answer: Answer) -> list[Holder | None]:
+        values: dict[str, bytes | None] = {}
+        for group, reply in zip(groups, answer.replies, strict=True):
+            values.update(zip(group, self._checked(reply), strict=True))
+        return [read_holder(values[name]) for name in names]
 
     def _lefts(self, answer: Answer) -> list[float | None]:
         return [None if self._checked(left) == GONE else read_remaining(left) for left in answer.replies]
@@ -311,16 +322,6 @@ class RedisBackend(BaseLockBackend):
                 f"The key {self.keys.run(name)!r} at {self.location.text} holds something that is no run of beat."
                 f" Delete it, or give the locks a prefix of their own in {self.setting('KEY_PREFIX')}."
             ) from None
-
-    def _new_names(self, keys: Sequence[bytes], seen: set[str], start: str) -> Iterator[str]:
-        for key in keys:
-            try:
-                name = key.decode().removeprefix(start)
-            except UnicodeDecodeError:
-                continue  # no lock has such a key
-            if name not in seen:
-                seen.add(name)
-                yield name
 
     # Errors
 
@@ -356,15 +357,30 @@ class RedisBackend(BaseLockBackend):
         except (RedisError, OSError) as error:
             raise explain(error, self) from error
 
+    def _parts(self) -> Iterator[Any]:
+        try:
+            yield from self._wire.parts()
+        except (RedisError, OSError) as error:
+            raise explain(error, self) from error
+
+    async def _aparts(self) -> AsyncIterator[Any]:
+        try:
+            async for part in (await self._async_wires.here()).parts():
+                yield part
+        except (RedisError, OSError) as error:
+            raise explain(error, self) from error
+
     def _start_listener(self, ticket: Ticket) -> None:
         try:
-            self._listener.start(self._patience(ticket))
+            self._wire.locate(self.keys.lease(ticket.name))
+            self._listener.start(ticket.name, self._patience(ticket))
         except (RedisError, OSError) as error:
             raise explain(error, self) from error
 
     async def _astart_listener(self, ticket: Ticket) -> None:
         try:
-            await self._listener.astart(self._patience(ticket))
+            await (await self._async_wires.here()).locate(self.keys.lease(ticket.name))
+            await self._listener.astart(ticket.name, self._patience(ticket))
         except (RedisError, OSError) as error:
             raise explain(error, self) from error
 
@@ -381,6 +397,26 @@ class RedisBackend(BaseLockBackend):
     def close(self) -> None:
         self._wire.close()
         self._listener.stop()
+
+
+class Parts(NamedTuple):
+    location: Location
+    keys: Keys
+    wire: Wire
+    new_async_wire: Callable[[], AsyncWire]
+    listener: Listener
+
+
+def server_parts(
+    backend: BaseLockBackend, timeouts: Mapping[str, float], hand_back: Callable[[str, str], None]
+) -> Parts:
+    keys = Keys(read_prefix(backend))
+    location = read_location(
+        backend.settings.get("LOCATION", "redis://127.0.0.1:6379/0"), backend.setting("LOCATION"), timeouts
+    )
+    shared = (location, backend.option["max_connections"], timeouts["socket_timeout"])
+    listener = Listener(location, keys.inbox(new_token()), hand_back, backend.alias)
+    return Parts(location, keys, Wire(*shared), partial(AsyncWire, *shared), listener)
 
 
 def _may_be_executed(error: BaseException) -> bool:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+from binascii import crc32, crc_hqx
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 
 from ...exceptions import InvalidLockBackend
 from ..base import BaseLockBackend
@@ -16,6 +19,10 @@ def read_prefix(backend: BaseLockBackend) -> str:
             " without '{', '}' and '|'."
         )
     return prefix
+
+
+LEASES, RUNS = "", "|r"  # kinds of keys that can be listed
+SLOTS = 16384  # of every Cluster
 
 
 class Keys:
@@ -47,7 +54,94 @@ class Keys:
         """The name of the lock whose lease has this key."""
         return lease.removeprefix(f"{self.prefix}:")
 
+    def grouped(self, names: Sequence[str]) -> list[Sequence[str]]:
+        """Those together whose leases one command may name."""
+        return [names] if names else []
 
-def pattern(start: str) -> str:
-    """Of SCAN, for keys that begin so."""
-    return re.sub(r"([*?\[\]\\])", r"\\\1", start) + "*"
+    def pattern(self, kind: str, start: str) -> str:
+        """Of SCAN, for keys of a kind whose names begin so. It may find keys of nobody; ``name_in`` tells."""
+        return _literally(f"{self.prefix}{kind}:{start}") + "*"
+
+    def name_in(self, kind: str, start: str, key: str) -> str | None:
+        return key.removeprefix(f"{self.prefix}{kind}:")
+
+
+class ClusterKeys(Keys):
+    """All keys of a name lie in one slot of a Cluster: that of its shard, which stands in braces in each of them.
+
+    The shard is computed from the name, so processes that disagree about the number of shards exclude nobody.
+    """
+
+    def __init__(self, prefix: str, shards: int) -> None:
+        super().__init__(prefix)
+        self.shards = shards
+        self.agreed = f"{prefix}|s:{{shards}}"  # where the number of shards is kept, to be compared
+
+    def shard_of(self, name: str) -> int:
+        return crc32(name.encode()) % self.shards
+
+    def of_lock(self, name: str) -> tuple[str, str, str, str]:
+        prefix, shard = self.prefix, self.shard_of(name)
+        return (
+            f"{prefix}:{{{shard}}}:{name}", f"{prefix}|q:{{{shard}}}:{name}",
+            f"{prefix}|x:{{{shard}}}:{name}", f"{prefix}|f:{{{shard}}}",
+        )  # fmt: skip
+
+    def lease(self, name: str) -> str:
+        return self._of_kind(LEASES, name)
+
+    def queue(self, name: str) -> str:
+        return self._of_kind("|q", name)
+
+    def of_run(self, name: str) -> tuple[str, str]:
+        return self.run(name), self._of_kind("|n", name)
+
+    def run(self, name: str) -> str:
+        return self._of_kind(RUNS, name)
+
+    def _of_kind(self, kind: str, name: str) -> str:
+        return f"{self.prefix}{kind}:{{{self.shard_of(name)}}}:{name}"
+
+    def shard_inbox(self, process: str, shard: int) -> str:
+        """Sharded pub/sub has channels in slots, as keys are, so a process has an inbox per shard."""
+        return f"{self.prefix}|in:{{{shard}}}:{process}"
+
+    def shard_in(self, key: str) -> int:
+        """Of a key or channel."""
+        return int(key[key.index("{") + 1 : key.index("}")])
+
+    def locked_by(self, lease: str) -> str:
+        return lease.partition("}:")[2]
+
+    def grouped(self, names: Sequence[str]) -> list[Sequence[str]]:
+        groups: dict[int, list[str]] = defaultdict(list)
+        for name in names:
+            groups[self.shard_of(name)].append(name)
+        return list(groups.values())
+
+    def pattern(self, kind: str, start: str) -> str:
+        return f"{_literally(f'{self.prefix}{kind}:')}{{*}}:{_literally(start)}*"
+
+    def name_in(self, kind: str, start: str, key: str) -> str | None:
+        """None for a key that another number of shards made."""
+        name = self.locked_by(key)
+        return name if name.startswith(start) and key == self._of_kind(kind, name) else None
+
+    def slot_of_shard(self, shard: int) -> int:
+        return slot_of(f"{{{shard}}}")
+
+    def slots(self) -> Iterable[int]:
+        """All that keys of ours can be in."""
+        return {*map(self.slot_of_shard, range(self.shards)), slot_of(self.agreed)}
+
+
+def slot_of(key: str) -> int:
+    """CRC16 of what stands between the first braces, as the Cluster specification has it."""
+    data = key.encode()
+    start = data.find(b"{") + 1
+    end = data.find(b"}", start)
+    return crc_hqx(data[start:end] if start and end > start else data, 0) % SLOTS
+
+
+def _literally(text: str) -> str:
+    return re.sub(r"([*?\[\]\\])", r"\\\1", text)

@@ -70,21 +70,26 @@ class Listener:
         self._connection: Any = None
         _listeners.add(self)
 
-    def start(self, within: float) -> None:
+    def hears(self, name: str) -> bool:
+        """Whether a waiter for that lock would be told."""
+        return self.is_ready
+
+    def start(self, name: str, within: float) -> None:
         """Return when the subscription stands. Raises redis-py's error if it does not in so many seconds."""
-        with self._starter() as bell:
+        with self.starter() as bell:
             if not self.is_ready:
                 bell.wait(within)
             self._check_ready(within)
 
-    async def astart(self, within: float) -> None:
-        with self._starter() as bell:
+    async def astart(self, name: str, within: float) -> None:
+        with self.starter() as bell:
             if not self.is_ready:
                 await bell.await_(within)
             self._check_ready(within)
 
     @contextmanager
-    def _starter(self) -> Iterator[Bell]:
+    def starter(self) -> Iterator[Bell]:
+        """A bell that rings when the subscription stands, or is refused."""
         bell = Bell()
         self._starters.add(bell)
         try:
@@ -120,7 +125,7 @@ class Listener:
         if self._tickets.get(ticket.token) is ticket:
             del self._tickets[ticket.token]
 
-    def expect_echo(self) -> None:
+    def expect_echo(self, ticket: Ticket) -> None:
         """A look is about to be sent."""
         now = clock()
         if self._thread is None:
@@ -131,7 +136,7 @@ class Listener:
             self._asked_at = now
         self._touched_at = now
 
-    def looked(self, ears: int) -> None:
+    def looked(self, ticket: Ticket, ears: int) -> None:
         """A look was answered: so many listeners got its echo."""
         if ears == 0 and self.is_ready:
             self._resubscribe = True

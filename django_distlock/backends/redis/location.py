@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import redis.asyncio
@@ -37,6 +37,15 @@ class Location:
     text: str
     connection_class: type[Any]
     arguments: Mapping[str, Any]
+
+    def at(self, host: str, port: int) -> Location:
+        """Another server that is talked to in the same way."""
+        arguments = {**self.arguments, "host": host, "port": port}
+        return replace(self, text=_readable(arguments, self._is_tls), arguments=arguments)
+
+    @property
+    def _is_tls(self) -> bool:
+        return issubclass(self.connection_class, redis.SSLConnection)
 
     # Without retries, because redis-py would repeat commands by itself, and then nobody knows that one
     # went unanswered.

@@ -12,7 +12,7 @@ import hashlib
 import os
 import weakref
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from functools import lru_cache
 from importlib.resources import files
@@ -52,8 +52,12 @@ def _head(sha: str, keys: tuple[str, ...], arguments: int) -> bytes:
 
 
 class Command(NamedTuple):
+    """In a Cluster it goes to the node ``at`` that address, or to the one that owns the slot of ``key``."""
+
     packed: bytes
     script: Script | None = None
+    key: str = ""
+    at: Any = None
 
 
 class Script:
@@ -68,7 +72,7 @@ class Script:
         for argument in arguments:
             data = str(argument).encode()
             parts += (len(data), data)
-        return Command((b"%b" + b"$%d\r\n%b\r\n" * len(arguments)) % tuple(parts), self)
+        return Command((b"%b" + b"$%d\r\n%b\r\n" * len(arguments)) % tuple(parts), self, keys[0])
 
 
 class Answer(NamedTuple):
@@ -115,6 +119,8 @@ class Wire:
     are less than the timeout; a try that took so long is not repeated.
     """
 
+    insists = True  # tries again also after the whole timeout
+
     def __init__(self, location: Location, most: int, timeout: float) -> None:
         self._location = location
         self._most, self._timeout = most, timeout
@@ -160,7 +166,7 @@ class Wire:
             except BaseException as error:
                 if connection is not None:
                     connection.disconnect()
-                too_late = clock() - began >= patience and patience < self._timeout
+                too_late = clock() - began >= patience and (patience < self._timeout or not self.insists)
                 if repeated or too_late or connection is None or not _is_worth_repeating(error):
                     _fail(error, sent=repeated or connection is not None)
                 repeated = True
@@ -202,6 +208,13 @@ class Wire:
         except ResponseError as error:
             return error
 
+    def locate(self, key: str) -> None:
+        """Learn where the key is. One server has all keys."""
+
+    def parts(self) -> Iterator[Any]:
+        """Where to send commands ``at`` that ask for all keys: together they have them all."""
+        yield None
+
     def close(self) -> None:
         _disconnect(self._idle)
 
@@ -210,6 +223,7 @@ class AsyncWire:
     """The same for the tasks of one event loop."""
 
     ending: AsyncIterator[None]  # held here because the loop itself keeps no more than a weak reference
+    insists = True
 
     def __init__(self, location: Location, most: int, timeout: float) -> None:
         self._location = location
@@ -256,7 +270,7 @@ class AsyncWire:
             except BaseException as error:
                 if connection is not None:
                     await connection.disconnect(nowait=True)
-                too_late = clock() - began >= patience and patience < self._timeout
+                too_late = clock() - began >= patience and (patience < self._timeout or not self.insists)
                 if repeated or too_late or connection is None or not _is_worth_repeating(error):
                     _fail(error, sent=repeated or connection is not None)
                 repeated = True
@@ -303,6 +317,11 @@ class AsyncWire:
             return await connection.read_response(disable_decoding=True)
         except ResponseError as error:
             return error
+
+    async def locate(self, key: str) -> None: ...
+
+    async def parts(self) -> AsyncIterator[Any]:
+        yield None
 
     async def aclose(self) -> None:
         """The loop ends. What is still sent by others that end with it goes over connections of its own."""

@@ -1,0 +1,224 @@
+"""How waiters wake in a Cluster: one subscription per primary with waiters, to the inboxes of all its shards.
+
+A message of sharded pub/sub is published at the primary that owns the slot of its channel, and counts the
+subscribers there. A lock and the inbox of its waiters are in one slot, so a hand-off tells whether it was heard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+from weakref import WeakValueDictionary
+
+from redis.exceptions import (
+    AskError,
+    AuthenticationError,
+    ClusterDownError,
+    ConnectionError,
+    MovedError,
+    RedisError,
+    ResponseError,
+    TimeoutError,
+)
+
+from ....bells import Bell
+from ....tickets import Ticket, clock
+from ..keys import ClusterKeys
+from ..listener import KINDS, Listener
+from ..location import Location
+from ..wire import pack
+from .slots import Address, SlotMap, address_of
+from .wire import ClusterWire
+
+RECONSIDERED = 0.25  # seconds after which who waits for a subscription asks again at which node it is to be
+
+
+class ClusterListener:
+    """The same as ``Listener``, for all primaries."""
+
+    def __init__(
+        self,
+        wire: ClusterWire,
+        slots: SlotMap,
+        keys: ClusterKeys,
+        location: Location,
+        process: str,
+        hand_back: Callable[[str, str], None],
+        name: str,
+    ) -> None:
+        self.wire, self.slots, self.keys = wire, slots, keys
+        self.location, self.process, self.name = location, process, name
+        self.hand_back = hand_back
+        self.tickets: WeakValueDictionary[str, Ticket] = WeakValueDictionary()
+        self.kind = KINDS[0][1]
+        self._nodes: dict[Address, NodeListener] = {}
+
+    def hears(self, name: str) -> bool:
+        node = self._find(name)
+        return node is not None and node.is_ready and self._inbox(name) in node.channels
+
+    def start(self, name: str, within: float) -> None:
+        for bell, left in self._starts(name, within):
+            bell.wait(left)
+
+    async def astart(self, name: str, within: float) -> None:
+        for bell, left in self._starts(name, within):
+            await bell.await_(left)
+
+    def _starts(self, name: str, within: float) -> Iterator[tuple[Bell, float]]:
+        """Until the subscription stands: what to wait for, and for how long."""
+        give_up = clock() + within
+        while not self.hears(name):
+            if (node := self._find(name)) is None:
+                raise ClusterDownError(f"no primary serves the slot of lock {name!r}")
+            with node.starter() as bell:
+                if node.is_ready:
+                    node.begin_anew()  # the slot came to it meanwhile
+                yield bell, min(RECONSIDERED, give_up - clock())
+            if not self.hears(name):
+                node.raise_if_refused()
+                if clock() >= give_up:
+                    raise node.failure or TimeoutError(f"no answer to SUBSCRIBE within {within:.1f} s")
+
+    def expect(self, ticket: Ticket) -> None:
+        ticket.inbox = ticket.inbox or self.kind + self._inbox(ticket.name)
+        self.tickets[ticket.token] = ticket
+        if node := self._find(ticket.name):
+            node.touch()
+
+    def forget(self, ticket: Ticket) -> None:
+        if self.tickets.get(ticket.token) is ticket:
+            del self.tickets[ticket.token]
+
+    def expect_echo(self, ticket: Ticket) -> None:
+        if node := self._find(ticket.name):
+            node.expect_echo(ticket)
+
+    def looked(self, ticket: Ticket, ears: int) -> None:
+        if ears == 0 and (node := self._find(ticket.name)):
+            node.revive()  # the slot may just have come to a node where nobody listened yet
+            node.looked(ticket, ears)
+
+    def stop(self) -> None:
+        for node in list(self._nodes.values()):
+            node.stop()
+
+    def channels_at(self, address: Address) -> list[str]:
+        """The inboxes of this process whose slots that node owns."""
+        owners, keys = self.slots.owners, self.keys
+        shards = (shard for shard in range(keys.shards) if owners.get(keys.slot_of_shard(shard)) == address)
+        return [keys.shard_inbox(self.process, shard) for shard in shards]
+
+    def owns(self, address: Address, key: str) -> bool:
+        return self._owner(self.keys.shard_in(key)) == address
+
+    def _owner(self, shard: int) -> Address | None:
+        return self.slots.owners.get(self.keys.slot_of_shard(shard))
+
+    def _inbox(self, name: str) -> str:
+        return self.keys.shard_inbox(self.process, self.keys.shard_of(name))
+
+    def _find(self, name: str) -> NodeListener | None:
+        address = self._owner(self.keys.shard_of(name))
+        if address is None:
+            return None
+        return self._nodes.get(address) or self._nodes.setdefault(address, NodeListener(self, address))
+
+
+class NodeListener(Listener):
+    """At one primary."""
+
+    def __init__(self, cluster: ClusterListener, address: Address) -> None:
+        location = cluster.location.at(*address)
+        super().__init__(location, "", self._hand_back_owned, f"{cluster.name}-{address}")
+        self._cluster, self._address = cluster, address
+        self._tickets = cluster.tickets
+        self.channels: frozenset[str] = frozenset()
+
+    @property
+    def failure(self) -> Exception | None:
+        return self._failure
+
+    def raise_if_refused(self) -> None:
+        if isinstance(self._failure, ResponseError | AuthenticationError):
+            raise self._failure
+
+    def touch(self) -> None:
+        self._touched_at = clock()
+
+    def revive(self) -> None:
+        self._revive()
+
+    def begin_anew(self) -> None:
+        """Subscribe again, to what this node owns now. It takes up to a second until the thread sees it."""
+        self._resubscribe = True
+
+    def _hand_back_owned(self, token: str, key: str) -> None:
+        """A former primary goes on to deliver what its successor publishes; the listener there heard it, too."""
+        if self._cluster.owns(self._address, key):
+            self._cluster.hand_back(token, key)
+
+    # In the thread
+
+    def _subscribe(self, connection: Any) -> None:
+        wanted = self._cluster.channels_at(self._address)
+        if not wanted:
+            self.stop()
+            raise ConnectionError(f"{self._address} owns no slot any more that locks use")
+        for verb, kind in KINDS:
+            connection.send_packed_command([b"".join(pack(verb, channel) for channel in wanted)], check_health=False)
+            refused = self._acknowledged(connection, wanted)
+            if refused is None:
+                self._cluster.kind = kind
+                break
+            if (verb, kind) == KINDS[-1]:
+                raise refused
+        self._asked_at, self._resubscribe = 0.0, False
+
+    def _acknowledged(self, connection: Any, wanted: list[str]) -> ResponseError | None:
+        """Read as many answers as channels were wanted; what is published meanwhile stands between them."""
+        heard, refused, awaited = set(), None, len(wanted)
+        while awaited:
+            try:
+                message = connection.read_response(disable_decoding=True)
+            except MovedError as error:
+                self._cluster.slots.moved(error.slot_id, address_of(error.host, error.port, self._address))
+                awaited -= 1
+            except (AskError, ClusterDownError) as error:
+                self._failure = error
+                awaited -= 1
+            except ResponseError as error:
+                refused = error
+                awaited -= 1
+            else:
+                if message[0] in (b"ssubscribe", b"subscribe"):
+                    heard.add(message[1].decode())
+                    awaited -= 1
+                else:
+                    self._heard(message)
+        self.channels = frozenset(heard)
+        return refused
+
+    def _heard(self, message: Any) -> None:
+        if message[0] in (b"smessage", b"message"):
+            super()._heard(message)
+        elif message[0] == b"sunsubscribe":  # the slot has gone to another node
+            channel = message[1].decode()
+            self.channels -= {channel}
+            self._wake({channel})
+
+    def _wake_all(self) -> None:
+        self._ring_starters()
+        self._wake(self.channels)
+
+    def _wake(self, channels: frozenset[str] | set[str]) -> None:
+        for reference in self._tickets.valuerefs():
+            if (ticket := reference()) and ticket.inbox[1:] in channels:
+                ticket.bell.ring()
+
+    def _failed(self, error: Exception) -> None:
+        super()._failed(error)
+        self.channels = frozenset()
+        with suppress(RedisError, OSError):
+            self._cluster.wire.refresh()  # it may have a successor

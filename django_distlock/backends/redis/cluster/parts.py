@@ -1,0 +1,82 @@
+"""What a backend uses on a Cluster, made from its settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import NamedTuple
+
+from ....exceptions import InvalidLockBackend
+from ....tickets import new_token
+from ...base import BaseLockBackend
+from ..keys import SLOTS, ClusterKeys, read_prefix
+from ..location import Location, read_location
+from .listener import ClusterListener
+from .slots import Address, SlotMap
+from .wire import AsyncClusterWire, ClusterWire
+
+
+class Parts(NamedTuple):
+    location: Location
+    keys: ClusterKeys
+    wire: ClusterWire
+    new_async_wire: Callable[[], AsyncClusterWire]
+    listener: ClusterListener
+
+
+def is_cluster(backend: BaseLockBackend) -> bool:
+    """Raises InvalidLockBackend where OPTIONS["cluster"] is neither True nor False, or "shards" do not fit."""
+    wanted, options = backend.option["cluster"], backend.setting("OPTIONS")
+    if not isinstance(wanted, bool):
+        raise InvalidLockBackend(f"{options}['cluster'] is {wanted!r}; it is True for a Cluster, else False.")
+    if not wanted and "shards" in (backend.settings.get("OPTIONS") or {}):
+        raise InvalidLockBackend(f"{options}['shards'] is for a Cluster; set {options}['cluster'] to True, too.")
+    return wanted
+
+
+def cluster_parts(
+    backend: BaseLockBackend, timeouts: Mapping[str, float], hand_back: Callable[[str, str], None]
+) -> Parts:
+    keys = ClusterKeys(read_prefix(backend), _read_shards(backend))
+    location, seeds = _read_seeds(backend, timeouts)
+    slots = SlotMap(keys.slots(), seeds)
+    shared = (location, slots, backend.option["max_connections"], timeouts["socket_timeout"])
+    wire = ClusterWire(*shared)
+    listener = ClusterListener(wire, slots, keys, location, new_token(), hand_back, backend.alias)
+    return Parts(location, keys, wire, partial(AsyncClusterWire, *shared), listener)
+
+
+def _read_shards(backend: BaseLockBackend) -> int:
+    shards = backend.option["shards"]
+    if not isinstance(shards, int) or isinstance(shards, bool) or not 1 <= shards <= SLOTS:
+        raise InvalidLockBackend(
+            f"{backend.setting('OPTIONS')}['shards'] is {shards!r}; it is a whole number from 1 to {SLOTS}, the same"
+            " in all processes."
+        )
+    return shards
+
+
+def _read_seeds(backend: BaseLockBackend, timeouts: Mapping[str, float]) -> tuple[Location, list[Address]]:
+    """How to talk to any node, and some nodes that can tell of the others."""
+    setting, given = backend.setting("LOCATION"), backend.settings.get("LOCATION", "redis://127.0.0.1:6379/0")
+    several = list(given) if isinstance(given, list | tuple) else [given]
+    if not several:
+        raise InvalidLockBackend(f"{setting} is empty. It is the URL of a node of the Cluster, or a list of URLs.")
+    locations = [read_location(one, setting, timeouts) for one in several]
+    seeds = [_address(location, setting) for location in locations]
+    first = locations[0].at(*seeds[0])
+    if any(location.at(*seeds[0]) != first for location in locations):
+        raise InvalidLockBackend(f"The URLs of {setting} differ in more than host and port; write the rest alike.")
+    text = ", ".join(location.text for location in locations)
+    return Location(text, first.connection_class, first.arguments), seeds
+
+
+def _address(location: Location, setting: str) -> Address:
+    arguments = location.arguments
+    if "path" in arguments:
+        raise InvalidLockBackend(f"{setting} is a unix socket. The nodes of a Cluster are reached by redis:// URLs.")
+    if int(arguments.get("db") or 0):
+        raise InvalidLockBackend(
+            f"{setting} names database {arguments['db']}. A Cluster has database 0 alone; end the URL with /0."
+        )
+    return Address(str(arguments.get("host", "localhost")), int(arguments.get("port", 6379)))

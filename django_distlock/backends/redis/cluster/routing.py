@@ -1,0 +1,196 @@
+"""How commands find the nodes that own their keys: one algorithm, driven by threads and by tasks.
+
+What redis-py's own client for a Cluster does not tell is whether a command was sent twice, which a lock must know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence, Set
+from functools import lru_cache
+from typing import Any, NamedTuple, TypeVar
+
+from redis.exceptions import (
+    AskError,
+    AuthenticationError,
+    ClusterDownError,
+    ConnectionError,
+    MaxConnectionsError,
+    MovedError,
+    ReadOnlyError,
+    RedisError,
+    TimeoutError,
+    TryAgainError,
+)
+
+from ....tickets import clock
+from ..keys import slot_of
+from ..wire import Answer, Command, Unanswered, pack
+from .slots import Address, SlotMap, address_of
+
+ASKING = Command(pack("ASKING"))
+CLUSTER_SLOTS = Command(pack("CLUSTER", "SLOTS"))
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.02, 0.2  # seconds between attempts while a slot is between two nodes
+LAST_TRY = 0.25  # seconds that an attempt has even when the time is nearly over
+TO_TELL = 0.5  # seconds that a node has to tell who owns what
+
+Outcome = Answer | Exception
+
+
+class Trip(NamedTuple):
+    """What goes to one node at once, ``numbers`` telling which of the commands; within so many seconds."""
+
+    to: Address
+    numbers: list[int]
+    commands: list[Command]
+    within: float
+
+    def replies(self, answer: Answer) -> list[Any]:
+        """Without those to ASKING."""
+        pairs = zip(self.commands, answer.replies, strict=True)
+        return [reply for command, reply in pairs if command is not ASKING]
+
+
+class Pause(NamedTuple):
+    seconds: float
+
+
+Result = TypeVar("Result")
+Steps = Generator[list[Trip] | Pause, list[Outcome], Result]  # a pause is answered by nothing: []
+
+slot_of_key = lru_cache(maxsize=1024)(slot_of)
+
+
+class Errand:
+    """Commands on their way, until each is answered or the time is over.
+
+    A node that redirects a command did not execute it. One that did not answer may have: that is told, as a
+    ``Wire`` does, by Unanswered or by ``repeated``. Where several nodes were asked and only some of them failed,
+    their errors stand among the replies.
+    """
+
+    def __init__(self, commands: Sequence[Command], slots: SlotMap, patience: float, time: float) -> None:
+        """``patience``: seconds for one attempt; ``time``: seconds after which none begins any more."""
+        self._commands = commands
+        self._slots = slots
+        self._patience = patience
+        self._give_up = clock() + time
+        self._replies: list[Any] = [None] * len(commands)
+        self._sent_at = [0.0] * len(commands)
+        self._ask: dict[int, Address] = {}  # where the next attempt of a command goes with ASKING
+        self._failed: set[Address] = set()
+        self._repeated = False
+
+    def steps(self) -> Steps[Answer]:
+        left, attempts = list(range(len(self._commands))), 0
+        while True:
+            began, known = clock(), self._slots.owners
+            if trips := self._trips(left):
+                for trip, outcome in zip(trips, (yield trips), strict=True):
+                    self._take(trip, outcome)
+                attempts += 1
+            left = [number for number in left if self._is_to_repeat(number)]
+            if not left or clock() >= self._give_up:
+                return self._answer()
+            if self._is_map_wrong(left) and self._slots.learned_at < began:
+                failure = yield from refresh(self._slots, self._time(), self._failed)
+                if failure and not known:
+                    self._replies = [failure] * len(self._commands)
+                if failure:
+                    return self._answer()
+            if attempts > 1 or (self._slots.owners is known and not self._ask):
+                yield Pause(min(LONGEST_PAUSE, FIRST_PAUSE * 2**attempts))
+
+    def _time(self) -> float:
+        return min(self._patience, max(LAST_TRY, self._give_up - clock()))
+
+    def _trips(self, left: Sequence[int]) -> list[Trip]:
+        trips: dict[Address, Trip] = {}
+        for number in left:
+            command = self._commands[number]
+            ask = self._ask.pop(number, None)
+            to = command.at or ask or self._slots.owners.get(slot := slot_of_key(command.key))
+            if to is None:
+                self._replies[number] = ClusterDownError(f"no primary serves slot {slot}")
+                continue
+            trip = trips.get(to)
+            if trip is None:
+                trip = trips[to] = Trip(to, [], [], self._time())
+            trip.numbers.append(number)
+            trip.commands.extend((ASKING, command) if ask else (command,))
+        return list(trips.values())
+
+    def _take(self, trip: Trip, outcome: Outcome) -> None:
+        if isinstance(outcome, Answer):
+            self._repeated = self._repeated or outcome.repeated
+            for number, reply in zip(trip.numbers, trip.replies(outcome), strict=True):
+                self._replies[number], self._sent_at[number] = reply, outcome.sent_at
+                if isinstance(reply, AskError):
+                    self._redirect(number, reply, trip.to)
+            return
+        self._failed.add(trip.to)
+        self._repeated = self._repeated or isinstance(outcome, Unanswered)
+        failure = _of_node(trip.to, outcome)
+        for number in trip.numbers:
+            self._replies[number] = failure
+
+    def _redirect(self, number: int, reply: AskError, asked: Address) -> None:
+        to = address_of(reply.host, reply.port, asked)
+        if isinstance(reply, MovedError):
+            self._slots.moved(reply.slot_id, to)
+        else:
+            self._ask[number] = to
+
+    def _is_to_repeat(self, number: int) -> bool:
+        reply = self._replies[number]
+        refused = isinstance(reply, AuthenticationError | MaxConnectionsError)
+        return is_undecided(reply) and not refused and self._commands[number].at is None
+
+    def _is_map_wrong(self, left: Sequence[int]) -> bool:
+        return any(not isinstance(self._replies[number], AskError | TryAgainError) for number in left)
+
+    def _answer(self) -> Answer:
+        if all(isinstance(reply, ConnectionError | TimeoutError) for reply in self._replies):
+            if self._repeated:
+                raise Unanswered(self._replies[0]) from self._replies[0]
+            raise self._replies[0]
+        return Answer(self._replies, min(self._sent_at), self._repeated)
+
+
+def refresh(slots: SlotMap, within: float, failed: Set[Address] = frozenset()) -> Steps[Exception | None]:
+    """Learn the owners of slots anew, from the first node that tells. Returns an error if none does."""
+    give_up, failure = clock() + within, None
+    for address in sorted(slots.to_ask(), key=failed.__contains__):
+        left = give_up - clock()
+        if left <= 0:
+            break
+        [outcome] = yield [Trip(address, [0], [CLUSTER_SLOTS], min(left, TO_TELL))]
+        reply = outcome.replies[0] if isinstance(outcome, Answer) else _of_node(address, outcome)
+        if isinstance(reply, Exception):
+            failure = reply
+        elif slots.learn(reply, address):
+            return None
+        else:
+            failure = ClusterDownError(f"{address} is a member of no Cluster")
+    return failure or TimeoutError(f"no node told within {within:.1f} s who owns what")
+
+
+def _of_node(address: Address, outcome: Exception) -> Exception:
+    """Errors of connections do not always tell of which."""
+    error = outcome.cause if isinstance(outcome, Unanswered) else outcome
+    if isinstance(error.__cause__, AuthenticationError):
+        return error.__cause__  # redis-py's asyncio side wraps what went wrong while connecting
+    if isinstance(error, AuthenticationError | MaxConnectionsError):
+        return error
+    if isinstance(error, RedisError | OSError):
+        named = ConnectionError(f"{address}: {error}")
+        named.__cause__ = error
+        return named
+    raise error
+
+
+def is_undecided(reply: object) -> bool:
+    """Whether a reply tells nothing of its key: the node was not reached, or does not serve the slot now."""
+    return isinstance(
+        reply, ConnectionError | TimeoutError | AskError | TryAgainError | ClusterDownError | ReadOnlyError
+    )

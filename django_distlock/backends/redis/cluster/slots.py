@@ -1,0 +1,78 @@
+"""Which node of a Cluster owns which slot, as far as is known."""
+
+from __future__ import annotations
+
+import random
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ....tickets import clock
+
+UNKNOWN_HOSTS = {"", "?"}  # a node that does not know its own address, or must not tell it
+
+
+class Address(NamedTuple):
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
+
+class SlotMap:
+    """Shared by all connections of a backend. What it says may be out of date: then a node answers MOVED.
+
+    ``owners`` is replaced, never changed, so that its identity tells whether something new was learned.
+    """
+
+    def __init__(self, wanted: Iterable[int], seeds: Sequence[Address]) -> None:
+        self._wanted = sorted(wanted)
+        self._seeds = seeds
+        self._nodes: tuple[Address, ...] = ()
+        self.owners: Mapping[int, Address] = {}
+        self.learned_at = 0.0
+
+    @property
+    def primaries(self) -> list[Address]:
+        """Those that own slots in which keys of ours can be."""
+        return sorted(set(self.owners.values()))
+
+    @property
+    def unowned(self) -> int:
+        """How many of the slots in which keys of ours can be have no owner."""
+        return len(self._wanted) - len(self.owners)
+
+    def moved(self, slot: int, owner: Address) -> None:
+        self.owners = {**self.owners, slot: owner}
+        if owner not in self._nodes:
+            self._nodes += (owner,)
+
+    def to_ask(self) -> list[Address]:
+        """Nodes that can tell who owns what: in no order, because one of them may be cut off from the others."""
+        known = random.sample(self._nodes, len(self._nodes))
+        return known + [seed for seed in self._seeds if seed not in self._nodes]
+
+    def learn(self, reply: Sequence[Any], asked: Address) -> bool:
+        """From the reply to CLUSTER SLOTS. False if it tells of no slot: that node is in no Cluster."""
+        owners: dict[int, Address] = {}
+        nodes: dict[Address, None] = {}
+        for first, last, *replicated in reply:
+            shard = [address_of(node[0], node[1], asked) for node in replicated]
+            nodes |= dict.fromkeys(shard)
+            for slot in self._wanted[bisect_left(self._wanted, first) : bisect_right(self._wanted, last)]:
+                owners[slot] = shard[0]
+        if nodes:
+            self._nodes, self.learned_at = tuple(nodes), clock()
+            if owners != self.owners:
+                self.owners = owners
+        return bool(nodes)
+
+    def knows(self, address: Address) -> bool:
+        return address in self._nodes or address in self._seeds
+
+
+def address_of(host: bytes | str | None, port: int, asked: Address) -> Address:
+    """As a node told it; a host that is not told is the one that was asked."""
+    name = host.decode() if isinstance(host, bytes) else host or ""
+    return Address(asked.host if name in UNKNOWN_HOSTS else name, port)

@@ -1,0 +1,218 @@
+"""Commands to a Cluster and their replies: the same as ``Wire`` and ``AsyncWire`` for one server."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+
+from redis.exceptions import ClusterDownError
+
+from ..location import Location
+from ..wire import NOTHING, Answer, AsyncWire, Command, Wire
+from .routing import Errand, Outcome, Pause, Result, Steps, Trip, refresh, slot_of_key
+from .slots import Address, SlotMap
+
+MOST_ROUNDS = 5  # in which a listing asks all primaries, while slots move
+
+
+class NodeWire(Wire):
+    insists = False  # a node that hangs may have been replaced meanwhile
+
+
+class AsyncNodeWire(AsyncWire):
+    insists = False
+
+
+class ClusterWire:
+    """For threads. ``send`` finds the nodes by the keys of the commands and asks all of them at once.
+
+    Opens at most ``most`` connections to each node. Goes on for twice ``timeout`` seconds while a slot is between
+    nodes, or its primary does not answer and may be replaced; with ``within`` less than that, for so long.
+    """
+
+    def __init__(self, location: Location, slots: SlotMap, most: int, timeout: float) -> None:
+        self._location, self._slots = location, slots
+        self._most, self._timeout = most, timeout
+        self._wires: dict[Address, NodeWire] = {}
+
+    def send(self, *commands: Command, within: float | None = None) -> Answer:
+        if not commands:
+            return NOTHING
+        return self._take(_errand(commands, self._slots, self._timeout, within).steps())
+
+    def parts(self) -> Iterator[Address]:
+        """All primaries with keys; once more where slots moved meanwhile, because a key may have passed by."""
+        listed = None
+        for _ in range(MOST_ROUNDS):
+            self.refresh()
+            if self._slots.owners is listed:
+                return
+            listed = self._slots.owners
+            yield from _complete(self._slots)
+
+    def locate(self, key: str) -> None:
+        if slot_of_key(key) not in self._slots.owners:
+            self.refresh()
+
+    def refresh(self) -> None:
+        """Raises redis-py's error if no node tells who owns what."""
+        if failure := self._take(refresh(self._slots, self._timeout)):
+            raise failure
+
+    def _take(self, steps: Steps[Result]) -> Result:
+        outcomes: list[Outcome] = []
+        try:
+            step = next(steps)
+            while True:
+                if isinstance(step, Pause):
+                    time.sleep(step.seconds)
+                else:
+                    outcomes = self._travel(step)
+                step = steps.send(outcomes)
+        except StopIteration as end:
+            result: Result = end.value
+            return result
+
+    def _travel(self, trips: Sequence[Trip]) -> list[Outcome]:
+        if len(trips) == 1:
+            return [self._go(trips[0])]
+        outcomes: dict[int, Outcome] = {}
+
+        def go(number: int) -> None:
+            outcomes[number] = self._go(trips[number])
+
+        # A node that hangs must not delay what is meant for the others, so each is read in a thread.
+        others = {n: threading.Thread(target=go, args=(n,), daemon=True) for n in range(1, len(trips))}
+        started = {number: thread for number, thread in others.items() if _is_started(thread)}
+        for number in range(len(trips)):
+            if number not in started:
+                go(number)
+        for thread in started.values():
+            thread.join()
+        return [outcomes[number] for number in range(len(trips))]
+
+    def _go(self, trip: Trip) -> Outcome:
+        try:
+            return self._to(trip.to).send(*trip.commands, within=trip.within)
+        except Exception as error:
+            return error
+
+    def _to(self, address: Address) -> NodeWire:
+        wire = self._wires.get(address)
+        if wire is None:
+            self._forget()
+            wire = NodeWire(self._location.at(*address), self._most, self._timeout)
+            wire = self._wires.setdefault(address, wire)
+        return wire
+
+    def _forget(self) -> None:
+        """Nodes that have left the Cluster."""
+        for address in list(self._wires):
+            if not self._slots.knows(address) and (wire := self._wires.pop(address, None)):
+                wire.close()
+
+    def close(self) -> None:
+        for wire in list(self._wires.values()):
+            wire.close()
+
+
+class AsyncClusterWire:
+    """The same for the tasks of one event loop."""
+
+    ending: AsyncIterator[None]
+
+    def __init__(self, location: Location, slots: SlotMap, most: int, timeout: float) -> None:
+        self._location, self._slots = location, slots
+        self._most, self._timeout = most, timeout
+        self._wires: dict[Address, AsyncNodeWire] = {}
+        self._is_closed = False
+
+    async def send(self, *commands: Command, within: float | None = None) -> Answer:
+        if not commands:
+            return NOTHING
+        return await self._take(_errand(commands, self._slots, self._timeout, within).steps())
+
+    async def locate(self, key: str) -> None:
+        if slot_of_key(key) not in self._slots.owners:
+            await self.refresh()
+
+    async def parts(self) -> AsyncIterator[Address]:
+        listed = None
+        for _ in range(MOST_ROUNDS):
+            await self.refresh()
+            if self._slots.owners is listed:
+                return
+            listed = self._slots.owners
+            for primary in _complete(self._slots):
+                yield primary
+
+    async def refresh(self) -> None:
+        if failure := await self._take(refresh(self._slots, self._timeout)):
+            raise failure
+
+    async def _take(self, steps: Steps[Result]) -> Result:
+        outcomes: list[Outcome] = []
+        try:
+            step = next(steps)
+            while True:
+                if isinstance(step, Pause):
+                    await asyncio.sleep(step.seconds)
+                elif len(step) == 1:
+                    outcomes = [await self._go(step[0])]
+                else:
+                    async with asyncio.TaskGroup() as group:
+                        tasks = [group.create_task(self._go(trip)) for trip in step]
+                    outcomes = [task.result() for task in tasks]
+                step = steps.send(outcomes)
+        except StopIteration as end:
+            result: Result = end.value
+            return result
+
+    async def _go(self, trip: Trip) -> Outcome:
+        try:
+            return await (await self._to(trip.to)).send(*trip.commands, within=trip.within)
+        except Exception as error:
+            return error
+
+    async def _to(self, address: Address) -> AsyncNodeWire:
+        if address not in self._wires:
+            await self._forget()
+        wire = self._wires.get(address)
+        if wire is None:
+            wire = self._wires[address] = AsyncNodeWire(self._location.at(*address), self._most, self._timeout)
+            if self._is_closed:
+                await wire.aclose()
+        return wire
+
+    async def _forget(self) -> None:
+        for address in list(self._wires):
+            if not self._slots.knows(address) and (wire := self._wires.pop(address, None)):
+                await wire.aclose()
+
+    async def aclose(self) -> None:
+        """The loop ends. What is still sent by others that end with it goes over connections of its own."""
+        self._is_closed = True
+        for wire in list(self._wires.values()):
+            await wire.aclose()
+
+
+def _errand(commands: Sequence[Command], slots: SlotMap, timeout: float, within: float | None) -> Errand:
+    if within is None or within >= timeout:
+        return Errand(commands, slots, timeout, 2 * timeout)
+    return Errand(commands, slots, within, within)
+
+
+def _complete(slots: SlotMap) -> list[Address]:
+    if slots.unowned:
+        raise ClusterDownError(f"{slots.unowned} of the slots that locks use have no primary")
+    return slots.primaries
+
+
+def _is_started(thread: threading.Thread) -> bool:
+    try:
+        thread.start()
+    except RuntimeError:  # no more threads here, or the interpreter exits: then one after another
+        return False
+    return True

@@ -1,0 +1,215 @@
+"""A Cluster of three primaries with a replica each, to be killed, stopped, failed over and resharded."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+import redis
+
+from django_distlock.testing.tools import eventually
+from example_project.valkey import ONCE, binary
+
+PRIMARIES = 3
+SLOTS = 16384
+NODE_TIMEOUT = 1000  # ms after which the others take a node for failed
+FORMED_WITHIN = 30.0  # seconds
+BROKEN = (redis.RedisError, OSError)
+
+
+def free_ports(number: int) -> list[int]:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(closing(socket.socket())) for _ in range(number)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+
+
+class Node:
+    """A server that may be a member of a Cluster, with a client of its own."""
+
+    def __init__(self, folder: Path, program: Path | str, *arguments: str) -> None:
+        self._folder, self._program, self._arguments = folder, program, arguments
+        self.port, self._bus = free_ports(2)
+        self.client: Any = redis.Redis(port=self.port, socket_timeout=5, retry=ONCE, decode_responses=True)
+        self.is_stopped = False
+        self.start()
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    def start(self) -> None:
+        self.process = subprocess.Popen(
+            [
+                self._program, "--port", str(self.port), "--cluster-port", str(self._bus), "--bind", "127.0.0.1",
+                "--dir", self._folder, "--save", "", "--appendonly", "no", "--cluster-enabled", "yes",
+                "--cluster-node-timeout", str(NODE_TIMEOUT), "--cluster-require-full-coverage", "no",
+                "--repl-diskless-sync-delay", "0", *self._arguments,
+            ],
+            stdout=subprocess.DEVNULL,
+        )  # fmt: skip
+        eventually(lambda: self.answers() or self.process.poll() is not None)
+        if not self.answers():
+            raise RuntimeError(f"the node at port {self.port} did not start")
+
+    def answers(self) -> bool:
+        try:
+            return int(self.client.info("server")["process_id"]) == self.process.pid
+        except BROKEN:
+            return False
+
+    @property
+    def id(self) -> str:
+        return self.cluster("MYID")
+
+    @property
+    def follows(self) -> str:
+        """The id of its primary, or "-"."""
+        own = next(line for line in self.cluster("NODES").splitlines() if "myself" in line)
+        return str(own.split()[3])
+
+    @property
+    def is_primary(self) -> bool:
+        return bool(self.client.info("replication")["role"] == "master")
+
+    def cluster(self, *words: str | int) -> Any:
+        """The raw reply to a CLUSTER command."""
+        with redis.Redis(port=self.port, socket_timeout=5, retry=ONCE, decode_responses=True) as client:
+            client.response_callbacks.clear()
+            return client.execute_command("CLUSTER", *words)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self) -> None:
+        os.kill(self.process.pid, signal.SIGSTOP)
+        self.is_stopped = True
+
+    def go_on(self) -> None:
+        os.kill(self.process.pid, signal.SIGCONT)
+        self.is_stopped = False
+
+    def end(self) -> None:
+        self.client.close()
+        self.kill()
+
+
+class Cluster:
+    """``with Cluster() as cluster: cluster.urls``."""
+
+    def __init__(self, program: Path | str | None = None, replicas: int = PRIMARIES) -> None:
+        self._program, self._replicas = program or binary(), replicas
+
+    def __enter__(self) -> Cluster:
+        with ExitStack() as stack:
+            self._folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="cluster-")))
+            self.nodes: list[Node] = []
+            for number in range(PRIMARIES + self._replicas):
+                folder = self._folder / str(number)
+                folder.mkdir()
+                self.nodes.append(Node(folder, self._program))
+                stack.callback(self.nodes[-1].end)
+            self._form()
+            self._ends = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ends.close()
+
+    def _form(self) -> None:
+        first, *others = self.nodes
+        for epoch, node in enumerate(self.nodes, 1):
+            node.cluster("SET-CONFIG-EPOCH", epoch)
+        share = SLOTS // PRIMARIES + 1
+        for number, node in enumerate(self.nodes[:PRIMARIES]):
+            node.cluster("ADDSLOTSRANGE", number * share, min(SLOTS, (number + 1) * share) - 1)
+        for node in others:
+            first.cluster("MEET", "127.0.0.1", node.port, node._bus)
+        eventually(lambda: all(self._knows_all(node) for node in self.nodes), FORMED_WITHIN)
+        for primary, replica in zip(self.nodes, self.nodes[PRIMARIES:], strict=False):
+            replica.cluster("REPLICATE", primary.id)
+        self.wait_until_whole()
+
+    def _knows_all(self, node: Node) -> bool:
+        lines = node.cluster("NODES").splitlines()
+        return len(lines) == len(self.nodes) and not any("handshake" in line for line in lines)
+
+    @property
+    def urls(self) -> list[str]:
+        return [node.url for node in self.nodes]
+
+    @property
+    def primaries(self) -> list[Node]:
+        """As they see it themselves."""
+        return [node for node in self.nodes if node.process.poll() is None and not node.is_stopped and node.is_primary]
+
+    def owner(self, slot: int) -> Node:
+        """As the first node that answers sees it."""
+        asked = next(node for node in self.nodes if node.process.poll() is None and not node.is_stopped)
+        for first, last, primary, *_ in asked.cluster("SLOTS"):
+            if first <= slot <= last:
+                return self.at(primary[1])
+        raise LookupError(f"nobody owns slot {slot}")
+
+    def at(self, port: int) -> Node:
+        return next(node for node in self.nodes if node.port == port)
+
+    def replica_of(self, primary: Node) -> Node:
+        followed = primary.id
+        running = (node for node in self.nodes if node is not primary and node.answers())
+        return next(node for node in running if node.follows == followed)
+
+    def fail_over(self, primary: Node) -> Node:
+        """By command, without a loss; returns the new primary."""
+        replica = self.replica_of(primary)
+        eventually(lambda: replica.client.info("replication").get("master_link_status") == "up")
+        replica.cluster("FAILOVER")
+        eventually(lambda: replica.is_primary)
+        return replica
+
+    def heal(self) -> None:
+        """All nodes run again; the former roles do not come back."""
+        for node in self.nodes:
+            if node.is_stopped:
+                node.go_on()
+            if node.process.poll() is not None:
+                node.start()
+        self.wait_until_whole()
+
+    def wait_until_whole(self) -> None:
+        eventually(self._is_whole, FORMED_WITHIN)
+
+    def _is_whole(self) -> bool:
+        return all(self._is_well(node) for node in self.nodes) and len(self.primaries) == PRIMARIES
+
+    def _is_well(self, node: Node) -> bool:
+        try:
+            state = node.cluster("INFO")
+            slots = node.cluster("SLOTS")
+            replication = node.client.info("replication")
+        except BROKEN:
+            return False
+        linked = replication["role"] == "master" or replication["master_link_status"] == "up"
+        shards = {tuple(sorted(one[1] for one in shard)) for _, _, *shard in slots}
+        return (
+            "cluster_state:ok" in state
+            and "cluster_slots_assigned:16384" in state
+            and linked
+            and sum(map(len, shards)) == len(self.nodes)
+        )
+
+    def flush(self) -> None:
+        for node in self.primaries:
+            node.client.flushall()
+
+    def all_keys(self) -> list[str]:
+        """Of all primaries, without counters of fencing numbers."""
+        return sorted(key for node in self.primaries for key in node.client.scan_iter(count=1000) if "|f:" not in key)
