@@ -116,7 +116,7 @@ class Renewer:
             if lease.token not in self._leases:
                 continue  # released meanwhile
             if still_held is None:
-                self._doubt(lease, "no majority of its nodes says that it stands")
+                self._doubt(lease, "too few nodes of the store tell that it stands")
                 continue
             if not still_held:
                 self._lose(lease, "the store no longer knows it: its data was lost, or somebody freed the lock")

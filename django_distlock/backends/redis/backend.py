@@ -20,7 +20,7 @@ from ...tickets import Grant, Holder, LockInfo, Ticket, clock, new_token
 from ..base import BaseLockBackend
 from ..loops import PerLoop
 from ..probing import failed
-from . import health
+from .checkup import Checkup
 from .cluster.listener import ClusterListener
 from .cluster.parts import cluster_parts, is_cluster
 from .cluster.routing import is_undecided
@@ -40,8 +40,6 @@ GRANT_TTL = 2.0  # seconds a waiter has to take what it was handed: two looks, b
 QUEUE_TTL = 10.0  # seconds a queue is kept in which nobody looks any more
 GONE = -2  # says PTTL
 SHORTEST_PATIENCE = 0.5  # seconds that even an attempt without a wait gives the server
-
-HEALTH = Command(pack("INFO")), Command(pack("TIME"))
 
 logger = logging.getLogger("django_distlock")
 
@@ -78,10 +76,11 @@ class RedisBackend(BaseLockBackend):
         wire: Wire | ClusterWire,
         new_async_wire: Callable[[], AsyncWire | AsyncClusterWire],
         listener: Listener | ClusterListener,
+        checkup: Checkup,
     ) -> None:
         self.location, self.keys = location, keys
         self._wire, self._async_wires = wire, PerLoop(new_async_wire)
-        self._listener = listener
+        self._listener, self._checkup = listener, checkup
 
     def acquire(self, ticket: Ticket, *, queue: bool) -> Grant | LockInfo:
         try:
@@ -184,30 +183,29 @@ class RedisBackend(BaseLockBackend):
     def check(self) -> list[Finding]:
         began = time.time()
         try:
-            health = self._health(self._send(*HEALTH), began)
+            parts = list(dict.fromkeys(self._parts()))
+            answer = self._send(*self._checkup.questions(parts))
         except LockBackendError as error:  # a second question would cost the timeouts once more
             return [failed(error)]
-        return super().check() + health
+        found = self._checkup.findings(parts, answer.replies, (began + time.time()) / 2)
+        return super().check() + found
 
     async def acheck(self) -> list[Finding]:
         began = time.time()
         try:
-            health = self._health(await self._asend(*HEALTH), began)
+            parts = list(dict.fromkeys([part async for part in self._aparts()]))
+            answer = await self._asend(*self._checkup.questions(parts))
         except LockBackendError as error:
             return [failed(error)]
-        return await super().acheck() + health
-
-    def _health(self, answer: Answer, began: float) -> list[Finding]:
-        info, server_time = answer.replies
-        return health.findings(info, server_time, (began + time.time()) / 2, self.terms, self.location)
+        found = self._checkup.findings(parts, answer.replies, (began + time.time()) / 2)
+        return await super().acheck() + found
 
     def check_settings(self) -> list[CheckMessage]:
-        where = f"DISTRIBUTED_LOCKS[{self.alias!r}]"
-        return health.check_settings(self.location, self.terms, self.option["socket_timeout"], where)
+        return self._checkup.of_settings(self.option["socket_timeout"], f"DISTRIBUTED_LOCKS[{self.alias!r}]")
 
     @property
     def keyspace(self) -> Hashable:
-        return (*health.server_of(self.location.arguments), self.keys.prefix)
+        return self._checkup.keyspace
 
     # Commands
 
@@ -405,6 +403,7 @@ class Parts(NamedTuple):
     wire: Wire
     new_async_wire: Callable[[], AsyncWire]
     listener: Listener
+    checkup: Checkup
 
 
 def server_parts(
@@ -416,7 +415,8 @@ def server_parts(
     )
     shared = (location, backend.option["max_connections"], timeouts["socket_timeout"])
     listener = Listener(location, keys.inbox(new_token()), hand_back, backend.alias)
-    return Parts(location, keys, Wire(*shared), partial(AsyncWire, *shared), listener)
+    checkup = Checkup(location, keys.prefix, backend.terms, backend.setting("OPTIONS"))
+    return Parts(location, keys, Wire(*shared), partial(AsyncWire, *shared), listener, checkup)
 
 
 def _may_be_executed(error: BaseException) -> bool:

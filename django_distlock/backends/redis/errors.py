@@ -5,12 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from redis.exceptions import (
+    AskError,
     AuthenticationError,
+    ClusterCrossSlotError,
+    ClusterDownError,
     MaxConnectionsError,
     NoPermissionError,
     OutOfMemoryError,
     ReadOnlyError,
     ResponseError,
+    TryAgainError,
 )
 
 from ...exceptions import LockBackendError
@@ -53,6 +57,23 @@ def advice(error: Exception, backend: BaseLockBackend) -> str:
                 "a key of ours holds another type of value; delete that key, or give the locks a prefix of their"
                 f" own in {backend.setting('KEY_PREFIX')}."
             )
+        case ClusterDownError() if backend.option.get("cluster"):
+            return "no primary serves the slots of these locks; CLUSTER INFO and CLUSTER NODES tell which is missing."
+        case AskError() | TryAgainError() if backend.option.get("cluster"):
+            return (
+                "the slot of these locks moves from node to node, which takes longer than"
+                f" {backend.setting('OPTIONS')}['socket_timeout']."
+            )
+        case ClusterDownError() | AskError() | TryAgainError() | ClusterCrossSlotError():
+            return f"this server is a node of a Cluster; {_for_cluster(backend)}"
+        case ResponseError() if "cluster support disabled" in str(error):
+            return f"this server is no Cluster; take 'cluster' out of {backend.setting('OPTIONS')}."
         case ResponseError():
             return "the server refused the command."
     return f"the server does not answer; check that it runs and that {backend.setting('LOCATION')} is right."
+
+
+def _for_cluster(backend: BaseLockBackend) -> str:
+    if "cluster" in backend.options:
+        return f"set {backend.setting('OPTIONS')}['cluster'] to True."
+    return f"name servers of their own in {backend.setting('LOCATION')}."

@@ -121,9 +121,7 @@ class RedlockBackend(BaseLockBackend):
 
     def check(self) -> list[Finding]:
         asked = self._run(lambda last: self._rounds.info(), self._node_timeout())
-        found = examine(
-            self.locations, asked, self._longest_ttl
-        )  # before a probe is granted, whose TTL is none of ours
+        found = examine(self.locations, asked, self._longest_ttl)  # before the probe, which has a TTL of its own
         return [*super().check(), *found]
 
     async def acheck(self) -> list[Finding]:

@@ -11,6 +11,7 @@ from ....tickets import new_token
 from ...base import BaseLockBackend
 from ..keys import SLOTS, ClusterKeys, read_prefix
 from ..location import Location, read_location
+from .checkup import ClusterCheckup
 from .listener import ClusterListener
 from .slots import Address, SlotMap
 from .wire import AsyncClusterWire, ClusterWire
@@ -22,6 +23,7 @@ class Parts(NamedTuple):
     wire: ClusterWire
     new_async_wire: Callable[[], AsyncClusterWire]
     listener: ClusterListener
+    checkup: ClusterCheckup
 
 
 def is_cluster(backend: BaseLockBackend) -> bool:
@@ -43,7 +45,8 @@ def cluster_parts(
     shared = (location, slots, backend.option["max_connections"], timeouts["socket_timeout"])
     wire = ClusterWire(*shared)
     listener = ClusterListener(wire, slots, keys, location, new_token(), hand_back, backend.alias)
-    return Parts(location, keys, wire, partial(AsyncClusterWire, *shared), listener)
+    checkup = ClusterCheckup(location, seeds, keys, backend.terms, backend.setting("OPTIONS"))
+    return Parts(location, keys, wire, partial(AsyncClusterWire, *shared), listener, checkup)
 
 
 def _read_shards(backend: BaseLockBackend) -> int:

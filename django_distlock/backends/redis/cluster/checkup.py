@@ -1,0 +1,89 @@
+"""The same for a Cluster: of each primary, and of the number of shards that all processes must share."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+from django.core.checks import CheckMessage
+from redis.exceptions import ConnectionError, RedisError
+
+from ....findings import Finding, Level
+from ....terms import Terms
+from .. import health
+from ..checkup import Checkup
+from ..keys import ClusterKeys
+from ..location import Location
+from ..wire import Command, pack
+from .slots import Address
+
+
+class ClusterCheckup(Checkup):
+    def __init__(
+        self, location: Location, seeds: Sequence[Address], keys: ClusterKeys, terms: Terms, options: str
+    ) -> None:
+        super().__init__(location, keys.prefix, terms, options)
+        self._seeds, self._keys = seeds, keys
+
+    def questions(self, parts: Sequence[Address]) -> list[Command]:
+        agreed, shards = self._keys.agreed, self._keys.shards
+        compare = [Command(pack("SET", agreed, shards, "NX"), key=agreed), Command(pack("GET", agreed), key=agreed)]
+        return super().questions(parts) + compare
+
+    def findings(self, parts: Sequence[Address], replies: Sequence[Any], asked_at: float) -> list[Finding]:
+        grouped: dict[tuple[Level, str, str], dict[Address, str]] = defaultdict(dict)
+        for part, info, server_time in zip(parts, replies[::2], replies[1::2], strict=False):
+            for one in self._of_primary(part, info, server_time, asked_at):
+                grouped[one.level, one.about, one.hint][part] = one.message
+        found = [Finding(level, about, _told(of, parts), hint) for (level, about, hint), of in grouped.items()]
+        return [*found, self._of_shards(replies[-1])]
+
+    def _of_primary(self, part: Address, info: Any, server_time: Any, asked_at: float) -> list[Finding]:
+        if isinstance(info, ConnectionError):
+            hint = "Its locks wait until it answers or a replica takes over."
+            return [Finding(Level.ERROR, "primary", f"does not answer: {info}", hint)]
+        location = self._location.at(*part)
+        return [_in_cluster(one) for one in health.findings(info, server_time, asked_at, self._terms, location)]
+
+    def _of_shards(self, kept: Any) -> Finding:
+        shards, agreed = self._keys.shards, self._keys.agreed
+        if isinstance(kept, RedisError):
+            hint = f"Allow the user to use the key {agreed}."
+            return Finding(Level.WARNING, "shards", f"The number of shards cannot be compared: {kept}", hint)
+        if kept == str(shards).encode():
+            return Finding(Level.OK, "shards", f"{shards}, as wherever this was checked.")
+        return Finding(
+            Level.ERROR,
+            "shards",
+            f"{self._options}['shards'] is {shards} here, and was {kept.decode(errors='replace')} where this was checked first."
+            " Processes that disagree about it do not exclude each other.",
+            f"Set the same number everywhere. After a change, stop all processes, delete the key {agreed}, and start.",
+        )
+
+    def of_settings(self, socket_timeout: float, where: str) -> list[CheckMessage]:
+        found: dict[str, CheckMessage] = {}
+        for seed in self._seeds:
+            messages = health.check_settings(self._location.at(*seed), self._terms, socket_timeout, where)
+            found.update({str(message): message for message in messages})
+        return list(found.values())
+
+    @property
+    def keyspace(self) -> Hashable:
+        seeds = frozenset(health.server_of(self._location.at(*seed).arguments) for seed in self._seeds)
+        return seeds, self._prefix, self._keys.shards
+
+
+def _in_cluster(finding: Finding) -> Finding:
+    if finding.about == "replicas" and finding.level is Level.OK:
+        hint = "Give each primary a replica; until it is back, its locks are out of reach."
+        return Finding(Level.WARNING, "replicas", "No replica takes over if this primary fails.", hint)
+    return finding
+
+
+def _told(messages: Mapping[Address, str], parts: Sequence[Address]) -> str:
+    """Once, where it is true of all primaries."""
+    different = set(messages.values())
+    if len(messages) == len(parts) and len(different) == 1:
+        return f"All {len(parts)} primaries: {different.pop()}"
+    return " ".join(f"{part}: {message}" for part, message in messages.items())
