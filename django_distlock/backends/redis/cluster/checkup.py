@@ -56,8 +56,8 @@ class ClusterCheckup(Checkup):
         return Finding(
             Level.ERROR,
             "shards",
-            f"{self._options}['shards'] is {shards} here, and was {kept.decode(errors='replace')} where this was checked first."
-            " Processes that disagree about it do not exclude each other.",
+            f"{self._options}['shards'] is {shards} here, and was {kept.decode(errors='replace')} where this was first"
+            " checked. Processes that disagree about it do not exclude each other.",
             f"Set the same number everywhere. After a change, stop all processes, delete the key {agreed}, and start.",
         )
 

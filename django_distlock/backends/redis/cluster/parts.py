@@ -67,11 +67,16 @@ def _read_seeds(backend: BaseLockBackend, timeouts: Mapping[str, float]) -> tupl
         raise InvalidLockBackend(f"{setting} is empty. It is the URL of a node of the Cluster, or a list of URLs.")
     locations = [read_location(one, setting, timeouts) for one in several]
     seeds = [_address(location, setting) for location in locations]
-    first = locations[0].at(*seeds[0])
-    if any(location.at(*seeds[0]) != first for location in locations):
+    first, *others = [_at_any_node(location) for location in locations]
+    if any(other != first for other in others):
         raise InvalidLockBackend(f"The URLs of {setting} differ in more than host and port; write the rest alike.")
     text = ", ".join(location.text for location in locations)
     return Location(text, first.connection_class, first.arguments), seeds
+
+
+def _at_any_node(location: Location) -> Location:
+    there = location.at("", 0)
+    return Location("", there.connection_class, {**there.arguments, "db": 0})
 
 
 def _address(location: Location, setting: str) -> Address:
