@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import tempfile
+import time
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
@@ -174,6 +175,29 @@ class Cluster:
         replica.cluster("FAILOVER")
         eventually(lambda: replica.is_primary)
         return replica
+
+    def move(self, slot: int, to: Node, pause: float = 0.0) -> None:
+        """Key by key, as the tools do that reshard a Cluster, with that pause after each step."""
+        source = self.owner(slot)
+        to.cluster("SETSLOT", slot, "IMPORTING", source.id)
+        source.cluster("SETSLOT", slot, "MIGRATING", to.id)
+        time.sleep(pause)
+        while keys := source.cluster("GETKEYSINSLOT", slot, 1):
+            source.client.execute_command("MIGRATE", "127.0.0.1", to.port, "", 0, 5000, "KEYS", *keys)
+            time.sleep(pause)
+        for node in (to, source, *(node for node in self.primaries if node not in (to, source))):
+            node.cluster("SETSLOT", slot, "NODE", to.id)
+        eventually(lambda: all(self._sees(node, slot, to) for node in self.nodes))
+
+    def move_at_once(self, slot: int, to: Node) -> None:
+        """As Valkey 9 does it: the source hands over all keys in one step."""
+        self.owner(slot).cluster("MIGRATESLOTS", "SLOTSRANGE", slot, slot, "NODE", to.id)
+        eventually(lambda: all(self._sees(node, slot, to) for node in self.nodes))
+
+    @staticmethod
+    def _sees(node: Node, slot: int, owner: Node) -> bool:
+        shards = node.cluster("SLOTS")
+        return any(first <= slot <= last and primary[1] == owner.port for first, last, primary, *_ in shards)
 
     def heal(self) -> None:
         """All nodes run again; the former roles do not come back."""

@@ -58,7 +58,7 @@ def advice(error: Exception, backend: BaseLockBackend) -> str:
                 f" own in {backend.setting('KEY_PREFIX')}."
             )
         case ClusterDownError() if backend.option.get("cluster"):
-            return "no primary serves the slots of these locks; CLUSTER INFO and CLUSTER NODES tell which is missing."
+            return "the Cluster is down for these locks; CLUSTER INFO and CLUSTER NODES tell which primary is missing."
         case AskError() | TryAgainError() if backend.option.get("cluster"):
             return (
                 "the slot of these locks moves from node to node, which takes longer than"

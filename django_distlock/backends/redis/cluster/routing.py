@@ -5,7 +5,7 @@ What redis-py's own client for a Cluster does not tell is whether a command was 
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence, Set
+from collections.abc import Generator, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
@@ -33,6 +33,7 @@ CLUSTER_SLOTS = Command(pack("CLUSTER", "SLOTS"))
 FIRST_PAUSE, LONGEST_PAUSE = 0.02, 0.2  # seconds between attempts while a slot is between two nodes
 LAST_TRY = 0.25  # seconds that an attempt has even when the time is nearly over
 TO_TELL = 0.5  # seconds that a node has to tell who owns what
+LEAST_ASKED = 3  # nodes that are asked, even if the time goes by with the first, which hang
 
 Outcome = Answer | Exception
 
@@ -78,7 +79,6 @@ class Errand:
         self._replies: list[Any] = [None] * len(commands)
         self._sent_at = [0.0] * len(commands)
         self._ask: dict[int, Address] = {}  # where the next attempt of a command goes with ASKING
-        self._failed: set[Address] = set()
         self._repeated = False
 
     def steps(self) -> Steps[Answer]:
@@ -93,7 +93,7 @@ class Errand:
             if not left or clock() >= self._give_up:
                 return self._answer()
             if self._is_map_wrong(left) and self._slots.learned_at < began:
-                failure = yield from refresh(self._slots, self._time(), self._failed)
+                failure = yield from refresh(self._slots, self._time())
                 if failure and not known:
                     self._replies = [failure] * len(self._commands)
                 if failure:
@@ -128,7 +128,7 @@ class Errand:
                 if isinstance(reply, AskError):
                     self._redirect(number, reply, trip.to)
             return
-        self._failed.add(trip.to)
+        self._slots.silent.add(trip.to)
         self._repeated = self._repeated or isinstance(outcome, Unanswered)
         failure = _of_node(trip.to, outcome)
         for number in trip.numbers:
@@ -157,15 +157,19 @@ class Errand:
         return Answer(self._replies, min(self._sent_at), self._repeated)
 
 
-def refresh(slots: SlotMap, within: float, failed: Set[Address] = frozenset()) -> Steps[Exception | None]:
+def refresh(slots: SlotMap, within: float) -> Steps[Exception | None]:
     """Learn the owners of slots anew, from the first node that tells. Returns an error if none does."""
     give_up, failure = clock() + within, None
-    for address in sorted(slots.to_ask(), key=failed.__contains__):
-        left = give_up - clock()
-        if left <= 0:
+    for asked, address in enumerate(slots.to_ask()):
+        if asked >= LEAST_ASKED and clock() >= give_up:
             break
-        [outcome] = yield [Trip(address, [0], [CLUSTER_SLOTS], min(left, TO_TELL))]
-        reply = outcome.replies[0] if isinstance(outcome, Answer) else _of_node(address, outcome)
+        [outcome] = yield [Trip(address, [0], [CLUSTER_SLOTS], min(TO_TELL, within / LEAST_ASKED))]
+        if isinstance(outcome, Answer):
+            reply = outcome.replies[0]
+            slots.silent.discard(address)
+        else:
+            reply = _of_node(address, outcome)
+            slots.silent.add(address)
         if isinstance(reply, Exception):
             failure = reply
         elif slots.learn(reply, address):

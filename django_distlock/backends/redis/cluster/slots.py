@@ -30,6 +30,7 @@ class SlotMap:
         self._wanted = sorted(wanted)
         self._seeds = seeds
         self._nodes: tuple[Address, ...] = ()
+        self.silent: set[Address] = set()  # did not answer when last asked: the others are asked before them
         self.owners: Mapping[int, Address] = {}
         self.learned_at = 0.0
 
@@ -51,7 +52,8 @@ class SlotMap:
     def to_ask(self) -> list[Address]:
         """Nodes that can tell who owns what: in no order, because one of them may be cut off from the others."""
         known = random.sample(self._nodes, len(self._nodes))
-        return known + [seed for seed in self._seeds if seed not in self._nodes]
+        known += [seed for seed in self._seeds if seed not in self._nodes]
+        return sorted(known, key=self.silent.__contains__)
 
     def learn(self, reply: Sequence[Any], asked: Address) -> bool:
         """From the reply to CLUSTER SLOTS. False if it tells of no slot: that node is in no Cluster."""

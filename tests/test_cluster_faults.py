@@ -1,0 +1,477 @@
+"""A Cluster that changes under its locks: slots that move, primaries that fail over, hang, or are gone."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+
+import pytest
+import redis
+
+from django_distlock import LockBackendError, LockError, LockLost, State, lock, locks
+from django_distlock.backends.redis.cluster.routing import ASKING, Errand, Pause
+from django_distlock.backends.redis.cluster.slots import Address, SlotMap
+from django_distlock.backends.redis.keys import slot_of
+from django_distlock.backends.redis.wire import Answer, Command, Unanswered, pack
+from django_distlock.renewal import renewer_of
+from django_distlock.tickets import Grant
+from example_project.valkey import binary
+
+from .cluster import Node
+from .conftest import REDIS
+from .history import EVERYBODY, Journal, _beliefs, _numbers, faults, read
+from .test_cluster import names_on, subscribed
+from .test_queue import Peer
+from .tools import PATIENCE, eventually, ticket
+
+TAKEOVER = 8.0  # seconds within which a replica has taken over, on a busy machine
+OPTIONS = {"cluster": True, "socket_timeout": 4.0}
+
+PROLOGUE = """
+import os, sys, threading, time
+from django.conf import settings
+settings.configure(DISTRIBUTED_LOCKS={"default": {
+    "BACKEND": "tests.history.RecordingBackend", "LOCATION": sys.argv[1],
+    "OPTIONS": {"cluster": True, "socket_timeout": 4.0}}})
+from django_distlock import *
+def say(*words):
+    print(*words, flush=True)
+def told():
+    return sys.stdin.readline().strip()
+say("ready")
+order = told()
+"""
+
+LOAD = """
+import asyncio, json
+from pathlib import Path
+from tests.history import Journal
+import logging
+logging.disable(logging.CRITICAL)
+folder, names, until = json.loads(order)
+Journal(Path(folder)).attach()
+errors = []
+def goes_on():
+    return time.monotonic() < until and not Path(folder, "enough").exists()
+def thread(name):
+    while goes_on():
+        try:
+            with lock(name, wait=30, ttl=3, on_lost="log"):
+                time.sleep(0.002)
+        except LockError as error:
+            errors.append(error)
+async def task(name):
+    while goes_on():
+        try:
+            async with lock(name, wait=30, ttl=3, on_lost="log"):
+                await asyncio.sleep(0.002)
+        except LockError as error:
+            errors.append(error)
+async def tasks():
+    await asyncio.gather(*map(task, names))
+threads = [threading.Thread(target=thread, args=(name,)) for name in names]
+for one in threads:
+    one.start()
+asyncio.run(tasks())
+for one in threads:
+    one.join()
+say("out", len(errors), *errors[:1])
+"""
+
+
+@pytest.fixture
+def cluster(valkey_cluster, settings):
+    """To be broken: it is healed afterwards. Two aliases wait as two processes do."""
+    valkey_cluster.flush()
+    settings.DISTRIBUTED_LOCKS = {
+        alias: {"BACKEND": REDIS, "LOCATION": valkey_cluster.urls, "OPTIONS": OPTIONS} for alias in ("default", "other")
+    }
+    yield valkey_cluster
+    valkey_cluster.heal()
+    eventually(lambda: not any(renewer_of(backend).is_cleaning for backend in locks.all()), 2 * PATIENCE)
+    locks.close()
+
+
+@pytest.fixture
+def peers(cluster):
+    started = []
+
+    def start(number, names, folder, ends):
+        fresh = [Peer(cluster.urls[0], LOAD, 30.0, PROLOGUE) for _ in range(number)]
+        started.extend(fresh)
+        for peer in fresh:
+            peer.says("ready", 30)
+        for peer in fresh:
+            peer.tell(json.dumps([str(folder), names, ends]))
+        return fresh
+
+    yield start
+    for peer in started:
+        peer.end()
+
+
+class Waiter:
+    """A thread, or a task in a loop of its own, that waits for a lock and tells what became of it."""
+
+    def __init__(self, name, way, using="other"):
+        self.handle = lock(name, using=using, wait=3 * PATIENCE, ttl=10, on_lost="log")
+        self.outcome = None
+        self.thread = threading.Thread(target=self.in_thread if way == "thread" else self.in_task)
+        self.thread.start()
+
+    def in_thread(self):
+        try:
+            with self.handle as lease:
+                self.outcome = lease.fence
+        except LockError as error:
+            self.outcome = error
+
+    def in_task(self):
+        async def main():
+            async with self.handle as lease:
+                self.outcome = lease.fence
+
+        try:
+            asyncio.run(main())
+        except LockError as error:
+            self.outcome = error
+
+    def gets_in(self, within=PATIENCE):
+        self.thread.join(within)
+        assert isinstance(self.outcome, int), self.outcome
+        return self.outcome
+
+
+def node_of(cluster, name):
+    return cluster.owner(slot_of(locks["default"].keys.lease(name)))
+
+
+def one_per_primary(cluster):
+    return [names[0] for names in names_on(cluster, locks["default"]).values()]
+
+
+class TestMovingSlots:
+    @pytest.mark.parametrize("way", ["key by key", "at once"])
+    def test_processes_share_a_lock_whose_slot_moves(self, cluster, peers, tmp_path, way):
+        name = "name"
+        slot = slot_of(locks["default"].keys.lease(name))
+        journal = Journal(tmp_path)
+        running = peers(3, [name], tmp_path, time.monotonic() + 60)
+        for _ in range(2):
+            grants = count_grants(tmp_path)
+            eventually(lambda grants=grants: count_grants(tmp_path) >= grants + 20)
+            to = next(node for node in cluster.primaries if node is not cluster.owner(slot))
+            journal.write("disturbed", pid=EVERYBODY)
+            if way == "at once":
+                cluster.move_at_once(slot, to)
+            else:
+                cluster.move(slot, to, pause=0.05)
+            journal.write("disturbed", pid=EVERYBODY)
+        grants = count_grants(tmp_path)
+        eventually(lambda: count_grants(tmp_path) >= grants + 20)
+        (tmp_path / "enough").touch()
+        for peer in running:
+            peer.says("out 0", 3 * PATIENCE)
+        assert faults(read(tmp_path)) == []
+        eventually(lambda: cluster.all_keys() == [])
+
+    def test_while_a_slot_is_between_two_nodes_its_leases_are_renewed_and_seen(self, cluster):
+        source = node_of(cluster, "name")
+        to = next(node for node in cluster.primaries if node is not source)
+        slot = slot_of(locks["default"].keys.lease("name"))
+        with lock("name", ttl=1.5) as lease:
+            keeps = threading.Thread(target=cluster.move, args=(slot, to, 1.2))
+            keeps.start()
+            time.sleep(2)
+            assert locks["other"].look(["name"])[0].fence == lease.fence
+            keeps.join(PATIENCE)
+            time.sleep(1)
+            assert lease.state is State.HELD
+        assert not lock("name").locked()
+
+    @pytest.mark.parametrize("way", ["thread", "task"])
+    def test_waiters_hear_of_a_lock_at_the_new_owner_of_its_slot(self, cluster, way):
+        slot = slot_of(locks["default"].keys.lease("name"))
+        source = cluster.owner(slot)
+        to = next(node for node in cluster.primaries if node is not source)
+        with lock("name") as lease:
+            waiter = Waiter("name", way)
+            eventually(lambda: subscribed(cluster).get(source.port))
+            cluster.move(slot, to)
+            eventually(lambda: subscribed(cluster).get(to.port))
+            eventually(lambda: locks["default"].count_waiters(["name"]) == [1])
+        assert waiter.gets_in(3) > lease.fence
+
+
+def count_grants(folder):
+    return sum(path.read_bytes().count(b'"grant"') for path in folder.glob("*.jsonl"))
+
+
+class TestFailover:
+    @pytest.mark.parametrize(("end", "way"), [("by command", "thread"), ("killed", "task")])
+    def test_a_lease_goes_on_and_the_waiter_gets_it_at_the_new_primary(self, cluster, end, way):
+        primary = node_of(cluster, "name")
+        elsewhere = next(name for name in one_per_primary(cluster) if node_of(cluster, name) is not primary)
+        replica = cluster.replica_of(primary)
+        with lock("name", ttl=2.5) as lease, lock(elsewhere, ttl=2.5) as other:
+            waiter = Waiter("name", way)
+            eventually(lambda: locks["default"].count_waiters(["name"]) == [1])
+            if end == "killed":
+                assert primary.client.wait(1, 1000) == 1
+                primary.kill()
+            else:
+                cluster.fail_over(primary)
+            eventually(lambda: replica.is_primary, TAKEOVER)
+            time.sleep(2.5)  # the TTL
+            assert (lease.state, other.state) == (State.HELD, State.HELD)
+            assert waiter.outcome is None
+        assert waiter.gets_in() > lease.fence
+
+    def test_a_lock_whose_grant_was_lost_is_told_and_the_next_has_a_larger_number(self, cluster):
+        primary = node_of(cluster, "name")
+        replica = cluster.replica_of(primary)
+        handle = lock("name", ttl=6, on_lost="raise")
+        replica.stop()
+        assert primary.client.client_kill_filter(_type="replica") == 1
+        lease = handle.__enter__()
+        primary.kill()
+        replica.go_on()
+        eventually(lambda: replica.is_primary, 2 * TAKEOVER)
+        with lock("name", using="other", wait=5) as second:
+            assert second.fence > lease.fence
+            eventually(lambda: lease.state is State.LOST)
+        with pytest.raises(LockLost):
+            handle.__exit__(None, None, None)
+
+    def test_numbers_grow_over_a_primary_that_is_killed_under_load(self, cluster, peers, tmp_path):
+        """A write that was not replicated yet is lost, so two may hold it at once for one TTL; S12 holds."""
+        names = ["name"]
+        running = peers(2, names, tmp_path, time.monotonic() + 60)
+        eventually(lambda: count_grants(tmp_path) > 20)
+        primary = node_of(cluster, "name")
+        replica = cluster.replica_of(primary)
+        primary.kill()
+        eventually(lambda: replica.is_primary, TAKEOVER)
+        grants = count_grants(tmp_path)
+        eventually(lambda: count_grants(tmp_path) > grants + 20, 2 * PATIENCE)
+        (tmp_path / "enough").touch()
+        for peer in running:
+            peer.says("out 0", 3 * PATIENCE)
+        assert list(_numbers(_beliefs([event for event in read(tmp_path) if event.name == "name"]))) == []
+
+    def test_primaries_that_change_places_under_load(self, cluster, peers, tmp_path):
+        names, journal = one_per_primary(cluster), Journal(tmp_path)
+        running = peers(2, names, tmp_path, time.monotonic() + 60)
+        for primary in cluster.primaries:
+            grants = count_grants(tmp_path)
+            eventually(lambda grants=grants: count_grants(tmp_path) > grants + 50)
+            journal.write("disturbed", pid=EVERYBODY)
+            cluster.fail_over(primary)
+            journal.write("disturbed", pid=EVERYBODY)
+        (tmp_path / "enough").touch()
+        for peer in running:
+            peer.says("out 0", 3 * PATIENCE)
+        assert faults(read(tmp_path)) == []
+
+
+class TestHangingPrimary:
+    @pytest.fixture
+    def hanging(self, cluster, settings):
+        """A primary and its replica hang, so nobody takes over. Returns a name there and one elsewhere."""
+        entry = {"BACKEND": REDIS, "LOCATION": cluster.urls, "OPTIONS": {"cluster": True, "socket_timeout": 0.4}}
+        settings.DISTRIBUTED_LOCKS = {"default": entry, "other": entry}
+        there, elsewhere, *_ = one_per_primary(cluster)
+        primary = node_of(cluster, there)
+        replica = cluster.replica_of(primary)
+        for name in (there, elsewhere):
+            with lock(name):
+                pass
+
+        def hang():
+            replica.stop()
+            primary.stop()
+            return primary
+
+        return there, elsewhere, hang
+
+    def test_only_its_shards_fail_and_in_time(self, hanging, calls):
+        there, elsewhere, hang = hanging
+        primary = hang()
+        for wait, most in ((True, 2.5), (False, 2.5)):
+            began = time.monotonic()
+            with pytest.raises(LockBackendError, match=str(primary.port)):
+                calls(locks["default"]).acquire(ticket(there), queue=wait)
+            assert time.monotonic() - began < most
+            began = time.monotonic()
+            mine = ticket(elsewhere)
+            assert isinstance(calls(locks["default"]).acquire(mine, queue=wait), Grant)
+            assert calls(locks["default"]).release(mine)
+            assert time.monotonic() - began < 0.5
+
+    def test_leases_elsewhere_are_renewed_and_handed_on(self, hanging):
+        there, elsewhere, hang = hanging
+        with lock(there, ttl=1.5, on_lost="log") as lost, lock(elsewhere, ttl=1.5) as kept:
+            hang()
+            waiter = Waiter(elsewhere, "thread")
+            eventually(lambda: lost.state is State.LOST)
+            time.sleep(1.5)
+            kept.ensure_held()
+            kept.release()
+            waiter.gets_in(2)
+
+    def test_what_is_asked_of_all_nodes_names_the_one_that_failed(self, hanging, calls):
+        there, elsewhere, hang = hanging
+        held = [ticket(there), ticket(elsewhere)]
+        for one in held:
+            locks["default"].acquire(one, queue=False)
+        primary = hang()
+        backend = calls(locks["default"])
+        assert backend.renew([(one, 20.0) for one in held]) == [None, True]
+        for ask in (lambda: backend.look([elsewhere, there]), backend.names):
+            with pytest.raises(LockBackendError, match=str(primary.port)):
+                ask()
+        found = [finding for finding in backend.check() if finding.is_error]
+        assert any(str(primary.port) in finding.message for finding in found)
+
+    def test_a_request_that_arrives_after_its_caller_has_left_leaves_nothing(self, hanging, cluster):
+        """S4. The node hangs for less than the others need to notice."""
+        there, _, hang = hanging
+        primary = hang()
+        with pytest.raises(LockBackendError):
+            lock(there).acquire(blocking=False)
+        primary.go_on()
+        eventually(lambda: not renewer_of(locks["default"]).is_cleaning)
+        eventually(lambda: [key for key in primary.client.keys("lock*") if "|f:" not in key and "|x:" not in key] == [])
+
+
+class TestNobodyServes:
+    def test_a_cluster_that_stops_as_a_whole(self, cluster, settings):
+        """With cluster-require-full-coverage yes, which is the default of servers."""
+        entry = {"BACKEND": REDIS, "LOCATION": cluster.urls, "OPTIONS": {"cluster": True, "socket_timeout": 0.4}}
+        settings.DISTRIBUTED_LOCKS = {"default": entry, "other": entry}
+        there, elsewhere, *_ = one_per_primary(cluster)
+        primary = node_of(cluster, there)
+        for node in cluster.nodes:
+            node.client.config_set("cluster-require-full-coverage", "yes")
+        try:
+            cluster.replica_of(primary).stop()
+            primary.stop()
+            eventually(lambda: "the Cluster is down" in failing_to_lock(elsewhere))
+        finally:
+            cluster.heal()
+            for node in cluster.nodes:
+                node.client.config_set("cluster-require-full-coverage", "no")
+        with lock(elsewhere):
+            pass
+
+    def test_slots_without_an_owner(self, tmp_path, settings, calls):
+        entry = {"BACKEND": REDIS, "OPTIONS": {"cluster": True, "socket_timeout": 0.2}}
+        node = Node(tmp_path, binary())
+        try:
+            settings.DISTRIBUTED_LOCKS = {"default": {**entry, "LOCATION": node.url}}
+            backend = calls(locks["default"])
+            with pytest.raises(LockBackendError, match="is a member of no Cluster"):
+                backend.acquire(ticket(), queue=False)
+            node.cluster("ADDSLOTSRANGE", 0, 8191)
+            eventually(lambda: "cluster_state:ok" in node.cluster("INFO"))
+            served, lacking = [
+                next(
+                    name for name in map(str, range(99)) if (slot_of(locks["default"].keys.lease(name)) < 8192) is there
+                )
+                for there in (True, False)
+            ]
+            assert isinstance(backend.acquire(ticket(served), queue=False), Grant)
+            with pytest.raises(LockBackendError, match="the Cluster is down for these locks"):
+                backend.acquire(ticket(lacking), queue=False)
+            with pytest.raises(LockBackendError, match="of the slots that locks use have no primary"):
+                backend.names()
+            assert any(finding.is_error for finding in backend.check())
+        finally:
+            locks.close()
+            node.end()
+
+
+def failing_to_lock(name):
+    try:
+        with lock(name, wait=0):
+            return ""
+    except LockError as error:
+        return str(error)
+
+
+class TestErrand:
+    """What a lock must know of its command: whether it may have been executed more than once."""
+
+    A, B = Address("a", 1), Address("b", 2)
+    COMMAND = Command(pack("GET", "x"), key="x")
+
+    def drive(self, outcomes, **options):
+        """Answer the trips of one command one after another; return where they went and what came out."""
+        slots = SlotMap([slot_of("x")], [self.A, self.B])
+        slots.moved(slot_of("x"), self.A)
+        steps, went, outcomes = Errand([self.COMMAND], slots, 1.0, 1.0).steps(), [], iter(outcomes)
+        try:
+            step = next(steps)
+            while True:
+                if isinstance(step, Pause):
+                    step = steps.send([])
+                    continue
+                [trip] = step
+                went.append((trip.to, [command.packed for command in trip.commands]))
+                step = steps.send([next(outcomes)])
+        except StopIteration as end:
+            return went, end.value
+        except (Unanswered, redis.RedisError) as error:
+            return went, error
+
+    def answered(self, *replies, repeated=False):
+        return Answer(list(replies), 7.0, repeated)
+
+    def slots(self, owner):
+        return self.answered([[0, 16383, [owner.host.encode(), owner.port, b"id"]]])
+
+    def test_a_redirected_command_was_not_executed(self):
+        moved = redis.exceptions.MovedError(f"{slot_of('x')} b:2")
+        went, answer = self.drive([self.answered(moved), self.answered(b"yes")])
+        assert [to for to, _ in went] == [self.A, self.B]
+        assert answer == Answer([b"yes"], 7.0, repeated=False)
+
+    def test_a_slot_in_between_is_asked_for_at_its_next_owner(self):
+        ask = redis.exceptions.AskError(f"{slot_of('x')} b:2")
+        again = redis.exceptions.TryAgainError("not yet")
+        went, answer = self.drive(
+            [self.answered(ask), self.answered(b"OK", again), self.answered(ask), self.answered(b"OK", b"yes")]
+        )
+        assert [to for to, _ in went] == [self.A, self.B, self.A, self.B]
+        assert went[1][1] == [ASKING.packed, self.COMMAND.packed]
+        assert answer == Answer([b"yes"], 7.0, repeated=False)
+
+    def test_one_that_went_unanswered_may_have_been(self):
+        lost = Unanswered(redis.TimeoutError("no answer"))
+        went, answer = self.drive([lost, self.slots(self.B), self.answered(b"yes")])
+        assert [to for to, _ in went] == [self.A, self.B, self.B]
+        assert answer == Answer([b"yes"], 7.0, repeated=True)
+
+    def test_one_that_was_never_sent_was_not(self):
+        refused = redis.ConnectionError("refused")
+        _, answer = self.drive([refused, self.slots(self.B), self.answered(b"yes")])
+        assert not answer.repeated
+
+    def test_the_end_of_all_attempts_tells_whether_one_was_sent(self):
+        lost, refused = Unanswered(redis.TimeoutError("no answer")), redis.ConnectionError("refused")
+        _, error = self.drive([lost, refused, refused])
+        assert isinstance(error, Unanswered)
+        _, error = self.drive([refused, refused, refused])
+        assert isinstance(error, redis.ConnectionError)
+        assert "a:1" in str(error)
+
+    def test_a_host_that_is_not_told_is_the_one_that_was_asked(self):
+        moved = redis.exceptions.MovedError(f"{slot_of('x')} :9")
+        went, _ = self.drive([self.answered(moved), self.answered(b"yes")])
+        assert went[1][0] == Address("a", 9)
+        slots = SlotMap([1, 5], [self.A])
+        assert slots.learn([[0, 3, [None, 7, b"id"]], [4, 9, [b"?", 8, b"id"], [b"r", 9, b"id"]]], self.A)
+        assert dict(slots.owners) == {1: Address("a", 7), 5: Address("a", 8)}
+        assert not slots.learn([], self.A)
