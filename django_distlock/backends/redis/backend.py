@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
+from math import inf
 from typing import Any, ClassVar, NamedTuple
 
 from django.core.checks import CheckMessage
@@ -25,13 +26,14 @@ from .cluster.listener import ClusterListener
 from .cluster.parts import cluster_parts, is_cluster
 from .cluster.routing import is_undecided
 from .cluster.wire import AsyncClusterWire, ClusterWire
-from .errors import NoReply, explain, is_wrong_type
+from .errors import NoReply, Unanswered, explain, is_wrong_type
 from .keys import LEASES, RUNS, Keys, read_prefix
 from .leases import read_holder, read_lease, read_remaining
 from .listener import Listener
 from .listing import SCAN_STEP, Listing
-from .location import Location, read_location
-from .wire import Answer, AsyncWire, Command, Script, Unanswered, Wire, pack
+from .location import Location
+from .topology import find_location
+from .wire import Answer, AsyncWire, Command, Script, Wire, pack
 
 ACQUIRE, RELEASE, RENEW = Script("acquire"), Script("release"), Script("renew")
 CLAIM_RUN = Script("claim_run")
@@ -56,11 +58,12 @@ class RedisBackend(BaseLockBackend):
     options: ClassVar[Mapping[str, Any]] = {
         "socket_timeout": 2.0, "socket_connect_timeout": 2.0, "max_connections": 50,
         "cluster": False, "shards": 64,
+        "sentinels": None, "service_name": None, "sentinel_kwargs": None, "failover_timeout": 30.0,
     }  # fmt: skip
 
     def __init__(self, alias: str, settings: Mapping[str, Any]) -> None:
         super().__init__(alias, settings)
-        for option in ("socket_timeout", "socket_connect_timeout", "max_connections"):
+        for option in ("socket_timeout", "socket_connect_timeout", "max_connections", "failover_timeout"):
             value, whole = self.option[option], option == "max_connections"
             fits = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
             if not fits or not 0 < value < float("inf"):
@@ -86,7 +89,7 @@ class RedisBackend(BaseLockBackend):
         try:
             if queue and not ticket.inbox and not self.is_listening(ticket.name):
                 self._start_listener(ticket)
-            answer = self._send(self._acquire(ticket, queue), within=self._patience(ticket))
+            answer = self._send(self._acquire(ticket, queue), within=self._patience(ticket), until=ticket.give_up)
             return self._answered(ticket, answer)
         except BaseException as error:
             ticket.unanswered = ticket.unanswered or _may_be_executed(error)
@@ -96,7 +99,8 @@ class RedisBackend(BaseLockBackend):
         try:
             if queue and not ticket.inbox and not self.is_listening(ticket.name):
                 await self._astart_listener(ticket)
-            answer = await self._asend(self._acquire(ticket, queue), within=self._patience(ticket))
+            within = self._patience(ticket)
+            answer = await self._asend(self._acquire(ticket, queue), within=within, until=ticket.give_up)
             return self._answered(ticket, answer)
         except BaseException as error:
             ticket.unanswered = ticket.unanswered or _may_be_executed(error)
@@ -339,17 +343,17 @@ class RedisBackend(BaseLockBackend):
 
     # Connections
 
-    def _send(self, *commands: Command, within: float | None = None) -> Answer:
+    def _send(self, *commands: Command, within: float | None = None, until: float | None = 0.0) -> Answer:
         try:
-            return self._wire.send(*commands, within=within)
+            return self._wire.send(*commands, within=within, until=until)
         except Unanswered as error:
             raise explain(error.cause, self, NoReply) from error.cause
         except (RedisError, OSError) as error:
             raise explain(error, self) from error
 
-    async def _asend(self, *commands: Command, within: float | None = None) -> Answer:
+    async def _asend(self, *commands: Command, within: float | None = None, until: float | None = 0.0) -> Answer:
         try:
-            return await (await self._async_wires.here()).send(*commands, within=within)
+            return await (await self._async_wires.here()).send(*commands, within=within, until=until)
         except Unanswered as error:
             raise explain(error.cause, self, NoReply) from error.cause
         except (RedisError, OSError) as error:
@@ -371,14 +375,14 @@ class RedisBackend(BaseLockBackend):
     def _start_listener(self, ticket: Ticket) -> None:
         try:
             self._wire.locate(self.keys.lease(ticket.name))
-            self._listener.start(ticket.name, self._patience(ticket))
+            self._listener.start(ticket.name, self._patience_to_listen(ticket))
         except (RedisError, OSError) as error:
             raise explain(error, self) from error
 
     async def _astart_listener(self, ticket: Ticket) -> None:
         try:
             await (await self._async_wires.here()).locate(self.keys.lease(ticket.name))
-            await self._listener.astart(ticket.name, self._patience(ticket))
+            await self._listener.astart(ticket.name, self._patience_to_listen(ticket))
         except (RedisError, OSError) as error:
             raise explain(error, self) from error
 
@@ -386,6 +390,10 @@ class RedisBackend(BaseLockBackend):
         """Seconds for an answer: what a caller who waits has left, if that is less than the timeout."""
         usual: float = self.option["socket_timeout"]
         return usual if ticket.give_up is None else min(usual, max(SHORTEST_PATIENCE, ticket.give_up - clock()))
+
+    def _patience_to_listen(self, ticket: Ticket) -> float:
+        left = inf if ticket.give_up is None else ticket.give_up - clock()
+        return max(self._patience(ticket), min(self.location.patience, left))
 
     def _hand_back(self, token: str, key: str) -> None:
         """The lock was handed to a waiter that has left: on to the next one."""
@@ -395,6 +403,7 @@ class RedisBackend(BaseLockBackend):
     def close(self) -> None:
         self._wire.close()
         self._listener.stop()
+        self.location.close()
 
 
 class Parts(NamedTuple):
@@ -410,9 +419,7 @@ def server_parts(
     backend: BaseLockBackend, timeouts: Mapping[str, float], hand_back: Callable[[str, str], None]
 ) -> Parts:
     keys = Keys(read_prefix(backend))
-    location = read_location(
-        backend.settings.get("LOCATION", "redis://127.0.0.1:6379/0"), backend.setting("LOCATION"), timeouts
-    )
+    location = find_location(backend, timeouts)
     shared = (location, backend.option["max_connections"], timeouts["socket_timeout"])
     listener = Listener(location, keys.inbox(new_token()), hand_back, backend.alias)
     checkup = Checkup(location, keys.prefix, backend.terms, backend.setting("OPTIONS"))

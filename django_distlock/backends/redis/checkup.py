@@ -37,4 +37,4 @@ class Checkup:
 
     @property
     def keyspace(self) -> Hashable:
-        return (*health.server_of(self._location.arguments), self._prefix)
+        return (*self._location.server, self._prefix)

@@ -2,26 +2,100 @@
 
 from __future__ import annotations
 
+import re
+import ssl
+from math import inf
 from typing import TYPE_CHECKING
 
 from redis.exceptions import (
     AskError,
     AuthenticationError,
+    BusyLoadingError,
     ClusterCrossSlotError,
     ClusterDownError,
+    ConnectionError,
+    MasterDownError,
     MaxConnectionsError,
     NoPermissionError,
     OutOfMemoryError,
     ReadOnlyError,
+    RedisError,
     ResponseError,
     TryAgainError,
 )
 
 from ...exceptions import LockBackendError
+from ...tickets import clock
 
 if TYPE_CHECKING:
     from ..base import BaseLockBackend
     from .backend import RedisBackend
+    from .location import Location
+
+AGAIN = 0.2  # seconds before another attempt to find a server that serves
+
+# What a server says that is not, or not yet, the one to talk to. Redis 6.2 has it in the midst of the text
+# when a script met it.
+_NOT_SERVED = re.compile(r"(?:^|[ -])(?:READONLY|LOADING|MASTERDOWN|UNBLOCKED|NOREPLICAS) ")
+
+
+class Unanswered(Exception):
+    """The commands were sent and no reply came: the server may have executed them, or may do so yet."""
+
+    def __init__(self, cause: Exception) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+
+
+class NotServed(ConnectionError):
+    """The server executed nothing and will not, as it is now; another one may. ``reply``: its own words."""
+
+    def __init__(self, reply: RedisError) -> None:
+        super().__init__(str(reply))
+        self.reply = reply
+
+    @classmethod
+    def is_said_by(cls, reply: Exception) -> bool:
+        known = isinstance(reply, ReadOnlyError | BusyLoadingError | MasterDownError)
+        return known or bool(_NOT_SERVED.search(str(reply)))
+
+
+def unless_not_served(reply: RedisError) -> RedisError:
+    if NotServed.is_said_by(reply):
+        raise NotServed(reply) from reply
+    return reply
+
+
+def is_about_certificates(error: BaseException) -> bool:
+    """Whether a connection failed because one side does not trust the other. redis-py chains the reason."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, ssl.SSLError):
+        cause = cause.__cause__ or cause.__context__
+    return cause is not None
+
+
+def is_worth_waiting(error: Exception, location: Location, began: float, patience: float, until: float | None) -> bool:
+    """Whether to try again in a moment what began then, because a server will take over or serve soon."""
+    cause = error.cause if isinstance(error, Unanswered) else error
+    longest = min(began + location.patience, inf if until is None else until)
+    is_in_time = clock() + AGAIN < max(began + patience, longest)
+    return is_in_time and location.is_passing(cause) and not isinstance(cause, MaxConnectionsError)
+
+
+class NoSentinel(ConnectionError):
+    """No sentinel answers."""
+
+
+class NoMaster(ConnectionError):
+    """The sentinels know of no master that works: a failover goes on, or no replica can take over."""
+
+
+class UnknownService(ConnectionError):
+    """The sentinels watch no master of that name."""
+
+
+class SentinelRefusal(ConnectionError):
+    """The sentinels do not let this user in, or do not let it ask."""
 
 
 def is_wrong_type(reply: object) -> bool:
@@ -44,12 +118,27 @@ def advice(error: Exception, backend: BaseLockBackend) -> str:
     match error.__cause__ if isinstance(error.__cause__, AuthenticationError) else error:
         case AuthenticationError():
             return f"the server refused the user or password; correct {backend.setting('LOCATION')}."
+        case NoSentinel():
+            return (
+                f"no sentinel answers; check that they run and that {backend.setting('OPTIONS')}['sentinels'] is right."
+            )
+        case SentinelRefusal():
+            return (
+                "the sentinels refuse the user or password, or its ACL rule;"
+                f" correct {backend.setting('OPTIONS')}['sentinel_kwargs']."
+            )
+        case UnknownService():
+            return f"the sentinels watch no such master; correct {backend.setting('OPTIONS')}['service_name']."
+        case NoMaster():
+            return "there is no master now: a failover goes on, or no replica can take over."
         case NoPermissionError():
             return "the user may not run this command or use this key; widen its ACL rule."
         case ReadOnlyError():
             return f"this server is a read-only replica; point {backend.setting('LOCATION')} at the primary."
         case OutOfMemoryError():
             return "the server is out of memory and takes no more keys; raise its maxmemory or free some."
+        case BusyLoadingError():
+            return "the server is still reading its data from disk; try again in a moment."
         case MaxConnectionsError():
             return f"no connection became free; raise {backend.setting('OPTIONS')}['max_connections']."
         case ResponseError() if is_wrong_type(error):
@@ -68,8 +157,20 @@ def advice(error: Exception, backend: BaseLockBackend) -> str:
             return f"this server is a node of a Cluster; {_for_cluster(backend)}"
         case ResponseError() if "cluster support disabled" in str(error):
             return f"this server is no Cluster; take 'cluster' out of {backend.setting('OPTIONS')}."
+        case ResponseError() if "NOREPLICAS" in str(error):
+            return (
+                "too few replicas follow this server, so it takes no writes (its min-replicas-to-write); start or"
+                " connect them."
+            )
+        case ResponseError() if str(error).startswith("BUSY "):
+            return "somebody's script keeps the server busy; end it with SCRIPT KILL."
         case ResponseError():
             return "the server refused the command."
+    if is_about_certificates(error):
+        return (
+            f"TLS failed: check the certificates that {backend.setting('LOCATION')} names (ssl_ca_certs, ssl_certfile,"
+            " ssl_keyfile), and that the server's certificate is for this host."
+        )
     return f"the server does not answer; check that it runs and that {backend.setting('LOCATION')} is right."
 
 

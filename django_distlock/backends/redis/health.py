@@ -12,7 +12,7 @@ from redis.exceptions import RedisError
 
 from ...findings import Finding, Level
 from ...terms import Terms
-from .location import SCHEMES, Location
+from .location import SCHEMES, Location, server_of
 
 OLDEST = (6, 2)
 CLOCKS_APART = 1.0  # seconds
@@ -143,19 +143,20 @@ def of_caches(location: Location, where: str) -> list[CheckMessage]:
     return [Warning(f"{where}: {_shared(aliases)}", hint=hint, id="distlock.W010")]
 
 
-def server_of(arguments: Mapping[str, Any]) -> tuple[object, ...]:
-    """Which database of which server, as far as addresses tell."""
-    database = int(arguments.get("db") or 0)
-    if path := arguments.get("path"):
-        return path, database
-    host = str(arguments.get("host", "localhost")).lower()
-    return "127.0.0.1" if host == "localhost" else host, int(arguments.get("port", 6379)), database
-
-
 def caches_in_database_of(location: Location) -> list[str]:
     """Aliases of CACHES that ``clear()`` together with the locks."""
-    mine = server_of(location.arguments)
-    return [alias for alias, entry in settings.CACHES.items() if mine in map(server_of, _urls(entry))]
+    mine = location.server
+    return [alias for alias, entry in settings.CACHES.items() if mine in _servers(entry)]
+
+
+def _servers(entry: Mapping[str, Any]) -> Iterator[tuple[object, ...]]:
+    sentinels = (entry.get("OPTIONS") or {}).get("SENTINELS")
+    for arguments in _urls(entry):
+        if sentinels:
+            known = frozenset(server_of({"host": host, "port": port})[:2] for host, port in sentinels)
+            yield arguments.get("host"), known, int(arguments.get("db") or 0)
+        else:
+            yield server_of(arguments)
 
 
 def _urls(entry: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

@@ -11,6 +11,7 @@ from django.core.cache import InvalidCacheBackendError
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
 from redis.retry import Retry
+from redis.sentinel import SentinelConnectionPool
 
 from ...exceptions import InvalidLockBackend
 
@@ -41,11 +42,26 @@ class Location:
     def at(self, host: str, port: int) -> Location:
         """Another server that is talked to in the same way."""
         arguments = {**self.arguments, "host": host, "port": port}
-        return replace(self, text=_readable(arguments, self._is_tls), arguments=arguments)
+        is_tls = issubclass(self.connection_class, redis.SSLConnection)
+        return replace(self, text=_readable(arguments, is_tls), arguments=arguments)
 
     @property
-    def _is_tls(self) -> bool:
-        return issubclass(self.connection_class, redis.SSLConnection)
+    def patience(self) -> float:
+        """Seconds in which another server may take the place of one that failed; 0.0: none will."""
+        return 0.0
+
+    @property
+    def server(self) -> tuple[object, ...]:
+        """Which database of which server, as far as addresses tell."""
+        return server_of(self.arguments)
+
+    @property
+    def async_connection_class(self) -> type[Any]:
+        return _twin(self.connection_class)
+
+    def is_passing(self, error: Exception) -> bool:
+        """Whether it is no use to report this error while there is time left to try again."""
+        return isinstance(error, redis.BusyLoadingError)
 
     # Without retries, because redis-py would repeat commands by itself, and then nobody knows that one
     # went unanswered.
@@ -61,8 +77,7 @@ class Location:
         return connection
 
     async def aconnected(self, **arguments: Any) -> Any:
-        twin = _twin(self.connection_class)
-        connection = twin(**{**self.arguments, **arguments}, retry=AsyncRetry(NoBackoff(), 0))
+        connection = self.async_connection_class(**{**self.arguments, **arguments}, retry=AsyncRetry(NoBackoff(), 0))
         try:
             await connection.connect()
         except Exception as error:
@@ -71,9 +86,20 @@ class Location:
             raise
         return connection
 
+    def close(self) -> None:
+        """Nobody needs the server any more."""
+
     def _is_of_provider(self, error: Exception) -> bool:
         """Whatever a credential provider raises means that there is no connection."""
         return bool(self.arguments.get("credential_provider")) and not isinstance(error, redis.RedisError | OSError)
+
+
+def server_of(arguments: Mapping[str, Any]) -> tuple[object, ...]:
+    database = int(arguments.get("db") or 0)
+    if path := arguments.get("path"):
+        return path, database
+    host = str(arguments.get("host", "localhost")).lower()
+    return "127.0.0.1" if host == "localhost" else host, int(arguments.get("port", 6379)), database
 
 
 def _twin(connection_class: type[Any]) -> type[Any]:
@@ -87,7 +113,7 @@ def read_location(location: object, setting: str, timeouts: Mapping[str, float])
     if isinstance(location, str) and location.startswith("cache:"):
         kind, arguments = _of_cache(location.removeprefix("cache:"), setting)
     elif isinstance(location, str) and location.startswith(SCHEMES):
-        kind, arguments = _of_url(location, setting)
+        kind, arguments = arguments_of_url(location, setting)
     else:
         raise InvalidLockBackend(
             f"{setting} is {location!r}. It is a URL such as redis://127.0.0.1:6379/0 (or rediss://, unix://),"
@@ -97,7 +123,7 @@ def read_location(location: object, setting: str, timeouts: Mapping[str, float])
     return Location(_readable(arguments, issubclass(kind, redis.SSLConnection)), kind, arguments)
 
 
-def _of_url(url: str, setting: str) -> tuple[type[Any], dict[str, Any]]:
+def arguments_of_url(url: str, setting: str) -> tuple[type[Any], dict[str, Any]]:
     try:
         arguments: dict[str, Any] = dict(redis.connection.parse_url(url))  # type: ignore[no-untyped-call]
         kind: type[Any] = arguments.pop("connection_class", redis.Connection)
@@ -113,6 +139,14 @@ def _of_url(url: str, setting: str) -> tuple[type[Any], dict[str, Any]]:
 
 
 def _of_cache(cache: str, setting: str) -> tuple[type[Any], dict[str, Any]]:
+    pool = pool_of_cache(cache, setting)
+    if isinstance(pool, SentinelConnectionPool):
+        raise InvalidLockBackend(f'{setting} is "cache:{cache}", a cache with sentinels. Here it is a single server.')
+    return pool.connection_class, lent(pool)
+
+
+def pool_of_cache(cache: str, setting: str) -> Any:
+    """The connection pool of a django-redis cache, to its primary."""
     try:
         from django_redis import get_redis_connection  # type: ignore[import-untyped]
     except ImportError as error:
@@ -120,15 +154,18 @@ def _of_cache(cache: str, setting: str) -> tuple[type[Any], dict[str, Any]]:
             f'{setting} is "cache:{cache}", which needs django-redis: pip install "django-distlock[django-redis]".'
         ) from error
     try:
-        pool = get_redis_connection(cache, write=True).connection_pool
+        return get_redis_connection(cache, write=True).connection_pool
     except InvalidCacheBackendError as error:
         raise InvalidLockBackend(f'{setting} is "cache:{cache}", but CACHES has no alias {cache!r}.') from error
     except NotImplementedError as error:
         raise InvalidLockBackend(
             f'{setting} is "cache:{cache}", but CACHES[{cache!r}] is no django-redis cache. Give a URL instead.'
         ) from error
-    lent = {key: value for key, value in pool.connection_kwargs.items() if key in _LENT or key.startswith("ssl_")}
-    return pool.connection_class, lent
+
+
+def lent(pool: Any) -> dict[str, Any]:
+    """The arguments of a pool that say where and who."""
+    return {key: value for key, value in pool.connection_kwargs.items() if key in _LENT or key.startswith("ssl_")}
 
 
 def _readable(arguments: Mapping[str, Any], tls: bool) -> str:

@@ -10,6 +10,7 @@ import asyncio
 import builtins
 import hashlib
 import os
+import time
 import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -21,6 +22,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from redis.exceptions import (
     AuthenticationError,
+    BusyLoadingError,
     ConnectionError,
     MaxConnectionsError,
     NoScriptError,
@@ -30,6 +32,7 @@ from redis.exceptions import (
 )
 
 from ...tickets import clock
+from .errors import AGAIN, NotServed, Unanswered, is_worth_waiting, unless_not_served
 from .location import Location
 
 IDLE_TRUSTED = 1.0  # seconds for which an idle connection is used again without a look at its socket
@@ -89,14 +92,6 @@ class Answer(NamedTuple):
 NOTHING = Answer([], sent_at=0.0, repeated=False)
 
 
-class Unanswered(Exception):
-    """The commands were sent and no reply came: the server may have executed them, or may do so yet."""
-
-    def __init__(self, cause: Exception) -> None:
-        super().__init__(str(cause))
-        self.cause = cause
-
-
 class Idle(NamedTuple):
     connection: Any
     since: float
@@ -117,6 +112,9 @@ class Wire:
     idle connection may have died unnoticed. Then it raises Unanswered, or redis-py's ConnectionError when
     there was no connection at all. ``within``: seconds for an answer on a connection that stands, where they
     are less than the timeout; a try that took so long is not repeated.
+
+    Where another server may take over, or this one serves in a moment, it goes on trying for as long, or
+    ``until`` a moment on ``clock()`` (None: open end) if the location has the patience.
     """
 
     insists = True  # tries again also after the whole timeout
@@ -135,24 +133,30 @@ class Wire:
         for _ in range(self._most):
             self._permits.put(None)
 
-    def send(self, *commands: Command, within: float | None = None) -> Answer:
+    def send(self, *commands: Command, within: float | None = None, until: float | None = 0.0) -> Answer:
         if not commands:
             return NOTHING
         if self._pid != os.getpid():
             self._start()  # a forked child must not talk on its parent's connections
         patience = self._timeout if within is None else min(within, self._timeout)
-        permits = self._permits
-        try:
-            permits.get(timeout=patience)
-        except Empty:
-            raise MaxConnectionsError(exhausted(self._most)) from None
-        try:
-            return self._send(commands, patience)
-        finally:
-            permits.put(None)
+        permits, began, repeated = self._permits, clock(), False
+        while True:
+            try:
+                permits.get(timeout=patience)
+            except Empty:
+                raise MaxConnectionsError(exhausted(self._most)) from None
+            try:
+                return self._send(commands, patience, began, repeated)
+            except (RedisError, OSError, Unanswered) as error:
+                if not is_worth_waiting(error, self._location, began, patience, until):
+                    raise
+                repeated = isinstance(error, Unanswered)
+            finally:
+                permits.put(None)
+            time.sleep(AGAIN)
 
-    def _send(self, commands: Sequence[Command], patience: float) -> Answer:
-        repeated, began = False, clock()
+    def _send(self, commands: Sequence[Command], patience: float, began: float, repeated: bool) -> Answer:
+        is_second = False
         while True:
             sent_at, connection = clock(), None
             try:
@@ -166,10 +170,11 @@ class Wire:
             except BaseException as error:
                 if connection is not None:
                     connection.disconnect()
+                repeated = repeated or _was_sent(connection, error)
                 too_late = clock() - began >= patience and (patience < self._timeout or not self.insists)
-                if repeated or too_late or connection is None or not _is_worth_repeating(error):
-                    _fail(error, sent=repeated or connection is not None)
-                repeated = True
+                if is_second or too_late or connection is None or not _is_worth_repeating(error):
+                    _fail(error, repeated)
+                is_second = True
                 self.close()  # what killed this connection may have killed the idle ones
             else:
                 self._idle.append(Idle(connection, clock()))
@@ -205,8 +210,8 @@ class Wire:
             raise TimeoutError("Timeout reading from socket")
         try:
             return connection.read_response(disable_decoding=True)
-        except ResponseError as error:
-            return error
+        except (ResponseError, BusyLoadingError) as error:
+            return unless_not_served(error)
 
     def locate(self, key: str) -> None:
         """Learn where the key is. One server has all keys."""
@@ -232,10 +237,21 @@ class AsyncWire:
         self._vacant = asyncio.BoundedSemaphore(most)
         self._keeps = True  # connections for the next call
 
-    async def send(self, *commands: Command, within: float | None = None) -> Answer:
+    async def send(self, *commands: Command, within: float | None = None, until: float | None = 0.0) -> Answer:
         if not commands:
             return NOTHING  # asyncio's transports choke on an empty chunk: such a one is never closed
         patience = self._timeout if within is None else min(within, self._timeout)
+        began, repeated = clock(), False
+        while True:
+            try:
+                return await self._send_in_turn(commands, patience, began, repeated)
+            except (RedisError, OSError, Unanswered) as error:
+                if not is_worth_waiting(error, self._location, began, patience, until):
+                    raise
+                repeated = isinstance(error, Unanswered)
+            await asyncio.sleep(AGAIN)
+
+    async def _send_in_turn(self, commands: Sequence[Command], patience: float, began: float, repeated: bool) -> Answer:
         if self._vacant.locked():
             try:
                 async with asyncio.timeout(patience):
@@ -247,7 +263,7 @@ class AsyncWire:
         task = asyncio.current_task()
         cancelled = task.cancelling() if task else 0
         try:
-            answer = await self._send(commands, patience)
+            answer = await self._send(commands, patience, began, repeated)
         finally:
             self._vacant.release()
         if task and task.cancelling() > cancelled:
@@ -255,8 +271,8 @@ class AsyncWire:
             raise asyncio.CancelledError
         return answer
 
-    async def _send(self, commands: Sequence[Command], patience: float) -> Answer:
-        repeated, began = False, clock()
+    async def _send(self, commands: Sequence[Command], patience: float, began: float, repeated: bool) -> Answer:
+        is_second = False
         while True:
             sent_at, connection = clock(), None
             try:
@@ -270,10 +286,11 @@ class AsyncWire:
             except BaseException as error:
                 if connection is not None:
                     await connection.disconnect(nowait=True)
+                repeated = repeated or _was_sent(connection, error)
                 too_late = clock() - began >= patience and (patience < self._timeout or not self.insists)
-                if repeated or too_late or connection is None or not _is_worth_repeating(error):
-                    _fail(error, sent=repeated or connection is not None)
-                repeated = True
+                if is_second or too_late or connection is None or not _is_worth_repeating(error):
+                    _fail(error, repeated)
+                is_second = True
                 await self._close_idle()
             else:
                 if self._keeps:
@@ -315,8 +332,8 @@ class AsyncWire:
     async def _read(connection: Any) -> Any:
         try:
             return await connection.read_response(disable_decoding=True)
-        except ResponseError as error:
-            return error
+        except (ResponseError, BusyLoadingError) as error:
+            return unless_not_served(error)
 
     async def locate(self, key: str) -> None: ...
 
@@ -345,7 +362,14 @@ def _sooner(location: Location, patience: float) -> dict[str, float]:
     return {"socket_connect_timeout": patience} if patience < usual else {}
 
 
+def _was_sent(connection: Any, error: BaseException) -> bool:
+    """Whether the server may have executed the commands, or may do so yet."""
+    return connection is not None and not isinstance(error, NotServed)
+
+
 def _fail(error: BaseException, sent: bool) -> NoReturn:
+    if isinstance(error, NotServed):
+        error = error.reply
     if sent and isinstance(error, RedisError | OSError):
         raise Unanswered(error) from error
     raise error  # also what a handler of a signal raised, such as a time limit

@@ -17,7 +17,7 @@ from ...findings import Finding
 from ...tickets import Grant, LockInfo, Ticket, clock
 from ..base import BaseLockBackend
 from ..redis.errors import NoReply, advice
-from ..redis.health import of_patience, server_of
+from ..redis.health import of_patience
 from ..redis.keys import read_prefix
 from ..redis.location import Location, read_location
 from .asking import Steps
@@ -102,7 +102,7 @@ class RedlockBackend(BaseLockBackend):
         locations = [read_location(url, f"{where}[{index}]", timeouts) for index, url in enumerate(given)]
         by_server: dict[tuple[object, ...], Location] = {}
         for location in locations:
-            *server, _ = server_of(location.arguments)  # whichever of its databases
+            *server, _ = location.server  # whichever of its databases
             if other := by_server.get(tuple(server)):
                 raise InvalidLockBackend(
                     f"{where} names one server more than once: {other.text} and {location.text}. A server has one vote."

@@ -70,7 +70,7 @@ class ClusterCheckup(Checkup):
 
     @property
     def keyspace(self) -> Hashable:
-        seeds = frozenset(health.server_of(self._location.at(*seed).arguments) for seed in self._seeds)
+        seeds = frozenset(self._location.at(*seed).server for seed in self._seeds)
         return seeds, self._prefix, self._keys.shards
 
 

@@ -14,7 +14,7 @@ from ..location import Location, read_location
 from .checkup import ClusterCheckup
 from .listener import ClusterListener
 from .slots import Address, SlotMap
-from .wire import AsyncClusterWire, ClusterWire
+from .wire import AsyncClusterWire, ClusterWire, Times
 
 
 class Parts(NamedTuple):
@@ -31,6 +31,10 @@ def is_cluster(backend: BaseLockBackend) -> bool:
     wanted, options = backend.option["cluster"], backend.setting("OPTIONS")
     if not isinstance(wanted, bool):
         raise InvalidLockBackend(f"{options}['cluster'] is {wanted!r}; it is True for a Cluster, else False.")
+    if wanted and backend.option["sentinels"] is not None:
+        raise InvalidLockBackend(
+            f"{options} has 'sentinels' and 'cluster'. A Cluster fails over by itself; take one out."
+        )
     if not wanted and "shards" in (backend.settings.get("OPTIONS") or {}):
         raise InvalidLockBackend(f"{options}['shards'] is for a Cluster; set {options}['cluster'] to True, too.")
     return wanted
@@ -42,7 +46,8 @@ def cluster_parts(
     keys = ClusterKeys(read_prefix(backend), _read_shards(backend))
     location, seeds = _read_seeds(backend, timeouts)
     slots = SlotMap(keys.slots(), seeds)
-    shared = (location, slots, backend.option["max_connections"], timeouts["socket_timeout"])
+    times = Times(timeouts["socket_timeout"], backend.option["failover_timeout"])
+    shared = (location, slots, backend.option["max_connections"], times)
     wire = ClusterWire(*shared)
     listener = ClusterListener(wire, slots, keys, location, new_token(), hand_back, backend.alias)
     checkup = ClusterCheckup(location, seeds, keys, backend.terms, backend.setting("OPTIONS"))

@@ -23,8 +23,9 @@ from redis.exceptions import (
 )
 
 from ....tickets import clock
+from ..errors import Unanswered
 from ..keys import slot_of
-from ..wire import Answer, Command, Unanswered, pack
+from ..wire import Answer, Command, pack
 from .slots import Address, SlotMap, address_of
 
 ASKING = Command(pack("ASKING"))

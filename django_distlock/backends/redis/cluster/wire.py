@@ -6,9 +6,12 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
+from math import inf
+from typing import NamedTuple
 
 from redis.exceptions import ClusterDownError
 
+from ....tickets import clock
 from ..location import Location
 from ..wire import NOTHING, Answer, AsyncWire, Command, Wire
 from .routing import Errand, Outcome, Pause, Result, Steps, Trip, refresh, slot_of_key
@@ -25,22 +28,36 @@ class AsyncNodeWire(AsyncWire):
     insists = False
 
 
+class Times(NamedTuple):
+    """Seconds for an answer, and for a replica to take the place of its primary."""
+
+    timeout: float
+    failover: float
+
+    def errand(self, commands: Sequence[Command], slots: SlotMap, within: float | None, until: float | None) -> Errand:
+        patience = self.timeout if within is None else min(within, self.timeout)
+        usual = 2 * self.timeout if patience == self.timeout else patience
+        left = inf if until is None else until - clock()
+        return Errand(commands, slots, patience, max(usual, min(self.failover, left)))
+
+
 class ClusterWire:
     """For threads. ``send`` finds the nodes by the keys of the commands and asks all of them at once.
 
-    Opens at most ``most`` connections to each node. Goes on for twice ``timeout`` seconds while a slot is between
-    nodes, or its primary does not answer and may be replaced; with ``within`` less than that, for so long.
+    Opens at most ``most`` connections to each node. Goes on for twice the timeout while a slot is between
+    nodes, or its primary does not answer and may be replaced; with ``within`` less than that, for so long; ``until``
+    a moment on ``clock()`` (None: open end) if that is later, but no longer than a fail-over takes.
     """
 
-    def __init__(self, location: Location, slots: SlotMap, most: int, timeout: float) -> None:
+    def __init__(self, location: Location, slots: SlotMap, most: int, times: Times) -> None:
         self._location, self._slots = location, slots
-        self._most, self._timeout = most, timeout
+        self._most, self._times = most, times
         self._wires: dict[Address, NodeWire] = {}
 
-    def send(self, *commands: Command, within: float | None = None) -> Answer:
+    def send(self, *commands: Command, within: float | None = None, until: float | None = 0.0) -> Answer:
         if not commands:
             return NOTHING
-        return self._take(_errand(commands, self._slots, self._timeout, within).steps())
+        return self._take(self._times.errand(commands, self._slots, within, until).steps())
 
     def parts(self) -> Iterator[Address]:
         """All primaries with keys; once more where slots moved meanwhile, because a key may have passed by."""
@@ -58,7 +75,7 @@ class ClusterWire:
 
     def refresh(self) -> None:
         """Raises redis-py's error if no node tells who owns what."""
-        if failure := self._take(refresh(self._slots, self._timeout)):
+        if failure := self._take(refresh(self._slots, self._times.timeout)):
             raise failure
 
     def _take(self, steps: Steps[Result]) -> Result:
@@ -103,7 +120,7 @@ class ClusterWire:
         wire = self._wires.get(address)
         if wire is None:
             self._forget()
-            wire = NodeWire(self._location.at(*address), self._most, self._timeout)
+            wire = NodeWire(self._location.at(*address), self._most, self._times.timeout)
             wire = self._wires.setdefault(address, wire)
         return wire
 
@@ -123,16 +140,16 @@ class AsyncClusterWire:
 
     ending: AsyncIterator[None]
 
-    def __init__(self, location: Location, slots: SlotMap, most: int, timeout: float) -> None:
+    def __init__(self, location: Location, slots: SlotMap, most: int, times: Times) -> None:
         self._location, self._slots = location, slots
-        self._most, self._timeout = most, timeout
+        self._most, self._times = most, times
         self._wires: dict[Address, AsyncNodeWire] = {}
         self._is_closed = False
 
-    async def send(self, *commands: Command, within: float | None = None) -> Answer:
+    async def send(self, *commands: Command, within: float | None = None, until: float | None = 0.0) -> Answer:
         if not commands:
             return NOTHING
-        return await self._take(_errand(commands, self._slots, self._timeout, within).steps())
+        return await self._take(self._times.errand(commands, self._slots, within, until).steps())
 
     async def locate(self, key: str) -> None:
         if slot_of_key(key) not in self._slots.owners:
@@ -149,7 +166,7 @@ class AsyncClusterWire:
                 yield primary
 
     async def refresh(self) -> None:
-        if failure := await self._take(refresh(self._slots, self._timeout)):
+        if failure := await self._take(refresh(self._slots, self._times.timeout)):
             raise failure
 
     async def _take(self, steps: Steps[Result]) -> Result:
@@ -181,7 +198,7 @@ class AsyncClusterWire:
             await self._forget()
         wire = self._wires.get(address)
         if wire is None:
-            wire = self._wires[address] = AsyncNodeWire(self._location.at(*address), self._most, self._timeout)
+            wire = self._wires[address] = AsyncNodeWire(self._location.at(*address), self._most, self._times.timeout)
             if self._is_closed:
                 await wire.aclose()
         return wire
@@ -196,12 +213,6 @@ class AsyncClusterWire:
         self._is_closed = True
         for wire in list(self._wires.values()):
             await wire.aclose()
-
-
-def _errand(commands: Sequence[Command], slots: SlotMap, timeout: float, within: float | None) -> Errand:
-    if within is None or within >= timeout:
-        return Errand(commands, slots, timeout, 2 * timeout)
-    return Errand(commands, slots, within, within)
 
 
 def _complete(slots: SlotMap) -> list[Address]:

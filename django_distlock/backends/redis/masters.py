@@ -1,0 +1,135 @@
+"""Connections to whichever server is the master, as sentinels tell."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import redis.asyncio
+from redis.exceptions import AuthenticationError, ConnectionError, TimeoutError
+
+from ...tickets import clock
+from .errors import NoMaster, NoSentinel, NotServed, SentinelRefusal, UnknownService, is_about_certificates
+from .location import Location
+from .sentinels import Master, Sentinels
+from .wire import pack
+
+_FINAL = (AuthenticationError, NoSentinel, SentinelRefusal, UnknownService)
+_ROLE = pack("ROLE")
+
+
+class _ToMaster:
+    """A connection that is of no use any more when a sentinel has told of another master."""
+
+    sentinels: Sentinels
+    master: Master | None = None  # None: it is being made
+
+    def send_packed_command(self, *args: Any, **options: Any) -> Any:
+        if self.master is not None:
+            if self.master is not self.sentinels.master:
+                raise NotServed(self._moved())
+            self.sentinels.used_at = clock()
+        return super().send_packed_command(*args, **options)  # type: ignore[misc]
+
+    def read_response(self, *args: Any, **options: Any) -> Any:
+        if self.master is not None and self.master is not self.sentinels.master:
+            raise self._moved()
+        return super().read_response(*args, **options)  # type: ignore[misc]
+
+    def _moved(self) -> NoMaster:
+        return NoMaster(f"{self.master} is not known to be the master any more")
+
+
+class _Connection(_ToMaster, redis.Connection):
+    pass
+
+
+class _SSLConnection(_ToMaster, redis.SSLConnection):
+    pass
+
+
+class _AsyncConnection(_ToMaster, redis.asyncio.Connection):
+    pass
+
+
+class _AsyncSSLConnection(_ToMaster, redis.asyncio.SSLConnection):
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class MasterLocation(Location):
+    """The master of a service. ``failover_timeout``: seconds in which a replica may take its place."""
+
+    sentinels: Sentinels
+    failover_timeout: float
+
+    @classmethod
+    def of(
+        cls, sentinels: Sentinels, arguments: Mapping[str, Any], *, tls: bool, failover_timeout: float
+    ) -> MasterLocation:
+        watched = ", ".join(sentinel.text for sentinel in sentinels.locations)
+        text = f"{sentinels.service}/{arguments.get('db', 0)} of the sentinels {watched}"
+        return cls(text, _SSLConnection if tls else _Connection, arguments, sentinels, failover_timeout)
+
+    @property
+    def async_connection_class(self) -> type[Any]:
+        return _AsyncSSLConnection if self.connection_class is _SSLConnection else _AsyncConnection
+
+    @property
+    def patience(self) -> float:
+        return self.failover_timeout
+
+    @property
+    def server(self) -> tuple[object, ...]:
+        sentinels = frozenset(sentinel.server[:2] for sentinel in self.sentinels.locations)
+        return self.sentinels.service, sentinels, int(self.arguments.get("db") or 0)
+
+    def is_passing(self, error: Exception) -> bool:
+        if isinstance(error, _FINAL) or is_about_certificates(error):
+            return False
+        return isinstance(error, ConnectionError | TimeoutError | OSError) or NotServed.is_said_by(error)
+
+    def connected(self, **arguments: Any) -> Any:
+        master = self.sentinels.find(self._patience_of(arguments))
+        connection = None
+        try:
+            connection = Location.connected(self, host=master.host, port=master.port, **arguments)
+            connection.send_packed_command([_ROLE], check_health=False)
+            self._mark(connection, master, connection.read_response(disable_decoding=True))
+        except BaseException as error:
+            if connection is not None:
+                connection.disconnect()
+            self._failed(master, error)
+        return connection
+
+    async def aconnected(self, **arguments: Any) -> Any:
+        master = await self.sentinels.afind(self._patience_of(arguments))
+        connection = None
+        try:
+            connection = await Location.aconnected(self, host=master.host, port=master.port, **arguments)
+            await connection.send_packed_command([_ROLE], check_health=False)
+            self._mark(connection, master, await connection.read_response(disable_decoding=True))
+        except BaseException as error:
+            if connection is not None:
+                await connection.disconnect(nowait=True)
+            self._failed(master, error)
+        return connection
+
+    def close(self) -> None:
+        self.sentinels.close()
+
+    def _patience_of(self, arguments: Mapping[str, Any]) -> float:
+        patience: float = {**self.arguments, **arguments}["socket_connect_timeout"]
+        return patience
+
+    def _mark(self, connection: _ToMaster, master: Master, role: list[Any]) -> None:
+        if role[0] != b"master":
+            raise NoMaster(f"{master}, which the sentinels name, is no master yet, or no more")
+        connection.sentinels, connection.master = self.sentinels, self.sentinels.confirm(master)
+
+    def _failed(self, master: Master, error: BaseException) -> NoReturn:
+        self.sentinels.doubt()
+        if isinstance(error, TimeoutError):
+            raise NoMaster(f"{master}, which the sentinels name as the master, does not answer: {error}") from error
+        raise error

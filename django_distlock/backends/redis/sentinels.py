@@ -1,0 +1,226 @@
+"""Which server is the master: what the sentinels of a service say when a connection opens, and once a second."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Generator, Sequence
+from typing import Any, NamedTuple
+
+from redis.exceptions import AuthenticationError, ConnectionError, NoPermissionError, RedisError, ResponseError
+
+from ...tickets import clock
+from ...workers import Worker
+from .errors import NoMaster, NoSentinel, SentinelRefusal, UnknownService
+from .location import Location
+from .wire import pack
+
+logger = logging.getLogger("django_distlock")
+
+LOOK = 1.0  # seconds between questions to the sentinels while connections are in use
+IDLE = 20.0  # seconds without a command after which nobody asks any more
+
+
+class Master(NamedTuple):
+    """``epoch`` grows with every failover: a sentinel that was cut off tells of a smaller one."""
+
+    host: str
+    port: int
+    epoch: int
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
+
+Reply = list[Any] | Exception  # of a sentinel, to both questions
+Search = Generator[Location, Reply, Master]
+
+
+class Sentinels:
+    """The sentinels of one service. One that was of no help is asked last the next time.
+
+    ``master``: where connections lead, the last server that a sentinel named. Connections that were marked with
+    another one are to be left. None while nobody uses them: then nobody asks whether the master has moved either.
+    """
+
+    def __init__(self, service: str, locations: Sequence[Location]) -> None:
+        self.service = service
+        self.locations = tuple(locations)
+        self.master: Master | None = None
+        self.used_at = 0.0  # when a command was last sent to the master
+        self._order = deque(locations)
+        self._guard = threading.Lock()
+        # The first knows a new master earlier, the second has its state and epoch.
+        questions = ("GET-MASTER-ADDR-BY-NAME", "MASTER")
+        self._questions = b"".join(pack("SENTINEL", question, service) for question in questions)
+        self._watch = Worker(f"distlock-sentinels-{service}", self._look)
+        self._lines: dict[str, Any] = {}  # of the watch, to sentinels
+        self._round = deque(locations)
+
+    def find(self, patience: float) -> Master:
+        """The master by what the sentinels say; each has so many seconds at most for its answer."""
+        search = self._search()
+        sentinel = next(search)
+        try:
+            while True:
+                sentinel = search.send(self._asked(sentinel, patience))
+        except StopIteration as end:
+            found: Master = end.value
+            return found
+
+    async def afind(self, patience: float) -> Master:
+        search = self._search()
+        sentinel = next(search)
+        try:
+            while True:
+                sentinel = search.send(await self._aasked(sentinel, patience))
+        except StopIteration as end:
+            found: Master = end.value
+            return found
+
+    def confirm(self, master: Master) -> Master:
+        """That server says so, too. Returns what to mark connections to it with."""
+        self.used_at = clock()
+        with self._guard:
+            if self.master is None or self.master[:2] != master[:2]:
+                self._move_to(master)
+            confirmed = self.master or master
+        self._watch.nudge(clock() + LOOK)
+        return confirmed
+
+    def doubt(self) -> None:
+        """The server that was named is of no use: another sentinel is asked first the next time."""
+        with self._guard:
+            self._order.rotate(-1)
+
+    def close(self) -> None:
+        self.used_at = -IDLE
+        if self._lines:
+            self._watch.nudge()
+
+    def _search(self) -> Search:
+        problems: list[Exception] = []
+        outdated: list[Master] = []
+        for sentinel in list(self._order):
+            told = self._told(sentinel, (yield sentinel))
+            if isinstance(told, Exception):
+                problems.append(told)
+                self._ask_last(sentinel)
+            elif self.master and told.epoch < self.master.epoch:
+                outdated.append(told)
+            else:
+                return told
+        if outdated:  # by all that answer: they were set up anew
+            return max(outdated, key=lambda master: master.epoch)
+        raise _worst(problems)
+
+    def _told(self, sentinel: Location, reply: Reply) -> Master | Exception:
+        # redis-py's asyncio side wraps what went wrong while connecting.
+        if isinstance(reply, AuthenticationError | NoPermissionError) or (
+            isinstance(reply, Exception) and isinstance(reply.__cause__, AuthenticationError)
+        ):
+            return SentinelRefusal(f"{sentinel.text}: {reply}")
+        if isinstance(reply, Exception):
+            return NoSentinel(f"{sentinel.text}: {reply}")
+        address, described = reply
+        for part in reply:
+            if isinstance(part, NoPermissionError):
+                return SentinelRefusal(f"{sentinel.text}: {part}")
+        if address is None or isinstance(described, ResponseError):
+            return UnknownService(f"{sentinel.text} watches no master {self.service!r}")
+        about = dict(zip(described[::2], described[1::2], strict=True))
+        is_described = [about[b"ip"], about[b"port"]] == address  # else a failover is about to end
+        if is_described and {b"s_down", b"o_down"} & set(about[b"flags"].split(b",")):
+            return NoMaster(f"{sentinel.text}: the master {address[0].decode()}:{int(address[1])} is down")
+        return Master(address[0].decode(), int(address[1]), int(about[b"config-epoch"]))
+
+    def _ask_last(self, sentinel: Location) -> None:
+        with self._guard:
+            self._order.remove(sentinel)
+            self._order.append(sentinel)
+
+    def _move_to(self, master: Master) -> None:
+        if self.master and self.master[:2] != master[:2]:
+            logger.warning("The master of %r is %s now, no longer %s", self.service, master, self.master)
+        self.master = master
+
+    # One question
+
+    def _asked(self, sentinel: Location, patience: float) -> Reply:
+        connection = None
+        try:
+            connection = sentinel.connected(**_sooner(sentinel, patience))
+            return self._ask(connection)
+        except (RedisError, OSError) as error:
+            return error
+        finally:
+            if connection is not None:
+                connection.disconnect()
+
+    def _ask(self, connection: Any) -> list[Any]:
+        connection.send_packed_command([self._questions], check_health=False)
+        replies: list[Any] = []
+        while len(replies) < 2:
+            try:
+                replies.append(connection.read_response(disable_decoding=True))
+            except ResponseError as error:
+                replies.append(error)
+        return replies
+
+    async def _aasked(self, sentinel: Location, patience: float) -> Reply:
+        connection = None
+        try:
+            connection = await sentinel.aconnected(**_sooner(sentinel, patience))
+            return await self._aask(connection)
+        except (RedisError, OSError) as error:
+            return error
+        finally:
+            if connection is not None:
+                await connection.disconnect(nowait=True)
+
+    async def _aask(self, connection: Any) -> list[Any]:
+        await connection.send_packed_command([self._questions], check_health=False)
+        replies: list[Any] = []
+        while len(replies) < 2:
+            try:
+                replies.append(await connection.read_response(disable_decoding=True))
+            except ResponseError as error:
+                replies.append(error)
+        return replies
+
+    # In the thread of the watch
+
+    def _look(self) -> float | None:
+        """Ask one after the other, so that one which is cut off together with an old master hides no failover."""
+        if clock() - self.used_at > IDLE:
+            self.master = None
+            while self._lines:
+                self._lines.popitem()[1].disconnect()
+            return None
+        sentinel = self._round[0]
+        self._round.rotate(-1)
+        try:
+            if sentinel.text not in self._lines:
+                self._lines[sentinel.text] = sentinel.connected()
+            told = self._told(sentinel, self._ask(self._lines[sentinel.text]))
+        except (RedisError, OSError):
+            if line := self._lines.pop(sentinel.text, None):
+                line.disconnect()
+        else:
+            with self._guard:
+                if isinstance(told, Master) and self.master and told.epoch > self.master.epoch:
+                    self._move_to(told)
+        return clock() + LOOK
+
+
+def _worst(problems: Sequence[Exception]) -> ConnectionError:
+    """What to report when no sentinel names a master: what one says that answers counts more than silence."""
+    kinds: tuple[type[ConnectionError], ...] = (NoMaster, SentinelRefusal, UnknownService, NoSentinel)
+    kind = next(kind for kind in kinds if any(isinstance(problem, kind) for problem in problems))
+    return kind("; ".join(map(str, problems)))
+
+
+def _sooner(sentinel: Location, patience: float) -> dict[str, float]:
+    timeouts = ("socket_timeout", "socket_connect_timeout")
+    return {timeout: min(patience, sentinel.arguments[timeout]) for timeout in timeouts}

@@ -1,0 +1,191 @@
+"""A master, replicas and sentinels that watch them, to be killed, stopped and failed over."""
+
+from __future__ import annotations
+
+import secrets
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import redis
+
+from example_project.valkey import binary
+
+SERVICE = "mymaster"
+DOWN_AFTER = 0.6  # seconds without an answer after which a sentinel takes the master for dead
+PATIENCE = 15.0
+
+
+class Process:
+    """A server on a port of 127.0.0.1, because sentinels tell each other addresses."""
+
+    def __init__(self, folder: Path, name: str, lines: list[str], *arguments: str, port: int = 0) -> None:
+        self.port = port or free_port()
+        self.config = folder / f"{name}.conf"
+        common = ["bind 127.0.0.1", f"port {self.port}", f"dir {folder}", f"dbfilename {name}.rdb", "save ''"]
+        self.config.write_text("\n".join([*common, *lines, ""]))
+        self._command = [str(binary()), str(self.config), *arguments]
+        self.is_stopped = False
+        self.start()
+
+    def start(self) -> None:
+        self.process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL)
+
+    def client(self, **options: Any) -> redis.Redis:
+        return redis.Redis("127.0.0.1", self.port, socket_timeout=5, decode_responses=True, **options)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self) -> None:
+        self.process.send_signal(signal.SIGSTOP)
+        self.is_stopped = True
+
+    def go_on(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+        self.is_stopped = False
+
+
+class Watched:
+    """``with Watched() as watched: watched.options``. ``servers[0]`` begins as the master."""
+
+    def __init__(
+        self,
+        replicas: int = 1,
+        sentinels: int = 3,
+        *,
+        server: Sequence[str] = (),
+        sentinel: Sequence[str] = (),
+        auth: Mapping[str, Any] = MappingProxyType({}),
+        sentinel_auth: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
+        self._sizes = replicas, sentinels
+        self._server, self._sentinel = server, sentinel
+        self.auth, self.sentinel_auth = auth, sentinel_auth
+        self.servers: list[Process] = []
+        self.sentinels: list[Process] = []
+
+    def __enter__(self) -> Watched:
+        self._folder = tempfile.TemporaryDirectory(prefix="sentinel-")
+        try:
+            self._start()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def _start(self) -> None:
+        folder = Path(self._folder.name)
+        replicas, sentinels = self._sizes
+        quick = ["repl-diskless-sync-delay 0", "repl-ping-replica-period 1", "appendonly no"]
+        for number in range(1 + replicas):
+            follow = [f"replicaof 127.0.0.1 {self.servers[0].port}"] if self.servers else []
+            self.servers.append(Process(folder, f"server{number}", [*quick, *follow, *self._server]))
+        self._until(self._is_replicating)
+        # They would find each other and the replicas by themselves, after seconds.
+        known = [(free_port(), secrets.token_hex(20)) for _ in range(sentinels)]
+        for number, (port, myid) in enumerate(known):
+            lines = [
+                f"sentinel myid {myid}",
+                f"sentinel monitor {SERVICE} 127.0.0.1 {self.servers[0].port} {sentinels // 2 + 1}",
+                f"sentinel down-after-milliseconds {SERVICE} {DOWN_AFTER * 1000:.0f}",
+                f"sentinel failover-timeout {SERVICE} 2000",
+                *(f"sentinel known-replica {SERVICE} 127.0.0.1 {server.port}" for server in self.servers[1:]),
+                *(f"sentinel known-sentinel {SERVICE} 127.0.0.1 {other} {it}" for other, it in known if it != myid),
+                *self._sentinel,
+            ]
+            self.sentinels.append(Process(folder, f"sentinel{number}", lines, "--sentinel", port=port))
+        self._until(self._is_ready)
+
+    def _is_replicating(self) -> bool:
+        with self.servers[0].client(**self.auth) as master:
+            about = master.info("replication")
+            return all(
+                about.get(f"slave{number}", {}).get("state") == "online" for number in range(len(self.servers) - 1)
+            )
+
+    def _is_ready(self) -> bool:
+        for sentinel in self.sentinels:
+            with sentinel.client(**self.sentinel_auth) as client:
+                watched = [client.sentinel_master(SERVICE), *client.sentinel_slaves(SERVICE)]
+                if any(about["flags"] not in ("master", "slave") for about in watched):
+                    return False
+                if any(about["master-link-status"] != "ok" for about in watched[1:]):
+                    return False
+        return True
+
+    @staticmethod
+    def _until(condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            try:
+                if condition():
+                    return
+            except (redis.ConnectionError, redis.TimeoutError):
+                pass
+            if time.monotonic() > deadline:
+                raise RuntimeError("the sentinels and their master did not get ready")
+            time.sleep(0.02)
+
+    def __exit__(self, *_: object) -> None:
+        for process in [*self.sentinels, *self.servers]:
+            process.kill()
+        self._folder.cleanup()
+
+    @property
+    def addresses(self) -> list[tuple[str, int]]:
+        return [("127.0.0.1", sentinel.port) for sentinel in self.sentinels]
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {"sentinels": self.addresses, "service_name": SERVICE}
+
+    def told(self) -> int:
+        """The port of the master, by the first sentinel that answers."""
+        for sentinel in self.sentinels:
+            if sentinel.is_stopped or sentinel.process.poll() is not None:
+                continue
+            with sentinel.client(**self.sentinel_auth) as client:
+                return int(client.sentinel_get_master_addr_by_name(SERVICE)[1])
+        raise RuntimeError("no sentinel runs")
+
+    @property
+    def master(self) -> Process:
+        return self.at(self.told())
+
+    def at(self, port: int) -> Process:
+        return next(server for server in self.servers if server.port == port)
+
+    def fail_over(self) -> None:
+        """As an operator does it; the old master lives and becomes a replica."""
+        with self.sentinels[0].client(**self.sentinel_auth) as client:
+            client.execute_command("SENTINEL", "FAILOVER", SERVICE)
+
+    def wait_for_another(self, old: Process) -> Process:
+        self._until(lambda: self.told() != old.port and self._takes_writes(self.told()))
+        return self.master
+
+    def _takes_writes(self, port: int) -> bool:
+        with self.at(port).client(**self.auth) as client:
+            return bool(client.info("replication")["role"] == "master")
+
+    def cut_off(self, master: Process) -> None:
+        """The replicas get nothing of what is written from now on; they still can take over."""
+        for replica in self.servers:
+            if replica is not master:
+                with replica.client(**self.auth) as client:
+                    client.execute_command("REPLICAOF", "127.0.0.1", "1")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,291 @@
+"""Locks on a master that sentinels watch: what a failover does to holders and to those who wait."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager, suppress
+
+import pytest
+
+from django_distlock import LockBackendError, LockLost, State, lock, locks
+from django_distlock.signals import lock_lost
+from django_distlock.tickets import Grant, LockInfo
+
+from .conftest import REDIS
+from .sentinel import SERVICE, Watched
+from .tools import eventually, ticket
+
+WAIT = 20  # seconds; a failover takes two
+
+WAITER = """
+import sys
+from django.conf import settings
+settings.configure(DISTRIBUTED_LOCKS={"default": {
+    "BACKEND": "django_distlock.backends.redis.RedisBackend",
+    "OPTIONS": {"sentinels": [("127.0.0.1", int(port)) for port in sys.argv[1:]], "service_name": "mymaster"}}})
+from django_distlock import lock, locks
+mutex = lock("name", wait=20)
+print("waits" if lock("name").locked() else "free", flush=True)
+with mutex as lease:
+    print(lease.fence, flush=True)
+locks.close()
+"""
+
+
+@pytest.fixture
+def watched():
+    with Watched() as watched:
+        yield watched
+
+
+@pytest.fixture
+def use(settings):
+    def use(watched, *, location=None, ttl=30, **options):
+        entry = {"BACKEND": REDIS, "TTL": ttl, "OPTIONS": {**watched.options, **options}}
+        settings.DISTRIBUTED_LOCKS = {"default": {**entry, **({"LOCATION": location} if location else {})}}
+        return locks["default"]
+
+    yield use
+    with suppress(LockBackendError):
+        locks.close()
+
+
+def end(watched, how):
+    """The master, by a way in which masters end; returns the one that takes over."""
+    old = watched.master
+    {"kill": old.kill, "stop": old.stop, "operator": watched.fail_over}[how]()
+    return old, watched.wait_for_another(old)
+
+
+@contextmanager
+def heard_losses():
+    heard = []
+
+    def hear(sender, name, reason, **_):
+        heard.append(name)
+
+    lock_lost.connect(hear)
+    yield heard
+    lock_lost.disconnect(hear)
+
+
+class TestFailoverWhileHeld:
+    @pytest.mark.parametrize("how", ["kill", "stop", "operator"])
+    def test_a_replicated_lease_goes_on(self, watched, use, how, caplog):
+        use(watched)
+        with lock("name", ttl=6) as lease:  # renewed every two seconds
+            old, new = end(watched, how)
+            with new.client() as client:
+                eventually(lambda: client.get("lock:name").startswith(lease.token))
+                renewed = client.pttl("lock:name")
+                eventually(lambda: client.pttl("lock:name") > renewed)
+            eventually(lambda: lease.state is State.HELD)
+            assert lock("name").locked()
+            lease.ensure_held()
+        assert not lock("name").locked()
+        with lock("name") as successor:
+            assert successor.fence > lease.fence
+        assert f"The master of '{SERVICE}' is 127.0.0.1:{new.port} now, no longer 127.0.0.1:{old.port}" in caplog.text
+
+    def test_a_lease_that_was_not_replicated_is_told_as_lost(self, watched, use, calls):
+        """S12: two hold it until the first one's next renewal; the second has the larger fencing number."""
+        use(watched)
+        with lock("before"):
+            old = watched.master
+        watched.cut_off(old)
+        with heard_losses() as heard, pytest.raises(LockLost), lock("name", ttl=9) as first:
+            old.kill()
+            watched.wait_for_another(old)
+            second = lock("name")
+            assert calls(second).acquire()
+            assert first.state is not State.LOST
+            [info] = locks["default"].look(["name"])
+            assert info.fence > first.fence
+            eventually(lambda: first.state is State.LOST, 9)
+            assert locks["default"].look(["name"]) != [None]  # the second one's is left alone
+            calls(second).release()
+        eventually(lambda: heard == ["name"])
+
+    def test_a_lock_taken_while_the_master_hangs_is_granted_by_the_next_one(self, watched, use, calls):
+        use(watched)
+        warm_up(calls)
+        old = watched.master
+        old.stop()
+        handle = lock("name", wait=WAIT)
+        assert calls(handle).acquire()
+        assert locks["default"].location.sentinels.master.port != old.port
+        calls(handle).release()
+
+    def test_a_release_in_the_midst_of_it_is_made_up_for(self, watched, use, calls):
+        use(watched, socket_timeout=0.3, socket_connect_timeout=0.3)
+        handle = lock("name", ttl=20)
+        calls(handle).acquire()
+        old = watched.master
+        old.kill()
+        with pytest.raises(LockBackendError, match="there is no master now|does not answer"):
+            calls(handle).release()
+        watched.wait_for_another(old)
+        eventually(lambda: not lock("name").locked())
+
+    def test_without_a_wait_nobody_is_kept_for_long(self, watched, use, calls):
+        use(watched)
+        warm_up(calls)
+        watched.master.stop()
+        began = time.monotonic()
+        with pytest.raises(LockBackendError):
+            calls(lock("name", wait=0, ttl=2)).acquire()
+        assert time.monotonic() - began < 3
+
+    def test_an_end_that_lasts_longer_than_the_patience_is_an_error(self, use, calls):
+        """Nothing can take over: nobody hangs, though they would wait for ever."""
+        with Watched(replicas=0) as watched:
+            use(watched, failover_timeout=2)
+            warm_up(calls)
+            watched.master.kill()
+            began = time.monotonic()
+            with pytest.raises(LockBackendError, match="DISTRIBUTED_LOCKS|no replica can take over"):
+                calls(lock("name", wait=None, ttl=2)).acquire()
+            assert 1.5 < time.monotonic() - began < 8
+
+
+class TestFailoverWhileWaiting:
+    @pytest.mark.parametrize("how", ["kill", "stop", "operator"])
+    def test_all_get_their_turn_on_the_new_master(self, watched, use, how):
+        """Threads, tasks and processes; the order of places is kept as far as it was replicated."""
+        use(watched)
+        held, fences = lock("name", ttl=20), []
+        held.acquire()
+
+        def wait():
+            with lock("name", wait=WAIT) as lease:
+                fences.append(lease.fence)
+
+        async def await_two():
+            async def one():
+                async with lock("name", wait=WAIT) as lease:
+                    fences.append(lease.fence)
+
+            await asyncio.gather(one(), one())
+
+        ports = [str(port) for _, port in watched.addresses]
+        processes = [
+            subprocess.Popen([sys.executable, "-c", WAITER, *ports], stdout=subprocess.PIPE, text=True)
+            for _ in range(2)
+        ]
+        threads = [threading.Thread(target=wait) for _ in range(2)]
+        threads.append(threading.Thread(target=asyncio.run, args=(await_two(),)))
+        try:
+            for thread in threads:
+                thread.start()
+            for process in processes:
+                assert process.stdout.readline() == "waits\n"
+            with watched.master.client() as client:
+                eventually(lambda: client.zcard("lock|q:name") == 3)
+            _, new = end(watched, how)
+            with new.client() as client:
+                eventually(lambda: client.zcard("lock|q:name") == 3)
+                eventually(lambda: len(client.pubsub_shardchannels("lock|in:*")) == 3)
+            held.release()
+            began = time.monotonic()
+            for thread in threads:
+                thread.join(WAIT)
+            fences += [int(process.stdout.readline()) for process in processes]
+            assert time.monotonic() - began < 3  # woken, none has to wait for the end of a grant
+            assert len(set(fences)) == 6
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+                process.stdout.close()
+
+    def test_who_comes_while_there_is_no_master_waits_for_one(self, watched, use):
+        use(watched)
+        watched.master.kill()
+        taken = []
+
+        def take(number):
+            with lock("name", wait=WAIT):
+                taken.append(number)
+
+        threads = [threading.Thread(target=take, args=(number,)) for number in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(WAIT)
+        assert sorted(taken) == [0, 1, 2]
+
+    def test_the_place_of_a_waiter_is_kept(self, watched, use, calls):
+        """Also where the new master never heard of the queue."""
+        backend = use(watched)
+        holder, first, second = ticket(ttl=30), ticket(), ticket()
+        backend.acquire(holder, queue=False)
+        watched.cut_off(watched.master)
+        for waiter in (first, second):
+            assert isinstance(calls(backend).acquire(waiter, queue=True), LockInfo)
+        old = watched.master
+        old.kill()
+        new = watched.wait_for_another(old)
+        for waiter in (second, first):
+            assert isinstance(calls(backend).acquire(waiter, queue=True), LockInfo)
+        with new.client() as client:
+            waiting = [member.split()[0] for member in client.zrange("lock|q:name", 0, -1)]
+        assert waiting == [first.token, second.token]
+        backend.release(holder)
+        assert isinstance(eventually(lambda: granted(calls(backend).acquire(first, queue=True))), Grant)
+        backend.release(first)
+        assert isinstance(eventually(lambda: granted(calls(backend).acquire(second, queue=True))), Grant)
+        backend.release(second)
+
+
+class TestAnOldMasterThatAnswers:
+    def test_is_left_by_connections_that_stood_before(self, watched, use, settings, calls):
+        """It hung until another one was elected, and does not know of that yet: for ten seconds it takes writes."""
+        entry = {"BACKEND": REDIS, "OPTIONS": watched.options}
+        settings.DISTRIBUTED_LOCKS = {"default": entry, "other": entry}
+        for alias in ("default", "other"):
+            warm_up(calls, alias)
+        old, _ = end(watched, "stop")
+        locks["default"].look(["name"])  # by now on the new master
+        with lock("name") as lease:
+            eventually(lambda: locks["other"].location.sentinels.master.port != old.port)
+            old.go_on()
+            with old.client() as client:
+                assert client.role()[0] == "master"
+                assert not client.exists("lock:name")
+                other = lock("name", wait=0, using="other")
+                assert calls(other).acquire() is False
+                assert client.role()[0] == "master"
+            lease.ensure_held()
+
+    def test_is_left_by_the_listener(self, watched, use):
+        backend = use(watched)
+        holder, waiting = ticket(ttl=30), ticket()
+        backend.acquire(holder, queue=False)
+        backend.acquire(waiting, queue=True)
+        old, new = end(watched, "stop")
+        old.go_on()
+        with new.client() as client:
+            eventually(lambda: client.pubsub_shardchannels("lock|in:*"))
+        with old.client() as client:
+            assert client.role()[0] == "master"
+            eventually(lambda: not client.pubsub_shardchannels("lock|in:*"))
+        assert isinstance(backend.acquire(waiting, queue=True), LockInfo)
+        backend.release(holder)
+        assert waiting.bell.wait(1.0) is not False
+        assert isinstance(backend.acquire(waiting, queue=True), Grant)
+        backend.release(waiting)
+
+
+def granted(answer):
+    return answer if isinstance(answer, Grant) else None
+
+
+def warm_up(calls, alias="default"):
+    """Let a connection to the master stand."""
+    handle = lock("warm", using=alias)
+    assert calls(handle).acquire()
+    calls(handle).release()
