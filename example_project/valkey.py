@@ -27,7 +27,8 @@ def binary() -> Path:
 class Valkey:
     """``with Valkey() as server: server.url``. Keeps nothing on disk; ends with the block."""
 
-    def __init__(self, *arguments: str, folder: Path | None = None) -> None:
+    def __init__(self, *arguments: str, folder: Path | None = None, program: Path | None = None) -> None:
+        self._program = program or binary()
         self._own = folder is None
         self.folder = folder or Path(tempfile.mkdtemp(prefix="valkey-"))
         self.socket = self.folder / "s"
@@ -40,7 +41,7 @@ class Valkey:
     def start(self) -> Valkey:
         self.process = subprocess.Popen(
             [
-                binary(), "--port", "0", "--unixsocket", self.socket, "--dir", self.folder,
+                self._program, "--port", "0", "--unixsocket", self.socket, "--dir", self.folder,
                 "--save", "", "--appendonly", "no", *self._arguments,
             ],
             stdout=subprocess.DEVNULL,

@@ -25,6 +25,7 @@ from example_project.valkey import Valkey
 
 from . import mariadb as mariadb_server
 from . import postgres as postgres_server
+from . import servers
 from .cluster import Cluster
 from .databases import known_database
 from .mariadb import MariaDB
@@ -60,6 +61,13 @@ def valkey() -> Iterator[Valkey]:
     """The server of this test process; its own, on a socket in its own folder."""
     with Valkey() as server:
         yield server
+
+
+def program_of(kind: str) -> Path:
+    """The program of a Redis that is not Valkey: redis-server of the system, redis-6.2, redis-8."""
+    if (program := servers.program(kind)) is None:
+        missing(kind, servers.how_to_get(kind))
+    return program
 
 
 @pytest.fixture(scope="session")

@@ -77,7 +77,7 @@ class TestFailoverWhileHeld:
     @pytest.mark.parametrize("how", ["kill", "stop", "operator"])
     def test_a_replicated_lease_goes_on(self, watched, use, how, caplog):
         use(watched)
-        with lock("name", ttl=6) as lease:  # renewed every two seconds
+        with lock("name", ttl=4.5) as lease:  # renewed every one and a half seconds
             old, new = end(watched, how)
             with new.client() as client:
                 eventually(lambda: client.get("lock:name").startswith(lease.token))
@@ -91,7 +91,7 @@ class TestFailoverWhileHeld:
             assert successor.fence > lease.fence
         assert f"The master of '{SERVICE}' is 127.0.0.1:{new.port} now, no longer 127.0.0.1:{old.port}" in caplog.text
 
-    def test_a_lease_that_was_not_replicated_is_told_as_lost(self, watched, use, calls):
+    def test_a_lease_that_was_not_replicated_is_told_as_lost(self, watched, use):
         """S12: two hold it until the first one's next renewal; the second has the larger fencing number."""
         use(watched)
         with lock("before"):
@@ -101,13 +101,13 @@ class TestFailoverWhileHeld:
             old.kill()
             watched.wait_for_another(old)
             second = lock("name")
-            assert calls(second).acquire()
+            assert second.acquire()
             assert first.state is not State.LOST
             [info] = locks["default"].look(["name"])
             assert info.fence > first.fence
             eventually(lambda: first.state is State.LOST, 9)
             assert locks["default"].look(["name"]) != [None]  # the second one's is left alone
-            calls(second).release()
+            second.release()
         eventually(lambda: heard == ["name"])
 
     def test_a_lock_taken_while_the_master_hangs_is_granted_by_the_next_one(self, watched, use, calls):
@@ -120,14 +120,14 @@ class TestFailoverWhileHeld:
         assert locks["default"].location.sentinels.master.port != old.port
         calls(handle).release()
 
-    def test_a_release_in_the_midst_of_it_is_made_up_for(self, watched, use, calls):
+    def test_a_release_in_the_midst_of_it_is_made_up_for(self, watched, use):
         use(watched, socket_timeout=0.3, socket_connect_timeout=0.3)
         handle = lock("name", ttl=20)
-        calls(handle).acquire()
+        handle.acquire()
         old = watched.master
         old.kill()
         with pytest.raises(LockBackendError, match="there is no master now|does not answer"):
-            calls(handle).release()
+            handle.release()
         watched.wait_for_another(old)
         eventually(lambda: not lock("name").locked())
 
@@ -153,7 +153,7 @@ class TestFailoverWhileHeld:
 
 
 class TestFailoverWhileWaiting:
-    @pytest.mark.parametrize("how", ["kill", "stop", "operator"])
+    @pytest.mark.parametrize("how", ["kill", "stop"])
     def test_all_get_their_turn_on_the_new_master(self, watched, use, how):
         """Threads, tasks and processes; the order of places is kept as far as it was replicated."""
         use(watched)
@@ -218,26 +218,26 @@ class TestFailoverWhileWaiting:
             thread.join(WAIT)
         assert sorted(taken) == [0, 1, 2]
 
-    def test_the_place_of_a_waiter_is_kept(self, watched, use, calls):
+    def test_the_place_of_a_waiter_is_kept(self, watched, use):
         """Also where the new master never heard of the queue."""
         backend = use(watched)
         holder, first, second = ticket(ttl=30), ticket(), ticket()
         backend.acquire(holder, queue=False)
         watched.cut_off(watched.master)
         for waiter in (first, second):
-            assert isinstance(calls(backend).acquire(waiter, queue=True), LockInfo)
+            assert isinstance(backend.acquire(waiter, queue=True), LockInfo)
         old = watched.master
         old.kill()
         new = watched.wait_for_another(old)
         for waiter in (second, first):
-            assert isinstance(calls(backend).acquire(waiter, queue=True), LockInfo)
+            assert isinstance(backend.acquire(waiter, queue=True), LockInfo)
         with new.client() as client:
             waiting = [member.split()[0] for member in client.zrange("lock|q:name", 0, -1)]
         assert waiting == [first.token, second.token]
         backend.release(holder)
-        assert isinstance(eventually(lambda: granted(calls(backend).acquire(first, queue=True))), Grant)
+        assert isinstance(eventually(lambda: granted(backend.acquire(first, queue=True))), Grant)
         backend.release(first)
-        assert isinstance(eventually(lambda: granted(calls(backend).acquire(second, queue=True))), Grant)
+        assert isinstance(eventually(lambda: granted(backend.acquire(second, queue=True))), Grant)
         backend.release(second)
 
 

@@ -34,9 +34,24 @@ if TYPE_CHECKING:
 
 AGAIN = 0.2  # seconds before another attempt to find a server that serves
 
-# What a server says that is not, or not yet, the one to talk to. Redis 6.2 has it in the midst of the text
-# when a script met it.
-_NOT_SERVED = re.compile(r"(?:^|[ -])(?:READONLY|LOADING|MASTERDOWN|UNBLOCKED|NOREPLICAS) ")
+# Redis 6.2 has the reason in the midst of the text when a script met it; redis-py takes some away at the beginning.
+_REASON = re.compile(r"(?:^|-)(BUSY|LOADING|MASTERDOWN|NOPERM|NOREPLICAS|OOM|READONLY|UNBLOCKED|WRONGTYPE) ")
+_BY_CLASS = {
+    BusyLoadingError: "LOADING",
+    MasterDownError: "MASTERDOWN",
+    NoPermissionError: "NOPERM",
+    OutOfMemoryError: "OOM",
+    ReadOnlyError: "READONLY",
+}
+_NOT_SERVED = ("LOADING", "MASTERDOWN", "NOREPLICAS", "READONLY", "UNBLOCKED")
+
+
+def reason(error: Exception) -> str:
+    """The server's own word for why it refused; "" for others."""
+    if not isinstance(error, ResponseError | BusyLoadingError):
+        return ""
+    found = _REASON.search(str(error))
+    return _BY_CLASS.get(type(error), "") or (found[1] if found else "")
 
 
 class Unanswered(Exception):
@@ -56,8 +71,7 @@ class NotServed(ConnectionError):
 
     @classmethod
     def is_said_by(cls, reply: Exception) -> bool:
-        known = isinstance(reply, ReadOnlyError | BusyLoadingError | MasterDownError)
-        return known or bool(_NOT_SERVED.search(str(reply)))
+        return reason(reply) in _NOT_SERVED
 
 
 def unless_not_served(reply: RedisError) -> RedisError:
@@ -99,7 +113,7 @@ class SentinelRefusal(ConnectionError):
 
 
 def is_wrong_type(reply: object) -> bool:
-    return isinstance(reply, ResponseError) and str(reply).startswith("WRONGTYPE")
+    return isinstance(reply, Exception) and reason(reply) == "WRONGTYPE"
 
 
 class NoReply(LockBackendError):
@@ -131,21 +145,8 @@ def advice(error: Exception, backend: BaseLockBackend) -> str:
             return f"the sentinels watch no such master; correct {backend.setting('OPTIONS')}['service_name']."
         case NoMaster():
             return "there is no master now: a failover goes on, or no replica can take over."
-        case NoPermissionError():
-            return "the user may not run this command or use this key; widen its ACL rule."
-        case ReadOnlyError():
-            return f"this server is a read-only replica; point {backend.setting('LOCATION')} at the primary."
-        case OutOfMemoryError():
-            return "the server is out of memory and takes no more keys; raise its maxmemory or free some."
-        case BusyLoadingError():
-            return "the server is still reading its data from disk; try again in a moment."
         case MaxConnectionsError():
             return f"no connection became free; raise {backend.setting('OPTIONS')}['max_connections']."
-        case ResponseError() if is_wrong_type(error):
-            return (
-                "a key of ours holds another type of value; delete that key, or give the locks a prefix of their"
-                f" own in {backend.setting('KEY_PREFIX')}."
-            )
         case ClusterDownError() if backend.option.get("cluster"):
             return "the Cluster is down for these locks; CLUSTER INFO and CLUSTER NODES tell which primary is missing."
         case AskError() | TryAgainError() if backend.option.get("cluster"):
@@ -157,15 +158,8 @@ def advice(error: Exception, backend: BaseLockBackend) -> str:
             return f"this server is a node of a Cluster; {_for_cluster(backend)}"
         case ResponseError() if "cluster support disabled" in str(error):
             return f"this server is no Cluster; take 'cluster' out of {backend.setting('OPTIONS')}."
-        case ResponseError() if "NOREPLICAS" in str(error):
-            return (
-                "too few replicas follow this server, so it takes no writes (its min-replicas-to-write); start or"
-                " connect them."
-            )
-        case ResponseError() if str(error).startswith("BUSY "):
-            return "somebody's script keeps the server busy; end it with SCRIPT KILL."
-        case ResponseError():
-            return "the server refused the command."
+        case ResponseError() | BusyLoadingError():
+            return _advice_on_refusal(reason(error), backend)
     if is_about_certificates(error):
         return (
             f"TLS failed: check the certificates that {backend.setting('LOCATION')} names (ssl_ca_certs, ssl_certfile,"
@@ -178,3 +172,25 @@ def _for_cluster(backend: BaseLockBackend) -> str:
     if "cluster" in backend.options:
         return f"set {backend.setting('OPTIONS')}['cluster'] to True."
     return f"name servers of their own in {backend.setting('LOCATION')}."
+
+
+def _advice_on_refusal(reason: str, backend: BaseLockBackend) -> str:
+    match reason:
+        case "NOPERM":
+            return "the user may not run this command or use this key; widen its ACL rule."
+        case "READONLY" | "MASTERDOWN" | "UNBLOCKED":
+            return f"this server is a read-only replica; point {backend.setting('LOCATION')} at the primary."
+        case "OOM":
+            return "the server is out of memory and takes no more keys; raise its maxmemory or free some."
+        case "LOADING":
+            return "the server is still reading its data from disk; try again in a moment."
+        case "NOREPLICAS":
+            return "too few replicas follow this server to write (its min-replicas-to-write); start or connect them."
+        case "BUSY":
+            return "somebody's script keeps the server busy; end it with SCRIPT KILL."
+        case "WRONGTYPE":
+            return (
+                "a key of ours holds another type of value; delete that key, or give the locks a prefix of their"
+                f" own in {backend.setting('KEY_PREFIX')}."
+            )
+    return "the server refused the command."
