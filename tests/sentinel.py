@@ -25,12 +25,10 @@ PATIENCE = 15.0
 class Process:
     """A server on a port of 127.0.0.1, because sentinels tell each other addresses."""
 
-    def __init__(self, folder: Path, name: str, lines: list[str], *arguments: str, port: int = 0) -> None:
-        self.port = port or free_port()
-        self.config = folder / f"{name}.conf"
-        common = ["bind 127.0.0.1", f"port {self.port}", f"dir {folder}", f"dbfilename {name}.rdb", "save ''"]
-        self.config.write_text("\n".join([*common, *lines, ""]))
-        self._command = [str(binary()), str(self.config), *arguments]
+    def __init__(self, program: Path, config: Path, port: int, lines: Sequence[str], *arguments: str) -> None:
+        self.port = port
+        config.write_text("\n".join(["bind 127.0.0.1", f"dir {config.parent}", f"dbfilename {port}.rdb", *lines, ""]))
+        self._command = [str(program), str(config), *arguments]
         self.is_stopped = False
         self.start()
 
@@ -65,7 +63,10 @@ class Watched:
         sentinel: Sequence[str] = (),
         auth: Mapping[str, Any] = MappingProxyType({}),
         sentinel_auth: Mapping[str, Any] = MappingProxyType({}),
+        port: str = "port",
+        program: Path | None = None,
     ) -> None:
+        self._program, self._port = program or binary(), port
         self._sizes = replicas, sentinels
         self._server, self._sentinel = server, sentinel
         self.auth, self.sentinel_auth = auth, sentinel_auth
@@ -82,12 +83,11 @@ class Watched:
         return self
 
     def _start(self) -> None:
-        folder = Path(self._folder.name)
         replicas, sentinels = self._sizes
         quick = ["repl-diskless-sync-delay 0", "repl-ping-replica-period 1", "appendonly no"]
         for number in range(1 + replicas):
             follow = [f"replicaof 127.0.0.1 {self.servers[0].port}"] if self.servers else []
-            self.servers.append(Process(folder, f"server{number}", [*quick, *follow, *self._server]))
+            self.servers.append(self._process(f"server{number}", free_port(), [*quick, *follow, *self._server]))
         self._until(self._is_replicating)
         # They would find each other and the replicas by themselves, after seconds.
         known = [(free_port(), secrets.token_hex(20)) for _ in range(sentinels)]
@@ -101,8 +101,13 @@ class Watched:
                 *(f"sentinel known-sentinel {SERVICE} 127.0.0.1 {other} {it}" for other, it in known if it != myid),
                 *self._sentinel,
             ]
-            self.sentinels.append(Process(folder, f"sentinel{number}", lines, "--sentinel", port=port))
+            self.sentinels.append(self._process(f"sentinel{number}", port, lines, "--sentinel"))
         self._until(self._is_ready)
+
+    def _process(self, name: str, port: int, lines: Sequence[str], *arguments: str) -> Process:
+        ports = [f"{kind} {port if kind == self._port else 0}" for kind in dict.fromkeys(("port", self._port))]
+        config = Path(self._folder.name, f"{name}.conf")
+        return Process(self._program, config, port, ["save ''", *ports, *lines], *arguments)
 
     def _is_replicating(self) -> bool:
         with self.servers[0].client(**self.auth) as master:

@@ -1,0 +1,159 @@
+"""TLS, on the Redis of the operating system: whom each side trusts, and what is said when it does not."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+from django_redis.pool import ConnectionFactory
+
+from django_distlock import LockBackendError, State, lock, locks
+from example_project.valkey import Valkey
+
+from . import certificates
+from .conftest import REDIS, missing, program_of
+from .sentinel import SERVICE, Watched, free_port
+from .test_sentinel import warm_up
+from .tools import eventually
+
+WRONG = "TLS failed: check the certificates that DISTRIBUTED_LOCKS['default']['LOCATION'] names"
+
+
+@pytest.fixture(scope="module")
+def pki(tmp_path_factory):
+    if not certificates.is_there():
+        missing("openssl", "install the package openssl")
+    return certificates.Certificates(tmp_path_factory.mktemp("pki"))
+
+
+@pytest.fixture(scope="module")
+def port(pki):
+    """Of a server that lets only those in who show a certificate."""
+    port = free_port()
+    with Valkey("--tls-port", str(port), *pki.of_server, program=program_of("redis-server")):
+        yield port
+
+
+@pytest.fixture
+def use(settings, monkeypatch):
+    monkeypatch.setattr(ConnectionFactory, "_pools", {})  # of the process, by URL
+
+    def use(location, **options):
+        settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": REDIS, "LOCATION": location, "OPTIONS": options}}
+        return locks["default"]
+
+    yield use
+    locks.close()
+
+
+def url(port, pki, *, host="127.0.0.1", authority=None, client=True):
+    files = {"ssl_ca_certs": (authority or pki.authority).certificate}
+    if client:
+        files |= {"ssl_certfile": pki.client.certificate, "ssl_keyfile": pki.client.key}
+    return f"rediss://{host}:{port}/0?" + "&".join(f"{key}={path}" for key, path in files.items())
+
+
+def test_a_lock_is_taken_waited_for_renewed_and_released(port, pki, use, calls):
+    use(url(port, pki))
+    held, waiting = lock("name", ttl=1.5), lock("name", wait=10)
+    held.acquire()
+    renewed = locks["default"].look(["name"])[0]
+    eventually(lambda: locks["default"].look(["name"])[0].remaining > renewed.remaining)
+    timer = threading.Timer(0.3, held.release)
+    timer.start()
+    began = time.monotonic()
+    assert calls(waiting).acquire()
+    assert time.monotonic() - began < 1.2
+    timer.join()
+    calls(waiting).release()
+
+
+def test_the_certificates_of_a_cache(port, pki, use, calls, settings):
+    options = {
+        "CONNECTION_POOL_KWARGS": {
+            "ssl_ca_certs": str(pki.authority.certificate),
+            "ssl_certfile": str(pki.client.certificate),
+            "ssl_keyfile": str(pki.client.key),
+        }
+    }
+    entry = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": f"rediss://127.0.0.1:{port}/1", "OPTIONS": options}
+    settings.CACHES = {"default": entry}
+    assert use("cache:default").location.text == f"rediss://127.0.0.1:{port}/1"
+    warm_up(calls)
+
+
+class TestNoTrust:
+    def test_in_the_authority_of_the_server(self, port, pki, use, calls):
+        use(url(port, pki, authority=pki.stranger))
+        with pytest.raises(LockBackendError) as caught:
+            calls(lock("name", wait=None)).acquire()
+        assert WRONG in str(caught.value)
+        assert "certificate verify failed" in str(caught.value)
+
+    def test_in_the_name_of_the_server(self, port, pki, use, calls):
+        use(url(port, pki, host="localhost"))
+        with pytest.raises(LockBackendError) as caught:
+            calls(lock("name", wait=None)).acquire()
+        assert WRONG in str(caught.value)
+        assert "certificate is not valid for 'localhost'" in str(caught.value)
+
+    def test_of_the_server_in_a_client_without_certificate(self, port, pki, use, calls):
+        use(url(port, pki, client=False))
+        with pytest.raises(LockBackendError, match="TLS failed|does not answer") as caught:
+            calls(lock("name", wait=None)).acquire()
+        assert "LOCATION" in str(caught.value)
+
+    def test_without_tls(self, port, use, calls):
+        use(f"redis://127.0.0.1:{port}/0")
+        with pytest.raises(
+            LockBackendError, match="the server does not answer; check that it runs and that .*LOCATION"
+        ):
+            calls(lock("name", wait=None)).acquire()
+
+
+class TestSentinels:
+    @pytest.fixture
+    def watched(self, pki):
+        files = {"cert": pki.server.certificate, "key": pki.server.key, "ca-cert": pki.authority.certificate}
+        lines = [f"tls-{kind}-file {path}" for kind, path in files.items()]
+        lines += ["tls-replication yes", "tls-auth-clients optional"]
+        auth = {"ssl": True, "ssl_ca_certs": str(pki.authority.certificate)}
+        with Watched(
+            program=program_of("redis-server"),
+            port="tls-port",
+            server=lines,
+            sentinel=lines,
+            auth=auth,
+            sentinel_auth=auth,
+        ) as watched:
+            yield watched
+
+    def test_over_tls_through_a_failover(self, watched, pki, use, calls):
+        trusted = {"ssl": True, "ssl_ca_certs": str(pki.authority.certificate)}
+        location = f"rediss://{SERVICE}/0?ssl_ca_certs={pki.authority.certificate}"
+        use(location, **watched.options, sentinel_kwargs=trusted)
+        with lock("name", ttl=10) as lease:
+            old = watched.master
+            old.kill()
+            watched.wait_for_another(old)
+            assert calls(lock("name", wait=0)).acquire() is False
+            assert lease.state is not State.LOST
+        warm_up(calls)
+
+    def test_no_trust_in_the_sentinels_is_no_failover(self, watched, pki, use, calls):
+        use(
+            f"rediss://{SERVICE}/0?ssl_ca_certs={pki.authority.certificate}",
+            **watched.options,
+            sentinel_kwargs={"ssl": True, "ssl_ca_certs": str(pki.stranger.certificate)},
+        )
+        with pytest.raises(LockBackendError, match="no sentinel answers.*certificate verify failed"):
+            calls(lock("name", wait=None)).acquire()
+        use(
+            f"rediss://{SERVICE}/0?ssl_ca_certs={pki.stranger.certificate}",
+            **watched.options,
+            sentinel_kwargs={"ssl": True, "ssl_ca_certs": str(pki.authority.certificate)},
+        )
+        with pytest.raises(LockBackendError) as caught:
+            calls(lock("name", wait=None)).acquire()
+        assert WRONG in str(caught.value)
