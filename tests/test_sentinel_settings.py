@@ -135,7 +135,7 @@ class TestSentinelsThatDoNotHelp:
         use(sentinels=watched.addresses, service_name="nobody")
         began = time.monotonic()
         with pytest.raises(LockBackendError) as caught:
-            calls(lock("name", wait=None)).acquire()
+            calls(lock("name", wait=None, ttl=1)).acquire()
         message = str(caught.value)
         assert (
             "the sentinels watch no such master; correct DISTRIBUTED_LOCKS['default']['OPTIONS']['service_name']"
@@ -173,7 +173,7 @@ class TestSentinelsThatDoNotHelp:
             use(**watched.options)
             began = time.monotonic()
             with pytest.raises(LockBackendError) as caught:
-                calls(lock("name", wait=None)).acquire()
+                calls(lock("name", wait=None, ttl=1)).acquire()
             assert time.monotonic() - began < 3
             assert (
                 "no sentinel answers; check that they run and that DISTRIBUTED_LOCKS['default']['OPTIONS']['sentinels']"
@@ -187,7 +187,7 @@ class TestSentinelsThatDoNotHelp:
             for wrong in ({}, {"sentinel_kwargs": {"password": "loud"}}):
                 use(**watched.options, **wrong)
                 with pytest.raises(LockBackendError) as caught:
-                    calls(lock("name", wait=None)).acquire()
+                    calls(lock("name", wait=None, ttl=1)).acquire()
                 assert "correct DISTRIBUTED_LOCKS['default']['OPTIONS']['sentinel_kwargs']" in str(caught.value)
                 assert "loud" not in str(caught.value)
             use(**watched.options, sentinel_kwargs={"password": "quiet"})
@@ -206,7 +206,7 @@ class TestSentinelsThatDoNotHelp:
         ) as watched:
             use(**watched.options)
             with pytest.raises(LockBackendError, match="the server refused the user or password; correct .*LOCATION"):
-                calls(lock("name", wait=None)).acquire()
+                calls(lock("name", wait=None, ttl=1)).acquire()
             use(f"redis://:hush@{SERVICE}/0", **watched.options)
             warm_up(calls)
             assert "hush" not in locks["default"].location.text

@@ -81,6 +81,7 @@ class Location:
         try:
             await connection.connect()
         except Exception as error:
+            await hang_up(connection)  # redis-py forgets that where the other side ended TLS
             if self._is_of_provider(error):
                 raise redis.ConnectionError(f"{type(error).__name__}: {error}") from error
             raise
@@ -92,6 +93,13 @@ class Location:
     def _is_of_provider(self, error: Exception) -> bool:
         """Whatever a credential provider raises means that there is no connection."""
         return bool(self.arguments.get("credential_provider")) and not isinstance(error, redis.RedisError | OSError)
+
+
+async def hang_up(connection: Any) -> None:
+    """Close a connection of asyncio at once: TLS would wait for the other side, and a loop that ends does not."""
+    if writer := connection._writer:  # redis-py has no public way
+        writer.transport.abort()
+    await connection.disconnect(nowait=True)
 
 
 def server_of(arguments: Mapping[str, Any]) -> tuple[object, ...]:

@@ -11,7 +11,7 @@ from redis.exceptions import AuthenticationError, ConnectionError, TimeoutError
 
 from ...tickets import clock
 from .errors import NoMaster, NoSentinel, NotServed, SentinelRefusal, UnknownService, is_about_certificates
-from .location import Location
+from .location import Location, hang_up
 from .sentinels import Master, Sentinels
 from .wire import pack
 
@@ -112,7 +112,7 @@ class MasterLocation(Location):
             self._mark(connection, master, await connection.read_response(disable_decoding=True))
         except BaseException as error:
             if connection is not None:
-                await connection.disconnect(nowait=True)
+                await hang_up(connection)
             self._failed(master, error)
         return connection
 

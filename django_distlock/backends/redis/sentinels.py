@@ -13,7 +13,7 @@ from redis.exceptions import AuthenticationError, ConnectionError, NoPermissionE
 from ...tickets import clock
 from ...workers import Worker
 from .errors import NoMaster, NoSentinel, SentinelRefusal, UnknownService
-from .location import Location
+from .location import Location, hang_up
 from .wire import pack
 
 logger = logging.getLogger("django_distlock")
@@ -177,7 +177,7 @@ class Sentinels:
             return error
         finally:
             if connection is not None:
-                await connection.disconnect(nowait=True)
+                await hang_up(connection)
 
     async def _aask(self, connection: Any) -> list[Any]:
         await connection.send_packed_command([self._questions], check_health=False)

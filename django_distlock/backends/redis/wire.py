@@ -33,7 +33,7 @@ from redis.exceptions import (
 
 from ...tickets import clock
 from .errors import AGAIN, NotServed, Unanswered, is_worth_waiting, unless_not_served
-from .location import Location
+from .location import Location, hang_up
 
 IDLE_TRUSTED = 1.0  # seconds for which an idle connection is used again without a look at its socket
 
@@ -285,7 +285,7 @@ class AsyncWire:
                         replies[index] = reply
             except BaseException as error:
                 if connection is not None:
-                    await connection.disconnect(nowait=True)
+                    await hang_up(connection)
                 repeated = repeated or _was_sent(connection, error)
                 too_late = clock() - began >= patience and (patience < self._timeout or not self.insists)
                 if is_second or too_late or connection is None or not _is_worth_repeating(error):
@@ -296,7 +296,7 @@ class AsyncWire:
                 if self._keeps:
                     self._idle.append(Idle(connection, clock()))
                 else:
-                    await connection.disconnect(nowait=True)
+                    await hang_up(connection)
                 return Answer(replies, sent_at, repeated)
 
     async def _connected(self, patience: float) -> Any:
@@ -304,7 +304,7 @@ class AsyncWire:
             connection, since = self._idle.pop()
             if clock() - since < IDLE_TRUSTED or not await self._is_stale(connection):
                 return connection
-            await connection.disconnect(nowait=True)
+            await hang_up(connection)
         return await self._location.aconnected(**_sooner(self._location, patience))
 
     @staticmethod
@@ -315,7 +315,7 @@ class AsyncWire:
         except RedisError:
             return True
         except BaseException:
-            await connection.disconnect(nowait=True)
+            await hang_up(connection)
             raise
 
     async def _exchange(self, connection: Any, packed: list[bytes], patience: float) -> list[Any]:
@@ -347,7 +347,7 @@ class AsyncWire:
 
     async def _close_idle(self) -> None:
         while self._idle:
-            await self._idle.pop().connection.disconnect(nowait=True)
+            await hang_up(self._idle.pop().connection)
 
 
 def _disconnect(idle: deque[Idle]) -> None:
