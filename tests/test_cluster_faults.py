@@ -302,7 +302,7 @@ class TestHangingPrimary:
         for wait, most in ((True, 2.5), (False, 2.5)):
             began = time.monotonic()
             with pytest.raises(LockBackendError, match=str(primary.port)):
-                calls(locks["default"]).acquire(ticket(there), queue=wait)
+                calls(locks["default"]).acquire(in_a_hurry(there), queue=wait)
             assert time.monotonic() - began < most
             began = time.monotonic()
             mine = ticket(elsewhere)
@@ -373,7 +373,7 @@ class TestNobodyServes:
             settings.DISTRIBUTED_LOCKS = {"default": {**entry, "LOCATION": node.url}}
             backend = calls(locks["default"])
             with pytest.raises(LockBackendError, match="is a member of no Cluster"):
-                backend.acquire(ticket(), queue=False)
+                backend.acquire(in_a_hurry("name"), queue=False)
             node.cluster("ADDSLOTSRANGE", 0, 8191)
             eventually(lambda: "cluster_state:ok" in node.cluster("INFO"))
             served, lacking = [
@@ -384,13 +384,20 @@ class TestNobodyServes:
             ]
             assert isinstance(backend.acquire(ticket(served), queue=False), Grant)
             with pytest.raises(LockBackendError, match="the Cluster is down for these locks"):
-                backend.acquire(ticket(lacking), queue=False)
+                backend.acquire(in_a_hurry(lacking), queue=False)
             with pytest.raises(LockBackendError, match="of the slots that locks use have no primary"):
                 backend.names()
             assert any(finding.is_error for finding in backend.check())
         finally:
             locks.close()
             node.end()
+
+
+def in_a_hurry(name):
+    """Without the time to see a replica take over."""
+    mine = ticket(name)
+    mine.give_up = time.monotonic()
+    return mine
 
 
 def failing_to_lock(name):

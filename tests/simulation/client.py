@@ -124,7 +124,7 @@ class SimulatedListener(Listener):
     def _revive(self) -> None:
         """There is no thread to start."""
 
-    def hears(self, kind: str, channel: str) -> bool:
+    def receives(self, kind: str, channel: str) -> bool:
         return self.is_heard_of and (kind, channel) == (self._kind, self._channel)
 
     def receive(self, text: str) -> None:
@@ -205,7 +205,7 @@ class SimulatedBackend(RedisBackend):
     async def _astart_listener(self, ticket: Ticket) -> None:
         await self._listener.started()
 
-    async def _asend(self, *commands: Command, within: float | None = None) -> Answer:
+    async def _asend(self, *commands: Command, within: float | None = None, until: float | None = 0.0) -> Answer:
         """As Wire.send: twice, and then no more."""
         patience = min(TIMEOUT, TIMEOUT if within is None else within)
         for repeated in (False, True):

@@ -183,7 +183,7 @@ class World:
         return Snapshot(self.lease(), {member[: tickets.TOKEN_LENGTH]: score for member, score in queue.items()})
 
     def _publish(self, kind: str, channel: str, text: str) -> int:
-        ears = [process for process in self.processes if process.listener.hears(kind, channel)]
+        ears = [process for process in self.processes if process.listener.receives(kind, channel)]
         for process in ears:
             if text == "?" or not self.chance(self.faults.lost_hint):
                 self.after(self._delay(), process.when_running, partial(process.listener.receive, text))
