@@ -50,7 +50,9 @@ class Cleaner:
         return [(abandoned.ticket, abandoned.rest) for abandoned in list(self._abandoned.values())]
 
     def _release(self) -> float | None:
-        for token, abandoned in list(self._abandoned.items()):
+        waiting = list(self._abandoned.items())
+        waiting.sort(key=lambda item: item[1].told)  # those at a part of the store that does not answer come last
+        for token, abandoned in waiting:
             name, began = abandoned.ticket.name, clock()
             try:
                 self._backend.release(abandoned.ticket, abandoned.rest)

@@ -181,10 +181,10 @@ class TestMovingSlots:
         source = node_of(cluster, "name")
         to = next(node for node in cluster.primaries if node is not source)
         slot = slot_of(locks["default"].keys.lease("name"))
-        with lock("name", ttl=1.5) as lease:
-            keeps = threading.Thread(target=cluster.move, args=(slot, to, 1.2))
+        with lock("name", ttl=1.2) as lease:
+            keeps = threading.Thread(target=cluster.move, args=(slot, to, 0.8))
             keeps.start()
-            time.sleep(2)
+            time.sleep(1.4)
             assert locks["other"].look(["name"])[0].fence == lease.fence
             keeps.join(PATIENCE)
             time.sleep(1)
@@ -210,21 +210,23 @@ def count_grants(folder):
 
 
 class TestFailover:
-    @pytest.mark.parametrize(("end", "way"), [("by command", "thread"), ("killed", "task")])
+    @pytest.mark.parametrize(("end", "way"), [("by command", "thread"), ("killed", "task"), ("hangs", "thread")])
     def test_a_lease_goes_on_and_the_waiter_gets_it_at_the_new_primary(self, cluster, end, way):
         primary = node_of(cluster, "name")
         elsewhere = next(name for name in one_per_primary(cluster) if node_of(cluster, name) is not primary)
         replica = cluster.replica_of(primary)
-        with lock("name", ttl=2.5) as lease, lock(elsewhere, ttl=2.5) as other:
+        with lock("name", ttl=3) as lease, lock(elsewhere, ttl=3) as other:
             waiter = Waiter("name", way)
             eventually(lambda: locks["default"].count_waiters(["name"]) == [1])
             if end == "killed":
                 assert primary.client.wait(1, 1000) == 1
                 primary.kill()
+            elif end == "hangs":
+                primary.stop()
             else:
                 cluster.fail_over(primary)
             eventually(lambda: replica.is_primary, TAKEOVER)
-            time.sleep(2.5)  # the TTL
+            time.sleep(3)  # the TTL
             assert (lease.state, other.state) == (State.HELD, State.HELD)
             assert waiter.outcome is None
         assert waiter.gets_in() > lease.fence

@@ -6,8 +6,8 @@ subscribers there. A lock and the inbox of its waiters are in one slot, so a han
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -17,7 +17,6 @@ from redis.exceptions import (
     ClusterDownError,
     ConnectionError,
     MovedError,
-    RedisError,
     ResponseError,
     TimeoutError,
 )
@@ -25,12 +24,15 @@ from redis.exceptions import (
 from ....bells import Bell
 from ....tickets import Ticket, clock
 from ..keys import ClusterKeys
-from ..listener import KINDS, Listener
+from ..listener import IDLE, KINDS, Listener
 from ..location import Location
 from ..wire import pack
 from .slots import Address, SlotMap, address_of
 from .wire import ClusterWire
 
+logger = logging.getLogger("django_distlock")
+
+NAP = 0.2  # seconds after which a listener sees that it is to subscribe to more
 RECONSIDERED = 0.25  # seconds after which who waits for a subscription asks again at which node it is to be
 
 
@@ -151,7 +153,7 @@ class NodeListener(Listener):
         self._revive()
 
     def begin_anew(self) -> None:
-        """Subscribe again, to what this node owns now. It takes up to a second until the thread sees it."""
+        """Subscribe again, to what this node owns now."""
         self._resubscribe = True
 
     def _hand_back_owned(self, token: str, key: str) -> None:
@@ -217,8 +219,19 @@ class NodeListener(Listener):
             if (ticket := reference()) and ticket.inbox[1:] in channels:
                 ticket.bell.ring()
 
+    def _listen(self, connection: Any) -> None:
+        while not self._resubscribe:
+            if connection.can_read(NAP):
+                self._heard(connection.read_response(disable_decoding=True))
+            elif clock() - self._touched_at >= IDLE:
+                return
+
     def _failed(self, error: Exception) -> None:
         super()._failed(error)
         self.channels = frozenset()
-        with suppress(RedisError, OSError):
-            self._cluster.wire.refresh()  # it may have a successor
+        try:
+            self._cluster.wire.refresh()
+        except Exception as unknown:  # the thread is to live on
+            logger.debug("Who succeeds %s is not known: %s", self._address, unknown)
+        if not self._cluster.channels_at(self._address):
+            self.stop()

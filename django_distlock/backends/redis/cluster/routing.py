@@ -84,6 +84,8 @@ class Errand:
 
     def steps(self) -> Steps[Answer]:
         left, attempts = list(range(len(self._commands))), 0
+        if self._slots.silent and self._goes_to_a_silent_node():
+            yield from refresh(self._slots, self._time())
         while True:
             began, known = clock(), self._slots.owners
             if trips := self._trips(left):
@@ -101,6 +103,11 @@ class Errand:
                     return self._answer()
             if attempts > 1 or (self._slots.owners is known and not self._ask):
                 yield Pause(min(LONGEST_PAUSE, FIRST_PAUSE * 2**attempts))
+
+    def _goes_to_a_silent_node(self) -> bool:
+        """It may have a successor. Who fails because a node hangs has no time left to learn of it."""
+        owners = (self._slots.owners.get(slot_of_key(command.key)) for command in self._commands)
+        return any(owner in self._slots.silent for owner in owners)
 
     def _time(self) -> float:
         return min(self._patience, max(LAST_TRY, self._give_up - clock()))
@@ -123,6 +130,7 @@ class Errand:
 
     def _take(self, trip: Trip, outcome: Outcome) -> None:
         if isinstance(outcome, Answer):
+            self._slots.silent.discard(trip.to)
             self._repeated = self._repeated or outcome.repeated
             for number, reply in zip(trip.numbers, trip.replies(outcome), strict=True):
                 self._replies[number], self._sent_at[number] = reply, outcome.sent_at
