@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import shutil
 import threading
 import time
 from collections import Counter
 from io import StringIO
+from pathlib import Path
 
 import pytest
 from django.core.management import CommandError, call_command
@@ -30,6 +32,7 @@ from .test_locks_command import said
 from .test_processes import in_a_fork
 from .tools import PATIENCE, eventually, ticket
 
+ROOT = Path(__file__).resolve().parent.parent
 HAND_OFFS = 30
 
 
@@ -279,6 +282,62 @@ class TestConnections:
         settings.DISTRIBUTED_LOCKS = {"default": entry(["redis://127.0.0.1:1/0", valkey_cluster.urls[-1]])}
         with lock("name"):
             assert lock("name").locked()
+
+
+class TestUser:
+    """Who may no more than the page allows."""
+
+    @pytest.fixture
+    def user(self, cluster_locks, valkey_cluster, settings):
+        page = (ROOT / "docs" / "topologies" / "cluster.md").read_text(encoding="utf-8")
+        [rule] = re.findall(r"^user (distlock .*?)^```", page, re.MULTILINE | re.DOTALL)
+        for node in valkey_cluster.nodes:
+            node.client.execute_command("ACL", "SETUSER", *rule.split())
+        url = valkey_cluster.urls[0].replace("//", "//distlock:password@")
+        settings.DISTRIBUTED_LOCKS = {alias: entry(url) for alias in ("default", "other")}
+        yield
+        locks.close()
+        for node in valkey_cluster.nodes:
+            node.client.execute_command("ACL", "DELUSER", "distlock")
+
+    def test_what_locks_do_is_allowed(self, user, valkey_cluster, calls):
+        with lock("name", ttl=1, min_hold=0.1):
+            assert not lock("name", using="other").acquire(timeout=0.2)
+            time.sleep(0.5)
+        name = "name"
+        slot = slot_of(locks["default"].keys.lease(name))
+        held = ticket(name)
+        assert isinstance(eventually(lambda: granted(calls(locks["default"]), held)), Grant)
+        waiter = ticket(name)
+        assert not isinstance(calls(locks["other"]).acquire(waiter, queue=True), Grant)
+        assert calls(locks["other"]).count_waiters([name]) == [1]
+        source = valkey_cluster.owner(slot)
+        to = next(node for node in valkey_cluster.primaries if node is not source)
+        to.cluster("SETSLOT", slot, "IMPORTING", source.id)
+        source.cluster("SETSLOT", slot, "MIGRATING", to.id)
+        try:
+            lease = locks["default"].keys.lease(name)
+            source.client.execute_command("MIGRATE", "127.0.0.1", to.port, lease, 0, 5000)
+            assert calls(locks["default"]).renew([(held, 30.0)]) == [True]
+        finally:
+            valkey_cluster.move(slot, to)
+        assert calls(locks["default"]).names() == [name]
+        assert calls(locks["default"]).release(held)
+        eventually(lambda: granted(calls(locks["other"]), waiter))
+        assert calls(locks["other"]).release(waiter)
+        assert not any(finding.is_error for finding in calls(locks["default"]).check())
+
+    def test_a_wrong_password_is_told_at_once(self, user, valkey_cluster, settings, calls):
+        url = valkey_cluster.urls[0].replace("//", "//distlock:wrong@")
+        settings.DISTRIBUTED_LOCKS = {"default": entry(url)}
+        with pytest.raises(LockBackendError, match="the server refused the user or password"):
+            calls(locks["default"]).acquire(ticket(), queue=False)
+        assert "wrong" not in repr(locks["default"])
+
+
+def granted(backend, wanted):
+    answer = backend.acquire(wanted, queue=False)
+    return answer if isinstance(answer, Grant) else None
 
 
 class TestSettings:

@@ -21,7 +21,7 @@ from django_distlock.terms import Terms
 from .tools import eventually
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [path.relative_to(ROOT).as_posix() for path in (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")))]
+PAGES = [path.relative_to(ROOT).as_posix() for path in (ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md")))]
 
 FENCE = re.compile(r"^ *```(?P<language>\S*).*\n(?P<code>(?:.*\n)*?) *```$", re.MULTILINE)
 LANGUAGES = {

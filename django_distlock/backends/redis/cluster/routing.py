@@ -36,6 +36,8 @@ LAST_TRY = 0.25  # seconds that an attempt has even when the time is nearly over
 TO_TELL = 0.5  # seconds that a node has to tell who owns what
 LEAST_ASKED = 3  # nodes that are asked, even if the time goes by with the first, which hang
 
+REFUSED = (AuthenticationError, MaxConnectionsError)  # errors of connections that no other node mends
+
 Outcome = Answer | Exception
 
 
@@ -137,9 +139,10 @@ class Errand:
                 if isinstance(reply, AskError):
                     self._redirect(number, reply, trip.to)
             return
-        self._slots.silent.add(trip.to)
         self._repeated = self._repeated or isinstance(outcome, Unanswered)
         failure = _of_node(trip.to, outcome)
+        if not isinstance(failure, REFUSED):
+            self._slots.silent.add(trip.to)
         for number in trip.numbers:
             self._replies[number] = failure
 
@@ -152,8 +155,7 @@ class Errand:
 
     def _is_to_repeat(self, number: int) -> bool:
         reply = self._replies[number]
-        refused = isinstance(reply, AuthenticationError | MaxConnectionsError)
-        return is_undecided(reply) and not refused and self._commands[number].at is None
+        return is_undecided(reply) and not isinstance(reply, REFUSED) and self._commands[number].at is None
 
     def _is_map_wrong(self, left: Sequence[int]) -> bool:
         return any(not isinstance(self._replies[number], AskError | TryAgainError) for number in left)
@@ -193,7 +195,7 @@ def _of_node(address: Address, outcome: Exception) -> Exception:
     error = outcome.cause if isinstance(outcome, Unanswered) else outcome
     if isinstance(error.__cause__, AuthenticationError):
         return error.__cause__  # redis-py's asyncio side wraps what went wrong while connecting
-    if isinstance(error, AuthenticationError | MaxConnectionsError):
+    if isinstance(error, REFUSED):
         return error
     if isinstance(error, RedisError | OSError):
         named = ConnectionError(f"{address}: {error}")
