@@ -37,6 +37,7 @@ TO_TELL = 0.5  # seconds that a node has to tell who owns what
 LEAST_ASKED = 3  # nodes that are asked, even if the time goes by with the first, which hang
 
 REFUSED = (AuthenticationError, MaxConnectionsError)  # errors of connections that no other node mends
+UNDECIDED = (ConnectionError, TimeoutError, AskError, TryAgainError, ClusterDownError, ReadOnlyError)
 
 Outcome = Answer | Exception
 
@@ -206,6 +207,4 @@ def _of_node(address: Address, outcome: Exception) -> Exception:
 
 def is_undecided(reply: object) -> bool:
     """Whether a reply tells nothing of its key: the node was not reached, or does not serve the slot now."""
-    return isinstance(
-        reply, ConnectionError | TimeoutError | AskError | TryAgainError | ClusterDownError | ReadOnlyError
-    )
+    return isinstance(reply, UNDECIDED)
