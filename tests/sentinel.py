@@ -181,6 +181,15 @@ class Watched:
         with self.at(port).client(**self.auth) as client:
             return bool(client.info("replication")["role"] == "master")
 
+    def wait_for_replicas(self, master: Process) -> None:
+        """Return when they know all that was written until now."""
+        with master.client(**self.auth) as client:
+            written = client.info("replication")["master_repl_offset"]
+        for replica in self.servers:
+            if replica is not master:
+                with replica.client(**self.auth) as client:
+                    self._until(lambda client=client: client.info("replication")["slave_repl_offset"] >= written)
+
     def cut_off(self, master: Process) -> None:
         """The replicas get nothing of what is written from now on; they still can take over."""
         for replica in self.servers:

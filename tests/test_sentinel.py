@@ -57,6 +57,7 @@ def use(settings):
 def end(watched, how):
     """The master, by a way in which masters end; returns the one that takes over."""
     old = watched.master
+    watched.wait_for_replicas(old)
     {"kill": old.kill, "stop": old.stop, "operator": watched.fail_over}[how]()
     return old, watched.wait_for_another(old)
 

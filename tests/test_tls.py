@@ -135,6 +135,7 @@ class TestSentinels:
         use(location, **watched.options, sentinel_kwargs=trusted)
         with lock("name", ttl=10) as lease:
             old = watched.master
+            watched.wait_for_replicas(old)
             old.kill()
             watched.wait_for_another(old)
             assert calls(lock("name", wait=0)).acquire() is False
