@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import redis
 
 from django_distlock import locks
-from django_distlock.backends.redis import RedisBackend, health
+from django_distlock.backends.redis import health
 from django_distlock.backends.redis.location import read_location
 from django_distlock.findings import Level
-from django_distlock.stamps import RunStamp
 from django_distlock.terms import Terms
-from django_distlock.tickets import Grant
 from example_project.valkey import Valkey
 
 from .conftest import REDIS
-from .tools import eventually, ticket
+from .tools import eventually
 
 
 @pytest.fixture
@@ -93,23 +89,6 @@ def test_a_user_who_may_not_run_scripts(checked, own_valkey):
     found = checked(f"unix://distlock:secret@{server.socket}")
     assert found["reachable"].level is Level.ERROR
     assert "widen its ACL rule" in found["reachable"].message
-
-
-def test_the_rule_of_the_documentation_is_enough_for_locks(checked, own_valkey):
-    page = (Path(__file__).resolve().parent.parent / "docs" / "settings.md").read_text()
-    rule = page.split("user distlock", 1)[1].split("```", 1)[0].split()
-    server = own_valkey()
-    with redis.Redis.from_url(server.url) as client:
-        client.execute_command("ACL SETUSER", "distlock", *rule)
-    url = f"unix://distlock:password@{server.socket}"
-    assert checked(url)["reachable"].level is Level.OK
-    backend = RedisBackend("acl", {"LOCATION": url})
-    given_up, now = ticket(), RunStamp(at=2.0, host="here", token="t")
-    given_up.unanswered = True
-    backend.release(given_up)
-    assert isinstance(backend.acquire(ticket(), queue=True), Grant)
-    assert backend.claim_run("entry", now, now, 10.0) is not None
-    backend.close()
 
 
 def test_a_replica(checked, own_valkey):

@@ -43,6 +43,7 @@ _BY_CLASS = {
     OutOfMemoryError: "OOM",
     ReadOnlyError: "READONLY",
 }
+_NO_PERMISSION_IN_SCRIPT = ("ACL failure in script", "The user executing the script can't")
 _NOT_SERVED = ("LOADING", "MASTERDOWN", "NOREPLICAS", "READONLY", "UNBLOCKED")
 
 
@@ -51,6 +52,8 @@ def reason(error: Exception) -> str:
     if not isinstance(error, ResponseError | BusyLoadingError):
         return ""
     found = _REASON.search(str(error))
+    if any(text in str(error) for text in _NO_PERMISSION_IN_SCRIPT):
+        return "NOPERM"
     return _BY_CLASS.get(type(error), "") or (found[1] if found else "")
 
 
@@ -177,7 +180,10 @@ def _for_cluster(backend: BaseLockBackend) -> str:
 def _advice_on_refusal(reason: str, backend: BaseLockBackend) -> str:
     match reason:
         case "NOPERM":
-            return "the user may not run this command or use this key; widen its ACL rule."
+            return (
+                "the user may not run this command or use this key; widen its ACL rule to the one that the"
+                ' documentation has under "TLS and ACL".'
+            )
         case "READONLY" | "MASTERDOWN" | "UNBLOCKED":
             return f"this server is a read-only replica; point {backend.setting('LOCATION')} at the primary."
         case "OOM":
