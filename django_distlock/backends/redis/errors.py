@@ -193,7 +193,7 @@ def _advice_on_refusal(reason: str, backend: BaseLockBackend) -> str:
         case "NOREPLICAS":
             return "too few replicas follow this server to write (its min-replicas-to-write); start or connect them."
         case "BUSY":
-            return "somebody's script keeps the server busy; end it with SCRIPT KILL."
+            return "a script keeps the server busy; end it with SCRIPT KILL."
         case "WRONGTYPE":
             return (
                 "a key of ours holds another type of value; delete that key, or give the locks a prefix of their"
