@@ -150,17 +150,18 @@ class TestMemory:
 
 class TestStarting:
     def test_while_it_reads_its_data_it_is_waited_for(self, start, client, calls):
-        server = start("--appendonly", "yes", socket_timeout=8)
+        server = start(socket_timeout=8)
         admin = client(server)
         held = lock("name", ttl=30)
         calls(held).acquire()
         with admin.pipeline(transaction=False) as pipeline:
-            for number in range(300):
+            for number in range(4000):
                 pipeline.set(f"filler:{number}", "x")
             pipeline.execute()
-        server.process.terminate()
+        admin.save()
+        server.process.kill()
         server.process.wait()
-        server._arguments += ("--key-load-delay", "5000")  # microseconds
+        server._arguments += ("--key-load-delay", "500", "--loading-process-events-interval-bytes", "1024")
         server.start()
         with pytest.raises(redis.BusyLoadingError):
             client(server).get("filler")
