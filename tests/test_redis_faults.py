@@ -378,6 +378,9 @@ class TestTheServerRefuses:
         calls(other).acquire()
         assert [info.name for info in calls(valkey_locks).held()] == ["other"]
         assert "'lock:name'" in caplog.text
+        nobody, holder = calls(valkey_locks).holders(["name", "other"])
+        assert (nobody, holder is None) == (None, False)
+        assert 0 < calls(valkey_locks).remaining(["name", "other"])[1] <= 30
         calls(other).release()
         assert store.exists("lock:name")
 

@@ -242,7 +242,7 @@ class RedisBackend(BaseLockBackend):
         return [Command(pack(verb, key), key=key) for key in keys for verb in ("GET", "PTTL")]
 
     def _values_wanted(self, groups: Sequence[Sequence[str]]) -> list[Command]:
-        """Many in one command, because each reply of its own costs more than the value."""
+        """Many in one command: a reply of its own costs more than a value."""
         keys = [[*map(self.keys.lease, names)] for names in groups]
         return [Command(pack("MGET", *together), key=together[0]) for together in keys]
 
@@ -266,7 +266,7 @@ class RedisBackend(BaseLockBackend):
                     ticket.inbox = ""
                 elif ears >= 0:
                     self._listener.looked(ticket, ears)
-                if info := self._info(ticket.name, value, left):
+                if info := read_lease(self.alias, ticket.name, value, left):
                     return info
                 raise self._foreign_value(ticket.name)
         raise LockBackendError(f"The request for lock {ticket.name!r} was given back before it was answered.")
@@ -306,13 +306,10 @@ class RedisBackend(BaseLockBackend):
             return None
         info = None
         if not is_wrong_type(value):
-            info = self._info(name, self._checked(value), self._checked(left))
+            info = read_lease(self.alias, name, self._checked(value), self._checked(left))
         if info is None:
             logger.warning("%s", self._foreign_value(name))
         return info
-
-    def _info(self, name: str, value: bytes, left: int) -> LockInfo | None:
-        return read_lease(self.alias, name, value, left)
 
     def _stamp(self, name: str, value: bytes | None) -> RunStamp | None:
         if value is None:

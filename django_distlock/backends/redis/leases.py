@@ -7,7 +7,7 @@ from math import inf
 
 from ...tickets import TOKEN_LENGTH, Holder, LockInfo
 
-NOT_ASKED = -1  # what a script answers for the time left when it did not look
+NOT_ASKED = -1  # instead of the ms that are left
 
 # The state is h (held), c (handed to a waiter that has not taken it yet) or r (released, resting for its min_hold).
 LEASE = re.compile(
