@@ -58,3 +58,7 @@ def login(*permissions: str) -> Client:
 
 def said(page) -> list[str]:
     return [f"{message.level_tag}: {message}" for message in page.context["messages"]]
+
+
+def names_in(page) -> list[str]:
+    return [row.name for row in page.context["cl"].result_list]
