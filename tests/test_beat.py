@@ -207,7 +207,8 @@ def test_while_the_store_is_down_nothing_is_sent_and_afterwards_each_entry_once(
     assert sum("answers again." in text for text in said) == 4
 
 
-def test_a_claim_whose_answer_was_lost_is_the_claimants_run(world, locmem_locks, monkeypatch):
+@pytest.mark.parametrize("is_counted_anew", [False, True])
+def test_a_claim_whose_answer_was_lost_is_the_claimants_run(is_counted_anew, world, locmem_locks, monkeypatch):
     fleet = world(lambda: {"cron": task(crontab())})
     for _ in range(3):
         fleet.start(MemoryBeat)
@@ -222,6 +223,10 @@ def test_a_claim_whose_answer_was_lost_is_the_claimants_run(world, locmem_locks,
         return standing
 
     monkeypatch.setattr(locmem_locks, "claim_run", unanswered)
+    fleet.run(START + timedelta(seconds=40.5))
+    if is_counted_anew:  # as when entries come or go
+        for one in fleet.wakes:
+            one._heap = None
     fleet.run(START + timedelta(seconds=60))
     assert len(lost) == 1
     [when] = fleet.times("cron")
@@ -253,6 +258,35 @@ def test_a_run_counts_from_its_claim_also_where_its_beat_was_stopped_just_after(
         only.close()
         fleet.kill(only)
     assert len(fleet.sent) == 1
+
+
+def test_a_beat_that_was_stopped_while_it_sent_is_in_time_for_the_next_run(world):
+    class StoppedBeat(MemoryBeat):
+        def apply_async(self, entry, *args, **kwargs):
+            super().apply_async(entry, *args, **kwargs)
+            if len(fleet.sent) == 1:
+                fleet.now += timedelta(seconds=9)
+
+    fleet = world(lambda: {"interval": task(10.0)})
+    fleet.start(StoppedBeat)
+    fleet.run(START + timedelta(seconds=35))
+    assert [round((when - START).total_seconds()) for when in fleet.times("interval")] == [10, 20, 30]
+
+
+def test_an_entry_that_comes_while_the_store_is_down_runs(world, locmem_locks, monkeypatch):
+    fleet = world(lambda: {"a": task(30.0)})
+    beats = [fleet.start(MemoryBeat, max_interval=5) for _ in range(3)]
+    fleet.run(START + timedelta(seconds=10))
+    with monkeypatch.context() as broken:
+        for method in ("claim_run", "find_runs"):
+            broken.setattr(locmem_locks, method, unreachable)
+        for one in beats:
+            one.update_from_dict({"b": task(15.0)})
+        fleet.run(START + timedelta(seconds=20))
+    fleet.run(START + timedelta(seconds=70))
+    assert len(fleet.times("a")) == 2
+    assert len(fleet.times("b")) >= 3
+    assert set(map(round, gaps(fleet.times("b")))) == {15}
 
 
 def test_a_row_that_is_newer_than_this_hosts_clock_is_claimed_once(world, locmem_locks):

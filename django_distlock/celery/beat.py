@@ -24,6 +24,7 @@ if celery.VERSION[:2] < (5, 7):
     )
 
 RETRY = 1.0  # seconds before a store is asked again that failed, or that waits for what other beats know
+PAUSE = 1.0  # seconds after which a tick was interrupted, so that what it counted from is over
 LOOK = 1.0  # seconds between looks whether the store lost its data
 RETIREMENT = 10.0  # seconds for the beat that sent a one-off to disable it, before another one does
 CLOCKS_DIFFER = 5.0  # seconds that a stamp may be ahead of this host's clock before somebody is told
@@ -46,7 +47,7 @@ class SharedRuns(Scheduler):  # type: ignore[misc]
         self._has_met = False  # the other beats, by way of the store
         self._is_cut_off = False
         self._clocks_told: set[str] = set()
-        self._tick_at = self._look_at = 0.0  # on clock()
+        self._tick_at = self._look_at = self._filled_at = 0.0  # on clock()
         super().__init__(app, *args, **kwargs)
 
     def setup_schedule(self) -> None:
@@ -70,12 +71,17 @@ class SharedRuns(Scheduler):  # type: ignore[misc]
         return max(0.0, min(self._tick_at, self._look_at) - clock())
 
     def _tick(self, *args: Any, **kwargs: Any) -> float | None:
+        began = clock()
         try:
             wait: float | None = super().tick(*args, **kwargs)
         except LockBackendError as error:
             self._heap = None  # it was not filled
             self._cut_off(error)
             return RETRY
+        if clock() - max(began, self._filled_at) > PAUSE:
+            # This beat was stopped, or the broker kept it: it would wait from now on for what is due sooner.
+            self._heap = None
+            return 0.0
         return wait
 
     def _look(self) -> None:
@@ -102,6 +108,7 @@ class SharedRuns(Scheduler):  # type: ignore[misc]
             if (name := event.entry.name) not in stamps:
                 self._ledger.tell(name, RunStamp(_seconds(event.entry.last_run_at), next_at=round(event.time, 6)))
         self._has_met = True
+        self._filled_at = clock()  # which takes long where there are many
 
     def _join(self, entry: ScheduleEntry, stamp: RunStamp, is_new: bool) -> bool:
         """Go on where the fleet is, and not at the start of this beat; False if it is the fleet that is behind."""

@@ -225,7 +225,7 @@ def _judge_claims(
                 verdict.forgotten += 1
             else:
                 verdict.wrong.append(f"claimed twice: {before} {after}")
-        since, until = max(due, begin), after.at if after else end
+        since, until = max(due, begin), min(after.at, after.moment) if after else end
         if until - since <= PROMPT:
             continue
         unsettled = [*faults.unsettled.get(before.entry, ())]
