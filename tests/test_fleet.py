@@ -74,12 +74,12 @@ def check_once(fleet, begin):
     check_no_duplicate(fleet)
     silence = check_silences(fleet, "interval", 2, begin, end)
     sends = {"windows": len(windows), "sends": sum(windows.values()), "excused": verdict.excused}
-    return {**sends, "longest_silence": silence, "slowness": round(fleet.machine.slowness(), 3)}
+    return {**sends, "longest_silence": silence, "slowness": round(fleet.machine.slowness(begin), 3)}
 
 
 def check_silences(fleet, entry, period, begin, end):
     """Returns the longest, which is below 1.25 periods; and there are not more sends than periods."""
-    sends, slowness = fleet.sends(entry, begin, end), fleet.machine.slowness()
+    sends, slowness = fleet.sends(entry, begin, end), fleet.machine.slowness(begin)
     longest = max(silences(sends))
     assert longest < period * 1.25 + slowness, (entry, slowness, silences(sends))
     assert (len(sends) - 1.5) * period < sends[-1].at - sends[0].at + slowness, (entry, slowness, silences(sends))
@@ -133,7 +133,7 @@ def test_rows_of_the_database_run_once_and_one_offs_once_for_ever(fleets):
     let_run(max(at, begin + 8) + 1)
     [clocked] = fleet.sends("clocked")
     # django-celery-beat looks each 5 s
-    assert at - 0.1 < clocked.at < max(at, begin) + 6 + fleet.machine.slowness()
+    assert at - 0.1 < clocked.at < max(at, begin) + 6 + fleet.machine.slowness(begin)
     fleet.beat("late")  # reads the rows after the one-offs ran
     fleet.wait_for(5)
     let_run(time.time() + 4)
@@ -291,7 +291,7 @@ def test_long_and_short_entries_for_three_minutes(scheduler, fleets):
         assert set(per_window(fleet.sends(entry), period, begin, end).values()) == {1}, entry
     assert verdict.wrong == []
     check_no_duplicate(fleet)
-    figures = {"longest_silence": silence, "slowness": round(fleet.machine.slowness(), 3), **check_runs(fleet)}
+    figures = {"longest_silence": silence, "slowness": round(fleet.machine.slowness(begin), 3), **check_runs(fleet)}
     report("three minutes", scheduler=scheduler, **verdict.figures(), **figures)
 
 
@@ -361,7 +361,7 @@ def test_twenty_entries_under_random_faults(fleets):
         **verdict.figures(),
         windows_without_send=counts[0],
         windows_with_two=counts[2],
-        slowness=round(fleet.machine.slowness(), 3),
+        slowness=round(fleet.machine.slowness(begin), 3),
         **check_runs(fleet),
     )
     assert verdict.wrong == []
@@ -377,7 +377,7 @@ def test_clocks_that_differ_by_a_third_of_the_period_make_no_duplicate(fleets):
     begin = settled(fleet)
     let_run(begin + 12)
     between = silences(fleet.sends("interval", begin))
-    slowness = fleet.machine.slowness()
+    slowness = fleet.machine.slowness(begin)
     assert min(between) > 4 * 0.65 - 0.1 - slowness  # once, when the lead goes from the slowest clock to the fastest
     assert max(between) < 4 * 1.35 + 0.5 + slowness
     assert min(silences(fleet.sends("wall", begin))) > 4 * 0.65 - 0.1 - slowness

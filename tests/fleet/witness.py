@@ -105,15 +105,17 @@ class MachineWitness:
             return
         known = self.waited.setdefault(name, [])
         so_far = known[-1][1] if known else 0.0
-        known.append((moment, so_far + waiting - self._last.get(pid, 0.0)))
+        known.append((moment, so_far + waiting - self._last.get(pid, waiting)))
         self._last[pid] = waiting
 
-    def slowness(self) -> float:
-        """Seconds by which something may have been late because the machine was busy otherwise."""
-        stall = max((woken - began for began, woken in self.stalls), default=0.0)
+    def slowness(self, begin: float) -> float:
+        """Seconds by which something may have been late since then because the machine was busy otherwise."""
+        stall = max((woken - began for began, woken in self.stalls if woken > begin), default=0.0)
         waits = {
-            name: max(so_far - known[bisect(known, (at - 1.0,))][1] for at, so_far in known)  # within a second
-            for name, known in self.waited.items()
+            name: max(
+                (so_far - known[bisect(known, (at - 1.0,))][1] for at, so_far in known if at > begin), default=0.0
+            )
+            for name, known in self.waited.items()  # within a second
         }
         servers = waits.pop(EVERYBODY, 0.0)
         return stall + servers + max(waits.values(), default=0.0)
