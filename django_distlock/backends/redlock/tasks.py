@@ -50,7 +50,8 @@ class AsyncNode(Contact):
         if self._connection is None:
             return False
         if self.silent_for > GIVEN_UP:
-            self.end(TimeoutError(f"no answer for {self.silent_for:.1f} s"))
+            self.failure = TimeoutError(f"no answer for {self.silent_for:.1f} s")
+            self.end(self.failure)
             return False
         if self.silent_for < patience:
             return True
@@ -83,7 +84,7 @@ class AsyncNode(Contact):
         except BaseException:
             if connection is not None:
                 await connection.disconnect(nowait=True)
-            self.fail(ConnectionError("interrupted"))
+            self.is_connecting = False
             raise
         else:
             self._connection = connection
@@ -116,7 +117,6 @@ class AsyncNode(Contact):
             for remedy in [asked.remedy() for asked in self._awaited if asked.remedy]:
                 self.send(remedy, clock())
             self._lose(error, self._connection)
-        self.failure = error
         for task in self.tasks:
             task.cancel()
 
