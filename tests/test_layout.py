@@ -24,7 +24,7 @@ ORDER = [
     "backends.redis",
     "backends.redlock.asking", "backends.redlock.listing", "backends.redlock.quorum", "backends.redlock.rounds",
     "backends.redlock.lineup", "backends.redlock.nodes", "backends.redlock.tasks", "backends.redlock.findings",
-    "backends.redlock.backend",
+    "backends.redlock.settings", "backends.redlock.backend",
     "backends.redlock",
     "backends.database.rows", "backends.database.statements", "backends.database.runs",
     "backends.database.watchdog",

@@ -264,6 +264,18 @@ def _is_granted(backend):
     return granted
 
 
+@pytest.mark.parametrize("size", [3, 7])
+def test_less_than_half_may_be_down(size, configured, calls):
+    with Quorum(size) as quorum:
+        backend = calls(configured(quorum.urls))
+        for number in range(size // 2):
+            quorum.kill(number)
+            assert _is_granted(backend)
+        quorum.kill(size // 2)
+        with pytest.raises(LockBackendError, match=f"{size // 2 + 1} of {size} nodes failed"):
+            backend.acquire(ticket(), queue=False)
+
+
 class TestValidity:
     """S1: what the asking took, and the drift, are not the holder's."""
 
@@ -489,6 +501,14 @@ class TestWaiting:
         for _ in range(10):
             calls(redlock_locks).wait_turn(waiting, 5.0)
         assert 0.1 <= time.monotonic() - began < 4
+
+    def test_waits_as_long_as_nobody_else(self, redlock_locks):
+        """Those who took the lock from each other must not meet again."""
+        redlock_locks.option["retry_delay"] = (0.01, 0.03)
+        delays = [redlock_locks._delay(5.0) for _ in range(50)]
+        assert len(set(delays)) > 40
+        assert 0.01 <= min(delays) < 0.015 < 0.025 < max(delays) <= 0.03
+        assert redlock_locks._delay(0.001) == 0.001
 
     def test_gets_in_when_the_lock_is_free(self, redlock_locks, calls):
         holder, waiter = ticket(ttl=60), calls(lock("name", wait=PATIENCE))

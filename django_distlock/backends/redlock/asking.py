@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple
 
-from redis.exceptions import TimeoutError
+from redis.exceptions import ConnectionError, TimeoutError
 
 from ...tickets import clock
 from ..redis.wire import Command, Script, pack
@@ -17,6 +18,13 @@ AGAIN = 0.5  # seconds before another connection is tried to a node that failed
 GIVEN_UP = 2.0  # seconds without a reply after which a connection is closed
 MOST_AWAITED = 16  # replies that one connection may owe: what a node that hangs takes in without blocking us
 GRACE = 0.01  # seconds that a node which is being connected to may come later than the majority
+
+
+class NotYetConnected(TimeoutError):
+    """A connection is only being opened."""
+
+    def __init__(self) -> None:
+        super().__init__("no connection yet")
 
 
 class Asked:
@@ -57,6 +65,17 @@ class Asked:
         self.failure = self.failure or error
         self._settle()
 
+    @property
+    def hangs(self) -> bool:
+        """Nothing could be sent, and the node does not refuse connections either."""
+        return not self.was_sent and isinstance(self.failure, TimeoutError | builtins.TimeoutError)
+
+    @property
+    def was_missed(self) -> bool:
+        """Its connection broke, or was not open yet: another try may reach the node."""
+        broke = self.was_sent and isinstance(self.failure, ConnectionError)
+        return broke or isinstance(self.failure, NotYetConnected)
+
     def _settle(self) -> None:
         self.is_settled = True
         if self.notify:
@@ -64,13 +83,6 @@ class Asked:
 
 
 NOT_ASKED = Asked(0)
-
-
-class NotYetConnected(TimeoutError):
-    """A connection is only being opened."""
-
-    def __init__(self) -> None:
-        super().__init__("no connection yet")
 
 
 class Request(NamedTuple):

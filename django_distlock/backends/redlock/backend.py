@@ -12,20 +12,20 @@ from weakref import WeakSet
 from django.core.checks import CheckMessage
 from redis.exceptions import MaxConnectionsError
 
-from ...exceptions import InvalidLockBackend, LockBackendError
+from ...exceptions import LockBackendError
 from ...findings import Finding
 from ...tickets import Grant, LockInfo, Ticket, clock
 from ..base import BaseLockBackend
 from ..redis.errors import NoReply, advice
 from ..redis.health import of_patience
 from ..redis.keys import read_prefix
-from ..redis.location import Location, read_location
 from .asking import Steps
 from .findings import examine, of_settings
 from .listing import Listing, NodesFailed, Page
 from .nodes import Nodes
 from .quorum import Seen, majority_of
 from .rounds import Faded, Rounds
+from .settings import check_options, read_locations
 from .tasks import AsyncNodes
 
 RENEWALS = 250  # leases that are renewed in one round: what a node that hangs takes in without blocking us
@@ -54,8 +54,8 @@ class RedlockBackend(BaseLockBackend):
     def __init__(self, alias: str, settings: Mapping[str, Any]) -> None:
         super().__init__(alias, settings)
         self.prefix = read_prefix(self)
-        self._check_options()
-        self.locations = self._read_locations()
+        check_options(self)
+        self.locations = read_locations(self)
         self.node_count = len(self.locations)
         self.majority = majority_of(self.node_count)
         self._rounds = Rounds(alias, self.prefix, self.node_count, self._explain, self._abandon)
@@ -64,51 +64,6 @@ class RedlockBackend(BaseLockBackend):
         self._nodes = Nodes(self.locations, self.majority, self.option["max_connections"], connect_timeout)
         self._async_nodes: dict[asyncio.AbstractEventLoop, AsyncNodes] = {}
         self._ending_loops: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
-
-    # Settings
-
-    def _check_options(self) -> None:
-        where = self.setting("OPTIONS")
-        for option, value in self.option.items():
-            match option:
-                case "retry_delay":
-                    fits = isinstance(value, tuple | list) and len(value) == 2 and all(map(_is_seconds, value))
-                    fits = fits and 0 < value[0] <= value[1]
-                    needed = "two numbers of seconds, the shortest and the longest delay between two tries"
-                case "max_connections":
-                    fits = isinstance(value, int) and not isinstance(value, bool) and value > 0
-                    needed = "a whole number above 0"
-                case "node_timeout":
-                    fits = value is None or (_is_seconds(value) and value > 0)
-                    needed = "a number of seconds above 0, or None for a twentieth of the TTL"
-                case _:
-                    fits = _is_seconds(value) and value > 0
-                    needed = "a number of seconds above 0"
-            if not fits:
-                raise InvalidLockBackend(f"{where}[{option!r}] is {value!r}; it is {needed}.")
-
-    def _read_locations(self) -> list[Location]:
-        where, given = self.setting("LOCATION"), self.settings.get("LOCATION")
-        if isinstance(given, str) or not isinstance(given, Sequence) or len(given) < 3:
-            raise InvalidLockBackend(
-                f"{where} is {given!r:.80}. RedlockBackend needs a list of at least 3 servers that know nothing of each"
-                " other, better 5: a majority of them holds each lock. For one server use RedisBackend."
-            )
-        node_timeout = self.option["node_timeout"] or 1.0
-        timeouts = {
-            "socket_timeout": float(node_timeout),  # for the rest of a reply that has begun
-            "socket_connect_timeout": float(self.option["socket_connect_timeout"]),
-        }
-        locations = [read_location(url, f"{where}[{index}]", timeouts) for index, url in enumerate(given)]
-        by_server: dict[tuple[object, ...], Location] = {}
-        for location in locations:
-            *server, _ = location.server  # whichever of its databases
-            if other := by_server.get(tuple(server)):
-                raise InvalidLockBackend(
-                    f"{where} names one server more than once: {other.text} and {location.text}. A server has one vote."
-                )
-            by_server[tuple(server)] = location
-        return locations
 
     def check_settings(self) -> list[CheckMessage]:
         where = f"DISTRIBUTED_LOCKS[{self.alias!r}]"
@@ -324,10 +279,6 @@ class RedlockBackend(BaseLockBackend):
             self._ending_loops.add(loop)
             self._async_nodes.pop(loop, None)
             await nodes.aclose()
-
-
-def _is_seconds(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value < float("inf")
 
 
 def _patience(ticket: Ticket) -> float | None:

@@ -10,14 +10,11 @@ from functools import cache, partial
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
-from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import TimeoutError as RedisTimeoutError
-
 from ...bells import Bell
 from ...exceptions import LockBackendError
 from ...tickets import Grant, LockInfo, Ticket, clock
 from ..redis.wire import Command, pack
-from .asking import ACQUIRE, RELEASE, RENEW, Asked, NotYetConnected, Request, Round, Verdict, all_settled
+from .asking import ACQUIRE, RELEASE, RENEW, Asked, Request, Round, Verdict, all_settled
 from .listing import NodesFailed, Page
 from .quorum import Numbers, Seen, Tally, fence_of, is_decided, is_known, majority_of
 
@@ -140,9 +137,9 @@ class Rounds:
             ticket.unanswered = True
             raise (self._down(asked) if last_try else Faded())
         if not rest:
-            if any((ticket.unanswered or there) and _hangs(one) for there, one in zip(is_late, asked, strict=True)):
+            if any((ticket.unanswered or there) and one.hangs for there, one in zip(is_late, asked, strict=True)):
                 self._pursue(ticket, asked)
-            elif any(map(_was_missed, asked)):
+            elif any(one.was_missed for one in asked):
                 self.abandon(replace(ticket, bell=Bell()))
         # While no majority has lost it, nobody else can have had the lock: nodes that failed stay away for a TTL.
         return repeated or replies.count(0) < self.majority
@@ -299,18 +296,6 @@ def _latest(asked: Sequence[Asked], again: Sequence[Asked]) -> list[Asked]:
         later if later.was_sent and not later.is_answered else earlier
         for earlier, later in zip(asked, again, strict=True)
     ]
-
-
-def _hangs(asked: Asked) -> bool:
-    """Nothing could be sent to it, and it does not refuse connections either."""
-    return not asked.was_sent and isinstance(asked.failure, RedisTimeoutError | TimeoutError)
-
-
-def _was_missed(asked: Asked) -> bool:
-    """Its connection broke, or was not open yet: another try may reach it."""
-    return isinstance(asked.failure, NotYetConnected) or (
-        asked.was_sent and isinstance(asked.failure, RedisConnectionError)
-    )
 
 
 def _ms(seconds: float) -> int:
