@@ -11,7 +11,21 @@ from typing import Any
 
 import redis
 
+from django_distlock.tickets import Grant, Ticket
 from example_project.valkey import Valkey
+
+from .tools import eventually
+
+
+def spread(backend: Any, taken: Ticket) -> None:
+    """Ask for a lease again until all five nodes have it: at first some may not be connected yet."""
+
+    def is_everywhere() -> bool:
+        assert isinstance(backend.acquire(taken, queue=False), Grant)
+        [info] = backend.look([taken.name])
+        return info is not None and info.nodes == 5
+
+    eventually(is_everywhere)
 
 
 class Quorum:

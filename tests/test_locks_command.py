@@ -16,7 +16,8 @@ from django_distlock.signals import lock_forced
 
 from .admin_pages import hold
 from .conftest import LOCMEM, REDIS
-from .tools import eventually, ticket
+from .quorum import spread
+from .tools import ticket
 
 
 def said(*arguments, code=0, **options):
@@ -103,8 +104,7 @@ def test_show(backend):
 
 
 def test_on_how_many_nodes_of_a_quorum(redlock_locks, five_valkeys):
-    hold(redlock_locks, "order:1")
-    eventually(lambda: redlock_locks.look(["order:1"])[0].nodes == 5)
+    spread(redlock_locks, hold(redlock_locks, "order:1"))
     with redis.Redis.from_url(five_valkeys[0].url) as node:
         node.delete("lock:order:1")
     heading, line, _ = said().splitlines()

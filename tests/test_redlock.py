@@ -21,7 +21,7 @@ from django_distlock.findings import Level
 from django_distlock.renewal import renewer_of
 from django_distlock.tickets import Grant, LockInfo, clock, new_token
 
-from .quorum import Quorum
+from .quorum import Quorum, spread
 from .tools import PATIENCE, eventually, ticket
 
 REDLOCK = "django_distlock.backends.redlock.RedlockBackend"
@@ -344,12 +344,12 @@ class TestNothingIsLeftBehind:
         eventually(lambda: not any(_locks(quorum)))
 
     def test_where_connections_broke_before_the_release(self, nodes, redlock_locks, calls):
-        handle = calls(lock("name", ttl=60))
-        handle.acquire()
-        eventually(lambda: all(stands(node, "name") for node in nodes))
+        handle = lock("name", ttl=60)
+        calls(handle).acquire()
+        spread(calls(redlock_locks), handle._entries.leases()[0].ticket)
         for node in nodes[:2]:
             node.client_kill_filter(skipme=True, _type="normal")
-        handle.release()
+        calls(handle).release()
         eventually(lambda: not any(stands(node, "name") for node in nodes))
 
     def test_after_a_majority_failed(self, quorum, configured, calls):
@@ -541,8 +541,7 @@ class TestWaiting:
 class TestListing:
     def test_a_lock_is_listed_once_with_the_number_of_its_nodes(self, redlock_locks, nodes, calls):
         mine = ticket()
-        calls(redlock_locks).acquire(mine, queue=False)
-        eventually(lambda: all(stands(node, "name") for node in nodes))
+        spread(calls(redlock_locks), mine)
         assert [(info.name, info.nodes) for info in calls(redlock_locks).held()] == [("name", 5)]
         nodes[0].delete("lock:name")
         nodes[1].delete("lock:name")
@@ -553,8 +552,7 @@ class TestListing:
 
     def test_with_two_nodes_down(self, quorum, configured, calls):
         backend = configured(quorum.urls, OPTIONS={"node_timeout": 0.1})
-        calls(backend).acquire(ticket(ttl=60), queue=False)
-        eventually(lambda: calls(backend).look(["name"])[0].nodes == 5)
+        spread(calls(backend), ticket(ttl=60))
         quorum.kill(0)
         quorum.stop(1)
         assert calls(backend).names() == ["name"]
