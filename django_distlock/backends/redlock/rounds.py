@@ -38,7 +38,7 @@ class Rounds:
         self.alias, self.prefix, self.size, self.explain, self.abandon = alias, prefix, size, explain, abandon
         self.majority = majority_of(size)
         self.numbers = Numbers()
-        # Requests of granted tickets to nodes that answered later than the majority, or never.
+        # Requests of granted tickets where not all nodes had answered by then.
         self._late: WeakKeyDictionary[Ticket, Sequence[Asked]] = WeakKeyDictionary()
         self._pursued: WeakSet[Ticket] = WeakSet()
 
@@ -89,7 +89,7 @@ class Rounds:
         ticket.anew()
 
     def _remember(self, ticket: Ticket, asked: Sequence[Asked]) -> None:
-        late = [one for one in asked if not one.is_answered and one.was_sent]
+        late = [one for one in asked if not one.is_answered]
         if late:
             self._late[ticket] = asked
             remedy = partial(self._giving_back, ticket)
@@ -139,7 +139,7 @@ class Rounds:
         if not rest:
             if any((ticket.unanswered or there) and one.hangs for there, one in zip(is_late, asked, strict=True)):
                 self._pursue(ticket, asked)
-            elif any(one.was_missed for one in asked):
+            elif any(one.was_missed and (late is None or late[node].was_sent) for node, one in enumerate(asked)):
                 self.abandon(replace(ticket, bell=Bell()))
         # While no majority has lost it, nobody else can have had the lock: nodes that failed stay away for a TTL.
         return repeated or replies.count(0) < self.majority
