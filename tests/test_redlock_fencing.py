@@ -196,6 +196,26 @@ def test_a_number_that_no_majority_can_be_told_grants_nothing(five_valkeys):
         world.close()
 
 
+def test_a_request_that_its_release_overtakes_gets_nothing(five_valkeys):
+    """S4. On one connection it cannot be overtaken, so no token is retired there for nothing."""
+    world = World(five_valkeys, random.Random(1), request_lost=0, reply_lost=0)
+    try:
+        mine, client = ticket(), world.client()
+        steps = client.acquire(mine, True)
+        request = next(steps).request(0, None)
+        on_its_way = Asked(1, connection="first")
+        with pytest.raises(StopIteration):
+            steps.send([on_its_way, *(world._asked(node, request) for node in range(1, 5))])
+        given_back = next(client.release(mine, 0.0, True, False))
+        for node in range(5):
+            world._asked(node, given_back.request(node, "second"))
+        world._asked(0, request)
+        assert world._sent(world._connections[0], b"*2\r\n$3\r\nGET\r\n$9\r\nlock:name\r\n", 1) == [None]
+        assert given_back.request(0, "first") == given_back.request(1, "second") != given_back.request(0, "second")
+    finally:
+        world.close()
+
+
 def test_a_quiet_network_needs_one_round(five_valkeys):
     world = World(five_valkeys, random.Random(1), request_lost=0, reply_lost=0)
     try:
