@@ -13,8 +13,9 @@ import redis
 from django_distlock import LockBackendError, LockError, LockLost, State, lock, locks
 from django_distlock.backends.redis.cluster.routing import ASKING, Errand, Pause
 from django_distlock.backends.redis.cluster.slots import Address, SlotMap
+from django_distlock.backends.redis.commands import Command, pack
 from django_distlock.backends.redis.keys import slot_of
-from django_distlock.backends.redis.wire import Answer, Command, Unanswered, pack
+from django_distlock.backends.redis.wire import Answer, Unanswered
 from django_distlock.renewal import renewer_of
 from django_distlock.tickets import Grant
 from example_project.valkey import binary
@@ -237,7 +238,7 @@ class TestFailover:
         replica = cluster.replica_of(primary)
         handle = lock("name", ttl=6, on_lost="raise")
         replica.stop()
-        assert primary.client.client_kill_filter(_type="replica") == 1
+        assert primary.client.execute_command("CLIENT", "KILL", "TYPE", "replica") == 1
         lease = handle.__enter__()
         primary.kill()
         replica.go_on()

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 from redis.exceptions import TimeoutError
 
 from django_distlock.backends.redis.backend import RedisBackend
+from django_distlock.backends.redis.commands import Command
 from django_distlock.backends.redis.errors import NoReply, explain
 from django_distlock.backends.redis.listener import AGAIN, NAP, Listener
-from django_distlock.backends.redis.wire import Answer, Command
+from django_distlock.backends.redis.wire import Answer
 from django_distlock.exceptions import LockBackendError
 from django_distlock.renewal import RETRY
 from django_distlock.tickets import Grant, Holder, LockInfo, Ticket, safe_deadline
@@ -124,7 +125,7 @@ class SimulatedListener(Listener):
     def _revive(self) -> None:
         """There is no thread to start."""
 
-    def receives(self, kind: str, channel: str) -> bool:
+    def is_counted(self, kind: str, channel: str) -> bool:
         return self.is_heard_of and (kind, channel) == (self._kind, self._channel)
 
     def receive(self, text: str) -> None:

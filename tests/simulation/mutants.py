@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from django_distlock.backends.redis.wire import Script
+from django_distlock.backends.redis.commands import Script
 
 
 class Mutant(NamedTuple):

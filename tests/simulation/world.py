@@ -16,7 +16,7 @@ from unittest import mock
 from django_distlock import lines, tickets, waiting
 from django_distlock.backends.redis import backend, listener
 from django_distlock.backends.redis.backend import ACQUIRE, QUEUE_TTL, RELEASE, RENEW
-from django_distlock.backends.redis.wire import Command
+from django_distlock.backends.redis.commands import Command
 
 from .checker import Checker, Lease, Snapshot, Violation
 from .client import LONGEST_TTL, SHORTEST_TTL, TIMEOUT, Process, Wake
@@ -183,7 +183,7 @@ class World:
         return Snapshot(self.lease(), {member[: tickets.TOKEN_LENGTH]: score for member, score in queue.items()})
 
     def _publish(self, kind: str, channel: str, text: str) -> int:
-        ears = [process for process in self.processes if process.listener.receives(kind, channel)]
+        ears = [process for process in self.processes if process.listener.is_counted(kind, channel)]
         for process in ears:
             if text == "?" or not self.chance(self.faults.lost_hint):
                 self.after(self._delay(), process.when_running, partial(process.listener.receive, text))

@@ -5,11 +5,10 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import AsyncIterator, Hashable, Iterator, Mapping, Sequence
 from itertools import islice
 from math import inf
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from django.core.checks import CheckMessage
 from redis.exceptions import RedisError
@@ -17,23 +16,19 @@ from redis.exceptions import RedisError
 from ...exceptions import InvalidLockBackend, LockBackendError
 from ...findings import Finding
 from ...stamps import RunStamp
-from ...tickets import Grant, Holder, LockInfo, Ticket, clock, new_token
+from ...tickets import Grant, Holder, LockInfo, Ticket, clock
 from ..base import BaseLockBackend
 from ..loops import PerLoop
 from ..probing import failed
-from .checkup import Checkup
-from .cluster.listener import ClusterListener
 from .cluster.parts import cluster_parts, is_cluster
 from .cluster.routing import is_undecided
-from .cluster.wire import AsyncClusterWire, ClusterWire
+from .commands import Command, Script, pack
 from .errors import NoReply, Unanswered, explain, is_wrong_type
-from .keys import LEASES, RUNS, Keys, read_prefix
+from .keys import LEASES, RUNS
 from .leases import read_holder, read_lease, read_remaining
-from .listener import Listener
 from .listing import SCAN_STEP, Listing
-from .location import Location
-from .topology import find_location
-from .wire import Answer, AsyncWire, Command, Script, Wire, pack
+from .parts import Parts, server_parts
+from .wire import Answer
 
 ACQUIRE, RELEASE, RENEW = Script("acquire"), Script("release"), Script("renew")
 CLAIM_RUN = Script("claim_run")
@@ -70,20 +65,10 @@ class RedisBackend(BaseLockBackend):
                 needed = "a whole number above 0" if whole else "a number of seconds above 0"
                 raise InvalidLockBackend(f"{self.setting('OPTIONS')}[{option!r}] is {value!r}; it is {needed}.")
         timeouts = {key: float(self.option[key]) for key in ("socket_timeout", "socket_connect_timeout")}
-        self._use(*(cluster_parts if is_cluster(self) else server_parts)(self, timeouts, self._hand_back))
-
-    def _use(
-        self,
-        location: Location,
-        keys: Keys,
-        wire: Wire | ClusterWire,
-        new_async_wire: Callable[[], AsyncWire | AsyncClusterWire],
-        listener: Listener | ClusterListener,
-        checkup: Checkup,
-    ) -> None:
-        self.location, self.keys = location, keys
-        self._wire, self._async_wires = wire, PerLoop(new_async_wire)
-        self._listener, self._checkup = listener, checkup
+        parts: Parts = (cluster_parts if is_cluster(self) else server_parts)(self, timeouts, self._hand_back)
+        self.location, self.keys = parts.location, parts.keys
+        self._wire, self._async_wires = parts.wire, PerLoop(parts.new_async_wire)
+        self._listener, self._checkup = parts.listener, parts.checkup
 
     def acquire(self, ticket: Ticket, *, queue: bool) -> Grant | LockInfo:
         try:
@@ -401,26 +386,6 @@ class RedisBackend(BaseLockBackend):
         self._wire.close()
         self._listener.stop()
         self.location.close()
-
-
-class Parts(NamedTuple):
-    location: Location
-    keys: Keys
-    wire: Wire
-    new_async_wire: Callable[[], AsyncWire]
-    listener: Listener
-    checkup: Checkup
-
-
-def server_parts(
-    backend: BaseLockBackend, timeouts: Mapping[str, float], hand_back: Callable[[str, str], None]
-) -> Parts:
-    keys = Keys(read_prefix(backend))
-    location = find_location(backend, timeouts)
-    shared = (location, backend.option["max_connections"], timeouts["socket_timeout"])
-    listener = Listener(location, keys.inbox(new_token()), hand_back, backend.alias)
-    checkup = Checkup(location, keys.prefix, backend.terms, backend.setting("OPTIONS"))
-    return Parts(location, keys, Wire(*shared), partial(AsyncWire, *shared), listener, checkup)
 
 
 def _may_be_executed(error: BaseException) -> bool:

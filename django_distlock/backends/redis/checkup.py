@@ -10,8 +10,8 @@ from django.core.checks import CheckMessage
 from ...findings import Finding, Level
 from ...terms import Terms
 from . import health
+from .commands import Command, pack
 from .location import Location
-from .wire import Command, pack
 
 INFO, TIME = pack("INFO"), pack("TIME")
 

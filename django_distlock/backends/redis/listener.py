@@ -15,8 +15,8 @@ from redis.exceptions import AuthenticationError, RedisError, ResponseError, Tim
 
 from ...bells import Bell
 from ...tickets import Ticket, clock
+from .commands import pack
 from .location import Location
-from .wire import pack
 
 logger = logging.getLogger("django_distlock")
 

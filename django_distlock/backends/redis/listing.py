@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from .commands import Command, pack
 from .keys import Keys
-from .wire import Command, pack
 
 SCAN_STEP = 1000  # keys the server visits per SCAN: well below a millisecond
 

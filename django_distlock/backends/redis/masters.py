@@ -10,10 +10,10 @@ import redis.asyncio
 from redis.exceptions import AuthenticationError, ConnectionError, TimeoutError
 
 from ...tickets import clock
+from .commands import pack
 from .errors import NoMaster, NoSentinel, NotServed, SentinelRefusal, UnknownService, is_about_certificates
 from .location import Location, hang_up
 from .sentinels import Master, Sentinels
-from .wire import pack
 
 _FINAL = (AuthenticationError, NoSentinel, SentinelRefusal, UnknownService)
 _ROLE = pack("ROLE")

@@ -12,9 +12,9 @@ from redis.exceptions import AuthenticationError, ConnectionError, NoPermissionE
 
 from ...tickets import clock
 from ...workers import Worker
+from .commands import pack
 from .errors import NoMaster, NoSentinel, SentinelRefusal, UnknownService
 from .location import Location, hang_up
-from .wire import pack
 
 logger = logging.getLogger("django_distlock")
 

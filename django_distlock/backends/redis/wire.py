@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import builtins
-import hashlib
 import os
 import time
 import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import nullcontext, suppress
-from functools import lru_cache
-from importlib.resources import files
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, NoReturn
 
@@ -32,50 +29,11 @@ from redis.exceptions import (
 )
 
 from ...tickets import clock
+from .commands import Command, pack
 from .errors import AGAIN, NotServed, Unanswered, is_worth_waiting, unless_not_served
 from .location import Location, hang_up
 
 IDLE_TRUSTED = 1.0  # seconds for which an idle connection is used again without a look at its socket
-
-
-def pack(*parts: str | bytes | int) -> bytes:
-    """A command in the Redis protocol."""
-    packed = [b"*%d\r\n" % len(parts)]
-    for part in parts:
-        data = part if isinstance(part, bytes) else str(part).encode()
-        packed.append(b"$%d\r\n%b\r\n" % (len(data), data))
-    return b"".join(packed)
-
-
-@lru_cache(maxsize=1024)
-def _head(sha: str, keys: tuple[str, ...], arguments: int) -> bytes:
-    """What every call of a script for one lock begins with."""
-    command = pack("EVALSHA", sha, len(keys), *keys)
-    return b"*%d%b" % (3 + len(keys) + arguments, command[command.index(b"\r\n") :])
-
-
-class Command(NamedTuple):
-    """In a Cluster it goes to the node ``at`` that address, or to the one that owns the slot of ``key``."""
-
-    packed: bytes
-    script: Script | None = None
-    key: str = ""
-    at: Any = None
-
-
-class Script:
-    """A Lua script of a backend, called by its digest."""
-
-    def __init__(self, name: str, backend: str = "redis") -> None:
-        self.text = files("django_distlock.backends").joinpath(backend, "scripts", f"{name}.lua").read_bytes()
-        self.sha = hashlib.sha1(self.text, usedforsecurity=False).hexdigest()
-
-    def call(self, keys: tuple[str, ...], *arguments: str | int) -> Command:
-        parts: list[bytes | int] = [_head(self.sha, keys, len(arguments))]
-        for argument in arguments:
-            data = str(argument).encode()
-            parts += (len(data), data)
-        return Command((b"%b" + b"$%d\r\n%b\r\n" * len(arguments)) % tuple(parts), self, keys[0])
 
 
 class Answer(NamedTuple):

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from redis.exceptions import ConnectionError, TimeoutError
 
 from ...tickets import clock
-from ..redis.wire import Command, Script, pack
+from ..redis.commands import Command, Script, pack
 
 ACQUIRE, RELEASE, RENEW = (Script(name, "redlock") for name in ("acquire", "release", "renew"))
 LOADS = [pack("SCRIPT", "LOAD", script.text) for script in (ACQUIRE, RELEASE, RENEW)]  # for each new connection

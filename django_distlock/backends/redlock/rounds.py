@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary, WeakSet
 from ...bells import Bell
 from ...exceptions import LockBackendError
 from ...tickets import Grant, LockInfo, Ticket, clock
-from ..redis.wire import Command, pack
+from ..redis.commands import Command, pack
 from .asking import ACQUIRE, RELEASE, RENEW, Asked, Request, Round, Verdict, all_settled
 from .listing import NodesFailed, Page
 from .quorum import Numbers, Seen, Tally, fence_of, is_decided, is_known, majority_of

@@ -13,9 +13,9 @@ from ....findings import Finding, Level
 from ....terms import Terms
 from .. import health
 from ..checkup import Checkup
+from ..commands import Command, pack
 from ..keys import ClusterKeys
 from ..location import Location
-from ..wire import Command, pack
 from .slots import Address
 
 

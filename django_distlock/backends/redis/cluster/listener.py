@@ -23,10 +23,10 @@ from redis.exceptions import (
 
 from ....bells import Bell
 from ....tickets import Ticket, clock
+from ..commands import pack
 from ..keys import ClusterKeys
 from ..listener import IDLE, KINDS, Listener
 from ..location import Location
-from ..wire import pack
 from .slots import Address, SlotMap, address_of
 from .wire import ClusterWire
 

@@ -4,26 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import NamedTuple
 
 from ....exceptions import InvalidLockBackend
 from ....tickets import new_token
 from ...base import BaseLockBackend
 from ..keys import SLOTS, ClusterKeys, read_prefix
 from ..location import Location, read_location
+from ..parts import Parts
 from .checkup import ClusterCheckup
 from .listener import ClusterListener
 from .slots import Address, SlotMap
 from .wire import AsyncClusterWire, ClusterWire, Times
-
-
-class Parts(NamedTuple):
-    location: Location
-    keys: ClusterKeys
-    wire: ClusterWire
-    new_async_wire: Callable[[], AsyncClusterWire]
-    listener: ClusterListener
-    checkup: ClusterCheckup
 
 
 def is_cluster(backend: BaseLockBackend) -> bool:

@@ -23,9 +23,10 @@ from redis.exceptions import (
 )
 
 from ....tickets import clock
+from ..commands import Command, pack
 from ..errors import Unanswered
 from ..keys import slot_of
-from ..wire import Answer, Command, pack
+from ..wire import Answer
 from .slots import Address, SlotMap, address_of
 
 ASKING = Command(pack("ASKING"))

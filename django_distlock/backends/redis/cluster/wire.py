@@ -12,8 +12,9 @@ from typing import NamedTuple
 from redis.exceptions import ClusterDownError
 
 from ....tickets import clock
+from ..commands import Command
 from ..location import Location
-from ..wire import NOTHING, Answer, AsyncWire, Command, Wire
+from ..wire import NOTHING, Answer, AsyncWire, Wire
 from .routing import Errand, Outcome, Pause, Result, Steps, Trip, refresh, slot_of_key
 from .slots import Address, SlotMap
 
