@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import signal
 import socket
@@ -30,10 +31,12 @@ class Process:
         config.write_text("\n".join(["bind 127.0.0.1", f"dir {config.parent}", f"dbfilename {port}.rdb", *lines, ""]))
         self._command = [str(program), str(config), *arguments]
         self.is_stopped = False
-        self.start()
+        self.environment: Mapping[str, str] = {}
 
-    def start(self) -> None:
-        self.process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL)
+    def start(self) -> Process:
+        environment = {**os.environ, **self.environment}
+        self.process = subprocess.Popen(self._command, env=environment, stdout=subprocess.DEVNULL)
+        return self
 
     def client(self, **options: Any) -> redis.Redis:
         return redis.Redis("127.0.0.1", self.port, socket_timeout=5, decode_responses=True, **options)
@@ -65,7 +68,9 @@ class Watched:
         sentinel_auth: Mapping[str, Any] = MappingProxyType({}),
         port: str = "port",
         program: Path | None = None,
+        environment_of_replicas: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
+        self._environment_of_replicas = environment_of_replicas
         self._program, self._port = program or binary(), port
         self._sizes = replicas, sentinels
         self._server, self._sentinel = server, sentinel
@@ -87,7 +92,10 @@ class Watched:
         quick = ["repl-diskless-sync-delay 0", "repl-ping-replica-period 1", "appendonly no"]
         for number in range(1 + replicas):
             follow = [f"replicaof 127.0.0.1 {self.servers[0].port}"] if self.servers else []
-            self.servers.append(self._process(f"server{number}", free_port(), [*quick, *follow, *self._server]))
+            server = self._process(f"server{number}", free_port(), [*quick, *follow, *self._server])
+            if follow:
+                server.environment = self._environment_of_replicas
+            self.servers.append(server.start())
         self._until(self._is_replicating)
         # They would find each other and the replicas by themselves, after seconds.
         known = [(free_port(), secrets.token_hex(20)) for _ in range(sentinels)]
@@ -101,7 +109,7 @@ class Watched:
                 *(f"sentinel known-sentinel {SERVICE} 127.0.0.1 {other} {it}" for other, it in known if it != myid),
                 *self._sentinel,
             ]
-            self.sentinels.append(self._process(f"sentinel{number}", port, lines, "--sentinel"))
+            self.sentinels.append(self._process(f"sentinel{number}", port, lines, "--sentinel").start())
         self._until(self._is_ready)
 
     def _process(self, name: str, port: int, lines: Sequence[str], *arguments: str) -> Process:
@@ -119,10 +127,11 @@ class Watched:
     def _is_ready(self) -> bool:
         for sentinel in self.sentinels:
             with sentinel.client(**self.sentinel_auth) as client:
-                watched = [client.sentinel_master(SERVICE), *client.sentinel_slaves(SERVICE)]
-                if any(about["flags"] not in ("master", "slave") for about in watched):
+                master = _about(client.execute_command("SENTINEL", "MASTER", SERVICE))
+                replicas = [_about(one) for one in client.execute_command("SENTINEL", "REPLICAS", SERVICE)]
+                if any(about["flags"] not in ("master", "slave") for about in (master, *replicas)):
                     return False
-                if any(about["master-link-status"] != "ok" for about in watched[1:]):
+                if any(about["master-link-status"] != "ok" for about in replicas):
                     return False
         return True
 
@@ -158,7 +167,7 @@ class Watched:
             if sentinel.is_stopped or sentinel.process.poll() is not None:
                 continue
             with sentinel.client(**self.sentinel_auth) as client:
-                return int(client.sentinel_get_master_addr_by_name(SERVICE)[1])
+                return int(client.execute_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE)[1])
         raise RuntimeError("no sentinel runs")
 
     @property
@@ -196,6 +205,11 @@ class Watched:
             if replica is not master:
                 with replica.client(**self.auth) as client:
                     client.execute_command("REPLICAOF", "127.0.0.1", "1")
+
+
+def _about(reply: Any) -> dict[str, str]:
+    """Not by redis-py's own methods, which fail in its version 6.4."""
+    return reply if isinstance(reply, dict) else dict(zip(reply[::2], reply[1::2], strict=True))
 
 
 def free_port() -> int:

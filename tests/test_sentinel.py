@@ -17,6 +17,7 @@ from django_distlock.tickets import Grant, LockInfo
 
 from .conftest import REDIS
 from .sentinel import SERVICE, Watched
+from .test_store_clock import faked_clock
 from .tools import eventually, ticket
 
 WAIT = 20  # seconds; a failover takes two
@@ -110,6 +111,20 @@ class TestFailoverWhileHeld:
             assert locks["default"].look(["name"]) != [None]  # the second one's is left alone
             second.release()
         eventually(lambda: heard == ["name"])
+
+    def test_numbers_grow_though_the_next_masters_clock_is_behind(self, use, tmp_path):
+        """As far as the last one was replicated. Of what was lost it cannot know."""
+        offset = tmp_path / "offset"
+        offset.write_text("-3600")
+        with Watched(environment_of_replicas=faked_clock(offset)) as watched:
+            use(watched)
+            with lock("name") as first:
+                pass
+            _, new = end(watched, "kill")
+            with new.client() as client:
+                assert client.time()[0] < time.time() - 3000
+            with lock("name") as second:
+                assert second.fence > first.fence
 
     def test_a_lock_taken_while_the_master_hangs_is_granted_by_the_next_one(self, watched, use, calls):
         use(watched)

@@ -18,12 +18,22 @@ LIBRARY = "*/faketime/libfaketimeMT.so.1"
 HOUR = 3600
 
 
-@pytest.fixture
-def jump(settings, monkeypatch, tmp_path):
-    """The lock server's clock follows ours, and jumps by so many seconds when told."""
+def faked_clock(offset: Path) -> dict[str, str]:
+    """The environment of a server whose clock is ahead by the seconds that stand in this file."""
     found = sorted(Path("/usr/lib").glob(LIBRARY))
     if not found:
         missing("libfaketime", "install the package libfaketime")
+    return {
+        "LD_PRELOAD": str(found[0]),
+        "FAKETIME_TIMESTAMP_FILE": str(offset),
+        "FAKETIME_NO_CACHE": "1",
+        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+    }
+
+
+@pytest.fixture
+def jump(settings, monkeypatch, tmp_path):
+    """The lock server's clock follows ours, and jumps by so many seconds when told."""
     offset = tmp_path / "offset"
 
     def set_offset(seconds: int) -> None:
@@ -31,10 +41,8 @@ def jump(settings, monkeypatch, tmp_path):
 
     set_offset(0)
     with monkeypatch.context() as environment:
-        environment.setenv("LD_PRELOAD", str(found[0]))
-        environment.setenv("FAKETIME_TIMESTAMP_FILE", str(offset))
-        environment.setenv("FAKETIME_NO_CACHE", "1")
-        environment.setenv("FAKETIME_DONT_FAKE_MONOTONIC", "1")
+        for name, value in faked_clock(offset).items():
+            environment.setenv(name, value)
         server = Valkey().start()
     settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": REDIS, "LOCATION": server.url}}
     with redis.Redis.from_url(server.url) as client:

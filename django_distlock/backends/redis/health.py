@@ -104,7 +104,10 @@ def _replicas(info: Mapping[str, str]) -> Finding:
     if not count:
         return Finding(Level.OK, "replicas", "None.")
     message = f"{count}. They learn of a lock a moment later: a failover may forget the newest ones."
-    return Finding(Level.INFO, "replicas", message, "Let what the lock guards compare fencing numbers.")
+    hint = "Let what the lock guards compare fencing numbers."
+    if "min_slaves_good_slaves" not in info:  # told where min-replicas-to-write is set
+        hint += " Set min-replicas-to-write 1, so that a primary which was cut off grants no more."
+    return Finding(Level.INFO, "replicas", message, hint)
 
 
 def _cache(location: Location) -> Finding:
