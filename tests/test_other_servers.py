@@ -18,7 +18,7 @@ from . import servers
 from .conftest import REDIS, program_of
 from .tools import eventually
 
-ON = [("redis-server", 2), ("redis-server", 3), ("redis-6.2", 2), ("redis-8", 3), ("valkey", 2), ("valkey", 3)]
+ON = [("redis-server", 2), ("redis-server", 3), ("redis-6.2", 2), ("redis-8", 3), ("valkey", 3)]
 
 
 @pytest.fixture(scope="module", params=ON, ids=lambda on: f"{on[0]}-resp{on[1]}")

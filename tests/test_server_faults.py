@@ -21,10 +21,11 @@ from .tools import eventually
 PAUSE = 2500  # ms
 
 
-@pytest.fixture(params=["valkey", "redis-server"])
+@pytest.fixture
 def start(request, settings):
     """Starts a server of its own, with ``locks["default"]`` on it and short timeouts."""
-    program = binary() if request.param == "valkey" else program_of(request.param)
+    kind = getattr(request, "param", "valkey")
+    program = binary() if kind == "valkey" else program_of(kind)
     started = []
 
     def start(*arguments, **options):
@@ -88,6 +89,10 @@ class TestPaused:
             eventually(lambda: lease.state is State.LOST, 3)
 
 
+on_both = pytest.mark.parametrize("start", ["valkey", "redis-server"], indirect=True)
+
+
+@on_both
 class TestBlocked:
     @contextmanager
     def busy(self, server, *command):
@@ -119,6 +124,7 @@ class TestBlocked:
             lease.renew()
 
 
+@on_both
 class TestMemory:
     def test_a_full_server_grants_nothing_and_takes_nothing_away(self, start, client, calls):
         server = start()

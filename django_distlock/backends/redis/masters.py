@@ -86,7 +86,8 @@ class MasterLocation(Location):
         return self.sentinels.service, sentinels, int(self.arguments.get("db") or 0)
 
     def is_passing(self, error: Exception) -> bool:
-        if isinstance(error, _FINAL) or is_about_certificates(error):
+        # redis-py's asyncio side wraps what went wrong while connecting.
+        if isinstance(error, _FINAL) or isinstance(error.__cause__, _FINAL) or is_about_certificates(error):
             return False
         return isinstance(error, ConnectionError | TimeoutError | OSError) or NotServed.is_said_by(error)
 
