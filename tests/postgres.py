@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
 from pathlib import Path
@@ -95,9 +96,13 @@ class Bouncer:
 
     def __enter__(self) -> Bouncer:
         self.process = subprocess.Popen(self._command, stdout=self._log, stderr=self._log, **self._server.user)
-        eventually(lambda: (self.folder / ".s.PGSQL.6432").exists() or self.process.poll() is not None)
-        assert self.process.poll() is None, (self.folder / "log").read_text()
+        eventually(self._answers)
         return self
+
+    def _answers(self) -> bool:
+        assert self.process.poll() is None, (self.folder / "log").read_text()
+        with socket.socket(socket.AF_UNIX) as client:
+            return client.connect_ex(str(self.folder / ".s.PGSQL.6432")) == 0
 
     def __exit__(self, *_: object) -> None:
         self.process.kill()
