@@ -132,8 +132,10 @@ class DatabaseLock(models.Model):
     state: models.CharField[str, str] = models.CharField(max_length=1)  # held, claimed, resting or free, see rows.py
     fence: models.BigIntegerField[int, int] = models.BigIntegerField()  # the number of the last grant
     expires: models.BigIntegerField[int, int] = models.BigIntegerField()  # when the lease runs out, or ended
-    holder: models.TextField[str, str] = models.TextField()  # JSON; empty when nobody holds it
-    waiters: models.TextField[str, str] = models.TextField()  # JSON
+    holder: models.TextField[str, str] = (
+        models.TextField()
+    )  # JSON; empty when nobody holds it; of a claim: who was told
+    waiters: models.TextField[str, str] = models.TextField()  # records of one length, see rows.py
     retired: models.TextField[str, str] = models.TextField()  # tokens that get the lock no more; JSON
     careful_until: models.BigIntegerField[int, int] = models.BigIntegerField()  # see rows.py
 

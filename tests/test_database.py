@@ -11,6 +11,8 @@ import shutil
 import threading
 import time
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,7 @@ from django.db import connections, transaction
 from django.test import override_settings
 
 from django_distlock import InvalidLockBackend, LockBackendError, LockNotAcquired, lock, locks
+from django_distlock.backends.database import connections as database_connections
 from django_distlock.backends.database import listener
 from django_distlock.backends.database.looks import Looks
 from django_distlock.backends.database.rows import Request
@@ -41,6 +44,16 @@ TABLE = DatabaseLock._meta.db_table
 @pytest.fixture(params=["postgres", "sqlite", "mariadb"])
 def backend(request):
     return request.getfixturevalue(f"{request.param}_locks")
+
+
+@pytest.fixture
+def bouncer(postgres, postgres_database):
+    """The alias ``pooled`` leads through pgbouncer."""
+    if (program := shutil.which("pgbouncer", path=f"{os.environ['PATH']}:/usr/sbin")) is None:
+        missing("pgbouncer", "install the package pgbouncer")
+    with Bouncer(program, postgres) as bouncer, known_database(bouncer.settings(), "pooled"):
+        connections["pooled"].close()
+        yield bouncer
 
 
 def sessions():
@@ -313,37 +326,61 @@ class TestWaiting:
         waiter.end()
         eventually(lambda: postgres_locks._listener._thread is None)
 
-    def test_behind_pgbouncer_in_transaction_mode(self, postgres, postgres_database, settings, monkeypatch, caplog):
+    def test_behind_pgbouncer_in_transaction_mode(self, bouncer, settings, monkeypatch, caplog):
         """Nothing that locks say depends on a session; only notifications do, and are done without."""
-        if (program := shutil.which("pgbouncer", path=f"{os.environ['PATH']}:/usr/sbin")) is None:
-            missing("pgbouncer", "install the package pgbouncer")
         monkeypatch.setattr(listener, "ECHO_WITHIN", 0.3)
         monkeypatch.setattr(listener, "NAP", 0.05)
         entry = {"BACKEND": DATABASE, "LOCATION": "pooled"}
         settings.DISTRIBUTED_LOCKS = dict.fromkeys(("default", "a", "b", "c"), entry)
-        with Bouncer(program, postgres) as bouncer, known_database(bouncer.settings(), "pooled"):
-            connections["pooled"].close()
-            inside = []
+        inside, numbers = [], []
 
-            def work(alias):
-                for _ in range(5):
-                    with lock("name", using=alias, wait=PATIENCE) as lease:
-                        inside.append(lease.fence)
-                        assert inside == [lease.fence]
-                        time.sleep(0.02)
-                        inside.remove(lease.fence)
-                        numbers.append(lease.fence)
+        def work(alias):
+            for _ in range(5):
+                with lock("name", using=alias, wait=PATIENCE) as lease:
+                    inside.append(lease.fence)
+                    assert inside == [lease.fence]
+                    time.sleep(0.02)
+                    inside.remove(lease.fence)
+                    numbers.append(lease.fence)
 
-            numbers = []
-            threads = [threading.Thread(target=work, args=(alias,)) for alias in ("default", "a", "b", "c")]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join(3 * PATIENCE)
-            assert numbers == sorted(set(numbers))
-            assert len(numbers) == 20
-            assert "LOCATION that leads directly to the server" in caplog.text
-            locks.close()
+        threads = [threading.Thread(target=work, args=(alias,)) for alias in ("default", "a", "b", "c")]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(3 * PATIENCE)
+        assert numbers == sorted(set(numbers))
+        assert len(numbers) == 20
+        assert "LOCATION that leads directly to the server" in caplog.text
+        locks.close()
+
+    @pytest.mark.parametrize("recognised", [True, False])
+    def test_statements_are_not_prepared_behind_a_pooler(self, bouncer, settings, monkeypatch, recognised):
+        """One session knows them; the next call of the same connection may be sent to another."""
+        monkeypatch.setattr(database_connections, "PREPARE_AFTER", 0)
+        if not recognised:
+            monkeypatch.setattr(database_connections, "_is_direct", lambda _: True)
+        settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": DATABASE, "LOCATION": "pooled"}}
+        backend = locks["default"]
+        backend.look(["name"])
+        sessions_before = backend._run(_server_pid)
+        with transaction.atomic(using="pooled"):
+            assert _server_pid(connections["pooled"]) == sessions_before
+            assert backend._run(_server_pid) != sessions_before
+            assert backend.look(["name"]) == [None]
+        assert backend.pool.prepares == recognised
+        assert backend.look(["name"]) == [None]
+        locks.close()
+
+    def test_statements_are_prepared_where_no_pooler_is_in_between(self, postgres_locks):
+        for _ in range(database_connections.PREPARE_AFTER + 1):
+            postgres_locks.look(["name"])
+
+        def prepared(connection):
+            with connection.cursor() as cursor:
+                cursor.execute("SELECT count(*) FROM pg_prepared_statements WHERE statement LIKE %s", ["%distlock%"])
+                return cursor.fetchone()[0]
+
+        assert postgres_locks._run(prepared) == 1
 
     def test_a_listener_that_was_cut_listens_again(self, postgres_locks, monkeypatch):
         with lock("name", ttl=60):
@@ -442,9 +479,9 @@ class TestFaults:
             assert lease.remaining > 60
         assert proxy.cuts == 1
 
-    @pytest.mark.parametrize("marker", ["WITH changed AS", "INSERT INTO distlock_lock"])
+    @pytest.mark.parametrize("marker", ["WITH released AS", "state = 'h', expires = GREATEST"])
     def test_the_reply_to_a_hand_off_is_lost(self, proxy, marker):
-        """WITH: of the release that hands the lock on; INSERT: of the attempt that takes it."""
+        """Of the release that hands the lock on, and of the attempt that takes it."""
         with lock("name", ttl=60):
             waiter = Waiter()
             eventually(lambda: waiting(locks["direct"]) == 1)
@@ -458,8 +495,10 @@ class TestFaults:
         request = Request(late.token, 60_000_000, "", queue=True, inbox="x")
         late.unanswered = True
         assert backend.release(late) is False
-        if backend._sql.has_fast_path:
-            assert backend._run(lambda it: backend._sql.take(it, backend._key("name"), request)) is None
+        if quick := backend._steps._quick:
+            for queue, place in ((True, 0), (True, 1), (False, 0)):
+                changed = replace(request, queue=queue, place=place)
+                assert backend._run(partial(quick.acquire, name=backend._key("name"), request=changed)) is None
         with pytest.raises(LockBackendError, match="given back"):
             backend.acquire(late, queue=True)
         assert backend.look(["name"]) == [None]

@@ -64,5 +64,5 @@ class TestSQLiteWithoutReturning(LockBackendContract):
 
     @pytest.fixture
     def backend(self, sqlite_locks, monkeypatch):
-        monkeypatch.setattr(sqlite_locks._sql, "has_fast_path", False)
+        monkeypatch.setattr(sqlite_locks._steps, "_quick", None)
         return sqlite_locks

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import random
-import sqlite3
-import time
-from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import AsyncIterator, Hashable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import groupby
 from math import ceil, inf
@@ -29,13 +25,13 @@ from .errors import NoReply, explain
 from .listener import Listener, can_listen
 from .location import check_app, read_location, read_prefix, read_timeout
 from .looks import Looks
-from .rows import Decision, Request, Row
+from .rows import Request
 from .runs import Runs
 from .statements import Statements, Turn
+from .steps import Steps, has_returning
 
 R = TypeVar("R")
 
-LONGEST_BACK_OFF = 0.1  # seconds between two attempts to change a row that others change as well
 SHORTEST_PATIENCE = 0.5  # seconds that even an attempt without a wait gives the server
 STEP = 500  # rows per statement
 
@@ -61,12 +57,13 @@ class DatabaseBackend(BaseLockBackend):
         self.location, self.vendor = read_location(self)
         self._memory: TemporaryFile | None = None
         self.pool = Pool(self.location, self._timeout, self._file(), alias)
-        self._sql = Statements(self.vendor, has_returning=_has_returning(self.vendor))
+        self._sql = Statements(self.vendor, has_returning=has_returning(self.vendor))
+        self._steps = Steps(self.vendor, self._sql, self._timeout)
         self._runs = Runs(self.vendor)
         self._listener = Listener(self.pool, alias) if can_listen(self.location) else None
         if self._listener:
             self.pool.closes_with_it = self._listener.stop
-        self._channel = self._listener.channel if self._listener else "looks"
+        self._inbox = self._listener.inbox if self._listener else "looks"
         calls = Calls(self.pool, self._timeout, partial(explain, self), alias)
         self._run, self._run_repeatedly, self._in_thread = calls.run, calls.run_repeatedly, calls.in_thread
         self._close = calls.close
@@ -104,40 +101,32 @@ class DatabaseBackend(BaseLockBackend):
 
     def acquire(self, ticket: Ticket, *, queue: bool) -> Grant | LockInfo:
         try:
-            return self._run(partial(self._acquire, ticket=ticket, queue=queue), _patience(ticket))
+            answer, repeated = self._run_repeatedly(
+                partial(self._acquire, ticket=ticket, queue=queue), _patience(ticket)
+            )
         except BaseException as error:
             ticket.unanswered = ticket.unanswered or _may_be_executed(error)
             raise
+        ticket.unanswered = ticket.unanswered or repeated  # what was sent first may still be executed
+        return answer
 
     def _acquire(self, connection: Any, ticket: Ticket, queue: bool) -> Grant | LockInfo:
-        name, sql = self._key(ticket.name), self._sql
-        request = Request(ticket.token, _us(ticket.ttl), ticket.holder.to_text(), queue)
-        if sql.has_fast_path:
-            sent_at = clock()
-            if (fence := sql.take(connection, name, request)) is not None:
-                return self._granted(ticket, fence, sent_at)
         if queue:
             self._expect(ticket)
-        request = replace(request, place=int(ticket.place or 0), inbox=ticket.inbox)
-        row, decision, sent_at = self._changed(
-            connection, name, lambda row: rows.acquire(row, request), is_patient=True
-        )
-        if decision.is_retired:
-            raise LockBackendError(f"The request for lock {ticket.name!r} was given back before it was answered.")
-        if decision.granted:
-            return self._granted(ticket, row.fence, sent_at)
-        ticket.place = f"{decision.place:016}" if decision.place else ""
-        if not decision.place:
+        place, inbox = int(ticket.place or 0), ticket.inbox
+        request = Request(ticket.token, _us(ticket.ttl), ticket.holder.to_text(), queue, place, inbox)
+        answer, sent_at = self._steps.acquire(connection, self._key(ticket.name), request)
+        if answer.granted:
+            self._forget(ticket)
+            return Grant(answer.fence, sent_at)
+        ticket.place = f"{answer.place:016}" if answer.place else ""
+        if not answer.place:
             self._forget(ticket)
             ticket.inbox = ""
-        left = row.expires - row.now
         # Those behind the first would only find that it is not their turn.
-        told_later = queue and not decision.is_first
-        return self._info(ticket.name, row.token, row.state, row.fence, inf if told_later else left, row.holder)
-
-    def _granted(self, ticket: Ticket, fence: int, sent_at: float) -> Grant:
-        self._forget(ticket)
-        return Grant(fence, sent_at)
+        told_later = queue and not answer.is_first
+        left = inf if told_later else answer.left
+        return self._info(ticket.name, answer.token, answer.state, answer.fence, left, answer.holder)
 
     def release(self, ticket: Ticket, rest: float = 0.0) -> bool:
         released, repeated = self._run_repeatedly(partial(self._release, ticket=ticket, rest=rest))
@@ -146,38 +135,8 @@ class DatabaseBackend(BaseLockBackend):
         return released or repeated
 
     def _release(self, connection: Any, ticket: Ticket, rest: float) -> bool:
-        name, sql = self._key(ticket.name), self._sql
-        was_plain = not (rest or ticket.unanswered or ticket.inbox)
-        if was_plain and sql.has_fast_path and sql.free(connection, name, ticket.token):
-            return True
         retire = _us(ticket.ttl) if ticket.unanswered else 0
-        _, decision, _ = self._changed(connection, name, lambda row: rows.release(row, ticket.token, _us(rest), retire))
-        return decision.granted
-
-    def _changed(
-        self, connection: Any, name: bytes, decide: Callable[[Row], Decision], *, is_patient: bool = False
-    ) -> tuple[Row, Decision, float]:
-        """Read the row, decide, and write unless somebody else wrote meanwhile; then once more.
-
-        ``is_patient``: those who only come to wait stand back from those who hand the lock on.
-        """
-        sql, give_up, tries = self._sql, clock() + self._timeout, 0
-        while True:
-            sent_at = clock()
-            row = sql.read(connection, name)
-            before = replace(row)
-            decision = decide(row)
-            tell = (decision.told.inbox, decision.told.token) if decision.told else None
-            if row == before or sql.write(connection, name, row, tell):
-                return row, decision, sent_at
-            if clock() > give_up:
-                raise LockBackendError(
-                    f"Others changed the row of the lock {name.decode()!r} {tries} times in {self._timeout:g} s, each"
-                    " time before this process could. Let fewer processes wait for it."
-                )
-            tries += 1
-            if is_patient:
-                time.sleep(random.uniform(0, min(LONGEST_BACK_OFF, 0.001 * 2**tries)))
+        return self._steps.release(connection, self._key(ticket.name), ticket.token, _us(rest), retire)
 
     def succeed(self, heir: Ticket) -> None:
         if self._listener:
@@ -214,7 +173,7 @@ class DatabaseBackend(BaseLockBackend):
     def _expect(self, ticket: Ticket) -> None:
         if self._listener:
             self._listener.expect(ticket)
-        ticket.inbox = ticket.inbox or self._channel
+        ticket.inbox = ticket.inbox or self._inbox
 
     def _forget(self, ticket: Ticket) -> None:
         if self._listener:
@@ -334,7 +293,7 @@ class DatabaseBackend(BaseLockBackend):
         return LockInfo(
             name,
             self.alias,
-            _holder(holder),
+            None if state == rows.CLAIMED else _holder(holder),
             fence,
             max(0.0, left / 1e6),
             resting=state == rows.RESTING,
@@ -342,13 +301,9 @@ class DatabaseBackend(BaseLockBackend):
         )
 
 
-def _has_returning(vendor: str) -> bool:
-    return vendor == "postgresql" or (vendor == "sqlite" and sqlite3.sqlite_version_info >= (3, 35))
-
-
 def _holder(text: str) -> Holder | None:
     try:
-        return Holder.from_text(text) if text else None  # None: handed over and not taken yet
+        return Holder.from_text(text) if text else None
     except ValueError:
         return None
 

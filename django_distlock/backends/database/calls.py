@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from django.db import Error, InterfaceError, OperationalError
+from django.db import Error, InterfaceError, OperationalError, ProgrammingError
 from django.utils.asyncio import async_unsafe
 
 from ...exceptions import LockBackendError
@@ -62,8 +62,11 @@ class Calls:
                 is_open = True
                 try:
                     return work(connection)
-                except (OperationalError, InterfaceError) as error:
-                    if not _is_usable(connection):
+                except (OperationalError, InterfaceError, ProgrammingError) as error:
+                    if _is_of_another_session(error):
+                        self._pool.prepares = False
+                        raise Broken(error) from error
+                    if not isinstance(error, ProgrammingError) and not _is_usable(connection):
                         raise Broken(error) from error
                     raise
         except (LockBackendError, Broken):
@@ -92,3 +95,8 @@ class Calls:
 
 def _is_usable(connection: Any) -> bool:
     return connection.connection is not None and bool(connection.is_usable())
+
+
+def _is_of_another_session(error: Exception) -> bool:
+    """A pooler that was not recognised: statements that one session of PostgreSQL prepared are unknown to others."""
+    return getattr(error.__cause__, "sqlstate", None) in ("26000", "42P05")

@@ -25,6 +25,7 @@ from ...tickets import clock
 from .watchdog import Watchdog
 
 MAX_IDLE = 8  # connections kept after a rush
+PREPARE_AFTER = 5  # executions of a statement on one connection; half of its time is parsing and planning
 IDLE = 20.0  # seconds after which a connection that nobody used is closed
 
 Wrapper = Any  # django.db.backends.base.base.BaseDatabaseWrapper, whose attributes are not typed
@@ -49,6 +50,7 @@ class Pool:
         self._idle: list[tuple[float, Wrapper]] = []
         self._guard = threading.Lock()
         self._watchdog = Watchdog(name)
+        self.prepares = True  # statements, where a session is ours alone
         self.closes_with_it: Callable[[], None] = lambda: None
         _pools.add(self)
 
@@ -74,6 +76,8 @@ class Pool:
             wrapper.ensure_connection()
             if wrapper.vendor == "sqlite":
                 _prepare_file(wrapper)
+            elif is_psycopg3(wrapper) and not (self.prepares and _is_direct(wrapper)):
+                wrapper.connection.prepare_threshold = None
         except BaseException:
             _close(wrapper)
             raise
@@ -117,8 +121,9 @@ class Pool:
         # The test runner renames the database after the settings were read.
         if self.file is None and address(wrapper.settings_dict) != address(connections.settings[self.alias]):
             return False
-        with self._watchdog.watching(_descriptor(wrapper), self._timeout):
-            wrapper.close_if_health_check_failed()  # now: a cursor would connect anew, unwatched
+        if wrapper.settings_dict["CONN_HEALTH_CHECKS"]:
+            with self._watchdog.watching(_descriptor(wrapper), self._timeout):
+                wrapper.close_if_health_check_failed()  # now: a cursor would connect anew, unwatched
         return wrapper.connection is not None
 
     def _give_back(self, wrapper: Wrapper) -> None:
@@ -140,7 +145,7 @@ class Pool:
 
 def own_settings(alias: str, timeout: float, file: str | None) -> dict[str, Any]:
     theirs = connections.settings[alias]
-    own = {**theirs, "ATOMIC_REQUESTS": False, "AUTOCOMMIT": True, "OPTIONS": {**theirs["OPTIONS"]}}
+    own: dict[str, Any] = {**theirs, "ATOMIC_REQUESTS": False, "AUTOCOMMIT": True, "OPTIONS": {**theirs["OPTIONS"]}}
     options, whole = own["OPTIONS"], ceil(timeout)
     if file is not None:
         return {**own, "NAME": file, "OPTIONS": {"timeout": timeout}, "CONN_HEALTH_CHECKS": False}
@@ -152,11 +157,33 @@ def own_settings(alias: str, timeout: float, file: str | None) -> dict[str, Any]
         options.setdefault("connect_timeout", whole)
         for option in ("isolation_level", "pool"):
             options.pop(option, None)
+        if is_psycopg3(class_of(alias)):
+            options["server_side_binding"] = True
+            options.setdefault("prepare_threshold", PREPARE_AFTER)
     return own
 
 
+def class_of(alias: str) -> Any:
+    return load_backend(connections.settings[alias]["ENGINE"]).DatabaseWrapper
+
+
 def vendor_of(alias: str) -> str:
-    return str(load_backend(connections.settings[alias]["ENGINE"]).DatabaseWrapper.vendor)
+    return str(class_of(alias).vendor)
+
+
+def is_psycopg3(wrapper: Any) -> bool:
+    """``wrapper``: a connection of Django, or its class."""
+    return bool(wrapper.Database.__name__ == "psycopg")
+
+
+def _is_direct(wrapper: Wrapper) -> bool:
+    """Whether no pooler is in between, which could send each statement to another session.
+
+    To be able to cancel a statement of its clients, a pooler gives them numbers of its own.
+    """
+    with wrapper.cursor() as cursor:
+        cursor.execute("SELECT pg_backend_pid()")
+        return bool(cursor.fetchone()[0] == wrapper.connection.info.backend_pid)
 
 
 def own_file(name: str | Path) -> str:

@@ -10,11 +10,12 @@ from contextlib import suppress
 from typing import Any
 from weakref import WeakValueDictionary, finalize
 
-from django.db import Error, connections
-from django.db.utils import load_backend
+from django.db import Error
 
 from ...tickets import Ticket, clock, new_token
-from .connections import Pool, vendor_of
+from .connections import Pool, class_of, is_psycopg3, vendor_of
+from .rows import INBOX_LENGTH
+from .statements import CHANNEL
 
 logger = logging.getLogger("django_distlock")
 
@@ -33,7 +34,7 @@ class Listener:
     """
 
     def __init__(self, pool: Pool, name: str) -> None:
-        self.channel = f"distlock_{new_token()}"
+        self.inbox = new_token()[:INBOX_LENGTH]
         self._pool = pool
         self._name = name
         self._tickets: WeakValueDictionary[str, Ticket] = WeakValueDictionary()
@@ -47,7 +48,7 @@ class Listener:
 
     def expect(self, ticket: Ticket) -> None:
         """Wake this ticket from now on."""
-        ticket.inbox = ticket.inbox or self.channel
+        ticket.inbox = ticket.inbox or self.inbox
         self._tickets[ticket.token] = ticket
         self._touched_at = now = clock()
         if self._thread is None and now >= self._deaf_until:
@@ -97,9 +98,9 @@ class Listener:
         wrapper = self._pool.open()
         try:
             with wrapper.cursor() as cursor:
-                cursor.execute(f'LISTEN "{self.channel}"')
+                cursor.execute(f'LISTEN "{CHANNEL}{self.inbox}"')
             with self._pool.connection(ECHO_WITHIN) as other, other.cursor() as cursor:
-                cursor.execute("SELECT pg_notify(%s, '?')", [self.channel])
+                cursor.execute("SELECT pg_notify(%s, '?')", [CHANNEL + self.inbox])
             with wrapper.wrap_database_errors:
                 self._hear(wrapper.connection, clock() + ECHO_WITHIN)
         finally:
@@ -139,10 +140,7 @@ class Listener:
 
 def can_listen(alias: str) -> bool:
     """Whether the database notifies, and its driver (psycopg 3) lets a thread wait for that."""
-    if vendor_of(alias) != "postgresql":
-        return False
-    driver = load_backend(connections.settings[alias]["ENGINE"]).DatabaseWrapper.Database
-    return bool(driver.__name__ == "psycopg")
+    return vendor_of(alias) == "postgresql" and is_psycopg3(class_of(alias))
 
 
 def _close_pipe(*descriptors: int) -> None:

@@ -10,10 +10,17 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 
+from ...tickets import TOKEN_LENGTH
+
 GRANT_TTL = 2_000_000  # microseconds a waiter has to take what it was handed: two looks, because a hint can be lost
 ALIVE = 2_500_000  # microseconds after its last look for which a waiter is taken for living: it looks each second
 
 HELD, CLAIMED, RESTING, FREE = "h", "c", "r", "f"
+
+# Of a waiter's record, which has always the same length, so that SQL finds its parts by their position.
+DIGITS = 16  # microseconds of Unix time, for another two hundred years
+INBOX_LENGTH = 12
+RECORD_LENGTH = DIGITS + DIGITS + TOKEN_LENGTH + INBOX_LENGTH
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +43,7 @@ class Row:
     state: str = FREE
     fence: int = 0
     expires: int = 0
-    holder: str = ""
+    holder: str = ""  # of a claim: the inbox of the waiter that was told
     waiters: list[Waiter] = field(default_factory=list)  # in the order of their places
     retired: dict[str, int] = field(default_factory=dict)  # token -> until when
 
@@ -67,7 +74,7 @@ class Row:
         self.waiters = [waiter for waiter in self.waiters if waiter.token != token]
 
     def next_place(self) -> int:
-        return max(self.now, self.fence + 1, *(waiter.place + 1 for waiter in self.waiters))
+        return max(self.now, self.version + 1, self.fence + 1, *(waiter.place + 1 for waiter in self.waiters))
 
     def give(self, token: str, state: str, ttl: int, holder: str = "") -> None:
         """``ttl``: microseconds."""
@@ -80,7 +87,7 @@ class Row:
         """To the first in the queue, who is to be told; without a queue the lock is free."""
         if self.waiters:
             first = self.waiters[0]
-            self.give(first.token, CLAIMED, GRANT_TTL)
+            self.give(first.token, CLAIMED, GRANT_TTL, first.inbox)
             return first
         self.token, self.state, self.holder = "", FREE, ""
         self.expires = min(self.expires, self.now)
@@ -158,13 +165,21 @@ def release(row: Row, token: str, rest: int = 0, retire: int = 0) -> Decision:
 
 
 def waiters_to_text(waiters: list[Waiter]) -> str:
-    if not waiters:
-        return ""
-    return json.dumps([[one.place, one.token, one.inbox, one.seen] for one in waiters], separators=(",", ":"))
+    """Place, seen, token and inbox of each, in the order of their places."""
+    return "".join(
+        f"{one.place:0{DIGITS}}{one.seen:0{DIGITS}}{one.token:<{TOKEN_LENGTH}}{one.inbox:<{INBOX_LENGTH}}"
+        for one in waiters
+    )
 
 
 def waiters_from_text(text: str) -> list[Waiter]:
-    return [Waiter(*fields) for fields in json.loads(text)] if text else []
+    return [_waiter(text[start : start + RECORD_LENGTH]) for start in range(0, len(text), RECORD_LENGTH)]
+
+
+def _waiter(record: str) -> Waiter:
+    place, rest = record[:DIGITS], record[DIGITS:]
+    seen, rest = rest[:DIGITS], rest[DIGITS:]
+    return Waiter(int(place), rest[:TOKEN_LENGTH].rstrip(), rest[TOKEN_LENGTH:].rstrip(), int(seen))
 
 
 def retired_to_text(retired: dict[str, int]) -> str:

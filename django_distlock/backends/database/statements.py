@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 from ...models import DatabaseLock
 from .rows import (
-    CLAIMED,
+    ALIVE,
     FREE,
     HELD,
-    Request,
     Row,
+    Waiter,
     retired_from_text,
     retired_to_text,
     waiters_from_text,
@@ -19,6 +19,7 @@ from .rows import (
 )
 
 TABLE = DatabaseLock._meta.db_table
+CHANNEL = "distlock_"  # and the inbox of the waiter
 COLUMNS = "name, version, token, state, fence, expires, holder, waiters, retired, careful_until"
 
 # Microseconds of Unix time at this moment; now() of PostgreSQL would be when the transaction began, and MySQL's
@@ -48,7 +49,7 @@ class Statements:
     def __init__(self, vendor: str, *, has_returning: bool) -> None:
         now = CLOCKS[vendor]
         greatest = "MAX" if vendor == "sqlite" else "GREATEST"
-        self.has_fast_path = has_returning
+        self._has_returning = has_returning
         self._notifies = vendor == "postgresql"
         self._read = (
             f"SELECT {now}, version, token, state, fence, expires, holder, waiters, retired"
@@ -58,28 +59,6 @@ class Statements:
         self._replace = (
             f"UPDATE {TABLE} SET version = %s, token = %s, state = %s, fence = %s, expires = %s, holder = %s,"
             " waiters = %s, retired = %s, careful_until = %s WHERE name = %s AND version = %s"
-        )
-        # excluded.version is the moment of the attempt. While it waits for another one's change, time passes; that
-        # makes it think the later of expiry, never the sooner.
-        self._take = (
-            f"INSERT INTO {TABLE} AS own ({COLUMNS})"
-            f" VALUES (%s, {now}, %s, '{HELD}', {now}, {now} + %s, %s, '', '', 0)"
-            " ON CONFLICT (name) DO UPDATE SET"
-            f" version = {greatest}(own.version + 1, excluded.version),"
-            " fence = CASE WHEN own.expires > excluded.version THEN own.fence"
-            f" ELSE {greatest}(own.fence + 1, excluded.version) END,"
-            " expires = CASE WHEN own.expires > excluded.version"
-            f" THEN {greatest}(own.expires, excluded.expires) ELSE excluded.expires END,"
-            " token = excluded.token, state = excluded.state, holder = excluded.holder"
-            f" WHERE own.token = excluded.token AND own.state IN ('{HELD}', '{CLAIMED}')"
-            " AND own.expires > excluded.version"
-            " OR own.expires <= excluded.version AND own.careful_until <= excluded.version"
-            " RETURNING fence"
-        )
-        self._free = (
-            f"UPDATE {TABLE} SET version = {greatest}(version + 1, {now}), token = '', state = '{FREE}',"
-            f" expires = {now}, holder = '' WHERE name = %s AND token = %s AND state = '{HELD}' AND expires > {now}"
-            f" AND careful_until <= {now}"
         )
         self._renew = (
             f"UPDATE {TABLE} SET version = version + 1, expires = {greatest}(expires, {now} + %s)"
@@ -98,26 +77,12 @@ class Statements:
             f"SELECT name, token, state, fence, expires - {now}, holder FROM {TABLE} WHERE name IN ({{many}})"
             f" AND expires > {now} AND state <> '{FREE}'"
         )
-        self._waiters = f"SELECT name, waiters FROM {TABLE} WHERE name IN ({{many}}) AND waiters <> ''"
+        self._waiters = f"SELECT name, waiters, {now} FROM {TABLE} WHERE name IN ({{many}}) AND waiters <> ''"
         self._prune = (
             f"DELETE FROM {TABLE} WHERE expires <= {now} - %s AND fence <= {now} - %s AND careful_until <= {now} - %s"
         )
 
     # One lock
-
-    def take(self, connection: Any, name: bytes, request: Request) -> int | None:
-        """The fencing number, where nobody else has the lock or waits for it. Repeatable."""
-        binary = connection.Database.Binary(name)
-        with connection.cursor() as cursor:
-            cursor.execute(self._take, [binary, request.token, request.ttl, request.holder])
-            found = cursor.fetchone()
-        return int(found[0]) if found else None
-
-    def free(self, connection: Any, name: bytes, token: str) -> bool:
-        """Whether the token held the lock, which nobody waits for."""
-        with connection.cursor() as cursor:
-            cursor.execute(self._free, [connection.Database.Binary(name), token])
-            return bool(cursor.rowcount)
 
     def read(self, connection: Any, name: bytes) -> Row:
         with connection.cursor() as cursor:
@@ -128,11 +93,8 @@ class Statements:
         waiting, given_up = waiters_from_text(waiters), retired_from_text(retired)
         return Row(int(now), version, token, state, fence, expires, holder, waiting, given_up)
 
-    def write(self, connection: Any, name: bytes, row: Row, tell: tuple[str, str] | None = None) -> bool:
-        """False if the row is no more the one that was read.
-
-        ``tell``: the channel and the text of a message that goes out with the change.
-        """
+    def write(self, connection: Any, name: bytes, row: Row, told: Waiter | None = None) -> bool:
+        """False if the row is no more the one that was read. ``told``: who is told, with the change."""
         binary = connection.Database.Binary(name)
         version = max(row.version + 1, row.now)
         changed = [row.token, row.state, row.fence, row.expires, row.holder]
@@ -140,11 +102,11 @@ class Statements:
         with connection.cursor() as cursor:
             if not row.version:
                 cursor.execute(self._insert, [binary, version, *changed])
-            elif tell and self._notifies:
+            elif told and self._notifies:
                 # In one statement: told is what was changed, and only that.
                 cursor.execute(
                     f"WITH changed AS ({self._replace} RETURNING 1) SELECT pg_notify(%s, %s) FROM changed",
-                    [version, *changed, binary, row.version, *tell],
+                    [version, *changed, binary, row.version, CHANNEL + told.inbox, told.token],
                 )
             else:
                 cursor.execute(self._replace, [version, *changed, binary, row.version])
@@ -167,7 +129,7 @@ class Statements:
         parameters = [connection.Database.Binary(name) for name, _ in leases] + [token for _, token in leases]
         many = placeholders(leases)
         with connection.cursor() as cursor:
-            if self.has_fast_path:
+            if self._has_returning:
                 cursor.execute(f"{self._renew.format(many=many)} RETURNING token", [ttl, *parameters])
             else:
                 cursor.execute(self._renew.format(many=many), [ttl, *parameters])
@@ -195,7 +157,10 @@ class Statements:
             cursor.execute(
                 self._waiters.format(many=placeholders(names)), [connection.Database.Binary(name) for name in names]
             )
-            return {bytes(name): len(waiters_from_text(text)) for name, text in cursor.fetchall()}
+            return {
+                bytes(name): sum(waiter.seen + ALIVE > now for waiter in waiters_from_text(text))
+                for name, text, now in cursor.fetchall()
+            }
 
     def prune(self, connection: Any, age: int) -> int:
         with connection.cursor() as cursor:

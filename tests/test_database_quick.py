@@ -1,0 +1,128 @@
+"""The quick statements of the database backend, and that they come to what the algorithm on rows comes to."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from functools import partial
+
+import pytest
+
+from django_distlock.backends.database import rows
+from django_distlock.backends.database.rows import ALIVE, CLAIMED, FREE, HELD, RESTING, Request, Row, Waiter
+from django_distlock.tickets import new_token
+
+SECOND = 1_000_000
+KEY = b"lock:name"
+INBOX = "an inbox"
+TOKENS = [new_token() for _ in range(4)]
+STATES = (HELD, HELD, CLAIMED, RESTING, FREE)
+SLACK = 5 * SECOND  # that may pass between the two
+
+
+@pytest.fixture(params=["postgres", "sqlite"])
+def backend(request):
+    return request.getfixturevalue(f"{request.param}_locks")
+
+
+def make(dice, now):
+    """Any row that may come to be."""
+    state = dice.choice(STATES)
+    free = state == FREE
+    row = Row(now, 0, "" if free else dice.choice(TOKENS), state, holder="" if free else "holder")
+    row.fence = now - dice.choice((10, 3600 * SECOND))
+    row.expires = now + (-100 if free or dice.random() < 0.3 else 100) * SECOND
+    for token in dice.sample(TOKENS, dice.choice((0, 0, 1, 2, 3))):
+        if token != row.token:
+            seen = now + (-100 if dice.random() < 0.3 else 100) * SECOND
+            row.waiters.append(Waiter(now - 9 + len(row.waiters), token, INBOX, seen))
+    others = [token for token in TOKENS if token != row.token and token not in [one.token for one in row.waiters]]
+    if others and dice.random() < 0.2:
+        row.retired[others[0]] = now + 100 * SECOND
+    return row
+
+
+def put(backend, row):
+    """In place of what is there. Returns it as it is read."""
+
+    def write(it):
+        there = backend._sql.read(it, KEY)
+        assert backend._sql.write(it, KEY, replace(row, version=there.version))
+        return backend._sql.read(it, KEY)
+
+    return backend._run(write)
+
+
+def same(left, right):
+    """But for the time that passed between them."""
+    assert (left.token, left.state) == (right.token, right.state)
+    assert abs(left.expires - right.expires) < SLACK
+    assert abs(left.fence - right.fence) < SLACK
+    assert left.retired == right.retired
+    living = [[one for one in row.waiters if one.seen + ALIVE > row.now] for row in (left, right)]
+    assert [(one.token, one.inbox) for one in living[0]] == [(one.token, one.inbox) for one in living[1]]
+    places = [one.place for one in left.waiters]
+    assert places == sorted(set(places))
+
+
+def test_they_come_to_what_the_algorithm_comes_to(backend):
+    seed = random.randrange(10**9)
+    print(f"seed {seed}")
+    dice = random.Random(seed)
+    quick = backend._steps._quick
+    now = put(backend, Row(0)).now
+    done = {"acquire": 0, "release": 0}
+    for _ in range(400):
+        row = put(backend, make(dice, now))
+        token, expected = dice.choice(TOKENS), replace(row, waiters=[*row.waiters], retired={**row.retired})
+        if dice.random() < 0.5:
+            mine = next((one.place for one in row.waiters if one.token == token), 0)
+            place = mine or dice.choice((0, row.version + 1))
+            request = Request(token, 60 * SECOND, "me", dice.random() < 0.7, place, INBOX)
+            decision = rows.acquire(expected, request)
+            answer = backend._run(partial(quick.acquire, name=KEY, request=request))
+            if answer is None:
+                continue
+            done["acquire"] += 1
+            assert not decision.is_retired
+            assert (answer.granted, bool(answer.place)) == (decision.granted, bool(decision.place))
+            if all(one.seen + ALIVE > row.now for one in row.waiters):
+                assert answer.is_first == decision.is_first
+        else:
+            token = dice.choice((row.token, row.token, token))
+            decision = rows.release(expected, token)
+            if not backend._run(partial(quick.release, name=KEY, token=token)):
+                continue
+            done["release"] += 1
+            assert decision.granted
+        same(backend._run(lambda it: backend._sql.read(it, KEY)), expected)
+    assert min(done.values()) >= 10
+
+
+def ask(backend, token, place=0, queue=True):
+    request = Request(token, 60 * SECOND, "me", queue, place, INBOX)
+    return backend._run(partial(backend._steps._quick.acquire, name=KEY, request=request))
+
+
+def test_a_lock_that_goes_from_hand_to_hand_takes_one_statement_per_step(backend, monkeypatch):
+    monkeypatch.setattr(backend._steps, "_changed", None)
+    assert ask(backend, TOKENS[0]).granted
+    places = {token: ask(backend, token).place for token in TOKENS[1:]}
+    assert list(places.values()) == sorted(set(places.values()))
+    assert [ask(backend, token, places[token]).is_first for token in TOKENS[1:]] == [True, False, False]
+    fences = []
+    for token, following in zip(TOKENS, [*TOKENS[1:], None], strict=True):
+        assert backend._run(partial(backend._steps.release, name=KEY, token=token))
+        if following:
+            answer = ask(backend, following, places[following])
+            assert answer.granted
+            fences.append(answer.fence)
+    assert fences == sorted(set(fences))
+    assert ask(backend, TOKENS[0], queue=False).granted
+
+
+def test_a_repeated_attempt_gets_no_second_place(backend):
+    ask(backend, TOKENS[0])
+    ask(backend, TOKENS[1])
+    assert ask(backend, TOKENS[1]) is None
+    assert len(backend._run(lambda it: backend._sql.read(it, KEY)).waiters) == 1
