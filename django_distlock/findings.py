@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 class Level(enum.StrEnum):
@@ -15,12 +16,16 @@ class Level(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """``about``: a word or two, the same for every backend that looks at this. ``hint``: what to do."""
+    """``about``: a word or two, the same for every backend that looks at this. ``hint``: what to do.
+
+    ``data``: the same for programs, where the message is not enough.
+    """
 
     level: Level
     about: str
     message: str
     hint: str = ""
+    data: Mapping[str, bool] = field(default_factory=dict)
 
     @property
     def is_error(self) -> bool:

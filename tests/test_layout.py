@@ -37,7 +37,7 @@ ORDER = [
     "handlers", "options", "waiting", "cleaning", "renewal", "transactions", "entries", "attempts", "locking",
     "handover", "assertions",
     "background", "calls", "requests", "responses", "guarding", "decorators", "", "middleware",
-    "runs", "inventory", "snapshots", "tables", "reports", "checks", "apps", "pages", "admin",
+    "runs", "capabilities", "inventory", "snapshots", "tables", "reports", "checks", "apps", "pages", "admin",
     "migrations", "migrations.0001_initial",
     "management", "management.commands", "management.commands.locks", "management.commands.runlocked",
     "celery", "celery.beat", "celery.database", "celery.tasks",

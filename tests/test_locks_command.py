@@ -11,6 +11,7 @@ import redis
 from django.core.management import CommandError, call_command
 
 from django_distlock import locks, tables
+from django_distlock.capabilities import capabilities_of
 from django_distlock.names import check_name
 from django_distlock.signals import lock_forced
 
@@ -260,6 +261,26 @@ def test_check_of_a_backend_that_is_fine(backend):
     assert "A lock was taken, waited for, renewed, listed and released." in text
     assert list(backend.names()) == []
     assert [finding["level"] for finding in json.loads(said("check", "--json"))["default"]][:2] == ["ok", "ok"]
+
+
+def test_check_tells_what_each_backend_keeps_also_for_programs(settings):
+    settings.DISTRIBUTED_LOCKS = {
+        "default": {"BACKEND": LOCMEM},
+        "none": {"BACKEND": "django_distlock.backends.dummy.DummyBackend"},
+    }
+    assert "locks exclude, first come, first served, waiters are woken, runs of beat; not: other processes" in said(
+        "check"
+    )
+    found = json.loads(said("check", "--json"))
+    kept = {alias: [item["data"] for item in items if item["about"] == "keeps"] for alias, items in found.items()}
+    assert kept == {alias: [capabilities_of(locks[alias])] for alias in ("default", "none")}
+    assert kept["default"][0]["supports_queue"] is True
+    assert not any(kept["none"][0].values())
+
+
+def test_what_a_backend_keeps_is_told_when_it_is_down(settings):
+    settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": REDIS, "LOCATION": "unix:///nowhere"}}
+    assert re.search(r"keeps +locks exclude, other processes", said("check", code=1))
 
 
 def test_check_of_a_dummy(settings):

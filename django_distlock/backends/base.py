@@ -34,12 +34,14 @@ class BaseLockBackend(ABC):
     options: ClassVar[Mapping[str, Any]] = {}  # the keywords of OPTIONS with their defaults
 
     supports_processes: ClassVar[bool] = True  # locks exclude other processes, not only other threads
+    supports_hosts: ClassVar[bool] = True  # locks exclude processes of other machines as well
     supports_exclusion: ClassVar[bool] = True
     supports_queue: ClassVar[bool] = False  # waiters are granted the lock in the order they came
     supports_runs: ClassVar[bool] = False  # keeps the runs of beat: claim_run(), find_runs(), runs()
     runs_settle = 5.0  # seconds, above what a beat needs to notice that the store lost its data
     supports_pruning: ClassVar[bool] = False  # keeps something of free locks that prune() can delete
     supports_wakeup: bool = True  # waiters are woken; otherwise they ask the store several times a second
+    supports_failover: ClassVar[bool] = False  # a server that is lost takes no lock with it
 
     node_count: int | None = None  # of independent servers, a majority of which holds each lock; None: it is one store
 

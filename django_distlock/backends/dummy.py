@@ -13,7 +13,9 @@ class DummyBackend(BaseLockBackend):
     """Grants every lock to everybody. Fencing numbers grow all the same."""
 
     supports_processes = False
+    supports_hosts = False
     supports_exclusion = False
+    supports_wakeup = False
 
     _fences = itertools.count(1)
 

@@ -41,6 +41,7 @@ class LocMemBackend(BaseLockBackend):
     """Excludes the threads and tasks of one process, in the order they came; other processes not at all."""
 
     supports_processes = False
+    supports_hosts = False
     supports_queue = True
     supports_runs = True
 

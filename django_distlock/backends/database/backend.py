@@ -74,6 +74,11 @@ class DatabaseBackend(BaseLockBackend):
         return self._memory is None
 
     @property
+    def supports_hosts(self) -> bool:  # type: ignore[override]
+        """Not in a file: SQLite does not lock those on network drives reliably."""
+        return self.vendor != "sqlite"
+
+    @property
     def supports_wakeup(self) -> bool:  # type: ignore[override]
         """Only where the database notifies: on PostgreSQL, with psycopg 3 and no pooler in between."""
         return self._listener is not None

@@ -43,6 +43,8 @@ class RedlockBackend(BaseLockBackend):
     """
 
     supports_queue = False
+    supports_wakeup = False
+    supports_failover = True
 
     options: ClassVar[Mapping[str, Any]] = {
         "node_timeout": None,

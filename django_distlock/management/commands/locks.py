@@ -19,6 +19,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django_distlock import locks, tables
 from django_distlock.abreast import ask_abreast
 from django_distlock.backends.base import BaseLockBackend
+from django_distlock.capabilities import capabilities_finding
 from django_distlock.exceptions import InvalidLockName, LockBackendError
 from django_distlock.findings import Finding, Level
 from django_distlock.inventory import Inventory, Key, Seen, force_release, holding_nodes, in_words
@@ -270,7 +271,13 @@ class Command(BaseCommand):
             self._print_json(
                 {
                     alias: [
-                        {"level": item.level, "about": item.about, "message": item.message, "hint": item.hint}
+                        {
+                            "level": item.level,
+                            "about": item.about,
+                            "message": item.message,
+                            "hint": item.hint,
+                            **({"data": item.data} if item.data else {}),
+                        }
                         for item in findings
                     ]
                     for alias, findings in found.items()
@@ -309,7 +316,7 @@ def type_of(alias: str) -> str:
 
 def _checked(alias: str) -> list[Finding]:
     try:
-        return locks[alias].check()
+        return [*locks[alias].check(), capabilities_finding(locks[alias])]
     except ImproperlyConfigured as error:
         return [Finding(Level.ERROR, "settings", str(error))]
 

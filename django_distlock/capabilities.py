@@ -1,0 +1,30 @@
+"""What a backend keeps and what it cannot keep: flags of its class, told by ``manage.py locks check``."""
+
+from __future__ import annotations
+
+from .backends.base import BaseLockBackend
+from .findings import Finding, Level
+
+CAPABILITIES = {
+    "supports_exclusion": "locks exclude",
+    "supports_processes": "other processes",
+    "supports_hosts": "other hosts",
+    "supports_queue": "first come, first served",
+    "supports_wakeup": "waiters are woken",
+    "supports_failover": "a lost server takes no lock with it",
+    "supports_runs": "runs of beat",
+}
+
+
+def capabilities_of(backend: BaseLockBackend) -> dict[str, bool]:
+    return {flag: bool(getattr(backend, flag)) for flag in CAPABILITIES}
+
+
+def capabilities_finding(backend: BaseLockBackend) -> Finding:
+    """Known without asking the store."""
+    kept = capabilities_of(backend)
+    words = {True: "", False: ""}
+    for value in words:
+        words[value] = ", ".join(CAPABILITIES[flag] for flag, flag_value in kept.items() if flag_value is value)
+    message = f"{words[True] or 'nothing'}; not: {words[False]}." if words[False] else f"{words[True]}."
+    return Finding(Level.INFO, "keeps", message, data=kept)
