@@ -555,6 +555,16 @@ class TestFaults:
             writer.connection.execute("ROLLBACK")
         locks.close()
 
+    def test_a_transaction_that_writes_to_the_file_of_the_locks_itself(self, sqlite_locks, settings):
+        settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": DATABASE, "LOCATION": ALIAS, "OPTIONS": {"timeout": 0.2}}}
+        wrong = {"ENGINE": "django.db.backends.sqlite3", "NAME": locks["default"].pool.file}
+        with known_database(wrong, "wrong"), transaction.atomic(using="wrong"):
+            with connections["wrong"].cursor() as cursor:
+                cursor.execute("CREATE TABLE own (id integer)")
+            with pytest.raises(LockBackendError, match="database 'wrong'.*would wait for itself.*Give DATABASES"):
+                lock("name").acquire()
+        locks.close()
+
 
 class TestPruning:
     def test_old_rows_go_and_what_is_needed_stays(self, backend):
@@ -569,6 +579,21 @@ class TestPruning:
         assert backend.prune(0) == 1
         assert sorted(backend.names()) == ["held", "waited"]
         assert backend.acquire(ticket("free"), queue=False).fence > number
+
+    def test_a_row_whose_number_is_ahead_of_the_clock_stays(self, backend):
+        """After the clock was set back: the next number would be smaller."""
+        free = ticket()
+        number = backend.acquire(free, queue=False).fence
+        backend.release(free)
+
+        def set_back(connection):
+            row = backend._sql.read(connection, backend._key("name"))
+            row.fence = number + 3_600_000_000
+            assert backend._sql.write(connection, backend._key("name"), row)
+
+        backend._run(set_back)
+        assert backend.prune(0) == 0
+        assert backend.acquire(ticket(), queue=False).fence == number + 3_600_000_001
 
     @pytest.mark.parametrize("age", [-1, float("inf"), float("nan")])
     def test_an_age_that_is_none(self, sqlite_locks, age):

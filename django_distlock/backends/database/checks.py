@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from django.core.checks import CheckMessage, Error, Warning
-from django.db import connections, router
+from django.db import router
 
 from ...models import ROWS_OF_DATABASE_BACKEND
+from .connections import databases_in
 
 if TYPE_CHECKING:
     from .backend import DatabaseBackend
@@ -25,16 +25,10 @@ def settings_checks(backend: DatabaseBackend) -> Iterator[CheckMessage]:
                 id="distlock.W020",
             )
         return
-    for alias, settings in connections.settings.items():
-        if _is_file(settings, backend.pool.file):
-            yield Error(
-                f"{where}: the locks are kept in {backend.pool.file}, which is also the database {alias!r}. Code that"
-                " asks for a lock inside a transaction that writes there would wait for itself.",
-                hint=f"Give DATABASES[{alias!r}] another file: locks in SQLite have one of their own.",
-                id="distlock.E020",
-            )
-
-
-def _is_file(settings: dict[str, object], file: str) -> bool:
-    is_sqlite = str(settings["ENGINE"]).rpartition(".")[2].startswith(("sqlite", "spatialite"))
-    return is_sqlite and Path(str(settings["NAME"])).absolute() == Path(file).absolute()
+    for alias in databases_in(backend.pool.file):
+        yield Error(
+            f"{where}: the locks are kept in {backend.pool.file}, which is also the database {alias!r}. Code that"
+            " asks for a lock inside a transaction that writes there would wait for itself.",
+            hint=f"Give DATABASES[{alias!r}] another file: locks in SQLite have one of their own.",
+            id="distlock.E020",
+        )

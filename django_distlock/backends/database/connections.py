@@ -196,6 +196,14 @@ def own_file(name: str | Path) -> str:
     return f"{path}-locks{mark}{query}"
 
 
+def databases_in(file: str | None) -> Iterator[str]:
+    """The aliases of DATABASES that are in that file of SQLite."""
+    for alias, settings in connections.settings.items():
+        is_sqlite = str(settings["ENGINE"]).rpartition(".")[2].startswith(("sqlite", "spatialite"))
+        if file and is_sqlite and Path(str(settings["NAME"])).absolute() == Path(file).absolute():
+            yield alias
+
+
 def is_in_memory(name: str | Path) -> bool:
     return ":memory:" in str(name) or "mode=memory" in str(name)
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from ...exceptions import LockBackendError
 from ...models import ROWS_OF_DATABASE_BACKEND
+from .connections import databases_in
 
 if TYPE_CHECKING:
     from .backend import DatabaseBackend
@@ -40,6 +41,12 @@ def explain(backend: DatabaseBackend, error: Exception, kind: type[LockBackendEr
         return kind(
             f"{where} lets this user not do what locks need: SELECT, INSERT, UPDATE and DELETE on"
             f" {' and '.join(TABLES)}: {text}"
+        )
+    if "database is locked" in text and (others := list(databases_in(backend.pool.file))):
+        return kind(
+            f"{where} is in the file {backend.pool.file}, which is also the database {others[0]!r}: code that asks for a"
+            f" lock inside a transaction that writes there would wait for itself. Give DATABASES[{others[0]!r}] another"
+            f" file: {text}"
         )
     if "database is locked" in text:
         return kind(

@@ -79,7 +79,7 @@ class Statements:
         )
         self._waiters = f"SELECT name, waiters, {now} FROM {TABLE} WHERE name IN ({{many}}) AND waiters <> ''"
         self._prune = (
-            f"DELETE FROM {TABLE} WHERE expires <= {now} - %s AND fence <= {now} - %s AND careful_until <= {now} - %s"
+            f"DELETE FROM {TABLE} WHERE expires <= {now} - %s AND fence < {now} - %s AND careful_until <= {now} - %s"
         )
 
     # One lock
