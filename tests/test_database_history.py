@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import time
 
 import pytest
@@ -18,8 +17,9 @@ from django_distlock.backends.database.rows import ALIVE
 from django_distlock.models import DatabaseLock
 from django_distlock.tickets import clock
 
+from .accidents import Accidents
 from .databases import ALIAS
-from .history import EVERYBODY, Journal, faults, read
+from .history import faults
 from .test_database import end_sessions, waiting
 from .test_queue import RANDOM_WORKER, Peer
 from .tools import PATIENCE, eventually
@@ -32,6 +32,8 @@ PROLOGUE = """
 import json, os, signal, sys, threading, time
 import django
 from django.conf import settings
+from tests import mariadb
+mariadb.is_driver_there()
 settings.configure(
     INSTALLED_APPS=["django_distlock"],
     DATABASES={"default": {}, "locks": json.loads(sys.argv[1])},
@@ -54,7 +56,7 @@ order = told()
 """
 
 
-@pytest.fixture(params=["postgres", "sqlite"])
+@pytest.fixture(params=["postgres", "sqlite", "mariadb"])
 def backend(request):
     return request.getfixturevalue(f"{request.param}_locks")
 
@@ -131,56 +133,8 @@ def test_a_stopped_waiter_keeps_its_place(backend, peers):
 
 
 def test_random_processes_and_accidents(backend, peers, tmp_path):
-    seed = random.randrange(10**9)
-    dice = random.Random(seed)
-    print(f"seed {seed}")
-    ends = time.monotonic() + SOAK
-    journal = Journal(tmp_path)
-    running, stopped = [], {}
-
-    def start(number):
-        for peer in peers(number, RANDOM_WORKER):
-            peer.tell(f"{tmp_path} {dice.random()} {ends}")
-            running.append(peer)
-
-    def disturb(pid):
-        journal.write("disturbed", pid=pid)
-
-    accidents = ["kill", "stop", "stop", "stop"]
-    if backend.vendor == "postgresql":
-        accidents += ["cut", "cut"]
-    start(5)
-    while time.monotonic() < ends:
-        time.sleep(dice.random() * 0.4)
-        accident = dice.choice(accidents)
-        free = [peer for peer in running if peer not in stopped]
-        if accident == "cut":
-            disturb(EVERYBODY)
-            end_sessions()
-            disturb(EVERYBODY)
-        elif accident == "kill" and len(running) > 3:
-            victim = dice.choice(running)
-            running.remove(victim)
-            stopped.pop(victim, None)
-            disturb(victim.process.pid)
-            victim.kill()
-        elif accident == "stop" and not stopped and free:
-            victim = dice.choice(free)
-            disturb(victim.process.pid)
-            victim.stop()
-            stopped[victim] = time.monotonic() + dice.choice((0.05, 0.3, 1.2))
-        for victim, until in list(stopped.items()):
-            if time.monotonic() > until:
-                disturb(victim.process.pid)
-                victim.go_on()
-                del stopped[victim]
-    for victim in stopped:
-        disturb(victim.process.pid)
-        victim.go_on()
-    for peer in running:
-        peer.says("out", 3 * PATIENCE)
-        assert peer.process.wait(PATIENCE) == 0
-    events = read(tmp_path)
+    cut = end_sessions if backend.vendor == "postgresql" else None
+    events = Accidents(peers(5, RANDOM_WORKER), tmp_path, cut=cut, spared=3).run(SOAK)
     assert faults(events) == []
     assert len([event for event in events if event.kind == "grant"]) >= 15
     assert any(event.kind == "place" for event in events)

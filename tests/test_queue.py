@@ -11,7 +11,6 @@ import asyncio
 import gc
 import os
 import queue
-import random
 import signal
 import subprocess
 import sys
@@ -29,7 +28,8 @@ from django_distlock.renewal import renewer_of
 from django_distlock.tickets import clock
 
 from . import proxy as proxies
-from .history import EVERYBODY, Journal, faults, left_behind, read
+from .accidents import Accidents
+from .history import faults, left_behind
 from .test_processes import in_a_fork
 from .tools import PATIENCE, eventually
 
@@ -1101,49 +1101,8 @@ say("out")
 
 def test_random_processes_and_accidents(fleet, store, peers, tmp_path):
     """S1, S4, S10, S12 of everything at once, whatever happens to processes and subscriptions."""
-    seed = random.randrange(10**9)
-    dice = random.Random(seed)
-    print(f"seed {seed}")
-    journal = Journal(tmp_path)
-    running, stopped = peers(6, RANDOM_WORKER), {}
-    ends = time.monotonic() + SOAK
-    for peer in running:
-        peer.tell(f"{tmp_path} {dice.random()} {ends}")
-
-    def disturb(pid):
-        journal.write("disturbed", pid=pid)
-
-    while time.monotonic() < ends:
-        time.sleep(dice.random() * 0.4)
-        accident = dice.choice(("kill", "stop", "stop", "stop", "cut", "cut"))
-        free = [peer for peer in running if peer not in stopped]
-        if accident == "cut":
-            disturb(EVERYBODY)
-            cut_listeners(store)
-            disturb(EVERYBODY)
-        elif accident == "kill" and len(running) > 4:
-            victim = dice.choice(running)
-            running.remove(victim)
-            stopped.pop(victim, None)
-            disturb(victim.process.pid)
-            victim.kill()
-        elif accident == "stop" and not stopped and free:
-            victim = dice.choice(free)
-            disturb(victim.process.pid)
-            victim.stop()
-            stopped[victim] = time.monotonic() + dice.choice((0.05, 0.3, 1.2))
-        for victim, until in list(stopped.items()):
-            if time.monotonic() > until:
-                disturb(victim.process.pid)
-                victim.go_on()
-                del stopped[victim]
-    for victim in stopped:
-        disturb(victim.process.pid)
-        victim.go_on()
-    for peer in running:
-        peer.says("out", 3 * PATIENCE)
-        assert peer.process.wait(PATIENCE) == 0
-    events = read(tmp_path)
+    accidents = Accidents(peers(6, RANDOM_WORKER), tmp_path, cut=lambda: cut_listeners(store), spared=4)
+    events = accidents.run(SOAK)
     assert faults(events) == []
     assert len([event for event in events if event.kind == "grant"]) >= 30
     eventually(lambda: not left_behind(store.keys()), 2 * PATIENCE)
