@@ -91,6 +91,15 @@ def rush(url: str, lock: str, crowd: Crowd, seconds: float) -> dict[str, float]:
     prepare_queues(url)
     store = Store(url)
     children = [Child(_compete, url, lock, crowd.threads) for _ in range(crowd.processes)]
+    tallies, commands = race(children, seconds, store.commands)
+    return {**figures(tallies, seconds), "commands": commands / max(1, sum(tally.grants for tally in tallies))}
+
+
+def race(children: Sequence[Child], seconds: float, count: Callable[[], int]) -> tuple[list[Tally], int]:
+    """Let them begin together, and end them. What they tell, and by how much the count grew while the window was open.
+
+    Each child says that it is ready, gets the window, and sends its tallies.
+    """
     try:
         for child in children:
             child.told()  # it is ready
@@ -99,19 +108,21 @@ def rush(url: str, lock: str, crowd: Crowd, seconds: float) -> dict[str, float]:
         for child in children:
             child.pipe.send(window)
         sleep_until(window.opens)
-        before = store.commands()
+        before = count()
         sleep_until(window.closes)
-        commands = store.commands() - before
-        tallies: list[Tally] = [tally for child in children for tally in child.told()]
+        grown = count() - before
+        return [tally for child in children for tally in child.told()], grown
     finally:
         for child in children:
             child.end()
+
+
+def figures(tallies: Sequence[Tally], seconds: float) -> dict[str, float]:
     grants = [tally.grants for tally in tallies]
     return {
         "rate": sum(grants) / seconds,
         "fairness": jain(grants),
         "longest_ms": max(tally.longest for tally in tallies) * 1000,
-        "commands": commands / max(1, sum(grants)),
     }
 
 

@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from time import monotonic, perf_counter
+from time import perf_counter
 from typing import Any
 
 import django
 from django.conf import settings
 
+from tests import mariadb
 from tests.postgres import Postgres, programs
 
-from .contended import SETTLING, Tally, Window, member
+from .contended import figures, member, race
 from .contenders import OURS, TTL
-from .measure import Child, in_child, jain, middle, sleep_until
+from .measure import Child, in_child, middle
 from .report import Column, Table
 
 REDIS, POSTGRES, SQLITE = f"{OURS}, Valkey", f"{OURS}, PostgreSQL", f"{OURS}, SQLite"
+MARIADB = f"{OURS}, MariaDB"
 ADVISORY = "django-pglock advisory"
 
 PAIRS = (
@@ -45,6 +47,7 @@ Enter = Callable[[], AbstractContextManager[object]]
 class Stores:
     url: str
     postgres: Mapping[str, Any]
+    mariadb: Mapping[str, Any] | None  # None: it is not here
     file: str
 
 
@@ -52,8 +55,14 @@ def run(url: str, *, rounds: int, seconds: float, progress: Callable[[str], None
     if (folder := programs()) is None:
         progress("no PostgreSQL here: databases are left out")
         return []
-    with Postgres(folder) as server, TemporaryDirectory() as place:
-        stores = Stores(url, server.settings(), str(Path(place, "shop.sqlite3")))
+    with ExitStack() as stack:
+        place = stack.enter_context(TemporaryDirectory())
+        postgres, maria = stack.enter_context(Postgres(folder)).settings(), None
+        if (program := mariadb.program()) and mariadb.is_driver_there():
+            maria = stack.enter_context(mariadb.MariaDB(program)).settings()
+        else:
+            progress("no MariaDB here: it is left out")
+        stores = Stores(url, postgres, maria, str(Path(place, "shop.sqlite3")))
         in_child(_make_table, stores, within=60)
         progress("databases, uncontended")
         times = in_child(_times, stores, rounds, seconds, within=60 + 20 * rounds * seconds)
@@ -86,16 +95,20 @@ def run(url: str, *, rounds: int, seconds: float, progress: Callable[[str], None
 
 def configure(stores: Stores) -> None:
     backend = "django_distlock.backends.database.DatabaseBackend"
+    others = {"mariadb": {**stores.mariadb, "CONN_MAX_AGE": None}} if stores.mariadb else {}
+    mariadb.is_driver_there()
     settings.configure(
         INSTALLED_APPS=["django_distlock"],
         DATABASES={
             "default": {**stores.postgres, "CONN_MAX_AGE": None},
             "file": {"ENGINE": "django.db.backends.sqlite3", "NAME": stores.file, "CONN_MAX_AGE": None},
+            **others,
         },
         DISTRIBUTED_LOCKS={
             "default": {"BACKEND": "django_distlock.backends.redis.RedisBackend", "LOCATION": stores.url},
             "postgres": {"BACKEND": backend, "LOCATION": "default"},
             "sqlite": {"BACKEND": backend, "LOCATION": "file"},
+            **{alias: {"BACKEND": backend, "LOCATION": alias} for alias in others},
         },
     )
     django.setup()
@@ -113,6 +126,7 @@ def contenders() -> dict[str, Enter]:
         ADVISORY: partial(pglock.advisory, "name"),
         POSTGRES: ours("postgres"),
         SQLITE: ours("sqlite"),
+        **({MARIADB: ours("mariadb")} if "mariadb" in settings.DATABASES else {}),
         REDIS: ours("default"),
     }
 
@@ -121,7 +135,8 @@ def _make_table(stores: Stores) -> None:
     configure(stores)
     from django.core.management import call_command
 
-    call_command("migrate", verbosity=0)
+    for database in settings.DATABASES:
+        call_command("migrate", database=database, verbosity=0)
 
 
 def _times(stores: Stores, rounds: int, seconds: float) -> dict[str, list[float]]:
@@ -147,24 +162,8 @@ def _pairs_of(enter: Enter, seconds: float) -> float:
 
 def _rush(stores: Stores, lock: str, size: int, seconds: float) -> dict[str, float]:
     children = [Child(_compete, stores, lock) for _ in range(size)]
-    try:
-        for child in children:
-            child.told()  # it is ready
-        starts = monotonic() + 0.1
-        window = Window(starts, starts + SETTLING, starts + SETTLING + seconds)
-        for child in children:
-            child.pipe.send(window)
-        sleep_until(window.closes)
-        tallies: list[Tally] = [child.told() for child in children]
-    finally:
-        for child in children:
-            child.end()
-    grants = [tally.grants for tally in tallies]
-    return {
-        "rate": sum(grants) / seconds,
-        "fairness": jain(grants),
-        "longest_ms": max(tally.longest for tally in tallies) * 1000,
-    }
+    tallies, _ = race(children, seconds, lambda: 0)
+    return figures(tallies, seconds)
 
 
 def _compete(pipe: Connection, stores: Stores, lock: str) -> None:
@@ -173,4 +172,4 @@ def _compete(pipe: Connection, stores: Stores, lock: str) -> None:
     with enter():
         pass  # opens its connection
     pipe.send("ready")
-    pipe.send(member(enter, pipe.recv()))
+    pipe.send([member(enter, pipe.recv())])
