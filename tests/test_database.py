@@ -300,7 +300,7 @@ class TestWaiting:
         looks.see(Turn(False, fence=8))
         assert looks.pause() < 0.01
         behind.see(Turn(False, fence=7, ahead=9))
-        assert 0.025 < behind.pause() < 0.06
+        assert 0.012 < behind.pause() < 0.03
         assert looks.see(Turn(True))
 
     def test_elsewhere_they_look_and_say_so(self, sqlite_locks):

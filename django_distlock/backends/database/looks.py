@@ -7,7 +7,7 @@ import random
 from ...tickets import clock
 from .statements import Turn
 
-SHORTEST, LONGEST = 0.004, 0.25  # seconds between two looks
+SHORTEST, LONGEST = 0.002, 0.25  # seconds between two looks
 GROWTH = 1.5
 
 
