@@ -44,9 +44,9 @@ def explain(backend: DatabaseBackend, error: Exception, kind: type[LockBackendEr
         )
     if "database is locked" in text and (others := list(databases_in(backend.pool.file))):
         return kind(
-            f"{where} is in the file {backend.pool.file}, which is also the database {others[0]!r}: code that asks for a"
-            f" lock inside a transaction that writes there would wait for itself. Give DATABASES[{others[0]!r}] another"
-            f" file: {text}"
+            f"{where} is in the file {backend.pool.file}, which is also the database {others[0]!r}: code that asks for"
+            " a lock inside a transaction that writes there would wait for itself."
+            f" Give DATABASES[{others[0]!r}] another file: {text}"
         )
     if "database is locked" in text:
         return kind(
