@@ -7,13 +7,14 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test bench lint types docs screenshots dist clean
+.PHONY: help demo serve test quick bench lint types docs screenshots dist clean
 
 help:
 	@echo "make demo    a shop oversells without the lock, and does not with it; three beats share a schedule (a minute)"
 	@echo "             BACKEND=database keeps the locks in the shop's database, without Valkey and beats"
 	@echo "make serve   the same shop, to click through until Ctrl-C; PORT=8000 chooses the port"
 	@echo "make test    the tests; ARGS='-k renewal -x' goes to pytest"
+	@echo "make quick   the part of them that is done in a minute"
 	@echo "make bench   what locks cost, beside others (six minutes); ARGS='--quick --chart bench.svg' is passed on"
 	@echo "make lint    ruff"
 	@echo "make types   mypy"
@@ -33,6 +34,9 @@ serve: $(VENV)/.ready
 
 test: $(VENV)/.ready
 	$(BIN)/python -m pytest --numprocesses auto --dist worksteal $(ARGS)
+
+quick: $(VENV)/.ready
+	$(BIN)/python -m pytest --numprocesses auto --dist worksteal -m "not slow" $(ARGS)
 
 bench: $(VENV)/.ready-bench
 	@$(BIN)/python -m benchmarks $(ARGS)

@@ -46,6 +46,23 @@ for number in (signal.SIGHUP, signal.SIGINT):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, lambda *_: None)
 
+# Of real workers, beats, browsers, topologies and databases, of random runs and of time that has to pass. The rest is
+# done in a minute: -m "not slow".
+SLOW = {
+    "test_admin_browser", "test_beat", "test_beat_database", "test_cluster", "test_cluster_faults",
+    "test_cpython_suite", "test_database_history", "test_example", "test_fleet", "test_hanging_aliases",
+    "test_history", "test_locks_terminal", "test_lost_updates", "test_other_servers", "test_processes", "test_queue",
+    "test_redlock", "test_redlock_processes", "test_runlocked", "test_runlocked_terminal", "test_sentinel",
+    "test_servers", "test_tasks", "test_tls", "test_typing",
+}  # fmt: skip
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.stem in SLOW:
+            item.add_marker("slow")
+
+
 REQUIRED = os.environ.get("DISTLOCK_REQUIRE", "").split()
 
 
