@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import random
 from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar
-from weakref import WeakSet
 
 from django.core.checks import CheckMessage
 from redis.exceptions import MaxConnectionsError
@@ -16,6 +15,7 @@ from ...exceptions import LockBackendError
 from ...findings import Finding
 from ...tickets import Grant, LockInfo, Ticket, clock
 from ..base import BaseLockBackend
+from ..loops import PerLoop
 from ..redis.errors import NoReply, advice
 from ..redis.health import of_patience
 from ..redis.keys import read_prefix
@@ -64,8 +64,7 @@ class RedlockBackend(BaseLockBackend):
         self._longest_ttl = max(self.terms.ttl, self.terms.min_hold)
         connect_timeout = float(self.option["socket_connect_timeout"])
         self._nodes = Nodes(self.locations, self.majority, self.option["max_connections"], connect_timeout)
-        self._async_nodes: dict[asyncio.AbstractEventLoop, AsyncNodes] = {}
-        self._ending_loops: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
+        self._async_nodes = PerLoop(partial(AsyncNodes, self.locations, self.majority, connect_timeout))
 
     def check_settings(self) -> list[CheckMessage]:
         where = f"DISTRIBUTED_LOCKS[{self.alias!r}]"
@@ -250,37 +249,12 @@ class RedlockBackend(BaseLockBackend):
         urgent: bool = False,
         within: float | None = None,
     ) -> Any:
-        nodes = await self._nodes_of_loop()
+        nodes = await self._async_nodes.here()
         try:
             return await nodes.run(steps(False), patience, urgent=urgent, within=within)
         except Faded:
             nodes.reset()
             return await nodes.run(steps(True), patience, urgent=urgent, within=within)
-
-    async def _nodes_of_loop(self) -> AsyncNodes:
-        loop = asyncio.get_running_loop()
-        nodes = self._async_nodes.get(loop)
-        if nodes is None:
-            for other in list(self._async_nodes):
-                if other.is_closed():
-                    self._async_nodes.pop(other, None)
-            nodes = AsyncNodes(self.locations, self.majority, float(self.option["socket_connect_timeout"]))
-            if loop in self._ending_loops:
-                await nodes.aclose()
-                return nodes
-            self._async_nodes[loop] = nodes
-            nodes.ending = self._until_loop_ends(loop, nodes)
-            await anext(nodes.ending)
-        return nodes
-
-    async def _until_loop_ends(self, loop: asyncio.AbstractEventLoop, nodes: AsyncNodes) -> AsyncIterator[None]:
-        """A loop that shuts down closes its asynchronous generators: the moment to close connections."""
-        try:
-            yield
-        finally:
-            self._ending_loops.add(loop)
-            self._async_nodes.pop(loop, None)
-            await nodes.aclose()
 
 
 def _patience(ticket: Ticket) -> float | None:
