@@ -182,6 +182,14 @@ class Watched:
         with self.sentinels[0].client(**self.sentinel_auth) as client:
             client.execute_command("SENTINEL", "FAILOVER", SERVICE)
 
+    def cut_from_sentinels(self, server: Process) -> None:
+        """For them it is dead: it does not let them in any more. Who else is connected notices nothing."""
+        with server.client(**self.auth) as client:
+            client.config_set("requirepass", "unknown to them")
+            for about in client.client_list():
+                if about["name"].startswith("sentinel-"):
+                    client.client_kill_filter(_id=about["id"])
+
     def wait_for_another(self, old: Process) -> Process:
         self._until(lambda: self.told() != old.port and self._takes_writes(self.told()))
         return self.master

@@ -277,6 +277,27 @@ class TestAnOldMasterThatAnswers:
                 assert client.role()[0] == "master"
             lease.ensure_held()
 
+    def test_is_left_by_those_who_are_cut_off_together_with_it(self, watched, use, calls):
+        """The sentinels lost it, its clients did not: these learn of the new one from the sentinels."""
+        backend = use(watched)
+        old = watched.master
+        waiting = ticket("other")
+        with lock("other", ttl=30):
+            backend.acquire(waiting, queue=True)
+        watched.cut_off(old)
+        with pytest.raises(LockLost), lock("name", ttl=6) as first:
+            watched.cut_from_sentinels(old)
+            new = watched.wait_for_another(old)
+            eventually(lambda: backend.location.sentinels.master.port == new.port)
+            second = lock("name")
+            assert calls(second).acquire()  # two holders, until the first one's next renewal
+            eventually(lambda: first.state is State.LOST, 4)
+            assert backend.look(["name"])[0].fence > first.fence
+            calls(second).release()
+        with new.client() as client:
+            eventually(lambda: client.pubsub_shardchannels("lock|in:*"))
+        backend.release(waiting)
+
     def test_is_left_by_the_listener(self, watched, use):
         backend = use(watched)
         holder, waiting = ticket(ttl=30), ticket()

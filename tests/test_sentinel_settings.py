@@ -75,7 +75,7 @@ def test_wrong_settings_say_what_to_change(use, location, options, message):
     assert message in str(caught.value)
 
 
-@pytest.mark.parametrize("location", [None, f"redis://{SERVICE}/3", "redis:///3"])
+@pytest.mark.parametrize("location", [None, f"redis://{SERVICE}/3", "redis:///3?protocol=3"])
 def test_a_location_says_who_and_which_database(watched, use, location, calls):
     use(location, **watched.options)
     handle = lock("name")
