@@ -13,10 +13,12 @@ from django_redis.pool import ConnectionFactory
 
 from django_distlock import LockBackendError, LockLost, State, lock, locks
 from django_distlock.renewal import renewer_of
+from django_distlock.tickets import Grant
 from example_project.valkey import Valkey, binary
 
 from .conftest import REDIS, program_of
-from .tools import eventually
+from .proxy import Proxy
+from .tools import eventually, ticket
 
 PAUSE = 2500  # ms
 
@@ -173,6 +175,51 @@ class TestStarting:
             client(server).get("filler")
         calls(held).release()  # the lease was kept
         assert not lock("name").locked()
+
+
+class TestDemoted:
+    """The address leads to another server now, as after the failover of a managed Redis; connections still stand."""
+
+    @pytest.fixture
+    def demote(self, own_valkey, settings, tmp_path_factory):
+        before, after = own_valkey(), own_valkey()
+        with Proxy(before.socket, tmp_path_factory.mktemp("p")) as proxy:
+            settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": REDIS, "LOCATION": proxy.url}}
+
+            def demote():
+                with redis.Redis.from_url(before.url) as client:
+                    client.replicaof("127.0.0.1", "1")
+                proxy.server = after.socket
+                return after
+
+            yield demote
+            locks.close()
+
+    def test_the_new_primary_is_found_and_nothing_was_unanswered(self, demote, client, calls):
+        for name in ("one", "two"):
+            handle = lock(name)
+            assert calls(handle).acquire()
+            calls(handle).release()
+        after = demote()
+        mine = ticket()
+        assert isinstance(calls(locks["default"]).acquire(mine, queue=False), Grant)
+        assert not mine.unanswered
+        assert client(after).exists("lock:name")
+        assert calls(locks["default"]).release(mine) is True
+        assert client(after).keys() == ["lock|f"]  # and no token had to be retired
+
+    def test_a_release_that_finds_nothing_there_tells_the_loss(self, demote, calls):
+        """It was not executed before, so "not the holder" is no success of an earlier attempt."""
+        handle = lock("name", ttl=60)
+        calls(handle).acquire()
+        demote()
+        with pytest.raises(LockLost):
+            calls(handle).release()
+
+    def test_a_lease_that_is_not_known_there_is_told_as_lost(self, demote):
+        with pytest.raises(LockLost), lock("name", ttl=1.5) as lease:
+            demote()
+            eventually(lambda: lease.state is State.LOST, 3)
 
 
 class TestPoolsOfCaches:
