@@ -8,7 +8,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +32,21 @@ def free_ports(number: int) -> list[int]:
         return [one.getsockname()[1] for one in sockets]
 
 
+def port_with_bus() -> int:
+    """A free one whose bus is free, too: Redis 6.2 has it 10000 above."""
+    while True:
+        [port] = free_ports(1)
+        with closing(socket.socket()) as bus, suppress(OSError, OverflowError):
+            bus.bind(("127.0.0.1", port + 10_000))
+            return port
+
+
 class Node:
     """A server that may be a member of a Cluster, with a client of its own."""
 
     def __init__(self, folder: Path, program: Path | str, *arguments: str) -> None:
         self._folder, self._program, self._arguments = folder, program, arguments
-        self.port, self._bus = free_ports(2)
+        self.port = port_with_bus()
         self.client: Any = redis.Redis(port=self.port, socket_timeout=5, retry=ONCE, decode_responses=True)
         self.is_stopped = False
         self.start()
@@ -49,7 +58,7 @@ class Node:
     def start(self) -> None:
         self.process = subprocess.Popen(
             [
-                self._program, "--port", str(self.port), "--cluster-port", str(self._bus), "--bind", "127.0.0.1",
+                self._program, "--port", str(self.port), "--bind", "127.0.0.1",
                 "--dir", self._folder, "--save", "", "--appendonly", "no", "--cluster-enabled", "yes",
                 "--cluster-node-timeout", str(NODE_TIMEOUT), "--cluster-require-full-coverage", "no",
                 "--repl-diskless-sync-delay", "0", *self._arguments,
@@ -131,9 +140,9 @@ class Cluster:
             node.cluster("SET-CONFIG-EPOCH", epoch)
         share = SLOTS // PRIMARIES + 1
         for number, node in enumerate(self.nodes[:PRIMARIES]):
-            node.cluster("ADDSLOTSRANGE", number * share, min(SLOTS, (number + 1) * share) - 1)
+            node.cluster("ADDSLOTS", *range(number * share, min(SLOTS, (number + 1) * share)))
         for node in others:
-            first.cluster("MEET", "127.0.0.1", node.port, node._bus)
+            first.cluster("MEET", "127.0.0.1", node.port)
         eventually(lambda: all(self._knows_all(node) for node in self.nodes), FORMED_WITHIN)
         for primary, replica in zip(self.nodes, self.nodes[PRIMARIES:], strict=False):
             replica.cluster("REPLICATE", primary.id)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import shutil
 import threading
 import time
 from collections import Counter
@@ -24,9 +23,10 @@ from django_distlock.exceptions import InvalidLockBackend
 from django_distlock.findings import Level
 from django_distlock.tickets import Grant
 
+from . import servers
 from .admin_pages import hold
 from .cluster import Cluster, free_ports
-from .conftest import REDIS, missing
+from .conftest import REDIS, program_of
 from .test_admin import LIST
 from .test_locks_command import said
 from .test_processes import in_a_fork
@@ -353,6 +353,7 @@ class TestSettings:
             ("redis://a", {"shards": 16385}, "['shards'] is 16385; it is a whole number"),
             ("redis://a", {"shards": True}, "['shards'] is True; it is a whole number"),
             ("redis://a", {"cluster": "yes"}, "['cluster'] is 'yes'; it is True for a Cluster"),
+            ("redis://a", {"sentinels": [("s", 1)], "service_name": "m"}, "has 'cluster' and sentinels"),
             ("redis://a", {"cluster": False, "shards": 8}, "['shards'] is for a Cluster; set"),
         ],
     )
@@ -435,18 +436,18 @@ class TestOperation:
         assert "order:25" not in page
 
 
-def test_debians_redis(settings):
-    """Redis 7.0 has sharded pub/sub, too."""
-    if (program := shutil.which("redis-server")) is None:
-        missing("redis-server", "install Debian's package redis-server")
-    with Cluster(program, replicas=0) as cluster:
+@pytest.mark.parametrize("kind", servers.KINDS)
+def test_other_servers(settings, kind):
+    """Redis 6.2 has no sharded pub/sub: there the primary of the slot counts those who hear a plain message."""
+    with Cluster(program_of(kind), replicas=0) as cluster:
         settings.DISTRIBUTED_LOCKS = {alias: entry(cluster.urls[0]) for alias in ("default", "other")}
-        entered = Counter()
+        entered, began = Counter(), time.monotonic()
 
         def work(using):
             for number in range(10):
                 with lock(f"n{number % 3}", using=using, wait=PATIENCE):
                     entered[using] += 1
+                    time.sleep(0.001)
 
         threads = [threading.Thread(target=work, args=(using,)) for using in locks for _ in range(2)]
         for thread in threads:
@@ -454,7 +455,10 @@ def test_debians_redis(settings):
         for thread in threads:
             thread.join(3 * PATIENCE)
         assert sum(entered.values()) == 40
+        assert time.monotonic() - began < PATIENCE
+        assert locks["default"]._listener.kind == ("P" if kind == "redis-6.2" else "S")
         found = {finding.about: finding for finding in locks["default"].check()}
+        assert not any(finding.is_error for finding in found.values())
         assert found["replicas"].level is Level.WARNING
         assert found["version"].message.startswith("All 3 primaries: Redis ")
         locks.close()

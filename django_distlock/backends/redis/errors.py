@@ -150,31 +150,14 @@ def advice(error: Exception, backend: BaseLockBackend) -> str:
             return "there is no master now: a failover goes on, or no replica can take over."
         case MaxConnectionsError():
             return f"no connection became free; raise {backend.setting('OPTIONS')}['max_connections']."
-        case ClusterDownError() if backend.option.get("cluster"):
-            return "the Cluster is down for these locks; CLUSTER INFO and CLUSTER NODES tell which primary is missing."
-        case AskError() | TryAgainError() if backend.option.get("cluster"):
-            return (
-                "the slot of these locks moves from node to node, which takes longer than"
-                f" {backend.setting('OPTIONS')}['socket_timeout']."
-            )
-        case ClusterDownError() | AskError() | TryAgainError() | ClusterCrossSlotError():
-            return f"this server is a node of a Cluster; {_for_cluster(backend)}"
-        case ResponseError() if "cluster support disabled" in str(error):
-            return f"this server is no Cluster; take 'cluster' out of {backend.setting('OPTIONS')}."
         case ResponseError() | BusyLoadingError():
-            return _advice_on_refusal(reason(error), backend)
+            return _advice_on_slots(error, backend) or _advice_on_refusal(reason(error), backend)
     if is_about_certificates(error):
         return (
             f"TLS failed: check the certificates that {backend.setting('LOCATION')} names (ssl_ca_certs, ssl_certfile,"
             " ssl_keyfile), and that the server's certificate is for this host."
         )
     return f"the server does not answer; check that it runs and that {backend.setting('LOCATION')} is right."
-
-
-def _for_cluster(backend: BaseLockBackend) -> str:
-    if "cluster" in backend.options:
-        return f"set {backend.setting('OPTIONS')}['cluster'] to True."
-    return f"name servers of their own in {backend.setting('LOCATION')}."
 
 
 def _advice_on_refusal(reason: str, backend: BaseLockBackend) -> str:
@@ -200,3 +183,29 @@ def _advice_on_refusal(reason: str, backend: BaseLockBackend) -> str:
                 f" own in {backend.setting('KEY_PREFIX')}."
             )
     return "the server refused the command."
+
+
+def _advice_on_slots(error: Exception, backend: BaseLockBackend) -> str:
+    """Where a Cluster was met unexpected, or in a state in which it serves nobody; "" for others."""
+    is_cluster = backend.option.get("cluster")
+    match error:
+        case MasterDownError():
+            return ""
+        case ClusterDownError() if is_cluster:
+            return "the Cluster is down for these locks; CLUSTER INFO and CLUSTER NODES tell which primary is missing."
+        case AskError() | TryAgainError() if is_cluster:
+            return (
+                "the slot of these locks moves from node to node, which takes longer than"
+                f" {backend.setting('OPTIONS')}['socket_timeout']."
+            )
+        case ClusterDownError() | AskError() | TryAgainError() | ClusterCrossSlotError():
+            return f"this server is a node of a Cluster; {_for_cluster(backend)}"
+        case ResponseError() if "cluster support disabled" in str(error):
+            return f"this server is no Cluster; take 'cluster' out of {backend.setting('OPTIONS')}."
+    return ""
+
+
+def _for_cluster(backend: BaseLockBackend) -> str:
+    if "cluster" in backend.options:
+        return f"set {backend.setting('OPTIONS')}['cluster'] to True."
+    return f"name servers of their own in {backend.setting('LOCATION')}."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import redis.asyncio
@@ -43,7 +43,7 @@ class Location:
         """Another server that is talked to in the same way."""
         arguments = {**self.arguments, "host": host, "port": port}
         is_tls = issubclass(self.connection_class, redis.SSLConnection)
-        return replace(self, text=_readable(arguments, is_tls), arguments=arguments)
+        return Location(_readable(arguments, is_tls), self.connection_class, arguments)
 
     @property
     def patience(self) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 
 from ....exceptions import InvalidLockBackend
@@ -14,7 +15,18 @@ from ..parts import Parts
 from .checkup import ClusterCheckup
 from .listener import ClusterListener
 from .slots import Address, SlotMap
-from .wire import AsyncClusterWire, ClusterWire, Times
+from .wire import AsyncClusterWire, ClusterWire
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterLocation(Location):
+    """Any of its nodes. ``failover_timeout``: seconds in which a replica may take the place of a primary."""
+
+    failover_timeout: float
+
+    @property
+    def patience(self) -> float:
+        return self.failover_timeout
 
 
 def is_cluster(backend: BaseLockBackend) -> bool:
@@ -22,12 +34,12 @@ def is_cluster(backend: BaseLockBackend) -> bool:
     wanted, options = backend.option["cluster"], backend.setting("OPTIONS")
     if not isinstance(wanted, bool):
         raise InvalidLockBackend(f"{options}['cluster'] is {wanted!r}; it is True for a Cluster, else False.")
-    if wanted and backend.option["sentinels"] is not None:
-        raise InvalidLockBackend(
-            f"{options} has 'sentinels' and 'cluster'. A Cluster fails over by itself; take one out."
-        )
     if not wanted and "shards" in (backend.settings.get("OPTIONS") or {}):
         raise InvalidLockBackend(f"{options}['shards'] is for a Cluster; set {options}['cluster'] to True, too.")
+    if wanted and any(
+        backend.option[option] is not None for option in ("sentinels", "service_name", "sentinel_kwargs")
+    ):
+        raise InvalidLockBackend(f"{options} has 'cluster' and sentinels. A Cluster has none; take one of them out.")
     return wanted
 
 
@@ -37,8 +49,7 @@ def cluster_parts(
     keys = ClusterKeys(read_prefix(backend), _read_shards(backend))
     location, seeds = _read_seeds(backend, timeouts)
     slots = SlotMap(keys.slots(), seeds)
-    times = Times(timeouts["socket_timeout"], backend.option["failover_timeout"])
-    shared = (location, slots, backend.option["max_connections"], times)
+    shared = (location, slots, backend.option["max_connections"], timeouts["socket_timeout"])
     wire = ClusterWire(*shared)
     listener = ClusterListener(wire, slots, keys, location, new_token(), hand_back, backend.alias)
     checkup = ClusterCheckup(location, seeds, keys, backend.terms, backend.setting("OPTIONS"))
@@ -67,7 +78,8 @@ def _read_seeds(backend: BaseLockBackend, timeouts: Mapping[str, float]) -> tupl
     if any(other != first for other in others):
         raise InvalidLockBackend(f"The URLs of {setting} differ in more than host and port; write the rest alike.")
     text = ", ".join(location.text for location in locations)
-    return Location(text, first.connection_class, first.arguments), seeds
+    failover_timeout = backend.option["failover_timeout"]
+    return ClusterLocation(text, first.connection_class, first.arguments, failover_timeout), seeds
 
 
 def _at_any_node(location: Location) -> Location:

@@ -12,12 +12,14 @@ from typing import Any, NamedTuple, TypeVar
 from redis.exceptions import (
     AskError,
     AuthenticationError,
+    BusyLoadingError,
     ClusterDownError,
     ConnectionError,
     MaxConnectionsError,
     MovedError,
     ReadOnlyError,
     RedisError,
+    ResponseError,
     TimeoutError,
     TryAgainError,
 )
@@ -143,7 +145,7 @@ class Errand:
             return
         self._repeated = self._repeated or isinstance(outcome, Unanswered)
         failure = _of_node(trip.to, outcome)
-        if not isinstance(failure, REFUSED):
+        if isinstance(failure, ConnectionError) and not isinstance(failure, REFUSED):
             self._slots.silent.add(trip.to)
         for number in trip.numbers:
             self._replies[number] = failure
@@ -197,7 +199,7 @@ def _of_node(address: Address, outcome: Exception) -> Exception:
     error = outcome.cause if isinstance(outcome, Unanswered) else outcome
     if isinstance(error.__cause__, AuthenticationError):
         return error.__cause__  # redis-py's asyncio side wraps what went wrong while connecting
-    if isinstance(error, REFUSED):
+    if isinstance(error, (*REFUSED, ResponseError, BusyLoadingError)):
         return error
     if isinstance(error, RedisError | OSError):
         named = ConnectionError(f"{address}: {error}")

@@ -6,8 +6,6 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
-from math import inf
-from typing import NamedTuple
 
 from redis.exceptions import ClusterDownError
 
@@ -29,36 +27,35 @@ class AsyncNodeWire(AsyncWire):
     insists = False
 
 
-class Times(NamedTuple):
-    """Seconds for an answer, and for a replica to take the place of its primary."""
+class _ClusterWire:
+    def __init__(self, location: Location, slots: SlotMap, most: int, timeout: float) -> None:
+        self._location, self._slots = location, slots
+        self._most, self._timeout = most, timeout
 
-    timeout: float
-    failover: float
-
-    def errand(self, commands: Sequence[Command], slots: SlotMap, within: float | None, until: float | None) -> Errand:
-        patience = self.timeout if within is None else min(within, self.timeout)
-        usual = 2 * self.timeout if patience == self.timeout else patience
-        left = inf if until is None else until - clock()
-        return Errand(commands, slots, patience, max(usual, min(self.failover, left)))
+    def _errand(self, commands: Sequence[Command], within: float | None, until: float | None) -> Errand:
+        timeout = self._timeout
+        patience, time = (timeout, 2 * timeout) if within is None or within >= timeout else (within, within)
+        longest = self._location.patience
+        longest = longest if until is None else min(longest, until - clock())
+        return Errand(commands, self._slots, patience, max(time, longest))
 
 
-class ClusterWire:
+class ClusterWire(_ClusterWire):
     """For threads. ``send`` finds the nodes by the keys of the commands and asks all of them at once.
 
-    Opens at most ``most`` connections to each node. Goes on for twice the timeout while a slot is between
-    nodes, or its primary does not answer and may be replaced; with ``within`` less than that, for so long; ``until``
-    a moment on ``clock()`` (None: open end) if that is later, but no longer than a fail-over takes.
+    Opens at most ``most`` connections to each node. Goes on for twice ``timeout`` seconds while a slot is between
+    nodes, or its primary does not answer and may be replaced; with ``within`` less than that, for so long; and
+    ``until`` a moment on ``clock()`` (None: open end) as long as the location has the patience.
     """
 
-    def __init__(self, location: Location, slots: SlotMap, most: int, times: Times) -> None:
-        self._location, self._slots = location, slots
-        self._most, self._times = most, times
+    def __init__(self, location: Location, slots: SlotMap, most: int, timeout: float) -> None:
+        super().__init__(location, slots, most, timeout)
         self._wires: dict[Address, NodeWire] = {}
 
     def send(self, *commands: Command, within: float | None = None, until: float | None = 0.0) -> Answer:
         if not commands:
             return NOTHING
-        return self._take(self._times.errand(commands, self._slots, within, until).steps())
+        return self._take(self._errand(commands, within, until).steps())
 
     def parts(self) -> Iterator[Address]:
         """All primaries with keys; once more where slots moved meanwhile, because a key may have passed by."""
@@ -76,7 +73,7 @@ class ClusterWire:
 
     def refresh(self) -> None:
         """Raises redis-py's error if no node tells who owns what."""
-        if failure := self._take(refresh(self._slots, self._times.timeout)):
+        if failure := self._take(refresh(self._slots, self._timeout)):
             raise failure
 
     def _take(self, steps: Steps[Result]) -> Result:
@@ -121,7 +118,7 @@ class ClusterWire:
         wire = self._wires.get(address)
         if wire is None:
             self._forget()
-            wire = NodeWire(self._location.at(*address), self._most, self._times.timeout)
+            wire = NodeWire(self._location.at(*address), self._most, self._timeout)
             wire = self._wires.setdefault(address, wire)
         return wire
 
@@ -136,21 +133,20 @@ class ClusterWire:
             wire.close()
 
 
-class AsyncClusterWire:
+class AsyncClusterWire(_ClusterWire):
     """The same for the tasks of one event loop."""
 
     ending: AsyncIterator[None]
 
-    def __init__(self, location: Location, slots: SlotMap, most: int, times: Times) -> None:
-        self._location, self._slots = location, slots
-        self._most, self._times = most, times
+    def __init__(self, location: Location, slots: SlotMap, most: int, timeout: float) -> None:
+        super().__init__(location, slots, most, timeout)
         self._wires: dict[Address, AsyncNodeWire] = {}
         self._is_closed = False
 
     async def send(self, *commands: Command, within: float | None = None, until: float | None = 0.0) -> Answer:
         if not commands:
             return NOTHING
-        return await self._take(self._times.errand(commands, self._slots, within, until).steps())
+        return await self._take(self._errand(commands, within, until).steps())
 
     async def locate(self, key: str) -> None:
         if slot_of_key(key) not in self._slots.owners:
@@ -167,7 +163,7 @@ class AsyncClusterWire:
                 yield primary
 
     async def refresh(self) -> None:
-        if failure := await self._take(refresh(self._slots, self._times.timeout)):
+        if failure := await self._take(refresh(self._slots, self._timeout)):
             raise failure
 
     async def _take(self, steps: Steps[Result]) -> Result:
@@ -199,7 +195,7 @@ class AsyncClusterWire:
             await self._forget()
         wire = self._wires.get(address)
         if wire is None:
-            wire = self._wires[address] = AsyncNodeWire(self._location.at(*address), self._most, self._times.timeout)
+            wire = self._wires[address] = AsyncNodeWire(self._location.at(*address), self._most, self._timeout)
             if self._is_closed:
                 await wire.aclose()
         return wire
