@@ -251,6 +251,12 @@ class TestConnections:
             assert postgres_locks._run(_server_pid) == pid
             lease.ensure_held()
 
+    def test_a_lock_that_is_free_needs_one(self, postgres_locks):
+        for _ in range(3):
+            with lock("name"):
+                assert postgres_locks._listener._thread is None
+        assert len(postgres_locks.pool._idle) == 1
+
     def test_those_of_a_burst_are_not_all_kept(self, sqlite_locks):
         pool = sqlite_locks.pool
         with ExitStack() as stack:

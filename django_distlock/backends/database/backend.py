@@ -143,6 +143,10 @@ class DatabaseBackend(BaseLockBackend):
         retire = _us(ticket.ttl) if ticket.unanswered else 0
         return self._steps.release(connection, self._key(ticket.name), ticket.token, _us(rest), retire)
 
+    def is_listening(self, name: str) -> bool:
+        """Most locks are free, so a connection that listens is opened when one turns out to be busy."""
+        return self._listener is None or self._listener.is_started
+
     def succeed(self, heir: Ticket) -> None:
         if self._listener:
             self._listener.expect(heir)

@@ -46,6 +46,11 @@ class Listener:
         finalize(self, _close_pipe, self._pipe, self._waker)
         self.hears = False  # the echo has come: waiters need not look by themselves
 
+    @property
+    def is_started(self) -> bool:
+        """Also where it is of no use to start it now."""
+        return self._thread is not None or clock() < self._deaf_until
+
     def expect(self, ticket: Ticket) -> None:
         """Wake this ticket from now on."""
         ticket.inbox = ticket.inbox or self.inbox
