@@ -183,8 +183,12 @@ class Lease:
             raise LockBackendError(
                 f"No majority of nodes says whether the lock {self.name!r} stands; it is not renewed."
             )
-        if renewed:
+        if renewed and self.is_live:
             self.extend(sent_at, ttl)
+        elif renewed:
+            if self._keeper.drop(self):
+                self.lose("its renewal did not succeed in time")
+            self._keeper.abandon(self.ticket)  # what was told as lost must not block others for a TTL
         elif self._keeper.drop(self):
             self.lose("the store no longer knows it: its data was lost, or somebody freed the lock")
         if not self.is_live:

@@ -121,6 +121,10 @@ class Renewer:
             if not still_held:
                 self._lose(lease, "the store no longer knows it: its data was lost, or somebody freed the lock")
                 continue
+            if not lease.is_live:
+                self._lose(lease, "its renewal did not succeed in time")
+                self.abandon(lease.ticket)  # what was told as lost must not block others for a TTL
+                continue
             is_last = ttl < lease.ttl
             if is_last:
                 lease.renews = False

@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from django_distlock import LockBackendError, LockLost, State, lock, locks
-from django_distlock.backends.redis import listener
+from django_distlock.backends.redis import RedisBackend, listener
 from django_distlock.backends.redis.backend import ACQUIRE, RELEASE, RENEW
 from django_distlock.tickets import Grant, LockInfo, safe_deadline
 
@@ -293,6 +293,35 @@ class TestRenewalAndLoss:
             eventually(lambda: lease.state is State.LOST)
             assert time.monotonic() - began < 2
             proxy.hang = False
+
+    def test_a_renewal_that_succeeded_too_late_undoes_no_loss(self, valkey_locks, store, monkeypatch, caplog):
+        with pytest.raises(LockLost), lock("name", ttl=0.5) as lease:
+            renew = valkey_locks.renew
+
+            def late(wanted, **_):
+                renewed = renew([(ticket, 60.0) for ticket, _ in wanted])
+                eventually(lambda: lease.state is State.LOST)
+                return renewed
+
+            monkeypatch.setattr(valkey_locks, "renew", late)
+            eventually(lambda: "was lost: its renewal did not succeed in time" in caplog.text)
+            assert lease.state is State.LOST
+            eventually(lambda: not store.exists("lock:name"))
+
+    def test_a_renewal_by_hand_that_succeeded_too_late_neither(self, valkey_locks, store, monkeypatch, caplog, calls):
+        renewed = RedisBackend._renewed
+
+        def late(self, answer):
+            eventually(lambda: lease.state is State.LOST)
+            return renewed(self, answer)
+
+        with pytest.raises(LockLost), lock("name", ttl=0.5, renew=False) as lease:
+            monkeypatch.setattr(RedisBackend, "_renewed", late)
+            with pytest.raises(LockLost):
+                calls(lease).renew(60)
+            assert lease.state is State.LOST
+            eventually(lambda: not store.exists("lock:name"))
+        assert caplog.text.count("was lost: ") == 1
 
     def test_a_store_emptied_is_told_as_loss(self, valkey_locks, store, caplog):
         with pytest.raises(LockLost), lock("name", ttl=0.5) as lease:
