@@ -236,6 +236,31 @@ class TestStoreDown:
         assert time.monotonic() - began < 5
         proxy.hang = False
 
+    def test_a_new_connection_is_waited_for_no_longer(self, proxy, settings, calls):
+        """Nor is the server's part in its handshake."""
+        point_at(settings, proxy.url, socket_timeout=30, socket_connect_timeout=30)
+        proxy.hang = True
+        began = time.monotonic()
+        with pytest.raises(LockBackendError):
+            calls(lock("name")).acquire(timeout=0.1)
+        assert time.monotonic() - began < 5
+        proxy.hang = False
+
+    @pytest.mark.parametrize("protocol", [2, 3])
+    def test_a_connection_made_in_a_hurry_waits_as_long_as_any_other_afterwards(self, proxy, settings, store, protocol):
+        backend = point_at(settings, f"{proxy.url}&protocol={protocol}", socket_timeout=10)
+        with lock("name", wait=0):
+            made = store.info("stats")["total_connections_received"]
+            [(connection, _)] = backend._wire._idle
+            assert connection.socket_timeout == connection._sock.gettimeout() == 10
+            proxy.hang = True
+            timer = threading.Timer(0.8, setattr, (proxy, "hang", False))
+            timer.start()
+            assert lock("name").locked()
+            timer.join()
+            assert connection._sock.gettimeout() == 10
+        assert store.info("stats")["total_connections_received"] == made
+
     def test_a_wait_that_meets_a_dead_store_raises_and_leaves_nothing(self, proxied, proxy, store, calls):
         other = ticket(ttl=60)
         store.set("lock:name", f"{other.token} h {1:016d} {other.holder.to_text()}", px=60_000)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+import builtins
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from math import inf
+from typing import Any, TypeVar
 
 import redis.asyncio
 from django.core.cache import InvalidCacheBackendError
@@ -14,6 +18,8 @@ from redis.retry import Retry
 from redis.sentinel import SentinelConnectionPool
 
 from ...exceptions import InvalidLockBackend
+
+Result = TypeVar("Result")
 
 SCHEMES = ("redis://", "rediss://", "unix://")
 
@@ -66,8 +72,15 @@ class Location:
     # Without retries, because redis-py would repeat commands by itself, and then nobody knows that one
     # went unanswered.
 
-    def connected(self, **arguments: Any) -> Any:
-        connection = self.connection_class(**{**self.arguments, **arguments}, retry=Retry(NoBackoff(), 0))
+    def connected(self, *, within: float = inf, **arguments: Any) -> Any:
+        """``within``: seconds for each step until the connection stands, where they are less than the timeouts.
+
+        Raises redis-py's errors.
+        """
+        arguments = self._in_time(within, arguments)
+        if (usual := arguments["socket_timeout"]) and within < usual:
+            arguments |= {"socket_timeout": within, "redis_connect_func": partial(_shake_hands, usual)}
+        connection = self.connection_class(**arguments, retry=Retry(NoBackoff(), 0))
         try:
             connection.connect()
         except Exception as error:
@@ -76,16 +89,22 @@ class Location:
             raise
         return connection
 
-    async def aconnected(self, **arguments: Any) -> Any:
-        connection = self.async_connection_class(**{**self.arguments, **arguments}, retry=AsyncRetry(NoBackoff(), 0))
+    async def aconnected(self, *, within: float = inf, **arguments: Any) -> Any:
+        arguments = self._in_time(within, arguments)
+        connection = self.async_connection_class(**arguments, retry=AsyncRetry(NoBackoff(), 0))
         try:
-            await connection.connect()
-        except Exception as error:
-            await hang_up(connection)  # redis-py forgets that where the other side ended TLS
-            if self._is_of_provider(error):
+            is_hurried = (usual := arguments["socket_timeout"]) and within < usual
+            await in_time(within if is_hurried else None, connection.connect())
+        except BaseException as error:
+            await hang_up(connection)  # redis-py forgets that where the other side ended TLS, or a task was cancelled
+            if isinstance(error, Exception) and self._is_of_provider(error):
                 raise redis.ConnectionError(f"{type(error).__name__}: {error}") from error
             raise
         return connection
+
+    def _in_time(self, within: float, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        arguments = {**self.arguments, **arguments}
+        return {**arguments, "socket_connect_timeout": min(within, arguments["socket_connect_timeout"])}
 
     def close(self) -> None:
         """Nobody needs the server any more."""
@@ -93,6 +112,22 @@ class Location:
     def _is_of_provider(self, error: Exception) -> bool:
         """Whatever a credential provider raises means that there is no connection."""
         return bool(self.arguments.get("credential_provider")) and not isinstance(error, redis.RedisError | OSError)
+
+
+def _shake_hands(timeout: float, connection: Any) -> None:
+    """The socket has the timeout of a hurry until here; what comes after the handshake has the usual one."""
+    connection.socket_timeout = timeout
+    connection.on_connect()
+    connection._sock.settimeout(timeout)  # redis-py has no public way
+
+
+async def in_time(seconds: float | None, step: Awaitable[Result]) -> Result:
+    """Raises redis-py's TimeoutError after so many seconds; None: never."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await step
+    except builtins.TimeoutError as error:
+        raise redis.TimeoutError("Timeout connecting to server") from error
 
 
 async def hang_up(connection: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import inf
 from typing import Any, NoReturn
 
 import redis.asyncio
@@ -12,7 +13,7 @@ from redis.exceptions import AuthenticationError, ConnectionError, TimeoutError
 from ...tickets import clock
 from .commands import pack
 from .errors import NoMaster, NoSentinel, NotServed, SentinelRefusal, UnknownService, is_about_certificates
-from .location import Location, hang_up
+from .location import Location, hang_up, in_time
 from .sentinels import Master, Sentinels
 
 _FINAL = (AuthenticationError, NoSentinel, SentinelRefusal, UnknownService)
@@ -91,12 +92,15 @@ class MasterLocation(Location):
             return False
         return isinstance(error, ConnectionError | TimeoutError | OSError) or NotServed.is_said_by(error)
 
-    def connected(self, **arguments: Any) -> Any:
-        master = self.sentinels.find(self._patience_of(arguments))
+    def connected(self, *, within: float = inf, **arguments: Any) -> Any:
+        master = self.sentinels.find(self._patience_of(within))
         connection = None
         try:
-            connection = Location.connected(self, host=master.host, port=master.port, **arguments)
+            connection = Location.connected(self, within=within, host=master.host, port=master.port, **arguments)
             connection.send_packed_command([_ROLE], check_health=False)
+            # Not by an argument of read_response, which redis-py 6 and 7 do not know.
+            if within < inf and not connection.can_read(within):
+                raise TimeoutError("Timeout reading from socket")
             self._mark(connection, master, connection.read_response(disable_decoding=True))
         except BaseException as error:
             if connection is not None:
@@ -104,13 +108,14 @@ class MasterLocation(Location):
             self._failed(master, error)
         return connection
 
-    async def aconnected(self, **arguments: Any) -> Any:
-        master = await self.sentinels.afind(self._patience_of(arguments))
+    async def aconnected(self, *, within: float = inf, **arguments: Any) -> Any:
+        master = await self.sentinels.afind(self._patience_of(within))
         connection = None
         try:
-            connection = await Location.aconnected(self, host=master.host, port=master.port, **arguments)
+            connection = await Location.aconnected(self, within=within, host=master.host, port=master.port, **arguments)
             await connection.send_packed_command([_ROLE], check_health=False)
-            self._mark(connection, master, await connection.read_response(disable_decoding=True))
+            role = connection.read_response(disable_decoding=True)
+            self._mark(connection, master, await in_time(within if within < inf else None, role))
         except BaseException as error:
             if connection is not None:
                 await hang_up(connection)
@@ -120,9 +125,9 @@ class MasterLocation(Location):
     def close(self) -> None:
         self.sentinels.close()
 
-    def _patience_of(self, arguments: Mapping[str, Any]) -> float:
-        patience: float = {**self.arguments, **arguments}["socket_connect_timeout"]
-        return patience
+    def _patience_of(self, within: float) -> float:
+        usual: float = self.arguments["socket_connect_timeout"]
+        return min(within, usual)
 
     def _mark(self, connection: _ToMaster, master: Master, role: list[Any]) -> None:
         if role[0] != b"master":

@@ -68,8 +68,8 @@ class Wire:
 
     ``send`` puts all commands on the wire at once and returns their replies; it tries twice, because an
     idle connection may have died unnoticed. Then it raises Unanswered, or redis-py's ConnectionError when
-    there was no connection at all. ``within``: seconds for an answer on a connection that stands, where they
-    are less than the timeout; a try that took so long is not repeated.
+    there was no connection at all. ``within``: seconds for a connection and for an answer, where they are less
+    than the timeout; a try that took so long is not repeated.
 
     Where another server may take over, or this one serves in a moment, it goes on trying for as long, or
     ``until`` a moment on ``clock()`` (None: open end) if the location has the patience.
@@ -147,7 +147,7 @@ class Wire:
             if clock() - since < IDLE_TRUSTED or not self._is_stale(connection):
                 return connection
             connection.disconnect()
-        return self._location.connected(**_sooner(self._location, patience))
+        return self._location.connected(within=patience)
 
     @staticmethod
     def _is_stale(connection: Any) -> bool:
@@ -263,7 +263,7 @@ class AsyncWire:
             if clock() - since < IDLE_TRUSTED or not await self._is_stale(connection):
                 return connection
             await hang_up(connection)
-        return await self._location.aconnected(**_sooner(self._location, patience))
+        return await self._location.aconnected(within=patience)
 
     @staticmethod
     async def _is_stale(connection: Any) -> bool:
@@ -312,12 +312,6 @@ def _disconnect(idle: deque[Idle]) -> None:
     with suppress(IndexError):
         while True:
             idle.pop().connection.disconnect()
-
-
-def _sooner(location: Location, patience: float) -> dict[str, float]:
-    """Who has little time has little for the connection, too."""
-    usual: float = location.arguments["socket_connect_timeout"]
-    return {"socket_connect_timeout": patience} if patience < usual else {}
 
 
 def _was_sent(connection: Any, error: BaseException) -> bool:
