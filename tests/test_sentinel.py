@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 
 import pytest
@@ -15,6 +16,7 @@ from django_distlock import LockBackendError, LockLost, State, lock, locks
 from django_distlock.signals import lock_lost
 from django_distlock.tickets import Grant, LockInfo
 
+from . import sentinel
 from .conftest import REDIS
 from .sentinel import SERVICE, Watched
 from .test_store_clock import faked_clock
@@ -233,6 +235,44 @@ class TestFailoverWhileWaiting:
         for thread in threads:
             thread.join(WAIT)
         assert sorted(taken) == [0, 1, 2]
+
+    @pytest.mark.parametrize("way", ["threads", "tasks"])
+    def test_many_more_than_connections_wait_for_it(self, watched, use, way):
+        use(watched, max_connections=1, socket_timeout=0.3, socket_connect_timeout=0.3)
+        with lock("before"):
+            pass
+        watched.master.stop()
+        numbers = range(12)
+
+        def one(number):
+            with lock("name:{}", number, wait=WAIT) as lease:
+                return lease.fence
+
+        async def one_task(number):
+            async with lock("name:{}", number, wait=WAIT) as lease:
+                return lease.fence
+
+        async def tasks():
+            return await asyncio.gather(*map(one_task, numbers))
+
+        if way == "tasks":
+            assert all(asyncio.run(tasks()))
+        else:
+            with ThreadPoolExecutor(len(numbers)) as threads:
+                assert all(threads.map(one, numbers))
+
+    @pytest.mark.parametrize("is_warm", [True, False])
+    def test_nobody_waits_longer_than_wanted_for_one_that_hangs(self, use, calls, is_warm, monkeypatch):
+        monkeypatch.setattr(sentinel, "DOWN_AFTER", 60)
+        with Watched(replicas=0, sentinels=1) as watched:
+            use(watched, socket_timeout=4, socket_connect_timeout=4)
+            if is_warm:
+                warm_up(calls)
+            watched.master.stop()
+            began = time.monotonic()
+            with pytest.raises(LockBackendError):
+                calls(lock("name", wait=5)).acquire()
+            assert time.monotonic() - began < 7
 
     def test_the_place_of_a_waiter_is_kept(self, watched, use):
         """Also where the new master never heard of the queue."""

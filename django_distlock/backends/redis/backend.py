@@ -28,6 +28,7 @@ from .keys import LEASES, RUNS
 from .leases import read_holder, read_lease, read_remaining
 from .listing import SCAN_STEP, Listing
 from .parts import Parts, server_parts
+from .patience import SHORTEST_PATIENCE
 from .wire import Answer
 
 ACQUIRE, RELEASE, RENEW = Script("acquire"), Script("release"), Script("renew")
@@ -36,7 +37,6 @@ CLAIM_RUN = Script("claim_run")
 GRANT_TTL = 2.0  # seconds a waiter has to take what it was handed: two looks, because a hint can be lost
 QUEUE_TTL = 10.0  # seconds a queue is kept in which nobody looks any more
 GONE = -2  # says PTTL
-SHORTEST_PATIENCE = 0.5  # seconds that even an attempt without a wait gives the server
 
 logger = logging.getLogger("django_distlock")
 

@@ -32,6 +32,7 @@ from ...tickets import clock
 from .commands import Command, pack
 from .errors import AGAIN, NotServed, Unanswered, is_worth_waiting, unless_not_served
 from .location import Location, hang_up
+from .patience import clipped, exhausted, may_wait_on
 
 IDLE_TRUSTED = 1.0  # seconds for which an idle connection is used again without a look at its socket
 
@@ -97,23 +98,28 @@ class Wire:
         if self._pid != os.getpid():
             self._start()  # a forked child must not talk on its parent's connections
         patience = self._timeout if within is None else min(within, self._timeout)
-        permits, began, repeated = self._permits, clock(), False
+        permits, began, repeated, left = self._permits, clock(), False, patience
         while True:
             try:
-                permits.get(timeout=patience)
+                permits.get(timeout=left)
             except Empty:
-                raise MaxConnectionsError(exhausted(self._most)) from None
-            try:
-                return self._send(commands, patience, began, repeated)
-            except (RedisError, OSError, Unanswered) as error:
-                if not is_worth_waiting(error, self._location, began, patience, until):
-                    raise
-                repeated = isinstance(error, Unanswered)
-            finally:
-                permits.put(None)
-            time.sleep(AGAIN)
+                if not may_wait_on(self._location, began, until):
+                    _fail(MaxConnectionsError(exhausted(self._most)), repeated)
+            else:
+                try:
+                    return self._send(commands, left, began, repeated, until)
+                except (RedisError, OSError, Unanswered) as error:
+                    if not is_worth_waiting(error, self._location, began, patience, until):
+                        raise
+                    repeated = isinstance(error, Unanswered)
+                finally:
+                    permits.put(None)
+                time.sleep(AGAIN)
+            left = clipped(patience, until)
 
-    def _send(self, commands: Sequence[Command], patience: float, began: float, repeated: bool) -> Answer:
+    def _send(
+        self, commands: Sequence[Command], patience: float, began: float, repeated: bool, until: float | None
+    ) -> Answer:
         is_second = False
         while True:
             sent_at, connection = clock(), None
@@ -132,7 +138,7 @@ class Wire:
                 too_late = clock() - began >= patience and (patience < self._timeout or not self.insists)
                 if is_second or too_late or connection is None or not _is_worth_repeating(error):
                     _fail(error, repeated)
-                is_second = True
+                is_second, patience = True, clipped(patience, until)
                 self.close()  # what killed this connection may have killed the idle ones
             else:
                 self._idle.append(Idle(connection, clock()))
@@ -199,38 +205,36 @@ class AsyncWire:
         if not commands:
             return NOTHING  # asyncio's transports choke on an empty chunk: such a one is never closed
         patience = self._timeout if within is None else min(within, self._timeout)
-        began, repeated = clock(), False
+        began, repeated, left = clock(), False, patience
         while True:
-            try:
-                return await self._send_in_turn(commands, patience, began, repeated)
-            except (RedisError, OSError, Unanswered) as error:
-                if not is_worth_waiting(error, self._location, began, patience, until):
-                    raise
-                repeated = isinstance(error, Unanswered)
-            await asyncio.sleep(AGAIN)
+            if await self._is_vacant(left):
+                try:
+                    return await self._send(commands, left, began, repeated, until)
+                except (RedisError, OSError, Unanswered) as error:
+                    if not is_worth_waiting(error, self._location, began, patience, until):
+                        raise
+                    repeated = isinstance(error, Unanswered)
+                finally:
+                    self._vacant.release()
+                await asyncio.sleep(AGAIN)
+            elif not may_wait_on(self._location, began, until):
+                _fail(MaxConnectionsError(exhausted(self._most)), repeated)
+            left = clipped(patience, until)
 
-    async def _send_in_turn(self, commands: Sequence[Command], patience: float, began: float, repeated: bool) -> Answer:
-        if self._vacant.locked():
-            try:
-                async with asyncio.timeout(patience):
-                    await self._vacant.acquire()
-            except builtins.TimeoutError:
-                raise MaxConnectionsError(exhausted(self._most)) from None
-        else:
-            await self._vacant.acquire()
-        task = asyncio.current_task()
-        cancelled = task.cancelling() if task else 0
+    async def _is_vacant(self, patience: float) -> bool:
+        """Take a permit for a connection."""
+        if not self._vacant.locked():
+            return await self._vacant.acquire()
         try:
-            answer = await self._send(commands, patience, began, repeated)
-        finally:
-            self._vacant.release()
-        if task and task.cancelling() > cancelled:
-            # redis-py sends through asyncio.wait_for, which on Python 3.11 may lose a cancellation.
-            raise asyncio.CancelledError
-        return answer
+            async with asyncio.timeout(patience):
+                return await self._vacant.acquire()
+        except builtins.TimeoutError:
+            return False
 
-    async def _send(self, commands: Sequence[Command], patience: float, began: float, repeated: bool) -> Answer:
-        is_second = False
+    async def _send(
+        self, commands: Sequence[Command], patience: float, began: float, repeated: bool, until: float | None
+    ) -> Answer:
+        is_second, cancelled = False, _cancellations()
         while True:
             sent_at, connection = clock(), None
             try:
@@ -245,16 +249,18 @@ class AsyncWire:
                 if connection is not None:
                     await hang_up(connection)
                 repeated = repeated or _was_sent(connection, error)
+                _check_cancelled(cancelled)
                 too_late = clock() - began >= patience and (patience < self._timeout or not self.insists)
                 if is_second or too_late or connection is None or not _is_worth_repeating(error):
                     _fail(error, repeated)
-                is_second = True
+                is_second, patience = True, clipped(patience, until)
                 await self._close_idle()
             else:
                 if self._keeps:
                     self._idle.append(Idle(connection, clock()))
                 else:
                     await hang_up(connection)
+                _check_cancelled(cancelled)
                 return Answer(replies, sent_at, repeated)
 
     async def _connected(self, patience: float) -> Any:
@@ -314,6 +320,17 @@ def _disconnect(idle: deque[Idle]) -> None:
             idle.pop().connection.disconnect()
 
 
+def _cancellations() -> int:
+    task = asyncio.current_task()
+    return task.cancelling() if task else 0
+
+
+def _check_cancelled(before: int) -> None:
+    """redis-py sends through asyncio.wait_for, which on Python 3.11 may lose a cancellation or make it an error."""
+    if _cancellations() > before:
+        raise asyncio.CancelledError
+
+
 def _was_sent(connection: Any, error: BaseException) -> bool:
     """Whether the server may have executed the commands, or may do so yet."""
     return connection is not None and not isinstance(error, NotServed)
@@ -329,7 +346,3 @@ def _fail(error: BaseException, sent: bool) -> NoReturn:
 
 def _is_worth_repeating(error: BaseException) -> bool:
     return isinstance(error, ConnectionError | TimeoutError) and not isinstance(error, AuthenticationError)
-
-
-def exhausted(most: int) -> str:
-    return f"all {most} connections are busy; OPTIONS['max_connections'] allows more"

@@ -1,0 +1,134 @@
+"""Commands on their way when faults meet in an order that no server can be made to show at will."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from redis.exceptions import ConnectionError, MaxConnectionsError
+
+from django_distlock.backends.redis.commands import Command, pack
+from django_distlock.backends.redis.errors import Unanswered
+from django_distlock.backends.redis.wire import AsyncWire, Wire
+from django_distlock.tickets import clock
+
+COMMAND = Command(pack("PING"))
+
+
+class Connection:
+    """Its replies are lost."""
+
+    def send_packed_command(self, *_: Any, **__: Any) -> None: ...
+
+    def can_read(self, timeout: float = 0) -> bool:
+        return True
+
+    def read_response(self, **_: Any) -> None:
+        raise ConnectionError("the reply was lost")
+
+    def disconnect(self) -> None: ...
+
+
+class AsyncConnection:
+    _writer = None
+
+    async def send_packed_command(self, *_: Any, **__: Any) -> None: ...
+
+    async def read_response(self, **_: Any) -> None:
+        raise ConnectionError("the reply was lost")
+
+    async def disconnect(self, nowait: bool = False) -> None: ...
+
+
+class Interrupted(AsyncConnection):
+    """Where a cancellation meets a broken connection, asyncio's wait_for on Python 3.11 tells of the second alone."""
+
+    async def send_packed_command(self, *_: Any, **__: Any) -> None:
+        try:
+            await asyncio.sleep(10)
+        except asyncio.CancelledError:
+            raise ConnectionError("reset") from None
+
+
+class Service:
+    """A place where another server may take over."""
+
+    patience = 30.0
+
+    def __init__(self, connection: Any, at_first: Callable[[], Any] = lambda: None) -> None:
+        self.arguments = {"socket_timeout": 0.3, "socket_connect_timeout": 0.3}
+        self._connection, self._at_first = connection, at_first
+        self.asked = 0
+
+    def is_passing(self, error: Exception) -> bool:
+        return True
+
+    def connected(self, **_: Any) -> Any:
+        self.asked += 1
+        if self.asked == 1:
+            self._at_first()
+        return self._connection
+
+    async def aconnected(self, **_: Any) -> Any:
+        return self.connected()
+
+
+class TestNoConnectionIsFree:
+    """S3, S4: what was sent before is not forgotten."""
+
+    def test_for_the_repetition_of_what_went_unanswered(self):
+        thread = threading.Thread(target=lambda: wire._permits.get(), daemon=True)
+        wire = Wire(Service(Connection(), thread.start), 1, 0.3)
+        with pytest.raises(Unanswered) as caught:
+            wire.send(COMMAND, until=clock() + 1)
+        assert isinstance(caught.value.cause, MaxConnectionsError)
+        thread.join()
+
+    def test_for_the_repetition_by_a_task(self):
+        async def main():
+            others = []
+            wire = AsyncWire(
+                Service(AsyncConnection(), lambda: others.append(asyncio.create_task(wire._vacant.acquire()))), 1, 0.3
+            )
+            with pytest.raises(Unanswered) as caught:
+                await wire.send(COMMAND, until=clock() + 1)
+            assert isinstance(caught.value.cause, MaxConnectionsError)
+            await others[0]
+
+        asyncio.run(main())
+
+    def test_for_a_first_attempt_it_is_waited_for_as_long_as_for_another_server(self):
+        wire = Wire(Service(Connection()), 1, 0.3)
+        wire._permits.get()
+        began = time.monotonic()
+        with pytest.raises(MaxConnectionsError):
+            wire.send(COMMAND, until=clock() + 0.9)
+        assert 0.85 < time.monotonic() - began < 5
+
+    def test_for_a_task_it_is_waited_for_as_long_as_for_another_server(self):
+        async def main():
+            wire = AsyncWire(Service(AsyncConnection()), 1, 0.3)
+            await wire._vacant.acquire()
+            began = time.monotonic()
+            with pytest.raises(MaxConnectionsError):
+                await wire.send(COMMAND, until=clock() + 0.9)
+            assert 0.85 < time.monotonic() - began < 5
+
+        asyncio.run(main())
+
+
+def test_a_cancellation_that_became_an_error_is_one_all_the_same():
+    async def main():
+        service = Service(Interrupted())
+        task = asyncio.create_task(AsyncWire(service, 5, 0.3).send(COMMAND, until=None))
+        await asyncio.sleep(0.05)
+        task.cancel()
+        await asyncio.wait([task], timeout=5)
+        assert task.cancelled()
+        assert service.asked == 1
+
+    asyncio.run(main())
