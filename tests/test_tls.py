@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
 import threading
 import time
+from contextlib import contextmanager, suppress
 
 import pytest
 from django_redis.pool import ConnectionFactory
+from redis.exceptions import ConnectionError
 
 from django_distlock import LockBackendError, State, lock, locks
+from django_distlock.backends.redis.errors import is_about_certificates
 from example_project.valkey import Valkey
 
 from . import certificates
@@ -110,6 +115,43 @@ class TestNoTrust:
             LockBackendError, match="the server does not answer; check that it runs and that .*LOCATION"
         ):
             calls(lock("name", wait=None, ttl=1)).acquire()
+
+
+@contextmanager
+def hanging_up(goodbye):
+    """The port of a server that says so much and goes away in the handshake, like a balancer without a server."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve():
+            with suppress(OSError):  # the test is over
+                while True:
+                    peer, _ = server.accept()
+                    with peer:
+                        peer.recv(16384)
+                        peer.sendall(goodbye)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield server.getsockname()[1]
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+@pytest.mark.parametrize(
+    ("goodbye", "is_meant"), [(b"", False), (b"\x15\x03\x03\x00\x02\x02\x30", True)], ids=["nothing", "unknown_ca"]
+)
+def test_who_goes_away_in_the_handshake_says_nothing_about_certificates(use, goodbye, is_meant):
+    """An alert does. Both are told alike to threads and tasks: behind sentinels the first is tried again."""
+    with hanging_up(goodbye) as port:
+        location = use(f"rediss://127.0.0.1:{port}/0?ssl_cert_reqs=none").location
+        with pytest.raises(ConnectionError) as caught:
+            location.connected()
+        assert is_about_certificates(caught.value) is is_meant
+        with pytest.raises(ConnectionError) as caught:
+            asyncio.run(location.aconnected())
+        assert is_about_certificates(caught.value) is is_meant
 
 
 class TestSentinels:

@@ -45,6 +45,7 @@ _BY_CLASS = {
 }
 _NO_PERMISSION_IN_SCRIPT = ("ACL failure in script", "The user executing the script can't")
 _NOT_SERVED = ("LOADING", "MASTERDOWN", "NOREPLICAS", "READONLY", "UNBLOCKED")
+_GONE = (ssl.SSLEOFError, ssl.SSLSyscallError, ssl.SSLZeroReturnError)  # in the midst of the handshake: says no reason
 
 
 def reason(error: Exception) -> str:
@@ -86,7 +87,7 @@ def unless_not_served(reply: RedisError) -> RedisError:
 def is_about_certificates(error: BaseException) -> bool:
     """Whether a connection failed because one side does not trust the other. redis-py chains the reason."""
     cause: BaseException | None = error
-    while cause is not None and not isinstance(cause, ssl.SSLError):
+    while cause is not None and (not isinstance(cause, ssl.SSLError) or isinstance(cause, _GONE)):
         cause = cause.__cause__ or cause.__context__
     return cause is not None
 
