@@ -11,12 +11,13 @@ from django_redis.pool import ConnectionFactory
 
 from django_distlock import InvalidLockBackend, LockBackendError, lock, locks
 from django_distlock.backends.redis import sentinels
+from django_distlock.backends.redis.errors import NoMaster
 from django_distlock.findings import Level
 
 from .conftest import REDIS
 from .sentinel import SERVICE, Watched
 from .test_sentinel import warm_up
-from .tools import eventually
+from .tools import eventually, ticket
 
 ONE = {"sentinels": [("127.0.0.1", 26379)]}
 
@@ -180,6 +181,16 @@ class TestSentinelsThatDoNotHelp:
                 in str(caught.value)
             )
 
+    def test_all_are_dead_and_the_lock_is_held(self, use, calls):
+        """Who may wait for long, but cannot listen for its turn, is told at once, too."""
+        with Watched(replicas=0, sentinels=1) as watched:
+            use(**watched.options).acquire(ticket(ttl=30), queue=False)
+            watched.sentinels[0].kill()
+            began = time.monotonic()
+            with pytest.raises(LockBackendError, match="no sentinel answers"):
+                calls(lock("name", wait=8)).acquire()
+            assert time.monotonic() - began < 3
+
     def test_they_want_a_password(self, use, calls):
         with Watched(
             replicas=0, sentinels=1, sentinel=("requirepass quiet",), sentinel_auth={"password": "quiet"}
@@ -222,3 +233,18 @@ def test_what_was_found_out_is_forgotten_when_nobody_uses_it(watched, use, calls
     with caplog.at_level(logging.WARNING), lock("name"):
         assert backend.location.sentinels.master.port == watched.servers[0].port
     assert not caplog.records
+
+
+def test_who_asked_before_a_failover_does_not_undo_it(monkeypatch):
+    """A slower thread, whose sentinel was asked before. Sentinels that were set up anew begin with small epochs."""
+    known = sentinels.Sentinels("service", [])
+    monkeypatch.setattr(known._watch, "nudge", lambda due: None)
+    old, new = sentinels.Master("old", 1, 4), sentinels.Master("new", 1, 5)
+    known.confirm(old)
+    assert known.confirm(new) is new
+    with pytest.raises(NoMaster, match="old:1 is not the master any more: new:1 is"):
+        known.confirm(old)
+    assert known.master is new
+    assert known.confirm(new._replace(epoch=0)) is new
+    anew = old._replace(is_anew=True)
+    assert known.confirm(anew) is known.master is anew

@@ -89,7 +89,7 @@ class Listener:
 
     @contextmanager
     def starter(self) -> Iterator[Bell]:
-        """A bell that rings when the subscription stands, or is refused."""
+        """A bell that rings when the subscription stands, or cannot."""
         bell = Bell()
         self._starters.add(bell)
         try:
@@ -174,8 +174,9 @@ class Listener:
             logger.debug("The listener of %r lost its connection: %s", self._name, error)
         else:
             logger.exception("The listener of %r failed and begins again", self._name)
-        if isinstance(error, ResponseError | AuthenticationError):
-            self._ring_starters()  # refused: no use in waiting for it
+        is_final = self._location.patience > 0 and not self._location.is_passing(error)
+        if is_final or isinstance(error, ResponseError | AuthenticationError):
+            self._ring_starters()  # no use in waiting for it
 
     def _subscribe(self, connection: Any) -> None:
         for verb, kind in KINDS:

@@ -23,11 +23,15 @@ IDLE = 20.0  # seconds without a command after which nobody asks any more
 
 
 class Master(NamedTuple):
-    """``epoch`` grows with every failover: a sentinel that was cut off tells of a smaller one."""
+    """``epoch`` grows with every failover: a sentinel that was cut off tells of a smaller one.
+
+    ``is_anew``: so do all, because they were set up anew.
+    """
 
     host: str
     port: int
     epoch: int
+    is_anew: bool = False
 
     def __str__(self) -> str:
         return f"{self.host}:{self.port}"
@@ -80,12 +84,17 @@ class Sentinels:
             return found
 
     def confirm(self, master: Master) -> Master:
-        """That server says so, too. Returns what to mark connections to it with."""
+        """That server says so, too. Returns what to mark connections to it with.
+
+        Raises NoMaster if a later failover became known meanwhile.
+        """
         self.used_at = clock()
         with self._guard:
-            if self.master is None or self.master[:2] != master[:2]:
-                self._move_to(master)
-            confirmed = self.master or master
+            confirmed = self.master
+            if confirmed is None or confirmed[:2] != master[:2]:
+                if confirmed and master.epoch < confirmed.epoch and not master.is_anew:
+                    raise NoMaster(f"{master} is not the master any more: {confirmed} is")
+                self._move_to(confirmed := master)
         self._watch.nudge(clock() + LOOK)
         return confirmed
 
@@ -107,12 +116,12 @@ class Sentinels:
             if isinstance(told, Exception):
                 problems.append(told)
                 self._ask_last(sentinel)
-            elif self.master and told.epoch < self.master.epoch:
+            elif (known := self.master) and told.epoch < known.epoch:
                 outdated.append(told)
             else:
                 return told
-        if outdated:  # by all that answer: they were set up anew
-            return max(outdated, key=lambda master: master.epoch)
+        if outdated:  # by all that answer
+            return max(outdated, key=lambda master: master.epoch)._replace(is_anew=True)
         raise _worst(problems)
 
     def _told(self, sentinel: Location, reply: Reply) -> Master | Exception:
@@ -193,8 +202,10 @@ class Sentinels:
 
     def _look(self) -> float | None:
         """Ask one after the other, so that one which is cut off together with an old master hides no failover."""
-        if clock() - self.used_at > IDLE:
-            self.master = None
+        with self._guard:
+            if is_unused := clock() - self.used_at > IDLE:
+                self.master = None
+        if is_unused:
             while self._lines:
                 self._lines.popitem()[1].disconnect()
             return None
