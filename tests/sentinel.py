@@ -182,6 +182,15 @@ class Watched:
         with self.sentinels[0].client(**self.sentinel_auth) as client:
             client.execute_command("SENTINEL", "FAILOVER", SERVICE)
 
+    def set_up_anew(self, master: Process) -> None:
+        """As an operator does it who gives the service to another server; the last master lives and stays one."""
+        for verb, *arguments in (["REMOVE"], ["MONITOR", "127.0.0.1", master.port, len(self.sentinels) // 2 + 1]):
+            for sentinel in self.sentinels:
+                with sentinel.client(**self.sentinel_auth) as client:
+                    client.execute_command("SENTINEL", verb, SERVICE, *arguments)
+            with master.client(**self.auth) as client:
+                client.execute_command("REPLICAOF", "NO", "ONE")
+
     def cut_from_sentinels(self, server: Process) -> None:
         """For them it is dead: it does not let them in any more. Who else is connected notices nothing."""
         with server.client(**self.auth) as client:

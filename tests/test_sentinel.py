@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from django_distlock import LockBackendError, LockLost, State, lock, locks
+from django_distlock.backends.redis import sentinels
 from django_distlock.signals import lock_lost
 from django_distlock.tickets import Grant, LockInfo
 
@@ -337,6 +338,23 @@ class TestAnOldMasterThatAnswers:
         with new.client() as client:
             eventually(lambda: client.pubsub_shardchannels("lock|in:*"))
         backend.release(waiting)
+
+    def test_is_left_when_the_sentinels_are_set_up_anew(self, watched, use, monkeypatch, calls):
+        """For another server, by hand: their epochs begin at 0 again."""
+        monkeypatch.setattr(sentinels, "LOOK", 0.1)
+        backend = use(watched)
+        old, new = watched.servers
+        watched.fail_over()
+        watched.wait_for_another(old)
+        warm_up(calls)  # in epoch 1
+        assert backend.location.sentinels.master[1:3] == (new.port, 1)
+        watched.set_up_anew(old)
+        eventually(lambda: warm_up(calls) or backend.location.sentinels.master.port == old.port)
+        handle = lock("name")
+        calls(handle).acquire()
+        with old.client() as client:
+            assert client.exists("lock:name")
+        calls(handle).release()
 
     def test_is_left_by_the_listener(self, watched, use):
         backend = use(watched)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from contextlib import suppress
+from types import SimpleNamespace
 
 import pytest
 from django_redis.pool import ConnectionFactory
@@ -248,3 +249,28 @@ def test_who_asked_before_a_failover_does_not_undo_it(monkeypatch):
     assert known.confirm(new._replace(epoch=0)) is new
     anew = old._replace(is_anew=True)
     assert known.confirm(anew) is known.master is anew
+
+
+@pytest.mark.parametrize(
+    ("named", "moves"),
+    [
+        ([("new", 0), ("new", 0), ("new", 0)], True),
+        ([("new", 0), None, ("new", 0)], True),
+        ([("new", 0), None, None], False),
+        ([("new", 0), ("old", 4), ("new", 0)], False),
+        ([("new", 0), ("new", 0), ("other", 0)], False),
+        ([("new", 5), None, None], True),
+    ],
+)
+def test_who_may_move_the_master_by_a_smaller_epoch(named, moves, monkeypatch):
+    """Most of the sentinels in a whole round, none of which names the present one: a few may be cut off."""
+    answers = [NoMaster() if one is None else sentinels.Master(one[0], 1, one[1]) for one in named]
+    locations = [SimpleNamespace(text=str(number), connected=lambda: None) for number in range(len(named))]
+    known = sentinels.Sentinels("service", locations)
+    monkeypatch.setattr(known._watch, "nudge", lambda due: None)
+    monkeypatch.setattr(known, "_ask", lambda line: None)
+    monkeypatch.setattr(known, "_told", lambda sentinel, reply: answers[int(sentinel.text)])
+    known.confirm(sentinels.Master("old", 1, 4))
+    for _ in range(2 * len(named)):
+        known._look()
+    assert known.master.host == ("new" if moves else "old")

@@ -61,6 +61,7 @@ class Sentinels:
         self._watch = Worker(f"distlock-sentinels-{service}", self._look)
         self._lines: dict[str, Any] = {}  # of the watch, to sentinels
         self._round = deque(locations)
+        self._named: dict[str, Master | None] = {}  # in this round of the watch, by whom; None: no answer
 
     def find(self, patience: float) -> Master:
         """The master by what the sentinels say; each has so many seconds at most for its answer."""
@@ -153,6 +154,7 @@ class Sentinels:
         if self.master and self.master[:2] != master[:2]:
             logger.warning("The master of %r is %s now, no longer %s", self.service, master, self.master)
         self.master = master
+        self._named.clear()
 
     # One question
 
@@ -211,18 +213,31 @@ class Sentinels:
             return None
         sentinel = self._round[0]
         self._round.rotate(-1)
+        told: Master | Exception
         try:
             if sentinel.text not in self._lines:
                 self._lines[sentinel.text] = sentinel.connected()
             told = self._told(sentinel, self._ask(self._lines[sentinel.text]))
-        except (RedisError, OSError):
+        except (RedisError, OSError) as error:
+            told = error
             if line := self._lines.pop(sentinel.text, None):
                 line.disconnect()
-        else:
-            with self._guard:
-                if isinstance(told, Master) and self.master and told.epoch > self.master.epoch:
-                    self._move_to(told)
+        with self._guard:
+            self._named[sentinel.text] = told if isinstance(told, Master) else None
+            if isinstance(told, Master) and self.master and (told.epoch > self.master.epoch or self._are_set_up_anew()):
+                self._move_to(told)
         return clock() + LOOK
+
+    def _are_set_up_anew(self) -> bool:
+        """Whether in a whole round most named the same other server and none this one. Epochs begin at 0 then."""
+        addresses = [named[:2] for named in self._named.values() if named]
+        return (
+            len(self._named) == len(self.locations)
+            and len(set(addresses)) == 1
+            and 2 * len(addresses) > len(self.locations)
+            and self.master is not None
+            and self.master[:2] not in addresses
+        )
 
 
 def _worst(problems: Sequence[Exception]) -> ConnectionError:
