@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import threading
 import time
 from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
 from django_redis.pool import ConnectionFactory
+from redis.exceptions import ConnectionError
 
 from django_distlock import InvalidLockBackend, LockBackendError, lock, locks
 from django_distlock.backends.redis import sentinels
-from django_distlock.backends.redis.errors import NoMaster
+from django_distlock.backends.redis.errors import NoMaster, NoSentinel
 from django_distlock.findings import Level
 
 from .conftest import REDIS
@@ -274,3 +277,81 @@ def test_who_may_move_the_master_by_a_smaller_epoch(named, moves, monkeypatch):
     for _ in range(2 * len(named)):
         known._look()
     assert known.master.host == ("new" if moves else "old")
+
+
+class TestSharedSearch:
+    """In a failover all who lost their connection ask at once."""
+
+    @pytest.fixture
+    def known(self, monkeypatch):
+        """Of one sentinel, which answers after a moment; ``asked``: with which patience it was."""
+        usual = {"socket_timeout": 0.5, "socket_connect_timeout": 0.5}
+        known = sentinels.Sentinels("service", [SimpleNamespace(text="one", arguments=usual)])
+        known.asked, known.answer = [], sentinels.Master("new", 1, 1)
+
+        def ask(sentinel, patience):
+            known.asked.append(patience)
+            time.sleep(0.05)
+            return known.answer
+
+        async def aask(sentinel, patience):
+            known.asked.append(patience)
+            await asyncio.sleep(0.05)
+            return known.answer
+
+        monkeypatch.setattr(known, "_asked", ask)
+        monkeypatch.setattr(known, "_aasked", aask)
+        monkeypatch.setattr(known, "_told", lambda sentinel, reply: reply)
+        monkeypatch.setattr(sentinels, "FRESH", 60)
+        return known
+
+    @pytest.mark.parametrize("answer", [sentinels.Master("new", 1, 1), NoMaster("down"), NoSentinel("silent")])
+    def test_by_threads_and_tasks(self, known, answer):
+        known.answer, found = answer, []
+
+        def find():
+            try:
+                found.append(known.find(2.0))
+            except ConnectionError as error:
+                found.append(error)
+
+        async def find_all():
+            found.extend(await asyncio.gather(*(known.afind(2.0) for _ in range(10)), return_exceptions=True))
+
+        threads = [threading.Thread(target=find) for _ in range(10)]
+        threads.append(threading.Thread(target=asyncio.run, args=(find_all(),)))
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(known.asked) == 1
+        assert {(type(one), str(one)) for one in found} == {(type(answer), str(answer))}
+        assert len(found) == 20
+
+    def test_is_over_after_a_moment(self, known, monkeypatch):
+        monkeypatch.setattr(sentinels, "FRESH", 0)
+        known.find(2.0)
+        asyncio.run(known.afind(2.0))
+        assert len(known.asked) == 2
+
+    def test_silence_counts_for_those_who_have_no_more_patience(self, known):
+        known.answer = NoSentinel("silent")
+        for patience in (0.1, 0.05, 2.0, 3.0):
+            with pytest.raises(NoSentinel):
+                known.find(patience)
+        assert known.asked == [0.1, 2.0]
+
+    def test_who_is_cancelled_leaves_it_to_the_next(self, known):
+        async def cancel_first():
+            first, *others = [asyncio.create_task(known.afind(2.0)) for _ in range(3)]
+            await asyncio.sleep(0.01)
+            first.cancel()
+            assert await asyncio.gather(*others) == [known.answer] * 2
+
+        asyncio.run(asyncio.wait_for(cancel_first(), 1.5))
+        assert len(known.asked) == 2
+
+    def test_who_hangs_is_not_waited_for_longer_than_patience(self, known):
+        known._searcher = object()
+        assert known.find(0.05) == asyncio.run(known.afind(0.05)) == known.answer
+        assert len(known.asked) == 1

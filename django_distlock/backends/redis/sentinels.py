@@ -6,10 +6,12 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Generator, Sequence
+from contextlib import closing
 from typing import Any, NamedTuple
 
 from redis.exceptions import AuthenticationError, ConnectionError, NoPermissionError, RedisError, ResponseError
 
+from ...bells import Bell
 from ...tickets import clock
 from ...workers import Worker
 from .commands import pack
@@ -18,6 +20,7 @@ from .location import Location, hang_up
 
 logger = logging.getLogger("django_distlock")
 
+FRESH = 0.1  # seconds for which what one found is true for others; less than the pause before another attempt
 LOOK = 1.0  # seconds between questions to the sentinels while connections are in use
 IDLE = 20.0  # seconds without a command after which nobody asks any more
 
@@ -37,6 +40,23 @@ class Master(NamedTuple):
         return f"{self.host}:{self.port}"
 
 
+class Found(NamedTuple):
+    """By a search that gave each sentinel so many seconds."""
+
+    outcome: Master | ConnectionError
+    at: float
+    patience: float
+
+    def serves(self, patience: float) -> bool:
+        is_enough = patience <= self.patience or isinstance(self.outcome, Master | NoMaster)
+        return is_enough and clock() - self.at < FRESH
+
+    def told(self) -> Master:
+        if isinstance(self.outcome, Exception):
+            raise type(self.outcome)(*self.outcome.args)
+        return self.outcome
+
+
 Reply = list[Any] | Exception  # of a sentinel, to both questions
 Search = Generator[Location, Reply, Master]
 
@@ -54,6 +74,10 @@ class Sentinels:
         self.master: Master | None = None
         self.used_at = 0.0  # when a command was last sent to the master
         self._order = deque(locations)
+        self._named_by: Location | None = None
+        self._found: Found | None = None
+        self._searcher: Bell | None = None  # of the thread or task that asks
+        self._waiting: list[Bell] = []  # of those who share what it finds
         self._guard = threading.Lock()
         # The first knows a new master earlier, the second has its state and epoch.
         questions = ("GET-MASTER-ADDR-BY-NAME", "MASTER")
@@ -65,24 +89,26 @@ class Sentinels:
 
     def find(self, patience: float) -> Master:
         """The master by what the sentinels say; each has so many seconds at most for its answer."""
-        search = self._search()
-        sentinel = next(search)
-        try:
-            while True:
-                sentinel = search.send(self._asked(sentinel, patience))
-        except StopIteration as end:
-            found: Master = end.value
-            return found
+        with closing(self._shared_search(patience)) as search:
+            try:
+                step = next(search)
+                while True:
+                    step = search.send(step.wait(patience) if isinstance(step, Bell) else self._asked(step, patience))
+            except StopIteration as end:
+                found: Master = end.value
+                return found
 
     async def afind(self, patience: float) -> Master:
-        search = self._search()
-        sentinel = next(search)
-        try:
-            while True:
-                sentinel = search.send(await self._aasked(sentinel, patience))
-        except StopIteration as end:
-            found: Master = end.value
-            return found
+        with closing(self._shared_search(patience)) as search:
+            try:
+                step = next(search)
+                while True:
+                    step = search.send(
+                        await (step.await_(patience) if isinstance(step, Bell) else self._aasked(step, patience))
+                    )
+            except StopIteration as end:
+                found: Master = end.value
+                return found
 
     def confirm(self, master: Master) -> Master:
         """That server says so, too. Returns what to mark connections to it with.
@@ -101,13 +127,41 @@ class Sentinels:
 
     def doubt(self) -> None:
         """The server that was named is of no use: another sentinel is asked first the next time."""
-        with self._guard:
-            self._order.rotate(-1)
+        if self._named_by is not None:
+            self._ask_last(self._named_by)
 
     def close(self) -> None:
         self.used_at = -IDLE
         if self._lines:
             self._watch.nudge()
+
+    def _shared_search(self, patience: float) -> Generator[Location | Bell, Any, Master]:
+        """Yields sentinels to ask. Or a bell to wait for: who comes while others search shares what they find."""
+        patience = min(patience, max(_sooner(sentinel, patience)["socket_timeout"] for sentinel in self.locations))
+        bell, is_late = Bell(), False
+        while True:
+            with self._guard:
+                if self._found and self._found.serves(patience):
+                    return self._found.told()
+                if self._searcher is None or is_late:
+                    self._searcher = bell
+                    break
+                self._waiting.append(bell)
+            is_late = not (yield bell)
+        try:
+            found = yield from self._search()
+            self._found = Found(found, clock(), patience)
+        except ConnectionError as error:
+            self._found = Found(error, clock(), patience)
+            raise
+        finally:
+            with self._guard:
+                if self._searcher is bell:
+                    self._searcher = None
+                waiting, self._waiting = self._waiting, []
+            for other in waiting:
+                other.ring()
+        return found
 
     def _search(self) -> Search:
         problems: list[Exception] = []
@@ -120,6 +174,7 @@ class Sentinels:
             elif (known := self.master) and told.epoch < known.epoch:
                 outdated.append(told)
             else:
+                self._named_by = sentinel
                 return told
         if outdated:  # by all that answer
             return max(outdated, key=lambda master: master.epoch)._replace(is_anew=True)
