@@ -185,8 +185,9 @@ class TestSentinelsThatDoNotHelp:
                 in str(caught.value)
             )
 
-    def test_all_are_dead_and_the_lock_is_held(self, use, calls):
+    def test_all_are_dead_and_the_lock_is_held(self, use, calls, monkeypatch):
         """Who may wait for long, but cannot listen for its turn, is told at once, too."""
+        monkeypatch.setattr(sentinels, "FRESH", 0)
         with Watched(replicas=0, sentinels=1) as watched:
             use(**watched.options).acquire(ticket(ttl=30), queue=False)
             watched.sentinels[0].kill()
