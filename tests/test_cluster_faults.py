@@ -354,6 +354,41 @@ class TestHangingPrimary:
         eventually(lambda: [key for key in primary.client.keys("lock*") if "|f:" not in key and "|x:" not in key] == [])
 
 
+class TestRefusingPrimary:
+    @pytest.fixture
+    def refuse(self, cluster):
+        """Makes a primary refuse what locks ask of it, which it says at once."""
+        refusing = []
+
+        def start(node):
+            refusing.append(node)
+            node.client.execute_command("ACL", "SETUSER", "default", "-evalsha")
+
+        yield start
+        for node in refusing:
+            node.client.execute_command("ACL", "SETUSER", "default", "+evalsha")
+
+    def test_leases_elsewhere_are_renewed(self, cluster, refuse, caplog):
+        there, elsewhere, _ = one_per_primary(cluster)
+        with lock(there, ttl=1.2, on_lost="log") as lost, lock(elsewhere, ttl=1.2, on_lost="log") as kept:
+            refuse(node_of(cluster, there))
+            eventually(lambda: lost.state is State.LOST)
+            assert kept.state is State.HELD
+            assert "Some leases are not renewed now" in caplog.text
+            assert "widen its ACL rule" in caplog.text
+
+    def test_nothing_is_learned_of_leases_there(self, cluster, refuse, calls):
+        there, elsewhere, _ = one_per_primary(cluster)
+        held = [ticket(there), ticket(elsewhere)]
+        for one in held:
+            locks["default"].acquire(one, queue=False)
+        refuse(node_of(cluster, there))
+        backend = calls(locks["default"])
+        assert backend.renew([(one, 20.0) for one in held]) == [None, True]
+        with pytest.raises(LockBackendError, match="widen its ACL rule"):
+            backend.renew([(held[0], 20.0)])
+
+
 class TestNobodyServes:
     def test_a_cluster_that_stops_as_a_whole(self, cluster, settings):
         """With cluster-require-full-coverage yes, which is the default of servers."""

@@ -21,7 +21,6 @@ from ..base import BaseLockBackend
 from ..loops import PerLoop
 from ..probing import failed
 from .cluster.parts import cluster_parts, is_cluster
-from .cluster.routing import is_undecided
 from .commands import Command, Script, pack
 from .errors import NoReply, Unanswered, explain, is_wrong_type
 from .keys import LEASES, RUNS
@@ -262,13 +261,20 @@ class RedisBackend(BaseLockBackend):
         return bool(self._only(answer)) or answer.repeated
 
     def _renewed(self, answer: Answer) -> list[bool | None]:
-        if all(map(is_undecided, answer.replies)):
+        """A node that refuses must not hide what became of leases elsewhere; raises where that is all there is."""
+        renewed = list(map(self._is_renewed, answer.replies))
+        if all(still_held is None for still_held in renewed):
             return list(map(self._checked, answer.replies))
-        return [None if is_undecided(reply) else self._is_renewed(reply) for reply in answer.replies]
+        failures = [reply for reply, still_held in zip(answer.replies, renewed, strict=True) if still_held is None]
+        for reason in dict.fromkeys(str(explain(failure, self)) for failure in failures):
+            logger.warning("Some leases are not renewed now: %s", reason)
+        return renewed
 
-    def _is_renewed(self, reply: Any) -> bool:
-        # Another type of value under one key must not hide what became of the others.
-        return not is_wrong_type(reply) and bool(self._checked(reply))
+    @staticmethod
+    def _is_renewed(reply: Any) -> bool | None:
+        if is_wrong_type(reply):
+            return False
+        return None if isinstance(reply, RedisError) else bool(reply)
 
     def _infos(self, names: Sequence[str], answer: Answer) -> list[LockInfo | None]:
         replies = iter(answer.replies)
