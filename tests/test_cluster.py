@@ -413,6 +413,30 @@ class TestOperation:
         assert "['shards'] is 32 here, and was 64" in found.message
         assert "lock|s:{shards}" in found.hint
 
+    @pytest.mark.parametrize(
+        ("refuse", "mend", "told", "hint"),
+        [
+            (("CONFIG", "SET", "maxmemory", "1"), ("CONFIG", "SET", "maxmemory", "0"), "maxmemory", "takes new keys"),
+            (("ACL", "SETUSER", "default", "-set"), ("ACL", "SETUSER", "default", "+set"), "'set'", "Allow the user"),
+        ],
+        ids=["memory", "ACL"],
+    )
+    def test_a_number_of_shards_that_cannot_be_kept(
+        self, cluster_locks, valkey_cluster, calls, refuse, mend, told, hint
+    ):
+        nodes = valkey_cluster.primaries
+        try:
+            for node in nodes:
+                node.client.execute_command(*refuse)
+            [found] = [finding for finding in calls(cluster_locks).check() if finding.about == "shards"]
+        finally:
+            for node in nodes:
+                node.client.execute_command(*mend)
+        assert found.level is Level.WARNING
+        assert "cannot be compared" in found.message
+        assert told in found.message
+        assert hint in found.hint
+
     def test_commands(self, cluster_locks):
         for number in range(5):
             hold(cluster_locks, f"order:{number}")

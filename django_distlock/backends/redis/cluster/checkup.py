@@ -14,6 +14,7 @@ from ....terms import Terms
 from .. import health
 from ..checkup import Checkup
 from ..commands import Command, pack
+from ..errors import reason
 from ..keys import ClusterKeys
 from ..location import Location
 from .slots import Address
@@ -37,7 +38,7 @@ class ClusterCheckup(Checkup):
             for one in self._of_primary(part, info, server_time, asked_at):
                 grouped[one.level, one.about, one.hint][part] = one.message
         found = [Finding(level, about, _told(of, parts), hint) for (level, about, hint), of in grouped.items()]
-        return [*found, self._of_shards(replies[-1])]
+        return [*found, self._of_shards(*replies[-2:])]
 
     def _of_primary(self, part: Address, info: Any, server_time: Any, asked_at: float) -> list[Finding]:
         if isinstance(info, ConnectionError):
@@ -46,12 +47,16 @@ class ClusterCheckup(Checkup):
         location = self._location.at(*part)
         return [_in_cluster(one) for one in health.findings(info, server_time, asked_at, self._terms, location)]
 
-    def _of_shards(self, kept: Any) -> Finding:
+    def _of_shards(self, written: Any, kept: Any) -> Finding:
         shards, agreed = self._keys.shards, self._keys.agreed
+        if kept is None and isinstance(written, RedisError):
+            kept = written
         if isinstance(kept, RedisError):
-            hint = f"Allow the user to use the key {agreed}."
+            hint = "Check again when the Cluster takes new keys."
+            if reason(kept) == "NOPERM":
+                hint = f"Allow the user to use the key {agreed}, with GET and SET."
             return Finding(Level.WARNING, "shards", f"The number of shards cannot be compared: {kept}", hint)
-        if kept == str(shards).encode():
+        if kept in (None, str(shards).encode()):  # None: it was deleted since it was written, a moment ago
             return Finding(Level.OK, "shards", f"{shards}, as wherever this was checked.")
         return Finding(
             Level.ERROR,
