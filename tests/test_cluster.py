@@ -18,6 +18,7 @@ from redis.crc import key_slot
 from django_distlock import LockBackendError, lock, locks, waiting
 from django_distlock.backends.redis import listing
 from django_distlock.backends.redis.cluster import listener as listening
+from django_distlock.backends.redis.cluster.slots import Address
 from django_distlock.backends.redis.keys import ClusterKeys, slot_of
 from django_distlock.exceptions import InvalidLockBackend
 from django_distlock.findings import Level
@@ -162,6 +163,16 @@ class TestHandOff:
         for number, (_, [name, *_]) in enumerate(others, 2):
             wait_for(name)
             assert len(subscribed(valkey_cluster)) == number
+
+    def test_a_node_that_left_is_heard_no_more(self, two, valkey_cluster):
+        backend, nodes = two["default"], valkey_cluster.primaries
+        names = [names[0] for names in names_on(valkey_cluster, backend).values()]
+        gone = listening.NodeListener(backend._listener, Address("127.0.0.1", 1))
+        backend._listener._nodes[gone._address] = gone
+        for name in names:
+            assert not backend.is_listening(name)
+            backend.acquire(ticket(name), queue=True)
+        assert {address.port for address in backend._listener._nodes} == {node.port for node in nodes}
 
     def test_a_subscription_that_was_cut_is_made_again(self, two, valkey_cluster, monkeypatch):
         monkeypatch.setattr(waiting, "LOOK_INTERVAL", 1.0)

@@ -125,7 +125,17 @@ class ClusterListener:
         address = self._owner(self.keys.shard_of(name))
         if address is None:
             return None
-        return self._nodes.get(address) or self._nodes.setdefault(address, NodeListener(self, address))
+        node = self._nodes.get(address)
+        if node is None:
+            self._forget()
+            node = self._nodes.setdefault(address, NodeListener(self, address))
+        return node
+
+    def _forget(self) -> None:
+        """Nodes that have left the Cluster."""
+        for address in list(self._nodes):
+            if not self.slots.knows(address) and (node := self._nodes.pop(address, None)):
+                node.stop()
 
 
 class NodeListener(Listener):
