@@ -6,11 +6,13 @@ import asyncio
 import json
 import threading
 import time
+from itertools import repeat
 
 import pytest
 import redis
 
 from django_distlock import LockBackendError, LockError, LockLost, State, lock, locks
+from django_distlock.backends.redis.cluster import routing
 from django_distlock.backends.redis.cluster.routing import ASKING, Errand, Pause
 from django_distlock.backends.redis.cluster.slots import Address, SlotMap
 from django_distlock.backends.redis.commands import Command, pack
@@ -233,6 +235,29 @@ class TestFailover:
             assert waiter.outcome is None
         assert waiter.gets_in() > lease.fence
 
+    @pytest.mark.parametrize("way", ["thread", "task"])
+    def test_more_waiters_than_connections_live_through_it(self, cluster, settings, way):
+        options = {**OPTIONS, "socket_timeout": 0.5, "max_connections": 1}
+        entry = {"BACKEND": REDIS, "LOCATION": cluster.urls, "OPTIONS": options}
+        settings.DISTRIBUTED_LOCKS = {"default": entry, "other": entry}
+        primary = node_of(cluster, "name")
+        shard = locks["default"].keys.shard_of("name")
+        names = [name for name in map(str, range(999)) if locks["default"].keys.shard_of(name) == shard][:6]
+        primary.stop()
+
+        async def tasks():
+            await asyncio.gather(*map(task, names))
+
+        async def task(name):
+            async with lock(name, wait=3 * PATIENCE):
+                pass
+
+        if way == "task":
+            asyncio.run(tasks())
+        else:
+            for waiter in [Waiter(name, "thread", using="default") for name in names]:
+                waiter.gets_in()
+
     def test_a_lock_whose_grant_was_lost_is_told_and_the_next_has_a_larger_number(self, cluster):
         primary = node_of(cluster, "name")
         replica = cluster.replica_of(primary)
@@ -413,6 +438,33 @@ class TestNobodyServes:
         with lock(elsewhere):
             pass
 
+    def test_who_waits_for_a_slot_without_an_owner_asks_for_it_in_turn(self, tmp_path, settings):
+        node = Node(tmp_path, binary())
+        try:
+            entry = {"BACKEND": REDIS, "OPTIONS": {"cluster": True, "socket_timeout": 0.5}}
+            settings.DISTRIBUTED_LOCKS = {"default": {**entry, "LOCATION": node.url}}
+            node.cluster("ADDSLOTSRANGE", 0, 8191)
+            eventually(lambda: "cluster_state:ok" in node.cluster("INFO"))
+            lacking = [name for name in map(str, range(99)) if slot_of(locks["default"].keys.lease(name)) >= 8192]
+
+            async def tasks():
+                outcomes = await asyncio.gather(
+                    *(lock(name, wait=1).aacquire() for name in lacking[10:20]), return_exceptions=True
+                )
+                assert {type(outcome) for outcome in outcomes} == {LockBackendError}
+
+            threads = [threading.Thread(target=failing_to_lock, args=(name, 1)) for name in lacking[:10]]
+            for thread in threads:
+                thread.start()
+            asyncio.run(tasks())
+            for thread in threads:
+                thread.join(PATIENCE)
+            # Once when each begins; then every 0.2 seconds, one for all.
+            assert node.client.info("commandstats")["cmdstat_cluster|slots"]["calls"] < 20 + 15
+        finally:
+            locks.close()
+            node.end()
+
     def test_slots_without_an_owner(self, tmp_path, settings, calls):
         entry = {"BACKEND": REDIS, "OPTIONS": {"cluster": True, "socket_timeout": 0.2, "failover_timeout": 0.2}}
         node = Node(tmp_path, binary())
@@ -440,9 +492,9 @@ class TestNobodyServes:
             node.end()
 
 
-def failing_to_lock(name):
+def failing_to_lock(name, wait=0):
     try:
-        with lock(name, wait=0):
+        with lock(name, wait=wait):
             return ""
     except LockError as error:
         return str(error)
@@ -514,6 +566,19 @@ class TestErrand:
         assert isinstance(error, redis.ConnectionError)
         assert "a:1" in str(error)
 
+    def test_one_that_found_no_free_connection_waits_for_one(self):
+        busy = redis.exceptions.MaxConnectionsError("all are busy")
+        went, answer = self.drive([busy, busy, self.answered(b"yes")])
+        assert [to for to, _ in went] == [self.A, self.A, self.A]
+        assert answer == Answer([b"yes"], 7.0, repeated=False)
+
+    def test_no_free_connection_in_all_the_time_is_told_as_such(self, monkeypatch):
+        moments = iter(range(10**6))
+        monkeypatch.setattr(routing, "clock", lambda: next(moments) / 20)
+        went, error = self.drive(repeat(redis.exceptions.MaxConnectionsError("all are busy")))
+        assert isinstance(error, redis.exceptions.MaxConnectionsError)
+        assert len(went) > 1
+
     def test_a_host_that_is_not_told_is_the_one_that_was_asked(self):
         moved = redis.exceptions.MovedError(f"{slot_of('x')} :9")
         went, _ = self.drive([self.answered(moved), self.answered(b"yes")])
@@ -522,3 +587,10 @@ class TestErrand:
         assert slots.learn([[0, 3, [None, 7, b"id"]], [4, 9, [b"?", 8, b"id"], [b"r", 9, b"id"]]], self.A)
         assert dict(slots.owners) == {1: Address("a", 7), 5: Address("a", 8)}
         assert not slots.learn([], self.A)
+
+    def test_nodes_that_left_are_forgotten(self):
+        gone, seed = Address("gone", 1), self.B
+        slots = SlotMap([1], [seed])
+        slots.silent |= {gone, seed, self.A}
+        slots.learn([[0, 16383, [b"a", 1, b"id"]]], self.A)
+        assert slots.silent == {seed, self.A}

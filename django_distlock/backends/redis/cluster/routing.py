@@ -38,8 +38,9 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.02, 0.2  # seconds between attempts while a slot 
 LAST_TRY = 0.25  # seconds that an attempt has even when the time is nearly over
 TO_TELL = 0.5  # seconds that a node has to tell who owns what
 LEAST_ASKED = 3  # nodes that are asked, even if the time goes by with the first, which hang
+FRESH = 0.2  # seconds for which who tries again takes what others have learned
 
-REFUSED = (AuthenticationError, MaxConnectionsError)  # errors of connections that no other node mends
+REFUSED = (AuthenticationError, MaxConnectionsError)  # errors of connections that tell nothing of the node
 UNDECIDED = (ConnectionError, TimeoutError, AskError, TryAgainError, ClusterDownError, ReadOnlyError)
 
 Outcome = Answer | Exception
@@ -89,26 +90,36 @@ class Errand:
         self._repeated = False
 
     def steps(self) -> Steps[Answer]:
-        left, attempts = list(range(len(self._commands))), 0
+        left, rounds = list(range(len(self._commands))), 0
         if self._slots.silent and self._goes_to_a_silent_node():
-            yield from refresh(self._slots, self._time())
+            yield from self._learn(clock() - FRESH)
         while True:
             began, known = clock(), self._slots.owners
             if trips := self._trips(left):
                 for trip, outcome in zip(trips, (yield trips), strict=True):
                     self._take(trip, outcome)
-                attempts += 1
+            rounds += 1
             left = [number for number in left if self._is_to_repeat(number)]
             if not left or clock() >= self._give_up:
                 return self._answer()
-            if self._is_map_wrong(left) and self._slots.learned_at < began:
-                failure = yield from refresh(self._slots, self._time())
+            if self._is_map_wrong(left):
+                failure = yield from self._learn(began if rounds == 1 else min(began, clock() - FRESH))
                 if failure and not known:
                     self._replies = [failure] * len(self._commands)
                 if failure:
                     return self._answer()
-            if attempts > 1 or (self._slots.owners is known and not self._ask):
-                yield Pause(min(LONGEST_PAUSE, FIRST_PAUSE * 2**attempts))
+            if rounds > 1 or (self._slots.owners is known and not self._ask):
+                longest = min(LONGEST_PAUSE, max(0.0, self._give_up - clock()))
+                yield Pause(min(longest, FIRST_PAUSE * 2 ** min(rounds, 4)))
+
+    def _learn(self, since: float) -> Steps[Exception | None]:
+        """Who owns what, unless that was learned since then. One asks, and many who wait for the same are told."""
+        give_up = clock() + _share(self._time())
+        while self._slots.is_being_told and clock() < give_up:
+            yield Pause(FIRST_PAUSE)
+        if self._slots.learned_at >= since:
+            return None
+        return (yield from refresh(self._slots, self._time()))
 
     def _goes_to_a_silent_node(self) -> bool:
         """It may have a successor. Who fails because a node hangs has no time left to learn of it."""
@@ -159,10 +170,11 @@ class Errand:
 
     def _is_to_repeat(self, number: int) -> bool:
         reply = self._replies[number]
-        return is_undecided(reply) and not isinstance(reply, REFUSED) and self._commands[number].at is None
+        return is_undecided(reply) and not isinstance(reply, AuthenticationError) and self._commands[number].at is None
 
     def _is_map_wrong(self, left: Sequence[int]) -> bool:
-        return any(not isinstance(self._replies[number], AskError | TryAgainError) for number in left)
+        right = AskError | TryAgainError | MaxConnectionsError
+        return any(not isinstance(self._replies[number], right) for number in left)
 
     def _answer(self) -> Answer:
         if all(isinstance(reply, ConnectionError | TimeoutError) for reply in self._replies):
@@ -174,11 +186,19 @@ class Errand:
 
 def refresh(slots: SlotMap, within: float) -> Steps[Exception | None]:
     """Learn the owners of slots anew, from the first node that tells. Returns an error if none does."""
+    slots.asked_at = clock()
+    try:
+        return (yield from _ask_in_turn(slots, within))
+    finally:
+        slots.told_at = clock()
+
+
+def _ask_in_turn(slots: SlotMap, within: float) -> Steps[Exception | None]:
     give_up, failure = clock() + within, None
     for asked, address in enumerate(slots.to_ask()):
         if asked >= LEAST_ASKED and clock() >= give_up:
             break
-        [outcome] = yield [Trip(address, [0], [CLUSTER_SLOTS], min(TO_TELL, within / LEAST_ASKED))]
+        [outcome] = yield [Trip(address, [0], [CLUSTER_SLOTS], _share(within))]
         if isinstance(outcome, Answer):
             reply = outcome.replies[0]
             slots.silent.discard(address)
@@ -192,6 +212,11 @@ def refresh(slots: SlotMap, within: float) -> Steps[Exception | None]:
         else:
             failure = ClusterDownError(f"{address} is a member of no Cluster")
     return failure or TimeoutError(f"no node told within {within:.1f} s who owns what")
+
+
+def _share(within: float) -> float:
+    """Of the time to learn who owns what: for one node."""
+    return min(TO_TELL, within / LEAST_ASKED)
 
 
 def _of_node(address: Address, outcome: Exception) -> Exception:

@@ -33,6 +33,7 @@ class SlotMap:
         self.silent: set[Address] = set()  # did not answer when last asked: the others are asked before them
         self.owners: Mapping[int, Address] = {}
         self.learned_at = 0.0
+        self.asked_at = self.told_at = 0.0  # when somebody last began and ended to ask who owns what
 
     @property
     def primaries(self) -> list[Address]:
@@ -43,6 +44,10 @@ class SlotMap:
     def unowned(self) -> int:
         """How many of the slots in which keys of ours can be have no owner."""
         return len(self._wanted) - len(self.owners)
+
+    @property
+    def is_being_told(self) -> bool:
+        return self.asked_at > self.told_at
 
     def moved(self, slot: int, owner: Address) -> None:
         self.owners = {**self.owners, slot: owner}
@@ -66,6 +71,7 @@ class SlotMap:
                 owners[slot] = shard[0]
         if nodes:
             self._nodes, self.learned_at = tuple(nodes), clock()
+            self.silent.intersection_update({*nodes, *self._seeds})  # others have left
             if owners != self.owners:
                 self.owners = owners
         return bool(nodes)
