@@ -343,6 +343,17 @@ class TestHangingPrimary:
             assert calls(locks["default"]).release(mine)
             assert time.monotonic() - began < 0.5
 
+    def test_who_waits_is_told_when_the_wait_is_over(self, hanging, cluster, settings, calls):
+        there, _, hang = hanging
+        options = {"cluster": True, "socket_timeout": 2.0}
+        settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": REDIS, "LOCATION": cluster.urls, "OPTIONS": options}}
+        with lock(there):
+            pass
+        primary, began = hang(), time.monotonic()
+        with pytest.raises(LockBackendError, match=str(primary.port)):
+            calls(lock(there, wait=2.2)).acquire()
+        assert time.monotonic() - began < 3.5
+
     def test_leases_elsewhere_are_renewed_and_handed_on(self, hanging):
         there, elsewhere, hang = hanging
         with lock(there, ttl=1.5, on_lost="log") as lost, lock(elsewhere, ttl=1.5) as kept:

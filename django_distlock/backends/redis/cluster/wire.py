@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
+from math import inf
 
 from redis.exceptions import ClusterDownError
 
@@ -35,9 +36,10 @@ class _ClusterWire:
     def _errand(self, commands: Sequence[Command], within: float | None, until: float | None) -> Errand:
         timeout = self._timeout
         patience, time = (timeout, 2 * timeout) if within is None or within >= timeout else (within, within)
-        longest = self._location.patience
-        longest = longest if until is None else min(longest, until - clock())
-        return Errand(commands, self._slots, patience, max(time, longest))
+        if until is None or until > clock():
+            left = inf if until is None else until - clock()
+            time = max(patience, min(left, max(time, self._location.patience)))
+        return Errand(commands, self._slots, patience, time)
 
 
 class ClusterWire(_ClusterWire):
