@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import threading
 import time
+from contextlib import ExitStack
 from itertools import repeat
 
 import pytest
@@ -388,6 +390,31 @@ class TestHangingPrimary:
         primary.go_on()
         eventually(lambda: not renewer_of(locks["default"]).is_cleaning)
         eventually(lambda: [key for key in primary.client.keys("lock*") if "|f:" not in key and "|x:" not in key] == [])
+
+
+class TestHangingSeeds:
+    """Nodes that take connections and answer nothing."""
+
+    @pytest.fixture
+    def hanging_urls(self):
+        with ExitStack() as stack:
+            sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(3)]
+            yield [f"redis://127.0.0.1:{one.getsockname()[1]}" for one in sockets]
+
+    def test_all_of_them_take_no_longer_than_one(self, hanging_urls, settings, calls):
+        settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": REDIS, "LOCATION": hanging_urls, "OPTIONS": OPTIONS}}
+        began = time.monotonic()
+        with pytest.raises(LockBackendError, match="does not answer"):
+            calls(lock("name", wait=0)).acquire()
+        assert time.monotonic() - began < 1.9
+        locks.close()
+
+    def test_a_fresh_process_soon_asks_the_next(self, cluster, hanging_urls, settings, calls):
+        urls = [hanging_urls[0], cluster.urls[0]]
+        settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": REDIS, "LOCATION": urls, "OPTIONS": OPTIONS}}
+        began = time.monotonic()
+        assert isinstance(calls(locks["default"]).acquire(ticket(), queue=False), Grant)
+        assert time.monotonic() - began < 1.9
 
 
 class TestRefusingPrimary:
