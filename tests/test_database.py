@@ -251,6 +251,25 @@ class TestConnections:
             assert postgres_locks._run(_server_pid) == pid
             lease.ensure_held()
 
+    def test_many_may_open_a_new_file_at_once(self, sqlite_locks, tmp_path):
+        for number in range(60):
+            sqlite_locks.pool.file = str(tmp_path / str(number))
+            start, failures = threading.Barrier(6), []
+
+            def open_it(start=start, failures=failures):
+                start.wait(10)
+                try:
+                    sqlite_locks.pool.close(sqlite_locks.pool.open())
+                except Exception as error:
+                    failures.append(error)
+
+            threads = [threading.Thread(target=open_it) for _ in range(6)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert failures == []
+
     def test_a_lock_that_is_free_needs_one(self, postgres_locks):
         for _ in range(3):
             with lock("name"):

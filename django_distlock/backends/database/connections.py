@@ -26,6 +26,7 @@ from .watchdog import Watchdog
 
 MAX_IDLE = 8  # connections kept after a rush
 PREPARE_AFTER = 5  # executions of a statement on one connection; half of its time is parsing and planning
+SWITCHING = 0.005  # seconds between tries to switch a file of SQLite to its write-ahead log
 IDLE = 20.0  # seconds after which a connection that nobody used is closed
 
 Wrapper = Any  # django.db.backends.base.base.BaseDatabaseWrapper, whose attributes are not typed
@@ -75,7 +76,7 @@ class Pool:
         try:
             wrapper.ensure_connection()
             if wrapper.vendor == "sqlite":
-                _prepare_file(wrapper)
+                _prepare_file(wrapper, self._timeout)
             elif is_psycopg3(wrapper) and not (self.prepares and _is_direct(wrapper)):
                 wrapper.connection.prepare_threshold = None
         except BaseException:
@@ -221,7 +222,7 @@ class TemporaryFile:
 _temporary: weakref.WeakSet[TemporaryFile] = weakref.WeakSet()
 
 
-def _prepare_file(wrapper: Wrapper) -> None:
+def _prepare_file(wrapper: Wrapper, timeout: float) -> None:
     raw = wrapper.connection
     raw.create_function("distlock_now", 0, lambda: time.time_ns() // 1000)
     raw.execute("PRAGMA synchronous = NORMAL")
@@ -229,11 +230,24 @@ def _prepare_file(wrapper: Wrapper) -> None:
     missing = [model for model in ROWS_OF_DATABASE_BACKEND if model._meta.db_table not in there]
     if not missing:
         return
-    raw.execute("PRAGMA journal_mode = WAL")  # who looks does not wait for who writes
+    _write_ahead(raw, wrapper.Database.OperationalError, timeout)
     with wrapper.schema_editor(collect_sql=True, atomic=False) as editor:
         statements = [editor.table_sql(model)[0] for model in missing]
     for statement in statements:
         raw.execute(statement.replace("CREATE TABLE", "CREATE TABLE IF NOT EXISTS", 1))
+
+
+def _write_ahead(raw: Any, busy: type[Exception], timeout: float) -> None:
+    """So that who looks does not wait for who writes. For others who switch just now SQLite itself does not wait."""
+    give_up = clock() + timeout
+    while True:
+        try:
+            raw.execute("PRAGMA journal_mode = WAL")
+            return
+        except busy:
+            if clock() >= give_up:
+                raise
+            time.sleep(SWITCHING)
 
 
 def address(settings: Mapping[str, Any]) -> tuple[Any, ...]:
