@@ -114,7 +114,10 @@ def test_locks_check_waits_for_them_once_and_reports_each(hanging):
     found = json.loads(out)
     assert list(found) == [*HANGING, "default"]
     for alias in HANGING:
-        assert [(finding["level"], finding["about"]) for finding in found[alias]] == [("error", "reachable")]
+        assert [(finding["level"], finding["about"]) for finding in found[alias]] == [
+            ("error", "reachable"),
+            ("info", "keeps"),
+        ]
     assert not any(finding["level"] == "error" for finding in found["default"])
 
 

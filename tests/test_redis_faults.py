@@ -352,7 +352,7 @@ class TestRenewalAndLoss:
         with pytest.raises(LockLost), lock("name", ttl=0.5) as lease:
             store.flushall()
             eventually(lambda: lease.state is State.LOST, 3)
-        assert "the store no longer knows it" in caplog.text
+        eventually(lambda: "the store no longer knows it" in caplog.text)  # by the thread that renews
 
     def test_a_store_emptied_just_before_release_is_told(self, valkey_locks, store):
         with pytest.raises(LockLost), lock("name"):
