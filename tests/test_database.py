@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 from django.core.management import call_command
-from django.core.signals import request_finished, request_started
+from django.core.signals import request_finished
 from django.db import connections, transaction
 from django.test import override_settings
 
@@ -254,8 +254,8 @@ class TestConnections:
     def test_the_begin_of_a_request_is_no_query(self, sqlite_locks, django_db_blocker):
         with lock("name"):
             pass
-        with django_db_blocker.block():
-            request_started.send(sender=None)
+        with django_db_blocker.block():  # which forbids Django's own receivers to look after open connections
+            database_connections._on_request()
 
     def test_many_may_open_a_new_file_at_once(self, sqlite_locks, tmp_path):
         for number in range(60):
