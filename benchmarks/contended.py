@@ -141,11 +141,11 @@ def _together(entrances: Iterable[Enter], window: Window) -> list[Tally]:
     def compete(enter: Enter) -> None:
         tallies.append(member(enter, window))
 
-    members = [threading.Thread(target=compete, args=[enter]) for enter in entrances]
-    for member in members:
-        member.start()
-    for member in members:
-        member.join()
+    threads = [threading.Thread(target=compete, args=[enter]) for enter in entrances]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     return tallies
 
 
