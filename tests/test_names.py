@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 from django.contrib.auth.models import User
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from django_distlock import InvalidLockName
-from django_distlock.names import check_name, parse, render
+from django_distlock.names import LONGEST_VERBATIM, check_name, parse, render
 
 text = st.text(st.characters(exclude_categories=["Cs"]))
 names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=600)
@@ -37,9 +37,11 @@ class TestAnyTemplate:
         assert (render(template, one) == render(template, other)) == (one == other)
 
     @given(text, text)
+    @example("0" * 190, "")
     def test_a_value_cannot_reach_another_field_or_lock(self, first, second):
         rendered = render("order:{}:item:{}", (first, second))
-        assert rendered.count(":") == 3
+        is_cut = len(rendered) > LONGEST_VERBATIM  # and keeps its beginning
+        assert rendered.count(":") <= 3 if is_cut else rendered.count(":") == 3
         assert "{" not in rendered
         assert "}" not in rendered
 
