@@ -14,7 +14,7 @@ help:
 	@echo "             BACKEND=database keeps the locks in the shop's database, without Valkey and beats"
 	@echo "make serve   the same shop, to click through until Ctrl-C; PORT=8000 chooses the port"
 	@echo "make test    the tests; ARGS='-k renewal -x' goes to pytest"
-	@echo "make quick   the part of them that is done in a minute"
+	@echo "make quick   the part of them that is done in a minute or two"
 	@echo "make bench   what locks cost, beside others (six minutes); ARGS='--quick --chart bench.svg' is passed on"
 	@echo "make lint    ruff"
 	@echo "make types   mypy"

@@ -47,7 +47,7 @@ for number in (signal.SIGHUP, signal.SIGINT):
         signal.signal(number, lambda *_: None)
 
 # Of real workers, beats, browsers, topologies and databases, of random runs and of time that has to pass. The rest is
-# done in a minute: -m "not slow".
+# done in a minute or two: -m "not slow".
 SLOW = {
     "test_acl", "test_admin_browser", "test_beat", "test_beat_database", "test_cluster", "test_cluster_faults",
     "test_cpython_suite", "test_database", "test_database_history", "test_docs", "test_example", "test_fleet",
