@@ -89,7 +89,6 @@ def everything():
     ],
 )
 def test_a_fleet_whose_beats_come_and_go_sends_what_one_stock_beat_sends(zone, begin, world, rarely):
-    pytest.importorskip("ephem", reason="solar schedules need ephem")
     end = begin + timedelta(hours=40)
     stock = world(everything, begin, zone=zone)
     stock.start(StockBeat)

@@ -237,7 +237,6 @@ def test_a_store_that_lost_its_data_is_told_what_the_beats_know(world):
     ],
 )
 def test_rows_in_time_zones_of_their_own_run_as_with_one_stock_beat_when_clocks_change(zone, begin, world, monkeypatch):
-    pytest.importorskip("ephem", reason="solar schedules need ephem")
     monkeypatch.setattr(beat, "LOOK", 86_400.0)
     conf = {"now": begin, "zone": zone, "beat_max_loop_interval": 300}
     sent = []
