@@ -403,6 +403,19 @@ class TestTheServerRefuses:
         with pytest.raises(LockBackendError, match="this server is a read-only replica; point .*LOCATION"):
             calls(lock("name")).acquire()
 
+    @pytest.mark.parametrize("refuses", [["--replicaof", "127.0.0.1", "1"], ["--min-replicas-to-write", "1"]])
+    def test_the_chain_of_its_causes_ends(self, own_valkey, settings, calls, refuses):
+        """What reports errors walks it."""
+        point_at(settings, own_valkey(*refuses).url)
+        with pytest.raises(LockBackendError) as caught:
+            calls(lock("name")).acquire()
+        chain, link = [], caught.value
+        while link is not None:
+            assert link not in chain
+            chain.append(link)
+            link = link.__cause__ or link.__context__
+        assert any(isinstance(link, redis.ResponseError) for link in chain)
+
     def test_out_of_memory(self, own_valkey, settings, calls):
         server = own_valkey()
         point_at(settings, server.url)

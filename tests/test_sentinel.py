@@ -375,6 +375,61 @@ class TestAnOldMasterThatAnswers:
         backend.release(waiting)
 
 
+class TestAMasterThatRefuses:
+    """By NOREPLICAS: what ``min-replicas-to-write`` makes of a master without replicas, and of each one at first."""
+
+    def test_costs_its_callers_their_time_and_no_more(self, use, calls):
+        with Watched(replicas=0, sentinels=1) as watched:
+            use(watched)
+            with lock("held", ttl=30) as lease, watched.master.client() as client:
+                warm_up(calls)
+                client.config_set("min-replicas-to-write", 1)
+                with spending(0.2), pytest.raises(LockBackendError, match="too few replicas follow this server"):
+                    calls(lock("name", wait=0)).acquire()
+                with spending(0.2), pytest.raises(LockBackendError, match="too few replicas follow this server"):
+                    calls(lock("name", wait=1)).acquire()
+                with spending(0.2), pytest.raises(LockBackendError, match="too few replicas follow this server"):
+                    calls(lease).renew()
+                assert lease.state is State.HELD
+                client.config_set("min-replicas-to-write", 0)
+                calls(lease).renew()
+                warm_up(calls)
+
+    def test_is_waited_for_until_it_has_a_replica(self, use):
+        with Watched(server=["min-replicas-to-write 1"]) as watched, ThreadPoolExecutor() as threads:
+            use(watched)
+
+            def take(name):
+                with lock(name, wait=60) as lease:
+                    return lease.fence
+
+            async def atake(name):
+                async with lock(name, wait=60) as lease:
+                    return lease.fence
+
+            with lock("held", ttl=60) as held, spending(2):
+                old, new = end(watched, "kill")
+                waiters = [threads.submit(take, "new"), threads.submit(take, "held")]
+                waiters.append(threads.submit(asyncio.run, atake("held")))
+                with pytest.raises(LockBackendError, match="too few replicas follow this server"):
+                    lock("other", wait=0).acquire()
+                with new.client() as client:
+                    refused = client.info("errorstats")["errorstat_NOREPLICAS"]["count"]
+                    eventually(lambda: client.info("errorstats")["errorstat_NOREPLICAS"]["count"] > refused + 1)
+                old.start()
+                assert waiters[0].result(60)
+                held.release()
+                assert all(waiter.result(60) > held.fence for waiter in waiters[1:])
+
+
+@contextmanager
+def spending(most):
+    """The block takes no more than so many seconds of the processor, in all threads."""
+    began = time.process_time()
+    yield
+    assert time.process_time() - began < most
+
+
 def granted(answer):
     return answer if isinstance(answer, Grant) else None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import ssl
+from collections.abc import Iterator
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -86,10 +87,17 @@ def unless_not_served(reply: RedisError) -> RedisError:
 
 def is_about_certificates(error: BaseException) -> bool:
     """Whether a connection failed because one side does not trust the other. redis-py chains the reason."""
+    return any(isinstance(cause, ssl.SSLError) and not isinstance(cause, _GONE) for cause in chain(error))
+
+
+def chain(error: BaseException) -> Iterator[BaseException]:
+    """An error, what caused it, what caused that; each once, because a cause may have become its own by a re-raise."""
+    seen: set[int] = set()
     cause: BaseException | None = error
-    while cause is not None and (not isinstance(cause, ssl.SSLError) or isinstance(cause, _GONE)):
+    while cause is not None and id(cause) not in seen:
+        yield cause
+        seen.add(id(cause))
         cause = cause.__cause__ or cause.__context__
-    return cause is not None
 
 
 def is_worth_waiting(error: Exception, location: Location, began: float, patience: float, until: float | None) -> bool:

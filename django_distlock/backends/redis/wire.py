@@ -338,7 +338,8 @@ def _was_sent(connection: Any, error: BaseException) -> bool:
 
 def _fail(error: BaseException, sent: bool) -> NoReturn:
     if isinstance(error, NotServed):
-        error = error.reply
+        refusal, error = error, error.reply
+        refusal.__cause__ = None  # else the reply, which is raised out of it, would be its own cause
     if sent and isinstance(error, RedisError | OSError):
         raise Unanswered(error) from error
     raise error  # also what a handler of a signal raised, such as a time limit
