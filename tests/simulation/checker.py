@@ -147,6 +147,9 @@ class Checker:
             raise Violation(f"min_hold was cut short by the grant to {lease.token}")
         if lease.fence <= self._last_fence:
             raise Violation(f"the fencing number {lease.fence} of {lease.token} came after {self._last_fence}")
+        if lease.fence < self._world.store.micros():
+            # In a split brain each side knows only its own numbers, and grants go by the clock alone.
+            raise Violation(f"the fencing number {lease.fence} of {lease.token} is older than its grant")
         self._last_fence = lease.fence
         self._judge_order(lease.token)
         if lease.state == "h" and asked_by != lease.token:

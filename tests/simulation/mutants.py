@@ -63,8 +63,11 @@ MUTANTS = {
         "release", "first .. ' ' .. LEASE) > 0", "first .. ' ' .. LEASE) >= 0", "death"
     ),
     "release hands over for good": Mutant("release", "first .. ' c '", "first .. ' h '", "death"),
-    "a place is a fencing number unseen": Mutant(
-        "release", "if fence <= tonumber(string.sub(lease, 30, 45)) then", "if false then", "deaf"
+    "a place is the fencing number of a hand-off": Mutant(
+        "release", "local fence = time[1] * 1000000 + time[2]", "local fence = tonumber(head[2])", "calm"
+    ),
+    "the fencing numbers of hand-offs follow the clock alone": Mutant(
+        "release", "if last >= fence then", "if false then", "clock"
     ),
     "min_hold is not kept": Mutant("release", "if rest > 0 and state == 'h' then", "if false then", "calm"),
     "renewal does not compare tokens": Mutant(

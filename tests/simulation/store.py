@@ -154,8 +154,12 @@ class Store:
 
     # The rest
 
+    def micros(self) -> int:
+        """What TIME says, in microseconds."""
+        return round((EPOCH + self._now() + self.clock_error) * 1_000_000)
+
     def _do_time(self) -> Any:
-        seconds, micros = divmod(round((EPOCH + self._now() + self.clock_error) * 1_000_000), 1_000_000)
+        seconds, micros = divmod(self.micros(), 1_000_000)
         return lua.table(str(seconds), str(micros))
 
     def _do_publish(self, channel: str, text: str) -> int:

@@ -37,16 +37,13 @@ while true do
   local first, ears = string.sub(head[1], 1, 26), string.sub(head[1], 28)
   local verb = string.sub(ears, 1, 1) == 'S' and 'SPUBLISH' or 'PUBLISH'
   if first ~= token and redis.call(verb, string.sub(ears, 2), first .. ' ' .. LEASE) > 0 then
-    -- A place is a fencing number too, minted after every earlier grant unless somebody overtook.
-    local fence = tonumber(head[2])
-    if fence <= tonumber(string.sub(lease, 30, 45)) then
-      local time = redis.call('TIME')
-      fence = time[1] * 1000000 + time[2]
-      local last = tonumber(redis.call('SET', LAST, string.format('%016.0f', fence), 'GET') or 0)
-      if last >= fence then
-        fence = last + 1
-        redis.call('SET', LAST, string.format('%016.0f', fence))
-      end
+    -- Not the place, though it is a number, too: in a split brain another master may have granted a larger one since.
+    local time = redis.call('TIME')
+    local fence = time[1] * 1000000 + time[2]
+    local last = tonumber(redis.call('SET', LAST, string.format('%016.0f', fence), 'GET') or 0)
+    if last >= fence then
+      fence = last + 1
+      redis.call('SET', LAST, string.format('%016.0f', fence))
     end
     redis.call('SET', LEASE, first .. ' c ' .. string.format('%016.0f', fence) .. ' ', 'PX', ARGV[5])
     return 2
