@@ -85,6 +85,13 @@ class Lease:
             self._pledges = set()
         self._pledges.add(to)
 
+    def revoke(self, pledge: object) -> bool:
+        """Take a pledge back without releasing the lease. False if there is none, or in a forked child."""
+        if not self._pledges or pledge not in self._pledges or self.pid != os.getpid():
+            return False
+        self._pledges.discard(pledge)
+        return True
+
     def pass_to(self, owner: object) -> None:
         """The thread or task that holds it now."""
         self._owner = ref(owner)  # a task that is done has its result, and so perhaps the response that holds the lease
@@ -307,10 +314,7 @@ class Lease:
         Nobody can be told of errors, so they are logged. ``promptly=False``: in the background, without
         waiting for anything; the garbage collector calls.
         """
-        if not self._pledges or pledge not in self._pledges or self.pid != os.getpid():
-            return
-        self._pledges.discard(pledge)
-        if self._pledges or self.entries or self._ended:
+        if not self.revoke(pledge) or self._pledges or self.entries or self._ended:
             return
         if not promptly:
             self.let_go()

@@ -6,13 +6,15 @@ is left inside a transaction is held until the outermost one ends, or the transa
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from typing import Any, NoReturn, ParamSpec, TypeVar
 from weakref import ref
 
-from asgiref.sync import AsyncToSync, sync_to_async
+from asgiref.sync import AsyncToSync
 from django.core.signals import request_finished
 from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -35,7 +37,8 @@ async def aopen_here() -> list[Transaction] | None:
     """``open_here()`` for tasks whose transactions are in another thread; None where there is no such thread."""
     if not _is_awaited_by_a_thread():
         return None
-    return open_here() + (await _in_waiting_thread(open_here) or [])
+    asked = _submit_to_waiting_thread(open_here)
+    return open_here() + (await asyncio.wrap_future(asked) if asked else [])
 
 
 def refuse(lock: str, opened: Sequence[Transaction]) -> NoReturn:
@@ -47,22 +50,52 @@ def refuse(lock: str, opened: Sequence[Transaction]) -> NoReturn:
 
 
 def hold(lease: Lease) -> None:
-    """Hold it until the transactions that are open in this thread have ended."""
+    """Hold it until the transactions that are open in this thread have ended.
+
+    With autocommit off, the end of ``atomic()`` is no COMMIT, and Django tells of none.
+    """
     for opened in open_here():
-        if opened not in lease.pledges and (connection := opened()):
+        if opened not in lease.pledges and (connection := opened()) and connection.commit_on_exit:
             lease.pledge(opened)
             _give(connection, Deferral(lease, opened))
 
 
 async def ahold(lease: Lease) -> None:
-    """``hold()`` for tasks. Cancelled, it leaves the lease to the background."""
+    """``hold()`` for tasks. Cancelled, it is finished by the thread that has the transactions."""
     hold(lease)
-    if _is_awaited_by_a_thread():
+    if not _is_awaited_by_a_thread():
+        return
+    meanwhile = _Meanwhile(lease)
+    if (held := _submit_to_waiting_thread(hold, lease)) is not None:
         try:
-            await _in_waiting_thread(hold, lease)
+            await asyncio.shield(asyncio.wrap_future(held))
         except BaseException:
-            lease.let_go()
+            held.add_done_callback(meanwhile.end)
             raise
+    meanwhile.revoke()
+
+
+class _Meanwhile:
+    """Holds a lease until the thread that waits for this task has taken it over.
+
+    Belongs to what that thread was given to do, which may be dropped undone when the thread waits no more.
+    """
+
+    def __init__(self, lease: Lease) -> None:
+        self._lease = lease
+        self._pledge = object()
+        lease.pledge(self._pledge)
+
+    def revoke(self) -> None:
+        """The task itself goes on, and releases what nothing else holds."""
+        self._lease.revoke(self._pledge)
+
+    def end(self, _: Future[None] | None = None) -> None:
+        self._lease.redeem(self._pledge, promptly=False)
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing():
+            self.end()
 
 
 class TakenOver(set[str]):
@@ -162,11 +195,13 @@ def _is_awaited_by_a_thread() -> bool:
     return getattr(AsyncToSync.executors, "current", None) is not None
 
 
-async def _in_waiting_thread(work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R | None:
+def _submit_to_waiting_thread(work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> Future[R] | None:
+    """None for a thread that waits no more: the task has outlived the call that began it."""
     try:
-        return await sync_to_async(work)(*args, **kwargs)
+        submitted: Future[R] = AsyncToSync.executors.current.submit(work, *args, **kwargs)
     except RuntimeError:
-        return None  # asgiref's word for a thread that waits no more: the task has outlived the call that began it
+        return None
+    return submitted
 
 
 def _drop_leftovers(**_: Any) -> None:

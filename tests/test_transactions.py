@@ -20,7 +20,7 @@ from django.test import TestCase, TransactionTestCase
 from django_distlock import LockLost, LockNotAcquired, LockNotHeld, LockReentry, distributed_lock, lock, locks
 from django_distlock.signals import lock_released
 
-from .tools import eventually
+from .tools import PATIENCE, aeventually, eventually
 
 
 def real_transactions(tests):
@@ -208,16 +208,32 @@ class TestTheEndOfTheTransaction:
             transaction.rollback()
             transaction.set_autocommit(True)
 
-    def test_a_block_inside_a_manual_transaction(self, guarded):
+    @pytest.mark.parametrize("end", [transaction.commit, transaction.rollback])
+    def test_nor_have_blocks_inside_of_them(self, guarded, end):
+        """The end of the block is no COMMIT, and Django runs no hooks at the COMMIT that follows."""
         transaction.set_autocommit(False)
         try:
             with transaction.atomic():
                 guarded(nothing)
-            assert is_held()
+                assert not is_held()
+                guarded(nothing)
+            assert not is_held()
+            end()
+            assert connection.run_on_commit == []
+        finally:
             transaction.rollback()
+            transaction.set_autocommit(True)
+
+    def test_a_manual_transaction_beside_one_that_has_an_end(self, guarded):
+        transaction.set_autocommit(False, using="other")
+        try:
+            with transaction.atomic(using="other"), transaction.atomic():
+                guarded(nothing)
+                assert is_held()
             assert not is_held()
         finally:
-            transaction.set_autocommit(True)
+            transaction.rollback(using="other")
+            transaction.set_autocommit(True, using="other")
 
     def test_the_signal_is_sent_once_and_then(self, guarded):
         seen = []
@@ -340,6 +356,58 @@ class TestThreadsAndTasks:
                 async_to_sync(body)()
             assert is_held()
         assert not is_held()
+
+
+@real_transactions
+class TestCancelledAtTheEndOfTheBody:
+    """While the thread that has the transaction is busy, so that it cannot hold the lock for that yet."""
+
+    @staticmethod
+    async def leave(is_over=None):
+        """Returns when the body has ended and its task was cancelled."""
+        left, busy, done = asyncio.Event(), threading.Event(), threading.Event()
+
+        async def body():
+            async with lock("name"):
+                other = asyncio.create_task(sync_to_async(lambda: (busy.set(), done.wait(PATIENCE)))())
+                await aeventually(busy.is_set)
+                left.set()
+            pytest.fail("the thread was not busy")
+            return other
+
+        task = asyncio.create_task(body())
+        await left.wait()
+        task.cancel()
+        if is_over is None:
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        done.set()
+
+    def test_it_is_held_to_the_commit(self):
+        with transaction.atomic():
+            async_to_sync(self.leave)()
+            time.sleep(0.2)
+            assert is_held()
+        assert not is_held()
+
+    def test_it_is_held_to_the_rollback(self):
+        with pytest.raises(ZeroDivisionError), transaction.atomic():
+            async_to_sync(self.leave)()
+            time.sleep(0.2)
+            assert is_held()
+            raise ZeroDivisionError
+        assert not is_held()
+
+    def test_a_task_that_is_cancelled_with_its_loop(self):
+        with transaction.atomic():
+            async_to_sync(self.leave)(is_over=True)
+            time.sleep(0.2)
+            assert is_held()
+        assert not is_held()
+
+    def test_outside_of_transactions_it_is_freed(self):
+        async_to_sync(self.leave)()
+        eventually(lambda: not is_held())
 
 
 @real_transactions
