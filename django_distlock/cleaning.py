@@ -38,6 +38,8 @@ class Cleaner:
         self._worker = Worker(f"distlock-cleaning-{backend.alias}", self._release)
 
     def add(self, ticket: Ticket, rest: float, until: float) -> None:
+        if ticket.is_offer and ticket.token in self._abandoned:
+            return  # what is there gives back more
         self._abandoned[ticket.token] = Abandoned(ticket, clock() + rest, until)
         self._worker.nudge()
 

@@ -128,6 +128,8 @@ class Ticket:
     ``place``: its place in the store's queue, to which it comes back when it was dropped.
     ``give_up``: until when its caller waits, on ``clock()``; None: as long as it takes.
     ``failure``: what another waiter of this process has just learned of the store.
+    ``is_offer``: the store has handed the lock to this token, which nobody here knows any more. Its release hands
+    back what is still being handed over, and never ends a lease that somebody has taken since.
     """
 
     name: str
@@ -141,6 +143,7 @@ class Ticket:
     asking: bool = field(default=False, repr=False)  # an attempt is on its way to the store
     heard_at: float = field(default_factory=clock, repr=False)  # when its caller last did something
     failure: Exception | None = field(default=None, repr=False)
+    is_offer: bool = field(default=False, repr=False)
     bell: Bell = field(default_factory=Bell, repr=False)
 
     def anew(self) -> None:

@@ -16,22 +16,23 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 
 import pytest
 import redis
 
-from django_distlock import LockBackendError, LockLost, State, lines, lock, locks, waiting
+from django_distlock import Lease, LockBackendError, LockLost, State, lines, lock, locks, waiting
 from django_distlock.backends.redis import listener as listening
-from django_distlock.backends.redis.backend import GRANT_TTL, RELEASE
+from django_distlock.backends.redis.backend import GRANT_TTL, RELEASE, RedisBackend
 from django_distlock.renewal import renewer_of
-from django_distlock.tickets import clock
+from django_distlock.tickets import Grant, clock
 
 from . import proxy as proxies
 from .accidents import Accidents
 from .history import faults, left_behind
 from .test_processes import in_a_fork
-from .tools import PATIENCE, eventually
+from .tools import PATIENCE, eventually, ticket
 
 REDIS = "django_distlock.backends.redis.RedisBackend"
 QUEUE = "lock|q:name"
@@ -679,6 +680,61 @@ class TestListeners:
             assert locks["default"]._listener.is_ready
         waiter.gets_in(LOOK)
         waiter.leaves()
+
+
+class TestHandingBack:
+    """What was handed to a token that nobody here knows is handed on; a lease that was taken is somebody's."""
+
+    def test_a_message_that_comes_late_leaves_the_lease_to_who_adopted_it(self, fleet, store, monkeypatch):
+        handed_back = []
+        release = RedisBackend.release
+
+        def released(backend, ticket, rest=0.0):
+            handed_back.extend([ticket.name] * ticket.is_offer)
+            return release(backend, ticket, rest)
+
+        monkeypatch.setattr(RedisBackend, "release", released)
+        backend = locks["default"]
+        backend._listener.start("name", PATIENCE)
+        with lock("name") as lease:
+            text, token = lease.detach(), lease.token
+        with Lease.adopt(text) as lease:
+            kind, channel = backend._listener._inbox[0], backend._listener._inbox[1:]
+            store.execute_command("SPUBLISH" if kind == "S" else "PUBLISH", channel, f"{token} lock:name")
+            eventually(lambda: handed_back == ["name"] and not renewer_of(backend).is_cleaning)
+            lease.renew()
+            assert lock("name", using="a").acquire(blocking=False) is False
+        assert is_clean(store)
+
+    def test_a_message_does_not_stand_for_the_release_that_is_on_its_way(self, through_proxy, store):
+        backend, mine = locks["default"], ticket()
+        assert isinstance(backend.acquire(mine, queue=False), Grant)
+        through_proxy.hang = True
+        renewer_of(backend).abandon(mine)
+        backend._listener._hand_back(mine.token, "lock:name")
+        through_proxy.hang = False
+        assert is_clean(store)
+
+    def test_processes_with_the_same_inbox_exclude_each_other(self, fleet, store):
+        """Started from one image of a memory: a fork without Python's hooks, or a snapshot that is restored twice."""
+        for alias in ("a", "b"):
+            locks[alias]._listener._channel = "lock|in:of-both"
+            locks[alias]._listener.start("name", PATIENCE)
+        inside, most, ends = [], [], time.monotonic() + 1.0
+
+        def work(alias):
+            while time.monotonic() < ends:
+                with lock("name", using=alias, wait=PATIENCE):
+                    inside.append(alias)
+                    most.append(len(inside))
+                    time.sleep(0.001)
+                    inside.pop()
+
+        with ThreadPoolExecutor(6) as pool:
+            for done in [pool.submit(work, alias) for alias in ("a", "b") * 3]:
+                done.result()
+        assert max(most) == 1
+        assert is_clean(store)
 
 
 @pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")

@@ -111,6 +111,8 @@ class Checker:
             self._waiters.pop(after.lease.token, None)
             self._progress()
         self._judge_ghosts(after)
+        if after.queue and self._world.store.remaining(self._world.keys.queue) > QUEUE_TTL + GRAIN:
+            raise Violation("the queue would outlive those who wait")
 
     def _note_attempt(self, process: Process, token: str, call: dict[str, Any], reply: Any) -> None:
         if call["place"]:
@@ -129,6 +131,10 @@ class Checker:
             self._waiters[token] = Waiter(process, self._places[token], self._world.now)
 
     def _note_release(self, token: str, call: dict[str, Any], before: Snapshot, after: Snapshot) -> None:
+        if call["is_offer"] and (not before.lease or before.lease[:2] != (token, "c")):
+            if after.lease != before.lease:
+                raise Violation(f"a hand-back of {token} ended the lease of {before.lease and before.lease.token}")
+            return
         self._waiters.pop(token, None)
         self._left.add(token)
         if after.lease and after.lease.token == token and after.lease.state != "r":

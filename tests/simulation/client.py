@@ -200,7 +200,8 @@ class SimulatedBackend(RedisBackend):
 
     async def arelease(self, ticket: Ticket, rest: float = 0.0) -> bool:
         released = await super().arelease(ticket, rest)
-        self._world.checker.settled(ticket)
+        if not ticket.is_offer:  # else somebody may have taken it
+            self._world.checker.settled(ticket)
         return released
 
     async def _astart_listener(self, ticket: Ticket) -> None:
@@ -229,7 +230,7 @@ class Process:
         self.backend = SimulatedBackend(self)
         self.listener = self.backend._listener
         self.current: Task
-        self._abandoned: set[str] = set()
+        self._abandoned: set[tuple[str, bool]] = set()
         self._tasks: list[Task] = []
         self._backlog: list[Callable[[], object]] = []
 
@@ -266,11 +267,12 @@ class Process:
     async def sleep(self, seconds: float) -> None:
         await suspended(lambda wake: self.world.after(seconds, wake, None))
 
-    # The keeper: as Renewer
+    # The keeper: as Renewer and Cleaner
 
     def abandon(self, ticket: Ticket, *, rest: float = 0.0, until: float = 0.0) -> None:
-        if self.is_alive and ticket.token not in self._abandoned:
-            self._abandoned.add(ticket.token)
+        known = self._abandoned & {(ticket.token, False), (ticket.token, ticket.is_offer)}
+        if self.is_alive and not known:
+            self._abandoned.add((ticket.token, ticket.is_offer))
             self.start(self._give_back(ticket, self.world.now + rest, max(until, self.world.now + ticket.ttl)))
 
     async def _give_back(self, ticket: Ticket, free_at: float, until: float) -> None:
@@ -282,7 +284,7 @@ class Process:
                 if self.world.now >= until:
                     break
                 await self.sleep(RETRY)
-        self._abandoned.discard(ticket.token)
+        self._abandoned.discard((ticket.token, ticket.is_offer))
 
     # Callers
 
@@ -328,6 +330,9 @@ class Process:
         deadline = safe_deadline(grant.sent_at, ticket.ttl)
         self.world.checker.believes(self, ticket, grant, deadline)
         self.world.tell("holds", self, ticket.token)
+        if self.world.chance(0.2):
+            self.world.tell("adopted", self, ticket.token)  # by another process: this one knows it no more
+            self.listener.forget(ticket)
         until = granted_at + self.world.random.choice(
             [0.0, 0.01, 0.1, self.world.between(0.0, 2.0), self.world.between(0.0, 8.0)]
         )

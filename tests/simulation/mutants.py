@@ -59,6 +59,9 @@ MUTANTS = {
     "release keeps what was handed over": Mutant(
         "release", "if state == 'r' and rest >= 0 then return 1 end", "if state ~= 'h' then return 1 end", "calm"
     ),
+    "a hand-back ends a lease that was taken": Mutant(
+        "release", "if ARGV[6] == '1' and state ~= 'c' then return 0 end", "", "deaf"
+    ),
     "release hands over to the dead": Mutant(
         "release", "first .. ' ' .. LEASE) > 0", "first .. ' ' .. LEASE) >= 0", "death"
     ),

@@ -29,13 +29,14 @@ TRACE = 80  # last events that a failure shows
 
 @dataclass(frozen=True)
 class Faults:
-    """The first five are shares of messages or waits, the others happen so often per second, to each process or to
+    """The first six are shares of messages or waits, the others happen so often per second, to each process or to
     the store. ``patience``: see the checker."""
 
     lost_request: float = 0.0
     lost_reply: float = 0.0
     late: float = 0.0  # executed after the client has given it up
     lost_hint: float = 0.0
+    late_hint: float = 0.0  # a connection of its own: it stalls by itself
     cancel: float = 0.1
     kill: float = 0.0
     stop: float = 0.0
@@ -47,10 +48,10 @@ class Faults:
 
 PROFILES = {
     "calm": Faults(patience=1.0),
-    "network": Faults(lost_request=0.05, lost_reply=0.05, late=0.05, lost_hint=0.05),
+    "network": Faults(lost_request=0.05, lost_reply=0.05, late=0.05, lost_hint=0.05, late_hint=0.05),
     "death": Faults(kill=0.05, stop=0.05),
-    "deaf": Faults(lost_hint=0.05, cut=0.1),
-    "all": Faults(0.02, 0.02, 0.03, 0.03, kill=0.02, stop=0.03, cut=0.03),
+    "deaf": Faults(lost_hint=0.05, late_hint=0.1, cut=0.1),
+    "all": Faults(0.02, 0.02, 0.03, 0.03, 0.03, kill=0.02, stop=0.03, cut=0.03),
     "clock": Faults(lost_reply=0.02, clock=0.3),
     "flush": Faults(lost_reply=0.02, lost_hint=0.02, flush=0.2),
 }
@@ -186,7 +187,8 @@ class World:
         ears = [process for process in self.processes if process.listener.is_counted(kind, channel)]
         for process in ears:
             if text == "?" or not self.chance(self.faults.lost_hint):
-                self.after(self._delay(), process.when_running, partial(process.listener.receive, text))
+                delay = self.between(0.5, 5.0) if self.chance(self.faults.late_hint) else self._delay()
+                self.after(delay, process.when_running, partial(process.listener.receive, text))
         return len(ears)
 
     # What happens by itself
@@ -261,7 +263,8 @@ def _read_call(script: str, arguments: list[str]) -> dict[str, Any]:
     if script == "acquire":
         return call | {"mode": arguments[3], "place": arguments[4]}
     if script == "release":
-        return call | {"rest": int(arguments[1]) / 1000, "retire": int(arguments[2]) / 1000}
+        rest, retire = int(arguments[1]) / 1000, int(arguments[2]) / 1000
+        return call | {"rest": rest, "retire": retire, "is_offer": arguments[5] == "1"}
     return call
 
 

@@ -215,7 +215,8 @@ class RedisBackend(BaseLockBackend):
     def _release(self, ticket: Ticket, rest: float) -> Command:
         retire = _ms(ticket.ttl) if ticket.unanswered else 0
         return RELEASE.call(
-            self.keys.of_lock(ticket.name), ticket.token, _ms(rest), retire, ticket.inbox, _ms(GRANT_TTL)
+            self.keys.of_lock(ticket.name),
+            ticket.token, _ms(rest), retire, ticket.inbox, _ms(GRANT_TTL), int(ticket.is_offer),
         )  # fmt: skip
 
     def _renewals(self, wanted: Sequence[tuple[Ticket, float]]) -> list[Command]:
@@ -384,9 +385,13 @@ class RedisBackend(BaseLockBackend):
         return max(self._patience(ticket), min(self.location.patience, left))
 
     def _hand_back(self, token: str, key: str) -> None:
-        """The lock was handed to a waiter that has left: on to the next one."""
+        """The lock was handed to a waiter that has left: on to the next one.
+
+        Unless it was taken meanwhile: a message may come late, and another process may have the same inbox (both were
+        started from one image of a memory) or have adopted the lease.
+        """
         if self.keeper:
-            self.keeper.abandon(Ticket(self.keys.locked_by(key), GRANT_TTL, Holder.here(), token=token))
+            self.keeper.abandon(Ticket(self.keys.locked_by(key), GRANT_TTL, Holder.here(), token=token, is_offer=True))
 
     def close(self) -> None:
         self._wire.close()

@@ -3,6 +3,7 @@
 -- ARGV  1 token  2 rest in ms: how long the lock stays taken (0 = given up at once, below 0 = even if it rests)
 --       3 ms for which the token is retired, because a command that carries it may still arrive (0 = none can)
 --       4 inbox ('' = the token never queued)  5 grant in ms: how long a waiter has to take what it was handed
+--       6 1 = hand back: what is still being handed over, but never a lease that somebody has taken since; else 0
 -- reply 2 handed on | 1 released | 0 the token did not hold the lock; its place, if any, is gone
 local token, rest, retire, inbox = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
 local LEASE, QUEUE, RETIRED, LAST = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
@@ -21,6 +22,7 @@ if string.sub(lease, 1, 27) ~= token .. ' ' then
   return 0
 end
 local state = string.sub(lease, 28, 28)
+if ARGV[6] == '1' and state ~= 'c' then return 0 end
 if state == 'r' and rest >= 0 then return 1 end
 if rest > 0 and state == 'h' then
   redis.call('SETRANGE', LEASE, 27, 'r')
