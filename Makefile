@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test quick bench lint types docs screenshots dist clean
+.PHONY: help demo serve test quick soak bench lint types docs screenshots dist clean
 
 help:
 	@echo "make demo    a shop oversells without the lock, and does not with it; three beats share a schedule (a minute)"
@@ -15,6 +15,7 @@ help:
 	@echo "make serve   the same shop, to click through until Ctrl-C; PORT=8000 chooses the port"
 	@echo "make test    the tests; ARGS='-k renewal -x' goes to pytest"
 	@echo "make quick   the part of them that is done in a minute or two"
+	@echo "make soak    every store is harmed for ten minutes; ARGS='--store redis --minutes 1' for less"
 	@echo "make bench   what locks cost, beside others (six minutes); ARGS='--quick --chart bench.svg' is passed on"
 	@echo "make lint    ruff"
 	@echo "make types   mypy"
@@ -37,6 +38,9 @@ test: $(VENV)/.ready
 
 quick: $(VENV)/.ready
 	$(BIN)/python -m pytest --numprocesses auto --dist worksteal -m "not slow" $(ARGS)
+
+soak: $(VENV)/.ready
+	@$(BIN)/python -m tests.soak $(ARGS)
 
 bench: $(VENV)/.ready-bench
 	@$(BIN)/python -m benchmarks $(ARGS)

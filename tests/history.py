@@ -130,16 +130,32 @@ class Belief:
 
 def faults(events: Iterable[Event]) -> list[str]:
     """What is wrong with the history, one sentence each. Nothing is, when the list is empty."""
-    by_name: dict[str, list[Event]] = defaultdict(list)
-    disturbed: list[Event] = []
-    for event in sorted(events, key=lambda event: event.at):
-        (disturbed if event.kind == "disturbed" else by_name[event.name]).append(event)
+    events = sorted(events, key=lambda event: event.at)
+    disturbed = [event for event in events if event.kind == "disturbed"]
     found = []
-    for name, of_name in by_name.items():
+    for name, of_name in _by_name(events).items():
         beliefs = _beliefs(of_name)
-        for problem in (*_overlaps(beliefs), *_numbers(beliefs), *_overtakings(of_name, beliefs, disturbed)):
+        overlaps = [f"two holders at once: {one}, and {other}" for one, other in _overlaps(beliefs)]
+        for problem in (*overlaps, *_numbers(beliefs), *_overtakings(of_name, beliefs, disturbed)):
             found.append(f"{name}: {problem}")
     return found
+
+
+def overlaps(events: Iterable[Event]) -> list[float]:
+    """Seconds for which two holders of a name believed at once, for each pair of them."""
+    found = []
+    for of_name in _by_name(sorted(events, key=lambda event: event.at)).values():
+        for one, other in _overlaps(_beliefs(of_name)):
+            found.append(min(one.until, other.until) - other.grant.at)
+    return found
+
+
+def _by_name(events: Iterable[Event]) -> dict[str, list[Event]]:
+    by_name: dict[str, list[Event]] = defaultdict(list)
+    for event in events:
+        if event.kind not in ("disturbed", "call"):
+            by_name[event.name].append(event)
+    return by_name
 
 
 def _beliefs(events: list[Event]) -> list[Belief]:
@@ -148,24 +164,25 @@ def _beliefs(events: list[Event]) -> list[Belief]:
     ends: dict[tuple[int, int], float] = {}
     for event in events:
         lease = event.pid, event.fence
-        if event.kind in ("grant", "renewal"):
+        if event.kind in ("grant", "adoption", "renewal"):
             deadlines[lease] = max(event.deadline, deadlines.get(lease, 0.0))
         elif event.kind in ("release", "loss"):
             ends.setdefault(lease, event.at)
-    grants = [(event, (event.pid, event.fence)) for event in events if event.kind == "grant"]
+    grants = [(event, (event.pid, event.fence)) for event in events if event.kind in ("grant", "adoption")]
     return [Belief(grant, min(deadlines[lease], ends.get(lease, inf))) for grant, lease in grants]
 
 
-def _overlaps(beliefs: list[Belief]) -> Iterator[str]:
+def _overlaps(beliefs: list[Belief]) -> Iterator[tuple[Belief, Belief]]:
     last: Belief | None = None
     for belief in beliefs:
         if last and not belief.is_empty and belief.grant.at < last.until:
-            yield f"two holders at once: {last}, and {belief}"
+            yield last, belief
         if last is None or belief.until > last.until:
             last = belief
 
 
 def _numbers(beliefs: list[Belief]) -> Iterator[str]:
+    beliefs = [belief for belief in beliefs if belief.grant.kind == "grant"]
     for fence, times in Counter(belief.grant.fence for belief in beliefs).items():
         if times > 1:
             yield f"the number {fence} was granted {times} times"
@@ -199,6 +216,11 @@ def _overtakings(events: list[Event], beliefs: list[Belief], disturbed: list[Eve
                     f"process {other.pid} got in {where} at {other.at:.6f} before process {mine.pid}, which had the"
                     f" place {mine.place} since {since:.6f} and got in at {mine.at:.6f}"
                 )
+
+
+def overruns(events: Iterable[Event]) -> list[float]:
+    """Seconds that calls took beyond the time they had."""
+    return [event.at - event.deadline for event in events if event.kind == "call" and event.at > event.deadline]
 
 
 def left_behind(keys: Iterable[str], prefix: str = "lock") -> list[str]:

@@ -40,20 +40,29 @@ class Postgres:
             shutil.chown(self.folder, **self.user)
         self._log = (self.folder / "log").open("wb")
 
+        self._run: dict[str, Any] = {"stdout": self._log, "stderr": self._log, "cwd": self.folder, **self.user}
+        self._data = self.folder / "data"
+
     def __enter__(self) -> Postgres:
-        run = {"stdout": self._log, "stderr": self._log, "cwd": self.folder, **self.user}
-        data = self.folder / "data"
-        initdb = [self.programs / "initdb", "--auth=trust", "--username=tests", "--no-sync", "--encoding=UTF8", data]
-        subprocess.run(initdb, check=True, **run)
+        options = "--auth=trust", "--username=tests", "--no-sync", "--encoding=UTF8"
+        subprocess.run([self.programs / "initdb", *options, self._data], check=True, **self._run)
+        self.start()
+        return self
+
+    def start(self) -> None:
         self.process = subprocess.Popen(
             [
-                self.programs / "postgres", "-D", data, "-k", self.folder, "-F",
+                self.programs / "postgres", "-D", self._data, "-k", self.folder, "-F",
                 "-c", "listen_addresses=", "-c", "max_connections=300",
             ],
-            **run,
+            **self._run,
         )  # fmt: skip
         eventually(self._answers, 30)
-        return self
+
+    def crash(self) -> None:
+        """End at once, without a checkpoint. ``start()`` recovers what was committed."""
+        self.process.send_signal(signal.SIGQUIT)
+        self.process.wait(30)
 
     def _answers(self) -> bool:
         assert self.process.poll() is None, (self.folder / "log").read_text()
@@ -63,8 +72,7 @@ class Postgres:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.process.send_signal(signal.SIGQUIT)  # at once; nothing is kept
-        self.process.wait(30)
+        self.crash()
         self._log.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 

@@ -13,7 +13,18 @@ from django_distlock import lock, locks
 from django_distlock import signals as lock_signals
 from django_distlock.tickets import Grant, clock, new_token
 
-from .history import EVERYBODY, SETTLING, Event, Journal, RecordingBackend, faults, left_behind, read
+from .history import (
+    EVERYBODY,
+    SETTLING,
+    Event,
+    Journal,
+    RecordingBackend,
+    faults,
+    left_behind,
+    overlaps,
+    overruns,
+    read,
+)
 from .tools import PATIENCE
 
 
@@ -39,12 +50,25 @@ def loss(at, pid, fence):
     return Event("loss", at, pid, "name", fence)
 
 
+def adoption(at, pid, fence, ttl=10.0):
+    return Event("adoption", at, pid, "name", fence, deadline=at + ttl)
+
+
+def call(begin, allowed, end):
+    return Event("call", end, 1, "acquire", sent=begin, deadline=begin + allowed)
+
+
 class TestSound:
     def test_one_after_the_other(self):
         assert faults([grant(1, 1, 5), release(2, 1, 5), grant(2.001, 2, 6), release(3, 2, 6)]) == []
 
     def test_after_the_local_deadline_of_one_that_died(self):
         assert faults([grant(1, 1, 5, ttl=1), grant(2, 2, 6)]) == []
+
+    def test_a_lease_that_was_detached_and_adopted(self):
+        passed_on = [grant(1, 1, 5), release(2, 1, 5), adoption(2.1, 2, 5), release(3, 2, 5)]
+        assert faults([*passed_on, grant(3.1, 1, 6)]) == []
+        assert faults([*passed_on, grant(2.9, 1, 6)]) != []
 
     def test_after_a_loss_that_was_told(self):
         assert faults([grant(1, 1, 5), loss(2, 1, 5), grant(2.1, 2, 6)]) == []
@@ -108,6 +132,15 @@ class TestBroken:
     @pytest.mark.parametrize("key", ["lock:name", "lock|q:name", "lock|x:name", "lock:f"])
     def test_a_key_left_over(self, key):
         assert left_behind(["lock|f", key]) == [key]
+
+
+class TestFigures:
+    def test_how_long_two_believed_at_once(self):
+        assert overlaps([grant(1, 1, 5, ttl=1), grant(3, 2, 6)]) == []
+        assert overlaps([grant(1, 1, 5), grant(2, 2, 6), release(4, 1, 5), release(9, 2, 6)]) == [2]
+
+    def test_how_long_calls_took_beyond_their_time(self):
+        assert overruns([call(1, 2, 2.5), call(1, 2, 4.5), grant(9, 1, 5)]) == [1.5]
 
 
 class TestJournals:
