@@ -24,6 +24,7 @@ from .inventory import Lease, force_release, holding_nodes, in_words
 from .models import BeatRun, HeldLock
 from .pages import BackendFilter, CountedFilter, SnapshotAdmin, inventory_of
 from .snapshots import BeatRuns, HeldLocks, held_for
+from .texts import printable
 
 if TYPE_CHECKING:
     from django.http import HttpRequest, HttpResponse
@@ -49,7 +50,7 @@ class PrefixFilter(CountedFilter):
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
         counted = Counter(map(self.choice_of, inventory_of(request).keys()))
         counted.pop("", None)
-        return [(prefix, prefix) for prefix in sorted(dict(counted.most_common(MOST_PREFIXES)))]
+        return [(prefix, printable(prefix)) for prefix in sorted(dict(counted.most_common(MOST_PREFIXES)))]
 
     def queryset(self, request: HttpRequest, queryset: Any) -> Any:
         return queryset.filter(name__startswith=self.value()) if self.value() else None
@@ -275,5 +276,5 @@ def _names(rows: Sequence[HeldLock]) -> str:
 
 
 def _shortened(names: Sequence[str], most: int = 10) -> str:
-    shown = ", ".join(names[:most])
+    shown = ", ".join(map(printable, names[:most]))
     return shown if len(names) <= most else f"{shown}, … ({len(names)})"

@@ -72,6 +72,15 @@ def path_of(function: Callable[..., Any]) -> str:
     return f"{named.__module__}.{named.__qualname__}"
 
 
+def path_of_view(function: Callable[..., Any]) -> str:
+    """As ``path_of``; of a method that a class view has inherited by the class of the view."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    if (owner := getattr(function, "__self__", None)) is None:
+        return path_of(function)
+    return f"{path_of(owner if inspect.isclass(owner) else type(owner))}.{function.__name__}"
+
+
 def naming(function: Callable[..., Any], name: Any) -> Callable[[tuple[Any, ...], dict[str, Any]], str]:
     """How to get from the arguments of a call to the name of its lock."""
     if callable(name):

@@ -16,6 +16,7 @@ from .exceptions import LockBackendError, LockError, LockNotAcquired
 from .leases import Lease
 from .locking import Lock
 from .options import Options
+from .tickets import shown
 
 logger = logging.getLogger("django_distlock")
 
@@ -122,7 +123,7 @@ class Guarded:
         if given:
             return given
         if request is not None:
-            return requests.label(request)
+            return requests.label(request, calls.path_of_view(self.function))
         return background.label(args) or calls.path_of(self.function)
 
     def _answer(
@@ -133,7 +134,7 @@ class Guarded:
             if run and self._on_busy == "retry":
                 run.retry(problem)
             if isinstance(self._on_busy, Skip):
-                logger.info("%s is skipped. %s", self._label(args, request, run), problem)
+                logger.info("%s is skipped. %s", shown(self._label(args, request, run)), problem)
             if callable(self._on_busy):
                 return self._on_busy(problem, *args, **kwargs)
         if (

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Self
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
+from .texts import printable
 from .tickets import LockInfo
 
 LONGEST_KEY = 1000  # bytes, for two hundred characters, a hash and a prefix
@@ -70,7 +71,7 @@ class HeldLock(models.Model):
         state = cls.State.HANDED_OVER if info.holder is None else cls.State.RESTING if info.resting else cls.State.HELD
         row = cls(
             id=key,
-            name=info.name,
+            name=printable(info.name),
             using=info.using,
             state=state,
             label=info.holder.label if info.holder else "",

@@ -10,6 +10,8 @@ from typing import Any
 
 from django.http import HttpRequest
 
+from .tickets import shown
+
 
 def request_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """The request that a function view, or a method of a class view, was called with, or None.
@@ -30,8 +32,15 @@ def is_rest_framework(request: Any) -> bool:
     return module is not None and isinstance(request, module.Request)
 
 
-def label(request: Any) -> str:
-    return f"{request.method} {request.path}"
+def label(request: Any, view: str = "") -> str:
+    """The method and the route of its URL: "POST orders/<int:order_id>/pay".
+
+    Never the path: that is chosen by the client, and may hold a secret such as the token of a password reset. ``view``
+    stands for the route where the request has none yet, as in a middleware or in a unit test with RequestFactory.
+    """
+    match = original(request).resolver_match
+    route = view if match is None or match.route is None else match.route or "/"
+    return shown(f"{request.method} {route}".rstrip())
 
 
 def routed_view(request: Any) -> Any:

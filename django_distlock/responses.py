@@ -19,7 +19,7 @@ from django.shortcuts import render
 
 from .exceptions import LockError, LockNotAcquired
 from .leases import Lease
-from .requests import is_for_programs, is_rest_framework, original, request_of
+from .requests import is_for_programs, is_rest_framework, label, original, request_of
 
 logger = logging.getLogger("django_distlock")
 
@@ -43,7 +43,7 @@ class Respond:
             text = "Busy, try again."
             told: dict[str, Any] = {"detail": text, "retry_after": seconds}
             return self._with_format(request, problem, self.status, told)
-        logger.error("%s %s is answered 503: %s", request.method, request.path, problem, exc_info=problem)
+        logger.error("%s is answered 503: %s", label(request), problem, exc_info=problem)
         return self._with_format(request, problem, 503, {"detail": "Not available just now, try again later."})
 
     def _with_format(self, request: Any, problem: LockError, status: int, told: dict[str, Any]) -> HttpResponse:

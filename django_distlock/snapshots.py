@@ -15,6 +15,7 @@ from django.utils.text import capfirst
 from .inventory import Inventory, Key, Lease
 from .models import BeatRun, HeldLock
 from .runs import RunInfo
+from .texts import printable
 from .tickets import Holder
 
 
@@ -259,10 +260,14 @@ class BeatRuns(Snapshot[BeatRun]):
 
     def _rows(self, keys: list[Key]) -> list[BeatRun]:
         runs = self.inventory.runs()
-        found = [BeatRun(id=str(key), **asdict(runs[key])) for key in keys]
+        found = [BeatRun(id=str(key), **_printable(asdict(runs[key]))) for key in keys]
         for row in found:
             row._state.adding = False
         return found
+
+
+def _printable(values: dict[str, Any]) -> dict[str, Any]:
+    return {field: printable(value) if isinstance(value, str) else value for field, value in values.items()}
 
 
 def held_for(row: HeldLock) -> float | None:

@@ -1,19 +1,14 @@
-"""Text for terminals: tables that fit, and names that cannot steer the terminal."""
+"""Tables that fit a terminal."""
 
 from __future__ import annotations
 
 import unicodedata
 from collections.abc import Sequence
 
+from .texts import printable
+
 GAP = "  "
 NARROWEST = 8  # columns to which a column of a table may shrink
-
-
-def printable(text: str) -> str:
-    """Line breaks and control characters as escapes."""
-    return "".join(
-        character if character.isprintable() else character.encode("unicode_escape").decode() for character in text
-    )
 
 
 def width(text: str) -> int:

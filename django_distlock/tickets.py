@@ -19,6 +19,7 @@ from pathlib import PurePath
 from typing import Self
 
 from .bells import Bell
+from .texts import bounded, printable
 
 if hasattr(time, "CLOCK_BOOTTIME"):
     # Seconds that also pass while the machine sleeps, as they do for the store.
@@ -81,15 +82,31 @@ def _without_time(host: str, pid: int, thread: str, label: str) -> str:
     return json.dumps([host, pid, thread, label], separators=(",", ":"))[:-1]
 
 
+LONGEST_LABEL = 200  # characters
+
+
+def shown(text: str) -> str:
+    """As a label is shown: printable, and of at most 200 characters."""
+    return bounded(printable(text), LONGEST_LABEL)
+
+
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who has a lock: host, process, thread or task, what it is doing, and since when (seconds of Unix time)."""
+    """Who has a lock: host, process, thread or task, what it is doing, and since when (seconds of Unix time).
+
+    Its texts are printable and of at most 200 characters each, whatever it was made of: clients and others who write
+    to the store may have chosen them.
+    """
 
     host: str
     pid: int
     thread: str
     label: str
     since: float
+
+    def __post_init__(self) -> None:
+        for text in ("host", "thread", "label"):
+            object.__setattr__(self, text, shown(getattr(self, text)))
 
     @classmethod
     def here(cls, label: str = "", execution: object = None) -> Self:

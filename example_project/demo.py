@@ -85,7 +85,7 @@ def table(without: Rush, under: Rush) -> str:
 
 def described(info: LockInfo) -> str:
     process = f"{info.holder.label} in process {info.holder.pid}" if info.holder else "an unknown holder"
-    return f"  {info.name:<14}{process:<40}{info.remaining:>6.2f} s left"
+    return f"  {info.name:<14}{process:<48}{info.remaining:>6.2f} s left"
 
 
 def complaints(without: Rush, under: Rush, reports: list[str]) -> list[str]:

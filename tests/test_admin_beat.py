@@ -16,6 +16,7 @@ from django_distlock.inventory import Key
 from django_distlock.models import BeatRun
 from django_distlock.runs import Ledger
 from django_distlock.stamps import RunStamp
+from django_distlock.texts import printable
 
 from .admin_pages import login, said
 from .conftest import LOCMEM, REDIS
@@ -86,7 +87,7 @@ def test_the_page_of_one_entry(operator, backend, entry):
     [row] = operator.get(LIST).context["cl"].result_list
     page = operator.get(reverse("admin:distlock_beatrun_change", args=[quote(row.pk)]))
     text = page.content.decode()
-    assert page.context["original"].entry == f"shop:{entry}"
+    assert page.context["original"].entry == printable(f"shop:{entry}")
     for shown in ("default", "web-1", "Jan. 15, 2027, 8 a.m.", "Jan. 15, 2027, 9 a.m."):
         assert shown in text
     assert 'type="submit" value' not in text  # nothing to save or delete

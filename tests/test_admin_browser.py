@@ -103,8 +103,8 @@ def page(chromium, tmp_path, server):  # noqa: F811
 @pytest.fixture
 def some_locks(backend):
     """As an afternoon looks in a shop."""
-    hold(backend, "order:1041", ttl=30, label="POST /orders/1041/pay", host="web-1", pid=211, ago=2)
-    hold(backend, "order:1042", ttl=30, label="POST /orders/1042/pay", host="web-2", pid=198, ago=7)
+    hold(backend, "order:1041", ttl=30, label="POST orders/<int:order_id>/pay", host="web-1", pid=211, ago=2)
+    hold(backend, "order:1042", ttl=30, label="POST orders/<int:order_id>/pay", host="web-2", pid=198, ago=7)
     hold(backend, "report:monthly", ttl=30, label="shop.tasks.build_report", host="worker-1", pid=77, ago=754)
     hold(backend, "mail:newsletter", ttl=30, label="shop.tasks.send_newsletter", host="worker-2", pid=78, ago=83)
     backend.release(hold(backend, "nightly:reconcile", ttl=60, label="manage.py reconcile", host="cron-1", ago=40), 900)
@@ -233,7 +233,7 @@ def test_from_the_list_to_the_release_with_pictures(page, backend, some_locks, t
     page.run("document.querySelector('select[name=action]').value = 'delete_selected'")
     page.click(RUN)
     page.until(f"document.querySelector('{CONFIRM}') !== null && document.title.includes('Release')")
-    assert "order:1041 (default): POST /orders/1041/pay (pid 211 on web-1" in page.text()
+    assert "order:1041 (default): POST orders/<int:order_id>/pay (pid 211 on web-1" in page.text()
     page.screenshot(folder / "release.png")
     page.click(CONFIRM)
     page._until(lambda: "Released 2 locks: order:1041, report:monthly." in page.text(".messagelist"))
@@ -241,7 +241,7 @@ def test_from_the_list_to_the_release_with_pictures(page, backend, some_locks, t
     assert sorted(backend.names()) == ["mail:newsletter", "nightly:reconcile", "order:1042"]
 
     page.run(f"document.querySelector(\"{ROWS} th.field-name a[href*='order_3A1042']\").click()")
-    page._until(lambda: "POST /orders/1042/pay" in page.text(".field-label"))
+    page._until(lambda: "POST orders/<int:order_id>/pay" in page.text(".field-label"))
     page.screenshot(folder / "lock.png")
     left = json.loads(page.run("JSON.stringify(document.querySelector('.field-left .distlock-seconds').innerText)"))
     page._until(lambda: page.text(".field-left .distlock-seconds") != left)

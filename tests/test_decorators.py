@@ -423,8 +423,8 @@ class TestViews:
         assert response.content.split()[0] == b"order:2"
         assert held_names() == []
 
-    def test_are_labelled_by_method_and_path(self):
-        assert Client().get("/function/2/").content == b"order:2 GET /function/2/"
+    def test_are_labelled_by_method_and_route(self):
+        assert Client().get("/function/2/").content == b"order:2 GET function/<int:order_id>/"
 
     @pytest.mark.usefixtures("busy")
     @pytest.mark.parametrize("kind", KINDS)

@@ -22,7 +22,7 @@ from .. import names, renewal
 from ..exceptions import LockBackendError, LockNotAcquired
 from ..handlers import locks
 from ..leases import Lease
-from ..tickets import Holder, Ticket
+from ..tickets import Holder, Ticket, shown
 
 FIRST_PAUSE = 0.5  # seconds
 LONGEST_PAUSE = 5.0
@@ -47,7 +47,7 @@ class Run:
     @property
     def label(self) -> str:
         """Name and id, as Celery's own log writes them. A task that is called like a function has no id."""
-        return f"{self._task.name}[{self._request.id}]" if self._request.id else str(self._task.name)
+        return shown(f"{self._task.name}[{self._request.id}]" if self._request.id else self._task.name)
 
     def retry(self, busy: LockNotAcquired) -> NoReturn:
         """Send the task again for later, without counting it as one of its ``max_retries``.

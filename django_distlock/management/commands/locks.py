@@ -25,6 +25,7 @@ from django_distlock.findings import Finding, Level
 from django_distlock.inventory import Inventory, Key, Seen, force_release, holding_nodes, in_words
 from django_distlock.names import stored_name
 from django_distlock.reports import FLEXIBLE, SPARE, as_json, held_for, looked_at, rows, state
+from django_distlock.texts import printable
 
 NOT_SO = 1  # the lock is not held, the release did not free it, the check found errors, no backend keeps rows
 UNREACHABLE = 3  # a backend does not answer, or its settings are wrong
@@ -127,7 +128,7 @@ class Command(BaseCommand):
         if watched:
             self.stdout.flush()
             for error in inventory.errors.values():
-                self.stderr.write(error)
+                self.stderr.write(printable(error))
         else:
             self._tell(inventory)
 
@@ -149,11 +150,11 @@ class Command(BaseCommand):
             )
         self._tell(inventory)
         if not found:
-            raise CommandError(f"Nobody holds the lock {tables.printable(name)!r}.", returncode=NOT_SO)
+            raise CommandError(f"Nobody holds the lock {name!r}.", returncode=NOT_SO)
 
     def _facts(self, seen: Seen, waiting: int | None) -> Iterator[str]:
         info, held = seen.info, held_for(seen)
-        yield self.style.MIGRATE_HEADING(tables.printable(info.name))
+        yield self.style.MIGRATE_HEADING(printable(info.name))
         facts = {
             "backend": info.using,
             "state": state(seen),
@@ -184,7 +185,7 @@ class Command(BaseCommand):
         self._refuse_to_guess({seen.info.using for seen, _ in found})
         if not found:
             what = options["name"] if options["prefix"] is None else f"{options['prefix']}…"
-            raise CommandError(f"Nobody holds the lock {tables.printable(what)!r}.", returncode=NOT_SO)
+            raise CommandError(f"Nobody holds the lock {what!r}.", returncode=NOT_SO)
         if options["interactive"]:
             self._ask(found)
         self._report([(seen, self._freed(seen)) for seen, _ in found])
@@ -218,7 +219,7 @@ class Command(BaseCommand):
         try:
             return force_release(seen.info, by="manage.py locks release")
         except LockBackendError as error:
-            return str(error)
+            return printable(str(error))
 
     def _report(self, outcomes: list[tuple[Seen, bool | str]]) -> None:
         errors = [freed for _, freed in outcomes if isinstance(freed, str)]
@@ -232,7 +233,7 @@ class Command(BaseCommand):
             )
         else:
             for seen, freed in outcomes:
-                name = tables.printable(seen.info.name)
+                name = printable(seen.info.name)
                 if freed is True:
                     self.stdout.write(
                         f"{self.style.SUCCESS('freed')}  {name}  was held by {seen.info.holder or 'nobody yet'}"
@@ -285,7 +286,7 @@ class Command(BaseCommand):
             )
         else:
             for alias, findings in found.items():
-                self.stdout.write(self.style.MIGRATE_HEADING(f"{alias}: {type_of(alias)}"))
+                self.stdout.write(self.style.MIGRATE_HEADING(printable(f"{alias}: {type_of(alias)}")))
                 for item in findings:
                     self._print_finding(item)
         if errors := sum(item.is_error for findings in found.values() for item in findings):
@@ -295,16 +296,16 @@ class Command(BaseCommand):
         styles = {Level.OK: self.style.SUCCESS, Level.WARNING: self.style.WARNING, Level.ERROR: self.style.ERROR}
         level = tables.padded(item.level, 7)
         styled = styles[item.level](level) if item.level in styles else level
-        self.stdout.write(f"  {styled}  {tables.padded(item.about, 11)}  {tables.printable(item.message)}")
+        self.stdout.write(f"  {styled}  {tables.padded(item.about, 11)}  {printable(item.message)}")
         if item.hint and item.level is not Level.OK:
-            self.stdout.write(f"{' ' * 24}{item.hint}")
+            self.stdout.write(f"{' ' * 24}{printable(item.hint)}")
 
     def _print_json(self, data: Any) -> None:
         self.stdout.write(json.dumps(data, ensure_ascii=False))
 
     def _tell(self, inventory: Inventory) -> None:
         if inventory.errors:
-            raise CommandError("\n".join(inventory.errors.values()), returncode=UNREACHABLE)
+            raise CommandError("\n".join(map(printable, inventory.errors.values())), returncode=UNREACHABLE)
 
 
 def type_of(alias: str) -> str:
