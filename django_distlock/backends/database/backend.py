@@ -20,8 +20,9 @@ from ..base import BaseLockBackend
 from . import rows
 from .calls import Calls
 from .checks import settings_checks
-from .connections import Pool, TemporaryFile, address, is_in_memory, own_file
+from .connections import Pool, address
 from .errors import NoReply, explain
+from .files import TemporaryFile, is_in_memory, own_file
 from .listener import Listener, can_listen
 from .location import check_app, read_location, read_prefix, read_timeout
 from .looks import Looks

@@ -9,7 +9,7 @@ from django.core.checks import CheckMessage, Error, Warning
 from django.db import router
 
 from ...models import ROWS_OF_DATABASE_BACKEND
-from .connections import databases_in
+from .files import databases_in
 
 if TYPE_CHECKING:
     from .backend import DatabaseBackend

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from math import ceil
-from pathlib import Path
 from typing import Any
 
 from django.core.signals import request_finished, request_started
@@ -20,13 +17,14 @@ from django.db.backends.base.base import NO_DB_ALIAS
 from django.db.backends.signals import connection_created
 from django.db.utils import load_backend
 
-from ...models import ROWS_OF_DATABASE_BACKEND
+from ...exceptions import LockBackendError
 from ...tickets import clock
+from .files import prepare_file
+from .forks import ForkGate
 from .watchdog import Watchdog
 
 MAX_IDLE = 8  # connections kept after a rush
 PREPARE_AFTER = 5  # executions of a statement on one connection; half of its time is parsing and planning
-SWITCHING = 0.005  # seconds between tries to switch a file of SQLite to its write-ahead log
 IDLE = 20.0  # seconds after which a connection that nobody used is closed
 
 Wrapper = Any  # django.db.backends.base.base.BaseDatabaseWrapper, whose attributes are not typed
@@ -34,6 +32,8 @@ Wrapper = Any  # django.db.backends.base.base.BaseDatabaseWrapper, whose attribu
 _open: set[Wrapper] = set()  # strong: a connection that is collected in a forked child ends that of its parent
 _inherited: list[Wrapper] = []
 _pools: weakref.WeakSet[Pool] = weakref.WeakSet()
+_gate = ForkGate()  # for users of SQLite
+_lost_files: set[str] = set()  # of SQLite, in which this process cannot lock
 
 
 class Pool:
@@ -46,7 +46,7 @@ class Pool:
     def __init__(self, alias: str, timeout: float, file: str | None, name: str) -> None:
         """``timeout``: seconds for an answer; ``file``: of SQLite, else None; ``name``: of the locks' alias."""
         self.alias = alias
-        self._timeout = timeout
+        self.timeout = timeout
         self.file = file
         self._idle: list[tuple[float, Wrapper]] = []
         self._guard = threading.Lock()
@@ -58,25 +58,32 @@ class Pool:
     @contextmanager
     def connection(self, seconds: float) -> Iterator[Wrapper]:
         """One that nobody else uses. What goes wrong closes it; after ``seconds`` it is shut down."""
-        wrapper = self._take()
-        try:
-            with self._watchdog.watching(_descriptor(wrapper), seconds):
-                yield wrapper
-        except BaseException:
-            _close(wrapper)
-            raise
-        self._give_back(wrapper)
+        with self._no_fork():
+            wrapper = self._take()
+            try:
+                with self._watchdog.watching(_descriptor(wrapper), seconds):
+                    yield wrapper
+            except BaseException:
+                _close(wrapper)
+                raise
+            self._give_back(wrapper)
 
     def open(self) -> Wrapper:
         """A new one, which the caller closes with ``close()``."""
-        settings = own_settings(self.alias, self._timeout, self.file)
+        if self.file in _lost_files:
+            raise LockBackendError(
+                f"This process was forked while a lock in {self.file} was asked for, and so cannot lock in that file:"
+                " SQLite takes the locks of the parent for its own. Fork where no other thread asks for locks, or"
+                " start another program in the child."
+            )
+        settings = own_settings(self.alias, self.timeout, self.file)
         wrapper = load_backend(settings["ENGINE"]).DatabaseWrapper(settings, self.alias)
         wrapper.inc_thread_sharing()
         _open.add(wrapper)
         try:
             wrapper.ensure_connection()
             if wrapper.vendor == "sqlite":
-                _prepare_file(wrapper, self._timeout)
+                prepare_file(wrapper, self.timeout)
             elif is_psycopg3(wrapper) and not (self.prepares and _is_direct(wrapper)):
                 wrapper.connection.prepare_threshold = None
         except BaseException:
@@ -88,22 +95,28 @@ class Pool:
         _close(wrapper)
 
     def close_idle(self) -> None:
-        with self._guard:
-            idle, self._idle = self._idle, []
-        for _, wrapper in idle:
-            _close(wrapper)
+        with self._no_fork():
+            for _, wrapper in self._all_idle():
+                _close(wrapper)
 
     def close_old(self) -> None:
         """By the rules of Django: what is older than CONN_MAX_AGE. What broke was closed at once."""
+        with self._no_fork():
+            for since, wrapper in self._all_idle():
+                # Not by Django's own method, which looks into the database: unit tests may forbid that here.
+                if wrapper.close_at is not None and time.monotonic() >= wrapper.close_at:
+                    _close(wrapper)
+                else:
+                    wrapper.health_check_done = False
+                    self._keep(since, wrapper)
+
+    def _no_fork(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.file is None else _gate.using()
+
+    def _all_idle(self) -> list[tuple[float, Wrapper]]:
         with self._guard:
             idle, self._idle = self._idle, []
-        for since, wrapper in idle:
-            # Not by Django's own method, which looks into the database: that may be forbidden here, as in unit tests.
-            if wrapper.close_at is not None and time.monotonic() >= wrapper.close_at:
-                _close(wrapper)
-            else:
-                wrapper.health_check_done = False
-                self._keep(since, wrapper)
+        return idle
 
     def _take(self) -> Wrapper:
         while True:
@@ -124,7 +137,7 @@ class Pool:
         if self.file is None and address(wrapper.settings_dict) != address(connections.settings[self.alias]):
             return False
         if wrapper.settings_dict["CONN_HEALTH_CHECKS"]:
-            with self._watchdog.watching(_descriptor(wrapper), self._timeout):
+            with self._watchdog.watching(_descriptor(wrapper), self.timeout):
                 wrapper.close_if_health_check_failed()  # now: a cursor would connect anew, unwatched
         return wrapper.connection is not None
 
@@ -188,69 +201,6 @@ def _is_direct(wrapper: Wrapper) -> bool:
         return bool(cursor.fetchone()[0] == wrapper.connection.info.backend_pid)
 
 
-def own_file(name: str | Path) -> str:
-    """Where the locks of a SQLite database are: in a file beside it.
-
-    A transaction that writes has the whole file to itself. A caller that is in one would wait for its own lock,
-    which waits for it.
-    """
-    path, mark, query = str(name).partition("?")  # it may be a URI
-    return f"{path}-locks{mark}{query}"
-
-
-def databases_in(file: str | None) -> Iterator[str]:
-    """The aliases of DATABASES that are in that file of SQLite."""
-    for alias, settings in connections.settings.items():
-        is_sqlite = str(settings["ENGINE"]).rpartition(".")[2].startswith(("sqlite", "spatialite"))
-        if file and is_sqlite and Path(str(settings["NAME"])).absolute() == Path(file).absolute():
-            yield alias
-
-
-def is_in_memory(name: str | Path) -> bool:
-    return ":memory:" in str(name) or "mode=memory" in str(name)
-
-
-class TemporaryFile:
-    """For the locks of a database in memory, which excludes its own process alone, as that database does."""
-
-    def __init__(self) -> None:
-        folder = tempfile.mkdtemp(prefix="distlock-")
-        self.name = str(Path(folder, "locks"))
-        self.remove = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
-        _temporary.add(self)
-
-
-_temporary: weakref.WeakSet[TemporaryFile] = weakref.WeakSet()
-
-
-def _prepare_file(wrapper: Wrapper, timeout: float) -> None:
-    raw = wrapper.connection
-    raw.create_function("distlock_now", 0, lambda: time.time_ns() // 1000)
-    raw.execute("PRAGMA synchronous = NORMAL")
-    there = {table for (table,) in raw.execute("SELECT name FROM sqlite_master")}
-    missing = [model for model in ROWS_OF_DATABASE_BACKEND if model._meta.db_table not in there]
-    if not missing:
-        return
-    _write_ahead(raw, wrapper.Database.OperationalError, timeout)
-    with wrapper.schema_editor(collect_sql=True, atomic=False) as editor:
-        statements = [editor.table_sql(model)[0] for model in missing]
-    for statement in statements:
-        raw.execute(statement.replace("CREATE TABLE", "CREATE TABLE IF NOT EXISTS", 1))
-
-
-def _write_ahead(raw: Any, busy: type[Exception], timeout: float) -> None:
-    """So that who looks does not wait for who writes. For others who switch just now SQLite itself does not wait."""
-    give_up = clock() + timeout
-    while True:
-        try:
-            raw.execute("PRAGMA journal_mode = WAL")
-            return
-        except busy:
-            if clock() >= give_up:
-                raise
-            time.sleep(SWITCHING)
-
-
 def address(settings: Mapping[str, Any]) -> tuple[Any, ...]:
     """Which database it is."""
     return tuple(settings[key] for key in ("NAME", "HOST", "PORT", "USER"))
@@ -278,8 +228,23 @@ def _on_connection(connection: Wrapper, **_: object) -> None:
             pool.closes_with_it()
 
 
+def _before_fork() -> None:
+    """Close all connections to SQLite, once the calls that are under way have ended."""
+    longest = max((pool.timeout for pool in list(_pools) if pool.file is not None), default=0.0)
+    if _gate.close(longest + 1.0):
+        for wrapper in _open_files():
+            _close(wrapper)
+
+
+def _open_files() -> list[Wrapper]:
+    return [wrapper for wrapper in list(_open) if wrapper.vendor == "sqlite"]
+
+
 def _after_fork() -> None:
     """In the child: its parent's connections must neither be used nor ended here."""
+    global _gate
+    _gate = ForkGate()
+    _lost_files.update(str(wrapper.settings_dict["NAME"]) for wrapper in _open_files())
     nowhere = os.open(os.devnull, os.O_RDWR)
     for wrapper in list(_open):
         if wrapper.vendor != "sqlite" and (descriptor := _socket_of(wrapper)) is not None:
@@ -289,8 +254,6 @@ def _after_fork() -> None:
     _inherited.extend(_open)
     _open.clear()
     _pools.clear()
-    for file in list(_temporary):
-        file.remove.detach()
 
 
 def _socket_of(wrapper: Wrapper) -> int | None:
@@ -306,4 +269,4 @@ def _socket_of(wrapper: Wrapper) -> int | None:
 request_started.connect(_on_request)
 request_finished.connect(_on_request)
 connection_created.connect(_on_connection)
-os.register_at_fork(after_in_child=_after_fork)
+os.register_at_fork(before=_before_fork, after_in_parent=lambda: _gate.open(), after_in_child=_after_fork)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ...exceptions import LockBackendError
 from ...models import ROWS_OF_DATABASE_BACKEND
-from .connections import databases_in
+from .files import databases_in
 
 if TYPE_CHECKING:
     from .backend import DatabaseBackend

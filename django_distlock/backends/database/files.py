@@ -1,0 +1,91 @@
+"""The file of SQLite in which locks are: where it is, and its tables."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from django.db import connections
+
+from ...models import ROWS_OF_DATABASE_BACKEND
+from ...tickets import clock
+
+SWITCHING = 0.005  # seconds between tries to switch a file to its write-ahead log
+
+
+def own_file(name: str | Path) -> str:
+    """Where the locks of a SQLite database are: in a file beside it.
+
+    A transaction that writes has the whole file to itself. A caller that is in one would wait for its own lock,
+    which waits for it.
+    """
+    path, mark, query = str(name).partition("?")  # it may be a URI
+    return f"{path}-locks{mark}{query}"
+
+
+def databases_in(file: str | None) -> Iterator[str]:
+    """The aliases of DATABASES that are in that file of SQLite."""
+    for alias, settings in connections.settings.items():
+        is_sqlite = str(settings["ENGINE"]).rpartition(".")[2].startswith(("sqlite", "spatialite"))
+        if file and is_sqlite and Path(str(settings["NAME"])).absolute() == Path(file).absolute():
+            yield alias
+
+
+def is_in_memory(name: str | Path) -> bool:
+    return ":memory:" in str(name) or "mode=memory" in str(name)
+
+
+class TemporaryFile:
+    """For the locks of a database in memory, which excludes its own process alone, as that database does."""
+
+    def __init__(self) -> None:
+        folder = tempfile.mkdtemp(prefix="distlock-")
+        self.name = str(Path(folder, "locks"))
+        self.remove = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        _temporary.add(self)
+
+
+_temporary: weakref.WeakSet[TemporaryFile] = weakref.WeakSet()
+
+
+def prepare_file(wrapper: Any, timeout: float) -> None:
+    raw = wrapper.connection
+    raw.create_function("distlock_now", 0, lambda: time.time_ns() // 1000)
+    raw.execute("PRAGMA synchronous = NORMAL")
+    there = {table for (table,) in raw.execute("SELECT name FROM sqlite_master")}
+    missing = [model for model in ROWS_OF_DATABASE_BACKEND if model._meta.db_table not in there]
+    if not missing:
+        return
+    _write_ahead(raw, wrapper.Database.OperationalError, timeout)
+    with wrapper.schema_editor(collect_sql=True, atomic=False) as editor:
+        statements = [editor.table_sql(model)[0] for model in missing]
+    for statement in statements:
+        raw.execute(statement.replace("CREATE TABLE", "CREATE TABLE IF NOT EXISTS", 1))
+
+
+def _write_ahead(raw: Any, busy: type[Exception], timeout: float) -> None:
+    """So that who looks does not wait for who writes. For others who switch just now SQLite itself does not wait."""
+    give_up = clock() + timeout
+    while True:
+        try:
+            raw.execute("PRAGMA journal_mode = WAL")
+            return
+        except busy:
+            if clock() >= give_up:
+                raise
+            time.sleep(SWITCHING)
+
+
+def _after_fork() -> None:
+    """In the child: they are its parent's, who removes them."""
+    for file in list(_temporary):
+        file.remove.detach()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,122 @@
+"""Processes that fork while they have connections of locks: what SQLite knows of its files does not survive that."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from django_distlock import lock, locks
+
+from .conftest import DATABASE
+from .databases import ALIAS
+from .test_processes import in_a_fork
+from .tools import PATIENCE
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
+
+
+class Child:
+    """A forked process that does the steps of a generator, one each time that it is told to."""
+
+    def __init__(self, steps):
+        told, self._tell = os.pipe()
+        hear, answer = os.pipe()
+        self.pid = os.fork()
+        if not self.pid:
+            os.close(self._tell)
+            os.close(hear)
+            try:
+                for said in steps():
+                    os.write(answer, f"{said}\n".encode())
+                    os.read(told, 1)
+            finally:
+                os._exit(0)
+        os.close(told)
+        os.close(answer)
+        self._lines = os.fdopen(hear)
+
+    def hear(self):
+        return self._lines.readline().strip()
+
+    def go_on(self):
+        os.write(self._tell, b".")
+
+    def end(self):
+        os.close(self._tell)
+        self._lines.close()
+        os.waitpid(self.pid, 0)
+
+
+@contextmanager
+def child_that(steps):
+    child = Child(steps)
+    try:
+        yield child
+    finally:
+        child.end()
+
+
+def open_files():
+    return [str(link.readlink()) for link in Path("/proc/self/fd").iterdir() if link.exists()]
+
+
+def test_a_child_and_others_exclude_each_other_after_its_parent_has_closed_the_file(sqlite_locks):
+    """The last process to close the file deletes its log. That must not be one that the child still writes to."""
+    with lock("used before the fork"):
+        pass
+
+    def steps():
+        yield locks["default"].look(["name"])
+        yield lock("name", ttl=60).acquire()
+
+    with child_that(steps) as child:
+        assert child.hear() == "[None]"
+        locks.close()
+        with lock("another"):
+            pass
+        locks.close()
+        child.go_on()
+        assert child.hear() == "True"
+        assert lock("name", wait=0).acquire() is False
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_threads_that_lock_meanwhile_leave_nothing_open_in_the_child(sqlite_locks):
+    done = threading.Event()
+
+    def churn(name):
+        while not done.is_set():
+            with lock(name):
+                pass
+
+    def work():
+        inherited = [file for file in open_files() if file.startswith(sqlite_locks.pool.file)]
+        return inherited, lock(f"of {os.getpid()}", wait=0).acquire()
+
+    threads = [threading.Thread(target=churn, args=(f"{number}",)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(20):
+            assert in_a_fork(work) == "([], True)"
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join(PATIENCE)
+
+
+def test_a_child_that_was_forked_inside_a_call_says_that_it_cannot_lock(sqlite_database, settings):
+    """By a handler of a signal, say. The parent goes on."""
+    settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": DATABASE, "LOCATION": ALIAS, "OPTIONS": {"timeout": 0.1}}}
+    with locks["default"].pool.connection(1):
+        answer = in_a_fork(lambda: lock("name").acquire())
+    assert "LockBackendError" in answer
+    assert "was forked while a lock" in answer
+    with lock("name", wait=0):
+        assert in_a_fork(lambda: lock("another", wait=0).acquire()) == "True"
+    locks.close()
