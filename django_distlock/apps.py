@@ -11,7 +11,9 @@ class DistlockConfig(AppConfig):
     verbose_name = "Distributed locks"
 
     def ready(self) -> None:
-        from . import checks  # registers them
+        from . import background, checks  # which registers them
+
+        background.identify_messages()  # also of a process that sends tasks by their names
 
         if checks.threads_are_off():  # where uWSGI serves, nobody runs the checks
             [message] = checks.uwsgi_without_threads()

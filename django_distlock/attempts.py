@@ -58,6 +58,7 @@ class Attempt:
         name: str,
         using: str,
         label: str,
+        message: str,
         options: Options,
         entries: Entries,
         blocking: bool = True,
@@ -74,7 +75,7 @@ class Attempt:
         self._seconds = _seconds(blocking, timeout, self.terms.wait)
         self._began = clock()
         self.execution = current_execution()
-        holder = Holder.here(label or self.terms.label, self.execution)
+        holder = Holder.here(label or self.terms.label, self.execution, message)
         ticket = Ticket(name, self.terms.ttl, holder)
         self.wait = waiting.Wait(self.backend, self.keeper, ticket, self._seconds, self._waits_for_itself)
 

@@ -4,9 +4,32 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from math import inf
 from typing import Any
 
+from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
+
+SETTING = "DISTRIBUTED_LOCKS_REMEMBER_TASKS"
+DAY = 86_400.0
+
+
+def identify_messages() -> None:
+    """From now on each message of Celery that this process sends says which one it is. Without Celery: nothing."""
+    if "celery" in sys.modules:
+        import_string("django_distlock.celery.messages.identify")
+
+
+def remembered() -> float:
+    """Seconds for which a task that is acknowledged late is known to be done, if the broker asks for no more.
+
+    Raises ImproperlyConfigured.
+    """
+    seconds = getattr(settings, SETTING, DAY)
+    if isinstance(seconds, int | float) and not isinstance(seconds, bool) and 0 < seconds < inf:
+        return float(seconds)
+    raise ImproperlyConfigured(f"{SETTING} is {seconds!r:.80}; it is a number of seconds above 0.")
 
 
 def celery_run_of(function: Callable[..., Any]) -> Any:

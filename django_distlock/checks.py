@@ -11,6 +11,8 @@ from django.core.checks import CheckMessage, Error, Warning, register
 from django.core.exceptions import ImproperlyConfigured
 
 from .backends.base import BaseLockBackend
+from .background import SETTING as TASKS_SETTING
+from .background import remembered
 from .handlers import SETTING, locks
 from .runs import SETTING as BEAT_SETTING
 from .runs import BeatSettings
@@ -35,7 +37,7 @@ def check_setting(**_: Any) -> list[CheckMessage]:
     backends = list(_backends())
     for backend in backends:
         found += [*_terms(backend), *backend.check_settings()]
-    return [*found, *_same_locks(backends), *_beat(), *uwsgi_without_threads()]
+    return [*found, *_same_locks(backends), *_beat(), *_tasks(), *uwsgi_without_threads()]
 
 
 @register(TAG, deploy=True)
@@ -94,6 +96,14 @@ def _beat() -> Iterator[CheckMessage]:
             BeatSettings.read().backend()
         except ImproperlyConfigured as error:
             yield Error(str(error), id="distlock.E003")
+
+
+def _tasks() -> Iterator[CheckMessage]:
+    if hasattr(settings, TASKS_SETTING):
+        try:
+            remembered()
+        except ImproperlyConfigured as error:
+            yield Error(str(error), id="distlock.E004")
 
 
 def _terms(backend: BaseLockBackend) -> Iterator[CheckMessage]:

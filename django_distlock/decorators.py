@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any, Literal, ParamSpec, Protocol, TypeVar, Unpack, overload
 
-from . import calls, transactions
+from . import background, calls, transactions
 from .guarding import Guarded, Skip
 from .handlers import DEFAULT_ALIAS
 from .options import LockOptions, Options
@@ -125,8 +125,10 @@ def _decorated(function: Any, *how: Any) -> Any:
         return type(function)(_decorated(function.__func__, *how))
     guarded = Guarded(function, *how)
     guarded.decorated = calls.disguised(_WRAPPERS[guarded.kind](guarded), function)
-    if guarded.kind is calls.Kind.FUNCTION and guarded.takes_over:
-        transactions.take_over(function, guarded.decorated)
+    if guarded.kind is calls.Kind.FUNCTION:
+        background.identify_messages()  # it may be a task
+        if guarded.takes_over:
+            transactions.take_over(function, guarded.decorated)
     return guarded.decorated
 
 

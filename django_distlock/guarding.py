@@ -64,7 +64,7 @@ class Guarded:
                 lease = stack.enter_context(lock)
             except (LockNotAcquired, LockBackendError) as problem:
                 if run and isinstance(problem, LockNotAcquired):
-                    run.meet(lock, problem)
+                    run.meet(lock, problem, retries=self._on_busy == "retry")
                 return self._answer(problem, request, args, kwargs, run)
             if run:
                 stack.enter_context(run.holding(lease))
@@ -114,7 +114,8 @@ class Guarded:
             yield await stack.enter_async_context(aclosing(items))
 
     def _lock(self, args: tuple[Any, ...], kwargs: dict[str, Any], request: Any, run: Any = None) -> Lock:
-        return Lock(self._name_of_call(args, kwargs), self._using, self._options, self._label(args, request, run))
+        label, message = self._label(args, request, run), run.message if run else ""
+        return Lock(self._name_of_call(args, kwargs), self._using, self._options, label, message)
 
     def _label(self, args: tuple[Any, ...], request: Any, run: Any) -> str:
         given = str(self._options.given.get("label", ""))

@@ -67,10 +67,11 @@ class Lock:
     release of a lost one never frees its successor.
     """
 
-    def __init__(self, name: str, using: str, options: Options, label: str = "") -> None:
+    def __init__(self, name: str, using: str, options: Options, label: str = "", message: str = "") -> None:
         self.name = name
         self.using = using
         self.label = label
+        self._message = message
         self._options = options
         self._entries = Entries()
 
@@ -145,8 +146,9 @@ class Lock:
 
     def _attempt(self, blocking: bool = True, timeout: float = -1, *, insists: bool = False) -> Attempt:
         return Attempt(
-            self.name, self.using, self.label, self._options, self._entries, blocking, timeout, insists=insists
-        )
+            self.name, self.using, self.label, self._message, self._options, self._entries, blocking, timeout,
+            insists=insists,
+        )  # fmt: skip
 
     def _made(self, attempt: Attempt) -> Attempt:
         try:

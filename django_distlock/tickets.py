@@ -96,6 +96,9 @@ class Holder:
 
     Its texts are printable and of at most 200 characters each, whatever it was made of: clients and others who write
     to the store may have chosen them.
+
+    ``message``: which message of Celery the task runs for, by which it knows its copies; never
+    shown. Else "".
     """
 
     host: str
@@ -103,29 +106,33 @@ class Holder:
     thread: str
     label: str
     since: float
+    message: str = ""
 
     def __post_init__(self) -> None:
         for text in ("host", "thread", "label"):
             object.__setattr__(self, text, shown(getattr(self, text)))
 
     @classmethod
-    def here(cls, label: str = "", execution: object = None) -> Self:
+    def here(cls, label: str = "", execution: object = None, message: str = "") -> Self:
         execution = execution or current_execution()
         name = execution.get_name() if isinstance(execution, asyncio.Task) else execution.name  # type: ignore[attr-defined]
-        return cls(_hostname, os.getpid(), name, label or _program(), _wall_clock())
+        return cls(_hostname, os.getpid(), name, label or _program(), _wall_clock(), message)
 
     def from_now(self) -> Holder:
-        return Holder(self.host, self.pid, self.thread, self.label, _wall_clock())
+        return Holder(self.host, self.pid, self.thread, self.label, _wall_clock(), self.message)
 
     def to_text(self) -> str:
-        return f"{_without_time(self.host, self.pid, self.thread, self.label)},{self.since}]"
+        message = f",{json.dumps(self.message)}" if self.message else ""
+        return f"{_without_time(self.host, self.pid, self.thread, self.label)},{self.since}{message}]"
 
     @classmethod
     def from_text(cls, text: str) -> Self:
         """Raises ValueError for a text that ``to_text`` did not write."""
         match _decode(text):
-            case [str() as host, int() as pid, str() as thread, str() as label, int() | float() as since]:
-                return cls(host, pid, thread, label, since)
+            case [str() as host, int() as pid, str() as thread, str() as label, int() | float() as since, *message] if (
+                len(message) <= 1 and all(isinstance(text, str) for text in message)
+            ):
+                return cls(host, pid, thread, label, since, *message)
         raise ValueError(f"not a holder: {text!r:.80}")
 
     @property

@@ -29,7 +29,8 @@ def found(settings):
             setattr(settings, key, value)
         messages = run_checks(tags=[TAG], include_deployment_checks=deploy)
         assert all(
-            message.msg and (message.hint or message.id in ("distlock.E001", "distlock.E003")) for message in messages
+            message.msg and (message.hint or message.id in ("distlock.E001", "distlock.E003", "distlock.E004"))
+            for message in messages
         )
         return [message.id for message in messages]
 
@@ -84,6 +85,12 @@ def test_an_alias_for_beat_that_keeps_no_runs(found):
     assert found(both, DISTRIBUTED_LOCKS_BEAT={"ALIAS": "default"}) == []
     for wrong in ({"ALIAS": "quorum"}, {"ALIAS": "dummy"}, {"ALIAS": "nowhere"}, {"alias": "default"}, []):
         assert found(both, DISTRIBUTED_LOCKS_BEAT=wrong) == ["distlock.E003"]
+
+
+def test_a_time_to_remember_tasks_that_is_none(found):
+    assert found({"default": REDIS}, DISTRIBUTED_LOCKS_REMEMBER_TASKS=3600) == []
+    for wrong in (0, -1, None, "3600", True, float("inf"), float("nan")):
+        assert found({"default": REDIS}, DISTRIBUTED_LOCKS_REMEMBER_TASKS=wrong) == ["distlock.E004"]
 
 
 def test_two_aliases_of_the_same_locks(found):

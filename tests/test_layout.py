@@ -41,13 +41,13 @@ ORDER = [
     "runs", "capabilities", "inventory", "snapshots", "tables", "reports", "checks", "apps", "pages", "admin",
     "migrations", "migrations.0001_initial",
     "management", "management.commands", "management.commands.locks", "management.commands.runlocked",
-    "celery", "celery.beat", "celery.database", "celery.tasks",
+    "celery", "celery.beat", "celery.database", "celery.messages", "celery.tasks",
     "testing", "testing.tools", "testing.contract", "testing.plugin",
 ]  # fmt: skip
 
 DRIVERS = {
     "redis": ("backends.redis", "backends.redlock"), "django_redis": "backends.redis", "psycopg": "backends",
-    "celery": "celery", "django_celery_beat": "celery", "pytest": "testing",
+    "celery": "celery", "kombu": "celery", "django_celery_beat": "celery", "pytest": "testing",
 }  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from celery import Task as CeleryTask
 from celery.exceptions import Ignore, Retry
 
 from django_distlock import LockLost, LockNotAcquired, distributed_lock, lock, locks
+from django_distlock.celery.messages import HEADER
 from django_distlock.celery.tasks import REQUEUES, Run, pause_before
 
 pytestmark = pytest.mark.usefixtures("locmem_locks")
@@ -207,8 +208,10 @@ class TestSentAgain:
         make.sent = sent
         return make
 
-    def busy(self, label="somebody"):
-        with lock("name", label=label), pytest.raises(LockNotAcquired) as caught:
+    def busy(self, message=""):
+        held = lock("name")
+        held._message = message
+        with held, pytest.raises(LockNotAcquired) as caught:
             elsewhere(distributed_lock("name")(lambda: None))
         return caught.value
 
@@ -223,41 +226,34 @@ class TestSentAgain:
         assert options["queue"] == "q"
         assert 0.25 <= options["countdown"] <= 0.5
 
+    @pytest.mark.parametrize("read", ["amqp://nowhere.invalid", "redis://nowhere.invalid"])
+    def test_rabbitmqs_own_delays_are_whole_seconds(self, read, run, app):
+        """Celery cuts them, and RabbitMQ knows no delay of 0."""
+        app.conf.broker_write_url, app.conf.task_default_queue_type = read, "quorum"
+        for requeues in (0, 1, 9):
+            with pytest.raises(Retry):
+                run(headers={REQUEUES: requeues}).retry(self.busy())
+        pauses = [options["countdown"] for options in run.sent]
+        assert all(pause.is_integer() for pause in pauses) == read.startswith("amqp")
+        assert [pause >= 1 for pause in pauses] == [read.startswith("amqp"), read.startswith("amqp"), True]
+
     def test_it_does_not_meet_others(self, run):
-        run(retries=1).meet(lock("name"), self.busy())
+        run(retries=1).meet(lock("name"), self.busy("other-id."), retries=False)
         assert run.sent == []
 
     def test_a_retry_that_meets_itself_is_sent_again_and_records_nothing(self, run):
+        mine = {HEADER: "the-id.1234"}
         with pytest.raises(Ignore):
-            run(retries=1, headers={REQUEUES: 3}).meet(lock("name"), self.busy("tests.again[the-id]"))
+            run(retries=1, headers={REQUEUES: 3, **mine}).meet(lock("name"), self.busy("the-id.1234"), retries=False)
         [options] = run.sent
-        assert options["headers"] == {REQUEUES: 4}
+        assert options["headers"] == {REQUEUES: 4, **mine}
         assert options["retries"] == 1
-
-    def test_an_id_that_somebody_reuses_is_no_copy(self, run, app):
-        app.conf.broker_url = app.conf.broker_read_url = "redis://"
-        run(delivery_info={"redelivered": False}).meet(lock("name"), self.busy("tests.again[the-id]"))
-        assert run.sent == []
-
-    def test_one_that_is_done_does_not_run_again(self, run):
-        for work in ("first", "redelivered"):
-            with lock("name") as lease:
-                holding = run(delivery_info={"redelivered": work == "redelivered"}).holding(lease)
-                if work == "redelivered":
-                    with pytest.raises(Ignore):
-                        holding.__enter__()
-                else:
-                    with holding:
-                        pass
-        [mark] = locks["default"].held("django_distlock.done:")
-        assert mark.resting
-        assert 3500 < mark.remaining <= 3600
 
     def test_one_that_is_done_is_not_skipped_either(self, run):
         with lock("name") as lease, run().holding(lease):
             pass
         with pytest.raises(Ignore):
-            run(delivery_info={"redelivered": True}).meet(lock("name"), self.busy())
+            run(delivery_info={"redelivered": True}).meet(lock("name"), self.busy(), retries=False)
 
     def test_one_that_raised_is_not_done(self, run):
         with pytest.raises(KeyError), lock("name") as lease, run().holding(lease):
@@ -285,6 +281,10 @@ class TestPause:
 
     def test_a_lease_that_runs_out_now_is_not_asked_for_without_pause(self):
         assert min(pause_before(9, 0.0, 3600) for _ in range(200)) >= 0.05
+
+    def test_in_whole_seconds_it_is_one_at_least(self):
+        assert {pause_before(0, 0.1, 3600, is_whole=True) for _ in range(200)} == {1.0}
+        assert {pause_before(9, 30, 3600, is_whole=True) for _ in range(500)} == {3.0, 4.0, 5.0}
 
     def test_it_stays_below_the_visibility_timeout(self):
         assert max(pause_before(9, None, 4) for _ in range(200)) <= 2

@@ -254,6 +254,22 @@ class TestCopies:
         assert [len(first.journal(name, what)) for what in ("run", "done")] == [1, 1]
         assert first.result(task_id)["result"] == name
 
+    def test_one_for_later_that_is_delivered_twice_before_it_is_due_runs_once(self, start, name):
+        """Neither of the two is late: it is chance which one runs first, and only one is flagged."""
+        first = start("threads", visibility_timeout=1)
+        task_id = first.send("late", name, countdown=5)
+        eventually(lambda: task_id in first.log(), 30)
+        time.sleep(1.1)
+        second = start("threads", visibility_timeout=1, queue=first.queue)
+        first.ran(name)
+        eventually(lambda: "meets itself" in first.log() + second.log(), 30)
+        assert worker_is_running(first, task_id)
+        first.go(name)
+        assert first.ended(task_id)["result"] == name
+        eventually(lambda: "is done already" in first.log() + second.log(), 30)
+        assert [len(first.journal(name, what)) for what in ("run", "done")] == [1, 1]
+        assert first.result(task_id)["result"] == name
+
     def test_a_retry_that_comes_before_its_lock_is_free_is_not_skipped(self, worker, name):
         task_id = worker.send("fails_then_works", name)
         assert worker.ended(task_id)["result"] == name

@@ -1,28 +1,34 @@
 """Runs of Celery tasks that hold a lock: what they are called, and how they meet busy locks and their own copies.
 
-A message may be delivered more than once: when a worker dies, when the visibility timeout of the broker passes,
-and, with the same task id, when a task is retried. Such a copy must neither run beside the first delivery nor be
-skipped because of it: what a lock held by the copy's own task id stands for may be dead.
+A message may be delivered more than once: when a worker dies, and when the visibility timeout of the broker passes.
+Which delivery runs first is chance, and only the later ones may be flagged. No delivery may run beside another one, nor
+be skipped because of it: the one that has the lock may be dead.
 """
 
 from __future__ import annotations
 
 import inspect
 import logging
+import math
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, NoReturn
 
-from celery.exceptions import Ignore, Retry  # type: ignore[import-untyped]
+from celery.exceptions import Ignore, Reject, Retry  # type: ignore[import-untyped]
 from celery.signals import worker_process_shutdown  # type: ignore[import-untyped]
+from celery.utils.quorum_queues import detect_quorum_queues  # type: ignore[import-untyped]
+from kombu.exceptions import OperationalError
 
 from .. import names, renewal
+from ..backends.base import FORCED
+from ..background import remembered
 from ..exceptions import LockBackendError, LockNotAcquired
 from ..handlers import locks
-from ..leases import Lease
-from ..tickets import Holder, Ticket, shown
+from ..leases import Lease, State
+from ..tickets import Holder, LockInfo, Ticket, shown
+from .messages import is_known, message_of, task_of
 
 FIRST_PAUSE = 0.5  # seconds
 LONGEST_PAUSE = 5.0
@@ -43,6 +49,7 @@ class Run:
         self._task = task
         self._request = task.request
         self._is_body = _is_body(task, function)
+        self.message = message_of(self._request) if self._is_in_worker else ""
 
     @property
     def label(self) -> str:
@@ -59,19 +66,26 @@ class Run:
         signature, pause = self._send_again(busy)
         raise Retry(exc=busy, when=pause, sig=signature)
 
-    def meet(self, lock: Any, busy: LockNotAcquired) -> None:
+    def meet(self, lock: Any, busy: LockNotAcquired, *, retries: bool) -> None:
         """Raises Ignore if the task is done already, or, after having sent it again, if it is itself in the way.
 
         Nothing is recorded then and nothing that follows is started: all this is up to the run that holds the
-        lock; or, if that one is dead, to the next copy.
+        lock; or, if that one is dead, to the next copy. Nor is anything recorded where the lock is held for other
+        work under the same task id, unless the task ``retries``.
         """
-        if not self._may_have_come_before:
+        if not (self._is_body and self._is_in_worker):
             return
         self._stop_if_done(lock.name, lock.using)
-        if busy.holder and busy.holder.label.endswith(f"[{self._request.id}]"):
+        holder = busy.holder.message if busy.holder else ""
+        if task_of(holder) != str(self._request.id):
+            return
+        if self._is_work_of(holder):
             _, pause = self._send_again(busy)
             logger.info("%s meets itself and is sent again for in %.1f s. %s", self.label, pause, busy)
             raise Ignore(f"{self.label} is sent again.")
+        if not retries:
+            logger.warning("%s is dropped: another message with this task id is at work. %s", self.label, busy)
+            raise Ignore(f"{self.label} is at work.")
 
     @contextmanager
     def holding(self, lease: Lease) -> Iterator[None]:
@@ -89,7 +103,9 @@ class Run:
             yield
         finally:
             self._request.lease = outer
-        is_success = lease.is_live or lease.terms.on_lost == "log"  # else LockLost is about to be raised
+        is_success = (
+            lease.state is not State.LOST or lease.terms.on_lost == "log"
+        )  # else LockLost is about to be raised
         if is_success and self._task.acks_late and self._is_in_worker:
             self._leave_mark(lease)
 
@@ -99,60 +115,83 @@ class Run:
 
     @property
     def _may_have_come_before(self) -> bool:
-        """Whether a message with this task id may have been delivered before. An id that is reused does not count."""
-        if not (self._is_body and self._is_in_worker):
-            return False
+        """Whether this may be a copy. Without an id of the message, a task id that is used again does not count."""
+        if is_known(self.message):
+            return True
         is_redelivered = (self._request.delivery_info or {}).get("redelivered")
         is_sent_again = self._request.retries or REQUEUES in self._headers
         return bool(is_redelivered or is_sent_again) or not _tells_redeliveries(self._task.app)
+
+    def _is_work_of(self, holder: str) -> bool:
+        """Whether a message with this task id stands for the same work: a copy, a retry, or what this one replaces."""
+        is_told = is_known(self.message) and is_known(holder)
+        return holder == self.message or not is_told or bool(self._request.replaced_task_nesting)
 
     @property
     def _headers(self) -> dict[str, Any]:
         return self._request.headers or {}
 
     def _send_again(self, busy: LockNotAcquired) -> tuple[Any, float]:
-        requeues = int(self._headers.get(REQUEUES, 0))
-        pause = pause_before(requeues, busy.retry_after, _visibility_timeout(self._task.app))
+        """Raises Reject, by which nothing is recorded, if the broker does not take the message."""
+        app, requeues = self._task.app, int(self._headers.get(REQUEUES, 0))
+        pause = pause_before(requeues, busy.retry_after, _visibility_timeout(app), is_whole=_delays_whole_seconds(app))
         signature = self._task.signature_from_request(
             self._request,
             countdown=pause,
             retries=self._request.retries,
             headers={**self._headers, REQUEUES: requeues + 1},
         )
-        signature.apply_async()
+        try:
+            signature.apply_async()
+        except OperationalError as error:
+            raise Reject(error, requeue=self._task.acks_late) from error
         return signature, pause
 
     # Marks are leases that rest: every store of locks keeps them, and drops them in time.
 
     def _mark(self, lock_name: str) -> str:
-        return names.render(names.OWN + "done:{}:{}", (self._request.id, lock_name))
+        return names.render(names.OWN + "done:{}:{}", (self.message, lock_name))
 
     def _stop_if_done(self, lock_name: str, using: str) -> None:
-        if not (self._task.acks_late and self._may_have_come_before):
+        if not (self._task.acks_late and self._is_in_worker and self._may_have_come_before):
             return
-        if locks[using].look([self._mark(lock_name)]) != [None]:
+        [mark] = locks[using].look([self._mark(lock_name)])
+        if mark and _retries_of(mark) >= self._request.retries:
             logger.info("%s was delivered again, but is done already and does not run.", self.label)
             raise Ignore(f"{self.label} is done already.")
 
     def _leave_mark(self, lease: Lease) -> None:
-        mark = Ticket(self._mark(lease.name), MARK_TTL, Holder.here(f"done: {self.label}"))
+        """A task may succeed and retry, by ``self.retry(throw=False)``: the mark says which attempt succeeded."""
+        holder = Holder.here(f"done: {self.label}", message=str(self._request.retries))
+        mark = Ticket(self._mark(lease.name), MARK_TTL, holder)
         try:
-            lease.backend.acquire(mark, queue=False)
-            lease.backend.release(mark, rest=_visibility_timeout(self._task.app))
+            standing = lease.backend.acquire(mark, queue=False)
+            if isinstance(standing, LockInfo):
+                lease.backend.release(Ticket(mark.name, MARK_TTL, holder, standing.token), rest=FORCED)
+                lease.backend.acquire(mark, queue=False)
+            lease.backend.release(mark, rest=max(_visibility_timeout(self._task.app), remembered()))
         except LockBackendError as error:
             logger.warning("%s is done, but may run again if it is delivered again: %s", self.label, error)
 
 
-def pause_before(requeues: int, holder_has: float | None, visibility_timeout: float) -> float:
+def _retries_of(mark: LockInfo) -> float:
+    return int(mark.holder.message) if mark.holder and mark.holder.message.isdecimal() else math.inf
+
+
+def pause_before(
+    requeues: int, holder_has: float | None, visibility_timeout: float, *, is_whole: bool = False
+) -> float:
     """Seconds until a task that found its lock busy is tried again, after so many requeues.
 
     At most what the holder's lease has left, and 5 s; shorter at first, and scattered, so that those that were
     busy together do not come back together. A pause as long as the visibility timeout would be delivered twice.
+    ``is_whole``: in whole seconds, one at least.
     """
     longest = min(FIRST_PAUSE * 2 ** min(requeues, 10), LONGEST_PAUSE, visibility_timeout / 2)
     if holder_has is not None:
         longest = min(longest, max(holder_has, SHORTEST_PAUSE))
-    return random.uniform(longest / 2, longest)
+    pause = random.uniform(longest / 2, longest)
+    return float(math.ceil(pause)) if is_whole else pause
 
 
 def _visibility_timeout(app: Any) -> float:
@@ -162,6 +201,12 @@ def _visibility_timeout(app: Any) -> float:
 @lru_cache(maxsize=8)
 def _tells_redeliveries(app: Any) -> bool:
     return app.connection_for_read().get_transport_cls().driver_type in TELL_REDELIVERIES
+
+
+def _delays_whole_seconds(app: Any) -> bool:
+    """Whether messages for later wait in RabbitMQ itself, which knows no part of a second, and not in a worker."""
+    driver_type = app.connection_for_write().get_transport_cls().driver_type
+    return bool(detect_quorum_queues(app, driver_type)[0])
 
 
 def _is_body(task: Any, function: Callable[..., Any]) -> bool:
