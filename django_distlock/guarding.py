@@ -58,7 +58,9 @@ class Guarded:
             return self.acall(args, kwargs)
         request = requests.request_of(args, kwargs)
         run = background.celery_run_of(self.decorated)
+        databases = self._databases(request)
         with ExitStack() as stack:
+            released = stack.enter_context(ExitStack()) if databases else None
             lock = self._lock(args, kwargs, request, run)
             try:
                 lease = stack.enter_context(lock)
@@ -68,8 +70,7 @@ class Guarded:
                 return self._answer(problem, request, args, kwargs, run)
             if run:
                 stack.enter_context(run.holding(lease))
-            databases = self._databases(request)
-            with transactions.opened(databases, lease) if databases else nullcontext():
+            with transactions.opened(databases, lease, released) if released else nullcontext():
                 result = self._finished(self.function(*args, **kwargs))
             self._keep(lease, result, request)
             return result

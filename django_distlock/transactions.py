@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any, NoReturn, ParamSpec, TypeVar
 from weakref import ref
 
@@ -127,14 +128,39 @@ def taken_over(view: Any) -> list[str]:
 
 
 @contextmanager
-def opened(aliases: Sequence[str], lease: Lease) -> Iterator[None]:
-    """Transactions around the body of a view. They are rolled back when the lock is lost."""
+def opened(aliases: Sequence[str], lease: Lease, released: ExitStack) -> Iterator[None]:
+    """Transactions around the body of a view. They are rolled back when the lock is lost.
+
+    ``released`` ends when the lock is released; then their hooks run.
+    """
     with ExitStack() as stack:
         for alias in aliases:
-            stack.enter_context(transaction.atomic(using=alias))
+            stack.enter_context(_opened(alias, released))
         yield
         if lease.terms.on_lost == "raise":
             lease.ensure_held()
+
+
+@contextmanager
+def _opened(alias: str, released: ExitStack) -> Iterator[None]:
+    connection = connections[alias]
+    is_outermost = not connection.in_atomic_block
+    with transaction.atomic(using=alias):
+        yield
+        if is_outermost and connection.commit_on_exit and (hooks := _take_hooks(connection)):
+            transaction.on_commit(partial(released.callback, _run_hooks, connection, hooks), using=alias)
+
+
+def _take_hooks(connection: BaseDatabaseWrapper) -> list[Any]:
+    """Deferrals stay: nothing but their connection may refer to them."""
+    hooks = _hooks_of_program(connection)
+    connection.run_on_commit = [entry for entry in connection.run_on_commit if _is_deferral(entry[1])]
+    return hooks
+
+
+def _run_hooks(connection: BaseDatabaseWrapper, hooks: list[Any]) -> None:
+    connection.run_on_commit = hooks + connection.run_on_commit
+    connection.run_and_clear_commit_hooks()
 
 
 class Deferral:
@@ -208,7 +234,11 @@ def _drop_leftovers(**_: Any) -> None:
     """A commit that failed in an unusual way leaves its hooks behind until the connection is closed."""
     for connection in connections.all(initialized_only=True):
         if not connection.in_atomic_block and any(_is_deferral(entry[1]) for entry in connection.run_on_commit):
-            connection.run_on_commit = [entry for entry in connection.run_on_commit if not _is_deferral(entry[1])]
+            connection.run_on_commit = _hooks_of_program(connection)
+
+
+def _hooks_of_program(connection: BaseDatabaseWrapper) -> list[Any]:
+    return [entry for entry in connection.run_on_commit if not _is_deferral(entry[1])]
 
 
 def _is_deferral(hook: Any) -> bool:

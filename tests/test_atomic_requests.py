@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import time
 
 import pytest
 from django.contrib.auth.models import Group
-from django.db import connection, connections, transaction
-from django.http import HttpResponse
+from django.core.signals import request_finished
+from django.db import InterfaceError, connection, connections, transaction
+from django.http import HttpResponse, StreamingHttpResponse
 from django.test import AsyncClient, Client, RequestFactory
 from django.urls import path
 from django.utils.decorators import method_decorator
 from django.views import View
 from django.views.decorators.csrf import csrf_exempt
 
-from django_distlock import LockLost, LockReentry, distributed_lock, lock, locks
+from django_distlock import LockBackendError, LockLost, distributed_lock, lock, locks
+from django_distlock.inventory import force_release
 
 from .test_transactions import in_a_thread
+from .tools import eventually
 
 pytestmark = [
     pytest.mark.usefixtures("backend", "atomic_requests"),
@@ -157,7 +161,7 @@ urlpatterns = [
 class TestViewsOfUrls:
     def test_open_one_transaction_inside_the_lock(self, url):
         assert Client().get(f"/{url}/").status_code == 200
-        assert seen == {"open": ["default"], "depth": 1, "held": ["name"], "at_commit": ["name"]}
+        assert seen == {"open": ["default"], "depth": 1, "held": ["name"], "at_commit": []}
         assert held_names() == []
 
     def test_roll_back_before_they_free_it(self, url):
@@ -184,7 +188,7 @@ def test_of_two_decorators_on_one_view_one_opens_the_transaction():
     assert Client().get("/twice/").status_code == 200
     assert seen["depth"] == 1
     assert sorted(seen["held"]) == ["name", "outer"]
-    assert "outer" in seen["at_commit"]
+    assert seen["at_commit"] == []
     assert held_names() == []
 
 
@@ -192,7 +196,7 @@ def test_dispatch_and_handler_both_locked():
     assert Client().get("/locked-twice/").status_code == 200
     assert seen["depth"] == 1
     assert sorted(seen["held"]) == ["name", "outer"]
-    assert seen["at_commit"] == ["outer"]
+    assert seen["at_commit"] == []
     assert held_names() == []
 
 
@@ -228,13 +232,177 @@ def test_unless_told_otherwise():
     assert Group.objects.exists()
 
 
-def test_a_hook_that_takes_the_lock_is_told_that_the_view_has_it():
-    def view(request):
-        transaction.on_commit(lambda: lock("name").__enter__())
-        return HttpResponse()
+@distributed_lock("name", on_busy="skip")
+def task():
+    """What a worker does at once when a hook has sent it."""
+    seen["task"] = "done"
 
-    with pytest.raises(LockReentry):
+
+def view_with_hooks(*hooks, robust=False, response=HttpResponse):
+    @distributed_lock("name")
+    def view(request):
+        for using, hook in hooks:
+            transaction.on_commit(hook, using=using, robust=robust)
+        return response()
+
+    return view
+
+
+def note_held(place):
+    return lambda: seen.update({place: held_names()})
+
+
+def fail():
+    raise ZeroDivisionError
+
+
+class TestHooks:
+    """Of on_commit(), on the view of a URL: they run when its lock is free."""
+
+    def test_they_may_send_a_task_with_the_same_lock(self):
+        routed(view_with_hooks(("default", lambda: in_a_thread(task))))
+        assert seen == {"task": "done"}
+
+    def test_they_may_take_the_lock_themselves(self):
+        routed(view_with_hooks(("default", task)))
+        assert seen == {"task": "done"}
+
+    def test_they_run_in_the_order_in_which_they_were_registered(self):
+        order = []
+
+        def view(request):
+            with transaction.atomic():
+                transaction.on_commit(lambda: order.append(1))
+            with pytest.raises(ZeroDivisionError), transaction.atomic():
+                transaction.on_commit(lambda: order.append("rolled back"))
+                fail()
+            with lock("other"):
+                transaction.on_commit(lambda: order.append(2))
+            transaction.on_commit(lambda: order.append(3) or transaction.on_commit(lambda: order.append(4)))
+            return HttpResponse()
+
         routed(distributed_lock("name")(view))
+        assert order == [1, 2, 3, 4]
+        assert held_names() == []
+
+    @pytest.mark.parametrize("end", [fail, lambda: transaction.set_rollback(True)], ids=["raises", "set_rollback"])
+    def test_not_after_a_rollback(self, end):
+        @distributed_lock("name")
+        def view(request):
+            transaction.on_commit(lambda: pytest.fail("run after a rollback"))
+            end()
+            return HttpResponse()
+
+        with contextlib.suppress(ZeroDivisionError):
+            routed(view)
+        assert held_names() == []
+
+    def test_not_after_a_commit_that_fails(self, monkeypatch):
+        """Nor at the next one, where Django leaves them to the connection."""
+
+        def refuse():
+            raise InterfaceError("closed")
+
+        @distributed_lock("name")
+        def view(request):
+            transaction.on_commit(lambda: pytest.fail("run after a commit that failed"))
+            with lock("other"):
+                pass
+            monkeypatch.setattr(connection, "_commit", refuse)
+            return HttpResponse()
+
+        with pytest.raises(InterfaceError):
+            routed(view)
+        request_finished.send(sender=None)
+        assert held_names() == []
+        monkeypatch.undo()
+        with transaction.atomic():
+            pass
+
+    def test_of_several_databases(self, monkeypatch):
+        monkeypatch.setitem(connections.settings["other"], "ATOMIC_REQUESTS", True)
+        routed(view_with_hooks(("default", note_held("default")), ("other", note_held("other"))))
+        assert seen == {"default": [], "other": []}
+
+    @pytest.mark.parametrize("failing", ["default", "other"])
+    def test_one_that_raises_keeps_none_of_another_database_from_running(self, monkeypatch, failing):
+        """All of them are committed by then."""
+        monkeypatch.setitem(connections.settings["other"], "ATOMIC_REQUESTS", True)
+        other = {"default": "other", "other": "default"}[failing]
+        with pytest.raises(ZeroDivisionError):
+            routed(view_with_hooks((failing, fail), (failing, note_held("same")), (other, note_held("other"))))
+        assert seen == {"other": []}
+        assert held_names() == []
+
+    def test_a_robust_one_that_raises_is_logged_and_the_others_run(self, caplog):
+        routed(view_with_hooks(("default", fail), ("default", note_held("next")), robust=True))
+        assert seen == {"next": []}
+        assert "in on_commit()" in caplog.text
+
+    def test_while_the_response_holds_the_lock(self):
+        hook = ("default", note_held("hook"))
+        response = routed(view_with_hooks(hook, response=lambda: StreamingHttpResponse(iter([b"text"]))))
+        assert seen == {"hook": ["name"]}
+        assert response.getvalue() == b"text"
+        assert held_names() == []
+
+    def test_before_a_lost_lock_is_told(self, monkeypatch):
+        """Lost after the last look at it, at COMMIT."""
+
+        commit = connection._commit
+
+        def lose_and_commit():
+            [info] = locks["default"].held()
+            assert force_release(info, by="the test")
+            commit()
+
+        @distributed_lock("name")
+        def view(request):
+            transaction.on_commit(note_held("hook"))
+            Group.objects.create(name="committed")
+            monkeypatch.setattr(connection, "_commit", lose_and_commit)
+            return HttpResponse()
+
+        with pytest.raises(LockLost):
+            routed(view)
+        assert seen == {"hook": []}
+        assert Group.objects.exists()
+
+    def test_before_it_is_told_that_the_release_failed(self, valkey_locks, store):
+        @distributed_lock("name")
+        def view(request):
+            transaction.on_commit(lambda: seen.update(hook="has run"))
+            store.execute_command("ACL", "SETUSER", "default", "-evalsha", "-eval")
+            return HttpResponse()
+
+        try:
+            with pytest.raises(LockBackendError):
+                routed(view)
+        finally:
+            store.execute_command("ACL", "SETUSER", "default", "+@all")
+        assert seen == {"hook": "has run"}
+        eventually(lambda: held_names() == [])
+
+    def test_of_a_transaction_that_the_view_opens_itself_they_run_while_it_is_held(self):
+        """Django runs them when that transaction ends, and the view goes on."""
+
+        @distributed_lock("name")
+        def view(request):
+            with transaction.atomic(using="other"):
+                transaction.on_commit(note_held("hook"), using="other")
+            return HttpResponse()
+
+        routed(view)
+        assert seen == {"hook": ["name"]}
+
+
+@pytest.mark.django_db(databases=["default", "other"])
+def test_hooks_are_captured_in_a_testcase(django_capture_on_commit_callbacks):
+    with django_capture_on_commit_callbacks(execute=True) as hooks:
+        routed(view_with_hooks(("default", note_held("hook"))))
+        assert seen == {}
+    assert len(hooks) == 1
+    assert seen == {"hook": []}
 
 
 def routed(view):

@@ -18,6 +18,7 @@ from django.db.transaction import TransactionManagementError
 from django.test import TestCase, TransactionTestCase
 
 from django_distlock import LockLost, LockNotAcquired, LockNotHeld, LockReentry, distributed_lock, lock, locks
+from django_distlock.inventory import force_release
 from django_distlock.signals import lock_released
 
 from .tools import PATIENCE, aeventually, eventually
@@ -419,6 +420,62 @@ class TestHooks:
             guarded(nothing)
             transaction.on_commit(lambda: seen.append(is_held()))
         assert seen == [False, False]
+
+    @pytest.mark.parametrize("using", ["default", "other"])
+    @pytest.mark.parametrize("options", [{}, {"durable": True}], ids=["plain", "durable"])
+    def test_also_those_of_inner_blocks(self, guarded, using, options):
+        seen = []
+
+        def hook():
+            transaction.on_commit(lambda: seen.append(is_held()), using=using)
+
+        with transaction.atomic(using=using, **options):
+            savepoint = transaction.savepoint(using=using)
+            with transaction.atomic(using=using):
+                hook()
+                guarded(hook)
+            transaction.savepoint_commit(savepoint, using=using)
+            with contextlib.suppress(ZeroDivisionError), transaction.atomic(using=using):
+                hook()
+                guarded(hook)
+                raise ZeroDivisionError
+            with transaction.atomic(using=using, savepoint=False):
+                guarded(hook)
+                hook()
+        assert seen == [False] * 4
+
+    def test_of_several_databases_those_of_the_last_to_end(self, guarded):
+        """The lock is held for that one when the others run theirs."""
+        seen = []
+        with transaction.atomic():
+            transaction.on_commit(lambda: seen.append(is_held()))
+            with transaction.atomic(using="other"):
+                transaction.on_commit(lambda: seen.append(is_held()), using="other")
+                guarded(nothing)
+        assert seen == [True, False]
+
+    def test_also_when_the_lock_was_lost(self, guarded, caplog):
+        seen = []
+        with transaction.atomic():
+            guarded(nothing)
+            [info] = locks["default"].held()
+            assert force_release(info, by="the test")
+            transaction.on_commit(lambda: seen.append(is_held()))
+        assert seen == [False]
+        assert "was lost" in caplog.text
+
+    def test_also_when_the_release_fails(self, valkey_locks, store, caplog):
+        seen = []
+        try:
+            with transaction.atomic():
+                by_with(nothing)
+                store.execute_command("ACL", "SETUSER", "default", "-evalsha", "-eval")
+                transaction.on_commit(lambda: seen.append("has run"))
+        finally:
+            store.execute_command("ACL", "SETUSER", "default", "+@all")
+        assert seen == ["has run"]
+        assert "no permissions" in caplog.text
+        eventually(lambda: not is_held())
 
     def test_one_that_raises_does_not_keep_it(self, guarded):
         with pytest.raises(ZeroDivisionError) as kept:
