@@ -706,13 +706,14 @@ class TestHandingBack:
             assert lock("name", using="a").acquire(blocking=False) is False
         assert is_clean(store)
 
-    def test_a_message_does_not_stand_for_the_release_that_is_on_its_way(self, through_proxy, store):
-        backend, mine = locks["default"], ticket()
+    def test_a_message_does_not_stand_for_the_release_that_is_tried_again(self, through_proxy, store, caplog):
+        backend, mine = locks["default"], ticket(ttl=60)
         assert isinstance(backend.acquire(mine, queue=False), Grant)
-        through_proxy.hang = True
+        through_proxy.refuse()
         renewer_of(backend).abandon(mine)
+        eventually(lambda: "is tried again" in caplog.text)
         backend._listener._hand_back(mine.token, "lock:name")
-        through_proxy.hang = False
+        through_proxy.accept()
         assert is_clean(store)
 
     def test_processes_with_the_same_inbox_exclude_each_other(self, fleet, store):
