@@ -137,12 +137,12 @@ class Attempt:
         lease = self.lease
         if lease in self._entries.leases():
             self._entries.leave(by_with=self._insists)
-        if self.wait.grant:
-            rest = 0.0
-            if lease:
-                self.keeper.drop(lease)
-                rest = lease.end()
-            self.keeper.abandon(self.wait.ticket, rest=rest)
+        if not self.wait.grant:
+            return
+        if lease:
+            lease.abandon()
+        else:
+            self.keeper.abandon(self.wait.ticket)
 
     def fail(self) -> NoReturn:
         busy = self.busy

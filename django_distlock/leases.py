@@ -167,7 +167,8 @@ class Lease:
     def renew(self, ttl: float | None = None) -> None:
         """Let the lease last ``ttl`` seconds (default: its TTL) from now; it is never shortened.
 
-        Raises LockLost when the store says that it ended, LockBackendError when it does not answer.
+        Raises LockLost when the store says that it ended, LockNotHeld when it was released or detached meanwhile,
+        LockBackendError when the store does not answer.
         """
         ttl = self._renewable(ttl)
         sent_at = clock()
@@ -192,14 +193,13 @@ class Lease:
             )
         if renewed and self.is_live:
             self.extend(sent_at, ttl)
-        elif renewed:
-            if self._keeper.drop(self):
+        elif self._keeper.drop(self):  # else it was released or detached meanwhile, or is known to be lost
+            if renewed:
                 self.lose("its renewal did not succeed in time")
-            self._keeper.abandon(self.ticket)  # what was told as lost must not block others for a TTL
-        elif self._keeper.drop(self):
-            self.lose("the store no longer knows it: its data was lost, or somebody freed the lock")
-        if not self.is_live:
-            raise self._lost_error()
+                self._keeper.abandon(self.ticket)  # what was told as lost must not block others for a TTL
+            else:
+                self.lose("the store no longer knows it: its data was lost, or somebody freed the lock")
+        self.ensure_held()
 
     def detach(self) -> str:
         """End renewal and release in this process, and return a text by which another one goes on with the lease.
@@ -234,9 +234,10 @@ class Lease:
     def leave(self) -> None:
         """Another process goes on with it."""
         self.ensure_held()
+        self._is_detached = True  # before it is dropped: from then on its token is no longer this process's
         if not self._keeper.drop(self):
+            self._is_detached = False
             raise self._over_error()
-        self._is_detached = True
         self._ended = State.RELEASED
 
     def extend(self, sent_at: float, ttl: float) -> None:
@@ -287,7 +288,7 @@ class Lease:
         except (LockLost, LockNotHeld):
             raise
         except BaseException:
-            self._keeper.abandon(self.ticket, rest=self._interrupted(), until=self.deadline)
+            self.abandon()
             raise
         self._end_release(released)
         signals.announce(self._news(signals.lock_released))
@@ -299,7 +300,7 @@ class Lease:
         except (LockLost, LockNotHeld):
             raise
         except BaseException:
-            self._keeper.abandon(self.ticket, rest=self._interrupted(), until=self.deadline)
+            self.abandon()
             raise
         self._end_release(released)
         await signals.aannounce(self._news(signals.lock_released))
@@ -341,9 +342,11 @@ class Lease:
             raise self._over_error()
         return self.end()
 
-    def _interrupted(self) -> float:
+    def abandon(self) -> None:
+        """Whoever released it was interrupted, or it was never handed out: free it in the background."""
         self._keeper.drop(self)
-        return self.end()
+        if not self._is_detached:
+            self._keeper.abandon(self.ticket, rest=self.end(), until=self.deadline)
 
     def _end_release(self, released: bool) -> None:
         if not released:

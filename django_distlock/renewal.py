@@ -49,7 +49,9 @@ class Renewer:
         return self._by_name.get(name)
 
     def drop(self, lease: Lease) -> bool:
-        """Renew it no more. True for the one caller that ends the lease."""
+        """Renew it no more. True for the one caller that ends the lease; the others must leave it alone."""
+        if self._leases.get(lease.token) is not lease:
+            return False  # also where it was detached and adopted again: its token is that of another lease now
         if self._by_name.get(lease.name) is lease:
             self._by_name.pop(lease.name, None)
         return self._leases.pop(lease.token, None) is not None
@@ -113,8 +115,8 @@ class Renewer:
             return
         self._warn_if_slow(clock() - now, [lease for lease, _ in wanted])
         for (lease, ttl), still_held in zip(wanted, renewed, strict=True):
-            if lease.token not in self._leases:
-                continue  # released meanwhile
+            if self._leases.get(lease.token) is not lease:
+                continue  # released or detached meanwhile
             if still_held is None:
                 self._doubt(lease, "too few nodes of the store tell that it stands")
                 continue
@@ -122,8 +124,8 @@ class Renewer:
                 self._lose(lease, "the store no longer knows it: its data was lost, or somebody freed the lock")
                 continue
             if not lease.is_live:
-                self._lose(lease, "its renewal did not succeed in time")
-                self.abandon(lease.ticket)  # what was told as lost must not block others for a TTL
+                if self._lose(lease, "its renewal did not succeed in time"):
+                    self.abandon(lease.ticket)  # what was told as lost must not block others for a TTL
                 continue
             is_last = ttl < lease.ttl
             if is_last:
@@ -162,9 +164,12 @@ class Renewer:
                 self._backend.alias, took, len(leases), shortest.ttl, shortest.name,
             )  # fmt: skip
 
-    def _lose(self, lease: Lease, reason: str) -> None:
-        if self.drop(lease):
-            lease.lose(reason)
+    def _lose(self, lease: Lease, reason: str) -> bool:
+        """False if somebody else ended it before."""
+        if not self.drop(lease):
+            return False
+        lease.lose(reason)
+        return True
 
 
 _renewers: WeakSet[Renewer] = WeakSet()

@@ -252,6 +252,88 @@ class TestAdopting:
         mutex.release()
 
 
+class TestRenewalOnItsWay:
+    """Its answer finds that the lease was ended meanwhile, and leaves it alone."""
+
+    @pytest.fixture
+    def meanwhile(self, backend, monkeypatch):
+        """Let something happen, once, between the store's answer to a renewal and who asked for it."""
+        to_do, done = [], []
+        renew, arenew = backend.renew, backend.arenew
+
+        def happen():
+            if to_do:
+                with ThreadPoolExecutor(1) as pool:
+                    done.append(pool.submit(to_do.pop()).result())
+
+        def slowly(wanted, *, within=None):
+            answer = renew(wanted, within=within)
+            happen()
+            return answer
+
+        async def aslowly(wanted, *, within=None):
+            answer = await arenew(wanted, within=within)
+            happen()
+            return answer
+
+        monkeypatch.setattr(backend, "renew", slowly)
+        monkeypatch.setattr(backend, "arenew", aslowly)
+
+        def will(act):
+            to_do.append(act)
+            return done
+
+        return will
+
+    def is_held(self, backend, lease):
+        eventually(lambda: not renewer_of(backend).is_cleaning)
+        lease.renew()
+        assert renewer_of(backend).find(lease.token) is lease
+        assert not lock("name", wait=0).acquire()
+        lease.release()
+
+    def test_the_lease_is_left_to_who_adopts_it(self, backend, meanwhile, calls):
+        with lock("name") as lease:
+            texts = meanwhile(lease.detach)
+            with pytest.raises(LockNotHeld, match="was detached"):
+                calls(lease).renew()
+        self.is_held(backend, Lease.adopt(texts[0]))
+
+    def test_the_lease_is_left_to_who_has_adopted_it_here(self, backend, meanwhile, calls):
+        with lock("name") as lease:
+            adopted = meanwhile(lambda: Lease.adopt(lease.detach()))
+            with pytest.raises(LockNotHeld, match="was detached"):
+                calls(lease).renew()
+        self.is_held(backend, adopted[0])
+
+    def test_so_does_the_thread_that_renews(self, backend, meanwhile):
+        with lock("name") as lease:
+
+            def detach_when_it_is_too_late():
+                text = lease.detach()
+                lease.deadline = 0.0
+                return Lease.adopt(text)
+
+            adopted = meanwhile(detach_when_it_is_too_late)
+            lease.due = 0.0
+            renewer_of(backend)._worker.nudge()
+            [of_another] = eventually(lambda: adopted)
+        self.is_held(backend, of_another)
+
+    def test_a_release_is_no_loss(self, backend, meanwhile, calls):
+        told = []
+        lock_lost.connect(lambda **about: told.append(about), weak=False, dispatch_uid="told")
+        mutex = lock("name")
+        mutex.acquire()
+        [lease] = mutex._entries.leases()
+        meanwhile(mutex.release)
+        with pytest.raises(LockNotHeld, match="was released already"):
+            calls(lease).renew()
+        lock_lost.disconnect(dispatch_uid="told")
+        assert told == []
+        assert lease.state is State.RELEASED
+
+
 class TestRefusing:
     def test_a_text_is_adopted_once(self, backend, worker):
         text = detached()
