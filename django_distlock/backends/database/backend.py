@@ -101,7 +101,8 @@ class DatabaseBackend(BaseLockBackend):
     @property
     def keyspace(self) -> tuple[Hashable, ...]:
         """Equal for backends that keep the same locks."""
-        return ("database", *address(connections.settings[self.location]), self.prefix)
+        where = (self.pool.file,) if self.pool.file else address(connections.settings[self.location])
+        return ("database", *where, self.prefix)
 
     # One lock
 

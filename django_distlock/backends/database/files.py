@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, quote, urlsplit
 
 from django.db import connections
 
@@ -25,15 +26,29 @@ def own_file(name: str | Path) -> str:
     A transaction that writes has the whole file to itself. A caller that is in one would wait for its own lock,
     which waits for it.
     """
-    path, mark, query = str(name).partition("?")  # it may be a URI
-    return f"{path}-locks{mark}{query}"
+    own, vfs = f"{path_of(name)}-locks", parse_qs(urlsplit(str(name)).query).get("vfs")
+    # Of a URI only that is taken over: mode=ro, immutable or nolock say nothing of this file.
+    return f"file:{quote(own)}?vfs={quote(vfs[0])}" if vfs and is_uri(name) else own
+
+
+def path_of(name: str | Path) -> str:
+    """The file itself, whatever links lead to it, as SQLite finds its logs: one database has one file of locks."""
+    if not is_uri(name):
+        return os.path.realpath(name)
+    from urllib.request import url2pathname
+
+    return os.path.realpath(url2pathname(urlsplit(str(name)).path))
+
+
+def is_uri(name: str | Path) -> bool:
+    return str(name).startswith("file:")
 
 
 def databases_in(file: str | None) -> Iterator[str]:
     """The aliases of DATABASES that are in that file of SQLite."""
     for alias, settings in connections.settings.items():
         is_sqlite = str(settings["ENGINE"]).rpartition(".")[2].startswith(("sqlite", "spatialite"))
-        if file and is_sqlite and Path(str(settings["NAME"])).absolute() == Path(file).absolute():
+        if file and is_sqlite and path_of(settings["NAME"]) == path_of(file):
             yield alias
 
 
