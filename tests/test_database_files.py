@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import stat
+import sys
 from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from urllib.parse import quote
 
 import pytest
 
-from django_distlock import lock, locks
+from django_distlock import LockBackendError, lock, locks
 from django_distlock.backends.database.files import own_file
 
 from .conftest import DATABASE
 from .databases import known_database
+from .test_processes import in_a_fork
 
 SQLITE = "django.db.backends.sqlite3"
 
@@ -79,3 +85,67 @@ class TestLinks:
         monkeypatch.chdir("/")
         with lock("name", using=relative, wait=0):  # where it was when the settings were read
             assert lock("name", using=direct, wait=0).acquire() is False
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="owners and modes are those of POSIX")
+class TestOwner:
+    """Whoever came first made the file: a command that root ran once, say."""
+
+    @pytest.mark.parametrize("mode", [0o600, 0o640, 0o666])
+    def test_the_file_and_its_logs_are_as_the_database(self, sqlite_database, settings, mode):
+        database = Path(sqlite_database["NAME"])
+        database.touch()
+        owner = 65534 if os.geteuid() == 0 else os.geteuid()
+        os.chown(database, owner, owner if os.geteuid() == 0 else -1)
+        database.chmod(mode)
+        settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": DATABASE, "LOCATION": "locks"}}
+        with lock("name"):
+            made = {path.name: path.stat() for path in database.parent.iterdir()}
+        assert sorted(made) == [f"shop.sqlite3{end}" for end in ("", "-locks", "-locks-shm", "-locks-wal")]
+        for found in made.values():
+            assert (stat.S_IMODE(found.st_mode), found.st_uid, found.st_gid) == (
+                mode, owner, made["shop.sqlite3"].st_gid
+            )  # fmt: skip
+        locks.close()
+
+    def test_before_there_is_a_database(self, sqlite_locks):
+        with lock("name"):
+            assert not Path(sqlite_locks.pool.file.removesuffix("-locks")).exists()
+
+    def test_what_was_made_before_is_left_as_it_is(self, sqlite_locks):
+        file = Path(sqlite_locks.pool.file)
+        Path(str(file).removesuffix("-locks")).touch()
+        file.touch()
+        file.chmod(0o660)
+        with lock("name"):
+            assert stat.S_IMODE(file.stat().st_mode) == 0o660
+
+    @pytest.mark.parametrize("exists", [True, False])
+    def test_a_link_that_somebody_put_there_is_not_followed(self, sqlite_locks, tmp_path, exists):
+        victim = tmp_path / "victim"
+        if exists:
+            victim.touch()
+        link = Path(sqlite_locks.pool.file)
+        link.symlink_to(victim)
+        with pytest.raises(LockBackendError, match="-locks is a symbolic link. Delete it"):
+            lock("name").acquire()
+        assert not exists or victim.read_bytes() == b""
+        assert victim.exists() is exists
+        link.unlink()
+
+    @pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
+    @pytest.mark.skipif(sys.platform == "win32" or os.geteuid() != 0, reason="only root becomes another user")
+    def test_a_file_of_somebody_else(self, aliases):
+        with TemporaryDirectory() as folder:  # pytest's own are for one user
+            Path(folder).chmod(0o777)
+            [alias] = aliases(f"{folder}/db.sqlite3")
+            with lock("name", using=alias):
+                pass
+
+            def work():
+                os.setegid(65534)
+                os.seteuid(65534)
+                return lock("name", using=alias).acquire()
+
+            answer = in_a_fork(work)
+        assert "to which this user cannot write. Give it the owner and the mode of the database" in answer

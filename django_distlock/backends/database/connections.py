@@ -19,7 +19,7 @@ from django.db.utils import load_backend
 
 from ...exceptions import LockBackendError
 from ...tickets import clock
-from .files import prepare_file
+from .files import make_file, prepare_file
 from .forks import ForkGate
 from .watchdog import Watchdog
 
@@ -81,6 +81,8 @@ class Pool:
         wrapper.inc_thread_sharing()
         _open.add(wrapper)
         try:
+            if self.file is not None:
+                make_file(self.file)
             wrapper.ensure_connection()
             if wrapper.vendor == "sqlite":
                 prepare_file(wrapper, self.timeout)

@@ -35,6 +35,11 @@ def explain(backend: DatabaseBackend, error: Exception, kind: type[LockBackendEr
             f"{where} has no table {table}. Run manage.py migrate --database={backend.location}; if a router keeps"
             f" the app 'distlock' from it, name another alias in {backend.setting('LOCATION')}."
         )
+    if "readonly" in text and backend.pool.file:
+        return kind(
+            f"{where} keeps them in the file {backend.pool.file}, to which this user cannot write. Give it the owner"
+            f" and the mode of the database, and let this user write to its folder: {text}"
+        )
     if "read-only" in text or "readonly" in text:
         return kind(f"{where} can only be read. Name an alias in {backend.setting('LOCATION')} that writes: {text}")
     if "permission denied" in text or "command denied" in text:

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
+import sys
 import tempfile
+import threading
 import time
 import weakref
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, quote, urlsplit
 
 from django.db import connections
 
+from ...exceptions import LockBackendError
 from ...models import ROWS_OF_DATABASE_BACKEND
 from ...tickets import clock
 
+SUFFIX = "-locks"
 SWITCHING = 0.005  # seconds between tries to switch a file to its write-ahead log
 
 
@@ -26,18 +32,22 @@ def own_file(name: str | Path) -> str:
     A transaction that writes has the whole file to itself. A caller that is in one would wait for its own lock,
     which waits for it.
     """
-    own, vfs = f"{path_of(name)}-locks", parse_qs(urlsplit(str(name)).query).get("vfs")
+    own, vfs = path_of(name) + SUFFIX, parse_qs(urlsplit(str(name)).query).get("vfs")
     # Of a URI only that is taken over: mode=ro, immutable or nolock say nothing of this file.
     return f"file:{quote(own)}?vfs={quote(vfs[0])}" if vfs and is_uri(name) else own
 
 
 def path_of(name: str | Path) -> str:
     """The file itself, whatever links lead to it, as SQLite finds its logs: one database has one file of locks."""
+    return os.path.realpath(_without_scheme(name))
+
+
+def _without_scheme(name: str | Path) -> str:
     if not is_uri(name):
-        return os.path.realpath(name)
+        return str(name)
     from urllib.request import url2pathname
 
-    return os.path.realpath(url2pathname(urlsplit(str(name)).path))
+    return url2pathname(urlsplit(str(name)).path)
 
 
 def is_uri(name: str | Path) -> bool:
@@ -67,6 +77,38 @@ class TemporaryFile:
 
 
 _temporary: weakref.WeakSet[TemporaryFile] = weakref.WeakSet()
+
+
+def make_file(file: str) -> None:
+    """Unless it is there: with the owner and mode of its database, as SQLite makes its logs.
+
+    Who may not read the database shall not read its locks, and who may write to it shall lock, whoever came first.
+    Raises LockBackendError if a link stands there, OSError.
+    """
+    if sys.platform == "win32":
+        return
+    path = Path(_without_scheme(file))
+    with _making:  # what closes a file ends all locks that its process has there; so nobody may use it yet
+        try:
+            if stat.S_ISLNK(path.lstat().st_mode):
+                raise LockBackendError(f"{path} is a symbolic link. Delete it: locks are beside the database.")
+            return
+        except FileNotFoundError:
+            pass
+        try:
+            database = Path(str(path).removesuffix(SUFFIX)).stat()
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        except (FileNotFoundError, FileExistsError):
+            return  # no database yet: SQLite makes this one as it will make that; or another process was quicker
+        try:
+            with suppress(PermissionError):  # only root gives files away
+                os.fchown(descriptor, database.st_uid if os.geteuid() == 0 else -1, database.st_gid)
+            os.fchmod(descriptor, stat.S_IMODE(database.st_mode))
+        finally:
+            os.close(descriptor)
+
+
+_making = threading.Lock()
 
 
 def prepare_file(wrapper: Any, timeout: float) -> None:
