@@ -43,6 +43,7 @@ def _leave_out(spare: Sequence[int], widths: dict[int, int], most: int, flexible
 
 def _cut(widths: dict[int, int], most: int, flexible: Sequence[int]) -> None:
     to_cut = [column for column in flexible if column in widths]
+    widths.update({column: min(widths[column], most) for column in to_cut})
     while _total(list(widths.values())) > most and to_cut:
         widest = max(to_cut, key=widths.__getitem__)
         if widths[widest] <= NARROWEST:
@@ -61,6 +62,10 @@ def padded(text: str, size: int) -> str:
 def cut(text: str, size: int) -> str:
     if width(text) <= size:
         return text
-    while width(text) > size - 1:
-        text = text[:-1]
-    return f"{text}…"
+    used, kept = 0, []
+    for character in text:
+        used += width(character)
+        if used > size - 1:
+            break
+        kept.append(character)
+    return f"{''.join(kept)}…"

@@ -109,6 +109,9 @@ class Holder:
     message: str = ""
 
     def __post_init__(self) -> None:
+        texts = f"{self.host}{self.thread}{self.label}"
+        if len(texts) <= LONGEST_LABEL and texts.isprintable():  # as nearly always, and searches read very many
+            return
         for text in ("host", "thread", "label"):
             object.__setattr__(self, text, shown(getattr(self, text)))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import unicodedata
 
 import pytest
 import redis
@@ -88,6 +89,36 @@ def test_tables_fit():
     assert lines[0].index("BACKEND") == lines[1].index("default") == lines[2].index("default")
     assert "…" in lines[1]
     assert max(map(tables.width, tables.table(rows))) > 100
+
+
+def test_a_table_looks_at_each_character_of_a_long_text_a_few_times(monkeypatch):
+    """Others may write keys of any length, and must not keep the operator from the list."""
+    looked = []
+
+    class Counted:
+        combining = staticmethod(unicodedata.combining)
+
+        @staticmethod
+        def east_asian_width(character):
+            looked.append(character)
+            return unicodedata.east_asian_width(character)
+
+    monkeypatch.setattr(tables, "unicodedata", Counted)
+    lines = tables.table([("NAME", "LABEL"), ("é" * 4000, "日本" * 1000)], 80, (0, 1))
+    assert [tables.width(line) for line in lines] == [46, 80]
+    assert len(looked) < 10 * 6000
+
+
+@pytest.mark.parametrize("text", ["a" * 50, "日本語" * 20, "e\u0301" * 30, "ab日e\u0301", "", "…"])
+def test_a_text_is_cut_to_the_columns_there_are(text):
+    for size in range(1, 60):
+        shown = tables.cut(text, size)
+        kept = shown.removesuffix("…") if shown != text else text
+        assert tables.width(shown) <= size
+        assert text.startswith(kept)
+        if shown != text:
+            assert tables.width(text) > size
+            assert tables.width(text[: len(kept) + 1]) > size - 1  # no more of it would fit
 
 
 def test_show(backend):
