@@ -83,6 +83,8 @@ def _without_time(host: str, pid: int, thread: str, label: str) -> str:
 
 
 LONGEST_LABEL = 200  # characters
+LARGEST_PID = 2**32
+LATEST = 32_503_680_000.0  # seconds of Unix time: the year 3000, which every calendar can tell in every time zone
 
 
 def shown(text: str) -> str:
@@ -130,13 +132,20 @@ class Holder:
 
     @classmethod
     def from_text(cls, text: str) -> Self:
-        """Raises ValueError for a text that ``to_text`` did not write."""
-        match _decode(text):
+        """Raises ValueError for a text that ``to_text`` cannot have written."""
+        try:
+            found = _decode(text)
+        except RecursionError:
+            found = None
+        match found:
             case [str() as host, int() as pid, str() as thread, str() as label, int() | float() as since, *message] if (
-                len(message) <= 1 and all(isinstance(text, str) for text in message)
+                0 <= pid <= LARGEST_PID
+                and 0 <= since < LATEST  # which NaN is not
+                and len(message) <= 1
+                and all(isinstance(text, str) for text in message)
             ):
-                return cls(host, pid, thread, label, since, *message)
-        raise ValueError(f"not a holder: {text!r:.80}")
+                return cls(host, int(pid), thread, label, float(since), *message)
+        raise ValueError(f"not a holder: {text[:80]!r}")
 
     @property
     def process(self) -> str:

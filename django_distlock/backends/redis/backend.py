@@ -300,7 +300,7 @@ class RedisBackend(BaseLockBackend):
         if not is_wrong_type(value):
             info = read_lease(self.alias, name, self._checked(value), self._checked(left))
         if info is None:
-            logger.warning("%s", self._foreign_value(name))
+            logger.error("%s", self._foreign_value(name))
         return info
 
     def _stamp(self, name: str, value: bytes | None) -> RunStamp | None:

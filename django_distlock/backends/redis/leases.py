@@ -11,7 +11,7 @@ NOT_ASKED = -1  # instead of the ms that are left
 
 # The state is h (held), c (handed to a waiter that has not taken it yet) or r (released, resting for its min_hold).
 LEASE = re.compile(
-    rb"(?P<token>[0-9a-f]{%d}) (?P<state>[hcr]) (?P<fence>\d{16,}) (?P<holder>.*)" % TOKEN_LENGTH, re.DOTALL
+    rb"(?P<token>[0-9a-f]{%d}) (?P<state>[hcr]) (?P<fence>\d{16,19}) (?P<holder>.*)" % TOKEN_LENGTH, re.DOTALL
 )
 
 

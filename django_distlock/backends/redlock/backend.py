@@ -161,7 +161,7 @@ class RedlockBackend(BaseLockBackend):
     def _looked(self, names: Sequence[str], found: Sequence[Seen]) -> list[LockInfo | None]:
         for name, seen in zip(names, found, strict=True):
             if seen.foreign:
-                logger.warning("%s", self._rounds.foreign_value(name))
+                logger.error("%s", self._rounds.foreign_value(name))
         return [seen.held for seen in found]
 
     def names(self, prefix: str = "") -> Iterator[str]:
