@@ -77,13 +77,19 @@ class Attempt:
         self.execution = current_execution()
         holder = Holder.here(label or self.terms.label, self.execution, message)
         ticket = Ticket(name, self.terms.ttl, holder)
-        self.wait = waiting.Wait(self.backend, self.keeper, ticket, self._seconds, self._waits_for_itself)
+        self.wait = waiting.Wait(
+            self.backend, self.keeper, ticket, self._seconds, self._waits_for_itself, self._may_be_own
+        )
 
     def steps(self) -> waiting.Steps:
         if self.terms.in_atomic == "refuse" and (opened := self._open_transactions()):
             transactions.refuse(f"The lock {self._name!r} ({self._using})", opened)
+        return self.wait.steps()
+
+    def _may_be_own(self) -> bool:
+        """Whether the lock seems to be this caller's already, or one that it may enter."""
         last = self.keeper.last_of(self._name)
-        return self.wait.steps(may_be_own=last is not None and (self._is_own(last) or self._is_deferred(last)))
+        return last is not None and (self._is_own(last) or self._is_deferred(last))
 
     def _waits_for_itself(self, busy: LockInfo) -> bool:
         return self._enterable(busy) is not None or (self._insists and self._own(busy) is not None)

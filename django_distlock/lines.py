@@ -43,6 +43,13 @@ class Lines:
         with self._guard:
             return len(self._lines.get(name, ()))
 
+    def wake(self, name: str) -> None:
+        """Let all look whether they may go on."""
+        with self._guard:
+            line = list(self._lines.get(name, ()))
+        for ticket in line:
+            ticket.bell.ring()
+
     def has_heir(self, ticket: Ticket) -> bool:
         with self._guard:
             return len(self._lines[ticket.name]) > 1

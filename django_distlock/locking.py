@@ -94,12 +94,12 @@ class Lock:
         A reentrant lock is given up by its owner alone, after as many releases as acquisitions.
         Raises LockNotHeld, LockLost, LockBackendError (the release is then repeated in the background).
         """
-        if (lease := self._left()) and lease.is_free:
+        if (lease := self._left()) and self._frees(lease):
             lease.release()
 
     async def arelease(self) -> None:
         """``release()`` for tasks. Cancelled, it is finished in the background."""
-        if (lease := self._left()) and lease.is_free:
+        if (lease := self._left()) and self._frees(lease):
             await lease.arelease()
 
     @blocks_the_loop
@@ -127,7 +127,7 @@ class Lock:
             if lease := self._left(by_with=True):
                 if self._defers(lease):
                     transactions.hold(lease)
-                if lease.is_free:
+                if self._frees(lease):
                     lease.release()
         except LockError as problem:
             self._tell(problem, error)
@@ -139,7 +139,7 @@ class Lock:
             if lease := self._left(by_with=True):
                 if self._defers(lease):
                     await transactions.ahold(lease)
-                if lease.is_free:
+                if self._frees(lease):
                     await lease.arelease()
         except LockError as problem:
             self._tell(problem, error)
@@ -169,6 +169,13 @@ class Lock:
 
     def _defers(self, lease: Lease) -> bool:
         return lease.is_live and self._options.terms(locks[self.using]).in_atomic == "defer"
+
+    def _frees(self, lease: Lease) -> bool:
+        """Whether it is to be released now. One that is held for a transaction may be entered by others of it."""
+        if lease.is_free:
+            return True
+        lease.backend.lines.wake(lease.name)
+        return False
 
     def _tell(self, problem: LockError, body_error: BaseException | None) -> None:
         """An error at the end of ``with`` never takes the place of one that the body raised."""

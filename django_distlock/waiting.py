@@ -41,23 +41,29 @@ class Wait:
     """
 
     def __init__(
-        self, backend: BaseLockBackend, keeper: Keeper, ticket: Ticket, seconds: float | None, pointless: Pointless
+        self,
+        backend: BaseLockBackend,
+        keeper: Keeper,
+        ticket: Ticket,
+        seconds: float | None,
+        pointless: Pointless,
+        may_be_own: Callable[[], bool],
     ) -> None:
         self.backend = backend
         self.ticket = ticket
         self.grant: Grant | None = None
         self._keeper = keeper
         self._pointless = pointless  # told who has the lock: whether waiting for it makes no sense
+        self._may_be_own = may_be_own  # whether that seems to be so, without asking the store
         self._give_up = ticket.give_up = None if seconds is None else clock() + seconds
         self._asked = False  # whether the store was told of the ticket
         self._queued = False
         self._bequeathed = False
         self._late_grants = 0
 
-    def steps(self, *, may_be_own: bool) -> Steps:
-        """``may_be_own``: the caller seems to have the lock itself; so ask before standing behind others."""
+    def steps(self) -> Steps:
         outcome = None
-        if may_be_own or self._time_left() <= 0:
+        if self._may_be_own() or self._time_left() <= 0:
             outcome = yield from self._attempt(queue=False)
         elif not self.backend.is_listening(self.ticket.name) and self.backend.lines.goes_ahead(self.ticket):
             try:
@@ -92,8 +98,9 @@ class Wait:
             if failure := self.ticket.failure:
                 raise LockBackendError(*failure.args) from failure
             pause = LOOK_INTERVAL
-            if self.backend.lines.speaks(self.ticket) or self.ticket.inbox:
-                outcome = yield from self._attempt(queue=True)
+            speaks = self.backend.lines.speaks(self.ticket) or bool(self.ticket.inbox)
+            if speaks or self._may_be_own():
+                outcome = yield from self._attempt(queue=speaks)
                 if self._is_final(outcome):
                     return outcome
                 pause = min(pause, cast("LockInfo", outcome.busy).remaining + AFTER_EXPIRY)

@@ -51,10 +51,10 @@ for number in (signal.SIGHUP, signal.SIGINT):
 SLOW = {
     "test_acl", "test_admin_browser", "test_beat", "test_beat_database", "test_cluster", "test_cluster_faults",
     "test_cpython_suite", "test_database", "test_database_history", "test_docs", "test_example", "test_fleet",
-    "test_handover", "test_hanging_aliases", "test_history", "test_locks_terminal", "test_lost_updates",
-    "test_other_servers", "test_processes", "test_queue", "test_redis_faults", "test_redlock",
-    "test_redlock_processes", "test_responses", "test_runlocked", "test_runlocked_terminal", "test_sentinel",
-    "test_sentinel_settings", "test_server_faults", "test_servers", "test_simulation", "test_mutants", "test_tasks",
+    "test_handover", "test_hanging_aliases", "test_history", "test_lease_ends", "test_locks_terminal",
+    "test_lost_updates", "test_mutants", "test_other_servers", "test_processes", "test_queue", "test_redis_faults",
+    "test_redlock", "test_redlock_processes", "test_responses", "test_runlocked", "test_runlocked_terminal",
+    "test_sentinel", "test_sentinel_settings", "test_server_faults", "test_servers", "test_simulation", "test_tasks",
     "test_testing", "test_tls", "test_typing", "test_waiting",
 }  # fmt: skip
 

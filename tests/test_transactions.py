@@ -17,11 +17,13 @@ from django.db import DatabaseError, IntegrityError, InterfaceError, connection,
 from django.db.transaction import TransactionManagementError
 from django.test import TestCase, TransactionTestCase
 
-from django_distlock import LockLost, LockNotAcquired, LockNotHeld, LockReentry, distributed_lock, lock, locks
+from django_distlock import LockLost, LockNotAcquired, LockNotHeld, LockReentry, distributed_lock, lock, locks, waiting
 from django_distlock.inventory import force_release
 from django_distlock.signals import lock_released
 
 from .tools import PATIENCE, aeventually, eventually
+
+LONG = 60  # seconds that no sound test waits
 
 
 def real_transactions(tests):
@@ -526,6 +528,41 @@ class TestWhilePending:
         assert len(fences) == 3
         assert len(set(fences)) == 1
         assert not is_held()
+
+    @pytest.mark.parametrize("stranger_comes_first", [False, True])
+    def test_its_tasks_enter_one_after_the_other(self, backend, monkeypatch, stranger_comes_first):
+        """Each when the one before has left, whoever else waits for the end of the transaction."""
+        monkeypatch.setattr(waiting, "LOOK_INTERVAL", LONG)
+        inside = asyncio.Event()
+        others = []
+
+        def other():
+            with lock("name", wait=LONG):
+                others.append(is_open)
+
+        async def work(position):
+            if position:
+                await inside.wait()
+            async with lock("name", wait=LONG):
+                inside.set()
+                if position == 0:
+                    if stranger_comes_first:
+                        stranger.start()
+                    await aeventually(lambda: backend.lines.length("name") == 2 + stranger_comes_first)
+
+        async def body():
+            await asyncio.gather(*map(work, range(3)))
+
+        stranger = threading.Thread(target=other)
+        began = time.monotonic()
+        with transaction.atomic():
+            is_open = True
+            async_to_sync(body)()
+            is_open = False
+        if stranger_comes_first:
+            stranger.join(LONG)
+            assert others == [False]
+        assert time.monotonic() - began < LONG / 2
 
     def test_explicit_acquire_and_release_give_back_no_more_than_they_took(self, guarded):
         mutex = lock("name")

@@ -84,6 +84,8 @@ class LocMemBackend(BaseLockBackend):
             if rest > 0:
                 held.resting = True
                 held.expires = now + rest
+                if first := next(iter(held.waiters.values()), None):
+                    first.bell.ring()  # to look when it ends
             else:
                 self._hand_on(ticket.name, held, now)
             return True

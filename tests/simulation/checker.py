@@ -64,14 +64,17 @@ class Settled(NamedTuple):
 
 
 class Checker:
-    """Watches one run. ``patience``: seconds that faults may add before some waiter gets in.
+    """Watches one run. ``patience``: seconds that faults may add before some waiter gets in; ``prompt``: in which the
+    first in the queue takes a lock whose lease ended by itself.
 
     What was promised before the store lost its data is not judged after it: ``_data`` counts these losses.
     """
 
-    def __init__(self, world: World, patience: float) -> None:
+    def __init__(self, world: World, patience: float, prompt: float) -> None:
         self._world = world
         self._patience = patience
+        self._prompt = prompt
+        self._ends_at = inf  # the lease, unless it is renewed
         self._data = 0
         self._askers: dict[str, Process] = {}
         self._executed_data: dict[str, int] = {}
@@ -103,6 +106,8 @@ class Checker:
         elif reply == 1 and (not before.lease or before.lease[:2] != (token, "h")):
             raise Violation(f"{token} renewed a lease that it did not hold")
         self._note_drops(before, after)
+        self._judge_promptness(before)
+        self._ends_at = self._world.now + self._world.store.remaining(self._world.keys.lease) if after.lease else inf
         if after.lease and (not before.lease or before.lease.token != after.lease.token):
             self._judge_grant(after.lease, asked_by=token)
         elif after.lease and before.lease and after.lease.fence != before.lease.fence:
@@ -169,6 +174,11 @@ class Checker:
                 self._waiters[lease.token].present = False  # until its next look, should it miss its turn
             self._unconfirmed += 1
 
+    def _judge_promptness(self, before: Snapshot) -> None:
+        late = self._world.now - self._ends_at
+        if before.queue and not before.lease and late > self._prompt:
+            raise Violation(f"the lock was free for {late:.2f} s, though somebody stood in the queue")
+
     def _judge_order(self, token: str) -> None:
         place = self._places.get(token, inf)
         for other, waiter in self._waiters.items():
@@ -188,7 +198,7 @@ class Checker:
 
     def lost_data(self) -> None:
         self._data += 1
-        self._last_fence, self._kept_until = 0, 0.0
+        self._last_fence, self._kept_until, self._ends_at = 0, 0.0, inf
         self._places.clear()
         self._waiters.clear()  # each comes back with its next look
 

@@ -297,10 +297,10 @@ class Process:
             if not self.world.is_faulty:
                 return
             seconds = pick([0.0, 0.0, self.world.between(0.02, 1.0), self.world.between(1.0, 10.0), None])
-            ttl = pick([SHORTEST_TTL, LONGEST_TTL])
+            ttl = pick(self.world.faults.ttls)
             holder = Holder("host", self.number, "thread", "simulation", 0.0)
             ticket = Ticket("name", ttl, holder, self.world.new_token(), bell=Bell(self.world))  # type: ignore[arg-type]
-            wait = Wait(self.backend, self, ticket, seconds, pointless=lambda busy: False)  # type: ignore[arg-type]
+            wait = Wait(self.backend, self, ticket, seconds, lambda busy: False, lambda: False)  # type: ignore[arg-type]
             try:
                 outcome = await self._wait(me, wait, seconds)
             except (Cancelled, LockBackendError):
@@ -318,7 +318,7 @@ class Process:
         if self.world.chance(self.world.faults.cancel):
             self.world.after(self.world.between(0.0, 4.0), self.when_running, me.cancel)
         try:
-            return await aacquire(wait, wait.steps(may_be_own=False))
+            return await aacquire(wait, wait.steps())
         finally:
             me.is_cancellable = False
             if since in self.waiting:
@@ -336,7 +336,10 @@ class Process:
         until = granted_at + self.world.random.choice(
             [0.0, 0.01, 0.1, self.world.between(0.0, 2.0), self.world.between(0.0, 8.0)]
         )
-        deadline = await self._renew(ticket, grant, deadline, until)
+        if self.world.chance(self.world.faults.run_out):
+            await self.sleep(deadline - granted_at)
+        else:
+            deadline = await self._renew(ticket, grant, deadline, until)
         self.world.checker.disbelieves(ticket)
         if self.world.now >= deadline:
             self.world.tell("lost", self, ticket.token)

@@ -40,12 +40,24 @@ MUTANTS = {
     ),
     "a queue that nobody looks at is kept": Mutant(
         "acquire",
-        "redis.call('PEXPIRE', QUEUE, ARGV[8])\nreturn",
-        "return",
+        "redis.call('PEXPIRE', QUEUE, ARGV[8])\n",
+        "",
         "death",
     ),
     "the last attempt does not leave the queue": Mutant(
-        "acquire", "if mode == 'last' then redis.call('ZREM', QUEUE, me) end", "", "calm"
+        "acquire", "if mode == 'last' and redis.call('ZREM', QUEUE, me) == 1", "if false", "calm"
+    ),
+    "who comes to an empty queue is not told when the lease ends": Mutant(
+        "acquire", "return {0, place, is_first and", "return {0, place, mode == 'look' and is_first and", "short leases"
+    ),
+    "who stands behind one that is granted the lock is not told": Mutant(
+        "acquire", "if state == 'c' and ttl < LOOK then", "if false then", "short leases"
+    ),
+    "who stands behind one that takes a free lock is not told": Mutant(
+        "acquire", "    if ttl < LOOK then", "    if false then", "short leases"
+    ),
+    "who stands behind one that comes too late is not told": Mutant(
+        "acquire", "== 1 and left < LOOK then", "== 2 then", "short leases"
     ),
     "fencing numbers follow the clock alone": Mutant("acquire", "if last >= now then", "if false then", "clock"),
     "retired tokens are granted the lock": Mutant(
@@ -55,23 +67,30 @@ MUTANTS = {
     "release does not compare tokens": Mutant(
         "release", "if string.sub(lease, 1, 27) ~= token .. ' ' then", "if lease == '' then", "network"
     ),
-    "release leaves the place in the queue": Mutant("release", "if inbox ~= '' then", "if false then", "calm"),
+    "release leaves the place in the queue": Mutant(
+        "release", "local left = inbox ~= '' and", "local left = false and", "calm"
+    ),
     "release keeps what was handed over": Mutant(
         "release", "if state == 'r' and rest >= 0 then return 1 end", "if state ~= 'h' then return 1 end", "calm"
     ),
     "a hand-back ends a lease that was taken": Mutant(
         "release", "if ARGV[6] == '1' and state ~= 'c' then return 0 end", "", "deaf"
     ),
-    "release hands over to the dead": Mutant(
-        "release", "first .. ' ' .. LEASE) > 0", "first .. ' ' .. LEASE) >= 0", "death"
-    ),
+    "release hands over to the dead": Mutant("release", "tell(head) > 0", "tell(head) >= 0", "death"),
     "release hands over for good": Mutant("release", "first .. ' c '", "first .. ' h '", "death"),
-    "a place is the fencing number of a hand-off": Mutant(
-        "release", "local fence = time[1] * 1000000 + time[2]", "local fence = tonumber(head[2])", "calm"
+    "the fencing number of a hand-off is older than it": Mutant(
+        "release",
+        "local fence = time[1] * 1000000 + time[2]",
+        "local fence = tonumber(string.sub(lease, 30, 45)) + 1",
+        "calm",
     ),
     "the fencing numbers of hand-offs follow the clock alone": Mutant(
         "release", "if last >= fence then", "if false then", "clock"
     ),
+    "who stands behind one that is cancelled is not told": Mutant(
+        "release", "if left and redis.call('PTTL', LEASE) < LOOK then", "if false then", "short leases"
+    ),
+    "nobody is told of a min_hold": Mutant("release", "if rest < LOOK then", "if false then", "calm"),
     "min_hold is not kept": Mutant("release", "if rest > 0 and state == 'h' then", "if false then", "calm"),
     "renewal does not compare tokens": Mutant(
         "renew", "if redis.call('GETRANGE', KEYS[1], 0, 27) ~= ARGV[1] .. ' h' then", "if false then", "network"

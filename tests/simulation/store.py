@@ -141,6 +141,9 @@ class Store:
         self._do_zrem(key, member)
         return lua.table(member, f"{score:.17g}")
 
+    def _do_zrange(self, key: str, first: str, last: str) -> Any:
+        return lua.table(*[member for _, member in self._ranked(key)[int(first) : int(last) + 1]])
+
     def _do_zrank(self, key: str, member: str) -> Any:
         members = [member for _, member in self._ranked(key)]
         return members.index(member) if member in members else False

@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
+from math import inf
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -29,8 +30,8 @@ TRACE = 80  # last events that a failure shows
 
 @dataclass(frozen=True)
 class Faults:
-    """The first six are shares of messages or waits, the others happen so often per second, to each process or to
-    the store. ``patience``: see the checker."""
+    """The first seven are shares of messages, waits or holds, the others happen so often per second, to each process or
+    to the store. ``patience``, ``prompt``: see the checker. ``ttls``: of the leases."""
 
     lost_request: float = 0.0
     lost_reply: float = 0.0
@@ -38,16 +39,20 @@ class Faults:
     lost_hint: float = 0.0
     late_hint: float = 0.0  # a connection of its own: it stalls by itself
     cancel: float = 0.1
+    run_out: float = 0.0  # of leases that nobody renews or releases
     kill: float = 0.0
     stop: float = 0.0
     cut: float = 0.0  # of the subscription
     flush: float = 0.0
     clock: float = 0.0
     patience: float = 4 * TIMEOUT
+    prompt: float = inf
+    ttls: tuple[float, ...] = (SHORTEST_TTL, LONGEST_TTL)
 
 
 PROFILES = {
-    "calm": Faults(patience=1.0),
+    "calm": Faults(patience=1.0, prompt=0.3),
+    "short leases": Faults(cancel=0.3, run_out=0.5, patience=1.0, prompt=0.3, ttls=(0.2, 0.5, 3.0)),
     "network": Faults(lost_request=0.05, lost_reply=0.05, late=0.05, lost_hint=0.05, late_hint=0.05),
     "death": Faults(kill=0.05, stop=0.05),
     "deaf": Faults(lost_hint=0.05, late_hint=0.1, cut=0.1),
@@ -76,7 +81,7 @@ class World:
         self.faults = faults
         self.keys = KEYS
         self.store = Store(self._clock, self._publish)
-        self.checker = Checker(self, faults.patience)
+        self.checker = Checker(self, faults.patience, faults.prompt)
         self.processes: list[Process] = []
         self.counts: Counter[str] = Counter()
         self.trace: deque[str] = deque(maxlen=TRACE)

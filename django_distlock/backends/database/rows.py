@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from ...tickets import TOKEN_LENGTH
 
 GRANT_TTL = 2_000_000  # microseconds a waiter has to take what it was handed: two looks, because a hint can be lost
+LOOK = 1_000_000  # microseconds after which each waiter looks by itself
 ALIVE = 2_500_000  # microseconds after its last look for which a waiter is taken for living: it looks each second
 
 HELD, CLAIMED, RESTING, FREE = "h", "c", "r", "f"
@@ -76,6 +77,10 @@ class Row:
     def next_place(self) -> int:
         return max(self.now, self.version + 1, self.fence + 1, *(waiter.place + 1 for waiter in self.waiters))
 
+    def in_time(self) -> Waiter | None:
+        """The first in the queue, who looks at the end of the lease, if that comes before its next look."""
+        return self.waiters[0] if self.waiters and self.expires - self.now < LOOK else None
+
     def give(self, token: str, state: str, ttl: int, holder: str = "") -> None:
         """``ttl``: microseconds."""
         self.leave(token)
@@ -108,7 +113,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What a request comes to. ``told``: the waiter that the lock was handed to; ``place``: the one it has now."""
+    """What a request comes to. ``told``: a waiter that is to look now; ``place``: the one it has now."""
 
     granted: bool
     told: Waiter | None = None
@@ -126,18 +131,18 @@ def acquire(row: Row, request: Request) -> Decision:
         row.state, row.holder = HELD, request.holder
         row.expires = max(row.expires, row.now + request.ttl)
         row.leave(token)
-        return Decision(True)
+        return Decision(True, row.in_time())
     told = None
     if not row.is_taken:
         if request.place:
             row.enqueue(Waiter(request.place, token, request.inbox, row.now))
         if not row.waiters or row.waiters[0].token == token:
             row.give(token, HELD, request.ttl, request.holder)
-            return Decision(True)
+            return Decision(True, row.in_time())
         told = row.hand_on()
     if not request.queue:
         row.leave(token)
-        return Decision(False, told)
+        return Decision(False, told or row.in_time())
     mine = next((waiter.place for waiter in row.waiters if waiter.token == token), 0)
     place = request.place or mine or row.next_place()
     row.enqueue(Waiter(place, token, request.inbox, row.now))
@@ -155,12 +160,12 @@ def release(row: Row, token: str, rest: int = 0, retire: int = 0) -> Decision:
     if retire:
         row.retired[token] = row.now + retire
     if not row.is_held_by(token):
-        return Decision(False)
+        return Decision(False, row.in_time())
     if row.state == RESTING and rest >= 0:
         return Decision(True)
     if rest > 0 and row.state == HELD:
         row.state, row.expires = RESTING, row.now + rest
-        return Decision(True)
+        return Decision(True, row.in_time())
     return Decision(True, row.hand_on())
 
 

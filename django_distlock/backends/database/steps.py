@@ -30,7 +30,8 @@ class Steps:
     def acquire(self, connection: Any, name: bytes, request: Request) -> tuple[Answer, float]:
         """And when what was answered was sent, on ``clock()``."""
         sent_at = clock()
-        if self._quick and (answer := self._quick.acquire(connection, name, request)):
+        is_short = request.ttl < rows.LOOK  # others may have to be told when it ends
+        if self._quick and not is_short and (answer := self._quick.acquire(connection, name, request)):
             return answer, sent_at
         row, decision, sent_at = self._changed(
             connection, name, lambda row: rows.acquire(row, request), is_patient=True

@@ -6,8 +6,9 @@
 --       look: from the queue, each second or after a hint
 --       last: at the caller's deadline, take it if it can be had, else leave the queue
 -- reply {1, fence} granted for the ttl | {-1} this token was retired
---       {0, place, ms the lease has left (-1 = not asked), lease, listeners of the own inbox (-1 = not asked)} busy
+--       {0, place, ms the lease has left (-1 = others come first), lease, listeners of the own inbox (-1 = not asked)} busy
 -- An inbox is "S" or "P" (sharded or plain pub/sub) and a channel. A number is 16 digits.
+local LOOK = 1000 -- ms after which each waiter looks by itself
 local token, ttl, holder, mode, place = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4], ARGV[5]
 local me = token .. ' ' .. ARGV[6]
 local LEASE, QUEUE, RETIRED, LAST = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
@@ -23,9 +24,21 @@ local function number()
   return string.format('%016.0f', now)
 end
 
-local function tell(inbox, text)
+local function publish(inbox, text)
   local verb = string.sub(inbox, 1, 1) == 'S' and 'SPUBLISH' or 'PUBLISH'
   return redis.call(verb, string.sub(inbox, 2), text)
+end
+
+local function tell(member)
+  return publish(string.sub(member, 28), string.sub(member, 1, 26) .. ' ' .. LEASE)
+end
+
+local function wake_first() -- who looks at the end of the lease must know of one that comes before its next look
+  repeat
+    local first = redis.call('ZRANGE', QUEUE, 0, 0)[1]
+    local is_dead = first and tell(first) == 0
+    if is_dead then redis.call('ZREM', QUEUE, first) end
+  until not is_dead
 end
 
 local function retired()
@@ -44,6 +57,7 @@ if lease and string.sub(lease, 1, 27) == token .. ' ' then
   end
   -- The holder is written each time, because another process may have adopted the lease.
   redis.call('SET', LEASE, token .. ' h ' .. fence .. ' ' .. holder, 'PX', ttl)
+  if state == 'c' and ttl < LOOK then wake_first() end
   return {1, fence}
 end
 
@@ -57,7 +71,7 @@ if not lease then
       local first = head and string.sub(head, 1, 26)
       if not head or first == token then
         mine = true
-      elseif tell(string.sub(head, 28), first .. ' ' .. LEASE) > 0 then
+      elseif tell(head) > 0 then
         lease = first .. ' c ' .. number() .. ' '
         redis.call('SET', LEASE, lease, 'PX', ARGV[7])
       end
@@ -66,28 +80,31 @@ if not lease then
   if mine then
     local fence = number()
     redis.call('SET', LEASE, token .. ' h ' .. fence .. ' ' .. holder, 'PX', ttl)
+    if ttl < LOOK then wake_first() end
     return {1, fence}
   end
 end
 
 if mode == 'try' or mode == 'last' then
-  if mode == 'last' then redis.call('ZREM', QUEUE, me) end
-  return {0, '', redis.call('PTTL', LEASE), lease, -1}
+  local left = redis.call('PTTL', LEASE)
+  if mode == 'last' and redis.call('ZREM', QUEUE, me) == 1 and left < LOOK then wake_first() end
+  return {0, '', left, lease, -1}
 end
 -- A "wait" that arrives after its caller has left may leave a place behind; what that is handed, is handed back.
 if mode ~= 'wait' and retired() then return {-1} end
 
+local ears = -1
 if mode == 'look' then
   redis.call('ZADD', QUEUE, 'LT', place, me) -- a waiter that was dropped comes back to its place
-  redis.call('PEXPIRE', QUEUE, ARGV[8])
-  local is_first = redis.call('ZRANK', QUEUE, me) == 0
-  return {0, place, is_first and redis.call('PTTL', LEASE) or -1, lease, tell(ARGV[6], '?')}
-end
-
-place = mode == 'again' and redis.call('ZSCORE', QUEUE, me)
-if not place then
-  place = number()
-  if redis.call('ZADD', QUEUE, 'NX', place, me) == 0 then place = redis.call('ZSCORE', QUEUE, me) end
+  ears = publish(ARGV[6], '?')
+else
+  place = mode == 'again' and redis.call('ZSCORE', QUEUE, me)
+  if not place then
+    place = number()
+    if redis.call('ZADD', QUEUE, 'NX', place, me) == 0 then place = redis.call('ZSCORE', QUEUE, me) end
+  end
+  place = string.format('%016.0f', tonumber(place))
 end
 redis.call('PEXPIRE', QUEUE, ARGV[8])
-return {0, string.format('%016.0f', tonumber(place)), -1, lease, -1}
+local is_first = redis.call('ZRANK', QUEUE, me) == 0
+return {0, place, is_first and redis.call('PTTL', LEASE) or -1, lease, ears}

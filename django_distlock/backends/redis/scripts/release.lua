@@ -7,6 +7,21 @@
 -- reply 2 handed on | 1 released | 0 the token did not hold the lock; its place, if any, is gone
 local token, rest, retire, inbox = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
 local LEASE, QUEUE, RETIRED, LAST = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local LOOK = 1000 -- ms after which each waiter looks by itself
+
+local function tell(member)
+  local first, ears = string.sub(member, 1, 26), string.sub(member, 28)
+  local verb = string.sub(ears, 1, 1) == 'S' and 'SPUBLISH' or 'PUBLISH'
+  return redis.call(verb, string.sub(ears, 2), first .. ' ' .. LEASE)
+end
+
+local function wake_first() -- who looks at the end of the lease must know of one that comes before its next look
+  repeat
+    local first = redis.call('ZRANGE', QUEUE, 0, 0)[1]
+    local is_dead = first and tell(first) == 0
+    if is_dead then redis.call('ZREM', QUEUE, first) end
+  until not is_dead
+end
 
 if retire > 0 then
   local time = redis.call('TIME')
@@ -18,7 +33,8 @@ end
 
 local lease = redis.call('GETRANGE', LEASE, 0, 44)
 if string.sub(lease, 1, 27) ~= token .. ' ' then
-  if inbox ~= '' then redis.call('ZREM', QUEUE, token .. ' ' .. inbox) end
+  local left = inbox ~= '' and redis.call('ZREM', QUEUE, token .. ' ' .. inbox) == 1
+  if left and redis.call('PTTL', LEASE) < LOOK then wake_first() end
   return 0
 end
 local state = string.sub(lease, 28, 28)
@@ -27,18 +43,18 @@ if state == 'r' and rest >= 0 then return 1 end
 if rest > 0 and state == 'h' then
   redis.call('SETRANGE', LEASE, 27, 'r')
   redis.call('PEXPIRE', LEASE, rest)
+  if rest < LOOK then wake_first() end
   return 1
 end
 
 while true do
-  local head = redis.call('ZPOPMIN', QUEUE)
-  if not head[1] then
+  local head = redis.call('ZPOPMIN', QUEUE)[1]
+  if not head then
     redis.call('DEL', LEASE)
     return 1
   end
-  local first, ears = string.sub(head[1], 1, 26), string.sub(head[1], 28)
-  local verb = string.sub(ears, 1, 1) == 'S' and 'SPUBLISH' or 'PUBLISH'
-  if first ~= token and redis.call(verb, string.sub(ears, 2), first .. ' ' .. LEASE) > 0 then
+  local first = string.sub(head, 1, 26)
+  if first ~= token and tell(head) > 0 then
     -- Not the place, though it is a number, too: in a split brain another master may have granted a larger one since.
     local time = redis.call('TIME')
     local fence = time[1] * 1000000 + time[2]
