@@ -121,19 +121,22 @@ class Ledger:
     def claim(self, entry: str, seen: float, now: float, wait: float | None) -> RunStamp | None:
         """None if the run that is due belongs to this beat; it is the first to claim it.
 
-        ``seen``: when the entry last ran, as this beat knows; ``wait``: seconds from ``now`` until it is due again.
-        Else the stamp in the store: a newer one if another beat has the run; one not newer than ``seen`` if the
+        ``seen``: when the entry last ran, as its row or file says; ``wait``: seconds from ``now`` to the next run.
+        Else the stamp that stands: a newer one if the run was claimed already; one not newer than ``seen`` if the
         store did not know the entry, and waits for what other beats tell it: then ask again in a second.
 
         After an error the run is claimed again with the same token, because the store may have given it already.
         """
+        known = self.known.get(entry, RunStamp(seen))
+        if known.at > seen and not self.is_unanswered(entry, known):
+            return known  # which the store may have forgotten, as the row or the file has
         token = self._unanswered.setdefault(entry, new_token())
         at = round(max(now, seen + MICROSECOND), 6)  # a claim that moved nothing would leave the run to others, too
         stamp = RunStamp(at, socket.gethostname(), None if wait is None else round(at + wait, 6), token)
-        before = replace(self.known.get(entry, RunStamp(seen)), at=seen)
+        before = known if known.at == seen else RunStamp(seen)
         standing = self._backend.claim_run(self._name(entry), before, stamp, _kept(stamp))
         del self._unanswered[entry]
-        self.known[entry] = standing or stamp
+        self.known[entry] = max(before, standing or stamp, key=lambda stamp: stamp.at)
         return standing
 
     def meet(self, entries: Iterable[str]) -> dict[str, RunStamp]:

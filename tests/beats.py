@@ -17,6 +17,7 @@ class Recording:
     producer = None
 
     def apply_async(self, entry, producer=None, advance=True, **kwargs):
+        entry.options.setdefault("headers", {})["celery_beat_task"] = True  # as Celery does, in the entry itself
         self.app.world.sent.append((entry.name, self.app.world.now))
 
 

@@ -180,6 +180,94 @@ def test_rows_that_come_change_and_go(world):
     assert len(fleet.times("added")) == 6
 
 
+def test_runs_do_not_make_a_beat_ask_for_all_rows_anew(world, locmem_locks, monkeypatch):
+    for number in range(10):
+        row(f"row {number}", every=10)
+    fleet = world()
+    fleet.start()
+    fleet.run_for(15)
+    asked = []
+    find = locmem_locks.find_runs
+    monkeypatch.setattr(locmem_locks, "find_runs", lambda names: asked.append(len(names)) or find(names))
+    fleet.run_for(60)
+    assert len(fleet.sent) >= 60
+    assert set(asked) == {1}  # whether the store lost its data
+
+
+@pytest.mark.parametrize("how", ["disable", "delete", "change"])
+def test_an_edit_that_is_noticed_while_a_run_is_sent_counts_at_once(how, world, monkeypatch):
+    edited = row("interval", every=20)
+    row("other", every=3000)
+    fleet = world()
+    fleet.start()
+    fleet.run_for(130)
+    is_due, edits = DatabaseBeat.is_due, []
+
+    def edit_meanwhile(self, entry):
+        due, wait = is_due(self, entry)
+        if due and not edits:
+            edits.append(fleet.now)
+            if how == "delete":
+                edited.delete()
+            else:
+                edited.enabled = how != "disable"
+                if how == "change":
+                    edited.interval = models.IntervalSchedule.objects.create(every=2000, period="seconds")
+                edited.save()
+        return due, wait
+
+    monkeypatch.setattr(DatabaseBeat, "is_due", edit_meanwhile)
+    fleet.run_for(21)
+    assert edits
+    sent = len(fleet.times("interval"))
+    fleet.run_for(300)
+    assert len(fleet.times("interval")) == sent
+
+
+def test_a_row_counts_each_run_once_also_where_its_beat_forgot_what_it_counted_from(world, locmem_locks):
+    counted = row("interval", every=10)
+    row("other", every=3000)
+    fleet = world()
+    only = fleet.start()
+    for seconds in (12, 30, 30):
+        fleet.run_for(seconds)
+        only._heap = None  # as after an error of the store
+    fleet.run_for(30)
+    sent = len(fleet.times("interval"))
+    assert sent >= 10
+    assert set(map(round, gaps(fleet.times("interval")))) == {10}
+    only.sync()
+    counted.refresh_from_db()
+    assert counted.total_run_count == sent
+    assert counted.last_run_at == fleet.times("interval")[-1]
+
+
+def test_a_beat_that_reads_an_old_row_after_the_store_lost_its_data_remembers_its_run(world, locmem_locks, monkeypatch):
+    """Each beat saves what it ran, so a row may become older. The rows may be read anew at any look at them."""
+    edited = row("interval", every=20)
+    row("other", every=3000)
+    fleet = world()
+    only = fleet.start()
+    fleet.run_for(45)
+    before, last = fleet.times("interval")
+    locmem_locks._runs.clear()
+    models.PeriodicTask.objects.filter(name="interval").update(last_run_at=before)
+    reads, changed = [], DatabaseBeat.schedule_changed
+
+    def is_changed(self):
+        """Twice: what is read while the heap is filled is another schedule than it began with."""
+        reads.append(fleet.now)
+        return len(reads) in (1, 4) or changed(self)
+
+    monkeypatch.setattr(DatabaseBeat, "schedule_changed", is_changed)
+    monkeypatch.setattr(DatabaseBeat, "sync", lambda self: None)
+    fleet.run_for(14)
+    assert fleet.times("interval") == [before, last]
+    fleet.run_for(10)
+    assert len(fleet.times("interval")) == 3
+    assert edited.name in only._ledger.known
+
+
 def test_a_row_that_is_enabled_again_waits_for_its_next_time(world, rarely):
     often, quick = row("often", minute="*/10"), row("quick", every=60)
     fleet = world()

@@ -104,6 +104,23 @@ def test_a_claim_whose_reply_is_lost_is_granted_when_it_is_asked_again(times, pr
     assert standing.at == 131.0
 
 
+def test_a_beat_never_claims_again_what_it_knows_to_have_run(locmem_locks, monkeypatch):
+    """The store may have forgotten it, and the row or the file that the caller read, too."""
+    monkeypatch.setattr(locmem_locks, "runs_settle", 0.0)
+    ledger = Ledger("shop")
+    ledger.tell("entry", RunStamp(100.0))
+    assert ledger.claim("entry", 100.0, 110.0, 10.0) is None
+    locmem_locks._runs.clear()
+    for _ in range(2):
+        assert ledger.claim("entry", 100.0, 111.0, 10.0).at == 110.0
+    assert ledger.known["entry"].at == 110.0
+    locmem_locks._runs.clear()
+    older = RunStamp(90.0)
+    locmem_locks.claim_run("shop:entry", older, older, 60)
+    assert ledger.claim("entry", 100.0, 112.0, 10.0).at == 110.0
+    assert ledger.claim("entry", 110.0, 120.0, 10.0) is None
+
+
 def test_a_foreign_value_is_told_and_not_touched(valkey_locks, store):
     store.set("lock|r:shop:entry", "something else")
     with pytest.raises(LockBackendError, match="holds something that is no run of beat"):

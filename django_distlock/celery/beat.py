@@ -112,6 +112,7 @@ class SharedRuns(Scheduler):  # type: ignore[misc]
 
     def _join(self, entry: ScheduleEntry, stamp: RunStamp, is_new: bool) -> bool:
         """Go on where the fleet is, and not at the start of this beat; False if it is the fleet that is behind."""
+        _catch_up(entry)
         own = _seconds(entry.last_run_at)
         if self._ledger.is_unanswered(entry.name, stamp):
             return True
@@ -152,7 +153,6 @@ class SharedRuns(Scheduler):  # type: ignore[misc]
         reserved = super().reserve(entry)
         if claimed := self._ledger.known.get(entry.name):
             _set_back(reserved, claimed.at, reserved.total_run_count)
-            self.schedule[entry.name] = reserved  # once more, for a file that keeps what it is given
         return reserved
 
     def _adopt(self, entry: ScheduleEntry, stamp: RunStamp) -> None:
@@ -208,6 +208,12 @@ def _set_back(entry: ScheduleEntry, at: float, count: int) -> None:
         when = when.replace(tzinfo=None)
     for keeper in filter(None, (entry, getattr(entry, "model", None))):
         keeper.last_run_at, keeper.total_run_count = when, count
+
+
+def _catch_up(entry: ScheduleEntry) -> None:
+    """A row counts its runs, but in the schedule stays the entry that was made when it was read."""
+    if (row := getattr(entry, "model", None)) is not None:
+        entry.last_run_at, entry.total_run_count = row.last_run_at, row.total_run_count
 
 
 def _is_one_off(entry: ScheduleEntry) -> bool:
