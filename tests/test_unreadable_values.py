@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import time
 from datetime import timedelta, timezone
 
 import pytest
@@ -21,6 +22,7 @@ from django_distlock.backends.redlock.quorum import Seen
 from django_distlock.tickets import Holder
 
 from .admin_pages import hold, names_in
+from .tools import ticket
 
 TOKEN = b"a" * 26
 FENCE = b"1700000000000000"
@@ -114,7 +116,7 @@ def test_any_keys_are_listed_or_skipped(tails, keys):
 
 @pytest.fixture(params=["redis", "redlock"])
 def written(request):
-    """Puts a value under the key of a lock, as somebody else would."""
+    """Puts a value under a key, as somebody else would."""
     if request.param == "redis":
         request.getfixturevalue("valkey_locks")
         urls = [request.getfixturevalue("valkey").url]
@@ -122,13 +124,13 @@ def written(request):
         request.getfixturevalue("redlock_locks")
         urls = [server.url for server in request.getfixturevalue("five_valkeys")]
 
-    def write(name: str, value: bytes | None) -> None:
+    def write(key: str, value: bytes | str | None) -> None:
         for url in urls:
             with redis.Redis.from_url(url) as client:
                 if value is None:
-                    client.rpush(f"lock:{name}", "x")
+                    client.rpush(key, "x")
                 else:
-                    client.set(f"lock:{name}", value, px=2**50)
+                    client.set(key, value, px=2**50)
 
     return write
 
@@ -146,7 +148,7 @@ def said(*arguments: str) -> str:
 @pytest.mark.django_db
 @pytest.mark.parametrize("what", [*UNREADABLE, *STRANGE])
 def test_one_bad_value_hides_no_other_lock(written, what, operator: Client, caplog):
-    written("bad", (UNREADABLE | STRANGE)[what])
+    written("lock:bad", (UNREADABLE | STRANGE)[what])
     hold(locks["default"], "good")
     is_readable = what in STRANGE
     names = ["bad", "good"] if is_readable else ["good"]
@@ -169,3 +171,24 @@ def test_a_lock_that_is_kept_for_longer_than_any_clock_counts_can_be_waited_for(
     store.pexpire("lock:name", 2**60)
     assert not lock("name").acquire(timeout=0.1)
     assert said().splitlines()[-1] == "1 held"
+
+
+@pytest.mark.parametrize(
+    "counter", ["garbage", "1e300", "inf", "nan", "-5", "9" * 400, "9" * 16, "0x7fffffffffffff", ""]
+)
+def test_a_last_number_that_is_none_counts_for_nothing(written, counter):
+    """The fencing numbers go on by the clock of the store, and others can read the locks."""
+    backend, now = locks["default"], time.time_ns() // 1000
+    first, second = ticket("name"), ticket("name")
+    written("lock|f", counter)
+    fences = [backend.acquire(first, queue=False).fence]
+    if backend.supports_queue:
+        backend.acquire(second, queue=True)
+    written("lock|f", counter)
+    backend.release(first)  # which hands it on where somebody waits
+    fences.append(backend.acquire(second, queue=backend.supports_queue).fence)
+    [info] = backend.held()
+    assert info.fence == fences[1]
+    assert fences[0] < fences[1]
+    assert all(now - 60_000_000 < fence < now + 600_000_000 for fence in fences)
+    backend.release(second)

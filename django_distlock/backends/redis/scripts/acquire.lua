@@ -13,10 +13,16 @@ local token, ttl, holder, mode, place = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARG
 local me = token .. ' ' .. ARGV[6]
 local LEASE, QUEUE, RETIRED, LAST = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 
+-- What others wrote there counts for nothing, and so does a number that doubles do not tell from the next one.
+local function counted(value)
+  local number = string.match(value or '', '^%d+$') and tonumber(value)
+  return number and number < 2^53 and number or 0
+end
+
 local function number()
   local time = redis.call('TIME')
   local now = time[1] * 1000000 + time[2]
-  local last = tonumber(redis.call('SET', LAST, string.format('%016.0f', now), 'GET') or 0)
+  local last = counted(redis.call('SET', LAST, string.format('%016.0f', now), 'GET'))
   if last >= now then
     now = last + 1
     redis.call('SET', LAST, string.format('%016.0f', now))

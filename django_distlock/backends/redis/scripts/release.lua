@@ -23,6 +23,12 @@ local function wake_first() -- who looks at the end of the lease must know of on
   until not is_dead
 end
 
+-- What others wrote there counts for nothing, and so does a number that doubles do not tell from the next one.
+local function counted(value)
+  local number = string.match(value or '', '^%d+$') and tonumber(value)
+  return number and number < 2^53 and number or 0
+end
+
 if retire > 0 then
   local time = redis.call('TIME')
   local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -58,7 +64,7 @@ while true do
     -- Not the place, though it is a number, too: in a split brain another master may have granted a larger one since.
     local time = redis.call('TIME')
     local fence = time[1] * 1000000 + time[2]
-    local last = tonumber(redis.call('SET', LAST, string.format('%016.0f', fence), 'GET') or 0)
+    local last = counted(redis.call('SET', LAST, string.format('%016.0f', fence), 'GET'))
     if last >= fence then
       fence = last + 1
       redis.call('SET', LAST, string.format('%016.0f', fence))

@@ -8,6 +8,12 @@
 local token, ttl, proposed, keep = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[4]), ARGV[5] == 'keep'
 local LEASE, RETIRED, LAST = KEYS[1], KEYS[2], KEYS[3]
 
+-- What others wrote there counts for nothing, and so does a number that doubles do not tell from the next one.
+local function counted(value)
+  local number = string.match(value or '', '^%d+$') and tonumber(value)
+  return number and number < 2^53 and number or 0
+end
+
 local lease = redis.call('GET', LEASE)
 local mine = lease and string.sub(lease, 1, 27) == token .. ' '
 
@@ -21,7 +27,7 @@ if mine and not keep then
 end
 if not mine and redis.call('ZSCORE', RETIRED, token) then return {-1} end
 
-local last = tonumber(redis.call('GET', LAST) or 0)
+local last = counted(redis.call('GET', LAST))
 local fence = proposed
 if not keep and fence <= last then fence = last + 1 end
 local number = string.format('%016.0f', fence)
