@@ -14,6 +14,7 @@ from typing import Any
 
 from .tools import eventually
 
+PLACES_OF_BOUNCER = f"{os.environ['PATH']}:/usr/sbin"
 PLACES = "/usr/lib/postgresql/*/bin", "/usr/local/bin", "/usr/bin"
 
 

@@ -6,7 +6,6 @@ import asyncio
 import gc
 import io
 import json
-import os
 import shutil
 import threading
 import time
@@ -33,7 +32,7 @@ from django_distlock.tickets import Grant, clock
 
 from .conftest import DATABASE, missing
 from .databases import ALIAS, known_database
-from .postgres import Bouncer
+from .postgres import PLACES_OF_BOUNCER, Bouncer
 from .proxy import Proxy
 from .test_processes import in_a_fork
 from .tools import PATIENCE, eventually, ticket
@@ -49,7 +48,7 @@ def backend(request):
 @pytest.fixture
 def bouncer(postgres, postgres_database):
     """The alias ``pooled`` leads through pgbouncer."""
-    if (program := shutil.which("pgbouncer", path=f"{os.environ['PATH']}:/usr/sbin")) is None:
+    if (program := shutil.which("pgbouncer", path=PLACES_OF_BOUNCER)) is None:
         missing("pgbouncer", "install the package pgbouncer")
     with Bouncer(program, postgres) as bouncer, known_database(bouncer.settings(), "pooled"):
         connections["pooled"].close()
@@ -389,7 +388,7 @@ class TestWaiting:
         """One session knows them; the next call of the same connection may be sent to another."""
         monkeypatch.setattr(database_connections, "PREPARE_AFTER", 0)
         if not recognised:
-            monkeypatch.setattr(database_connections, "_is_direct", lambda _: True)
+            monkeypatch.setattr(database_connections, "_set_up_session", lambda _: True)
         settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": DATABASE, "LOCATION": "pooled"}}
         backend = locks["default"]
         backend.look(["name"])

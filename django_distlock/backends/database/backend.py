@@ -65,9 +65,8 @@ class DatabaseBackend(BaseLockBackend):
         if self._listener:
             self.pool.closes_with_it = self._listener.stop
         self._inbox = self._listener.inbox if self._listener else "looks"
-        calls = Calls(self.pool, self._timeout, partial(explain, self), alias)
+        self.calls = calls = Calls(self.pool, self._timeout, partial(explain, self), alias)
         self._run, self._run_repeatedly, self._in_thread = calls.run, calls.run_repeatedly, calls.in_thread
-        self._close = calls.close
 
     @property
     def supports_processes(self) -> bool:  # type: ignore[override]
@@ -284,7 +283,7 @@ class DatabaseBackend(BaseLockBackend):
     def close(self) -> None:
         if self._listener:
             self._listener.stop()
-        self._close()
+        self.calls.close()
         if self._memory:
             self._memory.remove()
 

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar
 
 from django.db import Error, InterfaceError, OperationalError, ProgrammingError
 from django.utils.asyncio import async_unsafe
 
 from ...exceptions import LockBackendError
+from ...tickets import clock
 from .connections import Pool
 from .errors import Broken, NoReply
 
 R = TypeVar("R")
 
 ASYNC_THREADS = 16  # that do what event loops ask for; a task that waits for its turn takes none
+
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.001, 0.05  # seconds before a statement is repeated that the database has undone
 
 Explain = Callable[[Exception, type[LockBackendError]], LockBackendError]
 
@@ -61,7 +67,7 @@ class Calls:
             with self._pool.connection(seconds) as connection:
                 is_open = True
                 try:
-                    return work(connection)
+                    return _past_collisions(partial(work, connection), clock() + seconds)
                 except (OperationalError, InterfaceError, ProgrammingError) as error:
                     if _is_of_another_session(error):
                         self._pool.prepares = False
@@ -93,10 +99,34 @@ class Calls:
             threads.shutdown(wait=False)
 
 
+def _past_collisions(work: Callable[[], R], deadline: float) -> R:
+    """Again while the database undoes it for the sake of others: a deadlock, or a session not at READ COMMITTED."""
+    pause = SHORTEST_PAUSE
+    while True:
+        try:
+            return work()
+        except OperationalError as error:
+            if not _is_undone(error) or clock() + pause > deadline:
+                raise
+        time.sleep(random.uniform(0, pause))
+        pause = min(LONGEST_PAUSE, pause * 2)
+
+
+def _is_undone(error: Exception) -> bool:
+    if _sqlstate(error) in ("40001", "40P01"):
+        return True
+    return error.args[:1] == (1213,)  # a deadlock of MySQL
+
+
+def _sqlstate(error: Exception) -> str | None:
+    """Of PostgreSQL, by psycopg 3 or 2."""
+    return getattr(error.__cause__, "sqlstate", None) or getattr(error.__cause__, "pgcode", None)
+
+
 def _is_usable(connection: Any) -> bool:
     return connection.connection is not None and bool(connection.is_usable())
 
 
 def _is_of_another_session(error: Exception) -> bool:
     """A pooler that was not recognised: statements that one session of PostgreSQL prepared are unknown to others."""
-    return getattr(error.__cause__, "sqlstate", None) in ("26000", "42P05")
+    return _sqlstate(error) in ("26000", "42P05")

@@ -86,8 +86,10 @@ class Pool:
             wrapper.ensure_connection()
             if wrapper.vendor == "sqlite":
                 prepare_file(wrapper, self.timeout)
-            elif is_psycopg3(wrapper) and not (self.prepares and _is_direct(wrapper)):
-                wrapper.connection.prepare_threshold = None
+            elif wrapper.vendor == "postgresql":
+                is_direct = _set_up_session(wrapper)
+                if is_psycopg3(wrapper) and not (is_direct and self.prepares):
+                    wrapper.connection.prepare_threshold = None
         except BaseException:
             _close(wrapper)
             raise
@@ -193,14 +195,18 @@ def is_psycopg3(wrapper: Any) -> bool:
     return bool(wrapper.Database.__name__ == "psycopg")
 
 
-def _is_direct(wrapper: Wrapper) -> bool:
-    """Whether no pooler is in between, which could send each statement to another session.
+def _set_up_session(wrapper: Wrapper) -> bool:
+    """Let each statement see what others have committed meanwhile, whatever the role or the database is set to.
 
-    To be able to cancel a statement of its clients, a pooler gives them numbers of its own.
+    False where a pooler is in between, which could send each statement to another session: those are not ours to
+    set. To be able to cancel a statement of its clients, a pooler gives them numbers of its own.
     """
     with wrapper.cursor() as cursor:
-        cursor.execute("SELECT pg_backend_pid()")
-        return bool(cursor.fetchone()[0] == wrapper.connection.info.backend_pid)
+        cursor.execute(
+            "SELECT set_config('default_transaction_isolation', 'read committed', false) WHERE pg_backend_pid() = %s",
+            [wrapper.connection.info.backend_pid],
+        )
+        return cursor.fetchone() is not None
 
 
 def address(settings: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -58,4 +58,10 @@ def explain(backend: DatabaseBackend, error: Exception, kind: type[LockBackendEr
             f"{where} is in the file {backend.pool.file}, to which another process wrote for longer than"
             f" {backend.setting('OPTIONS')}['timeout']: {text}"
         )
+    if "could not serialize" in text:
+        return kind(
+            f"{where} is reached through a pooler with sessions at REPEATABLE READ or SERIALIZABLE, where the steps"
+            " of many that want the same lock fail. Name an alias whose user has the"
+            f" default_transaction_isolation 'read committed' in {backend.setting('LOCATION')}: {text}"
+        )
     return kind(f"{where} did not do what it was asked for: {type(error).__name__}: {text}")
