@@ -25,12 +25,14 @@ from example_project.valkey import Valkey
 
 from . import mariadb as mariadb_server
 from . import postgres as postgres_server
+from . import rabbitmq as rabbitmq_server
 from . import servers
 from .cluster import Cluster
 from .databases import known_database
 from .mariadb import MariaDB
 from .postgres import Postgres
 from .proxy import Proxy
+from .rabbitmq import RabbitMQ
 from .terminal import Terminal
 from .tools import backend_on, eventually
 
@@ -107,6 +109,15 @@ def mariadb() -> Iterator[MariaDB]:
     if (program := mariadb_server.program()) is None:
         missing("mariadb", "no mariadbd found; install the package mariadb-server-core")
     with MariaDB(program) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def rabbitmq() -> Iterator[RabbitMQ]:
+    """The RabbitMQ of this test process."""
+    if (programs := rabbitmq_server.programs()) is None:
+        missing("rabbitmq", "no rabbitmq-server and epmd found; install the package rabbitmq-server")
+    with RabbitMQ(*programs) as server:
         yield server
 
 

@@ -1,7 +1,4 @@
-"""Messages that are delivered more than once, and task ids that are used again: what runs, and what is recorded.
-
-Messages are published and run as by a worker, in this process; the test decides which delivery has its turn when.
-"""
+"""Messages that are delivered more than once, and task ids that are used again: what runs, and what is recorded."""
 
 from __future__ import annotations
 
@@ -10,9 +7,7 @@ import uuid
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from celery import Celery, current_app
 from celery.signals import before_task_publish
-from celery.worker.request import Request
 from kombu.exceptions import OperationalError
 
 from django_distlock import LockNotAcquired, distributed_lock, lock, locks, skip
@@ -20,75 +15,17 @@ from django_distlock.celery.messages import HEADER
 from django_distlock.celery.tasks import REQUEUES
 from django_distlock.tickets import Ticket
 
+from .deliveries import Shop
 from .tools import eventually
 
 pytestmark = pytest.mark.usefixtures("locmem_locks")
 
 
-class Shop:
-    """An app with one queue. ``runs`` has what the bodies of its tasks noted."""
-
-    def __init__(self):
-        self.app = Celery("shop", broker="memory://", backend="cache+memory://", set_as_current=False)
-        # Messages of the transport of a real broker say whether they were delivered before; none is asked here.
-        self.app.conf.broker_read_url = "redis://nowhere.invalid"
-        self.app.conf.task_default_queue = f"queue {uuid.uuid4()}"
-        self.app.conf.task_publish_retry = False
-        self.connection = self.app.connection_for_write()
-        self.runs = []
-        self.rejected = []
-        self.go, self.is_working = threading.Event(), threading.Event()
-
-    def task(self, **options):
-        """Decorates what its first argument asks for."""
-        on_busy = options.pop("on_busy", "skip")
-
-        def work(task, what="return"):
-            self.runs.append((task.request.id, task.request.retries))
-            if what == "wait":
-                self.is_working.set()
-                assert self.go.wait(30)
-            elif what == "retry" and not task.request.retries:
-                raise task.retry(countdown=0)
-            elif what == "retry without raising" and task.request.retries < 2:
-                task.retry(countdown=0, throw=False)
-            elif what == "replace":
-                raise task.replace(task.si("replaced"))
-            return what
-
-        guarded = distributed_lock("work", on_busy=on_busy)(work)
-        return self.app.task(bind=True, name="work", shared=False, **{"acks_late": True, **options})(guarded)
-
-    def next(self):
-        """The message that is next in the queue, or None."""
-        return self.connection.default_channel.basic_get(self.app.conf.task_default_queue, no_ack=True)
-
-    def deliver(self, message, redelivered=False):
-        delivered = Request(
-            message, app=self.app, task=self.app.tasks["work"],
-            on_reject=lambda *_: self.rejected.append(message),
-        )  # fmt: skip
-        delivered.delivery_info["redelivered"] = redelivered
-        delivered.execute()
-
-    def drain(self):
-        while message := self.next():
-            self.deliver(message)
-
-    def result(self, task_id):
-        result = self.app.AsyncResult(task_id)
-        return result.state, result.result
-
-
 @pytest.fixture
 def shop():
-    previous = current_app._get_current_object()
-    shop = Shop()
-    yield shop
-    shop.go.set()
-    shop.connection.close()
-    shop.app.close()
-    previous.set_current()
+    # Messages of the transport of a real broker say whether they were delivered before; none is asked here.
+    with Shop(broker_read_url="redis://nowhere.invalid") as shop:
+        yield shop
 
 
 @pytest.fixture

@@ -1,0 +1,80 @@
+"""Tasks whose messages are published and run as by a worker, in this process: the test says which one has its turn."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+
+from celery import Celery, current_app
+from celery.worker.request import Request
+
+from django_distlock import distributed_lock
+
+
+class Shop:
+    """An app with one queue. ``runs`` has what the bodies of its tasks noted; a context manager."""
+
+    def __init__(self, broker="memory://", **conf):
+        self.app = Celery("shop", broker=broker, backend="cache+memory://", set_as_current=False)
+        self.app.conf.task_publish_retry = False
+        self.app.conf.update({"task_default_queue": f"queue {uuid.uuid4()}", **conf})
+        self.connection = self.app.connection_for_write()
+        self.runs = []
+        self.rejected = []
+        self.go, self.is_working = threading.Event(), threading.Event()
+
+    def __enter__(self):
+        self._previous = current_app._get_current_object()
+        return self
+
+    def __exit__(self, *_):
+        self.go.set()
+        self.connection.close()
+        self.app.close()
+        self._previous.set_current()
+
+    def task(self, **options):
+        """Decorates what its first argument asks for."""
+        on_busy = options.pop("on_busy", "skip")
+
+        def work(task, what="return"):
+            self.runs.append((task.request.id, task.request.retries))
+            if what == "wait":
+                self.is_working.set()
+                assert self.go.wait(30)
+            elif what == "retry" and not task.request.retries:
+                raise task.retry(countdown=0)
+            elif what == "retry without raising" and task.request.retries < 2:
+                task.retry(countdown=0, throw=False)
+            elif what == "replace":
+                raise task.replace(task.si("replaced"))
+            return what
+
+        guarded = distributed_lock("work", on_busy=on_busy)(work)
+        return self.app.task(bind=True, name="work", shared=False, **{"acks_late": True, **options})(guarded)
+
+    @property
+    def queue(self):
+        return self.app.amqp.queues[self.app.conf.task_default_queue].bind(self.connection.default_channel)
+
+    def next(self, no_ack=True):
+        """The message that is next in the queue, or None."""
+        return self.queue.get(no_ack=no_ack)
+
+    def deliver(self, message, redelivered=None):
+        """``redelivered``: what the broker says of it, if that is not what it said."""
+        delivered = Request(
+            message, app=self.app, task=self.app.tasks["work"],
+            on_reject=lambda *_: self.rejected.append(message),
+        )  # fmt: skip
+        if redelivered is not None:
+            delivered.delivery_info["redelivered"] = redelivered
+        delivered.execute()
+
+    def drain(self):
+        while message := self.next():
+            self.deliver(message)
+
+    def result(self, task_id):
+        result = self.app.AsyncResult(task_id)
+        return result.state, result.result
