@@ -474,8 +474,10 @@ import sys
 from django.conf import settings
 settings.configure(SECRET_KEY=sys.argv[2], DISTRIBUTED_LOCKS={"default": {
     "BACKEND": "django_distlock.backends.redis.RedisBackend", "LOCATION": sys.argv[1]}})
-from django_distlock import Lease
-with Lease.adopt(sys.argv[3]) as lease:
+from django_distlock import Lease, locks
+locks["default"].look(["name"])
+print("ready", flush=True)
+with Lease.adopt(sys.stdin.readline().strip()) as lease:
     print(lease.fence, flush=True)
     sys.stdin.readline()
 """
@@ -487,18 +489,20 @@ class TestProcesses:
         return valkey_locks
 
     def test_another_process_goes_on_with_it_and_releases_it(self, backend, valkey, settings):
-        with lock("name", ttl=2) as first:
-            text = first.detach()
         with subprocess.Popen(
-            [sys.executable, "-W", "error", "-c", WORKER, valkey.url, settings.SECRET_KEY, text],
+            [sys.executable, "-W", "error", "-c", WORKER, valkey.url, settings.SECRET_KEY],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         ) as worker:
+            assert worker.stdout.readline() == "ready\n"
+            with lock("name", ttl=3) as first:
+                worker.stdin.write(first.detach() + "\n")
+            worker.stdin.flush()
             assert worker.stdout.readline().strip() == str(first.fence)
             [info] = backend.look(["name"])
             assert info.holder.pid == worker.pid
-            time.sleep(2.5)  # longer than the TTL
+            time.sleep(3.5)  # longer than the TTL
             assert not lock("name", wait=0).acquire()
             worker.communicate("done\n", timeout=PATIENCE)
             assert worker.returncode == 0
