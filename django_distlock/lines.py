@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable
 
 from .tickets import Ticket, clock
 
@@ -27,7 +28,8 @@ class Lines:
         return ticket.name not in self._lines and self._alone.setdefault(ticket.name, ticket) is ticket
 
     def tried(self, ticket: Ticket) -> None:
-        del self._alone[ticket.name]
+        if self._alone.get(ticket.name) is ticket:
+            self._alone.pop(ticket.name, None)
 
     def join(self, ticket: Ticket) -> None:
         with self._guard:
@@ -38,6 +40,11 @@ class Lines:
         with self._guard:
             ticket.heard_at = clock()
             return _first_heard(self._lines[ticket.name]) is ticket
+
+    def asks(self, ticket: Ticket) -> None:
+        """From now on, until it waits again, it inherits nothing: its attempt goes on with the token that it has."""
+        with self._guard:
+            ticket.asking = True
 
     def length(self, name: str) -> int:
         with self._guard:
@@ -63,25 +70,30 @@ class Lines:
             other.failure = failure
             other.bell.ring()
 
-    def leave(self, ticket: Ticket, *, bequeath: bool) -> tuple[Ticket | None, bool]:
-        """Who speaks next, to be woken, and whether the place in the store went to it."""
+    def leave(self, ticket: Ticket, *, bequeath: bool, succeed: Callable[[Ticket], None], again: bool = False) -> None:
+        """Wake who speaks next. ``succeed`` is told who goes on with the place in the store, if anybody does.
+
+        ``again``: it was interrupted and has done an unknown part of this.
+        """
         with self._guard:
             line = self._lines.get(ticket.name, deque())
-            if ticket not in line:
-                return None, False  # interrupted before it had joined
-            was_first = line[0] is ticket
-            line.remove(ticket)
+            was_first = again or (bool(line) and line[0] is ticket)
+            if ticket in line:
+                line.remove(ticket)
             if not line:
-                del self._lines[ticket.name]
-                return None, False
-            if not was_first:
-                return None, False
-            heir = _first_heard(line)
-            # Not to one that has a place, or may get one just now.
-            inherits = bequeath and bool(ticket.inbox) and not (heir.inbox or heir.unanswered or heir.asking)
-            if inherits:
-                heir.inherit(ticket)
-        return heir, inherits
+                self._lines.pop(ticket.name, None)
+                return
+            first = _first_heard(line)
+            # A process has one place, so not if the next one has its own; and not to one that is about to leave.
+            if bequeath and ticket.inbox and not (ticket.is_bequeathed or first.inbox or first.unanswered):
+                heir = next((one for one in line if not (one.asking or one.inbox or one.unanswered)), None)
+                if heir:
+                    heir.inherit(ticket)
+            if ticket.is_bequeathed and (heir := next((one for one in line if one.token == ticket.token), None)):
+                succeed(heir)
+                heir.bell.ring()
+            if was_first:
+                first.bell.ring()
 
 
 def _first_heard(line: deque[Ticket]) -> Ticket:

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import lru_cache, partial
 from pathlib import PurePath
@@ -163,6 +163,9 @@ class Ticket:
     ``inbox``: where the store tells this waiter that the lock was handed to it; "" before it queued.
     ``place``: its place in the store's queue, to which it comes back when it was dropped.
     ``give_up``: until when its caller waits, on ``clock()``; None: as long as it takes.
+    ``retires_for``: seconds for which its token is retired when it leaves, because a command that carries it may
+    arrive until then.
+    ``is_bequeathed``: another waiter of this process goes on with the token and the place.
     ``failure``: what another waiter of this process has just learned of the store.
     ``is_offer``: the store has handed the lock to this token, which nobody here knows any more. Its release hands
     back what is still being handed over, and never ends a lease that somebody has taken since.
@@ -176,20 +179,34 @@ class Ticket:
     inbox: str = ""
     place: str = ""
     give_up: float | None = None
-    asking: bool = field(default=False, repr=False)  # an attempt is on its way to the store
+    retires_for: float = field(default=0.0, repr=False)
+    asking: bool = field(default=False, repr=False)  # from an attempt until it waits again; it never inherits then
+    is_bequeathed: bool = field(default=False, repr=False)
     heard_at: float = field(default_factory=clock, repr=False)  # when its caller last did something
     failure: Exception | None = field(default=None, repr=False)
     is_offer: bool = field(default=False, repr=False)
     bell: Bell = field(default_factory=Bell, repr=False)
 
+    def __post_init__(self) -> None:
+        self.retires_for = self.retires_for or self.ttl
+
     def anew(self) -> None:
         """Go on with another token, after this one was given back."""
         self.token, self.unanswered, self.inbox, self.place = new_token(), False, "", ""
 
+    def afresh(self) -> Ticket:
+        """The same request with another token, for a caller who gives this one back."""
+        return replace(
+            self, token=new_token(), unanswered=False, inbox="", place="", retires_for=self.ttl, asking=False
+        )  # fmt: skip
+
     def inherit(self, other: Ticket) -> None:
         """Take over the place in the store of one that stood before."""
+        self.retires_for = max(self.retires_for, other.retires_for)
+        # No calls: an exception that a handler of a signal raises must not come in between.
         self.token, self.unanswered = other.token, other.unanswered
         self.inbox, self.place = other.inbox, other.place
+        other.is_bequeathed = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ class Ask(NamedTuple):
     """A call for the driver to make: ``backend.method(ticket, …)``, or its ``a`` twin."""
 
     method: str
+    ticket: Ticket
     arguments: dict[str, Any]
 
 
@@ -58,40 +59,67 @@ class Wait:
         self._give_up = ticket.give_up = None if seconds is None else clock() + seconds
         self._asked = False  # whether the store was told of the ticket
         self._queued = False
-        self._bequeathed = False
-        self._late_grants = 0
+        self._is_in_line = False
 
     def steps(self) -> Steps:
+        for _ in range(MOST_LATE_GRANTS):
+            outcome = yield from self._outcome()
+            if outcome.grant is None:
+                if self._is_left_behind:
+                    yield Ask("release", self.ticket, {})
+                return outcome
+            if clock() < safe_deadline(outcome.grant.sent_at, self.ticket.ttl):
+                self.grant = outcome.grant
+                return outcome
+            # This process was stopped in between: others may have the lock by now. The ticket is finished before it
+            # is given back, because that may be executed at any time, and nobody may go on with its token then.
+            late, self.ticket = self.ticket, self.ticket.afresh()
+            self._asked = self._queued = False
+            yield Ask("release", late, {})
+            if self._time_left() <= 0:
+                break
+        raise LockBackendError(
+            f"The store grants the lock {self.ticket.name!r} so slowly that its TTL of {self.ticket.ttl:g} s"
+            " has passed when the answer comes. Give it a longer ttl."
+        )
+
+    def _outcome(self) -> Steps:
         outcome = None
         if self._may_be_own() or self._time_left() <= 0:
             outcome = yield from self._attempt(queue=False)
-        elif not self.backend.is_listening(self.ticket.name) and self.backend.lines.goes_ahead(self.ticket):
+        elif not self.backend.is_listening(self.ticket.name):
             try:
-                outcome = yield from self._attempt(queue=False)
+                if self.backend.lines.goes_ahead(self.ticket):
+                    outcome = yield from self._attempt(queue=False)
             finally:
                 self.backend.lines.tried(self.ticket)
         if outcome is None or not self._is_final(outcome):
             outcome = yield from self._waited()
-        if not outcome.grant and not self._bequeathed and (self._queued or self.ticket.unanswered):
-            yield Ask("release", {})
         return outcome
+
+    @property
+    def _is_left_behind(self) -> bool:
+        """Whether the store may keep something of a request that was not granted."""
+        left = self._queued or bool(self.ticket.inbox) or self.ticket.unanswered
+        return left and not self.ticket.is_bequeathed
 
     def _is_final(self, outcome: Outcome) -> bool:
         return self._time_left() <= 0 or outcome.grant is not None or self._pointless(cast("LockInfo", outcome.busy))
 
     def _waited(self) -> Steps:
         granted = False
+        self._is_in_line = True
         try:
             self.backend.lines.join(self.ticket)
             outcome = yield from self._in_line()
             granted = outcome.grant is not None
             return outcome
         finally:
-            heir, self._bequeathed = self.backend.lines.leave(self.ticket, bequeath=not granted)
-            if heir:
-                if self._bequeathed:
-                    self.backend.succeed(heir)
-                heir.bell.ring()
+            self._leave_line(bequeath=not granted)
+            self._is_in_line = False
+
+    def _leave_line(self, *, bequeath: bool, again: bool = False) -> None:
+        self.backend.lines.leave(self.ticket, bequeath=bequeath, succeed=self.backend.succeed, again=again)
 
     def _in_line(self) -> Steps:
         while (left := self._time_left()) > 0:
@@ -105,53 +133,45 @@ class Wait:
                     return outcome
                 pause = min(pause, cast("LockInfo", outcome.busy).remaining + AFTER_EXPIRY)
                 left = self._time_left()
-            yield Ask("wait_turn", {"timeout": max(0.0, min(pause, left))})
+            self.ticket.asking = False
+            yield Ask("wait_turn", self.ticket, {"timeout": max(0.0, min(pause, left))})
             self.ticket.holder = self.ticket.holder.from_now()
         # Whoever stands behind goes on with the place in the store; without an heir it is given up.
+        self.backend.lines.asks(self.ticket)
         return (yield from self._attempt(queue=bool(self.ticket.inbox) and self.backend.lines.has_heir(self.ticket)))
 
     def _attempt(self, *, queue: bool) -> Steps:
-        while True:
-            self._queued = queue
-            self._asked = self.ticket.asking = True
-            answer = yield Ask("acquire", {"queue": queue})
-            self.ticket.asking = False
-            if not isinstance(answer, Grant):
-                return Outcome(None, answer)
-            if clock() < safe_deadline(answer.sent_at, self.ticket.ttl):
-                self.grant = answer
-                return Outcome(answer, None)
-            # This process was stopped in between: others may have the lock by now.
-            yield Ask("release", {})
-            self.ticket.anew()
-            self._queued = False
-            self._late_grants += 1
-            if self._time_left() <= 0 or self._late_grants == MOST_LATE_GRANTS:
-                raise LockBackendError(
-                    f"The store grants the lock {self.ticket.name!r} so slowly that its TTL of {self.ticket.ttl:g} s"
-                    " has passed when the answer comes. Give it a longer ttl."
-                )
+        self.backend.lines.asks(self.ticket)
+        self._queued, self._asked = queue, True
+        answer = yield Ask("acquire", self.ticket, {"queue": queue})
+        return Outcome(answer, None) if isinstance(answer, Grant) else Outcome(None, answer)
 
     def _time_left(self) -> float:
         return LOOK_INTERVAL if self._give_up is None else self._give_up - clock()
 
-    def interrupted(self, steps: Steps, asked: Ask, error: BaseException) -> None:
-        failed = isinstance(error, LockBackendError) and asked.method == "acquire"
+    def interrupted(self, steps: Steps, asked: Ask | None, error: BaseException) -> None:
+        """``asked``: what was not answered, unless it was between two calls."""
+        failed = asked is not None and asked.method == "acquire" and isinstance(error, LockBackendError)
         if failed and self._time_left() > 0:  # a caller with no time left did not give the store much of it
             self.backend.lines.fail(self.ticket, cast("LockBackendError", error))
         steps.close()
-        nothing_left = failed and not self._queued and not self.ticket.unanswered
-        is_known = self._asked or bool(self.ticket.inbox)  # to the store, by itself or as an heir
-        if is_known and not self._bequeathed and not nothing_left:
+        self.backend.lines.tried(self.ticket)
+        if self._is_in_line:
+            self._leave_line(bequeath=True, again=True)
+        if asked and asked.ticket is not self.ticket:
+            self._keeper.abandon(asked.ticket)  # a grant that came too late
+        if self._is_left_behind or (self._asked and not failed and not self.ticket.is_bequeathed):
             self._keeper.abandon(self.ticket)
 
 
 def acquire(wait: Wait, steps: Steps) -> Outcome:
     """Take the steps. Raises LockBackendError."""
-    ask = next(steps)
+    ask = answer = None
     try:
         while True:
-            ask = steps.send(getattr(wait.backend, ask.method)(wait.ticket, **ask.arguments))
+            ask = steps.send(answer)
+            answer = getattr(wait.backend, ask.method)(ask.ticket, **ask.arguments)
+            ask = None
     except StopIteration as end:
         return cast("Outcome", end.value)
     except BaseException as error:
@@ -160,10 +180,12 @@ def acquire(wait: Wait, steps: Steps) -> Outcome:
 
 
 async def aacquire(wait: Wait, steps: Steps) -> Outcome:
-    ask = next(steps)
+    ask = answer = None
     try:
         while True:
-            ask = steps.send(await getattr(wait.backend, f"a{ask.method}")(wait.ticket, **ask.arguments))
+            ask = steps.send(answer)
+            answer = await getattr(wait.backend, f"a{ask.method}")(ask.ticket, **ask.arguments)
+            ask = None
     except StopIteration as end:
         return cast("Outcome", end.value)
     except BaseException as error:

@@ -26,7 +26,7 @@ from django_distlock import Lease, LockBackendError, LockLost, State, lines, loc
 from django_distlock.backends.redis import listener as listening
 from django_distlock.backends.redis.backend import GRANT_TTL, RELEASE, RedisBackend
 from django_distlock.renewal import renewer_of
-from django_distlock.tickets import Grant, clock
+from django_distlock.tickets import Grant, Ticket, clock
 
 from . import proxy as proxies
 from .accidents import Accidents
@@ -949,6 +949,117 @@ class TestInheritance:
             assert max(ends) - min(ends) < SLACK
             through_proxy.hang = False
             in_queue(store, 0)
+
+
+class TestTokensOfThoseWhoLeave:
+    """Whoever goes on with a token is the only one who says anything with it."""
+
+    def test_a_grant_that_came_too_late_is_given_back_with_a_token_that_nobody_inherits(
+        self, through_proxy, store, callers, monkeypatch
+    ):
+        """That release may be executed at any time: here when the next one of the process has the lock."""
+        holder, backend = lock("name", using="c"), locks["default"]
+        assert holder.acquire()
+        slow = callers(ttl=1.0)
+        in_queue(store, 1)
+        quick = callers(ttl=60.0)
+        in_line(2)
+        acquire = backend.acquire
+
+        def late(ticket, *, queue):
+            answer = acquire(ticket, queue=queue)
+            if isinstance(answer, Grant) and ticket.ttl == 1.0:
+                time.sleep(1.1)
+            return answer
+
+        monkeypatch.setattr(backend, "acquire", late)
+        for _ in range(2):  # it is sent twice
+            through_proxy.delay(RELEASE.sha)
+        holder.release()
+        assert isinstance(eventually(lambda: slow.outcome), LockBackendError)
+        quick.gets_in()
+        assert len(through_proxy.delayed) == 2
+        through_proxy.let_go()
+        [lease] = quick.handle._entries.leases()
+        lease.renew()
+        assert store.get("lock:name").startswith(f"{lease.token} h ")
+        quick.leaves()
+        assert is_clean(store)
+
+    def test_one_that_has_asked_for_the_last_time_inherits_nothing(self, fleet, store, callers, monkeypatch):
+        """Nobody would give the place up."""
+        leave, first_has_left = lines.Lines.leave, threading.Event()
+
+        def slowly(line, ticket, **options):
+            if ticket.ttl == 20.0:
+                assert first_has_left.wait(PATIENCE)
+            leave(line, ticket, **options)
+            first_has_left.set()
+
+        monkeypatch.setattr(lines.Lines, "leave", slowly)
+        with lock("name", using="c"):
+            first = callers(wait=1.5)
+            in_queue(store, 1)
+            second = callers(wait=0.2, ttl=20.0)
+            in_line(2)
+            assert eventually(lambda: first.outcome) == eventually(lambda: second.outcome) == "late"
+            in_queue(store, 0)
+        assert is_clean(store)
+
+    def test_one_inherits_before_it_asks_or_not_at_all(self, monkeypatch):
+        line, first, second = lines.Lines(), ticket(), ticket()
+        inherit, begun, asked = Ticket.inherit, threading.Event(), threading.Event()
+
+        def slowly(heir, other):
+            begun.set()
+            asked.wait(0.2)
+            inherit(heir, other)
+
+        def ask():
+            line.asks(second)
+            tokens.append(second.token)
+            asked.set()
+
+        monkeypatch.setattr(Ticket, "inherit", slowly)
+        first.inbox, tokens = "S1", []
+        for one in (first, second):
+            line.join(one)
+        leaving = threading.Thread(target=line.leave, args=(first,), kwargs={"bequeath": True, "succeed": str})
+        leaving.start()
+        assert begun.wait(PATIENCE)
+        ask()
+        leaving.join(PATIENCE)
+        assert tokens == [second.token] == [first.token]
+        assert first.is_bequeathed
+
+    def test_a_place_is_given_up_also_if_the_last_attempt_was_not_sent(
+        self, through_proxy, store, callers, monkeypatch
+    ):
+        backend = locks["default"]
+        acquire = backend.acquire
+
+        def unsent(ticket, *, queue):
+            if not queue and ticket.inbox:
+                through_proxy.refuse()
+            try:
+                return acquire(ticket, queue=queue)
+            finally:
+                through_proxy.accept()
+
+        monkeypatch.setattr(backend, "acquire", unsent)
+        with lock("name", using="c"):
+            waiter = callers(wait=1.5)
+            in_queue(store, 1)
+            assert isinstance(eventually(lambda: waiter.outcome), LockBackendError)
+            in_queue(store, 0)
+        assert is_clean(store)
+
+    def test_a_token_is_retired_for_as_long_as_any_of_its_commands_may_lock(self, fleet, store):
+        first, second = ticket(ttl=60.0), ticket(ttl=5.0)
+        first.inbox, first.unanswered = "S1", True
+        second.inherit(first)
+        locks["default"].release(second)
+        assert store.pttl("lock|x:name") > 50_000
 
 
 class TestTasks:

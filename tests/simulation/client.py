@@ -306,9 +306,9 @@ class Process:
             except (Cancelled, LockBackendError):
                 continue
             if outcome.grant:
-                await self._hold(ticket, outcome.grant)
-            elif not wait._bequeathed:
-                self.world.checker.settled(ticket)
+                await self._hold(wait.ticket, outcome.grant)
+            elif not wait.ticket.is_bequeathed:
+                self.world.checker.settled(wait.ticket)
 
     async def _wait(self, me: Task, wait: Wait, seconds: float | None) -> Outcome:
         since = self.world.now

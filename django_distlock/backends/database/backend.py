@@ -141,7 +141,7 @@ class DatabaseBackend(BaseLockBackend):
         return released or repeated
 
     def _release(self, connection: Any, ticket: Ticket, rest: float) -> bool:
-        retire = _us(ticket.ttl) if ticket.unanswered else 0
+        retire = _us(ticket.retires_for) if ticket.unanswered else 0
         return self._steps.release(connection, self._key(ticket.name), ticket.token, _us(rest), retire)
 
     def is_listening(self, name: str) -> bool:

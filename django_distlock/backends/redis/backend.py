@@ -213,7 +213,7 @@ class RedisBackend(BaseLockBackend):
         )  # fmt: skip
 
     def _release(self, ticket: Ticket, rest: float) -> Command:
-        retire = _ms(ticket.ttl) if ticket.unanswered else 0
+        retire = _ms(ticket.retires_for) if ticket.unanswered else 0
         return RELEASE.call(
             self.keys.of_lock(ticket.name),
             ticket.token, _ms(rest), retire, ticket.inbox, _ms(GRANT_TTL), int(ticket.is_offer),
