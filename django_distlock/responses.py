@@ -6,13 +6,14 @@ import asyncio
 import functools
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from math import ceil
 from typing import Any
 from weakref import ref
 
+from asgiref.sync import iscoroutinefunction
 from django.http import HttpResponse, JsonResponse
 from django.http.response import HttpResponseBase
 from django.shortcuts import render
@@ -98,15 +99,20 @@ def is_unfinished(result: Any) -> bool:
 
 
 def hold(lease: Lease, response: Any, request: Any) -> None:
-    """Hold it until the response is closed, or another one is sent in its place."""
-    held = _UntilClosed(lease)
+    """Hold it until the content is made, the response is closed, or another one is sent in its place."""
+    held = _Hold(lease)
     response._resource_closers.append(held)
+    if not response.streaming:
+        response.__class__ = _until_rendered(response.__class__)
+    elif hasattr(response, "_iterator"):
+        wrapper = _AsyncParts if response.is_async else _parts
+        response._iterator = wrapper(response._iterator, held)
     if request is not None:
         _close_with(original(request), held)
 
 
-class _UntilClosed:
-    """Owned by a response alone: called when that is closed, or collected with it when nobody closes it."""
+class _Hold:
+    """Owned by a response alone: ended when its content is made or it is closed, or collected with it."""
 
     def __init__(self, lease: Lease) -> None:
         self._lease = lease
@@ -125,6 +131,76 @@ class _UntilClosed:
         return functools.partial, (_nothing,)
 
 
+@functools.lru_cache(maxsize=128)
+def _until_rendered(kind: Any) -> Any:
+    """The class of a response that becomes ``kind`` when it is rendered, and ends its holds after that.
+
+    An attribute ``render`` of the response would refer to it, and the response would be freed by the garbage
+    collector only if it is never rendered.
+    """
+
+    def end_holds(response: Any) -> None:
+        for closer in response._resource_closers:
+            if isinstance(closer, _Hold):
+                closer()
+
+    def render(response: Any) -> Any:
+        response.__class__ = kind
+        try:
+            return response.render()
+        finally:
+            end_holds(response)
+
+    async def arender(response: Any) -> Any:
+        response.__class__ = kind
+        try:
+            return await response.render()
+        finally:
+            end_holds(response)
+
+    def reduce(response: Any, protocol: int) -> Any:
+        """A cache may pickle one whose content was set."""
+        return kind.__new__, (kind,), response.__getstate__()
+
+    methods = {"render": arender if iscoroutinefunction(kind.render) else render, "__reduce_ex__": reduce}
+    named_alike = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
+    return type(kind)(kind.__name__, (kind,), {**named_alike, **methods})
+
+
+def _parts(parts: Iterator[Any], held: _Hold) -> Iterator[Any]:
+    """Under ASGI nobody closes a response whose content raises."""
+    try:
+        yield from parts
+    except GeneratorExit:
+        raise  # collected, with the response or before it; what else owns the hold ends it
+    except BaseException:
+        held()
+        raise
+    held()
+
+
+class _AsyncParts:
+    """Under ASGI nobody closes a response whose content raises, or that cannot be sent.
+
+    Each iteration is another object than the one that the response has, so that its end is seen when only the
+    response is kept, with a traceback perhaps.
+    """
+
+    def __init__(self, parts: AsyncIterator[Any], held: _Hold) -> None:
+        self._parts, self._held = parts, held
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        try:
+            async for part in self._parts:
+                yield part
+        finally:
+            try:
+                if isinstance(self._parts, AsyncGenerator):
+                    await self._parts.aclose()
+            finally:
+                self._held()
+
+
 def _nothing() -> None:
     pass
 
@@ -137,7 +213,7 @@ def _is_in_event_loop() -> bool:
     return True
 
 
-def _close_with(request: Any, held: _UntilClosed) -> None:
+def _close_with(request: Any, held: _Hold) -> None:
     """A response that fails to render, or that a middleware replaces, is never closed. Its request always is."""
     close, reference = request.close, ref(held)
 

@@ -658,6 +658,23 @@ class TestListeners:
         waiter.gets_in()
         waiter.leaves()
 
+    def test_nor_does_a_hand_off_end_it(self, fleet, store, callers, monkeypatch):
+        """A look that is granted the lock publishes nothing that could come back."""
+        monkeypatch.setattr(listening, "DEAF", 0.25)
+        monkeypatch.setattr(waiting, "LOOK_INTERVAL", 0.1)
+        before, subscribed = {one["id"] for one in listeners(store)}, set()
+        for _ in range(2):
+            with lock("name", using="c"):
+                waiter = callers("a")
+                in_queue(store, 1)
+                ends = time.monotonic() + 0.5
+                while time.monotonic() < ends:
+                    subscribed |= {one["id"] for one in listeners(store)} - before
+                    time.sleep(0.01)
+            waiter.gets_in()
+            waiter.leaves()
+        assert len(subscribed) == 1
+
     def test_idle_it_closes_its_connection_and_comes_back_when_needed(self, fleet, store, callers, monkeypatch):
         monkeypatch.setattr(listening, "IDLE", 1.5)
         known = {one["id"] for one in listeners(store)}

@@ -206,7 +206,11 @@ class Checker:
         self._beliefs = {token: belief for token, belief in self._beliefs.items() if belief.process is not process}
         self._waiters = {token: waiter for token, waiter in self._waiters.items() if waiter.process is not process}
 
-    # What the clients were told
+    # What the clients did and were told
+
+    def gives_up_subscription(self, *, works: bool) -> None:
+        if works and self._world.faults.are_all_heard:
+            raise Violation("a subscription that works was given up, and whoever waits is passed over meanwhile")
 
     def asks(self, ticket: Ticket) -> None:
         self._settled.pop(ticket.token, None)

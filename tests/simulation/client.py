@@ -3,6 +3,7 @@ are what it stands on: tasks, sockets, bells, and the keeper of leases, because 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Coroutine, Generator
 from functools import partial
 from math import inf
@@ -118,6 +119,7 @@ class SimulatedListener(Listener):
         self._kind = process.world.random.choice("SP")
         self._tickets: Tickets = Tickets()  # type: ignore[assignment]
         self._delivers = False
+        self._thread = threading.current_thread()  # any: this one is never started
         self._is_running = False
         self._end: Wake | None = None
         self.is_heard_of = False
@@ -150,7 +152,7 @@ class SimulatedListener(Listener):
             self.is_heard_of = self._delivers = True
             await self._process.sleep(self._process.world.between(0.002, 0.05))
             self._inbox = self._kind + self._channel
-            self._asked_at, self._resubscribe = 0.0, False
+            self._heard_at, self._resubscribe = self._process.world.now, False
             self.is_ready = True
             self._wake_all()
             await suspended(self._until_ended)
@@ -162,9 +164,17 @@ class SimulatedListener(Listener):
     def _until_ended(self, wake: Wake) -> None:
         self._end = wake
 
+    def will_look(self, *told: Any) -> None:
+        super().will_look(*told)
+        self._begin_anew_if_wanted()
+
     def looked(self, *told: Any) -> None:
         super().looked(*told)
+        self._begin_anew_if_wanted()
+
+    def _begin_anew_if_wanted(self) -> None:
         if self._resubscribe and self._end:
+            self._process.world.checker.gives_up_subscription(works=self._delivers and self.is_heard_of)
             self._process.world.after(NAP, self._end, None)
 
     def cut(self, is_noticed_by_store: bool) -> None:

@@ -49,6 +49,11 @@ class Faults:
     prompt: float = inf
     ttls: tuple[float, ...] = (SHORTEST_TTL, LONGEST_TTL)
 
+    @property
+    def are_all_heard(self) -> bool:
+        """Whether what is published comes soon to all who listen."""
+        return not (self.late_hint or self.cut or self.stop)
+
 
 PROFILES = {
     "calm": Faults(patience=1.0, prompt=0.3),

@@ -203,7 +203,7 @@ class RedisBackend(BaseLockBackend):
         if queue:
             mode = "look" if ticket.place else "again" if ticket.unanswered else "wait"
             if mode == "look":
-                self._listener.expect_echo(ticket)
+                self._listener.will_look(ticket)
         else:
             mode = "last" if ticket.inbox else "try"
         return ACQUIRE.call(
@@ -250,7 +250,7 @@ class RedisBackend(BaseLockBackend):
                     self._listener.forget(ticket)
                     ticket.inbox = ""
                 elif ears >= 0:
-                    self._listener.looked(ticket, ears)
+                    self._listener.looked(ticket, ears, answer.sent_at)
                 if info := read_lease(self.alias, ticket.name, value, left):
                     return info
                 raise self._foreign_value(ticket.name)

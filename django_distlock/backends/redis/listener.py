@@ -65,7 +65,8 @@ class Listener:
         self._thread: threading.Thread | None = None
         self._inbox = ""
         self._touched_at = 0.0
-        self._asked_at = 0.0  # when a look last published to the inbox; 0.0 = the echo has come
+        self._heard_at = 0.0  # when something came last
+        self._asked_at = 0.0  # when the look was sent whose echo is still to come, if that is later
         self._resubscribe = False
         self._connection: Any = None
         _listeners.add(self)
@@ -125,21 +126,20 @@ class Listener:
         if self._tickets.get(ticket.token) is ticket:
             del self._tickets[ticket.token]
 
-    def expect_echo(self, ticket: Ticket) -> None:
+    def will_look(self, ticket: Ticket) -> None:
         """A look is about to be sent."""
-        now = clock()
+        self._touched_at = now = clock()
         if self._thread is None:
             self._revive()
-        elif self._asked_at and now - self._asked_at > DEAF:
+        elif self._asked_at > self._heard_at and now - self._asked_at > DEAF:
             self._resubscribe = True
-        elif not self._asked_at:
-            self._asked_at = now
-        self._touched_at = now
 
-    def looked(self, ticket: Ticket, ears: int) -> None:
-        """A look was answered: so many listeners got its echo."""
-        if ears == 0 and self.is_ready:
-            self._resubscribe = True
+    def looked(self, ticket: Ticket, ears: int, sent_at: float) -> None:
+        """A look was answered, and its echo sent to so many listeners. Looks that are granted the lock send none."""
+        if ears == 0:
+            self._resubscribe = self._resubscribe or self.is_ready
+        elif self._asked_at <= self._heard_at:
+            self._asked_at = sent_at
 
     # In the thread
 
@@ -189,7 +189,7 @@ class Listener:
                 continue  # sharded: since Redis 7
             self._inbox = kind + self._channel
             break
-        self._asked_at, self._resubscribe = 0.0, False
+        self._heard_at, self._resubscribe = clock(), False
 
     def _listen(self, connection: Any) -> None:
         while not self._resubscribe:
@@ -202,9 +202,9 @@ class Listener:
                 self._heard(message)
 
     def _heard(self, message: Any) -> None:
+        self._heard_at = clock()
         text: bytes = message[2]
         if text == b"?":
-            self._asked_at = 0.0
             return
         token, _, key = text.decode().partition(" ")
         if ticket := self._tickets.get(token):

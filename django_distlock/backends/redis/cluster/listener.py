@@ -93,14 +93,15 @@ class ClusterListener:
         if self.tickets.get(ticket.token) is ticket:
             del self.tickets[ticket.token]
 
-    def expect_echo(self, ticket: Ticket) -> None:
+    def will_look(self, ticket: Ticket) -> None:
         if node := self._find(ticket.name):
-            node.expect_echo(ticket)
+            node.will_look(ticket)
 
-    def looked(self, ticket: Ticket, ears: int) -> None:
-        if ears == 0 and (node := self._find(ticket.name)):
-            node.revive()  # the slot may just have come to a node where nobody listened yet
-            node.looked(ticket, ears)
+    def looked(self, ticket: Ticket, ears: int, sent_at: float) -> None:
+        if node := self._find(ticket.name):
+            if ears == 0:
+                node.revive()  # the slot may just have come to a node where nobody listened yet
+            node.looked(ticket, ears, sent_at)
 
     def stop(self) -> None:
         for node in list(self._nodes.values()):
@@ -186,7 +187,7 @@ class NodeListener(Listener):
                 break
             if (verb, kind) == KINDS[-1]:
                 raise refused
-        self._asked_at, self._resubscribe = 0.0, False
+        self._heard_at, self._resubscribe = clock(), False
 
     def _acknowledged(self, connection: Any, wanted: list[str]) -> ResponseError | None:
         """Read as many answers as channels were wanted; what is published meanwhile stands between them."""
