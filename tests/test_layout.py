@@ -28,7 +28,7 @@ ORDER = [
     "backends.redlock.lineup", "backends.redlock.nodes", "backends.redlock.tasks", "backends.redlock.findings",
     "backends.redlock.settings", "backends.redlock.backend",
     "backends.redlock",
-    "backends.database.rows", "backends.database.statements", "backends.database.quick",
+    "backends.database.rows", "backends.database.pruning", "backends.database.statements", "backends.database.quick",
     "backends.database.steps", "backends.database.runs",
     "backends.database.watchdog", "backends.database.forks", "backends.database.files",
     "backends.database.looks", "backends.database.connections", "backends.database.listener",

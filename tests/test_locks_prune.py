@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 from django.core.management import CommandError, call_command
 from django.db import connections
 
 from django_distlock import locks
+from django_distlock.backends.database import backend as backend_module
 from django_distlock.models import DatabaseLock
+from django_distlock.stamps import RunStamp
 
 from .conftest import DATABASE, LOCMEM, REDIS
 from .databases import ALIAS
@@ -69,6 +72,44 @@ def test_the_age_is_said(database):
     assert "1 row(s) deleted" in said("prune", "--older-than", str(DAY))
     assert "1 row(s) deleted" in said("prune", "--older-than", "0")
     assert rows(database) == 0
+
+
+@pytest.fixture(params=["postgres", "mariadb", "sqlite"])
+def any_database(request):
+    return request.getfixturevalue(f"{request.param}_locks")
+
+
+def test_rows_are_deleted_page_by_page(any_database, monkeypatch):
+    """Whatever stands between them and at the end of a page."""
+    monkeypatch.setattr(backend_module, "STEP", 4)
+    old = [f"{number:03}" for number in range(30) if number % 7 not in (3, 4) and number // 4 != 2]
+    kept = [f"{number:03}" for number in range(30) if f"{number:03}" not in old]
+    released(any_database, *old)
+    for name in kept:
+        any_database.acquire(ticket(name, ttl=60), queue=False)
+    for number in range(9):
+        any_database.claim_run(f"entry {number}", RunStamp(100.0), RunStamp(100.0), 0.001)
+    time.sleep(0.05)
+    assert any_database.prune(0) == len(old) + 9
+    assert sorted(any_database.names()) == kept
+    assert any_database.prune(0) == 0
+
+
+def test_as_many_as_there_are(postgres_locks, monkeypatch):
+    """No statement takes longer than others wait for an answer, though all together do."""
+    monkeypatch.setattr(backend_module, "STEP", 5)
+    monkeypatch.setattr(postgres_locks.calls, "_timeout", 1.0)
+    released(postgres_locks, *map(str, range(60)))
+    with connections[ALIAS].cursor() as cursor:
+        cursor.execute(
+            "CREATE FUNCTION slowly() RETURNS trigger LANGUAGE plpgsql"
+            " AS 'BEGIN PERFORM pg_sleep(0.05); RETURN OLD; END';"
+            f" CREATE TRIGGER slowly BEFORE DELETE ON {TABLE} FOR EACH ROW EXECUTE FUNCTION slowly()"
+        )
+        try:
+            assert postgres_locks.prune(0) == 60
+        finally:
+            cursor.execute("DROP FUNCTION slowly CASCADE")
 
 
 def test_a_held_lock_stays_held(sqlite_locks):

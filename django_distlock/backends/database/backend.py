@@ -229,8 +229,13 @@ class DatabaseBackend(BaseLockBackend):
         """
         if not 0 <= older_than_seconds < inf:
             raise ValueError(f"older_than_seconds is {older_than_seconds!r}; it is a number of seconds, 0 or more.")
-        age = _us(older_than_seconds)
-        return self._run(lambda connection: self._sql.prune(connection, age) + self._runs.prune(connection, age))
+        deleted, age = 0, _us(older_than_seconds)
+        for pruning in (self._sql.pruning, self._runs.pruning):
+            after: bytes | None = b""
+            while after is not None:
+                page = self._run(partial(pruning.page, after=after, age=age, size=STEP))
+                deleted, after = deleted + page.deleted, page.end
+        return deleted
 
     # The runs of beat
 

@@ -9,6 +9,7 @@ from ...exceptions import LockBackendError
 from ...models import DatabaseRun
 from ...stamps import RunStamp
 from ...tickets import clock
+from .pruning import Pruning
 from .statements import CLOCKS, end_of, insert_unless_there, placeholders
 
 TABLE = DatabaseRun._meta.db_table
@@ -42,7 +43,7 @@ class Runs:
             f"SELECT name, stamp FROM {TABLE} WHERE name >= %s AND name > %s AND name < %s AND expires > {now}"
             " ORDER BY name LIMIT %s"
         )
-        self._prune = f"DELETE FROM {TABLE} WHERE expires <= {now} - %s"
+        self.pruning = Pruning(TABLE, f"expires <= {now} - %s", 1)
 
     def claim(
         self, connection: Any, name: bytes, seen: RunStamp, now: RunStamp, ttl: int, settle: int, timeout: float
@@ -99,11 +100,6 @@ class Runs:
         with connection.cursor() as cursor:
             cursor.execute(self._list, [*bounds, limit])
             return _stamps(cursor.fetchall())
-
-    def prune(self, connection: Any, age: int) -> int:
-        with connection.cursor() as cursor:
-            cursor.execute(self._prune, [age])
-            return int(cursor.rowcount)
 
 
 def _condition(connection: Any, name: bytes, seen: RunStamp, now: RunStamp) -> list[Any]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ...models import DatabaseLock
+from .pruning import Pruning
 from .rows import (
     ALIVE,
     FREE,
@@ -78,9 +79,8 @@ class Statements:
             f" AND expires > {now} AND state <> '{FREE}'"
         )
         self._waiters = f"SELECT name, waiters, {now} FROM {TABLE} WHERE name IN ({{many}}) AND waiters <> ''"
-        self._prune = (
-            f"DELETE FROM {TABLE} WHERE expires <= {now} - %s AND fence < {now} - %s AND careful_until <= {now} - %s"
-        )
+        is_old = f"expires <= {now} - %s AND fence < {now} - %s AND careful_until <= {now} - %s"
+        self.pruning = Pruning(TABLE, is_old, 3)
 
     # One lock
 
@@ -161,11 +161,6 @@ class Statements:
                 bytes(name): sum(waiter.seen + ALIVE > now for waiter in waiters_from_text(text))
                 for name, text, now in cursor.fetchall()
             }
-
-    def prune(self, connection: Any, age: int) -> int:
-        with connection.cursor() as cursor:
-            cursor.execute(self._prune, [age, age, age])
-            return int(cursor.rowcount)
 
 
 def insert_unless_there(vendor: str, table: str, columns: str, values: str) -> str:
