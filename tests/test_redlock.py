@@ -8,13 +8,17 @@ import os
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import redis
 
 from django_distlock import LockBackendError, LockNotAcquired, State, lock, locks
+from django_distlock.backends.redis.location import Location
+from django_distlock.backends.redlock.asking import AGAIN, PACE
 from django_distlock.backends.redlock.lineup import Selection
+from django_distlock.backends.redlock.nodes import Nodes
 from django_distlock.backends.redlock.quorum import Tally, fence_of, is_known
 from django_distlock.exceptions import InvalidLockBackend
 from django_distlock.findings import Level
@@ -694,6 +698,112 @@ class TestConnections:
         with lock("name", wait=PATIENCE):
             pass
         eventually(lambda: not renewer_of(backend).is_cleaning)
+
+
+def at_a_pace_of(pause, tried):
+    """So many connections at most: to three nodes with that pause, and now and then to all."""
+    return 3 * ((tried[-1] - tried[0]) / pause + 2) + 4 * 5
+
+
+class TestOpeningConnections:
+    @pytest.fixture
+    def slow_to_open(self, monkeypatch):
+        """Each connection takes a while, as to a distant server."""
+        opened = Nodes._opened
+
+        def open_slowly(self, location):
+            time.sleep(0.2)
+            return opened(self, location)
+
+        monkeypatch.setattr(Nodes, "_opened", open_slowly)
+
+    def test_a_crowd_of_threads_that_comes_cold_does_not_wait_in_a_row(self, redlock_locks, slow_to_open):
+        """One after another would take six seconds."""
+
+        def hold(number):
+            with lock(f"n:{number}", wait=3):
+                pass
+
+        with ThreadPoolExecutor(30) as pool:
+            assert list(pool.map(hold, range(30))) == [None] * 30
+
+    @pytest.fixture
+    def refusing(self, quorum, configured, monkeypatch):
+        """Three of five nodes refuse connections; how many were tried."""
+        tried = []
+        for name in ("connected", "aconnected"):
+            connect = getattr(Location, name)
+
+            def count(*arguments, connect=connect, **keywords):
+                tried.append(clock())
+                return connect(*arguments, **keywords)
+
+            monkeypatch.setattr(Location, name, count)
+        for number in range(3):
+            quorum.kill(number)
+        configured(quorum.urls)
+        return tried
+
+    def test_a_majority_that_refuses_is_asked_again_at_a_pace(self, quorum, refusing, calls):
+        with pytest.raises(LockBackendError, match="3 of 5 nodes failed"):
+            calls(lock("name", wait=1.5)).acquire()
+        assert 5 + 3 * 2 <= len(refusing) <= at_a_pace_of(PACE, refusing)
+        for number in range(3):
+            quorum.start(number)
+        handle = calls(lock("name", wait=PATIENCE))
+        assert handle.acquire()
+        handle.release()
+
+    def test_a_majority_that_refuses_is_an_answer_for_who_does_not_wait(self, quorum, refusing, calls):
+        for _ in range(20):
+            with pytest.raises(LockBackendError, match="3 of 5 nodes failed"):
+                calls(locks["default"]).look(["name"])
+            with pytest.raises(LockBackendError, match="3 of 5 nodes failed"):
+                calls(lock("name", wait=0)).acquire()
+        assert len(refusing) <= at_a_pace_of(PACE, refusing)
+
+    def test_a_wrong_password_is_not_sent_as_often_as_a_connection_is_tried(self, five_valkeys, configured, refusing):
+        refusing.clear()
+        urls = [node.url for node in five_valkeys]
+        configured([*urls[:2], *(f"unix://somebody:wrong@{node.socket}" for node in five_valkeys[2:])])
+        with pytest.raises(LockBackendError, match="refused the user or password"):
+            lock("name", wait=1.2).acquire()
+        assert len(refusing) <= at_a_pace_of(AGAIN, refusing)
+
+    def test_a_holder_whose_majority_refuses_keeps_quiet(self, quorum, configured, monkeypatch):
+        configured(quorum.urls)
+        with lock("name", ttl=3, on_lost="log") as lease:
+            tried = []
+            connected = Location.connected
+            monkeypatch.setattr(
+                Location, "connected", lambda *args, **more: (tried.append(clock()), connected(*args, **more))[1]
+            )
+            for number in range(3):
+                quorum.kill(number)
+            eventually(lambda: lease.state is State.LOST)
+        assert len(tried) <= 3 * 3 / PACE
+
+
+def test_a_repair_that_a_release_overtook_gives_nobody_the_lock(redlock_locks, nodes):
+    """A node had lost the lease; the renewal gives it back there while the holder releases it elsewhere."""
+    rounds, taken = redlock_locks._rounds, ticket()
+    spread(redlock_locks, taken)
+    nodes[0].delete("lock:name")
+
+    def renew_and_release_meanwhile(last_try):
+        steps = rounds.renew([(taken, 30.0)], last_try)
+        asked = yield next(steps)
+        repair = steps.send(asked)
+        assert redlock_locks.release(taken)
+        asked = yield repair
+        try:
+            steps.send(asked)
+        except StopIteration as end:
+            return end.value
+
+    with lock("other"):  # so that somebody cleans up
+        redlock_locks._run(renew_and_release_meanwhile, 1.0)
+        eventually(lambda: not any(node.exists("lock:name") for node in nodes))
 
 
 class TestEventLoops:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import builtins
+import math
 from collections.abc import Callable, Generator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
-from redis.exceptions import ConnectionError, TimeoutError
+from redis.exceptions import AuthenticationError, ConnectionError, TimeoutError
 
 from ...tickets import clock
 from ..redis.commands import Command, Script, pack
+from ..redis.errors import is_about_certificates
 
 ACQUIRE, RELEASE, RENEW = (Script(name, "redlock") for name in ("acquire", "release", "renew"))
 LOADS = [pack("SCRIPT", "LOAD", script.text) for script in (ACQUIRE, RELEASE, RENEW)]  # for each new connection
 
 AGAIN = 0.5  # seconds before another connection is tried to a node that failed
+PACE = 0.1  # the same where a majority is missing
 GIVEN_UP = 2.0  # seconds without a reply after which a connection is closed
 MOST_AWAITED = 16  # replies that one connection may owe: what a node that hangs takes in without blocking us
 GRACE = 0.01  # seconds that a node which is being connected to may come later than the majority
@@ -127,47 +130,73 @@ class Contact:
     """What is known of reaching one node, whoever asks."""
 
     failure: Exception | None = None  # why it is not asked just now
-    is_connecting = False
+    openings = 0  # connections that are being opened
     connecting_since = 0.0
-    again_at = 0.0
+    _failed_at = -math.inf
+
+    @property
+    def is_connecting(self) -> bool:
+        return self.openings > 0
 
     @property
     def is_hopeful(self) -> bool:
         """It may be there in a moment, for all we know."""
         return self.is_connecting and self.failure is None
 
-    def may_connect(self, *, insist: bool) -> bool:
-        return not self.is_connecting and (insist or clock() >= self.again_at)
+    def may_connect(self, wanted: int, *, insist: bool) -> bool:
+        """Whether to open one more connection, where so many are wanted; to a node that fails, one at a time."""
+        if self.failure is None:
+            return self.openings < wanted
+        pause = PACE if insist and not self._is_final else AGAIN
+        return not self.is_connecting and clock() >= self._failed_at + pause
+
+    @property
+    def _is_final(self) -> bool:
+        """Somebody has to correct a password or a certificate first."""
+        return isinstance(self.failure, AuthenticationError) or is_about_certificates(cast("Exception", self.failure))
 
     def begin(self) -> None:
-        self.is_connecting, self.connecting_since = True, clock()
+        self.openings += 1
+        self.connecting_since = clock()
 
     def succeed(self) -> None:
-        self.is_connecting, self.failure, self.again_at = False, None, 0.0
+        self.openings -= 1
+        self.failure = None
 
     def fail(self, error: Exception) -> None:
-        self.is_connecting, self.failure, self.again_at = False, error, clock() + AGAIN
+        self.openings -= 1
+        self.failure, self._failed_at = error, clock()
+
+    def stop(self) -> None:
+        """Whoever opened the connection was interrupted."""
+        self.openings -= 1
 
 
 class Arrival:
-    """How long to wait for nodes that are not connected."""
+    """How long to wait for nodes that are not connected.
 
-    def __init__(self, majority: int, patience: float) -> None:
-        self._majority = majority
+    ``persists``: also for those that refuse a connection, which are asked again and again; else a majority that
+    refuses is an answer.
+    """
+
+    def __init__(self, majority: int, patience: float, *, persists: bool) -> None:
+        self._majority, self._persists = majority, persists
         self._began = clock()
         self._patience = patience
-        self._majority_after: float | None = None
+        self._decided_after: float | None = None
 
-    def wait(self, ready: int, missing: Sequence[Contact], *, coming: bool) -> float:
-        """Seconds; 0 or less: go on with those that are there.
+    def wait(self, ready: int, missing: Sequence[Contact]) -> float:
+        """Seconds, at most ``PACE`` at a time; 0 or less: go on with those that are there.
 
-        With a majority: as long again as that took, counted for each node from when we began to connect to it.
-        Without: while any may come.
+        Once a majority is there, or has refused: as long again as that took, counted for each node from when we
+        began to connect to it.
         """
         now = clock()
         if ready < self._majority:
-            return self._began + self._patience - now if coming else 0.0
-        if self._majority_after is None:
-            self._majority_after = now - self._began
-        grace = 2 * self._majority_after + GRACE
+            coming = sum(node.is_connecting for node in missing)
+            if self._persists or ready + coming >= self._majority:
+                return min(PACE, self._began + self._patience - now)
+        if self._decided_after is None:
+            self._decided_after = now - self._began
+        grace = 2 * self._decided_after + GRACE
         return max((node.connecting_since + grace - now for node in missing if node.is_hopeful), default=0.0)

@@ -90,7 +90,7 @@ class RedlockBackend(BaseLockBackend):
     def acquire(self, ticket: Ticket, *, queue: bool) -> Grant | LockInfo:
         self._longest_ttl = max(self._longest_ttl, ticket.ttl)
         try:
-            answer: Grant | LockInfo = self._run(*self._acquiring(ticket), within=_patience(ticket))
+            answer: Grant | LockInfo = self._run(*self._acquiring(ticket), **self._patience(ticket))
         except BaseException as error:
             ticket.unanswered = ticket.unanswered or not isinstance(error, LockBackendError)
             raise
@@ -99,11 +99,19 @@ class RedlockBackend(BaseLockBackend):
     async def aacquire(self, ticket: Ticket, *, queue: bool) -> Grant | LockInfo:
         self._longest_ttl = max(self._longest_ttl, ticket.ttl)
         try:
-            answer: Grant | LockInfo = await self._arun(*self._acquiring(ticket), within=_patience(ticket))
+            answer: Grant | LockInfo = await self._arun(*self._acquiring(ticket), **self._patience(ticket))
         except BaseException as error:
             ticket.unanswered = ticket.unanswered or not isinstance(error, LockBackendError)
             raise
         return answer
+
+    def _patience(self, ticket: Ticket) -> dict[str, Any]:
+        """How long to wait for connections, and whether to nodes that refuse, too: for callers who wait themselves."""
+        timeout = float(self.option["socket_connect_timeout"])
+        if ticket.give_up is None:
+            return {"within": timeout, "persists": True}
+        left = ticket.give_up - clock()
+        return {"within": min(timeout, max(SHORTEST_WAIT, left)), "persists": left > 0}
 
     def _acquiring(self, ticket: Ticket) -> tuple[Callable[[bool], Steps], float]:
         return lambda last: self._rounds.acquire(ticket, last), self._node_timeout(ticket.ttl)
@@ -231,13 +239,15 @@ class RedlockBackend(BaseLockBackend):
         *,
         urgent: bool = False,
         within: float | None = None,
+        persists: bool = False,
     ) -> Any:
+        how: Any = {"urgent": urgent, "within": within, "persists": persists}
         try:
             try:
-                return self._nodes.run(steps(False), patience, urgent=urgent, within=within)
+                return self._nodes.run(steps(False), patience, **how)
             except Faded:
                 self._nodes.reset()
-                return self._nodes.run(steps(True), patience, urgent=urgent, within=within)
+                return self._nodes.run(steps(True), patience, **how)
         except MaxConnectionsError as error:
             raise LockBackendError(f"Lock backend {self.alias!r}: {advice(error, self)} ({error})") from error
 
@@ -248,18 +258,15 @@ class RedlockBackend(BaseLockBackend):
         *,
         urgent: bool = False,
         within: float | None = None,
+        persists: bool = False,
     ) -> Any:
+        how: Any = {"urgent": urgent, "within": within, "persists": persists}
         nodes = await self._async_nodes.here()
         try:
-            return await nodes.run(steps(False), patience, urgent=urgent, within=within)
+            return await nodes.run(steps(False), patience, **how)
         except Faded:
             nodes.reset()
-            return await nodes.run(steps(True), patience, urgent=urgent, within=within)
-
-
-def _patience(ticket: Ticket) -> float | None:
-    """Seconds that a caller who waits has left for connections to open; None: the backend's timeout counts."""
-    return None if ticket.give_up is None else max(SHORTEST_WAIT, ticket.give_up - clock())
+            return await nodes.run(steps(True), patience, **how)
 
 
 def _in_steps(wanted: Sequence[Any], step: int) -> Iterator[Sequence[Any]]:

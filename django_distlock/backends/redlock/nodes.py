@@ -23,8 +23,8 @@ from .lineup import Lineup, Link
 class Node(Contact):
     """One server, as the threads of this process see it. Its spare links wait for whoever has none."""
 
-    def __init__(self, location: Location) -> None:
-        self.location = location
+    def __init__(self, number: int, location: Location) -> None:
+        self.number, self.location = number, location
         self.spare: list[Link] = []
 
 
@@ -43,8 +43,9 @@ class Nodes:
     def _start(self) -> None:
         self._pid = os.getpid()
         self._changed = threading.Condition(threading.Lock())
-        self._nodes = [Node(location) for location in self._locations]
+        self._nodes = [Node(number, location) for number, location in enumerate(self._locations)]
         self._idle: deque[Lineup] = deque()
+        self._filling: list[Lineup] = []  # those that wait for connections, in the order in which they came
         # A permit per lineup that may be in use; a queue in C is several times faster than a semaphore.
         self._permits: SimpleQueue[None] = SimpleQueue()
         for _ in range(self._most):
@@ -52,11 +53,19 @@ class Nodes:
         self._is_open = True
         weakref.finalize(self, _disconnect, self._idle, self._nodes).atexit = False
 
-    def run(self, steps: Steps, patience: float, *, urgent: bool = False, within: float | None = None) -> Any:
+    def run(
+        self,
+        steps: Steps,
+        patience: float,
+        *,
+        urgent: bool = False,
+        within: float | None = None,
+        persists: bool = False,
+    ) -> Any:
         """Take the steps, each round of which may last ``patience`` seconds; their result.
 
         ``urgent``: also ask nodes that owe an answer. ``within``: seconds to wait for connections, if a
-        majority is not connected. Raises MaxConnectionsError.
+        majority is not connected; ``persists``: also to nodes that refuse. Raises MaxConnectionsError.
         """
         if self._pid != os.getpid():
             self._start()  # a forked child must not talk on its parent's connections
@@ -67,7 +76,7 @@ class Nodes:
         except Empty:
             raise MaxConnectionsError(exhausted(self._most)) from None
         try:
-            lineup = self._lineup(within)
+            lineup = self._lineup(within, persists)
             try:
                 round_ = next(steps)
                 while True:
@@ -88,27 +97,31 @@ class Nodes:
 
     # Connections
 
-    def _lineup(self, within: float) -> Lineup:
+    def _lineup(self, within: float, persists: bool) -> Lineup:
         try:
             lineup = self._idle.pop()
         except IndexError:
             lineup = Lineup(self._nodes)
         lineup.refresh()
         if None in lineup.links:
-            self._fill(lineup, within)
+            self._fill(lineup, within, persists)
         return lineup
 
-    def _fill(self, lineup: Lineup, within: float) -> None:
-        arrival = Arrival(self._majority, within)
+    def _fill(self, lineup: Lineup, within: float, persists: bool) -> None:
+        arrival = Arrival(self._majority, within, persists=persists)
         with self._changed:
-            while missing := self._missing(lineup):
-                ready = len(self._nodes) - len(missing)
-                for node in missing:
-                    self._connect(node, insist=ready < self._majority)
-                left = arrival.wait(ready, missing, coming=any(node.is_connecting for node in missing))
-                if left <= 0:
-                    return
-                self._changed.wait(left)
+            self._filling.append(lineup)
+            try:
+                while missing := self._missing(lineup):
+                    ready = len(self._nodes) - len(missing)
+                    for node in missing:
+                        self._connect(node, insist=ready < self._majority)
+                    left = arrival.wait(ready, missing)
+                    if left <= 0:
+                        return
+                    self._changed.wait(left)
+            finally:
+                self._filling.remove(lineup)
 
     def _missing(self, lineup: Lineup) -> list[Node]:
         missing = []
@@ -121,8 +134,10 @@ class Nodes:
         return missing
 
     def _connect(self, node: Node, *, insist: bool) -> None:
+        """As many connections at a time as lineups wait for one: a crowd that comes cold must not wait in a row."""
         self._is_open = True
-        if node.may_connect(insist=insist):
+        wanted = sum(lineup.links[node.number] is None for lineup in self._filling)
+        if node.may_connect(wanted, insist=insist):
             node.begin()
             name = f"distlock-connect-{node.location.text}"
             try:
@@ -139,13 +154,21 @@ class Nodes:
         with self._changed:
             if failure:
                 node.fail(failure)
-            elif not self._is_open:
-                node.succeed()
-                link.connection.disconnect()
             else:
                 node.succeed()
-                node.spare.append(link)
+                self._hand_out(node, link)
             self._changed.notify_all()
+
+    def _hand_out(self, node: Node, link: Link) -> None:
+        """To the lineup that waits longest: when each takes what it finds, many have some and nobody a majority."""
+        for lineup in self._filling:
+            if lineup.links[node.number] is None:
+                lineup.put(node.number, link)
+                return
+        if self._is_open:
+            node.spare.append(link)
+        else:
+            link.connection.disconnect()
 
     def _opened(self, location: Location) -> Any:
         connection = location.connected()

@@ -41,6 +41,7 @@ class Rounds:
         # Requests of granted tickets where not all nodes had answered by then.
         self._late: WeakKeyDictionary[Ticket, Sequence[Asked]] = WeakKeyDictionary()
         self._pursued: WeakSet[Ticket] = WeakSet()
+        self._released: WeakSet[Ticket] = WeakSet()
 
     # Acquire
 
@@ -58,7 +59,7 @@ class Rounds:
             if tally.is_granted:
                 self._remember(ticket, asked)
                 return Grant(fence, sent_at)
-        if tally.is_down and not last_try and any(one.failure and one.was_sent for one in asked):
+        if tally.is_down and not last_try and _may_have_faded(asked):
             ticket.unanswered = True
             raise Faded
         yield from self._undo(ticket, asked, tally)
@@ -115,6 +116,7 @@ class Rounds:
     def release(
         self, ticket: Ticket, rest: float, last_try: bool, repeated: bool
     ) -> Generator[Round, list[Asked], bool]:
+        self._released.add(ticket)
         late = self._late.pop(ticket, None)
         plain = self._giving_back(ticket, rest)
         retiring = cache(partial(self._giving_back, ticket, rest, ticket.ttl))
@@ -135,7 +137,7 @@ class Rounds:
         replies = counted(asked)
         if replies.count(0) + replies.count(1) < self.majority:
             ticket.unanswered = True
-            raise (self._down(asked) if last_try else Faded())
+            raise self._no_majority(asked, last_try)
         if not rest:
             if any((ticket.unanswered or there) and one.hangs for there, one in zip(is_late, asked, strict=True)):
                 self._pursue(ticket, asked)
@@ -166,7 +168,7 @@ class Rounds:
         asked = yield self._to_all(commands, all_settled)
         answered = [one for one in asked if one.is_answered]
         if len(answered) < self.majority:
-            raise (self._down(asked) if last_try else Faded())
+            raise self._no_majority(asked, last_try)
         outcomes: list[bool | None] = []
         repairs: list[list[Command]] = [[] for _ in asked]
         repaired: list[tuple[int, int]] = []  # which lease, on which node
@@ -202,6 +204,9 @@ class Rounds:
             match next(answers[node]):
                 case [1, _]:
                     again[index] = again.get(index, 0) + 1
+        for index in {index for index, _ in repaired}:
+            if (ticket := wanted[index][0]) in self._released:  # meanwhile: a node may have executed that before
+                self.abandon(replace(ticket, unanswered=True, bell=Bell()))
         for index, count in again.items():
             kept = sum(isinstance(one.replies[index], bytes) for one in asked if one.is_answered)
             if kept + count >= self.majority:
@@ -215,7 +220,7 @@ class Rounds:
         asked = yield self._to_all(commands, all_settled)
         answered = [one.replies for one in asked if one.is_answered]
         if len(answered) < self.majority:
-            raise (self._down(asked) if last_try else Faded())
+            raise self._no_majority(asked, last_try)
         found = []
         for index, name in enumerate(names):
             seen = Seen(self.size, failed=self.size - len(answered))
@@ -280,8 +285,15 @@ class Rounds:
     def _giving_back(self, ticket: Ticket, rest: float = 0.0, retire: float = 0.0) -> Request:
         return Request.of(RELEASE.call(self._keys(ticket.name)[:2], ticket.token, _ms(rest), _ms(retire)))
 
+    def _no_majority(self, asked: Sequence[Asked], last_try: bool) -> Exception:
+        return Faded() if not last_try and _may_have_faded(asked) else self._down(asked)
+
     def _down(self, asked: Sequence[Asked]) -> LockBackendError:
         return self.explain([_failure(one) for one in asked])
+
+
+def _may_have_faded(asked: Sequence[Asked]) -> bool:
+    return any(one.failure and one.was_sent for one in asked)
 
 
 def _failure(asked: Asked) -> Exception | None:

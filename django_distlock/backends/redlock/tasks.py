@@ -84,7 +84,7 @@ class AsyncNode(Contact):
         except BaseException:
             if connection is not None:
                 await connection.disconnect(nowait=True)
-            self.is_connecting = False
+            self.stop()
             raise
         else:
             self._connection = connection
@@ -142,10 +142,19 @@ class AsyncNodes:
         self._running = 0
         self._keeps = True  # connections for the next call
 
-    async def run(self, steps: Steps, patience: float, *, urgent: bool = False, within: float | None = None) -> Any:
+    async def run(
+        self,
+        steps: Steps,
+        patience: float,
+        *,
+        urgent: bool = False,
+        within: float | None = None,
+        persists: bool = False,
+    ) -> Any:
         self._running += 1
         try:
-            ready = await self._ready(patience, urgent, self._connect_timeout if within is None else within)
+            within = self._connect_timeout if within is None else within
+            ready = await self._ready(patience, urgent, within, persists)
             round_ = next(steps)
             while True:
                 round_ = steps.send(await self._ask(ready, round_, patience))
@@ -192,21 +201,23 @@ class AsyncNodes:
                     one.notify = None
         return asked
 
-    async def _ready(self, patience: float, urgent: bool, within: float) -> list[bool]:
+    async def _ready(self, patience: float, urgent: bool, within: float, persists: bool) -> list[bool]:
         ready = [node.is_ready(patience, urgent=urgent) for node in self._nodes]
         if all(ready):
             return ready
-        arrival = Arrival(self._majority, within)
+        arrival = Arrival(self._majority, within, persists=persists)
         while True:
             missing = [node for node, is_ready in zip(self._nodes, ready, strict=True) if not is_ready]
             for node in missing:
-                if node._connection is None and node.may_connect(insist=sum(ready) < self._majority):
+                if node._connection is None and node.may_connect(1, insist=sum(ready) < self._majority):
                     node.connect()
-            coming = [node.connecting for node in missing if node.is_connecting and node.connecting]
-            left = arrival.wait(sum(ready), missing, coming=bool(coming))
-            if left <= 0 or not coming:
+            if (left := arrival.wait(sum(ready), missing)) <= 0:
                 return ready
-            await asyncio.wait(coming, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            coming = [node.connecting for node in missing if node.is_connecting and node.connecting]
+            if coming:
+                await asyncio.wait(coming, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            else:
+                await asyncio.sleep(left)
             ready = [node.is_ready(patience, urgent=urgent) for node in self._nodes]
 
     def reset(self) -> None:
