@@ -121,6 +121,34 @@ def test_a_row_of_the_settings_runs_although_every_start_saves_it_anew(world):
     assert set(map(round, gaps(fleet.times("interval")))) == {60}
 
 
+@pytest.mark.parametrize("stays", [False, True])
+def test_a_row_of_the_settings_that_was_enabled_again_runs_although_every_start_saves_it_anew(stays, world, rarely):
+    """It ran, so it is no new one, and yet django-celery-beat counts it from its last change."""
+    fleet = world(lambda: {"interval": task(60.0)})
+    only = fleet.start()
+    fleet.run_for(65)
+    row = models.PeriodicTask.objects.get(name="interval")
+    row.enabled = False
+    row.save()
+    fleet.run_for(15)
+    only.sync()
+    row.refresh_from_db()
+    assert (row.last_run_at, row.total_run_count) == (None, 1)
+    row.enabled = True
+    row.save()
+    fleet.run_for(15)
+    enabled_at = fleet.now
+    if not stays:
+        fleet.kill(only)
+    for _ in range(6):
+        another = fleet.start()
+        fleet.run_for(40)
+        fleet.kill(another)
+    again = [when for when in fleet.times("interval") if when > enabled_at]
+    assert len(again) >= 3
+    assert set(map(round, gaps(again))) == {60}
+
+
 @pytest.mark.parametrize("when", ["clocked", "interval"])
 def test_a_one_off_runs_once_and_retires(when, world, rarely):
     due = {"interval": {"every": 60}, "clocked": {"clocked": START + timedelta(minutes=1)}}

@@ -118,12 +118,16 @@ class SharedRuns(Scheduler):  # type: ignore[misc]
             return True
         if stamp.at > own:
             self._adopt(entry, stamp)
-        elif is_new and (self._has_met or entry.total_run_count):
+        elif is_new and (self._has_met or (entry.total_run_count and not self._is_saved_anew(entry))):
             # It was enabled again, or a file or a row remembers a run that the store lost.
             return stamp.at == own
-        elif not entry.total_run_count:
-            _set_back(entry, stamp.at, 0)
+        elif not entry.total_run_count or _counts_from_change(entry):
+            _set_back(entry, stamp.at, entry.total_run_count)
         return True
+
+    def _is_saved_anew(self, entry: ScheduleEntry) -> bool:
+        """Whether its row counts from the start of a beat, which saves the rows of the settings."""
+        return _counts_from_change(entry) and entry.name in (*self.app.conf.beat_schedule, "celery.backend_cleanup")
 
     def is_due(self, entry: ScheduleEntry) -> tuple[bool, float]:
         """As the entry says; but a run that another beat has is not due here."""
@@ -214,6 +218,12 @@ def _catch_up(entry: ScheduleEntry) -> None:
     """A row counts its runs, but in the schedule stays the entry that was made when it was read."""
     if (row := getattr(entry, "model", None)) is not None:
         entry.last_run_at, entry.total_run_count = row.last_run_at, row.total_run_count
+
+
+def _counts_from_change(entry: ScheduleEntry) -> bool:
+    """Whether its row tells no run: it never ran, or it was disabled since."""
+    row = getattr(entry, "model", None)
+    return row is not None and row.last_run_at == row.date_changed
 
 
 def _is_one_off(entry: ScheduleEntry) -> bool:
