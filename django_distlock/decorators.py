@@ -94,7 +94,7 @@ def distributed_lock(
     else raises. A view whose store is down answers 503, unless ``on_busy="raise"``.
 
     ``hold_until``: a response whose content is made after the view has returned (streaming, file, unrendered
-    template) holds the lock until it is closed; ``"return"`` frees the lock before.
+    template) holds the lock until that is done or it is closed; ``"return"`` frees the lock before.
 
     A coroutine function holds the lock until it is done, a generator while it is iterated. A view under
     ATOMIC_REQUESTS gets its transaction inside the lock, unless ``in_atomic="ignore"``.

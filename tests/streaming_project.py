@@ -32,6 +32,7 @@ from django_distlock import distributed_lock  # noqa: E402
 
 GO = Path(os.environ["GO"])
 PATIENCE = 30.0
+LENGTH = 8_000_000
 
 locked = distributed_lock("name")
 
@@ -50,6 +51,26 @@ async def adots():
         yield b"."
         await asyncio.sleep(0.02)
     yield b"end"
+
+
+def failing_dots():
+    yield b"."
+    raise ZeroDivisionError
+
+
+async def failing_adots():
+    yield b"."
+    raise ZeroDivisionError
+
+
+@locked
+def failing_stream(request):
+    return StreamingHttpResponse(failing_dots())
+
+
+@locked
+def failing_astream(request):
+    return StreamingHttpResponse(failing_adots())
 
 
 @locked
@@ -76,6 +97,12 @@ def file(request):
 def template(request):
     page = engines["django"].from_string("{% for dot in dots %}{{ dot }}{% endfor %}")
     return TemplateResponse(request, page, {"dots": (dot.decode() for dot in dots())})
+
+
+@locked
+def long_template(request):
+    page = engines["django"].from_string("{% for dot in dots %}{{ dot }}{% endfor %}{{ long }}")
+    return TemplateResponse(request, page, {"dots": (dot.decode() for dot in dots()), "long": "x" * LENGTH})
 
 
 @locked
@@ -113,8 +140,11 @@ urlpatterns = [
     path("stream", stream),
     path("astream", astream),
     path("async-view-astream", async_view_astream),
+    path("failing-stream", failing_stream),
+    path("failing-astream", failing_astream),
     path("file", file),
     path("template", template),
+    path("long-template", long_template),
     path("failing-template", failing_template),
     path("slow", slow),
     path("async-slow", async_slow),
