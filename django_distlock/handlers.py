@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -13,6 +14,7 @@ from django.utils.module_loading import import_string
 
 from .backends.base import BaseLockBackend
 from .exceptions import InvalidLockBackend, LockBackendDoesNotExist
+from .texts import quoted
 
 SETTING = "DISTRIBUTED_LOCKS"
 DEFAULT_ALIAS = "default"
@@ -34,7 +36,7 @@ class LockBackends:
     def settings(self) -> Mapping[str, Any]:
         configured = getattr(settings, SETTING, DEFAULT_SETTING)
         if not isinstance(configured, Mapping):
-            raise InvalidLockBackend(f"{SETTING} is {configured!r:.80}; it is a dict of lock backends by alias.")
+            raise InvalidLockBackend(f"{SETTING} is {quoted(configured)}; it is a dict of lock backends by alias.")
         return configured
 
     def __getitem__(self, alias: str) -> BaseLockBackend:
@@ -49,21 +51,20 @@ class LockBackends:
         configured = self.settings
         if alias not in configured:
             known = ", ".join(map(repr, configured)) or "none"
-            raise LockBackendDoesNotExist(f"{SETTING} has no alias {alias!r}. Known: {known}.")
+            raise LockBackendDoesNotExist(f"{SETTING} has no alias {quoted(alias)}. Known: {known}.")
         entry = configured[alias]
-        if not isinstance(entry, Mapping) or not isinstance(entry.get("BACKEND"), str):
-            raise InvalidLockBackend(
-                f"{SETTING}[{alias!r}] has no 'BACKEND'. Name one by its dotted path, for example"
-                " 'django_distlock.backends.redis.RedisBackend'."
-            )
+        path = entry.get("BACKEND") if isinstance(entry, Mapping) else None
+        example = "Name one by its dotted path, for example 'django_distlock.backends.redis.RedisBackend'."
+        if not isinstance(path, str):
+            raise InvalidLockBackend(f"{SETTING}[{alias!r}] has no 'BACKEND'. {example}")
+        if not re.fullmatch(r"[\w.]*", path):
+            raise InvalidLockBackend(f"{SETTING}[{alias!r}]['BACKEND'] is {quoted(path)}. {example}")
         try:
-            backend = import_string(entry["BACKEND"])
+            backend = import_string(path)
         except ImportError as error:
             raise InvalidLockBackend(f"{SETTING}[{alias!r}]['BACKEND'] cannot be imported: {error}.") from error
         if not (isinstance(backend, type) and issubclass(backend, BaseLockBackend)):
-            raise InvalidLockBackend(
-                f"{SETTING}[{alias!r}]['BACKEND'] is {entry['BACKEND']}, which is no lock backend."
-            )
+            raise InvalidLockBackend(f"{SETTING}[{alias!r}]['BACKEND'] is {path}, which is no lock backend.")
         return backend(alias, entry)
 
     def __iter__(self) -> Iterator[str]:

@@ -80,17 +80,19 @@ class Inventory:
     """One snapshot: every question goes to a backend once, and to one that failed no more.
 
     ``aliases``: which backends; default: all of the setting. ``prefix``: what the names begin with.
-    ``errors``: by alias, why its locks or runs are not told, or not all of them.
+    ``errors``: by alias, why its locks or runs are not told, or not all of them. ``misconfigured``: those of them whose
+    settings are wrong.
     """
 
     def __init__(self, aliases: Iterable[str] | None = None, prefix: str = "") -> None:
         self.errors: dict[str, str] = {}
+        self.misconfigured: set[str] = set()
         self.prefix = prefix
         try:
             self.aliases = list(locks if aliases is None else aliases)
         except ImproperlyConfigured as error:
             self.aliases = []
-            self.errors[SETTING] = str(error)
+            self._fail(SETTING, error)
         self._keys: list[Key] | None = None
         self._seen: dict[Key, Seen | None] = {}
         self._runs: dict[Key, RunInfo] | None = None
@@ -196,8 +198,13 @@ class Inventory:
         try:
             return question(locks[alias])
         except (LockBackendError, ImproperlyConfigured) as error:
-            self.errors[alias] = str(error)
+            self._fail(alias, error)
             return None
+
+    def _fail(self, alias: str, error: Exception) -> None:
+        self.errors[alias] = str(error)
+        if isinstance(error, ImproperlyConfigured):
+            self.misconfigured.add(alias)
 
 
 def force_release(info: LockInfo, *, by: str) -> bool:

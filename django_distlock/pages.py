@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from typing import TYPE_CHECKING, Any, cast
 
@@ -13,6 +14,8 @@ from .inventory import Inventory
 if TYPE_CHECKING:
     from django.http import HttpRequest, HttpResponse
     from django.utils.functional import _StrPromise
+
+logger = logging.getLogger("django_distlock")
 
 BACKEND_DOWN = "distlock-down"  # class of a message, by which the script knows it
 
@@ -76,8 +79,12 @@ class SnapshotAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # takes none a
         return response
 
     def tell_errors(self, request: HttpRequest) -> None:
-        for alias, error in inventory_of(request).errors.items():
-            text = self.not_shown % {"alias": alias, "error": error}
+        inventory = inventory_of(request)
+        for alias, error in inventory.errors.items():
+            if alias in inventory.misconfigured:  # settings are for those who read the log
+                logger.error("%s", error)
+            told = _("its settings are wrong, see the log") if alias in inventory.misconfigured else error
+            text = self.not_shown % {"alias": alias, "error": told}
             self.message_user(request, text, messages.ERROR, BACKEND_DOWN)
 
     def has_add_permission(self, request: HttpRequest) -> bool:

@@ -16,6 +16,7 @@ from .backends.base import BaseLockBackend
 from .handlers import DEFAULT_ALIAS, locks
 from .names import check_name
 from .stamps import RunStamp
+from .texts import quoted
 from .tickets import new_token
 
 SETTING = "DISTRIBUTED_LOCKS_BEAT"
@@ -39,14 +40,14 @@ class BeatSettings(NamedTuple):
         """Raises ImproperlyConfigured for what cannot be meant."""
         given = getattr(settings, SETTING, {})
         if not isinstance(given, Mapping):
-            raise ImproperlyConfigured(f"{SETTING} is {given!r:.80}; it is a dict with the keys {', '.join(KEYS)}.")
+            raise ImproperlyConfigured(f"{SETTING} is {quoted(given)}; it is a dict with the keys {', '.join(KEYS)}.")
         if unknown := [key for key in given if key not in KEYS]:
             raise ImproperlyConfigured(f"{SETTING} has the unknown key {unknown[0]!r}. Known: {', '.join(KEYS)}.")
         alias, prefix = given.get("ALIAS", DEFAULT_ALIAS), given.get("PREFIX")
         if not isinstance(alias, str) or not isinstance(prefix, str | None):
             raise ImproperlyConfigured(
-                f"{SETTING} is {given!r:.200}. 'ALIAS' is an alias of DISTRIBUTED_LOCKS, 'PREFIX' the text that the"
-                " names of this app's entries begin with; both are texts."
+                f"{SETTING}: 'ALIAS' is {quoted(alias)}, 'PREFIX' is {quoted(prefix)}. The one is an alias"
+                " of DISTRIBUTED_LOCKS, the other what the names of this app's entries begin with; both are texts."
             )
         return cls(alias, prefix)
 

@@ -396,7 +396,7 @@ def test_release_from_a_backend_that_is_down_says_so(operator, half_down):
 
 def test_the_whole_setting_wrong(operator, settings):
     settings.DISTRIBUTED_LOCKS = ["default"]
-    assert "it is a dict of lock backends by alias" in "".join(said(operator.get(LIST)))
+    assert "its settings are wrong, see the log" in "".join(said(operator.get(LIST)))
 
 
 def test_a_project_s_own_site_without_the_usual_action(pages, client, backend):

@@ -127,7 +127,7 @@ class TestWrongSettings:
                 {"default": {"BACKEND": REDIS, "OPTIONS": {"max_connections": 0.5}}},
                 "is 0.5; it is a whole number above 0",
             ),
-            ({"default": {"BACKEND": REDIS, "OPTIONS": [1]}}, "['OPTIONS'] is [1]; it is a dict of keywords"),
+            ({"default": {"BACKEND": REDIS, "OPTIONS": [1]}}, "['OPTIONS'] is […]; it is a dict of keywords"),
             ({"default": {"BACKEND": REDIS, "LOCATION": "redis://h?speed=9"}}, "a URL with an unknown parameter: "),
         ],
     )

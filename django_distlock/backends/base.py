@@ -15,6 +15,7 @@ from ..leases import Keeper
 from ..lines import Lines
 from ..stamps import RunStamp
 from ..terms import Terms
+from ..texts import quoted
 from ..tickets import Grant, Holder, LockInfo, Ticket
 from .probing import aprobe, probe
 
@@ -55,7 +56,7 @@ class BaseLockBackend(ABC):
             raise InvalidLockBackend(f"{where} has the unknown key {unknown[0]!r}. Known: {', '.join(KEYS)}.")
         given = settings.get("OPTIONS") or {}
         if not isinstance(given, Mapping):
-            raise InvalidLockBackend(f"{where}['OPTIONS'] is {given!r:.80}; it is a dict of keywords.")
+            raise InvalidLockBackend(f"{where}['OPTIONS'] is {quoted(given)}; it is a dict of keywords.")
         if unknown := [option for option in given if option not in self.options]:
             known = ", ".join(sorted(self.options)) or "none"
             raise InvalidLockBackend(

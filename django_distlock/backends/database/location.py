@@ -10,6 +10,7 @@ from django.db import connections, router
 
 from ...exceptions import InvalidLockBackend
 from ...models import DatabaseLock
+from ...texts import quoted
 from .connections import vendor_of
 from .statements import CLOCKS
 
@@ -52,7 +53,7 @@ def read_location(backend: DatabaseBackend) -> tuple[str, str]:
     if location not in connections.settings:
         known = ", ".join(map(repr, connections.settings))
         raise InvalidLockBackend(
-            f"{backend.setting('LOCATION')} is {location!r}. It is an alias of DATABASES, which has {known}."
+            f"{backend.setting('LOCATION')} is {quoted(location)}. It is an alias of DATABASES, which has {known}."
         )
     vendor = vendor_of(location)
     if vendor not in CLOCKS:

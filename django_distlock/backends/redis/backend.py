@@ -16,6 +16,7 @@ from redis.exceptions import RedisError
 from ...exceptions import InvalidLockBackend, LockBackendError
 from ...findings import Finding
 from ...stamps import RunStamp
+from ...texts import quoted
 from ...tickets import Grant, Holder, LockInfo, Ticket, clock
 from ..base import BaseLockBackend
 from ..loops import PerLoop
@@ -62,7 +63,7 @@ class RedisBackend(BaseLockBackend):
             fits = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
             if not fits or not 0 < value < float("inf"):
                 needed = "a whole number above 0" if whole else "a number of seconds above 0"
-                raise InvalidLockBackend(f"{self.setting('OPTIONS')}[{option!r}] is {value!r}; it is {needed}.")
+                raise InvalidLockBackend(f"{self.setting('OPTIONS')}[{option!r}] is {quoted(value)}; it is {needed}.")
         timeouts = {key: float(self.option[key]) for key in ("socket_timeout", "socket_connect_timeout")}
         parts: Parts = (cluster_parts if is_cluster(self) else server_parts)(self, timeouts, self._hand_back)
         self.location, self.keys = parts.location, parts.keys

@@ -18,6 +18,7 @@ from redis.retry import Retry
 from redis.sentinel import SentinelConnectionPool
 
 from ...exceptions import InvalidLockBackend
+from ...texts import quoted
 
 Result = TypeVar("Result")
 
@@ -159,8 +160,8 @@ def read_location(location: object, setting: str, timeouts: Mapping[str, float])
         kind, arguments = arguments_of_url(location, setting)
     else:
         raise InvalidLockBackend(
-            f"{setting} is {location!r}. It is a URL such as redis://127.0.0.1:6379/0 (or rediss://, unix://),"
-            ' or "cache:default" for the server of that django-redis cache.'
+            f"{setting} is {quoted(location)}. It is a URL such as redis://127.0.0.1:6379/0 (or rediss://,"
+            ' unix://), or "cache:default" for the server of that django-redis cache.'
         )
     arguments = {**arguments, **timeouts}
     return Location(_readable(arguments, issubclass(kind, redis.SSLConnection)), kind, arguments)
@@ -190,19 +191,20 @@ def _of_cache(cache: str, setting: str) -> tuple[type[Any], dict[str, Any]]:
 
 def pool_of_cache(cache: str, setting: str) -> Any:
     """The connection pool of a django-redis cache, to its primary."""
+    named = quoted(f"cache:{cache}")
     try:
         from django_redis import get_redis_connection  # type: ignore[import-untyped]
     except ImportError as error:
         raise InvalidLockBackend(
-            f'{setting} is "cache:{cache}", which needs django-redis: pip install "django-distlock[django-redis]".'
+            f'{setting} is {named}, which needs django-redis: pip install "django-distlock[django-redis]".'
         ) from error
     try:
         return get_redis_connection(cache, write=True).connection_pool
     except InvalidCacheBackendError as error:
-        raise InvalidLockBackend(f'{setting} is "cache:{cache}", but CACHES has no alias {cache!r}.') from error
+        raise InvalidLockBackend(f"{setting} is {named}, but CACHES has no alias {quoted(cache)}.") from error
     except NotImplementedError as error:
         raise InvalidLockBackend(
-            f'{setting} is "cache:{cache}", but CACHES[{cache!r}] is no django-redis cache. Give a URL instead.'
+            f"{setting} is {named}, but CACHES[{cache!r}] is no django-redis cache. Give a URL instead."
         ) from error
 
 

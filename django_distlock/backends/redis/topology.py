@@ -9,6 +9,7 @@ import redis
 from redis.sentinel import SentinelConnectionPool
 
 from ...exceptions import InvalidLockBackend
+from ...texts import quoted
 from ..base import BaseLockBackend
 from .location import SCHEMES, Location, arguments_of_url, lent, pool_of_cache, read_location
 from .masters import MasterLocation
@@ -32,7 +33,7 @@ def find_location(backend: BaseLockBackend, timeouts: Mapping[str, float]) -> Lo
         return read_location(given, setting, timeouts)
     if is_cache:
         raise InvalidLockBackend(
-            f"{setting} is {given!r}, so that cache says where the sentinels are; take 'sentinels' out of"
+            f"{setting} is {quoted(given)}, so that cache says where the sentinels are; take 'sentinels' out of"
             f" {backend.setting('OPTIONS')}, or name no cache."
         )
     service, arguments, tls = _master(backend, backend.settings.get("LOCATION"))
@@ -55,8 +56,8 @@ def _master(backend: BaseLockBackend, location: object) -> tuple[str, dict[str, 
     service = backend.option["service_name"]
     if service is not None and not (isinstance(service, str) and service):
         raise InvalidLockBackend(
-            f"{backend.setting('OPTIONS')}['service_name'] is {service!r}; it is the name under which the sentinels"
-            " watch the master, such as 'mymaster'."
+            f"{backend.setting('OPTIONS')}['service_name'] is {quoted(service)}; it is the name under which the"
+            " sentinels watch the master, such as 'mymaster'."
         )
     if location is None:
         if service is None:
@@ -68,7 +69,9 @@ def _master(backend: BaseLockBackend, location: object) -> tuple[str, dict[str, 
     setting = backend.setting("LOCATION")
     example = f"redis://:password@{service or 'mymaster'}/0"
     if not (isinstance(location, str) and location.startswith(SCHEMES[:2])):
-        raise InvalidLockBackend(f"{setting} is {location!r}. With sentinels it is a URL such as {example}, or absent.")
+        raise InvalidLockBackend(
+            f"{setting} is {quoted(location)}. With sentinels it is a URL such as {example}, or absent."
+        )
     kind, arguments = arguments_of_url(location, setting)
     host, port = arguments.pop("host", None), arguments.pop("port", None)
     if port is not None or (service is not None and host not in (None, service)):
@@ -87,15 +90,17 @@ def _sentinels(backend: BaseLockBackend) -> list[Location]:
     pairs = [_pair(one) for one in given] if isinstance(given, list | tuple) else []
     addresses = [pair for pair in pairs if pair]
     if not addresses or len(addresses) < len(pairs):
-        raise InvalidLockBackend(f"{where}['sentinels'] is {given!r}; it is a list of (host, port), with one at least.")
+        raise InvalidLockBackend(
+            f"{where}['sentinels'] is {quoted(given)}; it is a list of (host, port), with one at least."
+        )
     options = backend.option["sentinel_kwargs"] or {}
     if not isinstance(options, Mapping):
-        raise InvalidLockBackend(f"{where}['sentinel_kwargs'] is {options!r:.80}; it is a dict of keywords.")
+        raise InvalidLockBackend(f"{where}['sentinel_kwargs'] is {quoted(options)}; it is a dict of keywords.")
     for timeout in ("socket_timeout", "socket_connect_timeout"):
         value = options.get(timeout, SENTINEL_TIMEOUT)
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
             raise InvalidLockBackend(
-                f"{where}['sentinel_kwargs'][{timeout!r}] is {value!r}; it is a number of seconds above 0."
+                f"{where}['sentinel_kwargs'][{timeout!r}] is {quoted(value)}; it is a number of seconds above 0."
             )
     try:
         return [_sentinel({**options, "host": host, "port": port}) for host, port in addresses]

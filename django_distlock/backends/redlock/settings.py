@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...exceptions import InvalidLockBackend
+from ...texts import quoted
 from ..base import BaseLockBackend
 from ..redis.location import Location, read_location
 
@@ -27,14 +28,14 @@ def check_options(backend: BaseLockBackend) -> None:
                 fits = _is_seconds(value) and value > 0
                 needed = "a number of seconds above 0"
         if not fits:
-            raise InvalidLockBackend(f"{where}[{option!r}] is {value!r}; it is {needed}.")
+            raise InvalidLockBackend(f"{where}[{option!r}] is {quoted(value)}; it is {needed}.")
 
 
 def read_locations(backend: BaseLockBackend) -> list[Location]:
     where, given = backend.setting("LOCATION"), backend.settings.get("LOCATION")
     if isinstance(given, str) or not isinstance(given, Sequence) or len(given) < 3:
         raise InvalidLockBackend(
-            f"{where} is {given!r:.80}. RedlockBackend needs a list of at least 3 servers that know nothing of each"
+            f"{where} is {quoted(given)}. RedlockBackend needs a list of at least 3 servers that know nothing of each"
             " other, better 5: a majority of them holds each lock. For one server use RedisBackend."
         )
     timeouts = {

@@ -267,7 +267,8 @@ class Command(BaseCommand):
             raise CommandError("There is nothing to prune: only the database backend keeps rows.", returncode=NOT_SO)
 
     def do_check(self, options: dict[str, Any]) -> None:
-        found = ask_abreast({alias: partial(_checked, alias) for alias in self.aliases or locks})
+        inventory = Inventory(self.aliases)
+        found = ask_abreast({alias: partial(_checked, alias) for alias in inventory.aliases})
         if self.as_json:
             self._print_json(
                 {
@@ -289,6 +290,7 @@ class Command(BaseCommand):
                 self.stdout.write(self.style.MIGRATE_HEADING(printable(f"{alias}: {type_of(alias)}")))
                 for item in findings:
                     self._print_finding(item)
+        self._tell(inventory)
         if errors := sum(item.is_error for findings in found.values() for item in findings):
             raise CommandError(f"{errors} error(s).", returncode=NOT_SO)
 
