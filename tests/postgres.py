@@ -88,15 +88,15 @@ class Postgres:
 
 
 class Bouncer:
-    """pgbouncer in transaction mode, before that server."""
+    """pgbouncer before that server, in transaction mode or another."""
 
-    def __init__(self, program: str, server: Postgres) -> None:
+    def __init__(self, program: str, server: Postgres, mode: str = "transaction") -> None:
         self._server = server
         self.folder = Path(tempfile.mkdtemp(prefix="bouncer-"))
         settings = self.folder / "pgbouncer.ini"
         settings.write_text(
             f"[databases]\npostgres = host={server.folder} user=tests\n[pgbouncer]\nlisten_addr =\n"
-            f"unix_socket_dir = {self.folder}\nauth_type = any\npool_mode = transaction\ndefault_pool_size = 3\n"
+            f"unix_socket_dir = {self.folder}\nauth_type = any\npool_mode = {mode}\ndefault_pool_size = 3\n"
         )
         if server.user:
             shutil.chown(self.folder, **server.user)

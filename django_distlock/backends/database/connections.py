@@ -6,6 +6,7 @@ import os
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from math import ceil
@@ -52,6 +53,7 @@ class Pool:
         self._guard = threading.Lock()
         self._watchdog = Watchdog(name)
         self.prepares = True  # statements, where a session is ours alone
+        self.is_direct = True  # no pooler was in between when a connection was opened last
         self.closes_with_it: Callable[[], None] = lambda: None
         _pools.add(self)
 
@@ -79,6 +81,7 @@ class Pool:
         settings = own_settings(self.alias, self.timeout, self.file)
         wrapper = load_backend(settings["ENGINE"]).DatabaseWrapper(settings, self.alias)
         wrapper.inc_thread_sharing()
+        wrapper.queries_log = deque(maxlen=0)  # with DEBUG; only those of Django's own connections are ever reset
         _open.add(wrapper)
         try:
             if self.file is not None:
@@ -87,8 +90,8 @@ class Pool:
             if wrapper.vendor == "sqlite":
                 prepare_file(wrapper, self.timeout)
             elif wrapper.vendor == "postgresql":
-                is_direct = _set_up_session(wrapper)
-                if is_psycopg3(wrapper) and not (is_direct and self.prepares):
+                self.is_direct = _set_up_session(wrapper)
+                if is_psycopg3(wrapper) and not (self.is_direct and self.prepares):
                     wrapper.connection.prepare_threshold = None
         except BaseException:
             _close(wrapper)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-import os
-import select
+import selectors
+import socket
 import threading
 from contextlib import suppress
 from typing import Any
@@ -42,8 +42,9 @@ class Listener:
         self._thread: threading.Thread | None = None
         self._touched_at = 0.0
         self._deaf_until = 0.0
-        self._pipe, self._waker = os.pipe()
-        finalize(self, _close_pipe, self._pipe, self._waker)
+        self._has_told = False
+        self._woken, self._waker = socket.socketpair()
+        finalize(self, _close, self._woken, self._waker).atexit = False  # its thread may be waiting for them
         self.hears = False  # the echo has come: waiters need not look by themselves
 
     @property
@@ -70,7 +71,7 @@ class Listener:
             self._touched_at = -IDLE
         if thread is not None and not self._tickets:
             with suppress(OSError):
-                os.write(self._waker, b"!")
+                self._waker.send(b"!")
             thread.join(NAP)
 
     def _start(self) -> None:
@@ -84,12 +85,20 @@ class Listener:
     # In the thread
 
     def _run(self) -> None:
-        while not self._is_done():
-            try:
-                self._listen()
-            except (Error, OSError) as error:
-                logger.debug("The listener of %r lost its connection: %s", self._name, error)
-                select.select([self._pipe], [], [], AGAIN)
+        try:
+            while not self._is_done():
+                try:
+                    self._listen()
+                except (Error, OSError) as error:
+                    logger.debug("The listener of %r lost its connection: %s", self._name, error)
+                    _ready(AGAIN, self._woken)
+                except Exception:
+                    logger.exception("The listener of %r failed; waiters look until it listens again", self._name)
+                    _ready(AGAIN, self._woken)
+        finally:
+            with self._guard:
+                if self._thread is threading.current_thread():
+                    self._thread = None
 
     def _is_done(self) -> bool:
         with self._guard:
@@ -102,6 +111,9 @@ class Listener:
     def _listen(self) -> None:
         wrapper = self._pool.open()
         try:
+            if not (self._pool.is_direct or self._keeps_session(wrapper)):
+                self._give_up()
+                return
             with wrapper.cursor() as cursor:
                 cursor.execute(f'LISTEN "{CHANNEL}{self.inbox}"')
             with self._pool.connection(ECHO_WITHIN) as other, other.cursor() as cursor:
@@ -112,12 +124,21 @@ class Listener:
             self.hears = False
             self._pool.close(wrapper)
 
+    def _keeps_session(self, wrapper: Any) -> bool:
+        """Whether a pooler leaves a session of the server to the connection for as long as that lasts.
+
+        Else that session would go on to listen for us, and so be woken by each notification, when it is another's.
+        """
+        with wrapper.cursor() as cursor, self._pool.connection(ECHO_WITHIN) as other, other.cursor() as others:
+            first, anothers, again = map(_session, (cursor, others, cursor))
+            return bool(first == again != anothers)
+
     def _hear(self, connection: Any, echo_until: float) -> None:
         while clock() - self._touched_at < IDLE:
-            ready, _, _ = select.select([connection.fileno(), self._pipe], [], [], NAP)
-            if self._pipe in ready:
-                os.read(self._pipe, 1)
-            if connection.fileno() in ready:
+            ready = _ready(NAP, connection, self._woken)
+            if self._woken in ready:
+                self._woken.recv(1)
+            if connection in ready:
                 connection.pgconn.consume_input()
                 while message := connection.pgconn.notifies():
                     self._heard(message.extra.decode())
@@ -135,6 +156,9 @@ class Listener:
 
     def _give_up(self) -> None:
         self._deaf_until = clock() + DEAF_FOR
+        if self._has_told:
+            return
+        self._has_told = True
         logger.warning(
             "Notifications do not come through to the locks of %r, so that waiters ask the database several times a"
             " second. A pooler such as pgbouncer in transaction mode does not pass them on; a LOCATION that leads"
@@ -148,6 +172,19 @@ def can_listen(alias: str) -> bool:
     return vendor_of(alias) == "postgresql" and is_psycopg3(class_of(alias))
 
 
-def _close_pipe(*descriptors: int) -> None:
-    for descriptor in descriptors:
-        os.close(descriptor)
+def _ready(seconds: float, *sources: Any) -> list[Any]:
+    """Those of which something can be read. Unlike select() it knows descriptors from 1024 on."""
+    with selectors.DefaultSelector() as selector:
+        for source in sources:
+            selector.register(source, selectors.EVENT_READ)
+        return [key.fileobj for key, _ in selector.select(seconds)]
+
+
+def _session(cursor: Any) -> int:
+    cursor.execute("SELECT pg_backend_pid()")
+    return int(cursor.fetchone()[0])
+
+
+def _close(*ends: socket.socket) -> None:
+    for end in ends:
+        end.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import threading
@@ -11,6 +12,8 @@ from itertools import count
 from math import inf
 
 from ...tickets import clock
+
+logger = logging.getLogger("django_distlock")
 
 IDLE = 10.0  # seconds without a call after which the thread ends
 
@@ -37,18 +40,28 @@ class Watchdog:
             yield
             return
         number, until = next(self._numbers), clock() + seconds
-        with self._changed:
-            self._calls[number] = until, descriptor
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=f"distlock-watchdog-{self._name}", daemon=True)
-                self._thread.start()
-            elif until < self._wakes_at:
-                self._changed.notify()
         try:
+            with self._changed:
+                self._calls[number] = until, descriptor
+                if self._thread is None:
+                    self._start()
+                elif until < self._wakes_at:
+                    self._changed.notify()
             yield
         finally:
             with self._changed:  # not while the thread looks: the descriptor may be another socket's soon
                 self._calls.pop(number, None)
+
+    def _start(self) -> None:
+        thread = threading.Thread(target=self._run, name=f"distlock-watchdog-{self._name}", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            # The interpreter exits, which Python 3.12.0 and 3.12.1 let start no thread, or there are too many. The call
+            # is made all the same; the next one tries again.
+            logger.debug("Calls to the database of the locks %r have no time limit now: %s", self._name, error)
+        else:
+            self._thread = thread
 
     def _run(self) -> None:
         with self._changed:
