@@ -116,7 +116,7 @@ class HeldLockAdmin(SnapshotAdmin):
         return HeldLocks(inventory_of(request))
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> HeldLock | None:
-        row = super().get_object(request, object_id, from_field)
+        row: HeldLock | None = super().get_object(request, object_id, from_field)
         if row is None:
             self._tell_other_holders(request, [object_id])
         return row

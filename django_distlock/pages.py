@@ -7,6 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, cast
 
 from django.contrib import admin, messages
+from django.core.exceptions import PermissionDenied
 from django.utils.translation import gettext_lazy as _
 
 from .inventory import Inventory
@@ -64,6 +65,12 @@ class SnapshotAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # takes none a
 
     list_title: _StrPromise
     not_shown: _StrPromise
+
+    def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Any:
+        """Django asks for the object first and for permission later, and tells of one that is gone."""
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        return super().get_object(request, object_id, from_field)
 
     def get_search_results(self, request: HttpRequest, queryset: Any, search_term: str) -> tuple[Any, bool]:
         return queryset.search(search_term), False

@@ -399,6 +399,19 @@ def test_the_whole_setting_wrong(operator, settings):
     assert "its settings are wrong, see the log" in "".join(said(operator.get(LIST)))
 
 
+@pytest.mark.parametrize("page", ["change", "delete", "history"])
+def test_who_may_not_look_learns_nothing(pages, backend, page, monkeypatch):
+    """Neither whether a lock is held, nor that it is free; the store is not even asked."""
+    hold(backend, "payroll:run")
+    monkeypatch.setattr(backend, "look", None)
+    somebody = login()
+    for name in ("payroll:run", "payroll:other"):
+        url = reverse(f"admin:distlock_heldlock_{page}", args=[quote(f"default/{name}@{'0' * 16}")])
+        assert somebody.get(url).status_code == 403
+        assert somebody.post(url, {"post": "yes"}).status_code == 403
+        assert "payroll" not in somebody.get("/admin/").content.decode()
+
+
 def test_a_project_s_own_site_without_the_usual_action(pages, client, backend):
     hold(backend, "order:1")
     client.force_login(User.objects.create_superuser("operator"))

@@ -93,6 +93,15 @@ def test_the_page_of_one_entry(operator, backend, entry):
     assert 'type="submit" value' not in text  # nothing to save or delete
 
 
+def test_who_may_not_look_learns_nothing(pages, backend):
+    ran("report")
+    somebody = login("view_heldlock")
+    for entry in ("report", "other"):
+        for page in ("change", "history"):
+            url = reverse(f"admin:distlock_beatrun_{page}", args=[quote(str(Key("default", f"shop:{entry}")))])
+            assert somebody.get(url).status_code == 403
+
+
 def test_an_entry_that_is_gone(operator, backend):
     gone = reverse("admin:distlock_beatrun_change", args=[quote(str(Key("default", "shop:gone")))])
     answer = operator.get(gone, follow=True)
