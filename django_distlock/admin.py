@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, cast
@@ -12,6 +13,7 @@ from django.contrib.admin import actions
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.models import DELETION, LogEntry
 from django.core.exceptions import PermissionDenied
+from django.db import DatabaseError, router, transaction
 from django.shortcuts import redirect
 from django.urls import reverse
 from django.utils.html import format_html
@@ -25,6 +27,8 @@ from .models import BeatRun, HeldLock
 from .pages import BackendFilter, CountedFilter, SnapshotAdmin, inventory_of
 from .snapshots import BeatRuns, HeldLocks, held_for
 from .texts import printable
+
+logger = logging.getLogger("django_distlock")
 
 if TYPE_CHECKING:
     from django.http import HttpRequest, HttpResponse
@@ -190,6 +194,7 @@ class HeldLockAdmin(SnapshotAdmin):
             raise PermissionDenied
         released: list[HeldLock] = []
         kept: list[HeldLock] = []
+        unlogged: list[HeldLock] = []
         by = f"{cast(Any, request).user.get_username()} in the admin"
         errors = inventory_of(request).errors
         for row in rows:
@@ -201,7 +206,8 @@ class HeldLockAdmin(SnapshotAdmin):
                 errors[row.using] = str(error)
             else:
                 (released if freed else kept).append(row)
-        self._log(request, released)
+                if freed and not self._log(request, row):
+                    unlogged.append(row)
         if released:
             text = ngettext(
                 "Released %(count)d lock: %(names)s.", "Released %(count)d locks: %(names)s.", len(released)
@@ -210,13 +216,26 @@ class HeldLockAdmin(SnapshotAdmin):
         if kept:
             text = __("Nothing to release: %(names)s was freed or changed hands meanwhile.")
             self.message_user(request, text % {"names": _names(kept)}, messages.WARNING)
+        if unlogged:
+            text = __("The admin's log has no entry of this: %(names)s.")
+            self.message_user(request, text % {"names": _names(unlogged)}, messages.ERROR)
 
-    def _log(self, request: HttpRequest, released: Sequence[HeldLock]) -> None:
-        for row in released:
-            message = __("Released while held by %(holder)s.") % {"holder": row.info.holder or __("nobody yet")}
-            LogEntry.objects.log_actions(
-                cast(Any, request).user.pk, cast(Any, [row]), DELETION, message, single_object=True
+    def _log(self, request: HttpRequest, row: HeldLock) -> bool:
+        """At once, so that an error of one entry, or of what follows, keeps no other release from the log."""
+        user = cast(Any, request).user
+        message = __("Released while held by %(holder)s.") % {"holder": row.info.holder or __("nobody yet")}
+        try:
+            with transaction.atomic(using=router.db_for_write(LogEntry)):
+                LogEntry.objects.log_actions(user.pk, cast(Any, [row]), DELETION, message, single_object=True)
+        except DatabaseError:
+            logger.exception(
+                "The release of lock %r (%s) by %s is not in the admin's log",
+                row.info.name,
+                row.using,
+                user.get_username(),
             )
+            return False
+        return True
 
     def _tell_other_holders(self, request: HttpRequest, ids: Iterable[str]) -> None:
         """Why what was on the page is there no more."""

@@ -19,6 +19,7 @@ from .exceptions import LockBackendError
 from .handlers import SETTING, locks
 from .names import OWN
 from .runs import RunInfo, recorded_runs
+from .texts import printable
 from .tickets import Holder, LockInfo, Ticket, clock
 
 logger = logging.getLogger("django_distlock")
@@ -218,7 +219,7 @@ def force_release(info: LockInfo, *, by: str) -> bool:
     if freed:
         logger.warning(
             "Lock %r (%s) was freed by %s. It was held by %s, fencing number %d.",
-            info.name, info.using, by, info.holder or "a waiter that had not taken it yet", info.fence,
+            info.name, info.using, printable(by), info.holder or "a waiter that had not taken it yet", info.fence,
         )  # fmt: skip
         about = {"name": info.name, "using": info.using, "info": info, "by": by}
         signals.announce(signals.News(signals.lock_forced, type(backend), about))

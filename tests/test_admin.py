@@ -219,6 +219,41 @@ def test_release_asks_first_and_says_what_it_did(operator, backend, forced):
     ]
 
 
+def test_each_release_has_its_entry_in_the_log_whatever_its_name_is(operator, backend):
+    """Databases refuse some characters: PostgreSQL a NUL."""
+    names = ["a\x00b", "order:1", "order:2\x1b[2J"]
+    for name in names:
+        hold(backend, name, label="x\x00y", host="\x00")
+    answer = release(operator, [key_of(backend, name) for name in names])
+    assert said(answer) == [r"success: Released 3 locks: a\x00b, order:1, order:2\x1b[2J."]
+    entries = LogEntry.objects.order_by("object_repr")
+    assert [entry.object_repr for entry in entries] == [r"a\x00b", "order:1", r"order:2\x1b[2J"]
+    for entry in entries:
+        assert all(text.isprintable() for text in (entry.object_repr, entry.object_id, entry.change_message))
+
+
+def test_an_entry_that_the_database_refuses_keeps_no_other_from_the_log(operator, backend, monkeypatch, caplog):
+    for number in (1, 2, 3):
+        hold(backend, f"order:{number}")
+    write = LogEntry.objects.log_actions
+
+    def refuse(user, rows, *about, **more):
+        if rows[0].name == "order:1":
+            with connection.cursor() as cursor:
+                cursor.execute("SELECT nothing FROM nowhere")
+        return write(user, rows, *about, **more)
+
+    monkeypatch.setattr(LogEntry.objects, "log_actions", refuse)
+    answer = release(operator, [key_of(backend, f"order:{number}") for number in (1, 2, 3)])
+    assert said(answer) == [
+        "success: Released 3 locks: order:1, order:2, order:3.",
+        "error: The admin's log has no entry of this: order:1.",
+    ]
+    assert {entry.object_repr for entry in LogEntry.objects.all()} == {"order:2", "order:3"}
+    assert "The release of lock 'order:1' (default) by operator is not in the admin's log" in caplog.text
+    assert list(backend.names()) == []
+
+
 def test_a_lock_that_changed_hands_is_kept(operator, backend, forced):
     """Between the page and the click its holder has gone, and another has come."""
     first = hold(backend, "order:1")
