@@ -106,7 +106,7 @@ class Proxy:
             ends.append(await asyncio.open_unix_connection(sock=client))
             ends.append(await asyncio.open_unix_connection(self.server))
             await Passage(self, *ends).run()
-        except (asyncio.CancelledError, ConnectionError):
+        except (asyncio.CancelledError, OSError):
             pass  # either end went away, or the proxy refuses now
         finally:
             for _, writer in ends:
