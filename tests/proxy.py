@@ -15,8 +15,8 @@ class Proxy:
     """
     ``cut_reply(marker)``: the next request that contains the marker is executed by the server, its reply is
     thrown away, and the connection is closed. ``delay(marker)``: the next such request is kept until
-    ``let_go()``; its connection is closed at once. ``hang``: while true, no request passes. ``refuse()``:
-    nobody listens until ``accept()``.
+    ``let_go()``; its connection is closed at once. ``hang``: while true, no request passes. ``slow``: seconds that
+    each request is kept. ``refuse()``: nobody listens until ``accept()``.
     """
 
     def __init__(self, server: Path, folder: Path) -> None:
@@ -25,6 +25,7 @@ class Proxy:
         self.url = f"unix://{self.socket}?db=0"
         self.listens = False
         self.hang = False
+        self.slow = 0.0
         self.cuts = 0
         self.to_cut: list[bytes] = []
         self.to_delay: list[bytes] = []
@@ -137,6 +138,7 @@ class Passage:
 
     async def requests(self) -> None:
         while data := await self.client[0].read(65536):
+            await asyncio.sleep(self.proxy.slow)
             while self.proxy.hang:
                 await asyncio.sleep(0.005)
             if _take(self.proxy.to_delay, data):

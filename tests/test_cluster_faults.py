@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from contextlib import ExitStack
-from itertools import repeat
+from itertools import chain, repeat
 
 import pytest
 import redis
@@ -18,7 +18,7 @@ from django_distlock.backends.redis.cluster import routing
 from django_distlock.backends.redis.cluster.routing import ASKING, Errand, Pause
 from django_distlock.backends.redis.cluster.slots import Address, SlotMap
 from django_distlock.backends.redis.commands import Command, pack
-from django_distlock.backends.redis.errors import Unanswered
+from django_distlock.backends.redis.errors import InDoubt
 from django_distlock.backends.redis.keys import slot_of
 from django_distlock.backends.redis.wire import Answer
 from django_distlock.renewal import renewer_of
@@ -560,7 +560,7 @@ class TestErrand:
                 step = steps.send([next(outcomes)])
         except StopIteration as end:
             return went, end.value
-        except (Unanswered, redis.RedisError) as error:
+        except (InDoubt, redis.RedisError) as error:
             return went, error
 
     def answered(self, *replies, repeated=False):
@@ -586,7 +586,7 @@ class TestErrand:
         assert answer == Answer([b"yes"], 7.0, repeated=False)
 
     def test_one_that_went_unanswered_may_have_been(self):
-        lost = Unanswered(redis.TimeoutError("no answer"))
+        lost = InDoubt(redis.TimeoutError("no answer"))
         went, answer = self.drive([lost, self.slots(self.B), self.answered(b"yes")])
         assert [to for to, _ in went] == [self.A, self.B, self.B]
         assert answer == Answer([b"yes"], 7.0, repeated=True)
@@ -596,13 +596,18 @@ class TestErrand:
         _, answer = self.drive([refused, self.slots(self.B), self.answered(b"yes")])
         assert not answer.repeated
 
-    def test_the_end_of_all_attempts_tells_whether_one_was_sent(self):
-        lost, refused = Unanswered(redis.TimeoutError("no answer")), redis.ConnectionError("refused")
-        _, error = self.drive([lost, refused, refused])
-        assert isinstance(error, Unanswered)
-        _, error = self.drive([refused, refused, refused])
+    def test_the_end_of_all_attempts_tells_whether_one_was_sent(self, quick_clock):
+        lost, refused = InDoubt(redis.TimeoutError("no answer")), redis.ConnectionError("refused")
+        _, error = self.drive(chain([lost], repeat(refused)))
+        assert isinstance(error, InDoubt)
+        _, error = self.drive(repeat(refused))
         assert isinstance(error, redis.ConnectionError)
         assert "a:1" in str(error)
+
+    def test_nobody_who_tells_of_the_slots_is_waited_for(self, quick_clock):
+        refused = redis.ConnectionError("refused")
+        _, answer = self.drive([*[refused] * 4, self.slots(self.B), self.answered(b"yes")])
+        assert answer == Answer([b"yes"], 7.0, repeated=False)
 
     def test_one_that_found_no_free_connection_waits_for_one(self):
         busy = redis.exceptions.MaxConnectionsError("all are busy")
@@ -610,9 +615,12 @@ class TestErrand:
         assert [to for to, _ in went] == [self.A, self.A, self.A]
         assert answer == Answer([b"yes"], 7.0, repeated=False)
 
-    def test_no_free_connection_in_all_the_time_is_told_as_such(self, monkeypatch):
+    @pytest.fixture
+    def quick_clock(self, monkeypatch):
         moments = iter(range(10**6))
         monkeypatch.setattr(routing, "clock", lambda: next(moments) / 20)
+
+    def test_no_free_connection_in_all_the_time_is_told_as_such(self, quick_clock):
         went, error = self.drive(repeat(redis.exceptions.MaxConnectionsError("all are busy")))
         assert isinstance(error, redis.exceptions.MaxConnectionsError)
         assert len(went) > 1

@@ -15,7 +15,7 @@ ORDER = [
     "leases", "lines", "models",
     "backends.probing", "backends.base", "backends.loops", "backends.locmem", "backends.dummy",
     "backends.redis.keys", "backends.redis.leases", "backends.redis.location", "backends.redis.health",
-    "backends.redis.errors", "backends.redis.commands", "backends.redis.patience", "backends.redis.wire",
+    "backends.redis.errors", "backends.redis.commands", "backends.redis.timeouts", "backends.redis.wire",
     "backends.redis.sentinels",
     "backends.redis.masters", "backends.redis.topology", "backends.redis.checkup", "backends.redis.listing",
     "backends.redis.listener",

@@ -23,12 +23,12 @@ from ..loops import PerLoop
 from ..probing import failed
 from .cluster.parts import cluster_parts, is_cluster
 from .commands import Command, Script, pack
-from .errors import NoReply, Unanswered, explain, is_wrong_type
+from .errors import InDoubt, NoReply, explain, is_wrong_type
 from .keys import LEASES, RUNS
 from .leases import read_holder, read_lease, read_remaining
 from .listing import SCAN_STEP, Listing
 from .parts import Parts, server_parts
-from .patience import SHORTEST_PATIENCE
+from .timeouts import SHORTEST
 from .wire import Answer
 
 ACQUIRE, RELEASE, RENEW = Script("acquire"), Script("release"), Script("renew")
@@ -336,7 +336,7 @@ class RedisBackend(BaseLockBackend):
     def _send(self, *commands: Command, within: float | None = None, until: float | None = 0.0) -> Answer:
         try:
             return self._wire.send(*commands, within=within, until=until)
-        except Unanswered as error:
+        except InDoubt as error:
             raise explain(error.cause, self, NoReply) from error.cause
         except (RedisError, OSError) as error:
             raise explain(error, self) from error
@@ -344,7 +344,7 @@ class RedisBackend(BaseLockBackend):
     async def _asend(self, *commands: Command, within: float | None = None, until: float | None = 0.0) -> Answer:
         try:
             return await (await self._async_wires.here()).send(*commands, within=within, until=until)
-        except Unanswered as error:
+        except InDoubt as error:
             raise explain(error.cause, self, NoReply) from error.cause
         except (RedisError, OSError) as error:
             raise explain(error, self) from error
@@ -379,7 +379,7 @@ class RedisBackend(BaseLockBackend):
     def _patience(self, ticket: Ticket) -> float:
         """Seconds for an answer: what a caller who waits has left, if that is less than the timeout."""
         usual: float = self.option["socket_timeout"]
-        return usual if ticket.give_up is None else min(usual, max(SHORTEST_PATIENCE, ticket.give_up - clock()))
+        return usual if ticket.give_up is None else min(usual, max(SHORTEST, ticket.give_up - clock()))
 
     def _patience_to_listen(self, ticket: Ticket) -> float:
         left = inf if ticket.give_up is None else ticket.give_up - clock()

@@ -1,11 +1,10 @@
-"""From an error of redis-py to one that says what to do."""
+"""What an error of redis-py means: whether to try again, whether the command was executed, and what to do about it."""
 
 from __future__ import annotations
 
 import re
 import ssl
 from collections.abc import Iterator
-from math import inf
 from typing import TYPE_CHECKING
 
 from redis.exceptions import (
@@ -15,6 +14,7 @@ from redis.exceptions import (
     ClusterCrossSlotError,
     ClusterDownError,
     ConnectionError,
+    InvalidResponse,
     MasterDownError,
     MaxConnectionsError,
     NoPermissionError,
@@ -22,90 +22,19 @@ from redis.exceptions import (
     ReadOnlyError,
     RedisError,
     ResponseError,
+    TimeoutError,
     TryAgainError,
 )
 
 from ...exceptions import LockBackendError
-from ...tickets import clock
 
 if TYPE_CHECKING:
     from ..base import BaseLockBackend
     from .backend import RedisBackend
-    from .location import Location
-
-AGAIN = 0.2  # seconds before another attempt to find a server that serves
-
-# Redis 6.2 has the reason in the midst of the text when a script met it; redis-py takes some away at the beginning.
-_REASON = re.compile(r"(?:^|-)(BUSY|LOADING|MASTERDOWN|NOPERM|NOREPLICAS|OOM|READONLY|UNBLOCKED|WRONGTYPE) ")
-_BY_CLASS = {
-    BusyLoadingError: "LOADING",
-    MasterDownError: "MASTERDOWN",
-    NoPermissionError: "NOPERM",
-    OutOfMemoryError: "OOM",
-    ReadOnlyError: "READONLY",
-}
-_NO_PERMISSION_IN_SCRIPT = ("ACL failure in script", "The user executing the script can't")
-_NOT_SERVED = ("LOADING", "MASTERDOWN", "NOREPLICAS", "READONLY", "UNBLOCKED")
-_GONE = (ssl.SSLEOFError, ssl.SSLSyscallError, ssl.SSLZeroReturnError)  # in the midst of the handshake: says no reason
 
 
-def reason(error: Exception) -> str:
-    """The server's own word for why it refused; "" for others."""
-    if not isinstance(error, ResponseError | BusyLoadingError):
-        return ""
-    found = _REASON.search(str(error))
-    if any(text in str(error) for text in _NO_PERMISSION_IN_SCRIPT):
-        return "NOPERM"
-    return _BY_CLASS.get(type(error), "") or (found[1] if found else "")
-
-
-class Unanswered(Exception):
-    """The commands were sent and no reply came: the server may have executed them, or may do so yet."""
-
-    def __init__(self, cause: Exception) -> None:
-        super().__init__(str(cause))
-        self.cause = cause
-
-
-class NotServed(ConnectionError):
-    """The server executed nothing and will not, as it is now; another one may. ``reply``: its own words."""
-
-    def __init__(self, reply: RedisError) -> None:
-        super().__init__(str(reply))
-        self.reply = reply
-
-    @classmethod
-    def is_said_by(cls, reply: Exception) -> bool:
-        return reason(reply) in _NOT_SERVED
-
-
-def unless_not_served(reply: RedisError) -> RedisError:
-    if NotServed.is_said_by(reply):
-        raise NotServed(reply) from reply
-    return reply
-
-
-def is_about_certificates(error: BaseException) -> bool:
-    """Whether a connection failed because one side does not trust the other. redis-py chains the reason."""
-    return any(isinstance(cause, ssl.SSLError) and not isinstance(cause, _GONE) for cause in chain(error))
-
-
-def chain(error: BaseException) -> Iterator[BaseException]:
-    """An error, what caused it, what caused that; each once, because a cause may have become its own by a re-raise."""
-    seen: set[int] = set()
-    cause: BaseException | None = error
-    while cause is not None and id(cause) not in seen:
-        yield cause
-        seen.add(id(cause))
-        cause = cause.__cause__ or cause.__context__
-
-
-def is_worth_waiting(error: Exception, location: Location, began: float, patience: float, until: float | None) -> bool:
-    """Whether to try again in a moment what began then, because a server will take over or serve soon."""
-    cause = error.cause if isinstance(error, Unanswered) else error
-    longest = min(began + location.patience, inf if until is None else until)
-    is_in_time = clock() + AGAIN < max(began + patience, longest)
-    return is_in_time and location.is_passing(cause) and not isinstance(cause, MaxConnectionsError)
+class NotSent(ConnectionError):
+    """The connection leads to a server that is of no use any more, so nothing was sent on it."""
 
 
 class NoSentinel(ConnectionError):
@@ -124,12 +53,91 @@ class SentinelRefusal(ConnectionError):
     """The sentinels do not let this user in, or do not let it ask."""
 
 
-def is_wrong_type(reply: object) -> bool:
-    return isinstance(reply, Exception) and reason(reply) == "WRONGTYPE"
+class InDoubt(Exception):
+    """The commands were sent and no reply came: the server may have executed them, or may do so yet."""
+
+    def __init__(self, cause: Exception) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
 
 
 class NoReply(LockBackendError):
     """The server may have done what it was asked, or may do so yet."""
+
+
+# Redis 6.2 has the reason in the midst of the text when a script met it; redis-py takes some away at the beginning.
+_REASON = re.compile(r"(?:^|-)(BUSY|LOADING|MASTERDOWN|MISCONF|NOPERM|NOREPLICAS|OOM|READONLY|UNBLOCKED|WRONGTYPE) ")
+_BY_CLASS = {
+    BusyLoadingError: "LOADING",
+    MasterDownError: "MASTERDOWN",
+    NoPermissionError: "NOPERM",
+    OutOfMemoryError: "OOM",
+    ReadOnlyError: "READONLY",
+}
+_NO_PERMISSION_IN_SCRIPT = ("ACL failure in script", "The user executing the script can't")
+_TOO_MANY_CLIENTS = "max number of clients"
+_NOT_NOW = {"BUSY", "LOADING", "MASTERDOWN", "NOREPLICAS", "READONLY", "UNBLOCKED"}
+_OF_SLOTS = AskError | TryAgainError | ClusterDownError  # MovedError is an AskError
+_FINAL = AuthenticationError | SentinelRefusal | UnknownService
+_GONE = (ssl.SSLEOFError, ssl.SSLSyscallError, ssl.SSLZeroReturnError)  # in the midst of the handshake: says no reason
+
+
+def reason(error: Exception) -> str:
+    """The server's own word for why it refused; "" for others."""
+    if not isinstance(error, ResponseError | BusyLoadingError):
+        return ""
+    found = _REASON.search(str(error))
+    if any(text in str(error) for text in _NO_PERMISSION_IN_SCRIPT):
+        return "NOPERM"
+    return _BY_CLASS.get(type(error), "") or (found[1] if found else "")
+
+
+# What talks to servers decides by these three questions, be it one server, a master, a Cluster or a sentinel.
+
+
+def is_transient(error: BaseException, *, in_cluster: bool = False) -> bool:
+    """Whether it may pass by itself: with another connection, a failover, a restart, or a slot that arrives.
+
+    Other errors are final: somebody has to correct a setting, a right, a certificate, or what is in the server.
+    """
+    if isinstance(error, ResponseError):
+        return reason(error) in _NOT_NOW or _is_full(error) or (in_cluster and isinstance(error, _OF_SLOTS))
+    if not isinstance(error, ConnectionError | TimeoutError | OSError):
+        return False
+    return not isinstance(error, _FINAL) and not is_about_certificates(error)
+
+
+def is_answer(error: BaseException) -> bool:
+    """Whether a server that is there said so, and did not execute what it was asked."""
+    return isinstance(error, ResponseError | BusyLoadingError | AuthenticationError) or _is_full(error)
+
+
+def is_in_doubt(error: BaseException, *, was_sent: bool) -> bool:
+    """Whether the server may have executed what it was asked, or may do so yet."""
+    return was_sent and not is_answer(error) and not isinstance(error, NotSent)
+
+
+def _is_full(error: BaseException) -> bool:
+    return isinstance(error, RedisError) and _TOO_MANY_CLIENTS in str(error)
+
+
+def is_about_certificates(error: BaseException) -> bool:
+    """Whether a connection failed because one side does not trust the other. redis-py chains the reason."""
+    return any(isinstance(cause, ssl.SSLError) and not isinstance(cause, _GONE) for cause in chain(error))
+
+
+def chain(error: BaseException) -> Iterator[BaseException]:
+    """An error, what caused it, what caused that; each once, because a cause may have become its own by a re-raise."""
+    seen: set[int] = set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        yield cause
+        seen.add(id(cause))
+        cause = cause.__cause__ or cause.__context__
+
+
+def is_wrong_type(reply: object) -> bool:
+    return isinstance(reply, Exception) and reason(reply) == "WRONGTYPE"
 
 
 def explain(
@@ -140,8 +148,7 @@ def explain(
 
 def advice(error: Exception, backend: BaseLockBackend) -> str:
     """What to do about it."""
-    # redis-py's asyncio side wraps what went wrong while connecting.
-    match error.__cause__ if isinstance(error.__cause__, AuthenticationError) else error:
+    match error:
         case AuthenticationError():
             return f"the server refused the user or password; correct {backend.setting('LOCATION')}."
         case NoSentinel():
@@ -159,6 +166,13 @@ def advice(error: Exception, backend: BaseLockBackend) -> str:
             return "there is no master now: a failover goes on, or no replica can take over."
         case MaxConnectionsError():
             return f"no connection became free; raise {backend.setting('OPTIONS')}['max_connections']."
+        case RedisError() if _is_full(error):
+            return "the server has as many clients as it takes (its maxclients); raise that, or use fewer connections."
+        case InvalidResponse():
+            return (
+                "what answers there does not speak the protocol of Redis;"
+                f" check host, port and scheme (rediss:// for TLS) of {backend.setting('LOCATION')}."
+            )
         case ResponseError() | BusyLoadingError():
             return _advice_on_slots(error, backend) or _advice_on_refusal(reason(error), backend)
     if is_about_certificates(error):
@@ -180,6 +194,8 @@ def _advice_on_refusal(reason: str, backend: BaseLockBackend) -> str:
             return f"this server is a read-only replica; point {backend.setting('LOCATION')} at the primary."
         case "OOM":
             return "the server is out of memory and takes no more keys; raise its maxmemory or free some."
+        case "MISCONF":
+            return "the server cannot save its data and takes no writes (MISCONF); its log says why."
         case "LOADING":
             return "the server is still reading its data from disk; try again in a moment."
         case "NOREPLICAS":

@@ -11,11 +11,12 @@ from contextlib import contextmanager
 from typing import Any
 from weakref import WeakSet, WeakValueDictionary
 
-from redis.exceptions import AuthenticationError, RedisError, ResponseError, TimeoutError
+from redis.exceptions import RedisError, ResponseError, TimeoutError
 
 from ...bells import Bell
 from ...tickets import Ticket, clock
 from .commands import pack
+from .errors import is_transient
 from .location import Location
 
 logger = logging.getLogger("django_distlock")
@@ -174,8 +175,7 @@ class Listener:
             logger.debug("The listener of %r lost its connection: %s", self._name, error)
         else:
             logger.exception("The listener of %r failed and begins again", self._name)
-        is_final = self._location.patience > 0 and not self._location.is_passing(error)
-        if is_final or isinstance(error, ResponseError | AuthenticationError):
+        if not is_transient(error):
             self._ring_starters()  # no use in waiting for it
 
     def _subscribe(self, connection: Any) -> None:

@@ -66,10 +66,6 @@ class Location:
     def async_connection_class(self) -> type[Any]:
         return _twin(self.connection_class)
 
-    def is_passing(self, error: Exception) -> bool:
-        """Whether it is no use to report this error while there is time left to try again."""
-        return isinstance(error, redis.BusyLoadingError)
-
     # Without retries, because redis-py would repeat commands by itself, and then nobody knows that one
     # went unanswered.
 
@@ -98,6 +94,8 @@ class Location:
             await in_time(within if is_hurried else None, connection.connect())
         except BaseException as error:
             await hang_up(connection)  # redis-py forgets that where the other side ended TLS, or a task was cancelled
+            if isinstance(error, redis.ConnectionError) and isinstance(error.__cause__, redis.RedisError):
+                raise error.__cause__ from None  # redis-py wraps it on unix sockets
             if isinstance(error, Exception) and self._is_of_provider(error):
                 raise redis.ConnectionError(f"{type(error).__name__}: {error}") from error
             raise

@@ -8,15 +8,14 @@ from math import inf
 from typing import Any, NoReturn
 
 import redis.asyncio
-from redis.exceptions import AuthenticationError, ConnectionError, TimeoutError
+from redis.exceptions import TimeoutError
 
 from ...tickets import clock
 from .commands import pack
-from .errors import NoMaster, NoSentinel, NotServed, SentinelRefusal, UnknownService, is_about_certificates
+from .errors import NoMaster, NotSent
 from .location import Location, hang_up, in_time
 from .sentinels import Master, Sentinels
 
-_FINAL = (AuthenticationError, NoSentinel, SentinelRefusal, UnknownService)
 _ROLE = pack("ROLE")
 
 
@@ -29,17 +28,17 @@ class _ToMaster:
     def send_packed_command(self, *args: Any, **options: Any) -> Any:
         if self.master is not None:
             if self.master is not self.sentinels.master:
-                raise NotServed(self._moved())
+                raise NotSent(self._moved())
             self.sentinels.used_at = clock()
         return super().send_packed_command(*args, **options)  # type: ignore[misc]
 
     def read_response(self, *args: Any, **options: Any) -> Any:
         if self.master is not None and self.master is not self.sentinels.master:
-            raise self._moved()
+            raise NoMaster(self._moved())
         return super().read_response(*args, **options)  # type: ignore[misc]
 
-    def _moved(self) -> NoMaster:
-        return NoMaster(f"{self.master} is not known to be the master any more")
+    def _moved(self) -> str:
+        return f"{self.master} is not known to be the master any more"
 
 
 class _Connection(_ToMaster, redis.Connection):
@@ -85,12 +84,6 @@ class MasterLocation(Location):
     def server(self) -> tuple[object, ...]:
         sentinels = frozenset(sentinel.server[:2] for sentinel in self.sentinels.locations)
         return self.sentinels.service, sentinels, int(self.arguments.get("db") or 0)
-
-    def is_passing(self, error: Exception) -> bool:
-        # redis-py's asyncio side wraps what went wrong while connecting.
-        if isinstance(error, _FINAL) or isinstance(error.__cause__, _FINAL) or is_about_certificates(error):
-            return False
-        return isinstance(error, ConnectionError | TimeoutError | OSError) or NotServed.is_said_by(error)
 
     def connected(self, *, within: float = inf, **arguments: Any) -> Any:
         master = self.sentinels.find(self._patience_of(within))

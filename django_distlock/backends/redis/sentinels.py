@@ -181,10 +181,7 @@ class Sentinels:
         raise _worst(problems)
 
     def _told(self, sentinel: Location, reply: Reply) -> Master | Exception:
-        # redis-py's asyncio side wraps what went wrong while connecting.
-        if isinstance(reply, AuthenticationError | NoPermissionError) or (
-            isinstance(reply, Exception) and isinstance(reply.__cause__, AuthenticationError)
-        ):
+        if isinstance(reply, AuthenticationError | NoPermissionError):
             return SentinelRefusal(f"{sentinel.text}: {reply}")
         if isinstance(reply, Exception):
             return NoSentinel(f"{sentinel.text}: {reply}")

@@ -7,34 +7,25 @@ the lost command may still be executed, so commands are sent here with the repet
 from __future__ import annotations
 
 import asyncio
-import builtins
 import os
 import time
 import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from queue import Empty, SimpleQueue
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
-from redis.exceptions import (
-    AuthenticationError,
-    BusyLoadingError,
-    ConnectionError,
-    MaxConnectionsError,
-    NoScriptError,
-    RedisError,
-    ResponseError,
-    TimeoutError,
-)
+from redis.exceptions import BusyLoadingError, NoScriptError, RedisError, ResponseError, TimeoutError
 
 from ...tickets import clock
 from .commands import Command, pack
-from .errors import AGAIN, NotServed, Unanswered, is_worth_waiting, unless_not_served
+from .errors import is_transient
 from .location import Location, hang_up
-from .patience import clipped, exhausted, may_wait_on
+from .timeouts import Call, RunningFor
 
 IDLE_TRUSTED = 1.0  # seconds for which an idle connection is used again without a look at its socket
+IDLE_KEPT = 60.0  # seconds after which it is closed, before something between here and the server forgets it
 
 
 class Answer(NamedTuple):
@@ -67,16 +58,12 @@ def _to_repeat(commands: Sequence[Command], replies: Sequence[Any]) -> tuple[lis
 class Wire:
     """For threads. Opens at most ``most`` connections and waits nowhere longer than ``timeout`` seconds.
 
-    ``send`` puts all commands on the wire at once and returns their replies; it tries twice, because an
-    idle connection may have died unnoticed. Then it raises Unanswered, or redis-py's ConnectionError when
-    there was no connection at all. ``within``: seconds for a connection and for an answer, where they are less
-    than the timeout; a try that took so long is not repeated.
-
-    Where another server may take over, or this one serves in a moment, it goes on trying for as long, or
-    ``until`` a moment on ``clock()`` (None: open end) if the location has the patience.
+    ``send`` puts all commands on the wire at once and returns their replies. What fails it tries again as ``Call``
+    says, at least once on another connection, because an idle one may have died unnoticed. Then it raises InDoubt,
+    or redis-py's error when nothing was executed. ``within`` and ``until``: see ``Call``.
     """
 
-    insists = True  # tries again also after the whole timeout
+    waits = True  # tries again also after a pause
 
     def __init__(self, location: Location, most: int, timeout: float) -> None:
         self._location = location
@@ -86,6 +73,7 @@ class Wire:
     def _start(self) -> None:
         self._pid = os.getpid()
         self._idle: deque[Idle] = deque()
+        self._answered_at = 0.0
         weakref.finalize(self, _disconnect, self._idle).atexit = False
         # A permit per connection that may be in use; a queue in C is several times faster than a semaphore.
         self._permits: SimpleQueue[None] = SimpleQueue()
@@ -97,63 +85,69 @@ class Wire:
             return NOTHING
         if self._pid != os.getpid():
             self._start()  # a forked child must not talk on its parent's connections
-        patience = self._timeout if within is None else min(within, self._timeout)
-        permits, began, repeated, left = self._permits, clock(), False, patience
+        call = Call(self._location, self._timeout, within, until, waits=self.waits)
+        permits = self._permits
         while True:
+            self._wait_for_permit(permits, call)
             try:
-                permits.get(timeout=left)
-            except Empty:
-                if not may_wait_on(self._location, began, until):
-                    _fail(MaxConnectionsError(exhausted(self._most)), repeated)
-            else:
-                try:
-                    return self._send(commands, left, began, repeated, until)
-                except (RedisError, OSError, Unanswered) as error:
-                    if not is_worth_waiting(error, self._location, began, patience, until):
-                        raise
-                    repeated = isinstance(error, Unanswered)
-                finally:
-                    permits.put(None)
-                time.sleep(AGAIN)
-            left = clipped(patience, until)
+                outcome = self._attempt(commands, call)
+            finally:
+                permits.put(None)
+            if isinstance(outcome, Answer):
+                return outcome
+            time.sleep(outcome)
 
-    def _send(
-        self, commands: Sequence[Command], patience: float, began: float, repeated: bool, until: float | None
-    ) -> Answer:
-        is_second = False
+    def _wait_for_permit(self, permits: SimpleQueue[None], call: Call) -> None:
+        try:
+            permits.get_nowait()
+        except Empty:
+            while True:
+                seconds = call.queued(self._most, self._answered_at)
+                with suppress(Empty):
+                    permits.get(timeout=seconds)
+                    break
+            call.admitted()
+
+    def _attempt(self, commands: Sequence[Command], call: Call) -> Answer | float:
+        """The replies, or seconds to pause before the next attempt."""
         while True:
-            sent_at, connection = clock(), None
+            sent_at, connection, was_idle = clock(), None, False
             try:
-                connection = self._connected(patience)
-                replies = self._exchange(connection, [command.packed for command in commands], patience)
+                connection, was_idle = self._connected(call)
+                replies = self._exchange(connection, [command.packed for command in commands], call, was_idle)
                 if NoScriptError in map(type, replies):
                     forgotten, again = _to_repeat(commands, replies)
-                    fresh = self._exchange(connection, again, patience)[-len(forgotten) :]
+                    fresh = self._exchange(connection, again, call, was_idle)[-len(forgotten) :]
                     for index, reply in zip(forgotten, fresh, strict=True):
                         replies[index] = reply
             except BaseException as error:
                 if connection is not None:
                     connection.disconnect()
-                repeated = repeated or _was_sent(connection, error)
-                too_late = clock() - began >= patience and (patience < self._timeout or not self.insists)
-                if is_second or too_late or connection is None or not _is_worth_repeating(error):
-                    _fail(error, repeated)
-                is_second, patience = True, clipped(patience, until)
+                pause = call.failed(error, was_sent=connection is not None, was_idle=was_idle)
                 self.close()  # what killed this connection may have killed the idle ones
+                if pause:
+                    return pause
             else:
-                self._idle.append(Idle(connection, clock()))
-                return Answer(replies, sent_at, repeated)
+                self._answered_at = now = clock()
+                self._idle.append(Idle(connection, now))
+                if now - self._idle[0].since > IDLE_KEPT:
+                    self._close_old(now)
+                return Answer(replies, sent_at, call.is_in_doubt)
 
-    def _connected(self, patience: float) -> Any:
+    def _connected(self, call: Call) -> tuple[Any, bool]:
+        """A connection, and whether it stood idle for so long that it may have died."""
         while self._idle:
             try:
                 connection, since = self._idle.pop()
             except IndexError:
                 break  # another thread took the last one
-            if clock() - since < IDLE_TRUSTED or not self._is_stale(connection):
-                return connection
+            age = clock() - since
+            if age < IDLE_TRUSTED:
+                return connection, False
+            if age < IDLE_KEPT and not self._is_stale(connection):
+                return connection, True
             connection.disconnect()
-        return self._location.connected(within=patience)
+        return self._location.connected(within=call.left()), False
 
     @staticmethod
     def _is_stale(connection: Any) -> bool:
@@ -162,9 +156,10 @@ class Wire:
         except RedisError:
             return True
 
-    def _exchange(self, connection: Any, packed: list[bytes], patience: float) -> list[Any]:
+    def _exchange(self, connection: Any, packed: list[bytes], call: Call, was_idle: bool) -> list[Any]:
         connection.send_packed_command([b"".join(packed)], check_health=False)
-        read_by = clock() + patience if patience < self._timeout else None
+        left = call.left(was_idle=was_idle)
+        read_by = clock() + left if left < self._timeout else None
         return [self._read(connection, read_by) for _ in packed]
 
     @staticmethod
@@ -174,8 +169,8 @@ class Wire:
             raise TimeoutError("Timeout reading from socket")
         try:
             return connection.read_response(disable_decoding=True)
-        except (ResponseError, BusyLoadingError) as error:
-            return unless_not_served(error)
+        except (ResponseError, BusyLoadingError) as reply:
+            return unless_transient(reply)
 
     def locate(self, key: str) -> None:
         """Learn where the key is. One server has all keys."""
@@ -187,89 +182,93 @@ class Wire:
     def close(self) -> None:
         _disconnect(self._idle)
 
+    def _close_old(self, now: float) -> None:
+        with suppress(IndexError):
+            while now - self._idle[0].since > IDLE_KEPT:
+                self._idle.popleft().connection.disconnect()
+
 
 class AsyncWire:
     """The same for the tasks of one event loop."""
 
     ending: AsyncIterator[None]  # held here because the loop itself keeps no more than a weak reference
-    insists = True
+    waits = True
 
     def __init__(self, location: Location, most: int, timeout: float) -> None:
         self._location = location
         self._most, self._timeout = most, timeout
         self._idle: deque[Idle] = deque()
+        self._answered_at = 0.0
         self._vacant = asyncio.BoundedSemaphore(most)
         self._keeps = True  # connections for the next call
 
     async def send(self, *commands: Command, within: float | None = None, until: float | None = 0.0) -> Answer:
         if not commands:
             return NOTHING  # asyncio's transports choke on an empty chunk: such a one is never closed
-        patience = self._timeout if within is None else min(within, self._timeout)
-        began, repeated, left = clock(), False, patience
+        call = Call(self._location, self._timeout, within, until, waits=self.waits)
         while True:
-            if await self._is_vacant(left):
-                try:
-                    return await self._send(commands, left, began, repeated, until)
-                except (RedisError, OSError, Unanswered) as error:
-                    if not is_worth_waiting(error, self._location, began, patience, until):
-                        raise
-                    repeated = isinstance(error, Unanswered)
-                finally:
-                    self._vacant.release()
-                await asyncio.sleep(AGAIN)
-            elif not may_wait_on(self._location, began, until):
-                _fail(MaxConnectionsError(exhausted(self._most)), repeated)
-            left = clipped(patience, until)
-
-    async def _is_vacant(self, patience: float) -> bool:
-        """Take a permit for a connection."""
-        if not self._vacant.locked():
-            return await self._vacant.acquire()
-        try:
-            async with asyncio.timeout(patience):
-                return await self._vacant.acquire()
-        except builtins.TimeoutError:
-            return False
-
-    async def _send(
-        self, commands: Sequence[Command], patience: float, began: float, repeated: bool, until: float | None
-    ) -> Answer:
-        is_second, cancelled = False, _cancellations()
-        while True:
-            sent_at, connection = clock(), None
+            await self._wait_for_permit(call)
             try:
-                connection = await self._connected(patience)
-                replies = await self._exchange(connection, [command.packed for command in commands], patience)
+                outcome = await self._attempt(commands, call)
+            finally:
+                self._vacant.release()
+            if isinstance(outcome, Answer):
+                return outcome
+            await asyncio.sleep(outcome)
+
+    async def _wait_for_permit(self, call: Call) -> None:
+        if not self._vacant.locked():
+            await self._vacant.acquire()
+            return
+        while True:
+            seconds = call.queued(self._most, self._answered_at)
+            with suppress(TimeoutError):
+                async with RunningFor(seconds, "no connection is free"):
+                    await self._vacant.acquire()
+                break
+        call.admitted()
+
+    async def _attempt(self, commands: Sequence[Command], call: Call) -> Answer | float:
+        cancelled = _cancellations()
+        while True:
+            sent_at, connection, was_idle = clock(), None, False
+            try:
+                connection, was_idle = await self._connected(call)
+                replies = await self._exchange(connection, [command.packed for command in commands], call, was_idle)
                 if NoScriptError in map(type, replies):
                     forgotten, again = _to_repeat(commands, replies)
-                    fresh = (await self._exchange(connection, again, patience))[-len(forgotten) :]
+                    fresh = (await self._exchange(connection, again, call, was_idle))[-len(forgotten) :]
                     for index, reply in zip(forgotten, fresh, strict=True):
                         replies[index] = reply
             except BaseException as error:
                 if connection is not None:
                     await hang_up(connection)
-                repeated = repeated or _was_sent(connection, error)
                 _check_cancelled(cancelled)
-                too_late = clock() - began >= patience and (patience < self._timeout or not self.insists)
-                if is_second or too_late or connection is None or not _is_worth_repeating(error):
-                    _fail(error, repeated)
-                is_second, patience = True, clipped(patience, until)
+                pause = call.failed(error, was_sent=connection is not None, was_idle=was_idle)
                 await self._close_idle()
+                if pause:
+                    return pause
             else:
+                self._answered_at = now = clock()
                 if self._keeps:
-                    self._idle.append(Idle(connection, clock()))
+                    self._idle.append(Idle(connection, now))
+                    while now - self._idle[0].since > IDLE_KEPT:
+                        await hang_up(self._idle.popleft().connection)
                 else:
                     await hang_up(connection)
                 _check_cancelled(cancelled)
-                return Answer(replies, sent_at, repeated)
+                return Answer(replies, sent_at, call.is_in_doubt)
 
-    async def _connected(self, patience: float) -> Any:
+    async def _connected(self, call: Call) -> tuple[Any, bool]:
         while self._idle:
             connection, since = self._idle.pop()
-            if clock() - since < IDLE_TRUSTED or not await self._is_stale(connection):
-                return connection
+            age = clock() - since
+            if age < IDLE_TRUSTED:
+                return connection, False
+            if age < IDLE_KEPT and not await self._is_stale(connection):
+                return connection, True
             await hang_up(connection)
-        return await self._location.aconnected(within=patience)
+        return await self._location.aconnected(within=call.left()), False
 
     @staticmethod
     async def _is_stale(connection: Any) -> bool:
@@ -282,22 +281,17 @@ class AsyncWire:
             await hang_up(connection)
             raise
 
-    async def _exchange(self, connection: Any, packed: list[bytes], patience: float) -> list[Any]:
-        # Not by an argument of read_response, which answers None when its time is over.
-        sooner = asyncio.timeout(patience) if patience < self._timeout else nullcontext()
-        try:
-            async with sooner:
-                await connection.send_packed_command([b"".join(packed)], check_health=False)
-                return [await self._read(connection) for _ in packed]
-        except builtins.TimeoutError:
-            raise TimeoutError("Timeout reading from socket") from None
+    async def _exchange(self, connection: Any, packed: list[bytes], call: Call, was_idle: bool) -> list[Any]:
+        async with RunningFor(call.left(was_idle=was_idle), "Timeout reading from socket"):
+            await connection.send_packed_command([b"".join(packed)], check_health=False)
+            return [await self._read(connection) for _ in packed]
 
     @staticmethod
     async def _read(connection: Any) -> Any:
         try:
             return await connection.read_response(disable_decoding=True)
-        except (ResponseError, BusyLoadingError) as error:
-            return unless_not_served(error)
+        except (ResponseError, BusyLoadingError) as reply:
+            return unless_transient(reply)
 
     async def locate(self, key: str) -> None: ...
 
@@ -326,24 +320,13 @@ def _cancellations() -> int:
 
 
 def _check_cancelled(before: int) -> None:
-    """redis-py sends through asyncio.wait_for, which on Python 3.11 may lose a cancellation or make it an error."""
+    """Where a cancellation meets another error, that one may be all that is told."""
     if _cancellations() > before:
         raise asyncio.CancelledError
 
 
-def _was_sent(connection: Any, error: BaseException) -> bool:
-    """Whether the server may have executed the commands, or may do so yet."""
-    return connection is not None and not isinstance(error, NotServed)
-
-
-def _fail(error: BaseException, sent: bool) -> NoReturn:
-    if isinstance(error, NotServed):
-        refusal, error = error, error.reply
-        refusal.__cause__ = None  # else the reply, which is raised out of it, would be its own cause
-    if sent and isinstance(error, RedisError | OSError):
-        raise Unanswered(error) from error
-    raise error  # also what a handler of a signal raised, such as a time limit
-
-
-def _is_worth_repeating(error: BaseException) -> bool:
-    return isinstance(error, ConnectionError | TimeoutError) and not isinstance(error, AuthenticationError)
+def unless_transient(reply: Exception) -> Exception:
+    """A reply that an attempt on another connection, or later, may not get is none: it is raised."""
+    if is_transient(reply):
+        raise reply
+    return reply

@@ -15,7 +15,7 @@ from redis.exceptions import ConnectionError, MaxConnectionsError
 
 from ...exceptions import LockBackendError
 from ..redis.location import Location
-from ..redis.patience import exhausted
+from ..redis.timeouts import exhausted
 from .asking import LOADS, Arrival, Contact, Steps, Verdict
 from .lineup import Lineup, Link
 

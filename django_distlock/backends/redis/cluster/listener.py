@@ -11,19 +11,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from weakref import WeakValueDictionary
 
-from redis.exceptions import (
-    AskError,
-    AuthenticationError,
-    ClusterDownError,
-    ConnectionError,
-    MovedError,
-    ResponseError,
-    TimeoutError,
-)
+from redis.exceptions import AskError, ClusterDownError, ConnectionError, MovedError, ResponseError, TimeoutError
 
 from ....bells import Bell
 from ....tickets import Ticket, clock
 from ..commands import pack
+from ..errors import is_transient
 from ..keys import ClusterKeys
 from ..listener import IDLE, KINDS, Listener
 from ..location import Location
@@ -154,7 +147,7 @@ class NodeListener(Listener):
         return self._failure
 
     def raise_if_refused(self) -> None:
-        if isinstance(self._failure, ResponseError | AuthenticationError):
+        if self._failure and not is_transient(self._failure, in_cluster=True):
             raise self._failure
 
     def touch(self) -> None:

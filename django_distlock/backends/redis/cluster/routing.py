@@ -12,21 +12,18 @@ from typing import Any, NamedTuple, TypeVar
 from redis.exceptions import (
     AskError,
     AuthenticationError,
-    BusyLoadingError,
     ClusterDownError,
     ConnectionError,
     MaxConnectionsError,
     MovedError,
-    ReadOnlyError,
     RedisError,
-    ResponseError,
     TimeoutError,
     TryAgainError,
 )
 
 from ....tickets import clock
 from ..commands import Command, pack
-from ..errors import Unanswered
+from ..errors import InDoubt, is_answer, is_transient
 from ..keys import slot_of
 from ..wire import Answer
 from .slots import Address, SlotMap, address_of
@@ -41,7 +38,6 @@ LEAST_ASKED = 3  # nodes that are asked, even if the time goes by with the first
 FRESH = 0.2  # seconds for which who tries again takes what others have learned
 
 REFUSED = (AuthenticationError, MaxConnectionsError)  # errors of connections that tell nothing of the node
-UNDECIDED = (ConnectionError, TimeoutError, AskError, TryAgainError, ClusterDownError, ReadOnlyError)
 
 Outcome = Answer | Exception
 
@@ -74,7 +70,7 @@ class Errand:
     """Commands on their way, until each is answered or the time is over.
 
     A node that redirects a command did not execute it. One that did not answer may have: that is told, as a
-    ``Wire`` does, by Unanswered or by ``repeated``. Where several nodes were asked and only some of them failed,
+    ``Wire`` does, by InDoubt or by ``repeated``. Where several nodes were asked and only some of them failed,
     their errors stand among the replies.
     """
 
@@ -106,7 +102,7 @@ class Errand:
                 failure = yield from self._learn(began if rounds == 1 else min(began, clock() - FRESH))
                 if failure and not known:
                     self._replies = [failure] * len(self._commands)
-                if failure:
+                if failure and not (is_transient(failure, in_cluster=True) and clock() < self._give_up):
                     return self._answer()
             if rounds > 1 or (self._slots.owners is known and not self._ask):
                 longest = min(LONGEST_PAUSE, max(0.0, self._give_up - clock()))
@@ -136,7 +132,7 @@ class Errand:
             ask = self._ask.pop(number, None)
             to = command.at or ask or self._slots.owners.get(slot := slot_of_key(command.key))
             if to is None:
-                self._replies[number] = ClusterDownError(f"no primary serves slot {slot}")
+                self._replies[number] = self._replies[number] or ClusterDownError(f"no primary serves slot {slot}")
                 continue
             trip = trips.get(to)
             if trip is None:
@@ -154,7 +150,7 @@ class Errand:
                 if isinstance(reply, AskError):
                     self._redirect(number, reply, trip.to)
             return
-        self._repeated = self._repeated or isinstance(outcome, Unanswered)
+        self._repeated = self._repeated or isinstance(outcome, InDoubt)
         failure = _of_node(trip.to, outcome)
         if isinstance(failure, ConnectionError) and not isinstance(failure, REFUSED):
             self._slots.silent.add(trip.to)
@@ -170,7 +166,8 @@ class Errand:
 
     def _is_to_repeat(self, number: int) -> bool:
         reply = self._replies[number]
-        return is_undecided(reply) and not isinstance(reply, AuthenticationError) and self._commands[number].at is None
+        is_open = isinstance(reply, Exception) and is_transient(reply, in_cluster=True)
+        return is_open and self._commands[number].at is None
 
     def _is_map_wrong(self, left: Sequence[int]) -> bool:
         right = AskError | TryAgainError | MaxConnectionsError
@@ -179,7 +176,7 @@ class Errand:
     def _answer(self) -> Answer:
         if all(isinstance(reply, ConnectionError | TimeoutError) for reply in self._replies):
             if self._repeated:
-                raise Unanswered(self._replies[0]) from self._replies[0]
+                raise InDoubt(self._replies[0]) from self._replies[0]
             raise self._replies[0]
         return Answer(self._replies, min(self._sent_at), self._repeated)
 
@@ -221,18 +218,11 @@ def _share(within: float) -> float:
 
 def _of_node(address: Address, outcome: Exception) -> Exception:
     """Errors of connections do not always tell of which."""
-    error = outcome.cause if isinstance(outcome, Unanswered) else outcome
-    if isinstance(error.__cause__, AuthenticationError):
-        return error.__cause__  # redis-py's asyncio side wraps what went wrong while connecting
-    if isinstance(error, (*REFUSED, ResponseError, BusyLoadingError)):
+    error = outcome.cause if isinstance(outcome, InDoubt) else outcome
+    if is_answer(error) or isinstance(error, REFUSED):
         return error
     if isinstance(error, RedisError | OSError):
         named = ConnectionError(f"{address}: {error}")
         named.__cause__ = error
         return named
     raise error
-
-
-def is_undecided(reply: object) -> bool:
-    """Whether a reply tells nothing of its key: the node was not reached, or does not serve the slot now."""
-    return isinstance(reply, UNDECIDED)

@@ -6,13 +6,12 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
-from math import inf
 
 from redis.exceptions import ClusterDownError
 
-from ....tickets import clock
 from ..commands import Command
 from ..location import Location
+from ..timeouts import longest
 from ..wire import NOTHING, Answer, AsyncWire, Wire
 from .routing import Errand, Outcome, Pause, Result, Steps, Trip, refresh, slot_of_key
 from .slots import Address, SlotMap
@@ -21,11 +20,11 @@ MOST_ROUNDS = 5  # in which a listing asks all primaries, while slots move
 
 
 class NodeWire(Wire):
-    insists = False  # a node that hangs may have been replaced meanwhile
+    waits = False  # a node that does not serve may have a successor, so the errand goes on
 
 
 class AsyncNodeWire(AsyncWire):
-    insists = False
+    waits = False
 
 
 class _ClusterWire:
@@ -34,20 +33,15 @@ class _ClusterWire:
         self._most, self._timeout = most, timeout
 
     def _errand(self, commands: Sequence[Command], within: float | None, until: float | None) -> Errand:
-        timeout = self._timeout
-        patience, time = (timeout, 2 * timeout) if within is None or within >= timeout else (within, within)
-        if until is None or until > clock():
-            left = inf if until is None else until - clock()
-            time = max(patience, min(left, max(time, self._location.patience)))
-        return Errand(commands, self._slots, patience, time)
+        step = self._timeout if within is None else min(self._timeout, within)
+        return Errand(commands, self._slots, step, longest(self._location, self._timeout, within, until))
 
 
 class ClusterWire(_ClusterWire):
     """For threads. ``send`` finds the nodes by the keys of the commands and asks all of them at once.
 
-    Opens at most ``most`` connections to each node. Goes on for twice ``timeout`` seconds while a slot is between
-    nodes, or its primary does not answer and may be replaced; with ``within`` less than that, for so long; and
-    ``until`` a moment on ``clock()`` (None: open end) as long as the location has the patience.
+    Opens at most ``most`` connections to each node. While a slot is between nodes, or its primary does not serve and
+    may be replaced, it goes on for as long as ``longest`` says.
     """
 
     def __init__(self, location: Location, slots: SlotMap, most: int, timeout: float) -> None:

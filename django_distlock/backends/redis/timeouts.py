@@ -1,0 +1,157 @@
+"""How long a call lasts, and whether it tries again: one policy for one server, a master, and nodes of a Cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+from math import inf
+from types import TracebackType
+
+from redis.exceptions import MaxConnectionsError, RedisError, TimeoutError
+
+from ...tickets import clock
+from .errors import InDoubt, is_answer, is_in_doubt, is_transient
+from .location import Location
+
+SHORTEST = 0.5  # seconds that even a caller who does not wait gives the server
+GRACE = 0.45  # seconds that a call may last beyond its end
+FIRST_PAUSE, LONGEST_PAUSE = 0.2, 0.5  # seconds between attempts
+
+
+def longest(location: Location, timeout: float, within: float | None, until: float | None) -> float:
+    """Seconds that a call lasts at most.
+
+    ``timeout``: seconds of silence after which an attempt fails; ``within``: fewer of them, for who is in a hurry.
+    ``until``: the moment on ``clock()`` to which the caller waits for the lock; None: open end, 0.0: it is no wait.
+
+    That are two timeouts, or as long as the caller waits if that is less. Where another server may take over, it is
+    as long as the caller waits, up to the location's patience.
+    """
+    if until == 0.0:
+        return 2 * timeout if within is None else min(2 * timeout, within)
+    wait = inf if until is None else max(SHORTEST, until - clock())
+    return min(wait, max(2 * timeout, location.patience))
+
+
+class Call:
+    """The time of one call, and what became of its attempts. Arguments: see ``longest``.
+
+    ``waits``: whether it may try again after a pause.
+    """
+
+    __slots__ = (
+        "_began", "_by", "_end", "_is_in_doubt", "_is_repeated", "_location", "_pause", "_step",
+        "_timeout", "_until", "_waits", "_within", "is_tried",
+    )  # fmt: skip
+
+    def __init__(
+        self, location: Location, timeout: float, within: float | None, until: float | None, *, waits: bool = True
+    ) -> None:
+        self._location, self._timeout, self._until, self._waits = location, timeout, until, waits
+        self._step = timeout if within is None else min(timeout, within)
+        self._within = within
+        self._pause = FIRST_PAUSE
+        self.is_tried = self._is_repeated = False
+        self._is_in_doubt = False  # an attempt was sent and not answered
+        self._begin()
+
+    @property
+    def is_in_doubt(self) -> bool:
+        return self._is_in_doubt
+
+    def _begin(self) -> None:
+        self._began = clock()
+        self._end = self._began + longest(self._location, self._timeout, self._within, self._until)
+        self._by = self._end + GRACE
+
+    def left(self, *, was_idle: bool = False) -> float:
+        """Seconds for the next step of an attempt.
+
+        ``was_idle``: over a connection that may have died unnoticed, so that there must be time for another one.
+        """
+        now = clock()
+        left = max(SHORTEST, (self._end - now) / 2) if was_idle else self._by - now
+        return max(0.01, min(self._step, left))
+
+    def failed(self, error: BaseException, *, was_sent: bool, was_idle: bool) -> float:
+        """Seconds to pause before the next attempt. Raises what the caller is to be told if there is none."""
+        self.is_tried = True
+        self._is_in_doubt = self._is_in_doubt or is_in_doubt(error, was_sent=was_sent)
+        if is_transient(error):
+            now = clock()
+            if was_sent and not self._is_repeated and (was_idle or now < self._end):
+                self._is_repeated = True  # perhaps only this connection is to blame
+                self._by = max(self._by, now + GRACE)
+                return 0.0
+            may_pass = is_answer(error) or self._location.patience
+            if self._waits and may_pass and now + self._pause < self._end:
+                pause, self._pause = self._pause, min(LONGEST_PAUSE, 1.5 * self._pause)
+                return pause
+        raise self._to_tell(error)
+
+    def _to_tell(self, error: BaseException) -> BaseException:
+        if not self._is_in_doubt or not isinstance(error, RedisError | OSError):
+            return error  # also what a handler of a signal raised, such as a time limit
+        in_doubt = InDoubt(error)
+        in_doubt.__cause__ = error
+        return in_doubt
+
+    # For one of ``most`` connections, where all are in use.
+
+    def queued(self, most: int, answered_at: float) -> float:
+        """Seconds to wait on for a connection. Raises if it is no use.
+
+        ``answered_at``: when the server last answered anybody. While it does, only the caller's own wait counts.
+        """
+        now, end = clock(), self._end
+        if answered_at > now - self._step:
+            end = max(end, self._began + self._timeout, inf if self._until is None else self._until)
+            if now >= end:
+                raise self._to_tell(MaxConnectionsError(exhausted(most)))
+        elif now >= end:
+            raise self._to_tell(TimeoutError(f"all {most} connections wait for an answer"))
+        return min(self._step, end - now)
+
+    def admitted(self) -> None:
+        """A connection is free at last: the server's own time begins now."""
+        if not self.is_tried:
+            self._begin()
+
+
+def exhausted(most: int) -> str:
+    return f"all {most} connections are busy; OPTIONS['max_connections'] allows more"
+
+
+class RunningFor:
+    """``async with RunningFor(seconds)`` raises redis-py's TimeoutError when the block takes longer.
+
+    Only time in which the event loop runs counts. Where thousands of tasks begin at once, it gets to what came for
+    the first ones when their time would be over otherwise.
+    """
+
+    __slots__ = ("_handle", "_left", "_message", "_timeout")
+
+    PARTS = 4  # rounds of the loop that the block has at least
+
+    def __init__(self, seconds: float, message: str) -> None:
+        self._left, self._message = [seconds / self.PARTS] * self.PARTS, message
+
+    async def __aenter__(self) -> None:
+        self._timeout = asyncio.timeout(None)
+        await self._timeout.__aenter__()
+        self._tick()
+
+    def _tick(self) -> None:
+        if self._left:
+            self._handle = asyncio.get_running_loop().call_later(self._left.pop(), self._tick)
+        else:
+            self._timeout.reschedule(0.0)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._handle.cancel()
+        try:
+            await self._timeout.__aexit__(kind, error, traceback)
+        except builtins.TimeoutError as late:
+            raise TimeoutError(self._message) from late

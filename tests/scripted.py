@@ -1,0 +1,150 @@
+"""A server whose every answer is scripted: for errors and silences that no real one gives at will."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from django_distlock.backends.redis.backend import ACQUIRE
+from django_distlock.backends.redlock.asking import ACQUIRE as ACQUIRE_ON_NODE
+
+PATIENCE = 10.0
+SERVICE = "mymaster"
+HANDSHAKE = (b"HELLO", b"AUTH", b"CLIENT", b"SELECT")
+ACQUIRES = {ACQUIRE.sha, ACQUIRE_ON_NODE.sha}
+GRANTED = [1, b"0000000000000001"]
+
+
+class Scripted:
+    """
+    ``with Scripted() as server``: on a port of 127.0.0.1 it plays a server, a master and the sentinel that names it,
+    a Cluster of one node, and a node of a quorum. All locks are free.
+
+    ``answer``: what becomes of a command, by its words in capitals: text, an error in the words of the server; CLOSE
+    ends the connection; SILENCE; None: it is executed. ``seen``: the commands that came, without handshakes.
+    ``failed``: how many were not executed.
+    """
+
+    CLOSE, SILENCE = object(), object()
+
+    def __init__(self) -> None:
+        self.answer: Callable[[Sequence[bytes]], Any] = lambda words: None
+        self.seen: list[bytes] = []
+        self.failed = 0
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def __enter__(self) -> Scripted:
+        self._thread.start()
+        self._call(self._start())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._call(self._stop())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def _call(self, coroutine: Any) -> None:
+        asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(PATIENCE)
+
+    def fail(self, with_: Any, on: Sequence[bytes], times: int | None = None) -> None:
+        """Answer so to the commands that begin with one of these words; ``times``: only so often."""
+        left = [with_] * times if times else None
+
+        def answer(words: Sequence[bytes]) -> Any:
+            if words[0] not in on:
+                return None
+            return with_ if left is None else left.pop() if left else None
+
+        self.answer = answer
+
+    def heal(self) -> None:
+        """As it was at the beginning: nobody is connected any more."""
+        self._call(self._drop_all())
+        self.answer = lambda words: None
+        self.seen.clear()
+        self.failed = 0
+
+    @property
+    def url(self) -> str:
+        """With a password, so that a handshake has an answer that can fail."""
+        return f"redis://:pw@127.0.0.1:{self.port}/0?protocol=2"
+
+    async def _start(self) -> None:
+        listener = socket.socket()
+        listener.bind(("127.0.0.1", 0))
+        self.port: int = listener.getsockname()[1]
+        self._server = await asyncio.start_server(self._serve, sock=listener)
+
+    async def _stop(self) -> None:
+        self._server.close()
+        await self._drop_all()
+
+    async def _drop_all(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        try:
+            while words := await self._command(reader):
+                if words[0] not in HANDSHAKE:
+                    self.seen.append(words[0])
+                answer = self.answer(words)
+                self.failed += answer is not None
+                if answer is self.CLOSE:
+                    return
+                if answer is not self.SILENCE:
+                    writer.write(b"-%b\r\n" % answer.encode() if answer else encoded(self._executed(words)))
+        except (asyncio.CancelledError, ConnectionError, asyncio.IncompleteReadError):
+            pass  # the other side has left, or the test is over
+        finally:
+            writer.transport.abort()
+
+    @staticmethod
+    async def _command(reader: asyncio.StreamReader) -> list[bytes]:
+        words = []
+        for _ in range(int((await reader.readline())[1:] or 0)):
+            length = int((await reader.readline())[1:])
+            words.append((await reader.readexactly(length + 2))[:-2])
+        return [words[0].upper(), *words[1:]] if words else []
+
+    def _executed(self, words: Sequence[bytes]) -> Any:
+        here = [b"127.0.0.1", str(self.port).encode()]
+        match words:
+            case [b"ROLE"]:
+                return [b"master", 0, []]
+            case [b"SENTINEL", b"GET-MASTER-ADDR-BY-NAME", _]:
+                return here
+            case [b"SENTINEL", *_]:
+                about = {b"ip": here[0], b"port": here[1], b"flags": b"master", b"config-epoch": b"0"}
+                return [word for pair in about.items() for word in pair]
+            case [b"CLUSTER", *_]:
+                return [[0, 16383, [here[0], self.port, b"id"]]]
+            case [b"EVALSHA", script, *_]:
+                return GRANTED if script.decode() in ACQUIRES else 1
+            case [b"GET" | b"PTTL", _]:
+                return -2 if words[0] == b"PTTL" else None
+        return "OK"
+
+
+def encoded(reply: Any) -> bytes:
+    match reply:
+        case None:
+            return b"$-1\r\n"
+        case str():
+            return b"+%b\r\n" % reply.encode()
+        case bytes():
+            return b"$%d\r\n%b\r\n" % (len(reply), reply)
+        case int():
+            return b":%d\r\n" % reply
+    return b"*%d\r\n%b" % (len(reply), b"".join(map(encoded, reply)))
