@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -150,6 +151,33 @@ def test_a_program_that_does_not_end_in_time_is_killed(run, valkey_locks, store)
     assert process.stdout.readline() == "up\n"
     store.delete("lock:backup")
     assert ended(process)[0] == 76
+
+
+@pytest.mark.parametrize("work", ["{} & wait", "sleep 60 | {}"])
+def test_when_the_lock_is_lost_what_the_program_has_started_is_ended_too(run, valkey_locks, store, work):
+    """All of them have the standard output, so it has an end only when they have."""
+    process = run("backup", "--ttl", "1", "--", "sh", "-c", work.format(shlex.join([PYTHON, "-c", TELLING])))
+    assert process.stdout.readline() == "up\n"
+    store.delete("lock:backup")
+    returncode, out, _ = ended(process)
+    assert (returncode, out) == (76, "SIGTERM\n")
+
+
+def test_what_the_program_has_started_is_killed_if_it_does_not_end_in_time(run, valkey_locks, store):
+    script = f"{shlex.join([PYTHON, '-c', STUBBORN])} & wait"
+    process = run("backup", "--ttl", "1", "--grace", "0.3", "--", "sh", "-c", script)
+    assert process.stdout.readline() == "up\n"
+    store.delete("lock:backup")
+    assert ended(process)[0] == 76
+
+
+def test_signals_are_passed_on_to_what_the_program_has_started(run, store):
+    process = run("backup", "--", "sh", "-c", f"{shlex.join([PYTHON, '-c', TELLING])} & wait")
+    assert process.stdout.readline() == "up\n"
+    process.terminate()
+    returncode, out, _ = ended(process)
+    assert (returncode, out) == (128 + signal.SIGTERM, "SIGTERM\n")
+    eventually(lambda: not store.exists("lock:backup"))
 
 
 def test_max_hold_bounds_it(run):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import time
 from argparse import SUPPRESS, ArgumentTypeError
 from math import nan
 from pathlib import Path
@@ -17,6 +18,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django_distlock import lock
 from django_distlock.exceptions import InvalidLockName, LockBackendError, LockNotAcquired
 from django_distlock.leases import Lease, State
+from django_distlock.tickets import clock
 
 # As sysexits.h and shells have them.
 STORE_DOWN = 69
@@ -105,16 +107,53 @@ class Command(BaseCommand):
                 return child.wait(LOOK)
             except subprocess.TimeoutExpired:
                 if lease.state is State.LOST:
-                    return self._end(child, lease, grace)
+                    self.stderr.write(f"The lock {lease.name!r} was lost; ending process {child.pid}.")
+                    return child.end(grace)
 
-    def _end(self, child: subprocess.Popen[bytes], lease: Lease, grace: float) -> int:
-        self.stderr.write(f"The lock {lease.name!r} was lost; ending process {child.pid}.")
-        child.terminate()
+
+class Child:
+    """The program that runs, with what it has started.
+
+    Where there is no terminal they are a group of processes of their own. A terminal knows one group that reads from
+    it, so there the program stays in ours, and what it has started is out of reach.
+    """
+
+    def __init__(self, program: list[str], environment: dict[str, str]) -> None:
+        self._is_group = not _has_terminal()
+        self._process = subprocess.Popen(program, env=environment, process_group=0 if self._is_group else None)
+        self.pid = self._process.pid
+        self.wait = self._process.wait
+
+    def send_signal(self, number: int) -> None:
+        if not self._is_group:
+            self._process.send_signal(number)
+        elif self._process.poll() is None:
+            self._to_group(number)
+
+    def end(self, grace: float) -> int:
+        """SIGTERM, and SIGKILL for what is still there after so many seconds. Returns the program's exit code."""
+        give_up = clock() + grace
+        self.send_signal(signal.SIGTERM)
         try:
-            return child.wait(grace)
+            self._process.wait(grace)
         except subprocess.TimeoutExpired:
-            child.kill()
-            return child.wait()
+            self.send_signal(signal.SIGKILL)
+        if self._is_group:
+            while (is_there := self._to_group(0)) and clock() < give_up:
+                time.sleep(LOOK)
+            if is_there:
+                self._to_group(signal.SIGKILL)
+        return self._process.wait()
+
+    def _to_group(self, number: int) -> bool:
+        """Whether anybody of it is there."""
+        try:
+            os.killpg(self.pid, number)
+        except ProcessLookupError:
+            return False
+        except PermissionError:  # all of it belongs to others, or has ended and not been waited for yet
+            return number == 0
+        return True
 
 
 class Interrupted(BaseException):
@@ -129,7 +168,7 @@ class Signals:
     """While this is entered, signals end the wait for the lock, and later go to the program."""
 
     def __init__(self) -> None:
-        self._child: subprocess.Popen[bytes] | None = None
+        self._child: Child | None = None
         self._starting = False
         self._early: list[int] = []  # came while the program was being started
         self._before: dict[int, Any] = {}
@@ -146,9 +185,9 @@ class Signals:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def start(self, program: list[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    def start(self, program: list[str], environment: dict[str, str]) -> Child:
         self._starting = True
-        self._child = subprocess.Popen(program, env=environment)
+        self._child = Child(program, environment)
         self._starting = False
         for number in self._early:
             self._child.send_signal(number)
@@ -163,16 +202,25 @@ class Signals:
             self._child.send_signal(number)
 
 
+def _has_terminal() -> bool:
+    return _foreground() is not None
+
+
 def _is_in_foreground() -> bool:
     """Whether Ctrl-C of the terminal went to the program, too: it is in the same group of processes."""
+    return _foreground() == os.getpgrp()
+
+
+def _foreground() -> int | None:
+    """The group of processes that reads from the terminal; None without a terminal."""
     try:
         terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
     except OSError:
-        return False
+        return None
     try:
-        return os.tcgetpgrp(terminal) == os.getpgrp()
+        return os.tcgetpgrp(terminal)
     except OSError:
-        return False
+        return None
     finally:
         os.close(terminal)
 
