@@ -22,10 +22,10 @@ from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext
 
 from .exceptions import LockBackendError
-from .inventory import Lease, force_release, holding_nodes, in_words
+from .inventory import Lease, force_release, held_for, holding_nodes, in_words, long_held
 from .models import BeatRun, HeldLock
 from .pages import BackendFilter, CountedFilter, SnapshotAdmin, inventory_of
-from .snapshots import BeatRuns, HeldLocks, held_for
+from .snapshots import BeatRuns, HeldLocks
 from .texts import printable
 
 logger = logging.getLogger("django_distlock")
@@ -92,7 +92,11 @@ class HeldLockAdmin(SnapshotAdmin):
 
     @admin.display(description=_("held for"), ordering="-granted_at")
     def held_for(self, row: HeldLock) -> str | None:
-        return _ticking(held_for(row), 1)
+        ticking, bound = _ticking(held_for(row.info), 1), long_held(row.info)
+        if ticking is None or bound is None:
+            return ticking
+        meaning = __("longer than LONG_HELD, %(time)s") % {"time": in_words(bound)}
+        return format_html('{} <strong class="distlock-long" title="{}">{}</strong>', ticking, meaning, __("long"))
 
     @admin.display(description=_("time left"), ordering="remaining")
     def left(self, row: HeldLock) -> str | None:
@@ -286,7 +290,7 @@ def _ticking(seconds: float | None, step: int) -> str | None:
 def _described(row: HeldLock) -> str:
     line = f"{row.name} ({row.using}): {row.info.holder or row.state_text}"
     if row.granted_at:
-        line += __(", for %(time)s") % {"time": in_words(held_for(row) or 0.0)}
+        line += __(", for %(time)s") % {"time": in_words(held_for(row.info) or 0.0)}
     return line
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
@@ -224,6 +225,17 @@ def force_release(info: LockInfo, *, by: str) -> bool:
         about = {"name": info.name, "using": info.using, "info": info, "by": by}
         signals.announce(signals.News(signals.lock_forced, type(backend), about))
     return freed
+
+
+def held_for(info: LockInfo) -> float | None:
+    """Seconds since the grant, by the clocks of this machine and the holder's."""
+    return max(0.0, time.time() - info.holder.since) if info.holder else None
+
+
+def long_held(info: LockInfo) -> float | None:
+    """The LONG_HELD of its alias if somebody holds the lock for longer than that, else None."""
+    bound = locks[info.using].long_held
+    return bound if bound is not None and not info.resting and (held_for(info) or 0.0) > bound else None
 
 
 def holding_nodes(info: LockInfo) -> str:

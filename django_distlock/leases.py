@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Set
 from datetime import UTC, datetime
+from math import inf
 from typing import TYPE_CHECKING, Protocol, cast
 from weakref import ref
 
@@ -51,7 +52,8 @@ class Lease:
     """
 
     __slots__ = (
-        "__weakref__", "_ended", "_granted_clock", "_is_detached", "_is_doubted", "_keeper", "_owner", "_pledges",
+        "__weakref__", "_ended", "_granted_clock", "_is_detached", "_is_doubted", "_is_known_as_long", "_keeper",
+        "_owner", "_pledges",
         "backend", "deadline", "due", "entries", "fence", "pid", "renews", "terms", "ticket",
     )  # fmt: skip
 
@@ -65,12 +67,13 @@ class Lease:
         self.pass_to(owner)
         self.pid = os.getpid()
         self.entries = 1  # how often it was entered by its owner and not left yet
-        self._pledges: set[object] | None = None
+        self._pledges: dict[object, float] | None = None  # with until when, on clock(), they keep it renewed
         self.renews = terms.renew
         self._keeper = keeper
         self._granted_clock = clock()
         self._is_doubted = False
         self._is_detached = False
+        self._is_known_as_long = False
         self._ended: State | None = None  # set once; a renewal that is still on its way changes nothing then
         self.deadline = 0.0
         self.extend(grant.sent_at, ticket.ttl)
@@ -78,19 +81,19 @@ class Lease:
     @property
     def pledges(self) -> Set[object]:
         """What it is held for after it was left: transactions, an open response."""
-        return self._pledges or frozenset()
+        return self._pledges.keys() if self._pledges else frozenset()
 
-    def pledge(self, to: object) -> None:
+    def pledge(self, to: object, *, most: float | None = None) -> None:
+        """``most``: seconds after which it is renewed no more on account of this; None: no bound."""
         if self._pledges is None:
-            self._pledges = set()
-        self._pledges.add(to)
+            self._pledges = {}
+        self._pledges[to] = inf if most is None else clock() + most
 
     def revoke(self, pledge: object) -> bool:
         """Take a pledge back without releasing the lease. False if there is none, or in a forked child."""
         if not self._pledges or pledge not in self._pledges or self.pid != os.getpid():
             return False
-        self._pledges.discard(pledge)
-        return True
+        return self._pledges.pop(pledge, None) is not None
 
     def pass_to(self, owner: object) -> None:
         """The thread or task that holds it now."""
@@ -252,10 +255,46 @@ class Lease:
         self._is_doubted = True
 
     def renewal_ttl(self, now: float) -> float:
-        """What to ask the store for. The last renewal before ``max_hold`` is a shorter one."""
-        if self.terms.max_hold is None:
-            return self.ttl
-        return max(SHORTEST_TTL, min(self.ttl, self._granted_clock + self.terms.max_hold - now))
+        """What to ask the store for. The last renewal before its bound is a shorter one."""
+        return max(SHORTEST_TTL, min(self.ttl, min(self._bounds()) - now))
+
+    def _bounds(self) -> tuple[float, float]:
+        """Until when it is renewed, on ``clock()``: for its max_hold, and for what it is held for after it was left."""
+        max_hold = inf if self.terms.max_hold is None else self.terms.max_hold
+        return self._granted_clock + max_hold, min(self._pledges.values(), default=inf) if self._pledges else inf
+
+    @property
+    def bound(self) -> str:
+        """What ends its renewal, for people."""
+        by_max_hold, by_response = self._bounds()
+        if by_max_hold <= by_response:
+            return f"its max_hold of {self.terms.max_hold:g} s"
+        return f"the RESPONSE_MAX_HOLD of {self.using!r}, {self.backend.response_max_hold:g} s,"
+
+    @property
+    def wakes_at(self) -> float:
+        """When there is something to do for it, on ``clock()``."""
+        return min(self.due, self._long_at)
+
+    @property
+    def held_for(self) -> float:
+        """Seconds since it was granted."""
+        return clock() - self._granted_clock
+
+    @property
+    def _long_at(self) -> float:
+        long_held = self.backend.long_held
+        return inf if self._is_known_as_long or long_held is None else self._granted_clock + long_held
+
+    def becomes_long(self, now: float) -> bool:
+        """Whether it is held for longer than LONG_HELD. True once."""
+        if now < self._long_at or now >= self.deadline:
+            return False
+        self._is_known_as_long = True
+        return True
+
+    def tell_that_it_is_long(self) -> None:
+        signals.announce_in_background(self._news(signals.lock_held_long, held=self.held_for))
 
     def forsake(self) -> None:
         """Nobody is left to release it: let it run out."""

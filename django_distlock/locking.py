@@ -43,7 +43,8 @@ def lock(name: str, /, *values: object, using: str = DEFAULT_ALIAS, **options: U
     - ``ttl`` (30): seconds the store keeps a lease that nobody renews.
     - ``wait`` (10): seconds to wait for a busy lock; 0 does not wait, None waits as long as it takes.
     - ``renew`` (True): renew at a third of the TTL until release; False: the TTL is all there is.
-    - ``max_hold`` (3600): seconds after which a lease is renewed no more; None: no bound.
+    - ``max_hold`` (None): seconds after which a lease is renewed no more, also while its holder works; None: no
+      bound, so that a holder that hangs keeps the lock until its process ends.
     - ``min_hold`` (0): seconds the lock stays taken after it was granted, however soon it is released.
     - ``reentrant`` (False): the thread or task that holds the lock may enter it again. Otherwise ``with``
       raises LockReentry there.

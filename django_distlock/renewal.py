@@ -40,7 +40,7 @@ class Renewer:
 
     def keep(self, lease: Lease) -> None:
         self._leases[lease.token] = self._by_name[lease.name] = lease
-        self._worker.nudge(lease.due)
+        self._worker.nudge(lease.wakes_at)
 
     def find(self, token: str) -> Lease | None:
         return self._leases.get(token)
@@ -89,11 +89,12 @@ class Renewer:
 
     def _renew(self) -> float | None:
         self._renew_due()
-        return min((lease.due for lease in list(self._leases.values())), default=None)
+        return min((lease.wakes_at for lease in list(self._leases.values())), default=None)
 
     def _renew_due(self) -> None:
         now = clock()
         self._warn_if_late(now)
+        self._warn_of_long_ones(now)
         wanted = []
         for lease in list(self._leases.values()):
             if now >= lease.deadline:
@@ -133,8 +134,8 @@ class Renewer:
             lease.extend(now, ttl)
             if is_last:
                 logger.warning(
-                    "Lock %r reaches its max_hold of %g s and is renewed no more; it is lost in %.1f s. Held by %s.",
-                    lease.name, lease.terms.max_hold, lease.remaining, lease.holder,
+                    "Lock %r reaches %s and is renewed no more; it is lost in %.1f s. Held by %s.",
+                    lease.name, lease.bound, lease.remaining, lease.holder,
                 )  # fmt: skip
 
     def _doubt(self, lease: Lease, reason: object) -> None:
@@ -155,6 +156,19 @@ class Renewer:
                 " stopped, or its threads do not get to run.",
                 len(late), self._backend.alias, worst.name, now - worst.due, worst.ttl,
             )  # fmt: skip
+
+    def _warn_of_long_ones(self, now: float) -> None:
+        long_ones = [lease for lease in list(self._leases.values()) if lease.becomes_long(now)]
+        if long_ones:
+            longest = max(long_ones, key=lambda lease: lease.held_for)
+            others = f" and {len(long_ones) - 1} more are" if len(long_ones) > 1 else " is"
+            logger.warning(
+                "Lock %r%s held for longer than the LONG_HELD of %r, %g s: for %.0f s now, by %s. A holder that hangs"
+                " keeps it until its process ends or it is released by force; max_hold= sets a bound.",
+                longest.name, others, self._backend.alias, self._backend.long_held, longest.held_for, longest.holder,
+            )  # fmt: skip
+        for lease in long_ones:
+            lease.tell_that_it_is_long()
 
     def _warn_if_slow(self, took: float, leases: list[Lease]) -> None:
         shortest = min(leases, key=lambda lease: lease.ttl)

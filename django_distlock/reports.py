@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
 from math import isinf
 from typing import Any
 
-from .inventory import Inventory, Key, Seen, holding_nodes, in_words
+from .inventory import Inventory, Key, Seen, held_for, holding_nodes, in_words, long_held
 
 HEADING = ("NAME", "BACKEND", "LABEL", "HOLDER", "HELD", "LEFT", "WAITING")
 FLEXIBLE = (0, 2, 3)  # columns that are cut where there is no room
 SPARE = (6, 1, 4, 2)  # that are left out, in this order, where there is less
-
-
-def held_for(seen: Seen) -> float | None:
-    """Seconds since the grant, by the clocks of this machine and the holder's."""
-    holder = seen.info.holder
-    return max(0.0, time.time() - holder.since) if holder else None
 
 
 def state(seen: Seen) -> str:
@@ -36,14 +29,14 @@ def rows(found: Sequence[tuple[Seen, int | None]]) -> list[tuple[str, ...]]:
 
 
 def _row(seen: Seen, waiting: int | None) -> tuple[str, ...]:
-    info, held = seen.info, held_for(seen)
+    info, held = seen.info, held_for(seen.info)
     process = f"{info.holder.pid}@{info.holder.host}" if info.holder else ""
     return (
         info.name,
         info.using,
         info.holder.label if info.holder else "",
         process if state(seen) == "held" else f"{process} ({state(seen)})".lstrip(),
-        "-" if held is None else in_words(held),
+        "-" if held is None else in_words(held) + (" (long)" if long_held(info) else ""),
         "-" if isinf(seen.remaining) else in_words(seen.remaining),
         "-" if waiting is None else str(waiting),
     )
@@ -52,7 +45,7 @@ def _row(seen: Seen, waiting: int | None) -> tuple[str, ...]:
 def as_json(seen: Seen, waiting: int | None) -> dict[str, Any]:
     """``lease`` names the lease without its token. Seconds are floats, or null where they are not known."""
     info, holder = seen.info, seen.info.holder
-    held = held_for(seen)
+    held = held_for(info)
     return {
         "name": info.name,
         "using": info.using,
@@ -61,6 +54,7 @@ def as_json(seen: Seen, waiting: int | None) -> dict[str, Any]:
         "holder": holder and {"host": holder.host, "pid": holder.pid, "thread": holder.thread, "label": holder.label},
         "granted_at": info.granted_at and info.granted_at.isoformat(),
         "held_for": held and round(held, 3),
+        "held_long": long_held(info) is not None,
         "remaining": None if isinf(seen.remaining) else round(seen.remaining, 3),
         "fence": info.fence,
         "waiting": waiting,

@@ -117,7 +117,7 @@ class _Hold:
     def __init__(self, lease: Lease) -> None:
         self._lease = lease
         self._pledge = object()
-        lease.pledge(self._pledge)
+        lease.pledge(self._pledge, most=lease.backend.response_max_hold)
 
     def __call__(self) -> None:
         self._lease.redeem(self._pledge, promptly=not _is_in_event_loop())

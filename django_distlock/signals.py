@@ -5,6 +5,7 @@ Every signal's ``sender`` is the class of the backend; ``name`` and ``using`` sa
 ``lock_acquired`` and ``lock_released`` carry ``lease``.
 ``lock_busy`` carries ``holder`` (a Holder or None) and ``waited`` (seconds).
 ``lock_lost`` carries ``lease`` and ``reason`` (text).
+``lock_held_long`` carries ``lease`` and ``held`` (seconds since it was granted).
 ``lock_forced`` carries ``info`` (a LockInfo: the lease that an operator ended) and ``by`` (text: who did it).
 """
 
@@ -22,6 +23,7 @@ lock_acquired = Signal()
 lock_busy = Signal()
 lock_released = Signal()
 lock_lost = Signal()
+lock_held_long = Signal()
 lock_forced = Signal()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from math import isinf
@@ -268,8 +267,3 @@ class BeatRuns(Snapshot[BeatRun]):
 
 def _printable(values: dict[str, Any]) -> dict[str, Any]:
     return {field: printable(value) if isinstance(value, str) else value for field, value in values.items()}
-
-
-def held_for(row: HeldLock) -> float | None:
-    """Seconds since the grant, by the clocks of this machine and the holder's."""
-    return max(0.0, time.time() - row.granted_at.timestamp()) if row.granted_at else None

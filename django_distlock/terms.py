@@ -33,6 +33,13 @@ def check_wait(wait: object) -> float | None:
     return wait  # type: ignore[return-value]
 
 
+def check_bound(name: str, bound: object, meaning: str) -> float | None:
+    """Return the seconds, above 0, or None, or raise ValueError that tells what they mean."""
+    if bound is not None and not (_is_seconds(bound) and bound > 0):  # type: ignore[operator]
+        raise ValueError(f"{name} is {bound!r}. It is the number of seconds {meaning}")
+    return bound  # type: ignore[return-value]
+
+
 @dataclass(frozen=True, slots=True)
 class Terms:
     """The options of one lock, in seconds where they are times; what they mean is told by ``lock()``."""
@@ -40,7 +47,7 @@ class Terms:
     ttl: float = 30.0
     wait: float | None = 10.0
     renew: bool = True
-    max_hold: float | None = 3600.0
+    max_hold: float | None = None
     min_hold: float = 0.0
     reentrant: bool = False
     on_lost: Literal["raise", "log"] = "raise"
@@ -50,11 +57,12 @@ class Terms:
     def __post_init__(self) -> None:
         check_ttl(self.ttl)
         check_wait(self.wait)
-        if self.max_hold is not None and not (_is_seconds(self.max_hold) and self.max_hold > 0):
-            raise ValueError(
-                f"max_hold is {self.max_hold!r}. It is the number of seconds after which a lease is renewed no more;"
-                " None renews for as long as the process lives, even if the holder hangs."
-            )
+        check_bound(
+            "max_hold",
+            self.max_hold,
+            "after which a lease is renewed no more; None renews for as long as the process lives, even if the holder"
+            " hangs.",
+        )
         if not _is_seconds(self.min_hold):
             raise ValueError(
                 f"min_hold is {self.min_hold!r}. It is the number of seconds for which a lock stays taken after it"

@@ -53,6 +53,24 @@ def release(browser, ids, **fields):
     return browser.post(LIST, form, follow=True)
 
 
+def test_a_lock_that_is_held_long_is_marked(operator, settings):
+    settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": LOCMEM, "LONG_HELD": 120}}
+    backend = locks["default"]
+    hold(backend, "long", ago=125.0)
+    hold(backend, "short", ago=110.0)
+    backend.release(hold(backend, "resting", ago=125.0), 30)
+    pages = [
+        operator.get(LIST),
+        operator.get(reverse("admin:distlock_heldlock_change", args=[quote(key_of(backend, "long"))])),
+    ]
+    for page in pages:
+        marks = re.findall(r'<strong class="distlock-long" title="(.*?)">(.*?)</strong>', page.content.decode())
+        assert marks == [("longer than LONG_HELD, 2 min 00 s", "long")]
+    settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": LOCMEM, "LONG_HELD": None}}
+    hold(locks["default"], "long", ago=1e6)
+    assert "distlock-long" not in operator.get(LIST).content.decode()
+
+
 def test_the_list_shows_who_holds_what(operator, backend):
     hold(backend, "order:7", label="POST /orders/7/pay", host="web-3", pid=123)
     page = operator.get(LIST)

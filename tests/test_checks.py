@@ -104,6 +104,7 @@ def test_two_aliases_of_the_same_locks(found):
 def test_a_ttl_that_is_never_renewed(found):
     assert found({"default": {**REDIS, "TTL": 60, "MAX_HOLD": 60}}) == ["distlock.W003"]
     assert found({"default": {**REDIS, "TTL": 60, "MAX_HOLD": 60, "RENEW": False}}) == []
+    assert found({"default": {**REDIS, "TTL": 60}}) == []
     assert found({"default": {**REDIS, "TTL": 60, "MAX_HOLD": None}}) == []
 
 

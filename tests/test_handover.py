@@ -529,6 +529,7 @@ class TestProcesses:
 PROJECT = """
 import os, sys, time
 from celery import Celery
+from celery.signals import worker_ready
 from django.conf import settings
 settings.configure(SECRET_KEY="for tests only", ALLOWED_HOSTS=["testserver"], ROOT_URLCONF="export_project",
     DISTRIBUTED_LOCKS={"default": {
@@ -541,6 +542,10 @@ from django_distlock import Lease, lock, LockNotAcquired
 
 app = Celery("export_project", broker=os.environ["BROKER"])
 app.conf.broker_connection_retry_on_startup = True
+
+@worker_ready.connect
+def note(**kwargs):
+    open(os.environ["READY"], "w").close()
 
 @app.task
 def build(pk, detached, done):
@@ -577,6 +582,7 @@ class TestCelery:
             "PYTHONPATH": f"{Path(__file__).parent.parent}{os.pathsep}{tmp_path}",
             "LOCKS": valkey.url,
             "BROKER": f"redis+socket://{valkey.socket}?virtual_host=1",
+            "READY": str(tmp_path / "ready"),
         }
         done = tmp_path / "done"
 
@@ -590,6 +596,7 @@ class TestCelery:
             env=environment, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
         try:
+            eventually((tmp_path / "ready").exists, 60)
             begun = tmp_path / "done.begun"
             assert post() == "202"
             pid = eventually(lambda: begun.exists() and begun.read_text(), 30)

@@ -47,6 +47,25 @@ def test_list_is_a_table(backend):
     assert said("list", "nothing").splitlines() == ["0 held"]
 
 
+def test_locks_that_are_held_long_are_marked(settings):
+    settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": LOCMEM, "LONG_HELD": 120}}
+    backend = locks["default"]
+    hold(backend, "long", ago=125.0)
+    backend.release(hold(backend, "resting", ago=125.0), 30)
+    hold(backend, "short", ago=110.0)
+    assert [line for line in said().splitlines() if "(long)" in line] == [
+        line for line in said().splitlines() if line.startswith("long ")
+    ]
+    assert [(row["name"], row["held_long"]) for row in json.loads(said("list", "--json"))] == [
+        ("long", True),
+        ("resting", False),
+        ("short", False),
+    ]
+    assert re.search(r"held for +2 min 0\d s, longer than LONG_HELD \(2 min 00 s\)\n", said("show", "long"))
+    assert json.loads(said("show", "long", "--json"))[0]["held_long"] is True
+    assert "LONG_HELD" not in said("show", "short")
+
+
 def test_list_as_json(backend):
     taken = hold(backend, "order:1", label="POST /pay", pid=7, host="web-3")
     backend.release(hold(backend, "nightly"), 30)

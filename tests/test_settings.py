@@ -84,7 +84,7 @@ class TestDefaultsOfAnAlias:
         settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": LOCMEM}}
         with lock("name") as lease:
             terms = lease.terms
-            assert (terms.ttl, terms.wait, terms.renew, terms.max_hold, terms.min_hold) == (30, 10, True, 3600, 0)
+            assert (terms.ttl, terms.wait, terms.renew, terms.max_hold, terms.min_hold) == (30, 10, True, None, 0)
             assert (terms.reentrant, terms.on_lost) == (False, "raise")
 
 

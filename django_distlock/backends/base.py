@@ -14,14 +14,15 @@ from ..findings import Finding
 from ..leases import Keeper
 from ..lines import Lines
 from ..stamps import RunStamp
-from ..terms import Terms
+from ..terms import Terms, check_bound
 from ..texts import quoted
 from ..tickets import Grant, Holder, LockInfo, Ticket
 from .probing import aprobe, probe
 
 DEFAULTS = ("TTL", "WAIT", "RENEW", "MAX_HOLD", "MIN_HOLD")
 FORCED = -1.0  # a rest: an operator frees a lock that was released already and is kept for its min_hold
-KEYS = ("BACKEND", "LOCATION", "KEY_PREFIX", *DEFAULTS, "OPTIONS")
+KEYS = ("BACKEND", "LOCATION", "KEY_PREFIX", *DEFAULTS, "LONG_HELD", "RESPONSE_MAX_HOLD", "OPTIONS")
+HOUR = 3600.0
 
 
 class BaseLockBackend(ABC):
@@ -66,6 +67,16 @@ class BaseLockBackend(ABC):
         self.option = {**self.options, **given}
         try:
             self.terms = Terms(**{key.lower(): settings[key] for key in DEFAULTS if key in settings})
+            self.long_held = check_bound(
+                "LONG_HELD",
+                settings.get("LONG_HELD", HOUR),
+                "after which a lease that is still held is reported, once; None reports none.",
+            )
+            self.response_max_hold = check_bound(
+                "RESPONSE_MAX_HOLD",
+                settings.get("RESPONSE_MAX_HOLD", HOUR),
+                "for which a response that is not finished keeps the lock of its view; None: as long as it takes.",
+            )
         except ValueError as error:
             raise InvalidLockBackend(f"{where} is not usable: {error}") from error
 

@@ -22,9 +22,9 @@ from django_distlock.backends.base import BaseLockBackend
 from django_distlock.capabilities import capabilities_finding
 from django_distlock.exceptions import InvalidLockName, LockBackendError
 from django_distlock.findings import Finding, Level
-from django_distlock.inventory import Inventory, Key, Seen, force_release, holding_nodes, in_words
+from django_distlock.inventory import Inventory, Key, Seen, force_release, held_for, holding_nodes, in_words, long_held
 from django_distlock.names import stored_name
-from django_distlock.reports import FLEXIBLE, SPARE, as_json, held_for, looked_at, rows, state
+from django_distlock.reports import FLEXIBLE, SPARE, as_json, looked_at, rows, state
 from django_distlock.texts import printable
 
 NOT_SO = 1  # the lock is not held, the release did not free it, the check found errors, no backend keeps rows
@@ -153,14 +153,15 @@ class Command(BaseCommand):
             raise CommandError(f"Nobody holds the lock {name!r}.", returncode=NOT_SO)
 
     def _facts(self, seen: Seen, waiting: int | None) -> Iterator[str]:
-        info, held = seen.info, held_for(seen)
+        info, held, long = seen.info, held_for(seen.info), long_held(seen.info)
         yield self.style.MIGRATE_HEADING(printable(info.name))
         facts = {
             "backend": info.using,
             "state": state(seen),
             "holder": str(info.holder or "-"),
             "granted at": info.granted_at.isoformat(" ", "seconds") if info.granted_at else "-",
-            "held for": "-" if held is None else in_words(held),
+            "held for": ("-" if held is None else in_words(held))
+            + (f", longer than LONG_HELD ({in_words(long)})" if long else ""),
             "time left": in_words(seen.remaining) if seen.remaining < float("inf") else "-",
             "waiting": "-" if waiting is None else str(waiting),
             "fencing number": str(info.fence),
