@@ -51,10 +51,16 @@ class Cleaner:
         """What is not released yet, and how long each is still to rest."""
         return [(abandoned.ticket, abandoned.rest) for abandoned in list(self._abandoned.values())]
 
+    def forget(self) -> None:
+        """In a forked child: the parent releases what was abandoned there."""
+        self._abandoned.clear()
+
     def _release(self) -> float | None:
         waiting = list(self._abandoned.items())
         waiting.sort(key=lambda item: item[1].told)  # those at a part of the store that does not answer come last
         for token, abandoned in waiting:
+            if token not in self._abandoned:
+                continue
             name, began = abandoned.ticket.name, clock()
             try:
                 self._backend.release(abandoned.ticket, abandoned.rest)

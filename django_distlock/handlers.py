@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import threading
 from collections.abc import Iterator, Mapping
@@ -12,6 +11,7 @@ from django.conf import settings
 from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
+from . import forks
 from .backends.base import BaseLockBackend
 from .exceptions import InvalidLockBackend, LockBackendDoesNotExist
 from .texts import quoted
@@ -25,12 +25,18 @@ class LockBackends:
     """``locks[alias]``: one backend per alias and process, built when first asked for."""
 
     def __init__(self) -> None:
+        self._inherited: list[Mapping[str, BaseLockBackend]] = []
         self._reset()
-        os.register_at_fork(after_in_child=self._reset)
+        forks.in_child(self._begin_anew)
 
     def _reset(self) -> None:
         self._building = threading.Lock()
         self._backends: dict[str, BaseLockBackend] = {}
+
+    def _begin_anew(self) -> None:
+        """In a forked child. Those of the parent are kept: collected, they might reach what the parent still uses."""
+        self._inherited.append(self._backends)
+        self._reset()
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -40,6 +46,7 @@ class LockBackends:
         return configured
 
     def __getitem__(self, alias: str) -> BaseLockBackend:
+        forks.notice()
         if backend := self._backends.get(alias):
             return backend
         with self._building:

@@ -15,6 +15,7 @@ import threading
 from typing import cast
 from weakref import WeakSet
 
+from . import forks
 from .backends.base import BaseLockBackend
 from .cleaning import PROMPT, Cleaner
 from .exceptions import LockBackendError
@@ -33,6 +34,7 @@ class Renewer:
 
     def __init__(self, backend: BaseLockBackend) -> None:
         self._backend = backend
+        self._pid = os.getpid()
         self._leases: dict[str, Lease] = {}
         self._by_name: dict[str, Lease] = {}  # the last one of each
         self._worker = Worker(f"distlock-renewal-{backend.alias}", self._renew)
@@ -66,7 +68,11 @@ class Renewer:
 
         ``rest``: seconds the lock shall stay taken from now. ``until``: when the store frees it anyway, on
         ``clock()``; default: after the ticket's TTL.
+
+        Does nothing in a forked child: what its parent asked for, the parent takes back.
         """
+        if self._pid != os.getpid():
+            return
         self._cleaner.add(ticket, rest, max(until or 0.0, clock() + ticket.ttl))
 
     def let_go(self, lease: Lease) -> None:
@@ -86,6 +92,13 @@ class Renewer:
                 logger.warning("Lock %r is not released at exit but by its TTL: %s", ticket.name, error)
                 if clock() - began > PROMPT:
                     return
+
+    def forget(self) -> None:
+        """In a forked child: the leases are the parent's."""
+        self._leases.clear()
+        self._by_name.clear()
+        self._cleaner.forget()
+        self._backend.keeper = None
 
     def _renew(self) -> float | None:
         self._renew_due()
@@ -112,7 +125,8 @@ class Renewer:
             renewed = self._backend.renew([(lease.ticket, ttl) for lease, ttl in wanted], within=within)
         except LockBackendError as error:
             for lease, _ in wanted:
-                self._doubt(lease, error)
+                if lease.token in self._leases:
+                    self._doubt(lease, error)
             return
         self._warn_if_slow(clock() - now, [lease for lease, _ in wanted])
         for (lease, ttl), still_held in zip(wanted, renewed, strict=True):
@@ -208,6 +222,7 @@ def kept() -> list[Lease]:
 
 
 def release_all() -> None:
+    forks.notice()
     for renewer in list(_renewers):
         renewer.release_all()
 
@@ -219,12 +234,13 @@ def _watch_the_exit() -> None:
 
 
 def _forget() -> None:
-    """In a forked child: the leases are the parent's, and its threads are not here."""
     global _creating
     _creating = threading.Lock()
+    for renewer in list(_renewers):
+        renewer.forget()
     _renewers.clear()
 
 
 _creating = threading.Lock()
 atexit.register(release_all)
-os.register_at_fork(after_in_child=_forget)
+forks.in_child(_forget)

@@ -11,12 +11,12 @@ Every signal's ``sender`` is the class of the backend; ``name`` and ``using`` sa
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from typing import Any, NamedTuple
 
 from django.dispatch import Signal
 
+from . import forks
 from .workers import Worker
 
 lock_acquired = Signal()
@@ -60,13 +60,6 @@ def _tell() -> None:
         announce(_untold.popleft())
 
 
-def _begin_anew() -> None:
-    """In a forked child: the thread is the parent's, and so is what it has to tell."""
-    global _teller
-    _untold.clear()
-    _teller = Worker("distlock-signals", _tell)
-
-
 _untold: deque[News] = deque()
 _teller = Worker("distlock-signals", _tell)
-os.register_at_fork(after_in_child=_begin_anew)
+forks.in_child(_untold.clear)  # what its parent has to tell, the parent tells

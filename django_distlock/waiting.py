@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Generator
 from typing import Any, NamedTuple, cast
 
@@ -135,6 +136,7 @@ class Wait:
                 left = self._time_left()
             self.ticket.asking = False
             yield Ask("wait_turn", self.ticket, {"timeout": max(0.0, min(pause, left))})
+            self._check_process()
             self.ticket.holder = self.ticket.holder.from_now()
         # Whoever stands behind goes on with the place in the store; without an heir it is given up.
         self.backend.lines.asks(self.ticket)
@@ -144,7 +146,16 @@ class Wait:
         self.backend.lines.asks(self.ticket)
         self._queued, self._asked = queue, True
         answer = yield Ask("acquire", self.ticket, {"queue": queue})
+        self._check_process()
         return Outcome(answer, None) if isinstance(answer, Grant) else Outcome(None, answer)
+
+    def _check_process(self) -> None:
+        """A fork copies greenlets, too. What the parent asked for is the parent's, also if the copy hears of it."""
+        if self.ticket.holder.pid != os.getpid():
+            raise LockBackendError(
+                f"Process {self.ticket.holder.pid} was forked while it asked for the lock {self.ticket.name!r}. It goes"
+                f" on to ask; in its child, process {os.getpid()}, nobody does. Ask anew there if it needs the lock."
+            )
 
     def _time_left(self) -> float:
         return LOOK_INTERVAL if self._give_up is None else self._give_up - clock()

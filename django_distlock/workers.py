@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable
 from math import inf
 
+from . import forks
 from .tickets import clock
 
 logger = logging.getLogger("django_distlock")
@@ -20,11 +22,17 @@ class Worker:
 
     ``work()`` does what is due and returns when it is to be called next, on ``clock()``, or None when nothing
     is left to do. An exception is logged and the work done again: nobody would see the thread die.
+
+    In a forked child there is no thread until somebody nudges.
     """
 
     def __init__(self, name: str, work: Callable[[], float | None]) -> None:
         self._name = name
         self._work = work
+        self._begin()
+        forks.in_child(self._begin)
+
+    def _begin(self) -> None:
         # Reentrant, because the garbage collector may nudge while this very thread is inside.
         self._changed = threading.Condition(threading.RLock())
         self._nudged = False
@@ -40,7 +48,7 @@ class Worker:
             if self._thread is not None:
                 self._changed.notify()
                 return
-            thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            thread = threading.Thread(target=self._run, args=(os.getpid(),), name=self._name, daemon=True)
             try:
                 thread.start()
             except RuntimeError:
@@ -49,11 +57,13 @@ class Worker:
             else:
                 self._thread = thread
 
-    def _run(self) -> None:
+    def _run(self, pid: int) -> None:
         idle_since = clock()
         while True:
-            due = self._due_after_work()
+            due = self._due_after_work(pid)
             with self._changed:
+                if forks.is_copy(pid):
+                    return
                 if due is not None:
                     idle_since = clock()
                 elif clock() - idle_since >= IDLE and not self._nudged:
@@ -62,12 +72,15 @@ class Worker:
                 if not self._nudged:
                     self._wakes_at = idle_since + IDLE if due is None else due
                     self._changed.wait(max(0.0, self._wakes_at - clock()))
+                    if forks.is_copy(pid):
+                        return
                 self._nudged = False
                 self._wakes_at = inf
 
-    def _due_after_work(self) -> float | None:
+    def _due_after_work(self, pid: int) -> float | None:
         try:
             return self._work()
         except Exception:
-            logger.exception("What %s does failed and is tried again", self._name)
+            if not forks.is_copy(pid):
+                logger.exception("What %s does failed and is tried again", self._name)
             return clock() + RETRY

@@ -31,6 +31,7 @@ from .cluster import Cluster
 from .databases import known_database
 from .mariadb import MariaDB
 from .postgres import Postgres
+from .programs import Programs
 from .proxy import Proxy
 from .rabbitmq import RabbitMQ
 from .terminal import Terminal
@@ -58,7 +59,7 @@ SLOW = {
     "test_redlock", "test_redlock_processes", "test_responses", "test_runlocked", "test_runlocked_terminal",
     "test_sentinel", "test_sentinel_settings", "test_server_faults", "test_servers", "test_simulation", "test_tasks",
     "test_testing", "test_tls", "test_typing", "test_waiting",
-    "test_database_isolation", "test_database_threads",
+    "test_database_isolation", "test_database_threads", "test_forks",
 }  # fmt: skip
 
 
@@ -181,6 +182,14 @@ def valkey_locks(valkey: Valkey, store: redis.Redis, settings: Any) -> Iterator[
     settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": REDIS, "LOCATION": valkey.url}}
     yield locks["default"]
     locks.close()
+
+
+@pytest.fixture
+def program(valkey: Valkey, valkey_locks: RedisBackend) -> Iterator[Programs]:
+    """Starts Python programs that share the store; ends what is left of them."""
+    programs = Programs(valkey.url)
+    yield programs
+    programs.end()
 
 
 @pytest.fixture(scope="session")

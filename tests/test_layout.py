@@ -11,8 +11,8 @@ ROOT = Path(django_distlock.__file__).parent
 
 # A module imports only from modules above it.
 ORDER = [
-    "exceptions", "texts", "names", "stamps", "terms", "bells", "abreast", "findings", "tickets", "workers", "signals",
-    "leases", "lines", "models",
+    "forks", "exceptions", "texts", "names", "stamps", "terms", "bells", "abreast", "findings", "tickets", "workers",
+    "signals", "leases", "lines", "models",
     "backends.probing", "backends.base", "backends.loops", "backends.locmem", "backends.dummy",
     "backends.redis.keys", "backends.redis.leases", "backends.redis.location", "backends.redis.health",
     "backends.redis.errors", "backends.redis.commands", "backends.redis.timeouts", "backends.redis.wire",

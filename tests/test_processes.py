@@ -3,75 +3,17 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import signal
 import subprocess
 import sys
-import threading
 import time
-from contextlib import suppress
 
 import pytest
 
-from django_distlock import LockNotHeld, State, lock, locks
-from django_distlock.tickets import Ticket, new_token
+from django_distlock import LockNotHeld, lock, locks
 
-from .tools import PATIENCE, eventually
-
-PROLOGUE = """
-import os, sys, time
-from django.conf import settings
-settings.configure(DISTRIBUTED_LOCKS={"default": {
-    "BACKEND": "django_distlock.backends.redis.RedisBackend", "LOCATION": sys.argv[1], "TTL": 2}})
-from django_distlock import *
-def say(*words):
-    print(*words, flush=True)
-"""
-
-
-@pytest.fixture
-def program(valkey_locks, valkey):
-    """Starts Python programs that share the store; ends what is left of them."""
-    started = []
-
-    def start(code):
-        process = subprocess.Popen(
-            [sys.executable, "-W", "error", "-c", PROLOGUE + code, valkey.url],
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,  # to be ended with all that it starts
-        )
-        started.append(process)
-        return process
-
-    yield start
-    for process in started:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        process.stdout.close()
-
-
-def heard(process):
-    return process.stdout.readline().strip()
-
-
-def in_a_fork(work):
-    """Run in a forked child, which leaves without cleaning up; return its text."""
-    reader, writer = os.pipe()
-    pid = os.fork()
-    if not pid:
-        try:
-            os.write(writer, str(work()).encode())
-        except BaseException as error:
-            os.write(writer, repr(error).encode())
-        finally:
-            os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader) as answer:
-        text = answer.read()
-    os.waitpid(pid, 0)
-    return text
+from .programs import PROLOGUE, heard
+from .tools import PATIENCE
 
 
 class TestEndOfAHolder:
@@ -155,93 +97,6 @@ def hold_and_return(url):
     mutex = lock("name", ttl=60)
     assert mutex.acquire()
     hold_and_return.kept = mutex
-
-
-@pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
-class TestFork:
-    """S8: what a parent holds is nothing to its child."""
-
-    def test_a_child_neither_releases_nor_believes(self, valkey_locks):
-        handle = lock("name")
-        with handle as lease:
-            assert in_a_fork(lambda: lease.state) == "lost"
-            assert "LockNotHeld" in in_a_fork(handle.release)
-            assert "LockNotHeld" in in_a_fork(lease.release)
-            assert "LockLost" in in_a_fork(lease.ensure_held)
-            assert locks["default"].look(["name"])[0].token == lease.token
-            lease.ensure_held()
-
-    def test_leaving_with_in_the_child_releases_nothing(self, valkey_locks):
-        handle = lock("name")
-        with handle as lease:
-            pid = os.fork()
-            if not pid:
-                status = 1
-                try:
-                    handle.__exit__(None, None, None)
-                    status = 0
-                finally:
-                    os._exit(status)
-            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-            assert locks["default"].look(["name"])[0].token == lease.token
-
-    def test_a_child_that_exits_normally_frees_nothing_of_its_parent(self, program, valkey_locks):
-        parent = program(
-            "with lock('name', ttl=60):\n    if not os.fork(): sys.exit(0)\n    os.wait(); say(lock('name').locked())"
-        )
-        assert heard(parent) == "True"
-
-    def test_a_child_does_not_renew(self, program):
-        parent = program(
-            "mutex = lock('name', ttl=1); mutex.acquire()\n"
-            "if not os.fork(): time.sleep(60)\n"
-            "say('held'); os.kill(os.getpid(), 9)"
-        )
-        assert heard(parent) == "held"
-        eventually(lambda: not lock("name").locked(), 3)
-
-    def test_a_child_can_take_and_renew_its_own_at_once(self, valkey_locks):
-        def work():
-            with lock("child's", ttl=0.8) as lease:
-                time.sleep(1.6)
-                return lease.state
-
-        with lock("parent's"):
-            assert in_a_fork(work) == "held"
-
-    def test_a_child_of_a_busy_process_does_not_hang(self, valkey_locks):
-        """Other threads are inside the backend at the moment of the fork."""
-        done = threading.Event()
-
-        def churn():
-            while not done.is_set():
-                with lock("churned", wait=None):
-                    pass
-
-        threads = [threading.Thread(target=churn) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        try:
-            for _ in range(10):
-                assert in_a_fork(lambda: lock("child's", wait=5).__enter__().state) == "held"
-                locks["default"].release(ticket_of("child's"))
-        finally:
-            done.set()
-            for thread in threads:
-                thread.join(PATIENCE)
-
-    def test_tokens_never_repeat_across_fork(self):
-        assert in_a_fork(new_token) != new_token()
-
-    def test_a_locked_handle_is_not_released_by_another_process(self, valkey_locks):
-        with lock("name") as lease:
-            assert in_a_fork(lambda: lock("name", wait=0).acquire()) == "False"
-            assert lease.state is State.HELD
-
-
-def ticket_of(name):
-    info = locks["default"].look([name])[0]
-    return Ticket(name, 10.0, info.holder, token=info.token)
 
 
 @pytest.mark.parametrize("protocol", [2, 3])

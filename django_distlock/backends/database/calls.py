@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import threading
 import time
@@ -14,6 +15,7 @@ from typing import Any, TypeVar
 from django.db import Error, InterfaceError, OperationalError, ProgrammingError
 from django.utils.asyncio import async_unsafe
 
+from ... import forks
 from ...exceptions import LockBackendError
 from ...tickets import clock
 from .connections import Pool
@@ -36,6 +38,10 @@ class Calls:
         self._timeout = timeout
         self._explain = explain
         self._name = name
+        self._begin()
+        forks.in_child(self._begin)
+
+    def _begin(self) -> None:
         self._guard = threading.Lock()
         self._threads: ThreadPoolExecutor | None = None
 
@@ -47,10 +53,12 @@ class Calls:
 
         Raises LockBackendError; NoReply when the work may have been done although nothing was heard of it.
         """
-        seconds = self._timeout if within is None else min(self._timeout, within)
+        pid, seconds = os.getpid(), self._timeout if within is None else min(self._timeout, within)
         try:
             return self._done(work, seconds), False
-        except Broken:
+        except Broken as broken:
+            if forks.is_copy(pid):  # the parent's thread repeats the work
+                raise self._explain(broken.cause, NoReply) from broken.cause
             self._pool.close_idle()  # a server that was restarted broke them all
         try:
             return self._done(work, seconds), True

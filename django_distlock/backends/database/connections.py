@@ -18,6 +18,7 @@ from django.db.backends.base.base import NO_DB_ALIAS
 from django.db.backends.signals import connection_created
 from django.db.utils import load_backend
 
+from ... import forks
 from ...exceptions import LockBackendError
 from ...tickets import clock
 from .files import make_file, prepare_file
@@ -49,17 +50,22 @@ class Pool:
         self.alias = alias
         self.timeout = timeout
         self.file = file
-        self._idle: list[tuple[float, Wrapper]] = []
-        self._guard = threading.Lock()
+        self._begin()
+        forks.in_child(self._begin)
         self._watchdog = Watchdog(name)
         self.prepares = True  # statements, where a session is ours alone
         self.is_direct = True  # no pooler was in between when a connection was opened last
         self.closes_with_it: Callable[[], None] = lambda: None
         _pools.add(self)
 
+    def _begin(self) -> None:
+        self._idle: list[tuple[float, Wrapper]] = []
+        self._guard = threading.Lock()
+
     @contextmanager
     def connection(self, seconds: float) -> Iterator[Wrapper]:
         """One that nobody else uses. What goes wrong closes it; after ``seconds`` it is shut down."""
+        forks.notice()  # a child must not talk on its parent's connections
         with self._no_fork():
             wrapper = self._take()
             try:
@@ -76,7 +82,7 @@ class Pool:
             raise LockBackendError(
                 f"This process was forked while a lock in {self.file} was asked for, and so cannot lock in that file:"
                 " SQLite takes the locks of the parent for its own. Fork where no other thread asks for locks, or"
-                " start another program in the child."
+                " start another program in the child. uWSGI forks so with its defaults: start it with --lazy-apps."
             )
         settings = own_settings(self.alias, self.timeout, self.file)
         wrapper = load_backend(settings["ENGINE"]).DatabaseWrapper(settings, self.alias)
@@ -264,7 +270,6 @@ def _after_fork() -> None:
     os.close(nowhere)
     _inherited.extend(_open)
     _open.clear()
-    _pools.clear()
 
 
 def _socket_of(wrapper: Wrapper) -> int | None:
@@ -280,4 +285,5 @@ def _socket_of(wrapper: Wrapper) -> int | None:
 request_started.connect(_on_request)
 request_finished.connect(_on_request)
 connection_created.connect(_on_connection)
-os.register_at_fork(before=_before_fork, after_in_parent=lambda: _gate.open(), after_in_child=_after_fork)
+forks.around(_before_fork, in_parent=lambda: _gate.open())
+forks.in_child(_after_fork)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import selectors
 import socket
 import threading
@@ -12,6 +13,7 @@ from weakref import WeakValueDictionary, finalize
 
 from django.db import Error
 
+from ... import forks
 from ...tickets import Ticket, clock, new_token
 from .connections import Pool, class_of, is_psycopg3, vendor_of
 from .rows import INBOX_LENGTH
@@ -34,10 +36,14 @@ class Listener:
     """
 
     def __init__(self, pool: Pool, name: str) -> None:
-        self.inbox = new_token()[:INBOX_LENGTH]
         self._pool = pool
         self._name = name
         self._tickets: WeakValueDictionary[str, Ticket] = WeakValueDictionary()
+        self._begin()
+        forks.in_child(self._begin)
+
+    def _begin(self) -> None:
+        self.inbox = new_token()[:INBOX_LENGTH]
         self._guard = threading.Lock()
         self._thread: threading.Thread | None = None
         self._touched_at = 0.0
@@ -77,22 +83,25 @@ class Listener:
     def _start(self) -> None:
         with self._guard:
             if self._thread is None:
-                thread = threading.Thread(target=self._run, name=f"distlock-listener-{self._name}", daemon=True)
+                name = f"distlock-listener-{self._name}"
+                thread = threading.Thread(target=self._run, args=(os.getpid(),), name=name, daemon=True)
                 with suppress(RuntimeError):  # no more threads here: waiters look
                     thread.start()
                     self._thread = thread
 
     # In the thread
 
-    def _run(self) -> None:
+    def _run(self, pid: int) -> None:
         try:
-            while not self._is_done():
+            while not forks.is_copy(pid) and not self._is_done():
                 try:
                     self._listen()
                 except (Error, OSError) as error:
                     logger.debug("The listener of %r lost its connection: %s", self._name, error)
                     _ready(AGAIN, self._woken)
                 except Exception:
+                    if forks.is_copy(pid):
+                        return
                     logger.exception("The listener of %r failed; waiters look until it listens again", self._name)
                     _ready(AGAIN, self._woken)
         finally:

@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from itertools import count
 from math import inf
 
+from ... import forks
 from ...tickets import clock
 
 logger = logging.getLogger("django_distlock")
@@ -27,6 +28,10 @@ class Watchdog:
 
     def __init__(self, name: str) -> None:
         self._name = name
+        self._begin()
+        forks.in_child(self._begin)
+
+    def _begin(self) -> None:
         self._calls: dict[int, tuple[float, int]] = {}  # number -> (until when, descriptor of the socket)
         self._numbers = count()
         self._changed = threading.Condition(threading.Lock())
@@ -53,7 +58,8 @@ class Watchdog:
                 self._calls.pop(number, None)
 
     def _start(self) -> None:
-        thread = threading.Thread(target=self._run, name=f"distlock-watchdog-{self._name}", daemon=True)
+        name = f"distlock-watchdog-{self._name}"
+        thread = threading.Thread(target=self._run, args=(os.getpid(),), name=name, daemon=True)
         try:
             thread.start()
         except RuntimeError as error:
@@ -63,9 +69,9 @@ class Watchdog:
         else:
             self._thread = thread
 
-    def _run(self) -> None:
+    def _run(self, pid: int) -> None:
         with self._changed:
-            while True:
+            while not forks.is_copy(pid):
                 now = clock()
                 for number, (until, descriptor) in list(self._calls.items()):
                     if until <= now:
@@ -73,7 +79,7 @@ class Watchdog:
                         _shut_down(descriptor)
                 self._wakes_at = min([now + IDLE, *(until for until, _ in self._calls.values())])
                 was_notified = self._changed.wait(self._wakes_at - now)
-                if not was_notified and not self._calls and clock() - now >= IDLE:
+                if not forks.is_copy(pid) and not was_notified and not self._calls and clock() - now >= IDLE:
                     self._thread = None
                     return
 

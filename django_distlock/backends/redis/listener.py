@@ -9,10 +9,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
-from weakref import WeakSet, WeakValueDictionary
+from weakref import WeakValueDictionary
 
 from redis.exceptions import RedisError, ResponseError, TimeoutError
 
+from ... import forks
 from ...bells import Bell
 from ...tickets import Ticket, clock
 from .commands import pack
@@ -30,20 +31,6 @@ DEAF = 2.0  # seconds without the echo of a look after which the connection is t
 KINDS = (("SSUBSCRIBE", "S"), ("SUBSCRIBE", "P"))
 
 
-_listeners: WeakSet[Listener] = WeakSet()
-
-
-def _close_inherited() -> None:
-    """In a forked child: while it kept the socket open, its parent would look alive after it was killed."""
-    for listener in list(_listeners):
-        if listener._connection is not None:
-            listener._connection.disconnect()
-    _listeners.clear()
-
-
-os.register_at_fork(after_in_child=_close_inherited)
-
-
 class Listener:
     """Receives ``"token key"`` when the lock at the key was handed to the token, and rings the ticket's bell.
 
@@ -52,13 +39,21 @@ class Listener:
     from a dead connection.
     """
 
-    def __init__(self, location: Location, channel: str, hand_back: Callable[[str, str], None], name: str) -> None:
+    def __init__(
+        self, location: Location, new_channel: Callable[[], str], hand_back: Callable[[str, str], None], name: str
+    ) -> None:
         self._location = location
-        self._channel = channel
+        self._new_channel = new_channel
         self._hand_back = hand_back
         self._name = name
         # Weak, because a lease that was lost is never released here.
         self._tickets: WeakValueDictionary[str, Ticket] = WeakValueDictionary()
+        self._connection: Any = None
+        self._begin()
+        forks.in_child(self._begin_anew)
+
+    def _begin(self) -> None:
+        self._channel = self._new_channel()
         self._guard = threading.Lock()
         self.is_ready = False  # whether the subscription stands
         self._starters: set[Bell] = set()
@@ -69,8 +64,13 @@ class Listener:
         self._heard_at = 0.0  # when something came last
         self._asked_at = 0.0  # when the look was sent whose echo is still to come, if that is later
         self._resubscribe = False
-        self._connection: Any = None
-        _listeners.add(self)
+
+    def _begin_anew(self) -> None:
+        """In a forked child: while it kept the socket open, its parent would look alive after it was killed."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.disconnect()
+        self._begin()
 
     def hears(self, name: str) -> bool:
         """Whether a waiter for that lock would be told."""
@@ -109,7 +109,8 @@ class Listener:
             self._touched_at = clock()
             if self._thread is None:
                 self._failure = None
-                thread = threading.Thread(target=self._run, name=f"distlock-listener-{self._name}", daemon=True)
+                name = f"distlock-listener-{self._name}"
+                thread = threading.Thread(target=self._run, args=(os.getpid(),), name=name, daemon=True)
                 thread.start()
                 self._thread = thread
 
@@ -144,20 +145,23 @@ class Listener:
 
     # In the thread
 
-    def _run(self) -> None:
-        while not self._is_done():
+    def _run(self, pid: int) -> None:
+        while not forks.is_copy(pid) and not self._is_done():
+            connection = None
             try:
-                self._connection = self._location.connected(protocol=2, socket_timeout=NAP)
-                self._subscribe(self._connection)
+                connection = self._connection = self._location.connected(protocol=2, socket_timeout=NAP)
+                self._subscribe(connection)
                 self.is_ready, self._failure = True, None
                 self._wake_all()  # what was published while nobody listened
-                self._listen(self._connection)
+                self._listen(connection)
             except Exception as error:
+                if forks.is_copy(pid):
+                    return
                 self._failed(error)
                 time.sleep(AGAIN)
             finally:
-                self.is_ready = False
-                connection, self._connection = self._connection, None
+                if not forks.is_copy(pid):
+                    self.is_ready, self._connection = False, None
                 if connection is not None:
                     connection.disconnect()
 
@@ -192,7 +196,7 @@ class Listener:
         self._heard_at, self._resubscribe = clock(), False
 
     def _listen(self, connection: Any) -> None:
-        while not self._resubscribe:
+        while self._connection is connection and not self._resubscribe:
             try:
                 message = connection.read_response(disable_decoding=True, disconnect_on_error=False)
             except TimeoutError:

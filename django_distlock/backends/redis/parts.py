@@ -33,6 +33,6 @@ def server_parts(
     keys = Keys(read_prefix(backend))
     location = find_location(backend, timeouts)
     shared = (location, backend.option["max_connections"], timeouts["socket_timeout"])
-    listener = Listener(location, keys.inbox(new_token()), hand_back, backend.alias)
+    listener = Listener(location, lambda: keys.inbox(new_token()), hand_back, backend.alias)
     checkup = Checkup(location, keys.prefix, backend.terms, backend.setting("OPTIONS"))
     return Parts(location, keys, Wire(*shared), partial(AsyncWire, *shared), listener, checkup)

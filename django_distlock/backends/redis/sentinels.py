@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from redis.exceptions import AuthenticationError, ConnectionError, NoPermissionError, RedisError, ResponseError
 
+from ... import forks
 from ...bells import Bell
 from ...tickets import clock
 from ...workers import Worker
@@ -71,20 +72,25 @@ class Sentinels:
     def __init__(self, service: str, locations: Sequence[Location]) -> None:
         self.service = service
         self.locations = tuple(locations)
+        # The first knows a new master earlier, the second has its state and epoch.
+        questions = ("GET-MASTER-ADDR-BY-NAME", "MASTER")
+        self._questions = b"".join(pack("SENTINEL", question, service) for question in questions)
+        self._watch = Worker(f"distlock-sentinels-{service}", self._look)
+        self._begin()
+        forks.in_child(self._begin)
+
+    def _begin(self) -> None:
+        """Also in a forked child, which asks anew over lines of its own."""
         self.master: Master | None = None
         self.used_at = 0.0  # when a command was last sent to the master
-        self._order = deque(locations)
+        self._order = deque(self.locations)
         self._named_by: Location | None = None
         self._found: Found | None = None
         self._searcher: Bell | None = None  # of the thread or task that asks
         self._waiting: list[Bell] = []  # of those who share what it finds
         self._guard = threading.Lock()
-        # The first knows a new master earlier, the second has its state and epoch.
-        questions = ("GET-MASTER-ADDR-BY-NAME", "MASTER")
-        self._questions = b"".join(pack("SENTINEL", question, service) for question in questions)
-        self._watch = Worker(f"distlock-sentinels-{service}", self._look)
         self._lines: dict[str, Any] = {}  # of the watch, to sentinels
-        self._round = deque(locations)
+        self._round = deque(self.locations)
         self._named: dict[str, Master | None] = {}  # in this round of the watch, by whom; None: no answer
 
     def find(self, patience: float) -> Master:

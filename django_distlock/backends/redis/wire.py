@@ -7,7 +7,6 @@ the lost command may still be executed, so commands are sent here with the repet
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 import weakref
 from collections import deque
@@ -15,9 +14,11 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
+from weakref import WeakSet
 
-from redis.exceptions import BusyLoadingError, NoScriptError, RedisError, ResponseError, TimeoutError
+from redis.exceptions import BusyLoadingError, ConnectionError, NoScriptError, RedisError, ResponseError, TimeoutError
 
+from ... import forks
 from ...tickets import clock
 from .commands import Command, pack
 from .errors import is_transient
@@ -68,10 +69,18 @@ class Wire:
     def __init__(self, location: Location, most: int, timeout: float) -> None:
         self._location = location
         self._most, self._timeout = most, timeout
+        self._connections: WeakSet[Any] = WeakSet()
+        self._start()
+        forks.in_child(self._begin_anew)
+
+    def _begin_anew(self) -> None:
+        """In a forked child, where greenlets that wait for the parent's answers must not hear them."""
+        for connection in list(self._connections):
+            connection.disconnect()  # here; the parent's goes on
+        self._connections.clear()
         self._start()
 
     def _start(self) -> None:
-        self._pid = os.getpid()
         self._idle: deque[Idle] = deque()
         self._answered_at = 0.0
         weakref.finalize(self, _disconnect, self._idle).atexit = False
@@ -83,14 +92,13 @@ class Wire:
     def send(self, *commands: Command, within: float | None = None, until: float | None = 0.0) -> Answer:
         if not commands:
             return NOTHING
-        if self._pid != os.getpid():
-            self._start()  # a forked child must not talk on its parent's connections
+        forks.notice()  # a child must not talk on its parent's connections
         call = Call(self._location, self._timeout, within, until, waits=self.waits)
-        permits = self._permits
+        permits, idle = self._permits, self._idle
         while True:
             self._wait_for_permit(permits, call)
             try:
-                outcome = self._attempt(commands, call)
+                outcome = self._attempt(commands, call, idle)
             finally:
                 permits.put(None)
             if isinstance(outcome, Answer):
@@ -108,9 +116,11 @@ class Wire:
                     break
             call.admitted()
 
-    def _attempt(self, commands: Sequence[Command], call: Call) -> Answer | float:
+    def _attempt(self, commands: Sequence[Command], call: Call, idle: deque[Idle]) -> Answer | float:
         """The replies, or seconds to pause before the next attempt."""
         while True:
+            if idle is not self._idle:  # this is a greenlet that a fork has copied; the parent's asks on
+                raise ConnectionError("the process was forked")
             sent_at, connection, was_idle = clock(), None, False
             try:
                 connection, was_idle = self._connected(call)
@@ -129,9 +139,8 @@ class Wire:
                     return pause
             else:
                 self._answered_at = now = clock()
-                self._idle.append(Idle(connection, now))
-                if now - self._idle[0].since > IDLE_KEPT:
-                    self._close_old(now)
+                idle.append(Idle(connection, now))
+                self._close_old(now)
                 return Answer(replies, sent_at, call.is_in_doubt)
 
     def _connected(self, call: Call) -> tuple[Any, bool]:
@@ -147,7 +156,9 @@ class Wire:
             if age < IDLE_KEPT and not self._is_stale(connection):
                 return connection, True
             connection.disconnect()
-        return self._location.connected(within=call.left()), False
+        connection = self._location.connected(within=call.left())
+        self._connections.add(connection)
+        return connection, False
 
     @staticmethod
     def _is_stale(connection: Any) -> bool:
@@ -183,7 +194,7 @@ class Wire:
         _disconnect(self._idle)
 
     def _close_old(self, now: float) -> None:
-        with suppress(IndexError):
+        with suppress(IndexError):  # others take them meanwhile
             while now - self._idle[0].since > IDLE_KEPT:
                 self._idle.popleft().connection.disconnect()
 

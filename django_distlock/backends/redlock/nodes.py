@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import weakref
 from collections import deque
@@ -13,6 +12,7 @@ from typing import Any
 
 from redis.exceptions import ConnectionError, MaxConnectionsError
 
+from ... import forks
 from ...exceptions import LockBackendError
 from ..redis.location import Location
 from ..redis.timeouts import exhausted
@@ -39,9 +39,9 @@ class Nodes:
         self._locations, self._majority, self._most = locations, majority, most
         self._connect_timeout = connect_timeout
         self._start()
+        forks.in_child(self._start)
 
     def _start(self) -> None:
-        self._pid = os.getpid()
         self._changed = threading.Condition(threading.Lock())
         self._nodes = [Node(number, location) for number, location in enumerate(self._locations)]
         self._idle: deque[Lineup] = deque()
@@ -67,10 +67,9 @@ class Nodes:
         ``urgent``: also ask nodes that owe an answer. ``within``: seconds to wait for connections, if a
         majority is not connected; ``persists``: also to nodes that refuse. Raises MaxConnectionsError.
         """
-        if self._pid != os.getpid():
-            self._start()  # a forked child must not talk on its parent's connections
+        forks.notice()  # a child must not talk on its parent's connections
         within = self._connect_timeout if within is None else within
-        permits = self._permits
+        permits, idle = self._permits, self._idle
         try:
             permits.get(timeout=within)
         except Empty:
@@ -89,7 +88,7 @@ class Nodes:
                 lineup.close(error if isinstance(error, Exception) else TimeoutError("interrupted"))
                 raise
             finally:
-                self._idle.append(lineup)
+                idle.append(lineup)
         finally:
             permits.put(None)
             if not self._is_open:

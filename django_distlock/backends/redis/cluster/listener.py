@@ -13,8 +13,9 @@ from weakref import WeakValueDictionary
 
 from redis.exceptions import AskError, ClusterDownError, ConnectionError, MovedError, ResponseError, TimeoutError
 
+from .... import forks
 from ....bells import Bell
-from ....tickets import Ticket, clock
+from ....tickets import Ticket, clock, new_token
 from ..commands import pack
 from ..errors import is_transient
 from ..keys import ClusterKeys
@@ -38,16 +39,20 @@ class ClusterListener:
         slots: SlotMap,
         keys: ClusterKeys,
         location: Location,
-        process: str,
         hand_back: Callable[[str, str], None],
         name: str,
     ) -> None:
         self.wire, self.slots, self.keys = wire, slots, keys
-        self.location, self.process, self.name = location, process, name
+        self.location, self.name = location, name
         self.hand_back = hand_back
+        self._begin()
+        forks.in_child(self._begin)
         self.tickets: WeakValueDictionary[str, Ticket] = WeakValueDictionary()
         self.kind = KINDS[0][1]
         self._nodes: dict[Address, NodeListener] = {}
+
+    def _begin(self) -> None:
+        self.process = new_token()  # in the names of its inboxes
 
     def hears(self, name: str) -> bool:
         node = self._find(name)
@@ -137,7 +142,7 @@ class NodeListener(Listener):
 
     def __init__(self, cluster: ClusterListener, address: Address) -> None:
         location = cluster.location.at(*address)
-        super().__init__(location, "", self._hand_back_owned, f"{cluster.name}-{address}")
+        super().__init__(location, str, self._hand_back_owned, f"{cluster.name}-{address}")
         self._cluster, self._address = cluster, address
         self._tickets = cluster.tickets
         self.channels: frozenset[str] = frozenset()
@@ -224,7 +229,7 @@ class NodeListener(Listener):
                 ticket.bell.ring()
 
     def _listen(self, connection: Any) -> None:
-        while not self._resubscribe:
+        while self._connection is connection and not self._resubscribe:
             if connection.can_read(NAP):
                 self._heard(connection.read_response(disable_decoding=True))
             elif clock() - self._touched_at >= IDLE:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import partial
 
 from ....exceptions import InvalidLockBackend
-from ....tickets import new_token
 from ...base import BaseLockBackend
 from ..keys import SLOTS, ClusterKeys, read_prefix
 from ..location import Location, read_location
@@ -51,7 +50,7 @@ def cluster_parts(
     slots = SlotMap(keys.slots(), seeds)
     shared = (location, slots, backend.option["max_connections"], timeouts["socket_timeout"])
     wire = ClusterWire(*shared)
-    listener = ClusterListener(wire, slots, keys, location, new_token(), hand_back, backend.alias)
+    listener = ClusterListener(wire, slots, keys, location, hand_back, backend.alias)
     checkup = ClusterCheckup(location, seeds, keys, backend.terms, backend.setting("OPTIONS"))
     return Parts(location, keys, wire, partial(AsyncClusterWire, *shared), listener, checkup)
 
