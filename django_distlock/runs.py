@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import socket
+import time
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import NamedTuple, Self
@@ -15,7 +17,7 @@ from django.core.exceptions import ImproperlyConfigured
 from .backends.base import BaseLockBackend
 from .handlers import DEFAULT_ALIAS, locks
 from .names import check_name
-from .stamps import RunStamp
+from .stamps import RunRefused, RunStamp, UnreadableStamp
 from .texts import quoted
 from .tickets import new_token
 
@@ -24,7 +26,9 @@ KEYS = ("ALIAS", "PREFIX")
 
 SHORTEST_KEPT = 7 * 86_400.0  # seconds that a stamp stays after its entry is gone, or all beats are
 LONGEST_KEPT = 10 * 366 * 86_400.0
+NEVER = 1e8  # seconds; what django-celery-beat waits for rows that are done
 MICROSECOND = 1e-6
+CLOCK = ""  # as the reason why runs are refused: it is that of this host, and not an entry
 
 logger = logging.getLogger("django_distlock")
 
@@ -90,10 +94,12 @@ def recorded_runs(using: str = DEFAULT_ALIAS) -> Iterator[RunInfo]:
 
 
 def _moment(seconds: float | None) -> datetime | None:
-    try:
-        return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
-    except (ValueError, OverflowError, OSError):  # "never" is written as a day that no calendar has
-        return None
+    return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
+
+
+def next_time(now: float, wait: float | None) -> float | None:
+    """When an entry is due again, if it is ever."""
+    return None if wait is None or wait >= NEVER else round(now + wait, 6)
 
 
 class Ledger:
@@ -110,6 +116,7 @@ class Ledger:
         self.prefix = prefix if prefix is not None else app_name and f"{app_name}:"
         self.known: dict[str, RunStamp] = {}
         self._unanswered: dict[str, str] = {}  # the tokens of claims that the store may have executed, by entry
+        self._refused: set[str] = set()  # the reasons, in short, that were told
 
     @property
     def _backend(self) -> BaseLockBackend:
@@ -127,15 +134,16 @@ class Ledger:
         store did not know the entry, and waits for what other beats tell it: then ask again in a second.
 
         After an error the run is claimed again with the same token, because the store may have given it already.
+        Raises RunRefused if the store answers, but gives this run to nobody here.
         """
         known = self.known.get(entry, RunStamp(seen))
         if known.at > seen and not self.is_unanswered(entry, known):
             return known  # which the store may have forgotten, as the row or the file has
         token = self._unanswered.setdefault(entry, new_token())
         at = round(max(now, seen + MICROSECOND), 6)  # a claim that moved nothing would leave the run to others, too
-        stamp = RunStamp(at, socket.gethostname(), None if wait is None else round(at + wait, 6), token)
+        stamp = RunStamp(at, socket.gethostname(), next_time(at, wait), token)
         before = known if known.at == seen else RunStamp(seen)
-        standing = self._backend.claim_run(self._name(entry), before, stamp, _kept(stamp))
+        standing = self._claimed(entry, before, stamp)
         del self._unanswered[entry]
         self.known[entry] = max(before, standing or stamp, key=lambda stamp: stamp.at)
         return standing
@@ -156,22 +164,37 @@ class Ledger:
         return self._unanswered.get(entry) == stamp.token
 
     def tell(self, entry: str, stamp: RunStamp) -> None:
-        """The store keeps this stamp unless it has a newer one."""
+        """The store keeps this stamp unless it has a newer one. Raises RunRefused."""
         stamp = replace(stamp, token=stamp.token or new_token())
-        self.known[entry] = self._backend.claim_run(self._name(entry), stamp, stamp, _kept(stamp)) or stamp
+        self.known[entry] = self._claimed(entry, stamp, stamp) or stamp
 
-    def look(self) -> RunStamp:
+    def _claimed(self, entry: str, seen: RunStamp, now: RunStamp) -> RunStamp | None:
+        try:
+            standing = self._backend.claim_run(self._name(entry), seen, now, _kept(now))
+        except RunRefused as error:
+            reason = entry if isinstance(error, UnreadableStamp) else CLOCK
+            if isinstance(error, UnreadableStamp):
+                self.known.pop(entry, None)
+            if reason not in self._refused:
+                logger.error("The run of %r is not sent from here: %s", entry, error)
+            self._refused.add(reason)
+            raise
+        self._refused -= {entry, CLOCK}
+        return standing
+
+    def look(self) -> RunStamp | None:
         """Tell the store again what it lost. It forgets the newest run first, so that one is looked at.
 
-        Returns the stamp of that entry as it stands now.
+        Returns the stamp of that entry as it stands now; None for what cannot be read.
         """
         newest = max(self.known, key=lambda entry: self.known[entry].at)
         [stored] = self._backend.find_runs([self._name(newest)])
         if stored is None or stored.at < self.known[newest].at:
             logger.warning("The store of lock backend %r lost runs of beat; it is told again.", self.using)
             for entry, stamp in list(self.known.items()):
-                self.tell(entry, stamp)
-            return self.known[newest]
+                with suppress(RunRefused):
+                    self.tell(entry, stamp)
+            return self.known.get(newest)
         return stored
 
     def _name(self, entry: str) -> str:
@@ -180,5 +203,5 @@ class Ledger:
 
 def _kept(stamp: RunStamp) -> float:
     """Seconds that the store keeps a stamp: entries that are gone must not stay for ever."""
-    wait = 0.0 if stamp.next_at is None else stamp.next_at - stamp.at
+    wait = 0.0 if stamp.next_at is None else max(0.0, stamp.next_at - max(stamp.at, time.time()))
     return min(LONGEST_KEPT, SHORTEST_KEPT + 2 * wait)

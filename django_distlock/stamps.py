@@ -3,8 +3,33 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import dataclass
 from typing import Self
+
+from .exceptions import LockBackendError
+from .texts import printable
+
+DAY = 86_400.0
+YEAR_9999 = 253_370_764_800.0  # as below
+
+
+class RunRefused(LockBackendError):
+    """The store answers, but gives this run to nobody here. Other runs may be given."""
+
+
+class UnreadableStamp(RunRefused):
+    """What the store keeps of one entry is no stamp."""
+
+
+class ClockIsAhead(RunRefused):
+    """By so many seconds, which are more than is allowed."""
+
+    def __init__(self, seconds: float, most: float) -> None:
+        super().__init__(
+            f"The clock of this host is {seconds:.1f} s ahead of the clock of the store; beats may be {most:g} s ahead."
+            " Set the clocks by NTP."
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +51,15 @@ class RunStamp:
 
     @classmethod
     def from_text(cls, text: str | bytes) -> Self:
-        """Raises ValueError for a text that ``to_text`` did not write."""
-        match json.loads(text):
-            case [int() | float() as at, str(token), int() | float() | None as next_at, str(host)]:
-                return cls(at, host, next_at, token)
+        """Raises ValueError for a text that ``to_text`` did not write, and for a run more than a day from now."""
+        try:
+            found = json.loads(text)
+        except RecursionError:
+            found = None
+        match found:
+            case [int() | float() as at, str(token), int() | float() | None as next_at, str(host)] if (
+                0 <= at <= time.time() + DAY
+            ):
+                is_moment = next_at is not None and 0 <= next_at <= YEAR_9999
+                return cls(at, printable(host), next_at if is_moment else None, token)
         raise ValueError(f"not a stamp: {text!r:.80}")

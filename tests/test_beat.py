@@ -46,8 +46,8 @@ class FileBeat(Recording, beat.DistlockScheduler):
 def world(locmem_locks, monkeypatch):
     """Makes worlds; the clock of the schedulers is that of the newest."""
     worlds = []
-    for module in (beat, locmem):
-        monkeypatch.setattr(module, "clock", lambda: worlds[-1].now.timestamp())
+    for clock in ((beat, "clock"), (locmem, "clock"), (locmem, "wall_clock")):
+        monkeypatch.setattr(*clock, lambda: worlds[-1].now.timestamp())
 
     def new(entries, now=START, **conf):
         worlds.append(World(now, entries, **conf))
@@ -153,6 +153,39 @@ def test_a_clock_that_differs_by_more_than_five_seconds_is_told_once(ahead, told
     said = [record.message for record in caplog.records if "in the future" in record.message]
     assert len(said) == told
     assert all("NTP" in message for message in said)
+
+
+@pytest.mark.parametrize("ahead", [70, 3600, 400 * 365 * 86_400])
+def test_a_clock_that_is_far_ahead_silences_no_other_beat(ahead, world, caplog):
+    fleet = world(lambda: {"interval": task(8.0), "cron": task(crontab())})
+    wrong = fleet.start(MemoryBeat, ahead=ahead)
+    fleet.run(START + timedelta(seconds=10))
+    assert fleet.sent == []
+    fleet.start(MemoryBeat)
+    fleet.run(START + timedelta(seconds=60))
+    fleet.kill(wrong)
+    fleet.run(START + timedelta(seconds=100))
+    again = fleet.start(MemoryBeat)
+    fleet.run(START + timedelta(seconds=150))
+    assert set(map(round, gaps(fleet.times("interval")))) == {8}
+    assert len(fleet.times("interval")) == (150 - 10) // 8
+    assert [when.minute for when in fleet.times("cron")] == [1, 2]
+    said = [record.message for record in caplog.records if "ahead of the clock of the store" in record.message]
+    assert len(said) == 1
+    assert again.schedule["interval"].last_run_at < fleet.now
+
+
+def test_a_file_that_was_written_where_the_clock_was_ahead_silences_no_entry(world, tmp_path, monkeypatch):
+    fleet = world(lambda: {"interval": task(8.0)})
+    file = str(tmp_path / "schedule")
+    for ahead in (3600, 0):
+        only = fleet.start(FileBeat, ahead=ahead, schedule_filename=file)
+        monkeypatch.setattr(celery._state._tls, "current_app", only.app)  # of schedules that come from the file
+        fleet.run(fleet.now + timedelta(seconds=30))
+        only.close()
+        fleet.kill(only)
+    assert len(fleet.times("interval")) == 3
+    assert min(fleet.times("interval")) > START + timedelta(seconds=30)
 
 
 @pytest.mark.parametrize("kept", ["nothing", "the run before"])

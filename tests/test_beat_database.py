@@ -20,6 +20,7 @@ from django_distlock import locks
 from django_distlock.backends import locmem
 from django_distlock.celery import beat
 from django_distlock.celery.database import DistlockDatabaseScheduler
+from django_distlock.runs import recorded_runs
 
 from .beats import Recording, World, gaps, task
 
@@ -172,6 +173,21 @@ def test_a_one_off_runs_once_and_retires(when, world, rarely):
     fleet.run_for(120)
     assert len(fleet.times("once")) == 2
     assert gaps(fleet.times("once"))[0] > 140
+
+
+def test_what_is_kept_of_rows_that_are_done_or_begin_later_is_not_kept_for_years(world, rarely, locmem_locks):
+    row("other", every=3600)
+    row("once", one_off=True, every=50)
+    row("reminder", one_off=True, clocked=START + timedelta(minutes=1))
+    row("later", every=60, start_time=START + timedelta(hours=1))
+    fleet = world()
+    fleet.start()
+    fleet.run_for(120)
+    days = {name: round((run.expires - fleet.now.timestamp()) / 86_400) for name, run in locmem_locks._runs.items()}
+    assert days == {"fleet:once": 7, "fleet:reminder": 7, "fleet:later": 7, "fleet:other": 7}
+    runs = {run.entry: run.next_run_at for run in recorded_runs("default")}
+    assert (runs["fleet:once"], runs["fleet:reminder"]) == (None, None)
+    assert runs["fleet:later"] is not None
 
 
 def test_a_one_off_that_was_sent_but_not_saved_is_not_sent_by_a_beat_that_comes_later(world):

@@ -11,11 +11,11 @@ import celery
 import pytest
 from django.db import connections, transaction
 
-from django_distlock import LockBackendError, locks
-from django_distlock.backends.database import connections as own_connections
+from django_distlock import LockBackendError, locks, stamps
+from django_distlock.backends.database import files
 from django_distlock.models import DatabaseRun
 from django_distlock.runs import Ledger, recorded_runs
-from django_distlock.stamps import RunStamp
+from django_distlock.stamps import RunStamp, UnreadableStamp
 
 from .conftest import DATABASE
 from .databases import ALIAS
@@ -116,11 +116,28 @@ def test_without_its_table(postgres_locks):
         execute(f"ALTER TABLE elsewhere RENAME TO {TABLE}")
 
 
-def test_a_foreign_value_is_told(postgres_locks):
-    postgres_locks.claim_run("entry", RunStamp(100.0), RunStamp(100.0), 60)
-    execute(f"UPDATE {TABLE} SET stamp = 'something else'")
-    with pytest.raises(LockBackendError, match=f"The row 'lock:entry' of {TABLE} holds something that is no run"):
-        postgres_locks.find_runs(["entry"])
+@pytest.mark.parametrize("stamp", ["something else", "[" * 200_000, '[1e18,"t",null,"h"]', '[NaN,"t",null,"h"]'])
+def test_a_foreign_value_is_told_and_the_other_entries_are_well(stamp, postgres_locks, caplog):
+    bad, good = RunStamp(100.0), RunStamp(101.0)
+    for entry, known in (("bad", bad), ("good", good)):
+        postgres_locks.claim_run(entry, known, known, 60)
+    execute(f"UPDATE {TABLE} SET stamp = '{stamp}' WHERE ran_at = 100000000")
+    assert postgres_locks.find_runs(["bad", "good"]) == [None, good]
+    assert list(postgres_locks.runs()) == [("good", good)]
+    [told] = caplog.records
+    assert told.levelname == "ERROR"
+    assert f"The row 'lock:bad' of {TABLE} holds something that is no run of beat" in told.message
+    with pytest.raises(UnreadableStamp, match="no run of beat"):
+        postgres_locks.claim_run("bad", RunStamp(99.0), RunStamp(110.0, token="mine"), 60)
+
+
+def test_a_run_of_a_day_to_come_is_refused(backend):
+    stamp = RunStamp(100.0)
+    backend.claim_run("entry", stamp, stamp, 60)
+    with backend.pool.connection(1) as connection, connection.cursor() as cursor:
+        cursor.execute(f"UPDATE {TABLE} SET ran_at = %s", [round((time.time() + 2 * 86_400) * 1_000_000)])
+    with pytest.raises(UnreadableStamp):
+        backend.claim_run("entry", stamp, RunStamp(110.0, token="mine"), 60)
 
 
 @pytest.mark.skipif(celery.VERSION[:2] < (5, 7), reason="beat's schedulers need Celery 5.7")
@@ -138,8 +155,9 @@ def test_a_fleet_whose_beats_come_and_go_sends_what_one_stock_beat_sends(sqlite_
     end = START + timedelta(minutes=10)
     worlds = stock, fleet = World(START, entries), World(START, entries)
     monkeypatch.setattr(beat, "clock", lambda: fleet.now.timestamp())
-    now = SimpleNamespace(time_ns=lambda: int(fleet.now.timestamp() * 1e6) * 1000, monotonic=time.monotonic)
-    monkeypatch.setattr(own_connections, "time", now)  # the clock of SQLite
+    now = SimpleNamespace(time_ns=lambda: int(fleet.now.timestamp() * 1e6) * 1000, sleep=time.sleep)
+    monkeypatch.setattr(files, "time", now)  # the clock of SQLite
+    monkeypatch.setattr(stamps, "time", SimpleNamespace(time=lambda: fleet.now.timestamp()))
     stock.start(StockBeat)
     stock.run(end)
     for _ in range(3):

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import json
 import sys
+import time
 from pathlib import Path
 
 import celery
 import pytest
+import redis
 from django.core.exceptions import ImproperlyConfigured
 
 from django_distlock import LockBackendError, locks
@@ -16,8 +19,8 @@ from django_distlock.backends.dummy import DummyBackend
 from django_distlock.backends.locmem import LocMemBackend
 from django_distlock.backends.redis import RedisBackend
 from django_distlock.backends.redlock import RedlockBackend
-from django_distlock.runs import Ledger, recorded_runs
-from django_distlock.stamps import RunStamp
+from django_distlock.runs import NEVER, Ledger, recorded_runs
+from django_distlock.stamps import RunStamp, UnreadableStamp
 
 from .tools import backend_on, eventually
 
@@ -81,11 +84,24 @@ def test_apps_that_share_a_store_do_not_meet(backend, settings):
 
 def test_stamps_run_out_a_week_or_two_periods_after_their_entry_is_gone(valkey_locks, store):
     ledger = Ledger("shop")
-    week, month = 7 * 86_400, 30 * 86_400
-    ledger.tell("often", RunStamp(100.0, next_at=102.0))
-    ledger.tell("monthly", RunStamp(100.0, next_at=100.0 + month))
-    assert week <= store.ttl("lock|r:shop:often") <= week + 4
-    assert week + 2 * month - 5 <= store.ttl("lock|r:shop:monthly") <= week + 2 * month
+    week, month, now = 7 * 86_400, 30 * 86_400, time.time()
+    ledger.tell("often", RunStamp(now, next_at=now + 2))
+    ledger.tell("monthly", RunStamp(now, next_at=now + month))
+    ledger.tell("begins in a month", RunStamp(now - 365 * month, next_at=now + month))
+    ledger.tell("overdue", RunStamp(now - month, next_at=now - 1))
+    for entry, kept in (("often", week + 4), ("monthly", week + 2 * month), ("overdue", week)):
+        assert kept - 60 <= store.ttl(f"lock|r:shop:{entry}") <= kept
+    assert week + 2 * month - 60 <= store.ttl("lock|r:shop:begins in a month") <= week + 2 * month
+
+
+def test_of_an_entry_that_is_done_nobody_expects_another_run(valkey_locks, store, monkeypatch):
+    monkeypatch.setattr(valkey_locks, "runs_settle", 0.001)
+    ledger, now = Ledger("shop"), time.time()
+    for entry, wait in (("without", None), ("never", NEVER)):
+        ledger.tell(entry, RunStamp(now - 10))
+        eventually(lambda entry=entry, wait=wait: ledger.claim(entry, now - 10, now, wait) is None)
+        assert store.ttl(f"lock|r:shop:{entry}") <= 7 * 86_400
+    assert {run.next_run_at for run in recorded_runs("default")} == {None}
 
 
 @pytest.mark.parametrize("times", [1, 2])
@@ -121,11 +137,57 @@ def test_a_beat_never_claims_again_what_it_knows_to_have_run(locmem_locks, monke
     assert ledger.claim("entry", 110.0, 120.0, 10.0) is None
 
 
-def test_a_foreign_value_is_told_and_not_touched(valkey_locks, store):
-    store.set("lock|r:shop:entry", "something else")
-    with pytest.raises(LockBackendError, match="holds something that is no run of beat"):
-        list(recorded_runs("default"))
-    assert store.get("lock|r:shop:entry") == "something else"
+UNREADABLE = {
+    "garbage": b"something else",
+    "another kind of key": None,
+    "deep": b"[" * 200_000,
+    "bytes": b"\xff\xfe[",
+    "a huge time": b'[1e18,"t",null,"h"]',
+    "NaN": b'[NaN,"t",null,"h"]',
+    "infinity": b'[Infinity,"t",null,"h"]',
+    "400 digits": b"[" + b"9" * 400 + b',"t",null,"h"]',
+    "another form": b'{"at": 1.0}',
+    "no times": b'["1.0","t",null,"h"]',
+    "days ahead": b'[%d.0,"t",null,"h"]' % (time.time() + 2 * 86_400),
+    "the year 2999": b'[32472144000.0,"t",null,"h"]',
+}
+
+
+@pytest.fixture
+def unreadable(request, valkey_locks, store):
+    """What stands where the run of an entry should: how it reads for Redis."""
+    key, value = "lock|r:shop:bad", UNREADABLE[request.param]
+    with redis.Redis.from_url(locks["default"].location.text, socket_timeout=5) as client:
+        if value is None:
+            client.rpush(key, "x")
+            return lambda: client.type(key) == b"list"
+        client.set(key, value)
+        return lambda: client.get(key) == value
+
+
+@pytest.mark.parametrize("unreadable", UNREADABLE, indirect=True)
+def test_a_foreign_value_is_told_and_not_touched_and_the_other_entries_are_well(unreadable, valkey_locks, caplog):
+    now = RunStamp(time.time() - 1, "web-1", None, "token")
+    valkey_locks.claim_run("shop:good", now, now, 60)
+    assert valkey_locks.find_runs(["shop:bad", "shop:good"]) == [None, now]
+    assert [run.entry for run in recorded_runs("default")] == ["shop:good"]
+    [told] = caplog.records
+    assert told.levelname == "ERROR"
+    assert "'lock|r:shop:bad' at" in told.message
+    assert "holds something that is no run of beat. Delete it" in told.message
+    ledger = Ledger("shop")
+    for call in (lambda: ledger.tell("bad", RunStamp(now.at)), lambda: ledger.claim("bad", now.at, now.at + 1, 30.0)):
+        with pytest.raises(UnreadableStamp, match="no run of beat"):
+            call()
+    assert [record.levelname for record in caplog.records] == ["ERROR", "ERROR"]
+    assert unreadable()
+
+
+def test_the_host_of_a_run_is_printable_whatever_was_written(valkey_locks, store):
+    store.set("lock|r:shop:entry", json.dumps([1.0, "t", 1e300, "web\x1b[2J\r\n\ud800"]))
+    [run] = recorded_runs("default")
+    assert run.next_run_at is None
+    assert run.host == "web\\x1b[2J\\r\\n\\ud800"
 
 
 def test_an_older_celery_is_refused_with_what_to_do(monkeypatch):

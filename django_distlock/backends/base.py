@@ -41,6 +41,7 @@ class BaseLockBackend(ABC):
     supports_queue: ClassVar[bool] = False  # waiters are granted the lock in the order they came
     supports_runs: ClassVar[bool] = False  # keeps the runs of beat: claim_run(), find_runs(), runs()
     runs_settle = 5.0  # seconds, above what a beat needs to notice that the store lost its data
+    runs_ahead = 60.0  # seconds at most that the clock of a beat may be ahead of the store's
     supports_pruning: ClassVar[bool] = False  # keeps something of free locks that prune() can delete
     supports_wakeup: bool = True  # waiters are woken; otherwise they ask the store several times a second
     supports_failover: ClassVar[bool] = False  # a server that is lost takes no lock with it
@@ -204,15 +205,18 @@ class BaseLockBackend(ABC):
         Otherwise the stamp that stands is returned. That is a newer one if another beat ran the entry. A store
         that has none keeps ``seen``; and because it may have lost a newer one, it gives no run of that entry to
         anybody for ``runs_settle`` seconds, in which all beats tell it what they know.
+
+        Raises UnreadableStamp for what is no stamp, and is left as it is, and ClockIsAhead if ``now`` is more than
+        ``runs_ahead`` seconds ahead of the store's clock: the other beats would wait until then.
         """
         raise NotImplementedError(f"{type(self).__name__} keeps no runs: supports_runs is False.")
 
     def find_runs(self, names: Sequence[str]) -> list[RunStamp | None]:
-        """The stamp of each entry; None where there is none."""
+        """The stamp of each entry; None where there is none that can be read."""
         raise NotImplementedError(f"{type(self).__name__} keeps no runs: supports_runs is False.")
 
     def runs(self) -> Iterator[tuple[str, RunStamp]]:
-        """All entries that have a stamp, each once, in no order."""
+        """All entries that have a stamp, each once, in no order. One that cannot be read is logged as an error."""
         raise NotImplementedError(f"{type(self).__name__} keeps no runs: supports_runs is False.")
 
     def check(self) -> list[Finding]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from time import time as wall_clock
+from time import time_ns
 from typing import Any
 
-from ..stamps import RunStamp
+from ..stamps import ClockIsAhead, RunStamp
 from ..tickets import Grant, Holder, LockInfo, Ticket, clock
 from .base import BaseLockBackend
 
@@ -127,6 +128,8 @@ class LocMemBackend(BaseLockBackend):
         return self.look(names)
 
     def claim_run(self, name: str, seen: RunStamp, now: RunStamp, ttl: float) -> RunStamp | None:
+        if (ahead := now.at - wall_clock()) > self.runs_ahead:
+            raise ClockIsAhead(ahead, self.runs_ahead)
         with self._guard:
             standing = self._run(name)
             if standing is None:
@@ -184,7 +187,7 @@ class LocMemBackend(BaseLockBackend):
         return self._give(first, now + min(first.ttl, GRANT_TTL), held.waiters)
 
     def _give(self, ticket: Ticket, expires: float, waiters: OrderedDict[str, Ticket]) -> _Held:
-        self._last_fence = max(self._last_fence + 1, time.time_ns() // 1000)
+        self._last_fence = max(self._last_fence + 1, time_ns() // 1000)
         held = _Held(ticket.token, ticket.holder, self._last_fence, expires, waiters=waiters)
         self._held[ticket.name] = held
         if len(self._held) > self._sweep_at:

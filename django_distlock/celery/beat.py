@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -13,8 +14,8 @@ from celery.utils.time import maybe_make_aware  # type: ignore[import-untyped]
 from django.core.exceptions import ImproperlyConfigured
 
 from ..exceptions import LockBackendError
-from ..runs import SETTING, Ledger
-from ..stamps import RunStamp
+from ..runs import SETTING, Ledger, next_time
+from ..stamps import RunRefused, RunStamp
 from ..tickets import clock
 
 if celery.VERSION[:2] < (5, 7):
@@ -93,7 +94,8 @@ class SharedRuns(Scheduler):  # type: ignore[misc]
             self._cut_off(error)
         else:
             self._in_touch()
-            self._check_clock(newest)
+            if newest:
+                self._check_clock(newest)
 
     def populate_heap(self, *args: Any, **kwargs: Any) -> None:
         """At the start and whenever entries came, went or changed: first of all, when did they run?"""
@@ -101,18 +103,21 @@ class SharedRuns(Scheduler):  # type: ignore[misc]
         before = set(self._ledger.known)
         stamps = self._ledger.meet(entry.name for entry in entries)
         for entry in entries:
+            self._catch_up(entry)
             if (stamp := stamps.get(entry.name)) and not self._join(entry, stamp, is_new=entry.name not in before):
                 del stamps[entry.name]
         super().populate_heap(*args, **kwargs)
         for event in self._heap:
             if (name := event.entry.name) not in stamps:
-                self._ledger.tell(name, RunStamp(_seconds(event.entry.last_run_at), next_at=round(event.time, 6)))
+                now = _seconds(event.entry.default_now())
+                with suppress(RunRefused):
+                    due = next_time(now, event.time - now)
+                    self._ledger.tell(name, RunStamp(_seconds(event.entry.last_run_at), next_at=due))
         self._has_met = True
         self._filled_at = clock()  # which takes long where there are many
 
     def _join(self, entry: ScheduleEntry, stamp: RunStamp, is_new: bool) -> bool:
         """Go on where the fleet is, and not at the start of this beat; False if it is the fleet that is behind."""
-        _catch_up(entry)
         own = _seconds(entry.last_run_at)
         if self._ledger.is_unanswered(entry.name, stamp):
             return True
@@ -125,6 +130,17 @@ class SharedRuns(Scheduler):  # type: ignore[misc]
             _set_back(entry, stamp.at, entry.total_run_count)
         return True
 
+    def _catch_up(self, entry: ScheduleEntry) -> None:
+        """A row counts its runs, but in the schedule stays the entry that was made when it was read.
+
+        Rows and files may have been written where the clock was ahead.
+        """
+        if (row := getattr(entry, "model", None)) is not None:
+            entry.last_run_at, entry.total_run_count = row.last_run_at, row.total_run_count
+        now = _seconds(entry.default_now())
+        if _seconds(entry.last_run_at) > now + CLOCKS_DIFFER:
+            _set_back(entry, now, entry.total_run_count)
+
     def _is_saved_anew(self, entry: ScheduleEntry) -> bool:
         """Whether its row counts from the start of a beat, which saves the rows of the settings."""
         return _counts_from_change(entry) and entry.name in (*self.app.conf.beat_schedule, "celery.backend_cleanup")
@@ -135,9 +151,11 @@ class SharedRuns(Scheduler):  # type: ignore[misc]
             due, wait = state = super().is_due(entry)
             if not due:
                 return state  # type: ignore[no-any-return]
-            seen = _seconds(entry.last_run_at)
+            seen, now = _seconds(entry.last_run_at), _seconds(entry.default_now())
             try:
-                standing = self._ledger.claim(entry.name, seen, _seconds(entry.default_now()), wait)
+                standing = self._ledger.claim(entry.name, seen, now, None if _is_one_off(entry) else wait)
+            except RunRefused:
+                return schedstate(False, RETRY)  # type: ignore[no-any-return]
             except LockBackendError as error:
                 self._cut_off(error)
                 return schedstate(False, RETRY)  # type: ignore[no-any-return]
@@ -212,12 +230,6 @@ def _set_back(entry: ScheduleEntry, at: float, count: int) -> None:
         when = when.replace(tzinfo=None)
     for keeper in filter(None, (entry, getattr(entry, "model", None))):
         keeper.last_run_at, keeper.total_run_count = when, count
-
-
-def _catch_up(entry: ScheduleEntry) -> None:
-    """A row counts its runs, but in the schedule stays the entry that was made when it was read."""
-    if (row := getattr(entry, "model", None)) is not None:
-        entry.last_run_at, entry.total_run_count = row.last_run_at, row.total_run_count
 
 
 def _counts_from_change(entry: ScheduleEntry) -> bool:

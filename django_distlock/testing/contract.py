@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from ..backends.base import FORCED, BaseLockBackend
-from ..stamps import RunStamp
+from ..stamps import ClockIsAhead, RunStamp
 from ..tickets import Grant, LockInfo
 from .tools import WAYS, calling, eventually, ticket
 
@@ -336,11 +336,24 @@ class RunsContract:
         assert backend.find_runs(["entry"]) == [new]
 
     def test_times_are_exact_to_the_microsecond(self, backend: Any) -> None:
-        seen = RunStamp(1795237134.551894, token="1")
+        seen = RunStamp(1705305600.551894, token="1")
         self.know(backend, "entry", seen)
         assert backend.find_runs(["entry"]) == [seen]
-        assert backend.claim_run("entry", RunStamp(1795237134.551893), RunStamp(1795237136.0, token="2"), 60) == seen
-        assert backend.claim_run("entry", RunStamp(1795237134.551894), RunStamp(1795237136.0, token="2"), 60) is None
+        assert backend.claim_run("entry", RunStamp(1705305600.551893), RunStamp(1705305602.0, token="2"), 60) == seen
+        assert backend.claim_run("entry", RunStamp(1705305600.551894), RunStamp(1705305602.0, token="2"), 60) is None
+
+    def test_a_clock_that_is_far_ahead_of_the_stores_moves_nothing(self, backend: Any) -> None:
+        """The stamp would keep all other beats from running the entry until then."""
+        for seen in (None, RunStamp(100.0)):
+            if seen:
+                self.know(backend, "entry", seen)
+            wrong = RunStamp(time.time() + backend.runs_ahead + 30, token="wrong")
+            for known in (seen or wrong, wrong):
+                with pytest.raises(ClockIsAhead):
+                    backend.claim_run("entry", known, wrong, 60)
+            assert backend.find_runs(["entry"]) == [seen]
+        a_little = RunStamp(time.time() + backend.runs_ahead - 30, token="a little")
+        assert backend.claim_run("entry", RunStamp(100.0), a_little, 60) is None
 
     def test_stamps_are_found_by_name_and_listed(self, backend: Any) -> None:
         names = ["a", "shop:nightly", "ä/ß", "a*b?[c]", "'quote\"", "new\nline"]

@@ -240,8 +240,9 @@ class DatabaseBackend(BaseLockBackend):
     # The runs of beat
 
     def claim_run(self, name: str, seen: RunStamp, now: RunStamp, ttl: float) -> RunStamp | None:
-        key, kept, settle = self._key(name), _us(ttl), _us(self.runs_settle)
-        return self._run(lambda connection: self._runs.claim(connection, key, seen, now, kept, settle, self._timeout))
+        lengths = {"ttl": _us(ttl), "settle": _us(self.runs_settle), "ahead": _us(self.runs_ahead)}
+        claim = partial(self._runs.claim, name=self._key(name), seen=seen, now=now, **lengths, timeout=self._timeout)
+        return self._run(claim)
 
     def find_runs(self, names: Sequence[str]) -> list[RunStamp | None]:
         found: dict[bytes, RunStamp] = {}
@@ -253,7 +254,7 @@ class DatabaseBackend(BaseLockBackend):
         beginning, last = self._key(""), b""
         while found := self._run(partial(self._runs.page, prefix=beginning, after=last, limit=STEP)):
             last = max(found)
-            yield from ((self._name(key), stamp) for key, stamp in found.items())
+            yield from ((self._name(key), stamp) for key, stamp in found.items() if stamp)
 
     # The twins
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
 from ...exceptions import LockBackendError
 from ...models import DatabaseRun
-from ...stamps import RunStamp
+from ...stamps import DAY, ClockIsAhead, RunStamp, UnreadableStamp
 from ...tickets import clock
 from .pruning import Pruning
 from .statements import CLOCKS, end_of, insert_unless_there, placeholders
 
 TABLE = DatabaseRun._meta.db_table
 COLUMNS = "name, ran_at, token, stamp, settled_at, expires"
+
+logger = logging.getLogger("django_distlock")
 
 
 class Runs:
@@ -29,9 +32,12 @@ class Runs:
             " stamp = CASE WHEN ran_at < %s THEN %s ELSE stamp END,"
             f" expires = CASE WHEN ran_at < %s THEN {now} + %s ELSE expires END,"
             " ran_at = CASE WHEN ran_at < %s THEN %s ELSE ran_at END"
-            f" WHERE {is_kept} AND {may_move}"
+            f" WHERE {is_kept} AND {may_move} AND %s <= {now} + %s"
         )
-        self._refusing = f"SELECT stamp FROM {TABLE} WHERE {is_kept} AND NOT ({may_move})"
+        self._refusing = (
+            f"SELECT stamp, ran_at > {now} + {DAY:.0f}000000 FROM {TABLE} WHERE {is_kept} AND NOT ({may_move})"
+        )
+        self._clock = f"SELECT {now}"
         # Not deleted and inserted: two who do so at the same moment may be a deadlock for MySQL.
         self._keep_again = (
             f"UPDATE {TABLE} SET ran_at = %s, token = %s, stamp = %s, settled_at = {now} + %s, expires = {now} + %s"
@@ -46,7 +52,16 @@ class Runs:
         self.pruning = Pruning(TABLE, f"expires <= {now} - %s", 1)
 
     def claim(
-        self, connection: Any, name: bytes, seen: RunStamp, now: RunStamp, ttl: int, settle: int, timeout: float
+        self,
+        connection: Any,
+        name: bytes,
+        seen: RunStamp,
+        now: RunStamp,
+        *,
+        ttl: int,
+        settle: int,
+        ahead: int,
+        timeout: float,
     ) -> RunStamp | None:
         """As ``claim_run``. Repeatable.
 
@@ -54,29 +69,38 @@ class Runs:
         statements, they are tried again, for up to ``timeout`` seconds.
         """
         give_up = clock() + timeout
-        while not self._is_moved(connection, name, seen, now, ttl):
+        while not self._is_moved(connection, name, seen, now, ttl, ahead):
             if standing := self._read_refusing(connection, name, seen, now):
                 return standing
+            self._check_clock(connection, now, ahead)
             if self._is_new(connection, name, seen, ttl, settle):
                 return seen
             if clock() > give_up:
                 raise LockBackendError(f"The row {name.decode()!r} of {TABLE} comes and goes; is its table emptied?")
         return None
 
-    def _is_moved(self, connection: Any, name: bytes, seen: RunStamp, now: RunStamp, ttl: int) -> bool:
+    def _is_moved(self, connection: Any, name: bytes, seen: RunStamp, now: RunStamp, ttl: int, ahead: int) -> bool:
         at = _moment(now)
+        moved = [at, now.token, at, now.to_text(), at, ttl, at, at]
         with connection.cursor() as cursor:
-            cursor.execute(
-                self._move,
-                [at, now.token, at, now.to_text(), at, ttl, at, at, *_condition(connection, name, seen, now)],
-            )
+            cursor.execute(self._move, [*moved, *_condition(connection, name, seen, now), at, ahead])
             return bool(cursor.rowcount)
 
     def _read_refusing(self, connection: Any, name: bytes, seen: RunStamp, now: RunStamp) -> RunStamp | None:
         with connection.cursor() as cursor:
             cursor.execute(self._refusing, _condition(connection, name, seen, now))
             found = cursor.fetchone()
-        return _stamp(name, found[0]) if found else None
+        if found is None:
+            return None
+        text, is_of_the_future = found
+        return _stamp(name, "" if is_of_the_future else text)
+
+    def _check_clock(self, connection: Any, now: RunStamp, most: int) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute(self._clock)
+            ahead = _moment(now) - cursor.fetchone()[0]
+        if ahead > most:
+            raise ClockIsAhead(ahead / 1_000_000, most / 1_000_000)
 
     def _is_new(self, connection: Any, name: bytes, seen: RunStamp, ttl: int, settle: int) -> bool:
         """Whether ``seen`` is kept now, because there was nothing, or what ran out."""
@@ -88,18 +112,25 @@ class Runs:
             return bool(cursor.rowcount)
 
     def find(self, connection: Any, names: Sequence[bytes]) -> dict[bytes, RunStamp]:
+        """Of those that can be read."""
         with connection.cursor() as cursor:
             cursor.execute(
                 self._find.format(many=placeholders(names)), [connection.Database.Binary(name) for name in names]
             )
-            return _stamps(cursor.fetchall())
+            read = [(bytes(name), _readable(bytes(name), text)) for name, text in cursor.fetchall()]
+        return {name: stamp for name, stamp in read if isinstance(stamp, RunStamp)}
 
-    def page(self, connection: Any, prefix: bytes, after: bytes, limit: int) -> dict[bytes, RunStamp]:
-        """Those whose names begin with ``prefix``, in order, beyond ``after``."""
+    def page(self, connection: Any, prefix: bytes, after: bytes, limit: int) -> dict[bytes, RunStamp | None]:
+        """Those whose names begin with ``prefix``, in order, beyond ``after``; None, and an error in the log, for one
+        that cannot be read."""
         bounds = map(connection.Database.Binary, (prefix, after, end_of(prefix)))
         with connection.cursor() as cursor:
             cursor.execute(self._list, [*bounds, limit])
-            return _stamps(cursor.fetchall())
+            read = [(bytes(name), _readable(bytes(name), text)) for name, text in cursor.fetchall()]
+        for _, stamp in read:
+            if isinstance(stamp, UnreadableStamp):
+                logger.error("%s", stamp)
+        return {name: stamp if isinstance(stamp, RunStamp) else None for name, stamp in read}
 
 
 def _condition(connection: Any, name: bytes, seen: RunStamp, now: RunStamp) -> list[Any]:
@@ -107,15 +138,18 @@ def _condition(connection: Any, name: bytes, seen: RunStamp, now: RunStamp) -> l
     return [connection.Database.Binary(name), _moment(seen), now.token, _moment(now), _moment(seen)]
 
 
-def _stamps(found: Sequence[tuple[Any, str]]) -> dict[bytes, RunStamp]:
-    return {bytes(name): _stamp(bytes(name), text) for name, text in found}
+def _readable(name: bytes, text: str) -> RunStamp | UnreadableStamp:
+    try:
+        return _stamp(name, text)
+    except UnreadableStamp as error:
+        return error
 
 
 def _stamp(name: bytes, text: str) -> RunStamp:
     try:
         return RunStamp.from_text(text)
     except ValueError:
-        raise LockBackendError(
+        raise UnreadableStamp(
             f"The row {name.decode()!r} of {TABLE} holds something that is no run of beat. Delete it."
         ) from None
 

@@ -15,7 +15,7 @@ from redis.exceptions import RedisError
 
 from ...exceptions import InvalidLockBackend, LockBackendError
 from ...findings import Finding
-from ...stamps import RunStamp
+from ...stamps import ClockIsAhead, RunStamp, UnreadableStamp
 from ...texts import quoted
 from ...tickets import Grant, Holder, LockInfo, Ticket, clock
 from ..base import BaseLockBackend
@@ -157,17 +157,32 @@ class RedisBackend(BaseLockBackend):
         command = CLAIM_RUN.call(
             self.keys.of_run(name),
             repr(seen.at), repr(now.at), now.token, seen.to_text(), now.to_text(), _ms(ttl), _ms(self.runs_settle),
+            repr(self.runs_ahead),
         )  # fmt: skip
-        return self._stamp(name, self._only(self._send(command)))
+        reply = self._only(self._send(command))
+        if isinstance(reply, int) and reply > 0:
+            raise ClockIsAhead(reply / 1000, self.runs_ahead)
+        return self._stamp(name, reply)
 
     def find_runs(self, names: Sequence[str]) -> list[RunStamp | None]:
-        answer = self._send(*(Command(pack("GET", key), key=key) for key in map(self.keys.run, names)))
-        return [self._stamp(name, self._checked(reply)) for name, reply in zip(names, answer.replies, strict=True)]
+        return [stamp if isinstance(stamp, RunStamp) else None for stamp in self._find_runs(names)]
 
     def runs(self) -> Iterator[tuple[str, RunStamp]]:
         names = self._names_of(RUNS)
         while batch := list(islice(names, SCAN_STEP)):
-            yield from ((name, stamp) for name, stamp in zip(batch, self.find_runs(batch), strict=True) if stamp)
+            for name, stamp in zip(batch, self._find_runs(batch), strict=True):
+                if isinstance(stamp, RunStamp):
+                    yield name, stamp
+                elif stamp:
+                    logger.error("%s", stamp)
+
+    def _find_runs(self, names: Sequence[str]) -> Iterator[RunStamp | UnreadableStamp | None]:
+        answer = self._send(*(Command(pack("GET", key), key=key) for key in map(self.keys.run, names)))
+        for name, reply in zip(names, answer.replies, strict=True):
+            try:
+                yield self._stamp(name, reply if is_wrong_type(reply) else self._checked(reply))
+            except UnreadableStamp as error:
+                yield error
 
     def check(self) -> list[Finding]:
         began = time.time()
@@ -304,16 +319,18 @@ class RedisBackend(BaseLockBackend):
             logger.error("%s", self._foreign_value(name))
         return info
 
-    def _stamp(self, name: str, value: bytes | None) -> RunStamp | None:
+    def _stamp(self, name: str, value: Any) -> RunStamp | None:
         if value is None:
             return None
         try:
-            return RunStamp.from_text(value)
+            if isinstance(value, bytes):
+                return RunStamp.from_text(value)
         except ValueError:
-            raise LockBackendError(
-                f"The key {self.keys.run(name)!r} at {self.location.text} holds something that is no run of beat."
-                f" Delete it, or give the locks a prefix of their own in {self.setting('KEY_PREFIX')}."
-            ) from None
+            pass
+        raise UnreadableStamp(
+            f"The key {self.keys.run(name)!r} at {self.location.text} holds something that is no run of beat."
+            f" Delete it, or give the locks a prefix of their own in {self.setting('KEY_PREFIX')}."
+        )
 
     # Errors
 

@@ -3,16 +3,24 @@
 --       2 there while the stamp is so new that older beats may know better: nobody is given the run
 -- ARGV  1 when the caller saw it run  2 when it runs now (not later than 1 = only tell)  3 token of this claim
 --       4 stamp to keep if there is none  5 stamp of this run  6 ttl in ms  7 ms for which KEYS 2 is kept
+--       8 seconds that 2 may be ahead of the clock here
 -- reply nil moved (or moved already by this token) | the stamp that stands: a newer one, or none may be moved yet
+--       | -1 what stands is no stamp, or one more than a day from now | ms that 2 is ahead of the clock, if too many
 local seen, now = tonumber(ARGV[1]), tonumber(ARGV[2])
-local stamp = redis.call('GET', KEYS[1])
+local time = redis.call('TIME')
+local clock = time[1] + time[2] / 1000000
+if now > clock + tonumber(ARGV[8]) then return math.floor((now - clock) * 1000) end
+local stamp = redis.pcall('GET', KEYS[1])
+if type(stamp) == 'table' then return string.find(stamp.err, 'WRONGTYPE', 1, true) and -1 or stamp end
 if not stamp then
   redis.call('SET', KEYS[1], ARGV[4], 'PX', ARGV[6])
   redis.call('SET', KEYS[2], '', 'PX', ARGV[7])
   return ARGV[4]
 end
-local standing = cjson.decode(stamp)
-if standing[1] > seen and standing[2] ~= ARGV[3] then return stamp end
+local is_json, standing = pcall(cjson.decode, stamp)
+local at = is_json and type(standing) == 'table' and standing[1]
+if type(at) ~= 'number' or not (at >= 0 and at <= clock + 86400) then return -1 end
+if at > seen and standing[2] ~= ARGV[3] then return stamp end
 if now > seen and redis.call('EXISTS', KEYS[2]) == 1 then return stamp end
-if now > standing[1] then redis.call('SET', KEYS[1], ARGV[5], 'PX', ARGV[6]) end
+if now > at then redis.call('SET', KEYS[1], ARGV[5], 'PX', ARGV[6]) end
 return false
