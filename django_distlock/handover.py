@@ -18,7 +18,7 @@ from .exceptions import LockLost, LockNotHeld
 from .handlers import locks
 from .leases import Lease
 from .locking import Lock, blocks_the_loop
-from .names import OWN
+from .names import own_name
 from .options import Options
 from .renewal import renewer_of
 from .terms import Terms
@@ -107,7 +107,9 @@ class AdoptedLease(Lease):
         self._granted_clock = min(now, now - (wall_clock - detached.since))
         self._handle = Lock(self.name, self.using, Options(detached.terms))
         valid = detached.until - wall_clock + CLOCKS_DIFFER
-        self._proof = Ticket(f"{OWN}handover:{detached.text_id}", valid, Holder.here(f"has adopted {detached.name}"))
+        self._proof = Ticket(
+            own_name("handover:{}", detached.text_id), valid, Holder.here(f"has adopted {detached.name}")
+        )
 
     # Once the store knows the token no more, nobody can adopt it, and the proof is not needed.
 

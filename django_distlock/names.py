@@ -26,12 +26,27 @@ _IN_ESCAPES = "%0123456789ABCDEF"  # "%XX" is written with these, so they do not
 def check_name(name: object) -> str:
     """Return the name as stores know it.
 
-    Any text is a valid name. Past 200 characters the tail is replaced by the SHA-256 of the
-    whole; the result is longer than 200 characters, so that no name equals the short form of another.
+    Any text is a valid name, but for those by which this package remembers something. Past 200 characters the tail is
+    replaced by the SHA-256 of the whole; the result is longer than 200 characters, so that no name equals the short
+    form of another.
 
     Raises InvalidLockName for what is no text, empty, over 10,000 characters (a document passed
-    by mistake), or cannot be written as UTF-8.
+    by mistake), begins with "django_distlock.", or cannot be written as UTF-8.
     """
+    if isinstance(name, str) and name.startswith(OWN):
+        raise InvalidLockName(
+            f"The name {name[:60]!r} begins with {OWN!r}, as those of the locks by which this package remembers"
+            " something. Let it begin with something else."
+        )
+    return _bounded(name)
+
+
+def own_name(template: str, *values: object) -> str:
+    """The name of a lock by which this package remembers something; ``values`` fill the template's fields."""
+    return _bounded(OWN + parse(template).fill(_by_position(template, values)))
+
+
+def _bounded(name: object) -> str:
     if not isinstance(name, str):
         raise InvalidLockName(
             f"The name of a lock is a str, not {type(name).__name__}: {name!r:.80}."
@@ -56,11 +71,12 @@ def check_name(name: object) -> str:
 
 
 def stored_name(text: str) -> str:
-    """What ``check_name`` returns, also for what it has returned already: for names that people copy from a list.
+    """What ``check_name`` returns, also for what it has returned already, and for names of this package's own locks:
+    for names that people copy from a list.
 
     Raises InvalidLockName.
     """
-    return text if _SHORTENED.fullmatch(text) else check_name(text)
+    return text if _SHORTENED.fullmatch(text) else _bounded(text)
 
 
 def render(template: str, values: tuple[object, ...]) -> str:

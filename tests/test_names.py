@@ -8,7 +8,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from django_distlock import InvalidLockName
-from django_distlock.names import LONGEST_VERBATIM, check_name, parse, render
+from django_distlock.names import LONGEST_VERBATIM, OWN, check_name, own_name, parse, render, stored_name
 
 text = st.text(st.characters(exclude_categories=["Cs"]))
 names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=600)
@@ -106,6 +106,7 @@ class TestRefusals:
             (None, "is a str, not NoneType"),
             (b"name", "is a str, not bytes"),
             ("\ud800", "cannot be written as UTF-8"),
+            ("django_distlock.done:1:nightly", "begins with 'django_distlock.', as those of the locks by which"),
         ],
     )
     def test_what_is_no_name(self, name, message):
@@ -142,6 +143,18 @@ class TestRefusals:
             render(template, values)
         assert message in str(caught.value)
         assert repr(template) in str(caught.value)
+
+    def test_no_value_makes_the_name_of_a_lock_that_lists_leave_out(self):
+        for template, value in (("{}", "django_distlock.x"), ("{}.{}", "django_distlock"), ("{}:edit", f"{OWN}done")):
+            values = (value, "x")[: template.count("{}")]
+            with pytest.raises(InvalidLockName, match="begins with 'django_distlock.'"):
+                render(template, values)
+        assert render("{}", ("django_distlock",)) == "django_distlock"
+
+    def test_operators_name_the_locks_of_this_package(self):
+        own = own_name("done:{}:{}", "2f.0e", "order:1")
+        assert own == "django_distlock.done:2f.0e:order%3A1"
+        assert stored_name(own) == own
 
     def test_a_template_that_is_no_text(self):
         with pytest.raises(InvalidLockName, match="is a str, not int"):

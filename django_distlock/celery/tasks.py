@@ -150,7 +150,7 @@ class Run:
     # Marks are leases that rest: every store of locks keeps them, and drops them in time.
 
     def _mark(self, lock_name: str) -> str:
-        return names.render(names.OWN + "done:{}:{}", (self.message, lock_name))
+        return names.own_name("done:{}:{}", self.message, lock_name)
 
     def _stop_if_done(self, lock_name: str, using: str) -> None:
         if not (self._task.acks_late and self._is_in_worker and self._may_have_come_before):
