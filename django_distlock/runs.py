@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import socket
 import time
@@ -16,7 +17,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from .backends.base import BaseLockBackend
 from .handlers import DEFAULT_ALIAS, locks
-from .names import check_name
+from .names import LONGEST_ACCEPTED, check_name
 from .stamps import RunRefused, RunStamp, UnreadableStamp
 from .texts import quoted
 from .tickets import new_token
@@ -197,8 +198,12 @@ class Ledger:
             return self.known.get(newest)
         return stored
 
-    def _name(self, entry: str) -> str:
-        return check_name(self.prefix + entry)
+    def _name(self, entry: object) -> str:
+        """Entries are called by anything; those without a name, by their calls with all arguments."""
+        name = f"{self.prefix}{entry}".encode(errors="backslashreplace")
+        if len(name) > LONGEST_ACCEPTED:
+            name = name[:1000] + b"~" + hashlib.sha256(name).hexdigest().encode()
+        return check_name(name.decode(errors="ignore"))
 
 
 def _kept(stamp: RunStamp) -> float:
