@@ -52,7 +52,8 @@ for number in (signal.SIGHUP, signal.SIGINT):
 # Of real workers, beats, browsers, topologies and databases, of random runs and of time that has to pass. The rest is
 # done in a minute or two: -m "not slow".
 SLOW = {
-    "test_acl", "test_admin_browser", "test_beat", "test_beat_database", "test_beat_stamps", "test_cluster", "test_cluster_faults",
+    "test_acl", "test_admin_browser", "test_beat", "test_beat_database", "test_beat_stamps", "test_cluster",
+    "test_cluster_faults",
     "test_cpython_suite", "test_database", "test_database_history", "test_docs", "test_example", "test_fleet",
     "test_handover", "test_hanging_aliases", "test_history", "test_lease_ends", "test_locks_terminal",
     "test_lost_updates", "test_mutants", "test_other_servers", "test_processes", "test_queue", "test_redis_faults",

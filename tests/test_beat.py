@@ -6,6 +6,8 @@ What a fleet sends is compared with what one stock beat sends on the same clock:
 from __future__ import annotations
 
 import random
+import signal
+import time
 from collections import Counter
 from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo
@@ -25,7 +27,7 @@ if celery.VERSION[:2] < (5, 7):
 
 from celery.beat import PersistentScheduler, ScheduleEntry, Scheduler
 
-from django_distlock.celery import beat
+from django_distlock.celery import beat, stopping
 
 START = datetime(2026, 11, 21, 12, 0, 20, tzinfo=UTC)
 
@@ -290,6 +292,63 @@ def test_a_run_counts_from_its_claim_also_where_its_beat_was_stopped_just_after(
         only.close()
         fleet.kill(only)
     assert len(fleet.sent) == 1
+
+
+@pytest.fixture
+def told_to_end():
+    """Handlers as Celery has them."""
+
+    def end(*_):
+        raise SystemExit
+
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = [signal.signal(number, end) for number in numbers]
+    yield
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_beat_that_is_told_to_end_after_it_claimed_a_run_sends_it_before(
+    number, world, locmem_locks, monkeypatch, told_to_end
+):
+    fleet = world(lambda: {"interval": task(10.0)})
+    only = fleet.start(MemoryBeat)
+    claim = locmem_locks.claim_run
+
+    def end_after(name, seen, now, ttl):
+        standing = claim(name, seen, now, ttl)
+        if standing is None and now.at > seen.at:
+            signal.raise_signal(number)
+        return standing
+
+    monkeypatch.setattr(locmem_locks, "claim_run", end_after)
+    with pytest.raises(SystemExit):
+        fleet.run(START + timedelta(seconds=15))
+    assert len(fleet.times("interval")) == 1
+    assert signal.getsignal(number).__name__ == "end"
+    with pytest.raises(SystemExit):  # as ever
+        signal.raise_signal(number)
+    assert only._ledger.known["interval"].host
+
+
+@pytest.mark.parametrize("how", ["a second signal", "its time is over"])
+def test_a_broker_that_does_not_answer_keeps_no_beat_from_ending(how, world, monkeypatch, told_to_end):
+    monkeypatch.setattr(stopping, "PATIENCE", 0.2 if how == "its time is over" else 600.0)
+
+    class HangingBeat(MemoryBeat):
+        def apply_async(self, entry, *args, **kwargs):
+            signal.raise_signal(signal.SIGTERM)
+            if how == "a second signal":
+                signal.raise_signal(signal.SIGTERM)
+            time.sleep(60)
+            super().apply_async(entry, *args, **kwargs)
+
+    fleet = world(lambda: {"interval": task(10.0)})
+    fleet.start(HangingBeat)
+    with pytest.raises(SystemExit):
+        fleet.run(START + timedelta(seconds=15))
+    assert fleet.sent == []
 
 
 def test_a_beat_that_was_stopped_while_it_sent_is_in_time_for_the_next_run(world):

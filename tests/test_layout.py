@@ -41,7 +41,7 @@ ORDER = [
     "runs", "capabilities", "inventory", "snapshots", "tables", "reports", "checks", "apps", "pages", "admin",
     "migrations", "migrations.0001_initial",
     "management", "management.commands", "management.commands.locks", "management.commands.runlocked",
-    "celery", "celery.beat", "celery.database", "celery.messages", "celery.tasks",
+    "celery", "celery.stopping", "celery.beat", "celery.database", "celery.messages", "celery.tasks",
     "testing", "testing.tools", "testing.contract", "testing.plugin",
 ]  # fmt: skip
 

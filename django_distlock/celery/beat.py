@@ -17,6 +17,7 @@ from ..exceptions import LockBackendError
 from ..runs import SETTING, Ledger, next_time
 from ..stamps import RunRefused, RunStamp
 from ..tickets import clock
+from .stopping import Stopping
 
 if celery.VERSION[:2] < (5, 7):
     raise ImproperlyConfigured(
@@ -48,6 +49,7 @@ class SharedRuns(Scheduler):  # type: ignore[misc]
         self._has_met = False  # the other beats, by way of the store
         self._is_cut_off = False
         self._clocks_told: set[str] = set()
+        self._stopping = Stopping()
         self._tick_at = self._look_at = self._filled_at = 0.0  # on clock()
         super().__init__(app, *args, **kwargs)
 
@@ -79,6 +81,8 @@ class SharedRuns(Scheduler):  # type: ignore[misc]
             self._heap = None  # it was not filled
             self._cut_off(error)
             return RETRY
+        finally:
+            self._stopping.let_go()
         if clock() - max(began, self._filled_at) > PAUSE:
             # This beat was stopped, or the broker kept it: it would wait from now on for what is due sooner.
             self._heap = None
@@ -152,6 +156,7 @@ class SharedRuns(Scheduler):  # type: ignore[misc]
             if not due:
                 return state  # type: ignore[no-any-return]
             seen, now = _seconds(entry.last_run_at), _seconds(entry.default_now())
+            self._stopping.hold_back()  # until the run is sent
             try:
                 standing = self._ledger.claim(entry.name, seen, now, None if _is_one_off(entry) else wait)
             except RunRefused:
