@@ -60,6 +60,10 @@ class InvalidLockName(ValueError):
     """A name, or a template and its values, that cannot name a lock."""
 
 
+class UnusableLockName(InvalidLockName):
+    """A text that names no lock, as clients may send it: a view answers 400."""
+
+
 class InvalidLockBackend(ImproperlyConfigured):
     """A backend in the setting ``DISTRIBUTED_LOCKS`` that cannot be used as it stands."""
 

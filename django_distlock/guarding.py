@@ -12,7 +12,7 @@ from typing import Any, Literal
 from asgiref.sync import sync_to_async
 
 from . import background, calls, requests, responses, transactions
-from .exceptions import LockBackendError, LockError, LockNotAcquired
+from .exceptions import LockBackendError, LockNotAcquired, UnusableLockName
 from .leases import Lease
 from .locking import Lock
 from .options import Options
@@ -61,10 +61,10 @@ class Guarded:
         databases = self._databases(request)
         with ExitStack() as stack:
             released = stack.enter_context(ExitStack()) if databases else None
-            lock = self._lock(args, kwargs, request, run)
             try:
+                lock = self._lock(args, kwargs, request, run)
                 lease = stack.enter_context(lock)
-            except (LockNotAcquired, LockBackendError) as problem:
+            except (LockNotAcquired, LockBackendError, UnusableLockName) as problem:
                 if run and isinstance(problem, LockNotAcquired):
                     run.meet(lock, problem, retries=self._on_busy == "retry")
                 return self._answer(problem, request, args, kwargs, run)
@@ -80,10 +80,9 @@ class Guarded:
         if self._databases(request):
             raise RuntimeError("You cannot use ATOMIC_REQUESTS with async views.")  # as Django says
         async with AsyncExitStack() as stack:
-            lock = self._lock(args, kwargs, request)
             try:
-                lease = await stack.enter_async_context(lock)
-            except (LockNotAcquired, LockBackendError) as problem:
+                lease = await stack.enter_async_context(self._lock(args, kwargs, request))
+            except (LockNotAcquired, LockBackendError, UnusableLockName) as problem:
                 return await self._aanswer(problem, request, args, kwargs)
             result = self.function(*args, **kwargs)
             if inspect.isawaitable(result):
@@ -129,7 +128,7 @@ class Guarded:
         return background.label(args) or calls.path_of(self.function)
 
     def _answer(
-        self, problem: LockError, request: Any, args: tuple[Any, ...], kwargs: dict[str, Any], run: Any = None
+        self, problem: Exception, request: Any, args: tuple[Any, ...], kwargs: dict[str, Any], run: Any = None
     ) -> Any:
         """In the function's place, or the problem itself is raised."""
         if isinstance(problem, LockNotAcquired):
@@ -148,7 +147,7 @@ class Guarded:
             return form.answer(request, problem)
         raise problem
 
-    async def _aanswer(self, problem: LockError, request: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    async def _aanswer(self, problem: Exception, request: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if isinstance(self._on_busy, responses.Respond):  # templates may do what must not be done in an event loop
             return await sync_to_async(self._answer)(problem, request, args, kwargs)
         result = self._answer(problem, request, args, kwargs)

@@ -8,11 +8,13 @@ from typing import Any
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 
 from . import responses
-from .exceptions import LockBackendError, LockNotAcquired
+from .exceptions import LockBackendError, LockNotAcquired, UnusableLockName
 
 
 class LockMiddleware:
     """Answers LockNotAcquired, wherever a view raises it, by 409 Conflict, and LockBackendError by 503.
+
+    A text that can be the name of no lock, such as one that is too long, is answered 400.
 
     Add ``"django_distlock.middleware.LockMiddleware"`` to ``MIDDLEWARE``.
     """
@@ -28,6 +30,6 @@ class LockMiddleware:
         return self.get_response(request)
 
     def process_exception(self, request: Any, problem: Exception) -> Any:
-        if isinstance(problem, LockNotAcquired | LockBackendError):
+        if isinstance(problem, LockNotAcquired | LockBackendError | UnusableLockName):
             return responses.DEFAULT.answer(request, problem)
         return None

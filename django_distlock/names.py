@@ -9,7 +9,7 @@ from functools import lru_cache
 from string import Formatter
 from typing import Any
 
-from .exceptions import InvalidLockName
+from .exceptions import InvalidLockName, UnusableLockName
 
 LONGEST_VERBATIM = 200  # characters; a longer name keeps its beginning and gets a hash for the rest
 LONGEST_ACCEPTED = 10_000
@@ -34,7 +34,7 @@ def check_name(name: object) -> str:
     by mistake), begins with "django_distlock.", or cannot be written as UTF-8.
     """
     if isinstance(name, str) and name.startswith(OWN):
-        raise InvalidLockName(
+        raise UnusableLockName(
             f"The name {name[:60]!r} begins with {OWN!r}, as those of the locks by which this package remembers"
             " something. Let it begin with something else."
         )
@@ -49,25 +49,29 @@ def own_name(template: str, *values: object) -> str:
 def _bounded(name: object) -> str:
     if not isinstance(name, str):
         raise InvalidLockName(
-            f"The name of a lock is a str, not {type(name).__name__}: {name!r:.80}."
+            f"The name of a lock is a str, not {type(name).__name__}."
             ' Write it out, for example lock("order:{}", order.pk).'
         )
     if not name:
-        raise InvalidLockName("The name of a lock is empty. Give it a name that says what it guards.")
+        raise UnusableLockName("The name of a lock is empty. Give it a name that says what it guards.")
     if len(name) > LONGEST_ACCEPTED:
-        raise InvalidLockName(
-            f"The name of a lock is too long: {len(name):,} characters, at most {LONGEST_ACCEPTED:,} are accepted."
-            f" It begins with {name[:60]!r}. Name the lock by an id or by a hash of the content."
-        )
+        raise _too_long(name)
     try:
         encoded = name.encode()
     except UnicodeEncodeError as error:
-        raise InvalidLockName(
+        raise UnusableLockName(
             f"The name {name[:60]!r} cannot be written as UTF-8: {error.reason} at position {error.start}."
         ) from error
     if len(name) <= LONGEST_VERBATIM:
         return name
     return f"{name[:_KEPT]}~{hashlib.sha256(encoded).hexdigest()}"
+
+
+def _too_long(text: str) -> UnusableLockName:
+    return UnusableLockName(
+        f"The name of a lock is too long: {len(text):,} characters, at most {LONGEST_ACCEPTED:,} are accepted."
+        f" It begins with {text[:60]!r}. Name the lock by an id or by a hash of the content."
+    )
 
 
 def stored_name(text: str) -> str:
@@ -170,7 +174,10 @@ class Template:
         for literal, field in self.parts:
             name.append(literal)
             if field:
-                name.append(self._escape.sub(_percent, self._text_of(field, arguments)))
+                value = self._text_of(field, arguments)
+                if len(value) > LONGEST_ACCEPTED:  # before work is done for it
+                    raise _too_long(value)
+                name.append(self._escape.sub(_percent, value))
         return "".join(name)
 
     def _text_of(self, field: str, arguments: Mapping[str, object]) -> str:
@@ -204,7 +211,12 @@ class Template:
                 f"The template {self.text!r} was given a {kind.__name__!r} for {field!r}, whose text is an address in"
                 " memory and differs between processes. Use an attribute that identifies it."
             )
-        return str(value)
+        try:
+            return str(value)
+        except ValueError as error:  # a number of more digits than Python writes
+            raise UnusableLockName(
+                f"The template {self.text!r} was given a value for {field!r} that has no text: {error}."
+            ) from error
 
 
 class _Fields(Formatter):

@@ -18,7 +18,7 @@ from django.http import HttpResponse, JsonResponse
 from django.http.response import HttpResponseBase
 from django.shortcuts import render
 
-from .exceptions import LockError, LockNotAcquired
+from .exceptions import LockNotAcquired, UnusableLockName
 from .leases import Lease
 from .requests import is_for_programs, is_rest_framework, label, original, request_of
 
@@ -32,13 +32,19 @@ class Respond:
     status: int = 409
     template_name: str | None = None
 
-    def __call__(self, problem: LockError, /, *args: Any, **kwargs: Any) -> HttpResponse:
+    def __call__(self, problem: Exception, /, *args: Any, **kwargs: Any) -> HttpResponse:
         if (request := request_of(args, kwargs)) is None:
             raise TypeError("on_busy=respond(...) answers requests, and this call has none.") from problem
         return self.answer(request, problem)
 
-    def answer(self, request: Any, problem: LockError) -> HttpResponse:
-        """Tells neither the lock nor its holder. A dead store is 503, whatever is said when the lock is busy."""
+    def answer(self, request: Any, problem: Exception) -> HttpResponse:
+        """Tells neither the lock nor its holder. A dead store is 503, whatever is said when the lock is busy.
+
+        What a client has sent that can be in the name of no lock is 400.
+        """
+        if isinstance(problem, UnusableLockName):
+            logger.warning("%s is answered 400: %s", label(request), problem)
+            return self._with_format(request, problem, 400, {"detail": "Bad request."})
         if isinstance(problem, LockNotAcquired):
             seconds = max(1, ceil(problem.retry_after or 0))
             text = "Busy, try again."
@@ -47,7 +53,7 @@ class Respond:
         logger.error("%s is answered 503: %s", label(request), problem, exc_info=problem)
         return self._with_format(request, problem, 503, {"detail": "Not available just now, try again later."})
 
-    def _with_format(self, request: Any, problem: LockError, status: int, told: dict[str, Any]) -> HttpResponse:
+    def _with_format(self, request: Any, problem: Exception, status: int, told: dict[str, Any]) -> HttpResponse:
         seconds = told.get("retry_after")
         if is_rest_framework(request):
             raise _api_exception(told["detail"], status, seconds) from problem
@@ -59,7 +65,9 @@ class Respond:
         elif self.template_name:
             response = render(request, self.template_name, {**told, "status": status}, status=status)
         else:
-            response = HttpResponse(_plain_text(seconds), status=status, content_type="text/plain; charset=utf-8")
+            response = HttpResponse(
+                _plain_text(status, seconds), status=status, content_type="text/plain; charset=utf-8"
+            )
         if seconds:
             response["Retry-After"] = str(seconds)
         return response
@@ -80,7 +88,9 @@ def respond(*, status: int = 409, template_name: str | None = None) -> Respond:
 DEFAULT = Respond()
 
 
-def _plain_text(seconds: int | None) -> str:
+def _plain_text(status: int, seconds: int | None) -> str:
+    if status == 400 and seconds is None:
+        return "Bad request.\n"
     if seconds is None:
         return "Not available just now. Please try again later.\n"
     return f"Somebody else is at this just now. Please try again in {seconds} s.\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import json
 import threading
 
 import ninja
@@ -21,7 +22,16 @@ from rest_framework.routers import SimpleRouter
 from rest_framework.views import APIView
 from rest_framework.viewsets import ViewSet
 
-from django_distlock import LockBackendError, LockNotAcquired, distributed_lock, lock, locks, respond
+from django_distlock import (
+    InvalidLockName,
+    LockBackendError,
+    LockNotAcquired,
+    distributed_lock,
+    lock,
+    locks,
+    respond,
+)
+from django_distlock.middleware import LockMiddleware
 
 from .test_decorators import must_not_run as nothing
 
@@ -472,3 +482,58 @@ def error(request):
 
 
 urlpatterns += [path("error", error)]
+
+
+NO_NAMES = ["x" * 10_001, ":" * 2_500_000, "\ud800", 10**5000, "django_distlock.done:1"]
+
+
+@distributed_lock("{value}")
+def named(request, value):
+    return HttpResponse("named")
+
+
+@distributed_lock("{value}")
+async def anamed(request, value):
+    return HttpResponse("named")
+
+
+@distributed_lock("{value}", on_busy="raise")
+def named_or_raised(request, value):
+    return HttpResponse("named")
+
+
+@distributed_lock("{request}")
+def wrongly_named(request, value):
+    return HttpResponse("named")
+
+
+class TestValuesThatNameNoLock:
+    """Clients send them; a template that nothing could fill is the project's own mistake."""
+
+    @pytest.mark.parametrize("value", NO_NAMES, ids=range(len(NO_NAMES)))
+    def test_are_bad_requests(self, value, caplog):
+        request = RequestFactory().get("/", headers=JSON)
+        for response in (named(request, value), asyncio.run(anamed(request, value))):
+            assert response.status_code == 400
+            assert json.loads(response.content) == {"detail": "Bad request."}
+        assert named(RequestFactory().get("/"), value).content == b"Bad request.\n"
+        assert "GET tests.test_answers.named is answered 400: " in caplog.text
+        with pytest.raises(InvalidLockName):
+            named_or_raised(request, value)
+
+    def test_the_middleware_says_so_too(self):
+        def view(request):
+            raise AssertionError
+
+        with pytest.raises(InvalidLockName) as caught:
+            lock("{}", "x" * 10_001)
+        response = LockMiddleware(view).process_exception(RequestFactory().get("/"), caught.value)
+        assert response.status_code == 400
+
+    def test_are_refused_before_work_is_done_for_them(self):
+        with pytest.raises(InvalidLockName, match="too long: 2,500,000 characters"):  # not those of the escapes
+            lock("{}", ":" * 2_500_000)
+
+    def test_a_template_that_nothing_could_fill_raises(self):
+        with pytest.raises(InvalidLockName, match="asks for|address in memory|was given"):
+            wrongly_named(object(), 1)

@@ -102,7 +102,7 @@ class TestRefusals:
         [
             ("", "is empty. Give it a name"),
             ("x" * 10_001, "is too long: 10,001 characters, at most 10,000 are accepted. It begins with 'xxx"),
-            (42, "is a str, not int: 42. Write it out"),
+            (42, "is a str, not int. Write it out"),
             (None, "is a str, not NoneType"),
             (b"name", "is a str, not bytes"),
             ("\ud800", "cannot be written as UTF-8"),
