@@ -239,3 +239,23 @@ class TestGreenlets:
         other = program("from tests.contention import contend\nsay(dict(contend(sys.argv[1], threads=4)))")
         assert ast.literal_eval(heard(parent)).keys() == {"held"}
         assert ast.literal_eval(heard(other)).keys() == {"held"}
+
+
+def test_copies_of_one_memory_never_hold_a_lock_together(program, store):
+    """Restored from one image, both wait under one name: each hears what the other one is granted."""
+    code = (
+        "from django_distlock.backends.redis import parts\n"
+        "drawn, parts.new_token = parts.new_token, lambda: '0' * 26\n"
+        "locks['default']; parts.new_token = drawn\n"
+        "from tests.contention import contend\n"
+        "say(dict(contend(sys.argv[1], threads=4))); time.sleep(60)"
+    )
+    copies = [program(code), program(code)]
+    assert [ast.literal_eval(heard(copy)).keys() for copy in copies] == [{"held"}, {"held"}]
+    assert len(store.pubsub_shardchannels()) == 1
+
+
+def test_a_copy_that_closes_its_locks_waits_under_a_name_of_its_own(valkey_locks):
+    before = valkey_locks._listener._channel
+    locks.close()
+    assert locks["default"]._listener._channel != before
