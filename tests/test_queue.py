@@ -673,6 +673,7 @@ class TestListeners:
                     time.sleep(0.01)
             waiter.gets_in()
             waiter.leaves()
+            time.sleep(2 * listening.DEAF)
         assert len(subscribed) == 1
 
     def test_idle_it_closes_its_connection_and_comes_back_when_needed(self, fleet, store, callers, monkeypatch):
