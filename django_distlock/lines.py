@@ -21,15 +21,6 @@ class Lines:
     def __init__(self) -> None:
         self._guard = threading.RLock()  # the garbage collector may end a wait while this very thread is inside
         self._lines: dict[str, deque[Ticket]] = {}
-        self._alone: dict[str, Ticket] = {}
-
-    def goes_ahead(self, ticket: Ticket) -> bool:
-        """Whether nobody else here asks for the lock, so that this one may try without a line, until ``tried()``."""
-        return ticket.name not in self._lines and self._alone.setdefault(ticket.name, ticket) is ticket
-
-    def tried(self, ticket: Ticket) -> None:
-        if self._alone.get(ticket.name) is ticket:
-            self._alone.pop(ticket.name, None)
 
     def join(self, ticket: Ticket) -> None:
         with self._guard:
@@ -60,15 +51,6 @@ class Lines:
     def has_heir(self, ticket: Ticket) -> bool:
         with self._guard:
             return len(self._lines[ticket.name]) > 1
-
-    def fail(self, ticket: Ticket, failure: Exception) -> None:
-        """The store does not answer: the others would learn it one after another, each by a timeout of its own."""
-        with self._guard:
-            line = self._lines.get(ticket.name, ())
-            others = [other for other in line if other is not ticket] if ticket in line else []
-        for other in others:
-            other.failure = failure
-            other.bell.ring()
 
     def leave(self, ticket: Ticket, *, bequeath: bool, succeed: Callable[[Ticket], None], again: bool = False) -> None:
         """Wake who speaks next. ``succeed`` is told who goes on with the place in the store, if anybody does.

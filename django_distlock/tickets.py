@@ -166,7 +166,6 @@ class Ticket:
     ``retires_for``: seconds for which its token is retired when it leaves, because a command that carries it may
     arrive until then.
     ``is_bequeathed``: another waiter of this process goes on with the token and the place.
-    ``failure``: what another waiter of this process has just learned of the store.
     ``is_offer``: the store has handed the lock to this token, which nobody here knows any more. Its release hands
     back what is still being handed over, and never ends a lease that somebody has taken since.
     """
@@ -183,7 +182,6 @@ class Ticket:
     asking: bool = field(default=False, repr=False)  # from an attempt until it waits again; it never inherits then
     is_bequeathed: bool = field(default=False, repr=False)
     heard_at: float = field(default_factory=clock, repr=False)  # when its caller last did something
-    failure: Exception | None = field(default=None, repr=False)
     is_offer: bool = field(default=False, repr=False)
     bell: Bell = field(default_factory=Bell, repr=False)
 

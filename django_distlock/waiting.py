@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Generator
 from typing import Any, NamedTuple, cast
@@ -11,8 +12,11 @@ from .exceptions import LockBackendError
 from .leases import Keeper
 from .tickets import Grant, LockInfo, Ticket, clock, safe_deadline
 
+logger = logging.getLogger("django_distlock")
+
 LOOK_INTERVAL = 1.0  # seconds after which a waiter asks the store again, should nobody have woken it
 MOST_LATE_GRANTS = 3  # after so many grants that came too late to be of use, it is no accident any more
+SHORTEST_RETRY = 0.2  # seconds after which a waiter asks again a store that failed; then twice as many, up to a look
 AFTER_EXPIRY = 0.002  # seconds to let pass after a lease runs out, so that one look finds it gone
 
 
@@ -61,6 +65,8 @@ class Wait:
         self._asked = False  # whether the store was told of the ticket
         self._queued = False
         self._is_in_line = False
+        self._is_busy = False  # the lock, as the store said
+        self._waits = False  # has a place in the store, or stood behind others: its deadline alone fails it
 
     def steps(self) -> Steps:
         for _ in range(MOST_LATE_GRANTS):
@@ -85,18 +91,7 @@ class Wait:
         )
 
     def _outcome(self) -> Steps:
-        outcome = None
-        if self._may_be_own() or self._time_left() <= 0:
-            outcome = yield from self._attempt(queue=False)
-        elif not self.backend.is_listening(self.ticket.name):
-            try:
-                if self.backend.lines.goes_ahead(self.ticket):
-                    outcome = yield from self._attempt(queue=False)
-            finally:
-                self.backend.lines.tried(self.ticket)
-        if outcome is None or not self._is_final(outcome):
-            outcome = yield from self._waited()
-        return outcome
+        return (yield from self._attempt(queue=False) if self._time_left() <= 0 else self._waited())
 
     @property
     def _is_left_behind(self) -> bool:
@@ -123,24 +118,51 @@ class Wait:
         self.backend.lines.leave(self.ticket, bequeath=bequeath, succeed=self.backend.succeed, again=again)
 
     def _in_line(self) -> Steps:
-        while (left := self._time_left()) > 0:
-            if failure := self.ticket.failure:
-                raise LockBackendError(*failure.args) from failure
-            pause = LOOK_INTERVAL
-            speaks = self.backend.lines.speaks(self.ticket) or bool(self.ticket.inbox)
-            if speaks or self._may_be_own():
-                outcome = yield from self._attempt(queue=speaks)
-                if self._is_final(outcome):
-                    return outcome
-                pause = min(pause, cast("LockInfo", outcome.busy).remaining + AFTER_EXPIRY)
-                left = self._time_left()
-            self.ticket.asking = False
-            yield Ask("wait_turn", self.ticket, {"timeout": max(0.0, min(pause, left))})
-            self._check_process()
-            self.ticket.holder = self.ticket.holder.from_now()
+        retry = 0.0
+        while self._time_left() > 0:
+            outcome = None
+            try:
+                outcome = yield from self._turn()
+                retry = 0.0
+            except LockBackendError as error:
+                self._check_process()
+                if not self._waits:
+                    raise
+                if not retry:
+                    logger.warning("Lock %r is waited for on, though its store failed: %s", self.ticket.name, error)
+                retry = min(max(SHORTEST_RETRY, 2 * retry), LOOK_INTERVAL)
+            if outcome:
+                return outcome
+            if retry:
+                yield self._rest("pause", retry)
         # Whoever stands behind goes on with the place in the store; without an heir it is given up.
         self.backend.lines.asks(self.ticket)
         return (yield from self._attempt(queue=bool(self.ticket.inbox) and self.backend.lines.has_heir(self.ticket)))
+
+    def _turn(self) -> Generator[Ask, Any, Outcome | None]:
+        """Ask the store when it is this one's turn to speak, and wait for the next. None: go on."""
+        pause = LOOK_INTERVAL
+        speaks, has_place, is_own = self.backend.lines.speaks(self.ticket), bool(self.ticket.inbox), self._may_be_own()
+        if speaks or has_place or is_own:
+            # Most locks are free, so the first attempt takes no place where that would cost a subscription.
+            is_ready = self._is_busy or (not is_own and self.backend.is_listening(self.ticket.name))
+            queue = has_place or (speaks and is_ready)
+            outcome = yield from self._attempt(queue=queue)
+            if self._is_final(outcome):
+                return outcome
+            self._is_busy = True
+            if speaks and not queue:
+                return None
+            pause = min(pause, cast("LockInfo", outcome.busy).remaining + AFTER_EXPIRY)
+        self._waits = True
+        yield self._rest("wait_turn", pause)
+        self._check_process()
+        self.ticket.holder = self.ticket.holder.from_now()
+        return None
+
+    def _rest(self, how: str, seconds: float) -> Ask:
+        self.ticket.asking = False
+        return Ask(how, self.ticket, {"timeout": max(0.0, min(seconds, self._time_left()))})
 
     def _attempt(self, *, queue: bool) -> Steps:
         self.backend.lines.asks(self.ticket)
@@ -163,10 +185,7 @@ class Wait:
     def interrupted(self, steps: Steps, asked: Ask | None, error: BaseException) -> None:
         """``asked``: what was not answered, unless it was between two calls."""
         failed = asked is not None and asked.method == "acquire" and isinstance(error, LockBackendError)
-        if failed and self._time_left() > 0:  # a caller with no time left did not give the store much of it
-            self.backend.lines.fail(self.ticket, cast("LockBackendError", error))
         steps.close()
-        self.backend.lines.tried(self.ticket)
         if self._is_in_line:
             self._leave_line(bequeath=True, again=True)
         if asked and asked.ticket is not self.ticket:
@@ -177,12 +196,17 @@ class Wait:
 
 def acquire(wait: Wait, steps: Steps) -> Outcome:
     """Take the steps. Raises LockBackendError."""
-    ask = answer = None
+    ask = None
     try:
+        ask = next(steps)
         while True:
-            ask = steps.send(answer)
-            answer = getattr(wait.backend, ask.method)(ask.ticket, **ask.arguments)
-            ask = None
+            try:
+                answer = getattr(wait.backend, ask.method)(ask.ticket, **ask.arguments)
+            except LockBackendError as error:
+                ask = steps.throw(error)
+            else:
+                ask = None
+                ask = steps.send(answer)
     except StopIteration as end:
         return cast("Outcome", end.value)
     except BaseException as error:
@@ -191,12 +215,17 @@ def acquire(wait: Wait, steps: Steps) -> Outcome:
 
 
 async def aacquire(wait: Wait, steps: Steps) -> Outcome:
-    ask = answer = None
+    ask = None
     try:
+        ask = next(steps)
         while True:
-            ask = steps.send(answer)
-            answer = await getattr(wait.backend, f"a{ask.method}")(ask.ticket, **ask.arguments)
-            ask = None
+            try:
+                answer = await getattr(wait.backend, f"a{ask.method}")(ask.ticket, **ask.arguments)
+            except LockBackendError as error:
+                ask = steps.throw(error)
+            else:
+                ask = None
+                ask = steps.send(answer)
     except StopIteration as end:
         return cast("Outcome", end.value)
     except BaseException as error:

@@ -237,6 +237,27 @@ class TestFailoverWhileWaiting:
             thread.join(WAIT)
         assert sorted(taken) == [0, 1, 2]
 
+    def test_who_gives_up_takes_nobody_along(self, use):
+        def wait(seconds):
+            try:
+                with lock("name", wait=seconds):
+                    return "in"
+            except LockBackendError:
+                return "failed"
+
+        with Watched(replicas=0, sentinels=1) as watched, ThreadPoolExecutor() as pool:
+            backend = use(watched)
+            backend.acquire(ticket(ttl=60), queue=False)
+            hasty = pool.submit(wait, 2.0)  # longer than to its next look
+            eventually(lambda: backend.lines.length("name") == 1)
+            patient = pool.submit(wait, 3 * WAIT)
+            eventually(lambda: backend.lines.length("name") == 2)
+            [master] = watched.servers
+            master.kill()
+            assert hasty.result(WAIT) == "failed"
+            master.start()
+            assert patient.result(3 * WAIT) == "in"
+
     @pytest.mark.parametrize("way", ["threads", "tasks"])
     def test_many_more_than_connections_wait_for_it(self, watched, use, way):
         use(watched, max_connections=1, socket_timeout=0.3, socket_connect_timeout=0.3)

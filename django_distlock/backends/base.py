@@ -99,9 +99,16 @@ class BaseLockBackend(ABC):
 
     def wait_turn(self, ticket: Ticket, timeout: float) -> None:
         """Return when another attempt may succeed, at the latest after ``timeout`` seconds."""
-        ticket.bell.wait(timeout)
+        self.pause(ticket, timeout)
 
     async def await_turn(self, ticket: Ticket, timeout: float) -> None:
+        await self.apause(ticket, timeout)
+
+    def pause(self, ticket: Ticket, timeout: float) -> None:
+        """``wait_turn()`` without a question to the store, which has just failed."""
+        ticket.bell.wait(timeout)
+
+    async def apause(self, ticket: Ticket, timeout: float) -> None:
         await ticket.bell.await_(timeout)
 
     def succeed(self, heir: Ticket) -> None:  # noqa: B027 - most stores do not know waiters

@@ -216,6 +216,10 @@ class Checker:
         self._settled.pop(ticket.token, None)
         self._left.discard(ticket.token)
 
+    def fails(self, ticket: Ticket, *, waited: bool) -> None:
+        if waited and (ticket.give_up is None or self._world.now < ticket.give_up):
+            raise Violation(f"{ticket.token} was told an error of the store, though it had time left to wait")
+
     def told_place(self, ticket: Ticket) -> None:
         first = self._told_places.setdefault(ticket.token, float(ticket.place))
         if float(ticket.place) > first:

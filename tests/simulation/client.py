@@ -3,6 +3,7 @@ are what it stands on: tasks, sockets, bells, and the keeper of leases, because 
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Coroutine, Generator
 from functools import partial
@@ -113,7 +114,7 @@ class SimulatedListener(Listener):
     """The connection is two facts: whether the store counts it, and whether it delivers."""
 
     def __init__(self, process: Process, hand_back: Callable[[str, str], None]) -> None:
-        super().__init__(None, "", hand_back, "simulated")  # type: ignore[arg-type]
+        super().__init__(None, lambda: "", hand_back, "simulated")  # type: ignore[arg-type]
         self._process = process
         self._channel = f"lock|in:{process.number}"
         self._kind = process.world.random.choice("SP")
@@ -308,12 +309,15 @@ class Process:
                 return
             seconds = pick([0.0, 0.0, self.world.between(0.02, 1.0), self.world.between(1.0, 10.0), None])
             ttl = pick(self.world.faults.ttls)
-            holder = Holder("host", self.number, "thread", "simulation", 0.0)
+            holder = Holder("host", os.getpid(), str(self), "simulation", 0.0)
             ticket = Ticket("name", ttl, holder, self.world.new_token(), bell=Bell(self.world))  # type: ignore[arg-type]
             wait = Wait(self.backend, self, ticket, seconds, lambda busy: False, lambda: False)  # type: ignore[arg-type]
             try:
                 outcome = await self._wait(me, wait, seconds)
-            except (Cancelled, LockBackendError):
+            except Cancelled:
+                continue
+            except LockBackendError:
+                self.world.checker.fails(ticket, waited=wait._waits)
                 continue
             if outcome.grant:
                 await self._hold(wait.ticket, outcome.grant)

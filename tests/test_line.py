@@ -1,0 +1,92 @@
+"""The waiters of one process: they get the lock as they came, and outlast a store that fails."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from django_distlock import lock, locks
+from django_distlock.tickets import Grant
+
+from .tools import PATIENCE, aeventually, backend_on, eventually, ticket
+
+LONG = 60  # seconds that no sound test waits
+
+backend = backend_on("redis", "cluster", "redlock", "locmem", "postgres", "mariadb", "sqlite")
+
+
+async def get_in(number, order):
+    async with lock("name", wait=LONG):
+        order.append(number)
+
+
+@pytest.mark.parametrize("held", [False, True], ids=["free", "busy"])
+def test_tasks_that_come_at_one_moment_get_in_as_they_came(backend, held):
+    """Also the first one, which nobody stands before, and whose attempt is still on its way when the others come."""
+
+    async def main():
+        holder = ticket(ttl=LONG)
+        if held:
+            assert isinstance(await backend.aacquire(holder, queue=False), Grant)
+        tasks = [asyncio.create_task(get_in(number, order)) for number in range(8)]
+        if held:
+            await aeventually(lambda: backend.lines.length("name") == 8)
+            await backend.arelease(holder)
+        await asyncio.gather(*tasks)
+
+    order = []
+    asyncio.run(main())
+    assert order == list(range(8))
+
+
+def test_threads_get_in_as_they_came_though_the_first_is_not_answered_yet(proxy, valkey_locks, settings):
+    def take(number):
+        with lock("name", wait=LONG):
+            order.append(number)
+
+    settings.DISTRIBUTED_LOCKS = {"default": {**settings.DISTRIBUTED_LOCKS["default"], "LOCATION": proxy.url}}
+    with lock("warm"):  # scripts are loaded
+        pass
+    order, threads = [], []
+    proxy.hang = True
+    try:
+        for number in range(8):
+            threads.append(threading.Thread(target=take, args=(number,)))
+            threads[-1].start()
+            eventually(lambda number=number: locks["default"].lines.length("name") == number + 1)
+    finally:
+        proxy.hang = False
+    for thread in threads:
+        thread.join(LONG)
+    assert order == list(range(8))
+
+
+@pytest.fixture(params=["postgres", "mariadb"])
+def database(request):
+    return request.getfixturevalue(f"{request.param}_locks")
+
+
+def test_whoever_waits_outlasts_a_database_that_fails(database, caplog):
+    def rename(old, new):
+        statement = f"ALTER TABLE {old} RENAME TO {new}"
+        database._run(lambda connection: connection.cursor().execute(statement))
+
+    def take():
+        with lock("name", wait=LONG):
+            granted.set()
+
+    holder, granted = ticket(ttl=LONG), threading.Event()
+    assert isinstance(database.acquire(holder, queue=False), Grant)
+    waiter = threading.Thread(target=take)
+    waiter.start()
+    eventually(lambda: database.count_waiters(["name"]) == [1])
+    rename("distlock_lock", "away")
+    try:
+        eventually(lambda: "is waited for on" in caplog.text, LONG)
+    finally:
+        rename("away", "distlock_lock")
+    database.release(holder)
+    assert granted.wait(LONG)
+    waiter.join(PATIENCE)
