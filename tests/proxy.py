@@ -15,8 +15,9 @@ class Proxy:
     """
     ``cut_reply(marker)``: the next request that contains the marker is executed by the server, its reply is
     thrown away, and the connection is closed. ``delay(marker)``: the next such request is kept until
-    ``let_go()``; its connection is closed at once. ``hang``: while true, no request passes. ``slow``: seconds that
-    each request is kept. ``refuse()``: nobody listens until ``accept()``.
+    ``let_go()``; its connection is closed at once. ``hang``: while true, no request passes. ``silence()``:
+    on the connections that are there none ever will. ``slow``: seconds that each request is kept. ``refuse()``:
+    nobody listens until ``accept()``.
     """
 
     def __init__(self, server: Path, folder: Path) -> None:
@@ -26,6 +27,7 @@ class Proxy:
         self.listens = False
         self.hang = False
         self.slow = 0.0
+        self.accepted = self.silenced = 0  # connections; those up to which nothing passes any more
         self.cuts = 0
         self.to_cut: list[bytes] = []
         self.to_delay: list[bytes] = []
@@ -54,6 +56,9 @@ class Proxy:
     def let_go(self) -> None:
         """Send what was delayed, and wait until the server has executed it."""
         self._call(self._let_go())
+
+    def silence(self) -> None:
+        self.silenced = self.accepted
 
     def refuse(self) -> None:
         if self.listens:
@@ -124,6 +129,8 @@ class Passage:
         self.proxy = proxy
         self.client = client
         self.server = server
+        self.proxy.accepted += 1
+        self.number = self.proxy.accepted
         self.muted = False
         self.answered = asyncio.Event()
 
@@ -139,7 +146,7 @@ class Passage:
     async def requests(self) -> None:
         while data := await self.client[0].read(65536):
             await asyncio.sleep(self.proxy.slow)
-            while self.proxy.hang:
+            while self.proxy.hang or self.number <= self.proxy.silenced:
                 await asyncio.sleep(0.005)
             if _take(self.proxy.to_delay, data):
                 self.proxy.delayed.append(data)

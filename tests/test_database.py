@@ -472,6 +472,14 @@ def through(postgres, folder, settings, timeout=0.5):
         locks.close()
 
 
+@contextmanager
+def known_wrong(database):
+    """The alias ``wrong`` leads nowhere."""
+    connections.settings["wrong"] = connections.configure_settings({"default": {}, "wrong": database})["wrong"]
+    yield
+    del connections.settings["wrong"]
+
+
 @pytest.fixture
 def proxy(postgres, postgres_database, settings, tmp_path_factory):
     with through(postgres, tmp_path_factory.mktemp("p"), settings) as proxy:
@@ -551,6 +559,43 @@ class TestFaults:
         with pytest.raises(LockBackendError, match="'proxied' of the locks 'default'"):
             calls(lock("name", wait=0)).acquire()
         assert clock() - began < 4.5  # libpq waits two seconds for a connection at least
+
+    @pytest.mark.parametrize("way", ["acquire", "release", "renew"])
+    def test_a_server_that_restarts_is_tried_again(self, postgres, postgres_database, settings, tmp_path_factory, way):
+        """It takes no connections for a moment; nobody who has that time is told."""
+        folder = tmp_path_factory.mktemp("p")
+        with through(postgres, folder, settings, timeout=3 * PATIENCE) as proxy:
+            mine = ticket(ttl=60)
+            locks["default"].acquire(mine, queue=False)
+            locks["default"].pool.close_idle()
+            proxy.refuse()
+            again = threading.Timer(0.5, proxy.accept)
+            again.start()
+            try:
+                if way == "acquire":
+                    with lock("another", wait=3 * PATIENCE):
+                        pass
+                elif way == "release":
+                    assert locks["default"].release(mine) is True
+                else:
+                    assert locks["default"].renew([(mine, 120.0)]) == [True]
+            finally:
+                again.join()
+
+    @pytest.mark.parametrize(
+        ("wrong", "says"), [({"NAME": "nowhere"}, "does not exist"), ({"USER": "nobody"}, "does not exist")]
+    )
+    def test_settings_that_are_wrong_are_told_at_once(self, postgres_database, settings, wrong, says):
+        settings.DISTRIBUTED_LOCKS = {
+            "default": {"BACKEND": DATABASE, "LOCATION": "wrong", "OPTIONS": {"timeout": 6 * PATIENCE}}
+        }
+        with known_wrong({**postgres_database, **wrong}), pytest.raises(LockBackendError, match=says):
+            began = time.monotonic()
+            try:
+                lock("name").acquire()
+            finally:
+                assert time.monotonic() - began < 6 * PATIENCE
+        locks.close()
 
     def test_a_server_that_is_gone_is_an_error(self, proxy):
         proxy.refuse()

@@ -330,8 +330,8 @@ def _may_be_executed(error: BaseException) -> bool:
 
 
 def _patience(ticket: Ticket) -> float | None:
-    """Seconds that a caller who waits has left for an answer; None: the backend's timeout counts."""
-    return None if ticket.give_up is None else max(SHORTEST_PATIENCE, ticket.give_up - clock())
+    """Seconds for an answer to a caller who waits: it may be asked for twice. None: the backend's timeout counts."""
+    return None if ticket.give_up is None else max(SHORTEST_PATIENCE, (ticket.give_up - clock()) / 2)
 
 
 def _batches(items: Sequence[R]) -> Iterator[Sequence[R]]:

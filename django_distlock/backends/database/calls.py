@@ -20,12 +20,15 @@ from ...exceptions import LockBackendError
 from ...tickets import clock
 from .connections import Pool
 from .errors import Broken, NoReply
+from .watchdog import NoAnswer
 
 R = TypeVar("R")
 
 ASYNC_THREADS = 16  # that do what event loops ask for; a task that waits for its turn takes none
 
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.001, 0.05  # seconds before a statement is repeated that the database has undone
+
+LOST = (2006, 2013, 2055, 1927, 4031)  # MySQL and its clients: the connection is gone, killed, or was idle for too long
 
 Explain = Callable[[Exception, type[LockBackendError]], LockBackendError]
 
@@ -54,35 +57,41 @@ class Calls:
         Raises LockBackendError; NoReply when the work may have been done although nothing was heard of it.
         """
         pid, seconds = os.getpid(), self._timeout if within is None else min(self._timeout, within)
+        deadline = clock() + 2 * seconds
         try:
-            return self._done(work, seconds), False
+            return self._done(work, seconds, deadline), False
         except Broken as broken:
             if forks.is_copy(pid):  # the parent's thread repeats the work
                 raise self._explain(broken.cause, NoReply) from broken.cause
             self._pool.close_idle()  # a server that was restarted broke them all
         try:
-            return self._done(work, seconds), True
+            return self._done(work, seconds, deadline), True
         except Broken as broken:
             raise self._explain(broken.cause, NoReply) from broken.cause
         except LockBackendError as error:
             raise NoReply(*error.args) from error.__cause__
 
     @async_unsafe("Locks in a database were asked for synchronously inside an event loop; use the method with an a-.")
-    def _done(self, work: Callable[[Any], R], seconds: float) -> R:
-        """Raises Broken when the connection broke meanwhile, LockBackendError when the database refuses."""
+    def _done(self, work: Callable[[Any], R], seconds: float, deadline: float) -> R:
+        """Raises Broken when the connection broke meanwhile, LockBackendError when the database refuses.
+
+        ``seconds``: for an answer; ``deadline``: until when a connection must be there, on ``clock()``.
+        """
         is_open = False
         try:
-            with self._pool.connection(seconds) as connection:
+            with self._pool.connection(seconds, deadline) as connection:
                 is_open = True
                 try:
-                    return _past_collisions(partial(work, connection), clock() + seconds)
+                    return _past_collisions(partial(work, connection), clock() + seconds / 2)
                 except (OperationalError, InterfaceError, ProgrammingError) as error:
                     if _is_of_another_session(error):
                         self._pool.prepares = False
                         raise Broken(error) from error
-                    if not isinstance(error, ProgrammingError) and not _is_usable(connection):
-                        raise Broken(error) from error
-                    raise
+                    if isinstance(error, ProgrammingError) or _is_usable(connection, error):
+                        raise
+                    raise Broken(error) from error
+        except NoAnswer as error:
+            raise Broken(error) from error
         except (LockBackendError, Broken):
             raise
         except Exception as error:
@@ -131,7 +140,10 @@ def _sqlstate(error: Exception) -> str | None:
     return getattr(error.__cause__, "sqlstate", None) or getattr(error.__cause__, "pgcode", None)
 
 
-def _is_usable(connection: Any) -> bool:
+def _is_usable(connection: Any, error: Exception) -> bool:
+    """Whether the connection outlived the error."""
+    if error.args[:1] and error.args[0] in LOST:  # not asked: some drivers would silently connect anew
+        return False
     return connection.connection is not None and bool(connection.is_usable())
 
 

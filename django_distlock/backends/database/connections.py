@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import threading
 import time
 import weakref
@@ -13,7 +14,7 @@ from math import ceil
 from typing import Any
 
 from django.core.signals import request_finished, request_started
-from django.db import connections
+from django.db import InterfaceError, OperationalError, connections
 from django.db.backends.base.base import NO_DB_ALIAS
 from django.db.backends.signals import connection_created
 from django.db.utils import load_backend
@@ -23,10 +24,13 @@ from ...exceptions import LockBackendError
 from ...tickets import clock
 from .files import make_file, prepare_file
 from .forks import ForkGate
+from .opening import is_final, open_within
 from .watchdog import Watchdog
 
 MAX_IDLE = 8  # connections kept after a rush
 PREPARE_AFTER = 5  # executions of a statement on one connection; half of its time is parsing and planning
+LEAST = 0.5  # seconds for an answer, however long it took to connect
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.02, 0.25  # seconds before a server is tried again that took no connection
 IDLE = 20.0  # seconds after which a connection that nobody used is closed
 
 Wrapper = Any  # django.db.backends.base.base.BaseDatabaseWrapper, whose attributes are not typed
@@ -63,18 +67,33 @@ class Pool:
         self._guard = threading.Lock()
 
     @contextmanager
-    def connection(self, seconds: float) -> Iterator[Wrapper]:
-        """One that nobody else uses. What goes wrong closes it; after ``seconds`` it is shut down."""
+    def connection(self, seconds: float, deadline: float | None = None) -> Iterator[Wrapper]:
+        """One that nobody else uses. What goes wrong closes it; after ``seconds`` it is shut down.
+
+        It is tried for until ``deadline``, on ``clock()``; by default, for twice that time. What was got at the last
+        moment is given half a second.
+        """
         forks.notice()  # a child must not talk on its parent's connections
         with self._no_fork():
-            wrapper = self._take()
+            deadline = clock() + 2 * seconds if deadline is None else deadline
+            wrapper = self._take(deadline)
             try:
-                with self._watchdog.watching(_descriptor(wrapper), seconds):
+                with self.watching(wrapper, min(seconds, max(LEAST, deadline - clock()))):
                     yield wrapper
             except BaseException:
                 _close(wrapper)
                 raise
             self._give_back(wrapper)
+
+    def watching(self, wrapper: Wrapper, seconds: float) -> AbstractContextManager[None]:
+        """Shuts the connection down after ``seconds``, and raises NoAnswer then."""
+        return self._watchdog.watching(_socket_of(wrapper), seconds)
+
+    def open_until(self, deadline: float) -> Wrapper:
+        """As ``open()``. Raises OperationalError if there is none at the ``deadline``, on ``clock()``."""
+        if self.file is not None:
+            return self.open()
+        return open_within(deadline - clock(), self.open, self.close, f"distlock-connecting-{self.alias}")
 
     def open(self) -> Wrapper:
         """A new one, which the caller closes with ``close()``."""
@@ -131,18 +150,31 @@ class Pool:
             idle, self._idle = self._idle, []
         return idle
 
-    def _take(self) -> Wrapper:
+    def _take(self, deadline: float) -> Wrapper:
+        """An idle one, else a new one. A server that takes none is tried again: it may just be restarting."""
+        pause = SHORTEST_PAUSE
+        while True:
+            if (wrapper := self._fit_one(deadline)) is not None:
+                return wrapper
+            try:
+                return self.open_until(deadline)
+            except (OperationalError, InterfaceError) as error:
+                if self.file is not None or is_final(error) or clock() + pause >= deadline:
+                    raise
+            time.sleep(pause * random.uniform(0.7, 1))
+            pause = min(LONGEST_PAUSE, 2 * pause)
+
+    def _fit_one(self, deadline: float) -> Wrapper | None:
         while True:
             with self._guard:
                 if not self._idle:
-                    break
+                    return None
                 _, wrapper = self._idle.pop()
-            if self._is_fit(wrapper):
+            if self._is_fit(wrapper, deadline):
                 return wrapper
             _close(wrapper)
-        return self.open()
 
-    def _is_fit(self, wrapper: Wrapper) -> bool:
+    def _is_fit(self, wrapper: Wrapper, deadline: float) -> bool:
         max_age = wrapper.settings_dict["CONN_MAX_AGE"]
         if max_age and time.monotonic() >= wrapper.close_at:
             return False
@@ -150,7 +182,7 @@ class Pool:
         if self.file is None and address(wrapper.settings_dict) != address(connections.settings[self.alias]):
             return False
         if wrapper.settings_dict["CONN_HEALTH_CHECKS"]:
-            with self._watchdog.watching(_descriptor(wrapper), self.timeout):
+            with self.watching(wrapper, min(self.timeout, deadline - clock())):
                 wrapper.close_if_health_check_failed()  # now: a cursor would connect anew, unwatched
         return wrapper.connection is not None
 
@@ -174,15 +206,15 @@ class Pool:
 def own_settings(alias: str, timeout: float, file: str | None) -> dict[str, Any]:
     theirs = connections.settings[alias]
     own: dict[str, Any] = {**theirs, "ATOMIC_REQUESTS": False, "AUTOCOMMIT": True, "OPTIONS": {**theirs["OPTIONS"]}}
-    options, whole = own["OPTIONS"], ceil(timeout)
+    options, whole, twice = own["OPTIONS"], ceil(timeout), ceil(2 * timeout)
     if file is not None:
         return {**own, "NAME": file, "OPTIONS": {"timeout": timeout}, "CONN_HEALTH_CHECKS": False}
     if vendor_of(alias) == "mysql":
-        for limit in ("connect_timeout", "read_timeout", "write_timeout"):
-            options.setdefault(limit, whole)
+        for limit, seconds in (("connect_timeout", twice), ("read_timeout", whole), ("write_timeout", whole)):
+            options.setdefault(limit, seconds)
         options["isolation_level"] = "read committed"
     else:
-        options.setdefault("connect_timeout", whole)
+        options.setdefault("connect_timeout", twice)
         for option in ("isolation_level", "pool"):
             options.pop(option, None)
         if is_psycopg3(class_of(alias)):
@@ -223,10 +255,6 @@ def address(settings: Mapping[str, Any]) -> tuple[Any, ...]:
     return tuple(settings[key] for key in ("NAME", "HOST", "PORT", "USER"))
 
 
-def _descriptor(wrapper: Wrapper) -> int | None:
-    return int(wrapper.connection.fileno()) if wrapper.vendor == "postgresql" else None
-
-
 def _close(wrapper: Wrapper) -> None:
     _open.discard(wrapper)
     wrapper.close()
@@ -264,7 +292,7 @@ def _after_fork() -> None:
     _lost_files.update(str(wrapper.settings_dict["NAME"]) for wrapper in _open_files())
     nowhere = os.open(os.devnull, os.O_RDWR)
     for wrapper in list(_open):
-        if wrapper.vendor != "sqlite" and (descriptor := _socket_of(wrapper)) is not None:
+        if (descriptor := _socket_of(wrapper)) is not None:
             # What the driver sends when it is collected goes nowhere; and its parent is seen to die.
             os.dup2(nowhere, descriptor)
     os.close(nowhere)
@@ -273,8 +301,9 @@ def _after_fork() -> None:
 
 
 def _socket_of(wrapper: Wrapper) -> int | None:
+    """Its descriptor; None where there is none, or the driver does not tell."""
     raw = wrapper.connection
-    if raw is None:
+    if raw is None or wrapper.vendor == "sqlite":
         return None
     if hasattr(raw, "fileno"):
         return int(raw.fileno())

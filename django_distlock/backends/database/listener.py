@@ -118,13 +118,14 @@ class Listener:
             return True
 
     def _listen(self) -> None:
-        wrapper = self._pool.open()
+        wrapper = self._pool.open_until(clock() + 2 * self._pool.timeout)
         try:
-            if not (self._pool.is_direct or self._keeps_session(wrapper)):
-                self._give_up()
-                return
-            with wrapper.cursor() as cursor:
-                cursor.execute(f'LISTEN "{CHANNEL}{self.inbox}"')
+            with self._pool.watching(wrapper, ECHO_WITHIN):
+                if not (self._pool.is_direct or self._keeps_session(wrapper)):
+                    self._give_up()
+                    return
+                with wrapper.cursor() as cursor:
+                    cursor.execute(f'LISTEN "{CHANNEL}{self.inbox}"')
             with self._pool.connection(ECHO_WITHIN) as other, other.cursor() as cursor:
                 cursor.execute("SELECT pg_notify(%s, '?')", [CHANNEL + self.inbox])
             with wrapper.wrap_database_errors:

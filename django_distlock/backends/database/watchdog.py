@@ -11,12 +11,18 @@ from contextlib import contextmanager, suppress
 from itertools import count
 from math import inf
 
+from django.db import OperationalError
+
 from ... import forks
 from ...tickets import clock
 
 logger = logging.getLogger("django_distlock")
 
 IDLE = 10.0  # seconds without a call after which the thread ends
+
+
+class NoAnswer(OperationalError):
+    """The call took too long and was ended."""
 
 
 class Watchdog:
@@ -40,7 +46,7 @@ class Watchdog:
 
     @contextmanager
     def watching(self, descriptor: int | None, seconds: float) -> Iterator[None]:
-        """``descriptor``: of the socket; None when the driver limits its calls itself."""
+        """``descriptor``: of the socket; None when the driver limits its calls itself. Raises NoAnswer."""
         if descriptor is None:
             yield
             return
@@ -53,6 +59,10 @@ class Watchdog:
                 elif until < self._wakes_at:
                     self._changed.notify()
             yield
+        except Exception as error:
+            if number not in self._calls:
+                raise NoAnswer(f"no answer within {seconds:.1f} s") from error
+            raise
         finally:
             with self._changed:  # not while the thread looks: the descriptor may be another socket's soon
                 self._calls.pop(number, None)
