@@ -28,9 +28,9 @@ from . import servers
 from .admin_pages import hold
 from .cluster import Cluster, free_ports
 from .conftest import REDIS, program_of
+from .programs import in_a_fork
 from .test_admin import LIST
 from .test_locks_command import said
-from .test_processes import in_a_fork
 from .tools import PATIENCE, eventually, ticket
 
 ROOT = Path(__file__).resolve().parent.parent

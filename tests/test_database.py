@@ -33,8 +33,8 @@ from django_distlock.tickets import Grant, clock
 from .conftest import DATABASE, missing
 from .databases import ALIAS, known_database
 from .postgres import PLACES_OF_BOUNCER, Bouncer
+from .programs import in_a_fork
 from .proxy import Proxy
-from .test_processes import in_a_fork
 from .tools import PATIENCE, eventually, ticket
 
 TABLE = DatabaseLock._meta.db_table

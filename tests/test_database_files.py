@@ -17,7 +17,7 @@ from django_distlock.backends.database.files import own_file
 
 from .conftest import DATABASE
 from .databases import known_database
-from .test_processes import in_a_fork
+from .programs import in_a_fork
 
 SQLITE = "django.db.backends.sqlite3"
 

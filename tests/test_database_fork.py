@@ -14,7 +14,7 @@ from django_distlock import lock, locks
 
 from .conftest import DATABASE
 from .databases import ALIAS
-from .test_processes import in_a_fork
+from .programs import in_a_fork
 from .tools import PATIENCE
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")

@@ -31,7 +31,7 @@ from django_distlock.tickets import Grant, Ticket, clock
 from . import proxy as proxies
 from .accidents import Accidents
 from .history import faults, left_behind
-from .test_processes import in_a_fork
+from .programs import in_a_fork
 from .tools import PATIENCE, eventually, ticket
 
 REDIS = "django_distlock.backends.redis.RedisBackend"
