@@ -212,7 +212,7 @@ class Template:
                 " memory and differs between processes. Use an attribute that identifies it."
             )
         try:
-            return str(value)
+            return str(_ordered(value))
         except ValueError as error:  # a number of more digits than Python writes
             raise UnusableLockName(
                 f"The template {self.text!r} was given a value for {field!r} that has no text: {error}."
@@ -224,6 +224,14 @@ class _Fields(Formatter):
 
     def get_value(self, key: int | str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         return kwargs[str(key)]
+
+
+def _ordered(value: Any) -> Any:
+    """Equal dicts get one text, whatever the order in which their keys came, also inside of lists."""
+    kind = type(value)
+    if kind is dict:
+        return {key: _ordered(value[key]) for key in sorted(value, key=repr)}
+    return kind(map(_ordered, value)) if kind in (list, tuple) else value
 
 
 def _percent(match: re.Match[str]) -> str:

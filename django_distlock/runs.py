@@ -17,7 +17,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from .backends.base import BaseLockBackend
 from .handlers import DEFAULT_ALIAS, locks
-from .names import LONGEST_ACCEPTED, check_name
+from .names import LONGEST_ACCEPTED, stored_name
 from .stamps import RunRefused, RunStamp, UnreadableStamp
 from .texts import quoted
 from .tickets import new_token
@@ -203,7 +203,7 @@ class Ledger:
         name = f"{self.prefix}{entry}".encode(errors="backslashreplace")
         if len(name) > LONGEST_ACCEPTED:
             name = name[:1000] + b"~" + hashlib.sha256(name).hexdigest().encode()
-        return check_name(name.decode(errors="ignore"))
+        return stored_name(name.decode(errors="ignore"))
 
 
 def _kept(stamp: RunStamp) -> float:

@@ -96,6 +96,18 @@ class TestRendering:
         assert check_name(long) != check_name(long + "n")
 
 
+def test_equal_dicts_name_one_lock_whatever_the_order_of_their_keys():
+    def name(filters):
+        return render("report:{}", (filters,))
+
+    one, other = {"a": 1, "b": [{"c": 2, "d": 3}], 4: None}, {4: None, "b": [{"d": 3, "c": 2}], "a": 1}
+    assert one == other
+    assert name(one) == name(other)
+    assert name((one,)) == name((other,))
+    assert name({"a": 1, "b": 2}) != name({"a": 2, "b": 1})
+    assert name([1, 2]) != name([2, 1])
+
+
 class TestRefusals:
     @pytest.mark.parametrize(
         ("name", "message"),
