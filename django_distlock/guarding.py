@@ -144,7 +144,7 @@ class Guarded:
             and requests.is_view(request, self.decorated)
         ):
             form = self._on_busy if isinstance(self._on_busy, responses.Respond) else responses.DEFAULT
-            return form.answer(request, problem)
+            return form.answer(request, problem, calls.path_of_view(self.function))
         raise problem
 
     async def _aanswer(self, problem: Exception, request: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -37,20 +37,20 @@ class Respond:
             raise TypeError("on_busy=respond(...) answers requests, and this call has none.") from problem
         return self.answer(request, problem)
 
-    def answer(self, request: Any, problem: Exception) -> HttpResponse:
+    def answer(self, request: Any, problem: Exception, view: str = "") -> HttpResponse:
         """Tells neither the lock nor its holder. A dead store is 503, whatever is said when the lock is busy.
 
-        What a client has sent that can be in the name of no lock is 400.
+        What a client has sent that can be in the name of no lock is 400. ``view``: for the log where there is no route.
         """
         if isinstance(problem, UnusableLockName):
-            logger.warning("%s is answered 400: %s", label(request), problem)
+            logger.warning("%s is answered 400: %s", label(request, view), problem)
             return self._with_format(request, problem, 400, {"detail": "Bad request."})
         if isinstance(problem, LockNotAcquired):
             seconds = max(1, ceil(problem.retry_after or 0))
             text = "Busy, try again."
             told: dict[str, Any] = {"detail": text, "retry_after": seconds}
             return self._with_format(request, problem, self.status, told)
-        logger.error("%s is answered 503: %s", label(request), problem, exc_info=problem)
+        logger.error("%s is answered 503: %s", label(request, view), problem, exc_info=problem)
         return self._with_format(request, problem, 503, {"detail": "Not available just now, try again later."})
 
     def _with_format(self, request: Any, problem: Exception, status: int, told: dict[str, Any]) -> HttpResponse:

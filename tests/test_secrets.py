@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
+import socket
+import sys
 
 import pytest
 from django.core.management import CommandError, call_command
 from django.test import Client
+from django.views.debug import ExceptionReporter
 
+from django_distlock import LockBackendError, lock, locks
 from django_distlock.texts import quoted
 
 from .admin_pages import login
@@ -105,3 +110,42 @@ def test_a_wrong_setting_is_told_without_its_password(what, settings, viewer, ca
 )
 def test_how_a_setting_is_quoted(value, text):
     assert quoted(value) == text
+
+
+def variables_shown(call) -> str:
+    """Of all frames, as a debug page shows them."""
+    with pytest.raises(LockBackendError):
+        call()
+    try:
+        call()
+    except LockBackendError:
+        frames = ExceptionReporter(None, *sys.exc_info()).get_traceback_data()["frames"]
+    return "\n".join(f"{name} = {value}" for frame in frames for name, value in frame["vars"])
+
+
+@pytest.mark.parametrize("options", [{}, {"sentinels": [("127.0.0.1", 1)], "sentinel_kwargs": {"password": PASSWORD}}])
+def test_a_server_that_is_down_is_no_reason_to_show_its_password(settings, options):
+    location = "redis://user:s3cret@mymaster/0" if options else "redis://user:s3cret@127.0.0.1:1/0"
+    settings.DISTRIBUTED_LOCKS = redis_at(location, **options, socket_connect_timeout=0.2)
+    assert PASSWORD not in repr(locks["default"].location)
+    for call in (lambda: lock("name", wait=0).acquire(), lambda: asyncio.run(lock("name", wait=0).aacquire())):
+        shown = variables_shown(call)
+        assert "127.0.0.1" in shown
+        assert PASSWORD not in shown
+
+
+def test_a_server_that_hangs_while_the_password_is_sent(settings, tmp_path):
+    with socket.socket(socket.AF_UNIX) as deaf:
+        deaf.bind(f"{tmp_path}/s")
+        deaf.listen()
+        settings.DISTRIBUTED_LOCKS = redis_at(f"unix://user:s3cret@{tmp_path}/s", socket_timeout=0.2)
+        shown = variables_shown(lambda: lock("name", wait=0).acquire())
+        assert "auth_args" in shown
+        assert PASSWORD not in shown
+
+
+def test_a_server_that_wants_the_password_gets_it(own_valkey, settings):
+    server = own_valkey("--user", "app", "on", ">s3cret", "~*", "&*", "+@all")
+    settings.DISTRIBUTED_LOCKS = redis_at(f"unix://app:s3cret@{server.socket}")
+    with lock("name"):
+        assert asyncio.run(lock("name", wait=0).aacquire()) is False

@@ -22,6 +22,8 @@ from ...texts import quoted
 
 Result = TypeVar("Result")
 
+PASSWORDS = ("password", "ssl_password")
+
 SCHEMES = ("redis://", "rediss://", "unix://")
 
 # What a cache alias lends to locks. Timeouts and the pool are the locks' own: a cache under load
@@ -38,6 +40,15 @@ _TWINS: tuple[tuple[Any, Any], ...] = (
 )
 
 
+class Secret(str):
+    """A password that is not shown where the variables of a traceback are: on debug pages, and by error trackers."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "'…'"
+
+
 @dataclass(frozen=True, slots=True)
 class Location:
     """One server. ``text`` names it in messages, without the password."""
@@ -45,6 +56,10 @@ class Location:
     text: str
     connection_class: type[Any]
     arguments: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        secrets = {key: Secret(self.arguments[key]) for key in PASSWORDS if isinstance(self.arguments.get(key), str)}
+        object.__setattr__(self, "arguments", {**self.arguments, **secrets})
 
     def at(self, host: str, port: int) -> Location:
         """Another server that is talked to in the same way."""
