@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
+from itertools import permutations
 from typing import Any
 
 from django.conf import settings
@@ -125,7 +126,7 @@ def _terms(backend: BaseLockBackend) -> Iterator[CheckMessage]:
 
 
 def _same_locks(backends: list[BaseLockBackend]) -> Iterator[CheckMessage]:
-    owners: dict[object, str] = {}
+    owners: dict[Hashable, str] = {}
     for backend in backends:
         if backend.keyspace is None:
             continue
@@ -137,6 +138,23 @@ def _same_locks(backends: list[BaseLockBackend]) -> Iterator[CheckMessage]:
                 hint="Give them different KEY_PREFIXes, or silence this if they are meant to be the same locks.",
                 id="distlock.W002",
             )
+    for (outer, one), (inner, other) in permutations(owners.items(), 2):
+        if (start := _beginning(outer, inner)) is not None:
+            yield Warning(
+                f"{SETTING}: the KEY_PREFIX of {other!r} begins with that of {one!r} and a colon, so every lock of"
+                f" {other!r} is also the lock of {one!r} whose name begins with {start!r}, and is listed and released"
+                " as such.",
+                hint="Give them KEY_PREFIXes of which none begins with another one and a colon.",
+                id="distlock.W002",
+            )
+
+
+def _beginning(outer: Hashable, inner: Hashable) -> str | None:
+    """What the names of the inner keyspace begin with in the outer one; None where they are not in it."""
+    match outer, inner:
+        case (*place, str(short)), (*same, str(long)) if place == same and long.startswith(f"{short}:"):
+            return f"{long.removeprefix(f'{short}:')}:"
+    return None
 
 
 def uwsgi_without_threads() -> Iterator[CheckMessage]:

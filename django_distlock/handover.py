@@ -7,11 +7,12 @@ valid; so a message that is delivered twice does not make two holders.
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
 from django.core import signing
+from django.views.decorators.debug import sensitive_variables
 
 from .attempts import take_over
 from .exceptions import LockLost, LockNotHeld
@@ -34,7 +35,7 @@ class Detached:
 
     using: str
     name: str
-    token: str
+    token: str = field(repr=False)
     fence: int
     unanswered: bool
     label: str
@@ -44,6 +45,7 @@ class Detached:
     terms: dict[str, Any]
 
     @classmethod
+    @sensitive_variables("text")
     def read(cls, text: str) -> Self:
         try:
             detached = cls(**signing.Signer(salt=SALT).unsign_object(text))
@@ -142,6 +144,7 @@ class AdoptedLease(Lease):
 
 
 @blocks_the_loop
+@sensitive_variables("text")
 def adopt(text: str) -> AdoptedLease:
     """``Lease.adopt()``."""
     with Adoption(text) as adoption:
@@ -152,6 +155,7 @@ def adopt(text: str) -> AdoptedLease:
     return lease
 
 
+@sensitive_variables("text")
 async def aadopt(text: str) -> AdoptedLease:
     """``Lease.aadopt()``."""
     with Adoption(text) as adoption:

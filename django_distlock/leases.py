@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 from weakref import ref
 
 from django.utils.module_loading import import_string
+from django.views.decorators.debug import sensitive_variables
 
 from . import signals
 from .exceptions import LockBackendError, LockError, LockLost, LockNotHeld
@@ -216,6 +217,7 @@ class Lease:
         return cast("str", import_string("django_distlock.handover.detach")(self))
 
     @staticmethod
+    @sensitive_variables("detached")
     def adopt(detached: str) -> AdoptedLease:
         """Go on in this process with a lease that another one detached: renew it, and release it at the end.
 
@@ -228,6 +230,7 @@ class Lease:
         return cast("AdoptedLease", import_string("django_distlock.handover.adopt")(detached))
 
     @staticmethod
+    @sensitive_variables("detached")
     async def aadopt(detached: str) -> AdoptedLease:
         """``adopt()`` for tasks: ``async with await Lease.aadopt(detached) as lease:``."""
         return cast("AdoptedLease", await import_string("django_distlock.handover.aadopt")(detached))

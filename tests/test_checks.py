@@ -14,6 +14,8 @@ from django.core.management import call_command
 
 from django_distlock.checks import TAG
 
+from .conftest import DATABASE, REDLOCK
+
 REDIS = {"BACKEND": "django_distlock.backends.redis.RedisBackend", "LOCATION": "redis://nowhere.invalid:6379/3"}
 LOCMEM = {"BACKEND": "django_distlock.backends.locmem.LocMemBackend"}
 DUMMY = {"BACKEND": "django_distlock.backends.dummy.DummyBackend"}
@@ -99,6 +101,37 @@ def test_two_aliases_of_the_same_locks(found):
     assert found({"default": {**REDIS, "LOCATION": local}, "again": {**REDIS, "LOCATION": same}}) == ["distlock.W002"]
     assert found({"default": {**REDIS, "LOCATION": local}, "again": {**REDIS, "LOCATION": "redis://localhost/1"}}) == []
     assert found({"default": LOCMEM, "again": LOCMEM}) == []
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner", "ids"),
+    [
+        ("lock", "lock:b", ["distlock.W002"]),
+        ("lock", "lock:b:c", ["distlock.W002"]),
+        ("lock", "locks", []),
+        ("lock", "lock-b", []),
+        ("lock:a", "lock:b", []),
+    ],
+)
+def test_prefixes_of_which_one_contains_the_other(found, sqlite_database, outer, inner, ids):
+    """The lock "b:x" of the first would be "x" of the second."""
+    database = {"BACKEND": DATABASE, "LOCATION": "locks"}
+    nodes = {"BACKEND": REDLOCK, "LOCATION": ["redis://a", "redis://b", "redis://c"]}
+    for entry in (REDIS, database, nodes):
+        for one, other in ((outer, inner), (inner, outer)):
+            assert found({"default": {**entry, "KEY_PREFIX": one}, "two": {**entry, "KEY_PREFIX": other}}) == ids
+    elsewhere = {**REDIS, "LOCATION": "redis://elsewhere.invalid/0"}
+    assert found({"default": {**REDIS, "KEY_PREFIX": outer}, "two": {**elsewhere, "KEY_PREFIX": inner}}) == []
+
+
+def test_sentinels_in_plain_text_beside_a_master_with_tls(found):
+    def entry(location, **options):
+        return {"default": {**REDIS, "LOCATION": location, "OPTIONS": {"sentinels": [("s", 26379)], **options}}}
+
+    assert found(entry("rediss://mymaster/0")) == ["distlock.W012"]
+    assert found(entry("rediss://mymaster/0", sentinel_kwargs={"ssl": False})) == ["distlock.W012"]
+    assert found(entry("rediss://mymaster/0", sentinel_kwargs={"ssl": True})) == []
+    assert found(entry("redis://mymaster/0")) == []
 
 
 def test_a_ttl_that_is_never_renewed(found):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import html
 import json
 import os
 import signal
@@ -17,6 +18,7 @@ from pathlib import Path
 import pytest
 from django.core import signing
 from django.core.exceptions import SynchronousOnlyOperation
+from django.views.debug import ExceptionReporter
 
 from django_distlock import Lease, LockBackendError, LockLost, LockNotHeld, State, lock, locks
 from django_distlock.handover import SALT
@@ -615,3 +617,22 @@ class TestCelery:
                 with suppress(ProcessLookupError):
                     os.killpg(worker.pid, signal.SIGKILL)
                 worker.wait()
+
+
+def test_a_text_that_cannot_be_adopted_is_in_no_report_of_the_error(backend, settings, rf):
+    """Reports by mail, and by trackers that ask Django what is sensitive; debug pages show all variables."""
+    settings.DEBUG = False
+    with lock("name") as lease:
+        token, text = lease.token, lease.detach()
+        adopted = Lease.adopt(text)
+        try:
+            Lease.adopt(text)
+        except LockNotHeld:
+            report = ExceptionReporter(rf.get("/"), *sys.exc_info())
+        frames = [frame for frame in report.get_traceback_data()["frames"] if "django_distlock" in frame["filename"]]
+        adopted.release()
+    assert len(frames) > 2
+    for frame in frames:
+        for variable, value in frame["vars"]:
+            assert token not in str(value), (frame["function"], variable)
+            assert text not in html.unescape(str(value)), (frame["function"], variable)

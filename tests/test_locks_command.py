@@ -101,6 +101,15 @@ def test_names_cannot_steer_the_terminal(backend):
         assert not set(text) & set("\x1b\x07\u202e")
 
 
+def test_json_cannot_steer_the_terminal_either(backend):
+    name = "a\x1b\x9b2J\u202e\U000e0001b"
+    hold(backend, name, label="Straße 日本")
+    text = said("--json")
+    assert text.rstrip("\n").isprintable()
+    assert "Straße 日本" in text
+    assert json.loads(text)[0]["name"] == name
+
+
 def test_tables_fit():
     rows = [("NAME", "BACKEND", "LABEL"), ("n" * 50, "default", "日本" * 20), ("short", "default", "x")]
     lines = tables.table(rows, 60, (0, 2))

@@ -239,7 +239,10 @@ class BaseLockBackend(ABC):
 
     @property
     def keyspace(self) -> Hashable | None:
-        """Equal for backends that keep the same locks; None: nobody else can have these."""
+        """Equal for backends that keep the same locks; None: nobody else can have these.
+
+        A tuple that ends with KEY_PREFIX where keys are that, a colon and the name: one prefix may contain another.
+        """
         return None
 
     def close(self) -> None:  # noqa: B027 - most stores have nothing to close

@@ -125,7 +125,16 @@ def _shared(aliases: Sequence[str]) -> str:
 
 def check_settings(location: Location, terms: Terms, socket_timeout: float, where: str) -> list[CheckMessage]:
     """``where``: how messages name the entry."""
-    return of_caches(location, where) + of_patience(terms, "socket_timeout", socket_timeout, where)
+    found = of_caches(location, where) + of_patience(terms, "socket_timeout", socket_timeout, where)
+    return found + of_encryption(location, where)
+
+
+def of_encryption(location: Location, where: str) -> list[CheckMessage]:
+    if not location.is_half_plain:
+        return []
+    message = f"{where}: the master is reached by TLS, but the sentinels are asked in plain text, with their password."
+    hint = "Say 'ssl': True in OPTIONS['sentinel_kwargs'], with 'ssl_ca_certs' as for the master."
+    return [Warning(message, hint=hint, id="distlock.W012")]
 
 
 def of_patience(terms: Terms, option: str, seconds: float, where: str) -> list[CheckMessage]:

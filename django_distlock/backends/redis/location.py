@@ -73,6 +73,11 @@ class Location:
         return 0.0
 
     @property
+    def is_half_plain(self) -> bool:
+        """Whether the server is reached by TLS and those who tell where it is are not."""
+        return False
+
+    @property
     def server(self) -> tuple[object, ...]:
         """Which database of which server, as far as addresses tell."""
         return server_of(self.arguments)

@@ -81,6 +81,12 @@ class MasterLocation(Location):
         return self.failover_timeout
 
     @property
+    def is_half_plain(self) -> bool:
+        known = self.sentinels.locations
+        is_tls = [issubclass(one.connection_class, redis.SSLConnection) for one in (self, *known)]
+        return is_tls[0] and not all(is_tls)
+
+    @property
     def server(self) -> tuple[object, ...]:
         sentinels = frozenset(sentinel.server[:2] for sentinel in self.sentinels.locations)
         return self.sentinels.service, sentinels, int(self.arguments.get("db") or 0)

@@ -304,7 +304,10 @@ class Command(BaseCommand):
             self.stdout.write(f"{' ' * 24}{printable(item.hint)}")
 
     def _print_json(self, data: Any) -> None:
-        self.stdout.write(json.dumps(data, ensure_ascii=False))
+        text = json.dumps(data, ensure_ascii=False)
+        if not text.isprintable():  # escaped in JSON's own way, so that programs read what there is
+            text = "".join(one if one.isprintable() else json.dumps(one)[1:-1] for one in text)
+        self.stdout.write(text)
 
     def _tell(self, inventory: Inventory) -> None:
         if inventory.errors:
