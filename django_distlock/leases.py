@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import enum
 import logging
 import os
+import threading
 from collections.abc import Set
 from datetime import UTC, datetime
 from math import inf
@@ -102,6 +104,14 @@ class Lease:
 
     def belongs_to(self, execution: object) -> bool:
         return self._owner() is execution
+
+    @property
+    def may_be_in_use(self) -> bool:
+        """Whether its thread or task goes on beside the caller, who ends the process."""
+        owner = self._owner()
+        if isinstance(owner, asyncio.Task):
+            return not owner.done() and owner.get_loop().is_running()
+        return isinstance(owner, threading.Thread) and owner.is_alive() and owner is not threading.current_thread()
 
     @property
     def name(self) -> str:

@@ -81,8 +81,13 @@ class Renewer:
             self.abandon(lease.ticket, rest=lease.end(), until=lease.deadline)
 
     def release_all(self) -> None:
-        """The process exits: free what it holds. Renewal ends with its daemon thread."""
-        wanted = [(lease.ticket, lease.end()) for lease in list(self._leases.values()) if self.drop(lease)]
+        """The process exits: free what nobody works under any more.
+
+        Daemon threads run on until the interpreter stops, which others who do something at the exit may delay by
+        seconds. What they hold is renewed until then, and freed by its TTL.
+        """
+        left = [lease for lease in list(self._leases.values()) if lease.is_free or not lease.may_be_in_use]
+        wanted = [(lease.ticket, lease.end()) for lease in left if self.drop(lease)]
         wanted += self._cleaner.left()
         for ticket, rest in wanted:
             began = clock()

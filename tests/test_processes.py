@@ -13,7 +13,7 @@ import pytest
 from django_distlock import LockNotHeld, lock, locks
 
 from .programs import PROLOGUE, heard
-from .tools import PATIENCE
+from .tools import PATIENCE, eventually
 
 
 class TestEndOfAHolder:
@@ -49,16 +49,43 @@ class TestEndOfAHolder:
         assert info.resting
         assert 20 < info.remaining <= 30
 
-    def test_a_handle_kept_by_a_thread_at_exit(self, program):
+    @pytest.mark.parametrize("way", ["thread", "task"])
+    def test_exiting_it_frees_nothing_under_which_a_thread_still_works(self, program, way):
+        """Daemon threads run on while others do something at the exit."""
+        work = {
+            "thread": "def work():\n    with lock('name', ttl=2) as lease: use(lease)\n",
+            "task": "async def main():\n    async with lock('name', ttl=2) as lease: use(lease)\n"
+            "def work(): asyncio.run(main())\n",
+        }[way]
         holder = program(
-            "import threading\n"
-            "held = threading.Event()\n"
-            "work = lambda: (lock('name', ttl=60).__enter__(), say('held'), held.set(), time.sleep(60))\n"
-            "threading.Thread(target=work, daemon=True).start()\n"
-            f"held.wait({PATIENCE})"
+            "import asyncio, threading\n"
+            "def use(lease):\n    leases.append(lease); held.set(); time.sleep(60)\n"
+            "def later():\n    time.sleep(3); say(leases[0].state, lock('name').locked())\n"
+            f"{work}"
+            "leases, held = [], threading.Event()\n"
+            "threading.Thread(target=work, daemon=True).start(); held.wait()\n",
+            first="import atexit; atexit.register(lambda: later())\n",  # before ours, so called after it
         )
-        assert heard(holder) == "held"
+        assert heard(holder) == "held True"
         holder.wait(PATIENCE)
+        eventually(lambda: not lock("name").locked(), 60)
+
+    @pytest.mark.parametrize("who", ["thread", "task", "left"])
+    def test_exiting_it_frees_what_nobody_works_under_any_more(self, program, who):
+        holder = program(
+            "import asyncio, threading\n"
+            "kept = []\n"
+            "def work():\n    kept.append(lock('name', ttl=60)); kept[0].acquire()\n"
+            "async def awork():\n    kept.append(lock('name', ttl=60)); await kept[0].aacquire()\n"
+            + {
+                "thread": "thread = threading.Thread(target=work); thread.start(); thread.join()",
+                "task": "asyncio.run(awork())",
+                "left": "threading.Thread(target=lambda: (asyncio.run(awork()), time.sleep(60)), daemon=True).start()\n"
+                "while not kept or not kept[0].locked(): time.sleep(0.01)\n"
+                "time.sleep(0.3)",
+            }[who]
+        )
+        holder.wait(60)
         assert not lock("name").locked()
 
     @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
