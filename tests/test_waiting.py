@@ -254,3 +254,42 @@ class TestOthers:
         monkeypatch.setattr(waiting, "safe_deadline", lambda sent_at, ttl: sent_at)
         with pytest.raises(LockBackendError, match="Give it a longer ttl"):
             lock("name", ttl=0.01, wait=None).acquire()
+
+
+@pytest.fixture
+def no_more_threads(monkeypatch):
+    """None that listens or does the work of tasks can be started, as at the limit of a container."""
+    start = threading.Thread.start
+
+    def refuse(thread):
+        if thread.name.startswith(("distlock-listener", "distlock-async")):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+
+
+class TestWithoutThreads:
+    @pytest.mark.parametrize("way", ["sync", "async"])
+    @pytest.mark.parametrize("store", ["valkey", "cluster"])
+    def test_waiters_look(self, request, store, way, no_more_threads, caplog):
+        request.getfixturevalue(f"{store}_locks")
+        first = lock("name")
+        first.acquire()
+        threading.Timer(0.5, first.release).start()
+        waiting = lock("name", wait=60)
+        if way == "sync":
+            assert waiting.acquire()
+            waiting.release()
+        else:
+            asyncio.run(_hold(waiting))
+        assert "cannot be started: can't start new thread" in caplog.text
+
+    def test_tasks_are_told_by_a_database(self, sqlite_locks, no_more_threads):
+        with pytest.raises(LockBackendError, match="can't start new thread"):
+            asyncio.run(_hold(lock("name")))
+
+
+async def _hold(handle):
+    assert await handle.aacquire()
+    await handle.arelease()

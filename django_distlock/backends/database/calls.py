@@ -104,7 +104,13 @@ class Calls:
         with self._guard:
             if self._threads is None:
                 self._threads = ThreadPoolExecutor(ASYNC_THREADS, thread_name_prefix=f"distlock-async-{self._name}")
-            future = self._threads.submit(call, *arguments)
+            try:
+                future = self._threads.submit(call, *arguments)
+            except RuntimeError as error:  # it may be done all the same, by a thread that was there already
+                raise NoReply(
+                    f"The database of the locks {self._name!r} cannot be asked for tasks, because there are too many"
+                    f" threads, or the process exits: {error}"
+                ) from error
         return await asyncio.wrap_future(future)
 
     def close(self) -> None:

@@ -26,6 +26,7 @@ from .commands import Command, Script, pack
 from .errors import InDoubt, NoReply, explain, is_wrong_type
 from .keys import LEASES, RUNS
 from .leases import read_holder, read_lease, read_remaining
+from .listener import NoListener
 from .listing import SCAN_STEP, Listing
 from .parts import Parts, server_parts
 from .timeouts import SHORTEST
@@ -73,7 +74,7 @@ class RedisBackend(BaseLockBackend):
     def acquire(self, ticket: Ticket, *, queue: bool) -> Grant | LockInfo:
         try:
             if queue and not ticket.inbox and not self.is_listening(ticket.name):
-                self._start_listener(ticket)
+                queue = self._start_listener(ticket)
             answer = self._send(self._acquire(ticket, queue), within=self._patience(ticket), until=ticket.give_up)
             return self._answered(ticket, answer)
         except BaseException as error:
@@ -83,7 +84,7 @@ class RedisBackend(BaseLockBackend):
     async def aacquire(self, ticket: Ticket, *, queue: bool) -> Grant | LockInfo:
         try:
             if queue and not ticket.inbox and not self.is_listening(ticket.name):
-                await self._astart_listener(ticket)
+                queue = await self._astart_listener(ticket)
             within = self._patience(ticket)
             answer = await self._asend(self._acquire(ticket, queue), within=within, until=ticket.give_up)
             return self._answered(ticket, answer)
@@ -379,17 +380,24 @@ class RedisBackend(BaseLockBackend):
         except (RedisError, OSError) as error:
             raise explain(error, self) from error
 
-    def _start_listener(self, ticket: Ticket) -> None:
+    def _start_listener(self, ticket: Ticket) -> bool:
+        """False if nobody can listen here, so that a place in the queue is of no use."""
         try:
             self._wire.locate(self.keys.lease(ticket.name))
             self._listener.start(ticket.name, self._patience_to_listen(ticket))
+            return True
+        except NoListener:
+            return False
         except (RedisError, OSError) as error:
             raise explain(error, self) from error
 
-    async def _astart_listener(self, ticket: Ticket) -> None:
+    async def _astart_listener(self, ticket: Ticket) -> bool:
         try:
             await (await self._async_wires.here()).locate(self.keys.lease(ticket.name))
             await self._listener.astart(ticket.name, self._patience_to_listen(ticket))
+            return True
+        except NoListener:
+            return False
         except (RedisError, OSError) as error:
             raise explain(error, self) from error
 

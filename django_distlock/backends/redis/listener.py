@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -31,6 +31,10 @@ DEAF = 2.0  # seconds without the echo of a look after which the connection is t
 KINDS = (("SSUBSCRIBE", "S"), ("SUBSCRIBE", "P"))
 
 
+class NoListener(RedisError):
+    """There are too many threads, or the interpreter exits: waiters look."""
+
+
 class Listener:
     """Receives ``"token key"`` when the lock at the key was handed to the token, and rings the ticket's bell.
 
@@ -49,6 +53,7 @@ class Listener:
         # Weak, because a lease that was lost is never released here.
         self._tickets: WeakValueDictionary[str, Ticket] = WeakValueDictionary()
         self._connection: Any = None
+        self._has_told = False
         self._begin()
         forks.in_child(self._begin_anew)
 
@@ -77,7 +82,10 @@ class Listener:
         return self.is_ready
 
     def start(self, name: str, within: float) -> None:
-        """Return when the subscription stands. Raises redis-py's error if it does not in so many seconds."""
+        """Return when the subscription stands.
+
+        Raises redis-py's error if it does not in so many seconds, NoListener if there is no thread for it.
+        """
         with self.starter() as bell:
             if not self.is_ready:
                 bell.wait(within)
@@ -111,8 +119,21 @@ class Listener:
                 self._failure = None
                 name = f"distlock-listener-{self._name}"
                 thread = threading.Thread(target=self._run, args=(os.getpid(),), name=name, daemon=True)
-                thread.start()
-                self._thread = thread
+                try:
+                    thread.start()
+                except RuntimeError as error:
+                    self._tell_once(error)
+                    raise NoListener(str(error)) from error
+                self._thread, self._has_told = thread, False
+
+    def _tell_once(self, error: RuntimeError) -> None:
+        if not self._has_told:
+            self._has_told = True
+            logger.warning(
+                "Who waits for a lock of %r looks once a second, in no order, because the thread that listens cannot"
+                " be started: %s",
+                self._name, error,
+            )  # fmt: skip
 
     def stop(self) -> None:
         """Nobody will wait any more; the thread notices within a second."""
@@ -132,7 +153,8 @@ class Listener:
         """A look is about to be sent."""
         self._touched_at = now = clock()
         if self._thread is None:
-            self._revive()
+            with suppress(NoListener):
+                self._revive()
         elif self._asked_at > self._heard_at and now - self._asked_at > DEAF:
             self._resubscribe = True
 

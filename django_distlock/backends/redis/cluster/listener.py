@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -19,7 +20,7 @@ from ....tickets import Ticket, clock, new_token
 from ..commands import pack
 from ..errors import is_transient
 from ..keys import ClusterKeys
-from ..listener import IDLE, KINDS, Listener
+from ..listener import IDLE, KINDS, Listener, NoListener
 from ..location import Location
 from .slots import Address, SlotMap, address_of
 from .wire import ClusterWire
@@ -159,7 +160,8 @@ class NodeListener(Listener):
         self._touched_at = clock()
 
     def revive(self) -> None:
-        self._revive()
+        with suppress(NoListener):
+            self._revive()
 
     def begin_anew(self) -> None:
         """Subscribe again, to what this node owns now."""
