@@ -745,6 +745,21 @@ class TestChecks:
         [warning] = postgres_locks.check_settings()
         assert warning.id == "distlock.W020"
 
+    def test_routers_that_could_send_each_process_elsewhere(self, sqlite_database, settings):
+        class Router:
+            def db_for_write(self, model, **hints):
+                return ALIAS
+
+        settings.DATABASE_ROUTERS = [Router()]
+        settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": DATABASE}}
+        [warning] = locks["default"].check_settings()
+        assert warning.id == "distlock.W021"
+        assert "processes do not exclude each other" in warning.msg
+        assert warning.hint.endswith("'LOCATION': 'locks'.")
+        settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": DATABASE, "LOCATION": ALIAS}}
+        assert locks["default"].check_settings() == []
+        locks.close()
+
     def test_in_memory_locks_exclude_one_process(self, settings):
         settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": DATABASE}}
         assert not locks["default"].supports_processes
