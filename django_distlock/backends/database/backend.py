@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Hashable, Iterator, Mapping, Sequence
+import logging
+from collections.abc import AsyncIterator, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import groupby
 from math import ceil, inf
@@ -28,8 +29,10 @@ from .location import check_app, read_location, read_prefix, read_timeout
 from .looks import Looks
 from .rows import Request
 from .runs import Runs
-from .statements import Statements, Turn
+from .statements import Statements, Turn, unreadable
 from .steps import Steps, has_returning
+
+logger = logging.getLogger("django_distlock")
 
 R = TypeVar("R")
 
@@ -203,18 +206,18 @@ class DatabaseBackend(BaseLockBackend):
         beginning, last = self._key(prefix), b""
         while found := self._run(partial(self._sql.names, prefix=beginning, after=last, limit=STEP)):
             last = found[-1]
-            yield from map(self._name, found)
+            yield from self._names(found)
 
     def look(self, names: Sequence[str]) -> list[LockInfo | None]:
         found: dict[bytes, Any] = {}
         for batch in _batches([self._key(name) for name in names]):
             found |= self._run(partial(self._sql.look, names=batch))
         seen = [(name, found.get(self._key(name))) for name in names]
-        return [self._info(name, *about) if about else None for name, about in seen]
+        return [self._info_of(name, about) if about else None for name, about in seen]
 
     def count_waiters(self, names: Sequence[str]) -> list[int | None]:
         """How many processes wait for each lock."""
-        found: dict[bytes, int] = {}
+        found: dict[bytes, int | None] = {}
         for batch in _batches([self._key(name) for name in names]):
             found |= self._run(partial(self._sql.waiters, names=batch))
         return [found.get(self._key(name), 0) for name in names]
@@ -301,8 +304,23 @@ class DatabaseBackend(BaseLockBackend):
             raise InvalidLockName(f"The name {name!r:.80} takes {len(key)} bytes; the table has room for {LONGEST_KEY}")
         return key
 
+    def _names(self, keys: Iterable[bytes]) -> Iterator[str]:
+        for key in keys:
+            try:
+                yield self._name(key)
+            except UnicodeDecodeError:
+                logger.error("%s", unreadable(key))
+
     def _name(self, key: bytes) -> str:
         return key.decode()[len(self.prefix) + 1 :]
+
+    def _info_of(self, name: str, about: Sequence[Any]) -> LockInfo | None:
+        """None where the row cannot be read."""
+        token, state, fence, left, holder = about
+        if state in (rows.HELD, rows.CLAIMED, rows.RESTING) and type(fence) is int and type(left) is int:
+            return self._info(name, str(token), state, fence, left, str(holder))
+        logger.error("%s", unreadable(self._key(name)))
+        return None
 
     def _info(self, name: str, token: str, state: str, fence: int, left: float, holder: str) -> LockInfo:
         """``left``: microseconds."""

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ...tickets import TOKEN_LENGTH
-from .rows import ALIVE, CLAIMED, DIGITS, FREE, GRANT_TTL, HELD, INBOX_LENGTH, RECORD_LENGTH, Request
+from .rows import ALIVE, CLAIMED, DIGITS, FREE, GRANT_TTL, HELD, INBOX_LENGTH, RECORD_LENGTH, Request, waiters_from_text
 from .statements import CHANNEL, CLOCKS, COLUMNS, TABLE
 
 RETURNED = ("fence", "token", "state", "expires", "holder", "waiters")
@@ -173,8 +173,12 @@ class Quick:
         fence, holding, state, left, holder, waiters = found
         if holding == token:
             return Answer(True, fence, holding, state, left, holder)
-        start = waiters.index(token) - 2 * DIGITS
-        return Answer(False, fence, holding, state, left, holder, int(waiters[start : start + DIGITS]), start == 0)
+        try:
+            line = waiters_from_text(waiters)
+            place = next(waiter.place for waiter in line if waiter.token == token)
+        except (StopIteration, ValueError):
+            return None  # what others have written: rows.py says so
+        return Answer(False, fence, holding, state, left, holder, place, line[0].token == token)
 
     def release(self, connection: Any, name: bytes, token: str) -> bool:
         """False: nothing was done."""

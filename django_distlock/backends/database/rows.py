@@ -8,6 +8,7 @@ a command that arrives late changes nothing.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, field
 
 from ...tickets import TOKEN_LENGTH
@@ -22,6 +23,7 @@ HELD, CLAIMED, RESTING, FREE = "h", "c", "r", "f"
 DIGITS = 16  # microseconds of Unix time, for another two hundred years
 INBOX_LENGTH = 12
 RECORD_LENGTH = DIGITS + DIGITS + TOKEN_LENGTH + INBOX_LENGTH
+RECORD = re.compile(f"([0-9]{{{DIGITS}}})([0-9]{{{DIGITS}}})(.{{{TOKEN_LENGTH}}})(.{{{INBOX_LENGTH}}})", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,13 +180,17 @@ def waiters_to_text(waiters: list[Waiter]) -> str:
 
 
 def waiters_from_text(text: str) -> list[Waiter]:
+    """Raises ValueError for a text that ``waiters_to_text`` did not write."""
+    if len(text) % RECORD_LENGTH:
+        raise ValueError(f"not waiters: {text[:80]!r}")
     return [_waiter(text[start : start + RECORD_LENGTH]) for start in range(0, len(text), RECORD_LENGTH)]
 
 
 def _waiter(record: str) -> Waiter:
-    place, rest = record[:DIGITS], record[DIGITS:]
-    seen, rest = rest[:DIGITS], rest[DIGITS:]
-    return Waiter(int(place), rest[:TOKEN_LENGTH].rstrip(), rest[TOKEN_LENGTH:].rstrip(), int(seen))
+    if not (found := RECORD.fullmatch(record)):
+        raise ValueError(f"not a waiter: {record!r}")
+    place, seen, token, inbox = found.groups()
+    return Waiter(int(place), token.rstrip(), inbox.rstrip(), int(seen))
 
 
 def retired_to_text(retired: dict[str, int]) -> str:
@@ -192,4 +198,11 @@ def retired_to_text(retired: dict[str, int]) -> str:
 
 
 def retired_from_text(text: str) -> dict[str, int]:
-    return dict(json.loads(text)) if text else {}
+    """Raises ValueError for a text that ``retired_to_text`` did not write."""
+    try:
+        found = json.loads(text) if text else {}
+    except RecursionError:
+        found = None
+    if isinstance(found, dict) and all(type(until) is int and 0 <= until < 2**63 for until in found.values()):
+        return found
+    raise ValueError(f"not retired tokens: {text[:80]!r}")

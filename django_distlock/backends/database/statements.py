@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from ...exceptions import LockBackendError
 from ...models import DatabaseLock
 from .pruning import Pruning
 from .rows import (
@@ -18,6 +20,8 @@ from .rows import (
     waiters_from_text,
     waiters_to_text,
 )
+
+logger = logging.getLogger("django_distlock")
 
 TABLE = DatabaseLock._meta.db_table
 CHANNEL = "distlock_"  # and the inbox of the waiter
@@ -90,7 +94,12 @@ class Statements:
             now, version, token, state, fence, expires, holder, waiters, retired = cursor.fetchone()
         if version is None:
             return Row(int(now))
-        waiting, given_up = waiters_from_text(waiters), retired_from_text(retired)
+        try:
+            waiting, given_up = waiters_from_text(waiters), retired_from_text(retired)
+            if not {type(version), type(fence), type(expires)} == {int}:  # SQLite keeps anything in any column
+                raise ValueError("not numbers")
+        except (TypeError, ValueError) as error:
+            raise LockBackendError(unreadable(name)) from error
         return Row(int(now), version, token, state, fence, expires, holder, waiting, given_up)
 
     def write(self, connection: Any, name: bytes, row: Row, told: Waiter | None = None) -> bool:
@@ -118,8 +127,11 @@ class Statements:
             found = cursor.fetchone()
         if found is None or found[0] == token or found[1]:
             return Turn(True)
-        line = [waiter.token for waiter in waiters_from_text(found[3])]
-        return Turn(token not in line, int(found[2]), line.index(token) if token in line else 0)
+        try:
+            line = [waiter.token for waiter in waiters_from_text(found[3])]
+            return Turn(token not in line, int(found[2]), line.index(token) if token in line else 0)
+        except (TypeError, ValueError) as error:
+            raise LockBackendError(unreadable(name)) from error
 
     # Many
 
@@ -151,16 +163,27 @@ class Statements:
             )
             return {bytes(name): tuple(about) for name, *about in cursor.fetchall()}
 
-    def waiters(self, connection: Any, names: Sequence[bytes]) -> dict[bytes, int]:
-        """How many wait for each."""
+    def waiters(self, connection: Any, names: Sequence[bytes]) -> dict[bytes, int | None]:
+        """How many wait for each; None where that cannot be read."""
         with connection.cursor() as cursor:
             cursor.execute(
                 self._waiters.format(many=placeholders(names)), [connection.Database.Binary(name) for name in names]
             )
-            return {
-                bytes(name): sum(waiter.seen + ALIVE > now for waiter in waiters_from_text(text))
-                for name, text, now in cursor.fetchall()
-            }
+            return {bytes(name): _count(bytes(name), text, now) for name, text, now in cursor.fetchall()}
+
+
+def _count(name: bytes, text: str, now: int) -> int | None:
+    try:
+        return sum(waiter.seen + ALIVE > now for waiter in waiters_from_text(text))
+    except (TypeError, ValueError):
+        logger.error("%s", unreadable(name))
+        return None
+
+
+def unreadable(name: bytes) -> str:
+    """What to say of a row that somebody else has written."""
+    shown = name.decode(errors="backslashreplace")
+    return f"The row {shown!r} of {TABLE} holds something that is no lock. Delete it."
 
 
 def insert_unless_there(vendor: str, table: str, columns: str, values: str) -> str:
