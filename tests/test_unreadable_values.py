@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import time
-from datetime import timedelta, timezone
+from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 import redis
@@ -19,6 +19,7 @@ from django_distlock.backends.redis.keys import ClusterKeys, Keys
 from django_distlock.backends.redis.leases import read_holder, read_lease
 from django_distlock.backends.redis.listing import Listing
 from django_distlock.backends.redlock.quorum import Seen
+from django_distlock.stamps import RunStamp
 from django_distlock.tickets import Holder
 
 from .admin_pages import hold, names_in
@@ -94,6 +95,23 @@ def test_any_value_is_a_lease_or_none(value, left):
         assert is_fit_to_be_shown(info.holder)
         for hours in (-23, 23):
             info.granted_at.astimezone(timezone(timedelta(hours=hours)))
+
+
+@given(
+    st.text()
+    | st.binary()
+    | any_json.map(json.dumps)
+    | st.tuples(numbers, st.text(), numbers, st.text()).map(json.dumps)
+)
+@example("[" * 5000)
+def test_any_text_is_a_run_of_beat_or_a_value_error(text):
+    try:
+        stamp = RunStamp.from_text(text)
+    except ValueError:
+        return
+    assert stamp.host.isprintable()
+    for moment in filter(None, (stamp.at, stamp.next_at)):
+        datetime.fromtimestamp(moment, UTC)
 
 
 @given(st.lists(leases() | st.binary(), max_size=5))
