@@ -30,7 +30,7 @@ class LockBackends:
         forks.in_child(self._begin_anew)
 
     def _reset(self) -> None:
-        self._building = threading.Lock()
+        self._building = threading.RLock()  # a signal handler may ask for a lock while this very thread is inside
         self._backends: dict[str, BaseLockBackend] = {}
 
     def _begin_anew(self) -> None:
@@ -51,7 +51,7 @@ class LockBackends:
             return backend
         with self._building:
             if alias not in self._backends:
-                self._backends[alias] = self._build(alias)
+                self._backends.setdefault(alias, self._build(alias))
             return self._backends[alias]
 
     def _build(self, alias: str) -> BaseLockBackend:

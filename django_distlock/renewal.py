@@ -215,8 +215,9 @@ def renewer_of(backend: BaseLockBackend) -> Renewer:
         with _creating:
             renewer = backend.keeper
             if renewer is None:
-                renewer = backend.keeper = Renewer(backend)
-                _renewers.add(renewer)
+                made = Renewer(backend)
+                renewer = backend.keeper = backend.keeper or made  # a signal handler may have made one meanwhile
+                _renewers.add(cast(Renewer, renewer))
                 _watch_the_exit()
     return cast(Renewer, renewer)
 
@@ -240,12 +241,12 @@ def _watch_the_exit() -> None:
 
 def _forget() -> None:
     global _creating
-    _creating = threading.Lock()
+    _creating = threading.RLock()
     for renewer in list(_renewers):
         renewer.forget()
     _renewers.clear()
 
 
-_creating = threading.Lock()
+_creating = threading.RLock()
 atexit.register(release_all)
 forks.in_child(_forget)

@@ -48,14 +48,13 @@ class Worker:
             if self._thread is not None:
                 self._changed.notify()
                 return
-            thread = threading.Thread(target=self._run, args=(os.getpid(),), name=self._name, daemon=True)
+            self._thread = threading.Thread(target=self._run, args=(os.getpid(),), name=self._name, daemon=True)
             try:
-                thread.start()
+                self._thread.start()
             except RuntimeError:
+                self._thread = None
                 # No more threads here, or the interpreter exits. Leases end with their TTL, and say so.
                 logger.exception("The thread %s cannot be started", self._name)
-            else:
-                self._thread = thread
 
     def _run(self, pid: int) -> None:
         idle_since = clock()

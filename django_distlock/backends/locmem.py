@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import time as wall_clock
 from time import time_ns
@@ -48,14 +49,37 @@ class LocMemBackend(BaseLockBackend):
 
     def __init__(self, alias: str, settings: Mapping[str, Any]) -> None:
         super().__init__(alias, settings)
-        self._guard = threading.Lock()  # held for dictionary work only, never while waiting
+        self._guard = threading.RLock()  # held for dictionary work only, never while waiting
+        self._is_inside = False
+        self._put_off: deque[tuple[Ticket, float]] = deque()  # releases that came in the midst of something else
         self._held: dict[str, _Held] = {}
         self._last_fence = 0
         self._runs: dict[str, _Run] = {}
         self._sweep_at = 1000  # so many names, before those that nobody asked for again are forgotten
 
-    def acquire(self, ticket: Ticket, *, queue: bool) -> Grant | LockInfo:
+    @contextmanager
+    def _alone(self) -> Iterator[bool]:
+        """Whether nothing else is in the midst of a change.
+
+        The garbage collector and handlers of signals run at any point of a thread, also where it is inside. Let them
+        change nothing there, and not wait for what goes on only when they have returned.
+        """
+        if self._is_inside and self._guard._is_owned():  # type: ignore[attr-defined]
+            yield False
+            return
         with self._guard:
+            try:
+                self._is_inside = True
+                yield True
+            finally:
+                self._is_inside = False
+        while self._put_off:
+            self.release(*self._put_off.popleft())
+
+    def acquire(self, ticket: Ticket, *, queue: bool) -> Grant | LockInfo:
+        with self._alone() as is_alone:
+            if not is_alone:
+                return LockInfo(ticket.name, self.alias, None, 0, 0.0)
             now = clock()
             held = self._current(ticket.name, now)
             if held is None:
@@ -74,7 +98,10 @@ class LocMemBackend(BaseLockBackend):
         return self.acquire(ticket, queue=queue)
 
     def release(self, ticket: Ticket, rest: float = 0.0) -> bool:
-        with self._guard:
+        with self._alone() as is_alone:
+            if not is_alone:
+                self._put_off.append((ticket, rest))
+                return True
             now = clock()
             held = self._current(ticket.name, now)
             if held is None:
@@ -95,14 +122,14 @@ class LocMemBackend(BaseLockBackend):
         return self.release(ticket, rest)
 
     def renew(self, wanted: Sequence[tuple[Ticket, float]], *, within: float | None = None) -> list[bool]:
-        with self._guard:
-            return [self._renew(ticket, ttl, clock()) for ticket, ttl in wanted]
+        with self._alone() as is_alone:
+            return [self._renew(ticket, ttl, clock(), is_alone) for ticket, ttl in wanted]
 
     async def arenew(self, wanted: Sequence[tuple[Ticket, float]], *, within: float | None = None) -> list[bool]:
         return self.renew(wanted)
 
-    def _renew(self, ticket: Ticket, ttl: float, now: float) -> bool:
-        held = self._current(ticket.name, now)
+    def _renew(self, ticket: Ticket, ttl: float, now: float, is_alone: bool) -> bool:
+        held = self._current(ticket.name, now, is_alone)
         if held is None or held.token != ticket.token or held.resting:
             return False
         held.expires = max(held.expires, now + ttl)
@@ -119,9 +146,9 @@ class LocMemBackend(BaseLockBackend):
             yield name
 
     def look(self, names: Sequence[str]) -> list[LockInfo | None]:
-        with self._guard:
+        with self._alone() as is_alone:
             now = clock()
-            found = [(name, self._current(name, now)) for name in names]
+            found = [(name, self._current(name, now, is_alone)) for name in names]
             return [self._info(name, held, now) if held else None for name, held in found]
 
     async def alook(self, names: Sequence[str]) -> list[LockInfo | None]:
@@ -171,10 +198,10 @@ class LocMemBackend(BaseLockBackend):
             return None
         return run
 
-    def _current(self, name: str, now: float) -> _Held | None:
+    def _current(self, name: str, now: float, is_alone: bool = True) -> _Held | None:
         held = self._held.get(name)
         if held is not None and held.expires <= now:
-            return self._hand_on(name, held, now)
+            return self._hand_on(name, held, now) if is_alone else None
         return held
 
     def _hand_on(self, name: str, held: _Held, now: float) -> _Held | None:

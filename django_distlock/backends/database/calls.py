@@ -45,7 +45,7 @@ class Calls:
         forks.in_child(self._begin)
 
     def _begin(self) -> None:
-        self._guard = threading.Lock()
+        self._guard = threading.RLock()
         self._threads: ThreadPoolExecutor | None = None
 
     def run(self, work: Callable[[Any], R], within: float | None = None) -> R:

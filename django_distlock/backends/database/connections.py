@@ -64,7 +64,7 @@ class Pool:
 
     def _begin(self) -> None:
         self._idle: list[tuple[float, Wrapper]] = []
-        self._guard = threading.Lock()
+        self._guard = threading.RLock()  # a signal handler may ask for a lock while this very thread is inside
 
     @contextmanager
     def connection(self, seconds: float, deadline: float | None = None) -> Iterator[Wrapper]:
@@ -167,9 +167,10 @@ class Pool:
     def _fit_one(self, deadline: float) -> Wrapper | None:
         while True:
             with self._guard:
-                if not self._idle:
+                try:
+                    _, wrapper = self._idle.pop()
+                except IndexError:
                     return None
-                _, wrapper = self._idle.pop()
             if self._is_fit(wrapper, deadline):
                 return wrapper
             _close(wrapper)
@@ -190,8 +191,9 @@ class Pool:
         now = clock()
         self._keep(now, wrapper)
         with self._guard:
-            old = [wrapper for since, wrapper in self._idle if now - since > IDLE]
-            self._idle = [(since, wrapper) for since, wrapper in self._idle if now - since <= IDLE]
+            idle, self._idle = self._idle, []
+            old = [wrapper for since, wrapper in idle if now - since > IDLE]
+            self._idle += [(since, wrapper) for since, wrapper in idle if now - since <= IDLE]
         for wrapper in old:
             _close(wrapper)
 

@@ -108,7 +108,7 @@ def make_file(file: str) -> None:
             os.close(descriptor)
 
 
-_making = threading.Lock()
+_making = threading.RLock()
 
 
 def prepare_file(wrapper: Any, timeout: float) -> None:

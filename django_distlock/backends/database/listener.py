@@ -44,7 +44,7 @@ class Listener:
 
     def _begin(self) -> None:
         self.inbox = new_token()[:INBOX_LENGTH]
-        self._guard = threading.Lock()
+        self._guard = threading.RLock()  # a signal handler may ask for a lock while this very thread is inside
         self._thread: threading.Thread | None = None
         self._touched_at = 0.0
         self._deaf_until = 0.0
@@ -75,19 +75,21 @@ class Listener:
         with self._guard:
             thread = self._thread
             self._touched_at = -IDLE
-        if thread is not None and not self._tickets:
+        if thread is not None and thread.is_alive() and not self._tickets:
             with suppress(OSError):
                 self._waker.send(b"!")
             thread.join(NAP)
 
     def _start(self) -> None:
         with self._guard:
-            if self._thread is None:
-                name = f"distlock-listener-{self._name}"
-                thread = threading.Thread(target=self._run, args=(os.getpid(),), name=name, daemon=True)
-                with suppress(RuntimeError):  # no more threads here: waiters look
-                    thread.start()
-                    self._thread = thread
+            if self._thread is not None:
+                return
+            name = f"distlock-listener-{self._name}"
+            thread = self._thread = threading.Thread(target=self._run, args=(os.getpid(),), name=name, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # no more threads here: waiters look
+            self._thread = None
 
     # In the thread
 

@@ -40,7 +40,7 @@ class Watchdog:
     def _begin(self) -> None:
         self._calls: dict[int, tuple[float, int]] = {}  # number -> (until when, descriptor of the socket)
         self._numbers = count()
-        self._changed = threading.Condition(threading.Lock())
+        self._changed = threading.Condition(threading.RLock())  # a signal handler may call while it is held
         self._wakes_at = inf
         self._thread: threading.Thread | None = None
 
@@ -69,15 +69,14 @@ class Watchdog:
 
     def _start(self) -> None:
         name = f"distlock-watchdog-{self._name}"
-        thread = threading.Thread(target=self._run, args=(os.getpid(),), name=name, daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(os.getpid(),), name=name, daemon=True)
         try:
-            thread.start()
+            self._thread.start()
         except RuntimeError as error:
             # The interpreter exits, which Python 3.12.0 and 3.12.1 let start no thread, or there are too many. The call
             # is made all the same; the next one tries again.
+            self._thread = None
             logger.debug("Calls to the database of the locks %r have no time limit now: %s", self._name, error)
-        else:
-            self._thread = thread
 
     def _run(self, pid: int) -> None:
         with self._changed:

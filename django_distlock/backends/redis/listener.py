@@ -59,7 +59,7 @@ class Listener:
 
     def _begin(self) -> None:
         self._channel = self._new_channel()
-        self._guard = threading.Lock()
+        self._guard = threading.RLock()  # a signal handler may ask for a lock while this very thread is inside
         self.is_ready = False  # whether the subscription stands
         self._starters: set[Bell] = set()
         self._failure: Exception | None = None
@@ -115,16 +115,18 @@ class Listener:
     def _revive(self) -> None:
         with self._guard:
             self._touched_at = clock()
-            if self._thread is None:
-                self._failure = None
-                name = f"distlock-listener-{self._name}"
-                thread = threading.Thread(target=self._run, args=(os.getpid(),), name=name, daemon=True)
-                try:
-                    thread.start()
-                except RuntimeError as error:
-                    self._tell_once(error)
-                    raise NoListener(str(error)) from error
-                self._thread, self._has_told = thread, False
+            if self._thread is not None:
+                return
+            self._failure = None
+            name = f"distlock-listener-{self._name}"
+            thread = self._thread = threading.Thread(target=self._run, args=(os.getpid(),), name=name, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # no more threads here
+            self._thread = None
+            self._tell_once(error)
+            raise NoListener(str(error)) from error
+        self._has_told = False
 
     def _tell_once(self, error: RuntimeError) -> None:
         if not self._has_told:

@@ -88,7 +88,7 @@ class Sentinels:
         self._found: Found | None = None
         self._searcher: Bell | None = None  # of the thread or task that asks
         self._waiting: list[Bell] = []  # of those who share what it finds
-        self._guard = threading.Lock()
+        self._guard = threading.RLock()  # a signal handler may ask while this very thread is inside
         self._lines: dict[str, Any] = {}  # of the watch, to sentinels
         self._round = deque(self.locations)
         self._named: dict[str, Master | None] = {}  # in this round of the watch, by whom; None: no answer

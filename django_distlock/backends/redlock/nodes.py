@@ -42,7 +42,7 @@ class Nodes:
         forks.in_child(self._start)
 
     def _start(self) -> None:
-        self._changed = threading.Condition(threading.Lock())
+        self._changed = threading.Condition(threading.RLock())  # a signal handler may ask while it is held
         self._nodes = [Node(number, location) for number, location in enumerate(self._locations)]
         self._idle: deque[Lineup] = deque()
         self._filling: list[Lineup] = []  # those that wait for connections, in the order in which they came
