@@ -239,3 +239,22 @@ def test_statements_are_not_kept_for_debugging(postgres_locks, settings):
     [(_, wrapper)] = postgres_locks.pool._idle
     assert wrapper.queries_logged
     assert len(wrapper.queries_log) == 0
+
+
+def test_under_gevent_leases_are_renewed_while_another_greenlet_runs_an_event_loop(program, postgres_locks):
+    """Which asyncio then tells of all greenlets of that thread."""
+    pytest.importorskip("gevent")
+    code = (
+        "import asyncio, gevent\n"
+        "from django_distlock import lock, locks\n"
+        "async def main():\n"
+        "    async with lock('of a task'):\n"
+        "        await asyncio.sleep(0.1)\n"
+        "    await asyncio.sleep(3)\n"
+        "with lock('name', ttl=2) as lease:\n"
+        "    loop = gevent.spawn(asyncio.run, main())\n"
+        "    while not loop.dead:\n"
+        "        gevent.sleep(0.05)\n"
+        "    print(lease.state, loop.exception, flush=True)\n"
+    )
+    assert program("from gevent import monkey; monkey.patch_all()\n", code) == ("held None\n", "")

@@ -31,7 +31,7 @@ ORDER = [
     "backends.database.rows", "backends.database.pruning", "backends.database.statements", "backends.database.quick",
     "backends.database.steps", "backends.database.runs",
     "backends.database.watchdog", "backends.database.forks", "backends.database.files",
-    "backends.database.opening",
+    "backends.database.opening", "backends.database.wrappers",
     "backends.database.looks", "backends.database.connections", "backends.database.listener",
     "backends.database.errors", "backends.database.calls", "backends.database.location",
     "backends.database.checks", "backends.database.backend", "backends.database",

@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any, TypeVar
 
 from django.db import Error, InterfaceError, OperationalError, ProgrammingError
-from django.utils.asyncio import async_unsafe
 
 from ... import forks
 from ...exceptions import LockBackendError
@@ -71,7 +70,6 @@ class Calls:
         except LockBackendError as error:
             raise NoReply(*error.args) from error.__cause__
 
-    @async_unsafe("Locks in a database were asked for synchronously inside an event loop; use the method with an a-.")
     def _done(self, work: Callable[[Any], R], seconds: float, deadline: float) -> R:
         """Raises Broken when the connection broke meanwhile, LockBackendError when the database refuses.
 

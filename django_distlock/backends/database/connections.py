@@ -26,6 +26,7 @@ from .files import make_file, prepare_file
 from .forks import ForkGate
 from .opening import is_final, open_within
 from .watchdog import Watchdog
+from .wrappers import own_class
 
 MAX_IDLE = 8  # connections kept after a rush
 PREPARE_AFTER = 5  # executions of a statement on one connection; half of its time is parsing and planning
@@ -104,7 +105,7 @@ class Pool:
                 " start another program in the child. uWSGI forks so with its defaults: start it with --lazy-apps."
             )
         settings = own_settings(self.alias, self.timeout, self.file)
-        wrapper = load_backend(settings["ENGINE"]).DatabaseWrapper(settings, self.alias)
+        wrapper = own_class(settings["ENGINE"])(settings, self.alias)
         wrapper.inc_thread_sharing()
         wrapper.queries_log = deque(maxlen=0)  # with DEBUG; only those of Django's own connections are ever reset
         _open.add(wrapper)
