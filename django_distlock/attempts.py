@@ -76,7 +76,7 @@ class Attempt:
         self._began = clock()
         self.execution = current_execution()
         holder = Holder.here(label or self.terms.label, self.execution, message)
-        ticket = Ticket(name, self.terms.ttl, holder)
+        ticket = Ticket(name, self.terms.ttl, holder, min_hold=self.terms.min_hold)
         self.wait = waiting.Wait(
             self.backend, self.keeper, ticket, self._seconds, self._waits_for_itself, self._may_be_own
         )

@@ -79,7 +79,7 @@ class Lease:
         self._is_known_as_long = False
         self._ended: State | None = None  # set once; a renewal that is still on its way changes nothing then
         self.deadline = 0.0
-        self.extend(grant.sent_at, ticket.ttl)
+        self.extend(grant.sent_at, ticket.lasts)
 
     @property
     def pledges(self) -> Set[object]:
@@ -210,7 +210,9 @@ class Lease:
         elif self._keeper.drop(self):  # else it was released or detached meanwhile, or is known to be lost
             if renewed:
                 self.lose("its renewal did not succeed in time")
-                self._keeper.abandon(self.ticket)  # what was told as lost must not block others for a TTL
+                self._keeper.abandon(
+                    self.ticket, rest=self.rest
+                )  # what was told as lost must not block others for a TTL
             else:
                 self.lose("the store no longer knows it: its data was lost, or somebody freed the lock")
         self.ensure_held()
@@ -326,6 +328,11 @@ class Lease:
     def end(self) -> float:
         """It is being released by whoever dropped it. Returns the seconds that the lock rests."""
         self._ended = State.RELEASED
+        return self.rest
+
+    @property
+    def rest(self) -> float:
+        """Seconds for which the lock stays taken after the lease."""
         return max(0.0, self._granted_clock + self.terms.min_hold - clock())
 
     def release(self) -> None:
@@ -388,7 +395,7 @@ class Lease:
         if state is State.LOST:
             if dropped:
                 self.lose("its TTL ran out")
-                self._keeper.abandon(self.ticket)
+                self._keeper.abandon(self.ticket, rest=self.rest)
             raise self._lost_error()
         if not dropped:
             raise self._over_error()

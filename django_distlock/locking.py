@@ -45,7 +45,8 @@ def lock(name: str, /, *values: object, using: str = DEFAULT_ALIAS, **options: U
     - ``renew`` (True): renew at a third of the TTL until release; False: the TTL is all there is.
     - ``max_hold`` (None): seconds after which a lease is renewed no more, also while its holder works; None: no
       bound, so that a holder that hangs keeps the lock until its process ends.
-    - ``min_hold`` (0): seconds the lock stays taken after it was granted, however soon it is released.
+    - ``min_hold`` (0): seconds the lock stays taken after it was granted, however soon it is released, and also if
+      its holder is killed: it may be longer than ``ttl``, and the first lease then lasts as long.
     - ``reentrant`` (False): the thread or task that holds the lock may enter it again. Otherwise ``with``
       raises LockReentry there.
     - ``on_lost`` ("raise"): leaving ``with`` after the lease was lost raises LockLost, unless the body

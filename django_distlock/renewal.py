@@ -145,7 +145,7 @@ class Renewer:
                 continue
             if not lease.is_live:
                 if self._lose(lease, "its renewal did not succeed in time"):
-                    self.abandon(lease.ticket)  # what was told as lost must not block others for a TTL
+                    self.abandon(lease.ticket, rest=lease.rest)  # what was told as lost must not block others for a TTL
                 continue
             is_last = ttl < lease.ttl
             if is_last:

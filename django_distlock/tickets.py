@@ -163,6 +163,7 @@ class Ticket:
     ``inbox``: where the store tells this waiter that the lock was handed to it; "" before it queued.
     ``place``: its place in the store's queue, to which it comes back when it was dropped.
     ``give_up``: until when its caller waits, on ``clock()``; None: as long as it takes.
+    ``min_hold``: seconds for which the lock stays taken after the grant, also without renewal and release.
     ``retires_for``: seconds for which its token is retired when it leaves, because a command that carries it may
     arrive until then.
     ``is_bequeathed``: another waiter of this process goes on with the token and the place.
@@ -178,6 +179,7 @@ class Ticket:
     inbox: str = ""
     place: str = ""
     give_up: float | None = None
+    min_hold: float = 0.0
     retires_for: float = field(default=0.0, repr=False)
     asking: bool = field(default=False, repr=False)  # from an attempt until it waits again; it never inherits then
     is_bequeathed: bool = field(default=False, repr=False)
@@ -186,7 +188,12 @@ class Ticket:
     bell: Bell = field(default_factory=Bell, repr=False)
 
     def __post_init__(self) -> None:
-        self.retires_for = self.retires_for or self.ttl
+        self.retires_for = self.retires_for or self.lasts
+
+    @property
+    def lasts(self) -> float:
+        """Seconds that the store keeps what it grants, whatever becomes of the holder."""
+        return max(self.ttl, self.min_hold)
 
     def anew(self) -> None:
         """Go on with another token, after this one was given back."""
@@ -195,7 +202,7 @@ class Ticket:
     def afresh(self) -> Ticket:
         """The same request with another token, for a caller who gives this one back."""
         return replace(
-            self, token=new_token(), unanswered=False, inbox="", place="", retires_for=self.ttl, asking=False
+            self, token=new_token(), unanswered=False, inbox="", place="", retires_for=self.lasts, asking=False
         )  # fmt: skip
 
     def inherit(self, other: Ticket) -> None:

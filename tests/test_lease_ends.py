@@ -130,3 +130,17 @@ def test_one_after_the_other_in_a_process(backend, gets_in):
         thread.join(2 * LONG)
     assert gets_in()()
     assert time.monotonic() - began < PATIENCE + LONG / 2
+
+
+def test_a_min_hold_above_the_ttl_outlasts_a_lease_that_is_dropped(backend):
+    """As if the holder were killed: nobody renews or releases."""
+    handle = lock("name", ttl=0.2, min_hold=LONG, renew=False)
+    assert handle.acquire()
+    [lease] = handle._entries.leases()
+    lease.forsake()
+    time.sleep(0.3)
+    [left] = backend.remaining(["name"])
+    assert LONG / 2 < left <= LONG
+    handle.release()
+    [left] = backend.remaining(["name"])
+    assert LONG / 2 < left <= LONG

@@ -83,10 +83,10 @@ class LocMemBackend(BaseLockBackend):
             now = clock()
             held = self._current(ticket.name, now)
             if held is None:
-                held = self._give(ticket, now + ticket.ttl, OrderedDict())
+                held = self._give(ticket, now + ticket.lasts, OrderedDict())
             if held.token == ticket.token and not held.resting:
                 held.holder = ticket.holder
-                held.expires = max(held.expires, now + ticket.ttl)
+                held.expires = max(held.expires, now + ticket.lasts)
                 return Grant(held.fence, now)
             if not queue:
                 held.waiters.pop(ticket.token, None)

@@ -78,6 +78,24 @@ class LockBackendContract:
         assert locks.release(late) is False
         assert locks.look(["name"])[0].token == successor.token
 
+    def test_a_min_hold_above_the_ttl_is_kept_without_renewal_and_release(self, locks: Any) -> None:
+        mine = ticket(ttl=0.1)
+        mine.min_hold = 20.0
+        locks.acquire(mine, queue=False)
+        assert locks.renew([(mine, mine.ttl)]) == [True]
+        assert locks.acquire(mine, queue=False)
+        time.sleep(0.2)
+        assert 10 < locks.look(["name"])[0].remaining <= 20
+
+    def test_a_min_hold_above_the_ttl_is_kept_for_a_waiter_that_was_handed_the_lock(self, locks: Any) -> None:
+        holder, waiter = ticket(), ticket(ttl=0.1)
+        waiter.min_hold = 20.0
+        locks.acquire(holder, queue=False)
+        locks.acquire(waiter, queue=True)
+        locks.release(holder)
+        assert isinstance(locks.acquire(waiter, queue=True), Grant)
+        assert 10 < locks.look(["name"])[0].remaining <= 20
+
     def test_only_the_owner_renews(self, locks: Any) -> None:
         locks.acquire(ticket(ttl=5), queue=False)
         assert locks.renew([(ticket(), 60.0)]) == [False]

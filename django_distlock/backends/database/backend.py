@@ -123,7 +123,7 @@ class DatabaseBackend(BaseLockBackend):
         if queue:
             self._expect(ticket)
         place, inbox = int(ticket.place or 0), ticket.inbox
-        request = Request(ticket.token, _us(ticket.ttl), ticket.holder.to_text(), queue, place, inbox)
+        request = Request(ticket.token, _us(ticket.lasts), ticket.holder.to_text(), queue, place, inbox)
         answer, sent_at = self._steps.acquire(connection, self._key(ticket.name), request)
         if answer.granted:
             self._forget(ticket)

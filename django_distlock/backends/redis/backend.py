@@ -225,7 +225,7 @@ class RedisBackend(BaseLockBackend):
             mode = "last" if ticket.inbox else "try"
         return ACQUIRE.call(
             self.keys.of_lock(ticket.name),
-            ticket.token, _ms(ticket.ttl), ticket.holder.to_text(), mode, ticket.place, ticket.inbox,
+            ticket.token, _ms(ticket.lasts), ticket.holder.to_text(), mode, ticket.place, ticket.inbox,
             _ms(GRANT_TTL), _ms(QUEUE_TTL),
         )  # fmt: skip
 

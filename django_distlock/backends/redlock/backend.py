@@ -88,7 +88,7 @@ class RedlockBackend(BaseLockBackend):
     # The contract
 
     def acquire(self, ticket: Ticket, *, queue: bool) -> Grant | LockInfo:
-        self._longest_ttl = max(self._longest_ttl, ticket.ttl)
+        self._longest_ttl = max(self._longest_ttl, ticket.lasts)
         try:
             answer: Grant | LockInfo = self._run(*self._acquiring(ticket), **self._patience(ticket))
         except BaseException as error:
@@ -97,7 +97,7 @@ class RedlockBackend(BaseLockBackend):
         return answer
 
     async def aacquire(self, ticket: Ticket, *, queue: bool) -> Grant | LockInfo:
-        self._longest_ttl = max(self._longest_ttl, ticket.ttl)
+        self._longest_ttl = max(self._longest_ttl, ticket.lasts)
         try:
             answer: Grant | LockInfo = await self._arun(*self._acquiring(ticket), **self._patience(ticket))
         except BaseException as error:

@@ -119,7 +119,7 @@ class Rounds:
         self._released.add(ticket)
         late = self._late.pop(ticket, None)
         plain = self._giving_back(ticket, rest)
-        retiring = cache(partial(self._giving_back, ticket, rest, ticket.ttl))
+        retiring = cache(partial(self._giving_back, ticket, rest, ticket.lasts))
         is_late = [bool(late and late[node].was_sent and not late[node].is_answered) for node in range(self.size)]
 
         def request(node: int, connection: object) -> Request:
@@ -271,7 +271,7 @@ class Rounds:
 
     def _acquire(self, ticket: Ticket, number: int, mode: str, ttl: float | None = None) -> Command:
         return ACQUIRE.call(
-            self._keys(ticket.name), ticket.token, _ms(ttl or ticket.ttl), ticket.holder.to_text(), number, mode
+            self._keys(ticket.name), ticket.token, _ms(ttl or ticket.lasts), ticket.holder.to_text(), number, mode
         )  # fmt: skip
 
     def _keys(self, name: str) -> tuple[str, str, str]:
