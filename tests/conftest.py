@@ -59,7 +59,7 @@ SLOW = {
     "test_lost_updates", "test_mutants", "test_other_servers", "test_processes", "test_queue", "test_redis_faults",
     "test_redlock", "test_redlock_processes", "test_responses", "test_runlocked", "test_runlocked_terminal",
     "test_sentinel", "test_sentinel_settings", "test_server_faults", "test_servers", "test_simulation", "test_tasks",
-    "test_testing", "test_tls", "test_typing", "test_waiting",
+    "test_testing", "test_tls", "test_typing", "test_unreadable_values", "test_waiting",
     "test_database_isolation", "test_database_threads", "test_forking_servers", "test_forks",
 }  # fmt: skip
 

@@ -15,8 +15,13 @@ from django.test import AsyncClient, Client, RequestFactory
 from django.urls import include, path, re_path
 from django.utils.decorators import method_decorator
 from django.views import View
+from redis.exceptions import ResponseError
 
 from django_distlock import LockBackendError, LockNotAcquired, distributed_lock, lock, locks
+from django_distlock.backends.redis import RedisBackend
+from django_distlock.backends.redis.cluster.slots import Address
+from django_distlock.backends.redis.errors import explain
+from django_distlock.backends.redis.sentinels import Master
 from django_distlock.inventory import force_release
 from django_distlock.texts import bounded, printable
 from django_distlock.tickets import Holder
@@ -212,3 +217,11 @@ def test_printable():
     assert printable("Straße 日本 a b") == "Straße 日本 a b"
     assert printable("\x1b\n\x9b\u202e\U000e0001") == r"\x1b\n\x9b\u202e\U000e0001"
     assert [bounded("abcdef", most) for most in (7, 6, 5, 4)] == ["abcdef", "abcdef", "ab…ef", "ab…f"]
+
+
+def test_what_servers_say_of_themselves_and_of_errors():
+    error = explain(ResponseError(f"ERR {HOSTILE}"), RedisBackend("default", {}))
+    for text in (str(error), str(Address(HOSTILE, 1)), str(Master(HOSTILE, 1, 1))):
+        assert text.isprintable()
+        assert "CRITICAL root login" in text
+    assert RedisBackend("default", {}).location.at(HOSTILE, 1).text.isprintable()

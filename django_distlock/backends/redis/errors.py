@@ -27,6 +27,7 @@ from redis.exceptions import (
 )
 
 from ...exceptions import LockBackendError
+from ...texts import printable
 
 if TYPE_CHECKING:
     from ..base import BaseLockBackend
@@ -143,7 +144,9 @@ def is_wrong_type(reply: object) -> bool:
 def explain(
     error: Exception, backend: RedisBackend, kind: type[LockBackendError] = LockBackendError
 ) -> LockBackendError:
-    return kind(f"Lock backend {backend.alias!r} at {backend.location.text}: {advice(error, backend)} ({error})")
+    return kind(
+        f"Lock backend {backend.alias!r} at {backend.location.text}: {advice(error, backend)} ({printable(str(error))})"
+    )
 
 
 def advice(error: Exception, backend: BaseLockBackend) -> str:

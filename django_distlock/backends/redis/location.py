@@ -18,7 +18,7 @@ from redis.retry import Retry
 from redis.sentinel import SentinelConnectionPool
 
 from ...exceptions import InvalidLockBackend
-from ...texts import quoted
+from ...texts import printable, quoted
 
 Result = TypeVar("Result")
 
@@ -233,6 +233,6 @@ def lent(pool: Any) -> dict[str, Any]:
 
 def _readable(arguments: Mapping[str, Any], tls: bool) -> str:
     if path := arguments.get("path"):
-        return f"unix://{path}?db={arguments.get('db', 0)}"
-    scheme = "rediss" if tls else "redis"
-    return f"{scheme}://{arguments.get('host', 'localhost')}:{arguments.get('port', 6379)}/{arguments.get('db', 0)}"
+        return printable(f"unix://{path}?db={arguments.get('db', 0)}")
+    server = f"{arguments.get('host', 'localhost')}:{arguments.get('port', 6379)}/{arguments.get('db', 0)}"
+    return printable(f"rediss://{server}" if tls else f"redis://{server}")

@@ -13,6 +13,7 @@ from redis.exceptions import AuthenticationError, ConnectionError, NoPermissionE
 
 from ... import forks
 from ...bells import Bell
+from ...texts import printable
 from ...tickets import clock
 from ...workers import Worker
 from .commands import pack
@@ -38,7 +39,7 @@ class Master(NamedTuple):
     is_anew: bool = False
 
     def __str__(self) -> str:
-        return f"{self.host}:{self.port}"
+        return printable(f"{self.host}:{self.port}")
 
 
 class Found(NamedTuple):

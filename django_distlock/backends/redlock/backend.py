@@ -13,6 +13,7 @@ from redis.exceptions import MaxConnectionsError
 
 from ...exceptions import LockBackendError
 from ...findings import Finding
+from ...texts import printable
 from ...tickets import Grant, LockInfo, Ticket, clock
 from ..base import BaseLockBackend
 from ..loops import PerLoop
@@ -206,7 +207,7 @@ class RedlockBackend(BaseLockBackend):
 
     def _explain(self, failures: Sequence[Exception | None]) -> LockBackendError:
         failed = [
-            f"{location.text}: {advice(failure, self)} ({failure})"
+            f"{location.text}: {advice(failure, self)} ({printable(str(failure))})"
             for location, failure in zip(self.locations, failures, strict=True)
             if failure
         ]

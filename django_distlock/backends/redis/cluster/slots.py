@@ -7,6 +7,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from ....texts import printable
 from ....tickets import clock
 
 UNKNOWN_HOSTS = {"", "?"}  # a node that does not know its own address, or must not tell it
@@ -17,7 +18,7 @@ class Address(NamedTuple):
     port: int
 
     def __str__(self) -> str:
-        return f"{self.host}:{self.port}"
+        return printable(f"{self.host}:{self.port}")
 
 
 class SlotMap:
