@@ -333,6 +333,17 @@ class TestWaiting:
         assert 0.012 < behind.pause() < 0.03
         assert looks.see(Turn(True))
 
+    def test_a_waiter_looks_some_four_times_a_second_at_a_lock_that_does_not_move(self, sqlite_locks, monkeypatch):
+        looks, real = [], sqlite_locks._turn
+        monkeypatch.setattr(sqlite_locks, "_turn", lambda ticket: (looks.append(clock()), real(ticket))[1])
+        with lock("name", ttl=60):
+            waiter = Waiter()
+            eventually(lambda: looks and clock() - looks[0] > 1)  # at first they are quicker
+            before, began = len(looks), clock()
+            eventually(lambda: clock() - began > 3)
+            assert len(looks) - before < 7 * (clock() - began)
+        waiter.end()
+
     def test_elsewhere_they_look_and_say_so(self, sqlite_locks):
         assert not sqlite_locks.supports_wakeup
         with lock("name", ttl=60):

@@ -9,6 +9,7 @@ from functools import partial
 from itertools import groupby
 from math import ceil, inf
 from typing import Any, ClassVar, TypeVar
+from weakref import WeakKeyDictionary
 
 from django.core.checks import CheckMessage
 from django.db import connections
@@ -64,6 +65,7 @@ class DatabaseBackend(BaseLockBackend):
         self._sql = Statements(self.vendor, has_returning=has_returning(self.vendor))
         self._steps = Steps(self.vendor, self._sql, self._timeout)
         self._runs = Runs(self.vendor)
+        self._looks: WeakKeyDictionary[Ticket, Looks] = WeakKeyDictionary()
         self._listener = Listener(self.pool, alias) if can_listen(self.location) else None
         if self._listener:
             self.pool.closes_with_it = self._listener.stop
@@ -158,7 +160,7 @@ class DatabaseBackend(BaseLockBackend):
     # Waiting
 
     def wait_turn(self, ticket: Ticket, timeout: float) -> None:
-        looks = Looks(timeout)
+        looks = self._begin_to_look(ticket, timeout)
         while looks.go_on():
             if self._will_ring(ticket):
                 ticket.bell.wait(looks.left)
@@ -167,13 +169,19 @@ class DatabaseBackend(BaseLockBackend):
                 return
 
     async def await_turn(self, ticket: Ticket, timeout: float) -> None:
-        looks = Looks(timeout)
+        looks = self._begin_to_look(ticket, timeout)
         while looks.go_on():
             if self._will_ring(ticket):
                 await ticket.bell.await_(looks.left)
                 return
             if await ticket.bell.await_(looks.pause()) or looks.see(await self._in_thread(self._turn, ticket)):
                 return
+
+    def _begin_to_look(self, ticket: Ticket, timeout: float) -> Looks:
+        """Each wait goes on at the pace of the one before."""
+        looks = self._looks.setdefault(ticket, Looks())
+        looks.begin(timeout)
+        return looks
 
     def _will_ring(self, ticket: Ticket) -> bool:
         """Also for those who stand behind another one of this process and have no place in the store."""

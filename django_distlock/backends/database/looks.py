@@ -12,16 +12,20 @@ GROWTH = 1.5
 
 
 class Looks:
-    """One wait for a turn, look by look.
+    """The looks of one waiter, through all its waits for a turn.
 
     The pause grows while the lock stays with the same holder, and begins anew when it went to another. Those
     further behind look less often. It is random by a third, so that processes do not look at the same moment.
     """
 
-    def __init__(self, seconds: float) -> None:
-        self._until = clock() + seconds
+    def __init__(self, seconds: float = 0.0) -> None:
         self._pause = SHORTEST
         self._seen = Turn(False)
+        self.begin(seconds)
+
+    def begin(self, seconds: float) -> None:
+        """Another wait."""
+        self._until = clock() + seconds
 
     @property
     def left(self) -> float:
