@@ -41,6 +41,11 @@ class Lines:
         with self._guard:
             return len(self._lines.get(name, ()))
 
+    def queued(self) -> list[Ticket]:
+        """Those that have a place in the store."""
+        with self._guard:
+            return [ticket for line in self._lines.values() for ticket in line if ticket.inbox]
+
     def wake(self, name: str) -> None:
         """Let all look whether they may go on."""
         with self._guard:

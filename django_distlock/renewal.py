@@ -21,9 +21,11 @@ from .cleaning import PROMPT, Cleaner
 from .exceptions import LockBackendError
 from .leases import Lease, State
 from .tickets import Ticket, clock
-from .workers import RETRY, Worker
+from .workers import RETRY, Worker, end_all
 
 logger = logging.getLogger("django_distlock")
+
+LONGEST_END = 1.0  # seconds that the exit waits for threads of ours
 
 
 class Renewer:
@@ -37,7 +39,7 @@ class Renewer:
         self._pid = os.getpid()
         self._leases: dict[str, Lease] = {}
         self._by_name: dict[str, Lease] = {}  # the last one of each
-        self._worker = Worker(f"distlock-renewal-{backend.alias}", self._renew)
+        self._worker = Worker(f"distlock-renewal-{backend.alias}", self._renew, lambda: bool(self._leases))
         self._cleaner = Cleaner(backend)
 
     def keep(self, lease: Lease) -> None:
@@ -89,6 +91,7 @@ class Renewer:
         left = [lease for lease in list(self._leases.values()) if lease.is_free or not lease.may_be_in_use]
         wanted = [(lease.ticket, lease.end()) for lease in left if self.drop(lease)]
         wanted += self._cleaner.left()
+        wanted += [(place, 0.0) for place in self._backend.places()]
         for ticket, rest in wanted:
             began = clock()
             try:
@@ -233,6 +236,11 @@ def release_all() -> None:
         renewer.release_all()
 
 
+def _exit() -> None:
+    release_all()
+    end_all(LONGEST_END)
+
+
 def _watch_the_exit() -> None:
     """Children of multiprocessing leave by os._exit, which calls its finalizers but not atexit."""
     if (util := sys.modules.get("multiprocessing.util")) and multiprocessing.parent_process():
@@ -248,5 +256,5 @@ def _forget() -> None:
 
 
 _creating = threading.RLock()
-atexit.register(release_all)
+atexit.register(_exit)
 forks.in_child(_forget)

@@ -7,6 +7,8 @@ import os
 import threading
 from collections.abc import Callable
 from math import inf
+from typing import Protocol
+from weakref import WeakSet
 
 from . import forks
 from .tickets import clock
@@ -15,6 +17,28 @@ logger = logging.getLogger("django_distlock")
 
 RETRY = 1.0  # seconds after which work that failed is done again
 IDLE = 10.0  # seconds without work after which the thread ends
+
+
+class Background(Protocol):
+    """What has a thread now and then."""
+
+    def end(self) -> threading.Thread | None:
+        """Tell the thread to end, unless it is needed. Returns it."""
+
+
+_all: WeakSet[Background] = WeakSet()
+
+
+def end_with_interpreter(background: Background) -> None:
+    _all.add(background)
+
+
+def end_all(seconds: float) -> None:
+    """The interpreter exits. A subinterpreter that ends while one of its threads is there aborts the process."""
+    give_up = clock() + seconds
+    for thread in [background.end() for background in list(_all)]:
+        if thread is not None:
+            thread.join(max(0.0, give_up - clock()))
 
 
 class Worker:
@@ -26,9 +50,14 @@ class Worker:
     In a forked child there is no thread until somebody nudges.
     """
 
-    def __init__(self, name: str, work: Callable[[], float | None]) -> None:
+    def __init__(
+        self, name: str, work: Callable[[], float | None], is_needed: Callable[[], bool] = lambda: False
+    ) -> None:
+        """``is_needed``: whether the work is to go on while the interpreter exits."""
         self._name = name
         self._work = work
+        self._is_needed = is_needed
+        end_with_interpreter(self)
         self._begin()
         forks.in_child(self._begin)
 
@@ -61,7 +90,7 @@ class Worker:
         while True:
             due = self._due_after_work(pid)
             with self._changed:
-                if forks.is_copy(pid):
+                if self._is_over(pid):
                     return
                 if due is not None:
                     idle_since = clock()
@@ -71,10 +100,22 @@ class Worker:
                 if not self._nudged:
                     self._wakes_at = idle_since + IDLE if due is None else due
                     self._changed.wait(max(0.0, self._wakes_at - clock()))
-                    if forks.is_copy(pid):
+                    if self._is_over(pid):
                         return
                 self._nudged = False
                 self._wakes_at = inf
+
+    def _is_over(self, pid: int) -> bool:
+        return forks.is_copy(pid) or self._thread is not threading.current_thread()
+
+    def end(self) -> threading.Thread | None:
+        if self._is_needed():
+            return None
+        with self._changed:
+            thread, self._thread = self._thread, None
+            self._wakes_at = inf
+            self._changed.notify()
+        return thread
 
     def _due_after_work(self, pid: int) -> float | None:
         try:

@@ -97,6 +97,42 @@ class TestEndOfAHolder:
         assert child.exitcode == 0
         assert not lock("name").locked()
 
+    def test_exiting_it_leaves_the_queues(self, program, valkey_locks, store):
+        with lock("name"):
+            waiter = program(
+                "import threading\n"
+                "from django_distlock import waiting; waiting.LOOK_INTERVAL = 60\n"
+                "threading.Thread(target=lock('name', wait=60).acquire, daemon=True).start()\n"
+                "while not locks['default'].lines.queued(): time.sleep(0.01)\n"
+                "time.sleep(0.3); say('queued')\n"
+            )
+            assert heard(waiter) == "queued"
+            waiter.wait(60)
+            assert not store.exists("lock|q:name")
+
+    @pytest.mark.skipif(sys.version_info >= (3, 12), reason="the module that makes subinterpreters is another one")
+    def test_in_a_subinterpreter_it_leaves_no_thread_behind(self, program):
+        """As under mod_wsgi. A thread that is there at the end of a subinterpreter aborts the process."""
+        inside = (
+            "from django.conf import settings\n"
+            "settings.configure(DISTRIBUTED_LOCKS={locks!r})\n"
+            "import threading\n"
+            "from django_distlock import lock\n"
+            "first = lock('name'); first.acquire(); timer = threading.Timer(0.3, first.release); timer.start()\n"
+            "second = lock('name', wait=60); second.acquire(); timer.join()\n"
+            "print('held', flush=True); second.release()\n"
+            "import atexit; atexit._run_exitfuncs()\n"  # which mod_wsgi calls before it ends an interpreter
+        )
+        holder = program(
+            "import _xxsubinterpreters as interpreters\n"
+            f"code = 'import sys; sys.path[:0] = {{path!r}}\\n' + {inside!r}\n"
+            "code = code.format(path=sys.path, locks=settings.DISTRIBUTED_LOCKS)\n"
+            "interpreter = interpreters.create(isolated=False)\n"
+            "interpreters.run_string(interpreter, code); interpreters.destroy(interpreter); say('ended')\n"
+        )
+        assert (heard(holder), heard(holder)) == ("held", "ended")
+        assert holder.wait(60) == 0
+
     def test_stopped_past_its_ttl_it_learns_that_it_lost(self, program):
         """S1, S5: it believes in nothing that others may have by now."""
         holder = program(

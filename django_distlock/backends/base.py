@@ -114,6 +114,10 @@ class BaseLockBackend(ABC):
     def succeed(self, heir: Ticket) -> None:  # noqa: B027 - most stores do not know waiters
         """The ticket inherited the place of one that left: what is meant for that place is meant for it now."""
 
+    def places(self) -> list[Ticket]:
+        """What to release for the waiters of this process when it exits; one of them may be granted a lock just now."""
+        return []
+
     @abstractmethod
     def release(self, ticket: Ticket, rest: float = 0.0) -> bool:
         """End the ticket's lease, give a grant back or leave the queue: afterwards nothing of the ticket is left.

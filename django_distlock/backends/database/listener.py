@@ -15,6 +15,7 @@ from django.db import Error
 
 from ... import forks
 from ...tickets import Ticket, clock, new_token
+from ...workers import end_with_interpreter
 from .connections import Pool, class_of, is_psycopg3, vendor_of
 from .rows import INBOX_LENGTH
 from .statements import CHANNEL
@@ -41,6 +42,7 @@ class Listener:
         self._tickets: WeakValueDictionary[str, Ticket] = WeakValueDictionary()
         self._begin()
         forks.in_child(self._begin)
+        end_with_interpreter(self)
 
     def _begin(self) -> None:
         self.inbox = new_token()[:INBOX_LENGTH]
@@ -79,6 +81,10 @@ class Listener:
             with suppress(OSError):
                 self._waker.send(b"!")
             thread.join(NAP)
+
+    def end(self) -> threading.Thread | None:
+        self.stop()
+        return self._thread
 
     def _start(self) -> None:
         with self._guard:

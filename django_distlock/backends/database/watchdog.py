@@ -15,6 +15,7 @@ from django.db import OperationalError
 
 from ... import forks
 from ...tickets import clock
+from ...workers import end_with_interpreter
 
 logger = logging.getLogger("django_distlock")
 
@@ -36,6 +37,7 @@ class Watchdog:
         self._name = name
         self._begin()
         forks.in_child(self._begin)
+        end_with_interpreter(self)
 
     def _begin(self) -> None:
         self._calls: dict[int, tuple[float, int]] = {}  # number -> (until when, descriptor of the socket)
@@ -80,7 +82,7 @@ class Watchdog:
 
     def _run(self, pid: int) -> None:
         with self._changed:
-            while not forks.is_copy(pid):
+            while not self._is_over(pid):
                 now = clock()
                 for number, (until, descriptor) in list(self._calls.items()):
                     if until <= now:
@@ -88,9 +90,20 @@ class Watchdog:
                         _shut_down(descriptor)
                 self._wakes_at = min([now + IDLE, *(until for until, _ in self._calls.values())])
                 was_notified = self._changed.wait(self._wakes_at - now)
-                if not forks.is_copy(pid) and not was_notified and not self._calls and clock() - now >= IDLE:
+                if not self._is_over(pid) and not was_notified and not self._calls and clock() - now >= IDLE:
                     self._thread = None
                     return
+
+    def _is_over(self, pid: int) -> bool:
+        return forks.is_copy(pid) or self._thread is not threading.current_thread()
+
+    def end(self) -> threading.Thread | None:
+        with self._changed:
+            if self._calls:
+                return None
+            thread, self._thread = self._thread, None
+            self._changed.notify()
+        return thread
 
 
 def _shut_down(descriptor: int) -> None:

@@ -6,6 +6,7 @@ import logging
 import math
 import time
 from collections.abc import AsyncIterator, Hashable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from math import inf
 from typing import Any, ClassVar
@@ -98,6 +99,9 @@ class RedisBackend(BaseLockBackend):
 
     def succeed(self, heir: Ticket) -> None:
         self._listener.expect(heir)
+
+    def places(self) -> list[Ticket]:
+        return [replace(ticket, is_offer=True) for ticket in self.lines.queued()]
 
     def release(self, ticket: Ticket, rest: float = 0.0) -> bool:
         return self._released(ticket, self._send(self._release(ticket, rest)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from redis.exceptions import RedisError, ResponseError, TimeoutError
 from ... import forks
 from ...bells import Bell
 from ...tickets import Ticket, clock
+from ...workers import end_with_interpreter
 from .commands import pack
 from .errors import is_transient
 from .location import Location
@@ -56,6 +58,7 @@ class Listener:
         self._has_told = False
         self._begin()
         forks.in_child(self._begin_anew)
+        end_with_interpreter(self)
 
     def _begin(self) -> None:
         self._channel = self._new_channel()
@@ -141,6 +144,13 @@ class Listener:
         """Nobody will wait any more; the thread notices within a second."""
         self._touched_at = -IDLE
 
+    def end(self) -> threading.Thread | None:
+        self.stop()
+        thread, connection = self._thread, self._connection
+        with suppress(AttributeError, OSError):
+            connection._sock.shutdown(socket.SHUT_RDWR)  # redis-py has no public way to wake who reads
+        return thread
+
     def expect(self, ticket: Ticket) -> None:
         """Wake this ticket from now on. To be called before the store may know of it."""
         ticket.inbox = ticket.inbox or self._inbox
@@ -182,7 +192,8 @@ class Listener:
                 if forks.is_copy(pid):
                     return
                 self._failed(error)
-                time.sleep(AGAIN)
+                if clock() - self._touched_at < IDLE:
+                    time.sleep(AGAIN)
             finally:
                 if not forks.is_copy(pid):
                     self.is_ready, self._connection = False, None
