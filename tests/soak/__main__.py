@@ -13,9 +13,11 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -96,20 +98,39 @@ class Run:
         self._report.faults = dict(self._counts)
 
     def _harm_once(self) -> None:
-        from tests.history import EVERYBODY
-
         harms = {**self._store.harms(), "worker killed": self._kill_worker, "workers stopped": self._stop_workers}
         kind = self._chance.choice(list(harms))
         self._counts[kind] += 1
         began = time.monotonic()
-        self._journal.write("disturbed", pid=EVERYBODY)
-        heal = harms[kind](self._chance)
-        time.sleep(self._chance.uniform(0.3, 4.0))
-        heal()
-        self._journal.write("disturbed", pid=EVERYBODY)
+        with self._disturbed():
+            heal = harms[kind](self._chance)
+            time.sleep(self._chance.uniform(0.3, 4.0))
+            heal()
         took = time.monotonic() - began
         self._in_faults += took
         time.sleep(took * CALM)
+
+    @contextmanager
+    def _disturbed(self) -> Iterator[None]:
+        """Whoever waits during a fault may be overtaken: a failover drops it until its next look."""
+        from tests.history import EVERYBODY
+
+        is_over = threading.Event()
+
+        def note() -> None:
+            while True:
+                self._journal.write("disturbed", pid=EVERYBODY)
+                if is_over.wait(1.0):
+                    break
+            self._journal.write("disturbed", pid=EVERYBODY)
+
+        noting = threading.Thread(target=note)
+        noting.start()
+        try:
+            yield
+        finally:
+            is_over.set()
+            noting.join()
 
     def _kill_worker(self, chance: random.Random) -> Callable[[], None]:
         victim = chance.choice(self._workers)
