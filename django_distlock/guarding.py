@@ -59,13 +59,14 @@ class Guarded:
         request = requests.request_of(args, kwargs)
         run = background.celery_run_of(self.decorated)
         databases = self._databases(request)
+        lock: Lock | None = None
         with ExitStack() as stack:
             released = stack.enter_context(ExitStack()) if databases else None
             try:
                 lock = self._lock(args, kwargs, request, run)
                 lease = stack.enter_context(lock)
             except (LockNotAcquired, LockBackendError, UnusableLockName) as problem:
-                if run and isinstance(problem, LockNotAcquired):
+                if run and lock and isinstance(problem, LockNotAcquired):
                     run.meet(lock, problem, retries=self._on_busy == "retry")
                 return self._answer(problem, request, args, kwargs, run)
             if run:

@@ -260,3 +260,18 @@ def test_a_pooler_that_is_there_while_its_server_is_not(postgres, postgres_datab
         assert call.beyond < GRACE + 2 * metronome.late
         assert [finding.about for finding in call.answer] == ["reachable"]
         locks.close()
+
+
+def test_what_is_given_up_leaves_no_thread_behind(postgres, postgres_database, settings):
+    """Also not while the server is still away."""
+    if (program := shutil.which("pgbouncer", path=PLACES_OF_BOUNCER)) is None:
+        missing("pgbouncer", "install the package pgbouncer")
+    settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": DATABASE, "LOCATION": "pooled", "OPTIONS": {"timeout": 0.5}}}
+    with Bouncer(program, postgres) as bouncer, known_database(bouncer.settings(), "pooled"):
+        connections["pooled"].close()
+        with Stopped(postgres.process):
+            for _ in range(3):
+                with pytest.raises(LockBackendError):
+                    lock("name", wait=0).acquire()
+            eventually(lambda: not [one for one in threading.enumerate() if "-connecting-" in one.name])
+        locks.close()

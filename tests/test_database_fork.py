@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 import threading
-from contextlib import contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from django_distlock import lock, locks
+from django_distlock.backends.database.files import TemporaryFile
 
 from .conftest import DATABASE
 from .databases import ALIAS
-from .programs import in_a_fork
+from .programs import FORKS, in_a_fork
 from .tools import PATIENCE
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
@@ -52,20 +54,18 @@ class Child:
         os.waitpid(self.pid, 0)
 
 
-@contextmanager
-def child_that(steps):
-    child = Child(steps)
-    try:
-        yield child
-    finally:
-        child.end()
-
-
 def open_files():
     return [str(link.readlink()) for link in Path("/proc/self/fd").iterdir() if link.exists()]
 
 
-def test_a_child_and_others_exclude_each_other_after_its_parent_has_closed_the_file(sqlite_locks):
+async def forked_in_a_coroutine(steps):
+    async with lock("used by the loop before the fork"):
+        pass
+    return Child(steps)
+
+
+@pytest.mark.parametrize("way", ["sync", "async"])
+def test_a_child_and_others_exclude_each_other_after_its_parent_has_closed_the_file(sqlite_locks, way):
     """The last process to close the file deletes its log. That must not be one that the child still writes to."""
     with lock("used before the fork"):
         pass
@@ -74,7 +74,9 @@ def test_a_child_and_others_exclude_each_other_after_its_parent_has_closed_the_f
         yield locks["default"].look(["name"])
         yield lock("name", ttl=60).acquire()
 
-    with child_that(steps) as child:
+    with ExitStack() as stack:
+        child = asyncio.run(forked_in_a_coroutine(steps)) if way == "async" else Child(steps)
+        stack.callback(child.end)
         assert child.hear() == "[None]"
         locks.close()
         with lock("another"):
@@ -120,3 +122,32 @@ def test_a_child_that_was_forked_inside_a_call_says_that_it_cannot_lock(sqlite_d
     with lock("name", wait=0):
         assert in_a_fork(lambda: lock("another", wait=0).acquire()) == "True"
     locks.close()
+
+
+@pytest.mark.parametrize("kind", FORKS)
+def test_a_child_removes_no_file_of_its_parent(kind):
+    """The locks of a database in memory are in a file of the process. What removes it is called at the exit, too."""
+    file = TemporaryFile()
+    folder = Path(file.name).parent
+    assert in_a_fork(file.remove, FORKS[kind]) == "None"
+    assert folder.exists()
+    file.remove()
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("kind", FORKS)
+@pytest.mark.parametrize("close", ["close_idle", "close_old"])
+def test_a_child_closes_no_connection_of_its_parent(postgres_locks, close, kind):
+    """As the first request that it serves would."""
+    pool = postgres_locks.pool
+
+    def session():
+        with pool.connection(10) as wrapper:
+            wrapper.close_at = 0.0  # it is too old for Django
+            with wrapper.cursor() as cursor:
+                cursor.execute("SELECT pg_backend_pid()")
+                return cursor.fetchone()
+
+    before = session()
+    assert in_a_fork(getattr(pool, close), FORKS[kind]) == "None"
+    assert session() == before

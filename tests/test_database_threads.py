@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
+import socket
 import subprocess
 import sys
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 from django.db import connections
@@ -16,10 +18,12 @@ from django.db import connections
 from django_distlock import LockBackendError, lock, locks
 from django_distlock.backends.database import connections as database_connections
 from django_distlock.backends.database import listener
+from django_distlock.backends.database.watchdog import Watchdog
 
 from .conftest import DATABASE, missing
 from .databases import known_database
 from .postgres import PLACES_OF_BOUNCER, Bouncer
+from .programs import in_a_fork
 from .test_database import Waiter, through
 from .tools import PATIENCE, eventually
 
@@ -258,3 +262,20 @@ def test_under_gevent_leases_are_renewed_while_another_greenlet_runs_an_event_lo
         "    print(lease.state, loop.exception, flush=True)\n"
     )
     assert program("from gevent import monkey; monkey.patch_all()\n", code) == ("held None\n", "")
+
+
+def test_a_call_is_ended_where_no_descriptor_is_left():
+    def work():
+        ours, _theirs = socket.socketpair()
+        ours.settimeout(PATIENCE)
+        watchdog, taken = Watchdog("test"), []
+        with watchdog.watching(ours.fileno(), 60):
+            pass  # its thread runs
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+        with suppress(OSError):
+            while True:
+                taken.append(os.dup(0))
+        with watchdog.watching(ours.fileno(), 0.1):
+            return ours.recv(1)
+
+    assert in_a_fork(work) == "b''"

@@ -97,6 +97,8 @@ class Run:
         if not self._is_body:
             yield
             return
+        if self._task.acks_late and self._is_in_worker:
+            remembered()  # a wrong setting is told before the work is done, which it would turn into a failure
         self._stop_if_done(lease.name, lease.using)
         outer, self._request.lease = getattr(self._request, "lease", None), lease
         try:

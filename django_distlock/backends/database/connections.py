@@ -10,6 +10,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from math import ceil
 from typing import Any
 
@@ -47,7 +48,8 @@ class Pool:
     """Connections to the database of one alias, each used by one call at a time.
 
     Made from a copy of the alias' settings. They are closed by CONN_MAX_AGE at the begin and end of requests, as
-    Django closes its own, and outside of requests after twenty seconds without use. A waiter has none while it waits.
+    Django closes its own. Those that nobody used for twenty seconds are closed when a call ends: a process
+    that makes no calls keeps what it has, eight at most. A waiter has none while it waits.
     """
 
     def __init__(self, alias: str, timeout: float, file: str | None, name: str) -> None:
@@ -106,6 +108,7 @@ class Pool:
             )
         settings = own_settings(self.alias, self.timeout, self.file)
         wrapper = own_class(settings["ENGINE"])(settings, self.alias)
+        wrapper.watched = partial(self.watching, seconds=self.timeout)
         wrapper.inc_thread_sharing()
         wrapper.queries_log = deque(maxlen=0)  # with DEBUG; only those of Django's own connections are ever reset
         _open.add(wrapper)
@@ -116,7 +119,8 @@ class Pool:
             if wrapper.vendor == "sqlite":
                 prepare_file(wrapper, self.timeout)
             elif wrapper.vendor == "postgresql":
-                self.is_direct = _set_up_session(wrapper)
+                with wrapper.watched(wrapper):
+                    self.is_direct = _set_up_session(wrapper)
                 if is_psycopg3(wrapper) and not (self.is_direct and self.prepares):
                     wrapper.connection.prepare_threshold = None
         except BaseException:
@@ -128,12 +132,14 @@ class Pool:
         _close(wrapper)
 
     def close_idle(self) -> None:
+        forks.notice()
         with self._no_fork():
             for _, wrapper in self._all_idle():
                 _close(wrapper)
 
     def close_old(self) -> None:
         """By the rules of Django: what is older than CONN_MAX_AGE. What broke was closed at once."""
+        forks.notice()
         with self._no_fork():
             for since, wrapper in self._all_idle():
                 # Not by Django's own method, which looks into the database: unit tests may forbid that here.
@@ -259,8 +265,8 @@ def address(settings: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _close(wrapper: Wrapper) -> None:
-    _open.discard(wrapper)
     wrapper.close()
+    _open.discard(wrapper)  # now: what could not be closed before a fork is still open in the child
 
 
 def _on_request(**_: object) -> None:

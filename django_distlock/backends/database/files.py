@@ -72,11 +72,12 @@ class TemporaryFile:
     def __init__(self) -> None:
         folder = tempfile.mkdtemp(prefix="distlock-")
         self.name = str(Path(folder, "locks"))
-        self.remove = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
-        _temporary.add(self)
+        self.remove = weakref.finalize(self, _remove, folder, os.getpid())
 
 
-_temporary: weakref.WeakSet[TemporaryFile] = weakref.WeakSet()
+def _remove(folder: str, pid: int) -> None:
+    if os.getpid() == pid:  # a forked child leaves it to its parent
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def make_file(file: str) -> None:
@@ -137,12 +138,3 @@ def _write_ahead(raw: Any, busy: type[Exception], timeout: float) -> None:
             if clock() >= give_up:
                 raise
             time.sleep(SWITCHING)
-
-
-def _after_fork() -> None:
-    """In the child: they are its parent's, who removes them."""
-    for file in list(_temporary):
-        file.remove.detach()
-
-
-os.register_at_fork(after_in_child=_after_fork)

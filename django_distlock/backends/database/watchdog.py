@@ -107,5 +107,9 @@ class Watchdog:
 
 
 def _shut_down(descriptor: int) -> None:
-    with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as duplicate:
-        duplicate.shutdown(socket.SHUT_RDWR)
+    with suppress(OSError):
+        view = socket.socket(fileno=descriptor)  # of no duplicate: a process may have no descriptor left for one
+        try:
+            view.shutdown(socket.SHUT_RDWR)
+        finally:
+            view.detach()

@@ -17,14 +17,20 @@ GUARD = async_unsafe.__code__.co_filename
 
 @lru_cache
 def own_class(engine: str) -> Any:
-    """The DatabaseWrapper of an engine, for connections of our own.
+    """The DatabaseWrapper of an engine, for connections of our own, whose ``watched`` bounds what opens them.
 
     Under gevent all greenlets share what asyncio knows of a thread. While one of them runs an event loop, Django
     takes all others for calls from inside of it, and refused to renew leases.
     """
     theirs: Any = load_backend(engine).DatabaseWrapper
+
+    def init_connection_state(self: Any) -> None:
+        with self.watched(self):  # these are the first statements; the connection was not there before
+            theirs.init_connection_state(self)
+
     methods = {name: _unguarded(theirs, name) for name in GUARDED}
-    return type("DatabaseWrapper", (theirs,), {**methods, "close": inspect.unwrap(BaseDatabaseWrapper.close)})
+    methods |= {"close": inspect.unwrap(BaseDatabaseWrapper.close), "init_connection_state": init_connection_state}
+    return type("DatabaseWrapper", (theirs,), methods)
 
 
 def _unguarded(theirs: Any, name: str) -> Callable[..., Any]:
