@@ -106,8 +106,9 @@ def naming(function: Callable[..., Any], name: Any) -> Callable[[tuple[Any, ...]
         bound = signature.bind(*fixed, *args, **{**preset, **kwargs})
         bound.apply_defaults()
         arguments = dict(bound.arguments)
-        arguments |= arguments.pop(keywords, {}) if keywords else {}
-        return names.check_name(template.fill(arguments))
+        others = arguments.pop(keywords, {}) if keywords else {}
+        # A keyword may be called as a parameter that is given by position only, and means something else.
+        return names.check_name(template.fill({**others, **arguments}))
 
     return filled
 

@@ -69,6 +69,18 @@ class TestNames:
         with pytest.raises(InvalidLockName, match="asks for 'order_id', which cannot be had"):
             work(None, other=5)
 
+    def test_a_keyword_is_no_parameter_that_is_given_by_position_only(self):
+        @distributed_lock("order:{pk}")
+        def change(pk, /, **changes):
+            return held_names()
+
+        @distributed_lock("order:{changes}")
+        def record(pk, /, *items, **changes):
+            return held_names()
+
+        assert change(1) == change(1, pk=2) == change(1, pk=3, changes=4) == ["order:1"]
+        assert record(1, changes=2) == ["order:2"]
+
     def test_from_a_callable(self):
         @distributed_lock(name=lambda first, *rest, **named: f"sum:{first + sum(rest)}")
         def work(*numbers, **named):
