@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from math import inf
@@ -11,7 +12,7 @@ from typing import Any, NoReturn
 from weakref import ReferenceType, ref
 
 from . import signals, transactions, waiting
-from .entries import Entries
+from .entries import Entries, Entry
 from .exceptions import LockNotAcquired, LockReentry, LockTimeout
 from .handlers import locks
 from .leases import Lease
@@ -50,6 +51,7 @@ class Attempt:
     """
 
     lease: Lease | None = None
+    _entry: Entry | None = None
     busy: LockInfo | None = None
     opened: Sequence[transactions.Transaction] | None = None  # None: those of this very thread are looked up
 
@@ -124,29 +126,34 @@ class Attempt:
             self.lease = Lease(self.backend, self.wait.ticket, outcome.grant, self.terms, self.keeper, self.execution)
             self.keeper.keep(self.lease)
             _remember(self.lease)
-            self._entries.enter(self.lease, self.execution, by_with=self._insists)
+            self._enter(self.lease)
             return signals.News(signals.lock_acquired, type(self.backend), {**about, "lease": self.lease})
         self.busy = outcome.busy
         assert self.busy
         if own := self._enterable(self.busy):
-            own.entries += 1
+            self.lease = own
             own.pass_to(self.execution)
             _remember(own)
-            self.lease = own
-            self._entries.enter(own, self.execution, by_with=self._insists)
+            self._enter(own, again=True)
             return None
         about |= {"holder": self.busy.holder, "waited": clock() - self._began}
         return signals.News(signals.lock_busy, type(self.backend), about)
 
+    def _enter(self, lease: Lease, *, again: bool = False) -> None:
+        self._entry = Entry(self.execution, self._insists, self.terms.reentrant)
+        self._entries.enter(self._entry, lease, again=again)
+
     def undo(self) -> None:
         """The caller is interrupted before it learns of its lease."""
-        lease = self.lease
-        if lease in self._entries.leases():
-            self._entries.leave(by_with=self._insists)
+        left = None
+        if self._entry:
+            with suppress(LookupError):
+                left = self._entries.leave(self._entry, by_with=True)
         if not self.wait.grant:
-            return
-        if lease:
-            lease.abandon()
+            if left and left.is_free:
+                left.let_go()
+        elif self.lease:
+            self.lease.abandon()
         else:
             self.keeper.abandon(self.wait.ticket)
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
-from dataclasses import dataclass, field
+import threading
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import cast
 
 from .leases import Lease, State
 from .tickets import current_execution
@@ -11,58 +15,102 @@ from .tickets import current_execution
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """One acquisition. ``lease`` is None once the body of its ``with`` released it."""
+    """One acquisition. ``lease`` is None once it was left, also by a release in the body of its ``with``."""
 
-    lease: Lease | None
     execution: object  # the thread or task that made it
     by_with: bool
-    reentrant: bool = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.reentrant = self.lease is not None and self.lease.terms.reentrant
+    reentrant: bool
+    lease: Lease | None = None
 
 
 class Entries:
-    """The acquisitions of a handle that are not left yet, in their order."""
+    """The acquisitions of a handle that are not left yet, in their order.
+
+    A handler of a signal may raise after any call. So what belongs together is done without a call in between.
+    """
 
     __slots__ = ("_entries",)
 
     def __init__(self) -> None:
         self._entries: list[Entry] = []
 
-    def enter(self, lease: Lease, execution: object, *, by_with: bool) -> None:
-        self._entries.append(Entry(lease, execution, by_with))
+    def enter(self, entry: Entry, lease: Lease, *, again: bool = False) -> None:
+        """``again``: the lease has another entry already."""
+        if self._entries:
+            self._forget_what_is_over(entry.execution)
+        self._entries.append(entry)
+        entry.lease = lease
+        if again:
+            lease.entries += 1
 
-    def leave(self, *, by_with: bool = False) -> Lease | None:
+    def to_leave(self) -> Entry:
+        """What a release means. Raises LookupError when there is nothing to leave."""
+        entries = list(self._entries)
+        mine = _of(current_execution(), entries)
+        if not mine and entries and not entries[-1].reentrant:
+            mine = _of(entries[-1].execution, entries)
+        return _last([entry for entry in mine if entry.lease])
+
+    def to_leave_by_with(self) -> Entry:
+        """What the end of a ``with`` means, whatever its body released."""
+        entries = list(self._entries)
+        mine = _of(current_execution(), entries)
+        if not [entry for entry in mine if entry.by_with]:
+            mine = entries  # an iterator may end in another thread or task than it began in
+        ended = _last([entry for entry in mine if entry.by_with])
+        if ended.lease is None or ended.lease.state is State.RELEASED:
+            # As of threading.Lock, it releases what the body has acquired since.
+            since = [entry for entry in mine[mine.index(ended) :] if entry.lease and not entry.by_with]
+            if since:
+                ended.lease, since[-1].lease = since[-1].lease, None
+        return ended
+
+    def leave(self, entry: Entry, *, by_with: bool = False) -> Lease | None:
         """The lease to release now; None for one that was entered again, or that its ``with`` finds released.
 
-        Raises LookupError when there is nothing to leave.
+        Raises LookupError when it was left already.
         """
-        mine = self._of(current_execution())
-        if not mine and (last := self._entries[-1:]) and not last[0].reentrant:
-            mine = self._of(last[0].execution)
-        fitting = (entry for entry in reversed(mine) if (entry.by_with if by_with else entry.lease))
-        if (entry := next(fitting, None)) is None:
-            raise LookupError
-        lease, entry.lease = entry.lease, None
+        lease = entry.lease
+        if lease is not None:
+            entry.lease = None
+            lease.entries -= 1  # if nothing more happens, it runs out
         if by_with or not entry.by_with:  # "with" finds its own entry at its end, whatever its body released
-            try:
-                self._entries.remove(entry)
-            except ValueError:  # two threads release at once, and the other one was first
-                raise LookupError from None
+            self._remove(entry)
         if lease is None:
             raise LookupError
-        if by_with and (lease.pid != os.getpid() or lease.state is State.RELEASED):
-            return None
-        lease.entries -= 1
-        return None if lease.entries else lease
+        is_over = by_with and (lease.pid != os.getpid() or lease.state is State.RELEASED)
+        return None if lease.entries or is_over else lease
 
     def leases(self) -> list[Lease]:
         return [entry.lease for entry in list(self._entries) if entry.lease]
 
     def depth(self) -> int:
         """How often this very thread or task is in."""
-        return sum(entry.lease is not None for entry in self._of(current_execution()))
+        return sum(entry.lease is not None for entry in _of(current_execution(), list(self._entries)))
 
-    def _of(self, execution: object) -> list[Entry]:
-        return [entry for entry in list(self._entries) if entry.execution is execution]
+    def _remove(self, entry: Entry) -> None:
+        with suppress(ValueError):
+            self._entries.remove(entry)
+
+    def _forget_what_is_over(self, execution: object) -> None:
+        """Nobody releases leases that ran out, where a lock is taken once per TTL. Those of others say so to them."""
+        for entry in list(self._entries):
+            lease = entry.lease
+            if entry.by_with or (lease and lease.is_live):
+                continue
+            if lease is None or entry.execution is execution or _is_over(entry.execution):
+                self._remove(entry)
+
+
+def _of(execution: object, entries: list[Entry]) -> list[Entry]:
+    return [entry for entry in entries if entry.execution is execution]
+
+
+def _last(entries: list[Entry]) -> Entry:
+    if not entries:
+        raise LookupError
+    return entries[-1]
+
+
+def _is_over(execution: object) -> bool:
+    return execution.done() if isinstance(execution, asyncio.Task) else not cast(threading.Thread, execution).is_alive()

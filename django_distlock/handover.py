@@ -15,10 +15,11 @@ from django.core import signing
 from django.views.decorators.debug import sensitive_variables
 
 from .attempts import take_over
+from .entries import Entry
 from .exceptions import LockLost, LockNotHeld
 from .handlers import locks
 from .leases import Lease
-from .locking import Lock, blocks_the_loop
+from .locking import Lock, refuse_in_a_loop
 from .names import own_name
 from .options import Options
 from .renewal import renewer_of
@@ -126,7 +127,7 @@ class AdoptedLease(Lease):
 
     def __enter__(self) -> Self:
         self.ensure_held()
-        self._handle._entries.enter(self, current_execution(), by_with=True)
+        self._handle._entries.enter(Entry(current_execution(), by_with=True, reentrant=self.terms.reentrant), self)
         return self
 
     async def __aenter__(self) -> Self:
@@ -143,10 +144,10 @@ class AdoptedLease(Lease):
         await self._handle.__aexit__(kind, error, traceback)
 
 
-@blocks_the_loop
 @sensitive_variables("text")
 def adopt(text: str) -> AdoptedLease:
     """``Lease.adopt()``."""
+    refuse_in_a_loop()
     with Adoption(text) as adoption:
         lease = adoption.lease
         adoption.is_first(lease.backend.acquire(adoption.proof, queue=False))

@@ -5,31 +5,26 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
-from typing import ParamSpec, TypeVar, Unpack
+from typing import Unpack
 
 from django.utils.asyncio import async_unsafe
 
 from . import signals, transactions, waiting
 from .attempts import Attempt, kind
-from .entries import Entries
+from .entries import Entries, Entry
 from .exceptions import LockError, LockNotHeld, LockTimeout
 from .handlers import DEFAULT_ALIAS, locks
 from .leases import Lease, State, logger
 from .names import render
 from .options import LockOptions, Options, settled
 
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-def blocks_the_loop(method: Callable[P, R]) -> Callable[P, R]:
-    """Refuse to wait inside an event loop. Typed here, for projects that check types without Django's."""
-    guarded: Callable[P, R] = async_unsafe(
-        "A lock was asked for synchronously inside an event loop, which would block it. Use 'async with lock(...)',"
-        " 'await lock(...).aacquire()', an 'async def' under the decorator, or sync_to_async."
-    )(method)
-    return guarded
+# Called first, instead of put around: then nothing comes between a grant and the caller that is told of it.
+refuse_in_a_loop: Callable[[], None] = async_unsafe(
+    "A lock was asked for synchronously inside an event loop, which would block it. Use 'async with lock(...)',"
+    " 'await lock(...).aacquire()', an 'async def' under the decorator, or sync_to_async."
+)(lambda: None)
 
 
 def lock(name: str, /, *values: object, using: str = DEFAULT_ALIAS, **options: Unpack[LockOptions]) -> Lock:
@@ -77,44 +72,56 @@ class Lock:
         self._options = options
         self._entries = Entries()
 
-    @blocks_the_loop
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         """True when the lock is held now, False when it stayed busy.
 
         ``timeout``: seconds to wait; -1 means the lock's own ``wait``. Raises LockBackendError.
         """
+        refuse_in_a_loop()
         return self._made(self._attempt(blocking, timeout)).lease is not None
 
     async def aacquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         """``acquire()`` for tasks. Cancelled, it leaves nothing behind."""
         return (await self._amade(self._attempt(blocking, timeout))).lease is not None
 
-    @blocks_the_loop
     def release(self) -> None:
         """Give up the lease that this thread or task took by this handle, else the handle's last one.
 
         A reentrant lock is given up by its owner alone, after as many releases as acquisitions.
         Raises LockNotHeld, LockLost, LockBackendError (the release is then repeated in the background).
         """
-        if (lease := self._left()) and self._frees(lease):
-            lease.release()
+        refuse_in_a_loop()
+        entry = None
+        try:
+            entry = self._entry()
+            if (lease := self._left(entry)) and self._frees(lease):
+                lease.release()
+        except BaseException:
+            self._let_run_out(entry)
+            raise
 
     async def arelease(self) -> None:
         """``release()`` for tasks. Cancelled, it is finished in the background."""
-        if (lease := self._left()) and self._frees(lease):
-            await lease.arelease()
+        entry = None
+        try:
+            entry = self._entry()
+            if (lease := self._left(entry)) and self._frees(lease):
+                await lease.arelease()
+        except BaseException:
+            self._let_run_out(entry)
+            raise
 
-    @blocks_the_loop
     def locked(self) -> bool:
         """Whether anybody holds the lock now, as the store says."""
+        refuse_in_a_loop()
         return locks[self.using].look([self.name]) != [None]
 
     async def alocked(self) -> bool:
         """``locked()`` for tasks."""
         return await locks[self.using].alook([self.name]) != [None]
 
-    @blocks_the_loop
     def __enter__(self) -> Lease:
+        refuse_in_a_loop()
         attempt = self._made(self._attempt(insists=True))
         return attempt.lease or attempt.fail()
 
@@ -125,26 +132,36 @@ class Lock:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        entry = None
         try:
-            if lease := self._left(by_with=True):
+            entry = self._entry(by_with=True)
+            if lease := self._left(entry, by_with=True):
                 if self._defers(lease):
                     transactions.hold(lease)
                 if self._frees(lease):
                     lease.release()
         except LockError as problem:
             self._tell(problem, error)
+        except BaseException:
+            self._let_run_out(entry, by_with=True)
+            raise
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        entry = None
         try:
-            if lease := self._left(by_with=True):
+            entry = self._entry(by_with=True)
+            if lease := self._left(entry, by_with=True):
                 if self._defers(lease):
                     await transactions.ahold(lease)
                 if self._frees(lease):
                     await lease.arelease()
         except LockError as problem:
             self._tell(problem, error)
+        except BaseException:
+            self._let_run_out(entry, by_with=True)
+            raise
 
     def _attempt(self, blocking: bool = True, timeout: float = -1, *, insists: bool = False) -> Attempt:
         return Attempt(
@@ -185,13 +202,25 @@ class Lock:
             raise problem
         logger.error("%s", problem)
 
-    def _left(self, *, by_with: bool = False) -> Lease | None:
+    def _entry(self, *, by_with: bool = False) -> Entry:
         try:
-            return self._entries.leave(by_with=by_with)
+            return self._entries.to_leave_by_with() if by_with else self._entries.to_leave()
         except LookupError:
-            raise LockNotHeld(
-                f"The lock {self.name!r} ({self.using}) is not held by this handle and {kind()}."
-            ) from None
+            raise self._not_held() from None
+
+    def _left(self, entry: Entry, *, by_with: bool = False) -> Lease | None:
+        try:
+            return self._entries.leave(entry, by_with=by_with)
+        except LookupError:
+            raise self._not_held() from None
+
+    def _not_held(self) -> LockNotHeld:
+        return LockNotHeld(f"The lock {self.name!r} ({self.using}) is not held by this handle and {kind()}.")
+
+    def _let_run_out(self, entry: Entry | None, *, by_with: bool = False) -> None:
+        """A handler of a signal raised at the end of an acquisition. Nobody will end it once more."""
+        with suppress(LockNotHeld):
+            self._left(entry or self._entry(by_with=by_with), by_with=by_with)
 
     # What threading.Condition asks of a reentrant lock
 
@@ -218,7 +247,8 @@ class Lock:
         return f"<{status} {kind} object {self.name!r} using {self.using!r} at {id(self):#x}>"
 
     def __del__(self) -> None:
-        for lease in self._entries.leases():
+        entries = getattr(self, "_entries", None)  # not there if it was not made to the end
+        for lease in entries.leases() if entries else ():
             if lease.state in (State.HELD, State.UNKNOWN) and not sys.is_finalizing():
                 lease.forsake()
                 warnings.warn(

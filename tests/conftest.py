@@ -60,7 +60,7 @@ SLOW = {
     "test_redlock", "test_redlock_processes", "test_responses", "test_runlocked", "test_runlocked_terminal",
     "test_sentinel", "test_sentinel_settings", "test_server_faults", "test_servers", "test_simulation", "test_tasks",
     "test_testing", "test_tls", "test_typing", "test_unreadable_values", "test_waiting",
-    "test_database_isolation", "test_database_threads", "test_forking_servers", "test_forks",
+    "test_database_isolation", "test_database_threads", "test_forking_servers", "test_forks", "test_interrupts",
 }  # fmt: skip
 
 

@@ -13,7 +13,7 @@ ROOT = Path(django_distlock.__file__).parent
 ORDER = [
     "forks", "exceptions", "texts", "names", "stamps", "terms", "bells", "abreast", "findings", "tickets", "workers",
     "signals", "leases", "lines", "models",
-    "backends.probing", "backends.base", "backends.loops", "backends.locmem", "backends.dummy",
+    "backends.probing", "backends.base", "backends.loops", "backends.permits", "backends.locmem", "backends.dummy",
     "backends.redis.keys", "backends.redis.leases", "backends.redis.location", "backends.redis.health",
     "backends.redis.errors", "backends.redis.commands", "backends.redis.timeouts", "backends.redis.wire",
     "backends.redis.sentinels",

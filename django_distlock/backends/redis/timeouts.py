@@ -87,7 +87,10 @@ class Call:
             if self._waits and may_pass and now + self._pause < self._end:
                 pause, self._pause = self._pause, min(LONGEST_PAUSE, 1.5 * self._pause)
                 return pause
-        raise self._to_tell(error)
+        try:
+            raise self._to_tell(error)
+        finally:
+            del error  # else this frame and the traceback that it is in would keep each other, and a connection
 
     def _to_tell(self, error: BaseException) -> BaseException:
         if not self._is_in_doubt or not isinstance(error, RedisError | OSError):

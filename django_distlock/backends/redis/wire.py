@@ -20,6 +20,7 @@ from redis.exceptions import BusyLoadingError, ConnectionError, NoScriptError, R
 
 from ... import forks
 from ...tickets import clock
+from ..permits import Permit, permits
 from .commands import Command, pack
 from .errors import is_transient
 from .location import Location, hang_up
@@ -84,37 +85,35 @@ class Wire:
         self._idle: deque[Idle] = deque()
         self._answered_at = 0.0
         weakref.finalize(self, _disconnect, self._idle).atexit = False
-        # A permit per connection that may be in use; a queue in C is several times faster than a semaphore.
-        self._permits: SimpleQueue[None] = SimpleQueue()
-        for _ in range(self._most):
-            self._permits.put(None)
+        self._permits = permits(self._most)  # one per connection that may be in use
 
     def send(self, *commands: Command, within: float | None = None, until: float | None = 0.0) -> Answer:
         if not commands:
             return NOTHING
         forks.notice()  # a child must not talk on its parent's connections
         call = Call(self._location, self._timeout, within, until, waits=self.waits)
-        permits, idle = self._permits, self._idle
+        vacant, idle = self._permits, self._idle
         while True:
-            self._wait_for_permit(permits, call)
+            permit = self._permit(vacant, call)
             try:
                 outcome = self._attempt(commands, call, idle)
             finally:
-                permits.put(None)
+                vacant.put(permit)
+                del permit  # a traceback may keep this frame
             if isinstance(outcome, Answer):
                 return outcome
             time.sleep(outcome)
 
-    def _wait_for_permit(self, permits: SimpleQueue[None], call: Call) -> None:
+    def _permit(self, vacant: SimpleQueue[Permit], call: Call) -> Permit:
         try:
-            permits.get_nowait()
+            return vacant.get_nowait()
         except Empty:
             while True:
                 seconds = call.queued(self._most, self._answered_at)
                 with suppress(Empty):
-                    permits.get(timeout=seconds)
-                    break
-            call.admitted()
+                    permit = vacant.get(timeout=seconds)
+                    call.admitted()
+                    return permit
 
     def _attempt(self, commands: Sequence[Command], call: Call, idle: deque[Idle]) -> Answer | float:
         """The replies, or seconds to pause before the next attempt."""

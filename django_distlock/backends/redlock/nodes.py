@@ -7,13 +7,14 @@ import weakref
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from queue import Empty, SimpleQueue
+from queue import Empty
 from typing import Any
 
 from redis.exceptions import ConnectionError, MaxConnectionsError
 
 from ... import forks
 from ...exceptions import LockBackendError
+from ..permits import permits
 from ..redis.location import Location
 from ..redis.timeouts import exhausted
 from .asking import LOADS, Arrival, Contact, Steps, Verdict
@@ -46,10 +47,7 @@ class Nodes:
         self._nodes = [Node(number, location) for number, location in enumerate(self._locations)]
         self._idle: deque[Lineup] = deque()
         self._filling: list[Lineup] = []  # those that wait for connections, in the order in which they came
-        # A permit per lineup that may be in use; a queue in C is several times faster than a semaphore.
-        self._permits: SimpleQueue[None] = SimpleQueue()
-        for _ in range(self._most):
-            self._permits.put(None)
+        self._permits = permits(self._most)  # one per lineup that may be in use
         self._is_open = True
         weakref.finalize(self, _disconnect, self._idle, self._nodes).atexit = False
 
@@ -69,9 +67,9 @@ class Nodes:
         """
         forks.notice()  # a child must not talk on its parent's connections
         within = self._connect_timeout if within is None else within
-        permits, idle = self._permits, self._idle
+        vacant, idle = self._permits, self._idle
         try:
-            permits.get(timeout=within)
+            permit = vacant.get(timeout=within)
         except Empty:
             raise MaxConnectionsError(exhausted(self._most)) from None
         try:
@@ -90,7 +88,8 @@ class Nodes:
             finally:
                 idle.append(lineup)
         finally:
-            permits.put(None)
+            vacant.put(permit)
+            del permit  # a traceback may keep this frame
             if not self._is_open:
                 self.close()
 

@@ -1,0 +1,157 @@
+"""A handler of a signal may raise between any two steps. Whatever was acquired then is given back, or runs out."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import warnings
+
+import pytest
+
+from django_distlock import distributed_lock, lock, locks, waiting
+from django_distlock.renewal import kept, renewer_of
+
+from .interrupts import at_each_point
+from .tools import PATIENCE, backend_on, eventually, ticket
+
+TTL = 2.0
+
+backend = backend_on("redis", "locmem", "sqlite")
+
+handles = []
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning",  # what is raised in a finalizer
+    "ignore:A handle of lock .* was dropped:ResourceWarning",
+)
+
+
+def kept_handle(name, **options):
+    handles.append(lock(name, ttl=TTL, **options))
+    return handles[-1]
+
+
+def with_a_handle_that_is_kept(name):
+    with kept_handle(name):
+        pass
+
+
+def with_a_handle(name):
+    with lock(name, ttl=TTL):
+        pass
+
+
+def acquired_and_released(name):
+    handle = kept_handle(name)
+    handle.acquire()
+    handle.release()
+
+
+def entered_again(name):
+    outer, inner = kept_handle(name, reentrant=True), kept_handle(name, reentrant=True)
+    with outer, inner, outer:
+        pass
+
+
+@distributed_lock(name=lambda name: name, ttl=TTL)
+def decorated(name):
+    pass
+
+
+@distributed_lock(name=lambda name: name, ttl=TTL)
+def iterator(name):
+    yield
+
+
+def iterated(name):
+    list(iterator(name))
+
+
+def held_for_ever(way):
+    """What is renewed after it was interrupted: by name, the point."""
+    way("warm")
+    with warnings.catch_warnings(action="ignore", category=ResourceWarning):
+        points = dict(at_each_point(way))
+        assert len(points) > 20
+        gc.collect()
+        held = {lease.name: points.get(lease.name, "") for lease in kept() if lease.renews and not lease.is_free}
+        handles.clear()
+    eventually(lambda: not renewer_of(locks["default"]).is_cleaning)
+    return held
+
+
+@pytest.mark.parametrize("way", [with_a_handle, decorated, iterated])
+def test_nothing_is_held_for_ever(backend, way):
+    assert held_for_ever(way) == {}
+    eventually(lambda: not list(backend.names()))
+    assert not backend.lines._alone
+    assert not backend.lines._lines
+
+
+@pytest.mark.parametrize("backend", ["redis", "locmem"], indirect=True)
+@pytest.mark.parametrize("way", [with_a_handle_that_is_kept, acquired_and_released, entered_again])
+def test_a_handle_that_is_kept_holds_what_nobody_has_begun_to_leave(backend, way):
+    """Before its first step, the end of a ``with`` cannot know that it was called."""
+    begins = ("__exit__ at its begin", "release at its begin", "<lambda> at its begin")
+    held = {name: point for name, point in held_for_ever(way).items() if not point.endswith(begins)}
+    assert held == {}
+    eventually(lambda: not list(backend.names()))
+
+
+@pytest.mark.parametrize("kind", ["valkey_locks", "redlock_locks"])
+def test_every_connection_may_be_used_again(kind, request, settings):
+    request.getfixturevalue(kind)
+    entry = settings.DISTRIBUTED_LOCKS["default"]
+    settings.DISTRIBUTED_LOCKS = {"default": {**entry, "OPTIONS": {**entry.get("OPTIONS", {}), "max_connections": 1}}}
+    assert held_for_ever(with_a_handle) == {}
+    with_a_handle("afterwards")
+
+
+def test_who_stands_behind_in_the_line_is_woken(valkey_locks, settings, monkeypatch):
+    """Not by a look, which would come a minute later."""
+    entry = settings.DISTRIBUTED_LOCKS["default"]
+    settings.DISTRIBUTED_LOCKS = {"default": entry, "other": entry}
+    monkeypatch.setattr(waiting, "LOOK_INTERVAL", 60.0)
+    backend, other = locks["default"], locks["other"]
+    backend._listener.start("name", PATIENCE)
+    late, heirs = [], {}
+
+    def leave_to_an_heir(name):
+        held, heir = ticket(name, ttl=60.0), Heir(name)
+        heirs[name] = held, heir
+        other.acquire(held, queue=False)
+        heir.thread.start()
+        try:
+            lock(name, wait=0.2).acquire()
+        finally:
+            heir.may_come.set()
+
+    def heir_comes(name):
+        held, heir = heirs[name]
+        eventually(lambda: backend.lines.length(name) == 1)
+        other.release(held)
+        heir.thread.join(PATIENCE)
+        return heir.is_in
+
+    for name, point in at_each_point(leave_to_an_heir, "lines.py", "waiting.py"):
+        if not heir_comes(name):
+            late.append(point)
+    assert len(heirs) > 40
+    assert late == []
+    assert heir_comes(max(heirs))  # of the call that was not interrupted
+    assert not backend.lines._lines
+
+
+class Heir:
+    """A thread that wants the lock after another one of its process."""
+
+    def __init__(self, name):
+        self.thread = threading.Thread(target=self._come, args=(name,))
+        self.may_come = threading.Event()
+        self.is_in = False
+
+    def _come(self, name):
+        lines = locks["default"].lines
+        eventually(lambda: lines.length(name) or self.may_come.is_set())
+        with lock(name, wait=5.0):
+            self.is_in = True
