@@ -84,7 +84,6 @@ def held_for_ever(way):
 def test_nothing_is_held_for_ever(backend, way):
     assert held_for_ever(way) == {}
     eventually(lambda: not list(backend.names()))
-    assert not backend.lines._alone
     assert not backend.lines._lines
 
 
