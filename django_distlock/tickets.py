@@ -21,12 +21,17 @@ from typing import Self
 from .bells import Bell
 from .texts import bounded, printable
 
-if hasattr(time, "CLOCK_BOOTTIME"):
-    # Seconds that also pass while the machine sleeps, as they do for the store.
-    clock: Callable[[], float] = partial(time.clock_gettime, time.CLOCK_BOOTTIME)
 
-else:
-    clock = time.monotonic
+def _clock() -> Callable[[], float]:
+    """Counts seconds that also pass while the machine sleeps, as they do for the store."""
+    if hasattr(time, "CLOCK_BOOTTIME"):
+        return partial(time.clock_gettime, time.CLOCK_BOOTTIME)
+    if sys.platform == "darwin":  # where time.monotonic() is another clock, which stops meanwhile
+        return partial(time.clock_gettime, time.CLOCK_MONOTONIC)
+    return time.monotonic  # of Windows counts them
+
+
+clock = _clock()
 
 
 def safe_deadline(sent_at: float, ttl: float) -> float:

@@ -28,8 +28,13 @@ NOT_EXECUTABLE = 126
 NOT_FOUND = 127
 BY_SIGNAL = 128
 
-PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
-OF_THE_TERMINAL = (signal.SIGINT, signal.SIGQUIT)
+# Windows has the first and the third of them.
+PASSED_ON = [
+    getattr(signal, name)
+    for name in ("SIGTERM", "SIGHUP", "SIGINT", "SIGQUIT", "SIGUSR1", "SIGUSR2")
+    if hasattr(signal, name)
+]
+OF_THE_TERMINAL = [number for number in PASSED_ON if number.name in ("SIGINT", "SIGQUIT")]
 LONGEST_GRACE = 86_400.0  # seconds
 LOOK = 0.1  # seconds between two looks at the lease
 
@@ -115,11 +120,11 @@ class Child:
     """The program that runs, with what it has started.
 
     Where there is no terminal they are a group of processes of their own. A terminal knows one group that reads from
-    it, so there the program stays in ours, and what it has started is out of reach.
+    it, so there the program stays in ours, and what it has started is out of reach. So it is on Windows.
     """
 
     def __init__(self, program: list[str], environment: dict[str, str]) -> None:
-        self._is_group = not _has_terminal()
+        self._is_group = hasattr(os, "killpg") and not _has_terminal()
         self._process = subprocess.Popen(program, env=environment, process_group=0 if self._is_group else None)
         self.pid = self._process.pid
         self.wait = self._process.wait
@@ -137,7 +142,7 @@ class Child:
         try:
             self._process.wait(grace)
         except subprocess.TimeoutExpired:
-            self.send_signal(signal.SIGKILL)
+            self._process.kill()
         if self._is_group:
             while (is_there := self._to_group(0)) and clock() < give_up:
                 time.sleep(LOOK)
@@ -207,12 +212,14 @@ def _has_terminal() -> bool:
 
 
 def _is_in_foreground() -> bool:
-    """Whether Ctrl-C of the terminal went to the program, too: it is in the same group of processes."""
-    return _foreground() == os.getpgrp()
+    """Whether Ctrl-C of the terminal went to the program, too: it is in the same group of processes, or console."""
+    return not hasattr(os, "getpgrp") or _foreground() == os.getpgrp()
 
 
 def _foreground() -> int | None:
-    """The group of processes that reads from the terminal; None without a terminal."""
+    """The group of processes that reads from the terminal; None without a terminal, and on Windows."""
+    if not hasattr(os, "tcgetpgrp"):
+        return None
     try:
         terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
     except OSError:
