@@ -105,7 +105,7 @@ def test_busy(run, valkey_locks):
 def test_wait(run, valkey_locks, store):
     other = hold(valkey_locks, "backup")
     process = run("backup", "--wait", "forever", "--", "echo", "ran")
-    eventually(lambda: store.exists("lock|q:backup"))
+    eventually(lambda: store.exists("lock|q:backup"), 60)
     assert process.poll() is None
     valkey_locks.release(other)
     assert ended(process)[:2] == (0, "ran\n")
@@ -114,7 +114,7 @@ def test_wait(run, valkey_locks, store):
 def test_a_signal_while_it_waits_leaves_nothing_behind(run, valkey_locks, store):
     hold(valkey_locks, "backup")
     process = run("backup", "--wait", "60", "--", "echo", "ran")
-    eventually(lambda: store.exists("lock|q:backup"))
+    eventually(lambda: store.exists("lock|q:backup"), 60)
     process.send_signal(signal.SIGTERM)
     returncode, out, _ = ended(process)
     assert (returncode, out) == (128 + signal.SIGTERM, "")
