@@ -87,7 +87,9 @@ class Lease:
         return self._pledges.keys() if self._pledges else frozenset()
 
     def pledge(self, to: object, *, most: float | None = None) -> None:
-        """``most``: seconds after which it is renewed no more on account of this; None: no bound."""
+        """``most``: seconds for which it is renewed on account of this; None: no bound. Whoever is in, and a pledge
+        that lasts longer, keep it renewed beyond.
+        """
         if self._pledges is None:
             self._pledges = {}
         self._pledges[to] = inf if most is None else clock() + most
@@ -276,7 +278,8 @@ class Lease:
     def _bounds(self) -> tuple[float, float]:
         """Until when it is renewed, on ``clock()``: for its max_hold, and for what it is held for after it was left."""
         max_hold = inf if self.terms.max_hold is None else self.terms.max_hold
-        return self._granted_clock + max_hold, min(self._pledges.values(), default=inf) if self._pledges else inf
+        pledges = self._pledges if self._pledges and not self.entries else {}
+        return self._granted_clock + max_hold, max(pledges.values(), default=inf)
 
     @property
     def bound(self) -> str:

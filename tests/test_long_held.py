@@ -193,6 +193,26 @@ class TestResponses:
         assert lock("name").locked()
         response.close()
 
+    def test_who_is_in_around_the_view_has_none(self, configured):
+        configured(RESPONSE_MAX_HOLD=0.2)
+        with lock("name", ttl=TTL, reentrant=True) as lease:
+            response = distributed_lock("name", ttl=TTL, reentrant=True)(streaming)(RequestFactory().get("/"))
+            assert lease.pledges
+            time.sleep(1.5 * TTL)
+            lease.ensure_held()
+        eventually(lambda: not lock("name").locked())
+        response.close()
+
+    @pytest.mark.django_db(transaction=True)
+    def test_nor_has_a_transaction_that_needs_the_lock_while_the_response_is_open(self, configured):
+        configured(RESPONSE_MAX_HOLD=0.2)
+        with transaction.atomic():
+            response = distributed_lock("name", ttl=TTL)(streaming)(RequestFactory().get("/"))
+            time.sleep(1.5 * TTL)
+            assert lock("name").locked()
+        eventually(lambda: not lock("name").locked())
+        response.close()
+
     @pytest.mark.django_db(transaction=True)
     def test_a_lock_that_a_transaction_holds_on_is_not_bound_by_a_response_that_is_done(self, configured):
         configured(RESPONSE_MAX_HOLD=0.4)
