@@ -38,7 +38,6 @@ class Detached:
     name: str
     token: str = field(repr=False)
     fence: int
-    unanswered: bool
     label: str
     since: float
     until: float
@@ -78,7 +77,6 @@ def detach(lease: Lease) -> str:
         name=lease.name,
         token=lease.token,
         fence=lease.fence,
-        unanswered=lease.ticket.unanswered,
         label=lease.holder.label,
         since=lease.holder.since,
         until=time.time() + lease.remaining,
@@ -100,7 +98,8 @@ class AdoptedLease(Lease):
         terms = Terms(**detached.terms)
         here = Holder.here(detached.label)
         holder = Holder(here.host, here.pid, here.thread, here.label, detached.since)
-        ticket = Ticket(detached.name, terms.ttl, holder, detached.token, detached.unanswered)
+        # An adoption that failed before this one may have left a command on its way to the store.
+        ticket = Ticket(detached.name, terms.ttl, holder, detached.token, unanswered=True, is_held=True)
         # What the text says of the time that is left, until the store has confirmed it.
         now, wall_clock = clock(), time.time()
         sent_at = now + detached.until - wall_clock - safe_deadline(0.0, terms.ttl)

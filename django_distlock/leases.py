@@ -57,7 +57,7 @@ class Lease:
     __slots__ = (
         "__weakref__", "_ended", "_granted_clock", "_is_detached", "_is_doubted", "_is_known_as_long", "_keeper",
         "_owner", "_pledges",
-        "backend", "deadline", "due", "entries", "fence", "pid", "renews", "terms", "ticket",
+        "_token", "backend", "deadline", "due", "entries", "fence", "pid", "renews", "terms", "ticket",
     )  # fmt: skip
 
     def __init__(
@@ -65,6 +65,7 @@ class Lease:
     ) -> None:
         self.backend = backend
         self.ticket = ticket
+        self._token = ticket.token  # by which its keeper finds it to the end, whatever becomes of the ticket
         self.terms = terms
         self.fence = grant.fence
         self.pass_to(owner)
@@ -128,7 +129,7 @@ class Lease:
     @property
     def token(self) -> str:
         """The secret that renews and releases the lease. Never show it."""
-        return self.ticket.token
+        return self._token
 
     @property
     def holder(self) -> Holder:

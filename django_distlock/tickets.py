@@ -165,6 +165,8 @@ class Ticket:
     """One caller's request for one name; the same token goes with every attempt.
 
     ``unanswered``: a command with this token got no reply and may still arrive at the store.
+    ``is_held``: its token has the lock already, and is only to be shown with another holder. An attempt that fails
+    gives nothing back.
     ``inbox``: where the store tells this waiter that the lock was handed to it; "" before it queued.
     ``place``: its place in the store's queue, to which it comes back when it was dropped.
     ``give_up``: until when its caller waits, on ``clock()``; None: as long as it takes.
@@ -181,6 +183,7 @@ class Ticket:
     holder: Holder
     token: str = field(default_factory=new_token, repr=False)
     unanswered: bool = False
+    is_held: bool = False
     inbox: str = ""
     place: str = ""
     give_up: float | None = None

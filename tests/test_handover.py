@@ -12,6 +12,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from copy import copy
 from datetime import timedelta
 from pathlib import Path
 
@@ -242,6 +243,30 @@ class TestAdopting:
     def test_nothing_is_left_behind(self, backend, worker):
         worker.release(worker.adopt(detached()))
         eventually(lambda: list(backend.names()) == [])
+
+    @pytest.mark.parametrize("backend", ["redis"], indirect=True)
+    def test_a_failed_one_leaves_nothing_that_takes_the_lock_after_its_release(self, backend, worker, monkeypatch):
+        text, late = detached(), []
+        acquire, aacquire = backend.acquire, backend.aacquire
+
+        def delay(asked):
+            if asked.name == "name":
+                late.append(copy(asked))
+                raise LockBackendError("no answer")
+
+        async def adelay(asked, *, queue):
+            return delay(asked) or await aacquire(asked, queue=queue)
+
+        monkeypatch.setattr(backend, "acquire", lambda asked, *, queue: delay(asked) or acquire(asked, queue=queue))
+        monkeypatch.setattr(backend, "aacquire", adelay)
+        with pytest.raises(LockBackendError):
+            worker.adopt(text)
+        monkeypatch.undo()
+        eventually(lambda: not renewer_of(backend).is_cleaning)
+        worker.release(worker.adopt(text))
+        with pytest.raises(LockBackendError, match="given back before it was answered"):
+            backend.acquire(late[0], queue=False)
+        assert names(backend) == []
 
     def test_waiters_are_granted_it_after_its_release(self, backend, worker):
         text = detached()
@@ -487,8 +512,8 @@ with Lease.adopt(sys.stdin.readline().strip()) as lease:
 
 class TestProcesses:
     @pytest.fixture
-    def backend(self, valkey_locks):
-        return valkey_locks
+    def backend(self, backend):
+        return backend
 
     def test_another_process_goes_on_with_it_and_releases_it(self, backend, valkey, settings):
         with subprocess.Popen(
@@ -575,8 +600,8 @@ print(Client().post(f"/7/{sys.argv[1]}").status_code)
 
 class TestCelery:
     @pytest.fixture
-    def backend(self, valkey_locks):
-        return valkey_locks
+    def backend(self, backend):
+        return backend
 
     def test_a_view_answers_202_and_a_task_in_a_worker_goes_on_with_its_lock(self, backend, valkey, tmp_path):
         (tmp_path / "export_project.py").write_text(PROJECT)

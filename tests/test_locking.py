@@ -627,6 +627,13 @@ class TestLateRenewal:
 
 
 class TestABackendThatMisbehaves:
+    def test_renewal_ends_a_lease_also_where_a_backend_changed_the_token_of_its_ticket(self):
+        handle = lock("name", ttl=0.3, on_lost="log")
+        with handle as lease:
+            lease.ticket.anew()
+            eventually(lambda: lease not in renewer_of(lease.backend)._leases.values())
+            assert lease.state is State.LOST
+
     def test_renewal_survives_errors_that_no_backend_should_raise(self, monkeypatch, caplog):
         asked = []
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from django_distlock import LockBackendError, LockNotAcquired, State, lock, locks
+from django_distlock import Lease, LockBackendError, LockNotAcquired, State, lock, locks
 from django_distlock.backends.redis.location import Location
 from django_distlock.backends.redlock.asking import AGAIN, PACE
 from django_distlock.backends.redlock.lineup import Selection
@@ -436,6 +436,45 @@ class TestNothingIsLeftBehind:
 
 def _locks(quorum):
     return [[key for key in keys if key.startswith("lock:")] for keys in quorum.all_keys()]
+
+
+@pytest.mark.parametrize(
+    "adopt", [Lease.adopt, lambda text: asyncio.run(Lease.aadopt(text))], ids=["in a thread", "in a task"]
+)
+def test_an_adoption_whose_majority_hangs_leaves_the_lease_to_the_next(quorum, configured, monkeypatch, adopt):
+    backend = configured(quorum.urls, OPTIONS={"node_timeout": 0.1, "socket_connect_timeout": 0.2})
+    handle = lock("name", ttl=120)
+    assert handle.acquire()
+    [first] = handle._entries.leases()
+    spread(backend, first.ticket)
+    text = first.detach()
+
+    def hang(name):
+        if name == "name":
+            for number in range(3):
+                quorum.stop(number)
+
+    acquire, aacquire = backend.acquire, backend.aacquire
+
+    async def ahang(ticket, *, queue):
+        hang(ticket.name)
+        return await aacquire(ticket, queue=queue)
+
+    monkeypatch.setattr(backend, "acquire", lambda ticket, *, queue: hang(ticket.name) or acquire(ticket, queue=queue))
+    monkeypatch.setattr(backend, "aacquire", ahang)
+    with pytest.raises(LockBackendError):
+        adopt(text)
+    monkeypatch.undo()
+    assert not renewer_of(backend)._leases
+    for number in range(3):
+        quorum.go_on(number)
+    eventually(lambda: not renewer_of(backend).is_cleaning)
+    [info] = eventually(lambda: [found for found in backend.look(["name"]) if found and not found.failed_nodes])
+    assert (info.token, info.nodes) == (first.token, 5)
+    lease = adopt(text)
+    assert lease.fence == first.fence
+    lease.release()
+    eventually(lambda: not any("lock:name" in keys for keys in _locks(quorum)))
 
 
 class TestRenewal:

@@ -62,7 +62,8 @@ class Rounds:
         if tally.is_down and not last_try and _may_have_faded(asked):
             ticket.unanswered = True
             raise Faded
-        yield from self._undo(ticket, asked, tally)
+        if not ticket.is_held:
+            yield from self._undo(ticket, asked, tally)
         if tally.is_down:
             raise self.explain([tally.failed.get(node) for node in range(self.size)])
         return self._busy(ticket.name, tally)
