@@ -11,6 +11,7 @@ from typing import Protocol
 from weakref import WeakSet
 
 from . import forks
+from .bells import Bell
 from .tickets import clock
 
 logger = logging.getLogger("django_distlock")
@@ -41,6 +42,31 @@ def end_all(seconds: float) -> None:
             thread.join(max(0.0, give_up - clock()))
 
 
+class Post:
+    """What one thread at a time has: each tries to take it when it begins to run, and the one that has it leaves it.
+
+    It is never given to a thread that is to be started, because an interrupt in ``Thread.start()`` leaves open whether
+    the thread will ever run. It is without a lock, because signal handlers and finalizers come at any point of a
+    thread. Whoever wants something of the thread writes that down and then looks whether the post is taken; the thread
+    leaves and then looks for what was written down. So one of the two sees the other.
+    """
+
+    def __init__(self) -> None:
+        self._taken: dict[str, threading.Thread] = {}
+
+    @property
+    def thread(self) -> threading.Thread | None:
+        return self._taken.get("by")
+
+    def take(self) -> bool:
+        """False if another thread has it."""
+        me = threading.current_thread()
+        return self._taken.setdefault("by", me) is me
+
+    def leave(self) -> None:
+        self._taken.pop("by", None)
+
+
 class Worker:
     """Calls ``work`` in a daemon thread: when it is nudged, and when the last call said that it is due again.
 
@@ -62,59 +88,69 @@ class Worker:
         forks.in_child(self._begin)
 
     def _begin(self) -> None:
-        # Reentrant, because the garbage collector may nudge while this very thread is inside.
-        self._changed = threading.Condition(threading.RLock())
-        self._nudged = False
+        self._post = Post()
+        self._bell = Bell()  # for who has the post
+        self._is_nudged = False
+        self._ends = False
         self._wakes_at = inf  # inf: whoever adds something nudges
-        self._thread: threading.Thread | None = None
 
     def nudge(self, due: float = -inf) -> None:
         """There is something to do; ``due``: not before this moment."""
         if due >= self._wakes_at:
             return
-        with self._changed:
-            self._nudged = True
-            if self._thread is not None:
-                self._changed.notify()
-                return
-            self._thread = threading.Thread(target=self._run, args=(os.getpid(),), name=self._name, daemon=True)
-            try:
-                self._thread.start()
-            except RuntimeError:
-                self._thread = None
+        self._is_nudged = True
+        self._bell.ring()
+        if self._post.thread is None:
+            self._start()
+
+    def _start(self) -> None:
+        """Two that come here at once start two threads, one of which returns at once."""
+        thread = threading.Thread(target=self._run, args=(os.getpid(),), name=self._name, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            if self._post.thread is None:
                 # No more threads here, or the interpreter exits. Leases end with their TTL, and say so.
                 logger.exception("The thread %s cannot be started", self._name)
 
     def _run(self, pid: int) -> None:
+        while not forks.is_copy(pid) and self._post.take():
+            try:
+                self._work_on(pid)
+            finally:
+                if not forks.is_copy(pid):
+                    self._post.leave()
+            if not self._is_nudged:
+                return
+
+    def _work_on(self, pid: int) -> None:
+        """Return when nothing was to be done for a while, or the thread is to end."""
         idle_since = clock()
         while True:
+            self._is_nudged = False
             due = self._due_after_work(pid)
-            with self._changed:
-                if self._is_over(pid):
-                    return
-                if due is not None:
-                    idle_since = clock()
-                elif clock() - idle_since >= IDLE and not self._nudged:
-                    self._thread = None
-                    return
-                if not self._nudged:
-                    self._wakes_at = idle_since + IDLE if due is None else due
-                    self._changed.wait(max(0.0, self._wakes_at - clock()))
-                    if self._is_over(pid):
-                        return
-                self._nudged = False
-                self._wakes_at = inf
-
-    def _is_over(self, pid: int) -> bool:
-        return forks.is_copy(pid) or self._thread is not threading.current_thread()
+            if forks.is_copy(pid):
+                return
+            if due is not None:
+                idle_since = clock()
+            elif clock() - idle_since >= IDLE:
+                return
+            if self._ends:
+                self._ends = False
+                return
+            self._wakes_at = idle_since + IDLE if due is None else due
+            self._bell.wait(max(0.0, self._wakes_at - clock()))
+            if forks.is_copy(pid):
+                return
+            self._wakes_at = inf
 
     def end(self) -> threading.Thread | None:
         if self._is_needed():
             return None
-        with self._changed:
-            thread, self._thread = self._thread, None
-            self._wakes_at = inf
-            self._changed.notify()
+        thread = self._post.thread
+        if thread is not None:
+            self._ends = True
+            self._bell.ring()
         return thread
 
     def _due_after_work(self, pid: int) -> float | None:

@@ -278,7 +278,7 @@ class TestConnections:
     def test_a_lock_that_is_free_needs_one(self, postgres_locks):
         for _ in range(3):
             with lock("name"):
-                assert postgres_locks._listener._thread is None
+                assert postgres_locks._listener._post.thread is None
         assert len(postgres_locks.pool._idle) == 1
 
     def test_those_of_a_burst_are_not_all_kept(self, sqlite_locks):
@@ -365,7 +365,7 @@ class TestWaiting:
         assert waiter.got_in.wait(PATIENCE)
         assert waiter.at - left < 0.9
         waiter.end()
-        eventually(lambda: postgres_locks._listener._thread is None)
+        eventually(lambda: postgres_locks._listener._post.thread is None)
 
     def test_behind_pgbouncer_in_transaction_mode(self, bouncer, settings, monkeypatch, caplog):
         """Nothing that locks say depends on a session; only notifications do, and are done without."""
@@ -439,7 +439,7 @@ class TestWaiting:
         postgres_locks.acquire(ticket(ttl=60), queue=False)
         with pytest.raises(LockNotAcquired), lock("name", wait=0.1):
             pass
-        eventually(lambda: postgres_locks._listener._thread is None)
+        eventually(lambda: postgres_locks._listener._post.thread is None)
 
     def test_many_tasks_wait_without_blocking_their_loop(self, backend):
         async def main():

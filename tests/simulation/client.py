@@ -4,7 +4,6 @@ are what it stands on: tasks, sockets, bells, and the keeper of leases, because 
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Coroutine, Generator
 from functools import partial
 from math import inf
@@ -120,13 +119,16 @@ class SimulatedListener(Listener):
         self._kind = process.world.random.choice("SP")
         self._tickets: Tickets = Tickets()  # type: ignore[assignment]
         self._delivers = False
-        self._thread = threading.current_thread()  # any: this one is never started
+        self._post.take()  # as if it ran: it is never started
         self._is_running = False
         self._end: Wake | None = None
         self.is_heard_of = False
 
     def _revive(self) -> None:
         """There is no thread to start."""
+
+    def end(self) -> None:
+        """Nor one to end."""
 
     def is_counted(self, kind: str, channel: str) -> bool:
         return self.is_heard_of and (kind, channel) == (self._kind, self._channel)

@@ -15,7 +15,7 @@ from django.db import Error
 
 from ... import forks
 from ...tickets import Ticket, clock, new_token
-from ...workers import end_with_interpreter
+from ...workers import Post, end_with_interpreter
 from .connections import Pool, class_of, is_psycopg3, vendor_of
 from .rows import INBOX_LENGTH
 from .statements import CHANNEL
@@ -46,8 +46,7 @@ class Listener:
 
     def _begin(self) -> None:
         self.inbox = new_token()[:INBOX_LENGTH]
-        self._guard = threading.RLock()  # a signal handler may ask for a lock while this very thread is inside
-        self._thread: threading.Thread | None = None
+        self._post = Post()
         self._touched_at = 0.0
         self._deaf_until = 0.0
         self._has_told = False
@@ -58,14 +57,14 @@ class Listener:
     @property
     def is_started(self) -> bool:
         """Also where it is of no use to start it now."""
-        return self._thread is not None or clock() < self._deaf_until
+        return self._post.thread is not None or clock() < self._deaf_until
 
     def expect(self, ticket: Ticket) -> None:
         """Wake this ticket from now on."""
         ticket.inbox = ticket.inbox or self.inbox
         self._tickets[ticket.token] = ticket
-        self._touched_at = now = clock()
-        if self._thread is None and now >= self._deaf_until:
+        self._touched_at = clock()
+        if self._post.thread is None and self._is_wanted:
             self._start()
 
     def forget(self, ticket: Ticket) -> None:
@@ -74,9 +73,8 @@ class Listener:
 
     def stop(self) -> None:
         """Close the connection now, unless somebody waits."""
-        with self._guard:
-            thread = self._thread
-            self._touched_at = -IDLE
+        thread = self._post.thread
+        self._touched_at = -IDLE
         if thread is not None and thread.is_alive() and not self._tickets:
             with suppress(OSError):
                 self._waker.send(b"!")
@@ -84,46 +82,40 @@ class Listener:
 
     def end(self) -> threading.Thread | None:
         self.stop()
-        return self._thread
+        return self._post.thread
 
     def _start(self) -> None:
-        with self._guard:
-            if self._thread is not None:
-                return
-            name = f"distlock-listener-{self._name}"
-            thread = self._thread = threading.Thread(target=self._run, args=(os.getpid(),), name=name, daemon=True)
-        try:
-            thread.start()
-        except RuntimeError:  # no more threads here: waiters look
-            self._thread = None
+        name = f"distlock-listener-{self._name}"
+        with suppress(RuntimeError):  # no more threads here: waiters look
+            threading.Thread(target=self._run, args=(os.getpid(),), name=name, daemon=True).start()
+
+    @property
+    def _is_wanted(self) -> bool:
+        now = clock()
+        return now - self._touched_at < IDLE and now >= self._deaf_until
 
     # In the thread
 
     def _run(self, pid: int) -> None:
-        try:
-            while not forks.is_copy(pid) and not self._is_done():
-                try:
-                    self._listen()
-                except (Error, OSError) as error:
-                    logger.debug("The listener of %r lost its connection: %s", self._name, error)
-                    _ready(AGAIN, self._woken)
-                except Exception:
-                    if forks.is_copy(pid):
-                        return
-                    logger.exception("The listener of %r failed; waiters look until it listens again", self._name)
-                    _ready(AGAIN, self._woken)
-        finally:
-            with self._guard:
-                if self._thread is threading.current_thread():
-                    self._thread = None
+        while not forks.is_copy(pid) and self._is_wanted and self._post.take():
+            try:
+                self._work_on(pid)
+            finally:
+                if not forks.is_copy(pid):
+                    self._post.leave()
 
-    def _is_done(self) -> bool:
-        with self._guard:
-            now = clock()
-            if now - self._touched_at < IDLE and now >= self._deaf_until:
-                return False
-            self._thread = None
-            return True
+    def _work_on(self, pid: int) -> None:
+        while not forks.is_copy(pid) and self._is_wanted:
+            try:
+                self._listen()
+            except (Error, OSError) as error:
+                logger.debug("The listener of %r lost its connection: %s", self._name, error)
+                _ready(AGAIN, self._woken)
+            except Exception:
+                if forks.is_copy(pid):
+                    return
+                logger.exception("The listener of %r failed; waiters look until it listens again", self._name)
+                _ready(AGAIN, self._woken)
 
     def _listen(self) -> None:
         wrapper = self._pool.open_until(clock() + 2 * self._pool.timeout)

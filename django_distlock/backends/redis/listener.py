@@ -17,7 +17,7 @@ from redis.exceptions import RedisError, ResponseError, TimeoutError
 from ... import forks
 from ...bells import Bell
 from ...tickets import Ticket, clock
-from ...workers import end_with_interpreter
+from ...workers import Post, end_with_interpreter
 from .commands import pack
 from .errors import is_transient
 from .location import Location
@@ -26,7 +26,7 @@ logger = logging.getLogger("django_distlock")
 
 IDLE = 20.0  # seconds without a waiter after which the connection is closed
 NAP = 1.0  # seconds between looks at whether there is still something to do
-AGAIN = 0.2  # seconds before another attempt after the subscription failed
+AGAIN = 0.2  # seconds before another subscription, whatever ended the last one
 DEAF = 2.0  # seconds without the echo of a look after which the connection is taken for dead
 
 # Sharded first: a plain pattern subscriber, such as a monitor, would make dead waiters look alive.
@@ -34,7 +34,7 @@ KINDS = (("SSUBSCRIBE", "S"), ("SUBSCRIBE", "P"))
 
 
 class NoListener(RedisError):
-    """There are too many threads, or the interpreter exits: waiters look."""
+    """The thread that listens does not run, or failed by itself: waiters look."""
 
 
 class Listener:
@@ -62,11 +62,10 @@ class Listener:
 
     def _begin(self) -> None:
         self._channel = self._new_channel()
-        self._guard = threading.RLock()  # a signal handler may ask for a lock while this very thread is inside
         self.is_ready = False  # whether the subscription stands
         self._starters: set[Bell] = set()
         self._failure: Exception | None = None
-        self._thread: threading.Thread | None = None
+        self._post = Post()
         self._inbox = ""
         self._touched_at = 0.0
         self._heard_at = 0.0  # when something came last
@@ -116,17 +115,15 @@ class Listener:
             raise self._failure or TimeoutError(f"no answer to SUBSCRIBE within {within:.1f} s")
 
     def _revive(self) -> None:
-        with self._guard:
-            self._touched_at = clock()
-            if self._thread is not None:
-                return
-            self._failure = None
-            name = f"distlock-listener-{self._name}"
-            thread = self._thread = threading.Thread(target=self._run, args=(os.getpid(),), name=name, daemon=True)
+        self._touched_at = clock()
+        if self._post.thread is not None:
+            return
+        self._failure = None
+        name = f"distlock-listener-{self._name}"
+        thread = threading.Thread(target=self._run, args=(os.getpid(),), name=name, daemon=True)
         try:
             thread.start()
         except RuntimeError as error:  # no more threads here
-            self._thread = None
             self._tell_once(error)
             raise NoListener(str(error)) from error
         self._has_told = False
@@ -146,7 +143,7 @@ class Listener:
 
     def end(self) -> threading.Thread | None:
         self.stop()
-        thread, connection = self._thread, self._connection
+        thread, connection = self._post.thread, self._connection
         with suppress(AttributeError, OSError):
             connection._sock.shutdown(socket.SHUT_RDWR)  # redis-py has no public way to wake who reads
         return thread
@@ -164,7 +161,7 @@ class Listener:
     def will_look(self, ticket: Ticket) -> None:
         """A look is about to be sent."""
         self._touched_at = now = clock()
-        if self._thread is None:
+        if self._post.thread is None:
             with suppress(NoListener):
                 self._revive()
         elif self._asked_at > self._heard_at and now - self._asked_at > DEAF:
@@ -180,7 +177,19 @@ class Listener:
     # In the thread
 
     def _run(self, pid: int) -> None:
-        while not forks.is_copy(pid) and not self._is_done():
+        while not forks.is_copy(pid) and self._is_wanted and self._post.take():
+            try:
+                self._work_on(pid)
+            finally:
+                if not forks.is_copy(pid):
+                    self._post.leave()
+
+    @property
+    def _is_wanted(self) -> bool:
+        return clock() - self._touched_at < IDLE
+
+    def _work_on(self, pid: int) -> None:
+        while self._is_wanted:
             connection = None
             try:
                 connection = self._connection = self._location.connected(protocol=2, socket_timeout=NAP)
@@ -192,29 +201,26 @@ class Listener:
                 if forks.is_copy(pid):
                     return
                 self._failed(error)
-                if clock() - self._touched_at < IDLE:
-                    time.sleep(AGAIN)
             finally:
                 if not forks.is_copy(pid):
                     self.is_ready, self._connection = False, None
                 if connection is not None:
                     connection.disconnect()
-
-    def _is_done(self) -> bool:
-        with self._guard:
-            if clock() - self._touched_at < IDLE:
-                return False
-            self._thread = None
-            return True
+            if forks.is_copy(pid):
+                return
+            if self._is_wanted:
+                time.sleep(AGAIN)
 
     def _failed(self, error: Exception) -> None:
         """Whatever it was, the next attempt may succeed; nobody would see the thread die."""
-        self.is_ready, self._failure = False, error
         if isinstance(error, RedisError | OSError):
             logger.debug("The listener of %r lost its connection: %s", self._name, error)
+            failure = error
         else:
             logger.exception("The listener of %r failed and begins again", self._name)
-        if not is_transient(error):
+            failure = NoListener(str(error))
+        self.is_ready, self._failure = False, failure
+        if not is_transient(failure):
             self._ring_starters()  # no use in waiting for it
 
     def _subscribe(self, connection: Any) -> None:
@@ -235,7 +241,7 @@ class Listener:
             try:
                 message = connection.read_response(disable_decoding=True, disconnect_on_error=False)
             except TimeoutError:
-                if clock() - self._touched_at >= IDLE:
+                if not self._is_wanted:
                     return
             else:
                 self._heard(message)

@@ -20,7 +20,7 @@ from ....tickets import Ticket, clock, new_token
 from ..commands import pack
 from ..errors import is_transient
 from ..keys import ClusterKeys
-from ..listener import IDLE, KINDS, Listener, NoListener
+from ..listener import KINDS, Listener, NoListener
 from ..location import Location
 from .slots import Address, SlotMap, address_of
 from .wire import ClusterWire
@@ -234,7 +234,7 @@ class NodeListener(Listener):
         while self._connection is connection and not self._resubscribe:
             if connection.can_read(NAP):
                 self._heard(connection.read_response(disable_decoding=True))
-            elif clock() - self._touched_at >= IDLE:
+            elif not self._is_wanted:
                 return
 
     def _failed(self, error: Exception) -> None:

@@ -1,0 +1,177 @@
+"""The threads of the package are there whenever there is something to do, also after interrupts at any point."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from django_distlock import lock, locks, workers
+from django_distlock.workers import Post, Worker
+
+from .tools import PATIENCE, eventually
+
+NAME = "distlock-example"
+
+
+class TimeLimit(Exception):
+    """As Celery raises from a handler of a signal."""
+
+
+def interrupt_the_start(monkeypatch, name, *, it_begins):
+    """The next thread of that name: what starts it is interrupted before or after the thread begins."""
+    start = threading.Thread.start
+
+    def interrupted(thread):
+        if not thread.name.startswith(name):
+            return start(thread)
+        monkeypatch.setattr(threading.Thread, "start", start)
+        if it_begins:
+            start(thread)
+        raise TimeLimit
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+
+
+def threads(name):
+    return [thread for thread in threading.enumerate() if thread.name.startswith(name)]
+
+
+class Work:
+    def __init__(self):
+        self.wanted, self.done = 0, 0
+        self.worker = Worker(NAME, self)
+
+    def __call__(self):
+        self.done = self.wanted
+
+    def want(self):
+        self.wanted += 1
+        self.worker.nudge()
+
+    @property
+    def is_done(self):
+        return self.done == self.wanted
+
+
+@pytest.fixture
+def work():
+    work = Work()
+    yield work
+    if thread := work.worker.end():
+        thread.join(PATIENCE)
+
+
+class TestWorker:
+    @pytest.mark.parametrize("it_begins", [False, True])
+    def test_works_after_an_interrupted_start(self, work, monkeypatch, it_begins):
+        interrupt_the_start(monkeypatch, NAME, it_begins=it_begins)
+        with pytest.raises(TimeLimit):
+            work.want()
+        work.want()
+        eventually(lambda: work.is_done)
+        eventually(lambda: len(threads(NAME)) == 1)
+
+    def test_has_one_thread(self, work, monkeypatch):
+        """Also where a finalizer wants something while the thread is made."""
+        is_struck = []
+
+        class Thread(threading.Thread):
+            def __init__(self, *args, **kwargs):
+                super().__init__(*args, **kwargs)
+                if not is_struck:
+                    is_struck.append(True)
+                    work.want()
+
+        monkeypatch.setattr(threading, "Thread", Thread)
+        work.want()
+        eventually(lambda: work.is_done)
+        eventually(lambda: len(threads(NAME)) == 1)
+
+    @pytest.mark.parametrize("idle", [3600.0, 0.0])
+    @pytest.mark.parametrize("call", range(1, 6))
+    def test_does_what_a_finalizer_wants_between_its_look_and_its_rest(self, work, monkeypatch, idle, call):
+        monkeypatch.setattr(workers, "IDLE", idle)
+        calls, clock = [], workers.clock
+
+        def struck():
+            calls.append(1)
+            if len(calls) == call:
+                work.want()
+            return clock()
+
+        monkeypatch.setattr(workers, "clock", struck)
+        work.want()
+        eventually(lambda: work.is_done)
+        work.want()
+        eventually(lambda: work.is_done)
+
+    def test_ends_when_told_and_works_again_when_wanted(self, work):
+        work.want()
+        eventually(lambda: work.is_done)
+        thread = work.worker.end()
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+        work.want()
+        eventually(lambda: work.is_done)
+
+    @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+    def test_dies_of_nothing_for_good(self, work, monkeypatch):
+        """What ends a thread in the midst, as a greenlet is killed, ends that thread alone."""
+        call, killed = Work.__call__, []
+
+        def kill(work):
+            monkeypatch.setattr(Work, "__call__", call)
+            killed.append(threading.current_thread())
+            raise SystemExit
+
+        monkeypatch.setattr(Work, "__call__", kill)
+        work.want()
+        eventually(lambda: killed and not killed[0].is_alive())
+        work.want()
+        eventually(lambda: work.is_done)
+
+
+def test_a_post_has_one_thread_at_a_time():
+    post, barrier = Post(), threading.Barrier(8)
+    took, left = [], threading.Event()
+
+    def apply():
+        barrier.wait(PATIENCE)
+        took.append(post.take())
+        left.wait(PATIENCE)
+
+    applicants = [threading.Thread(target=apply, daemon=True) for _ in range(8)]
+    for applicant in applicants:
+        applicant.start()
+    eventually(lambda: len(took) == 8)
+    assert took.count(True) == 1
+    assert post.thread in applicants
+    post.leave()
+    assert post.thread is None
+    assert post.take()
+    left.set()
+
+
+@pytest.mark.parametrize("it_begins", [False, True])
+@pytest.mark.parametrize("store", ["valkey", "postgres"])
+def test_waiters_are_woken_after_an_interrupted_start_of_the_listener(request, monkeypatch, store, it_begins):
+    request.getfixturevalue(f"{store}_locks")
+    holder = lock("name", reentrant=False)
+    assert holder.acquire()
+    interrupt_the_start(monkeypatch, "distlock-listener", it_begins=it_begins)
+    with pytest.raises(TimeLimit):
+        lock("name", wait=PATIENCE, reentrant=False).acquire()
+    waited = []
+
+    def wait():
+        with lock("name", wait=PATIENCE):
+            waited.append(True)
+
+    waiter = threading.Thread(target=wait, daemon=True)
+    waiter.start()
+    listener = locks["default"]._listener
+    eventually(lambda: listener.is_ready if store == "valkey" else listener.hears)
+    holder.release()
+    waiter.join(PATIENCE)
+    assert waited == [True]
