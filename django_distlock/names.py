@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from string import Formatter
@@ -187,9 +188,16 @@ class Template:
             raise InvalidLockName(
                 f"The template {self.text!r} asks for {field!r}, which cannot be had: {type(error).__name__}: {error}."
             ) from error
-        return self._checked(field, value)
+        try:
+            return str(self._ordered(field, value, is_inside=False))
+        except InvalidLockName:
+            raise
+        except ValueError as error:  # a number of more digits than Python writes
+            raise UnusableLockName(
+                f"The template {self.text!r} was given a value for {field!r} that has no text: {error}."
+            ) from error
 
-    def _checked(self, field: str, value: Any) -> str:
+    def _check(self, field: str, value: Any, *, is_inside: bool) -> None:
         if hasattr(value, "_meta") and hasattr(value, "pk"):
             raise InvalidLockName(
                 f"The template {self.text!r} was given a model instance for {field!r}; its text may change and"
@@ -206,17 +214,28 @@ class Template:
                 " process. Sort it."
             )
         kind: Any = type(value)
-        if kind.__str__ is object.__str__ and kind.__repr__ is object.__repr__:
+        if kind.__repr__ is object.__repr__ and (is_inside or kind.__str__ is object.__str__):
             raise InvalidLockName(
                 f"The template {self.text!r} was given a {kind.__name__!r} for {field!r}, whose text is an address in"
                 " memory and differs between processes. Use an attribute that identifies it."
             )
-        try:
-            return str(_ordered(value))
-        except ValueError as error:  # a number of more digits than Python writes
-            raise UnusableLockName(
-                f"The template {self.text!r} was given a value for {field!r} that has no text: {error}."
-            ) from error
+
+    def _ordered(self, field: str, value: Any, *, is_inside: bool = True) -> Any:
+        """Equal dicts get one text, whatever the order in which their keys came, also inside of lists. What is
+        refused as a value is refused there, too. The order of an OrderedDict is a part of it."""
+        self._check(field, value, is_inside=is_inside)
+        kind: Any = type(value)
+        if isinstance(value, dict) and kind.__str__ is object.__str__:
+            keys = list(dict.keys(value)) if isinstance(value, OrderedDict) else sorted(dict.keys(value), key=repr)
+            for key in keys:
+                self._ordered(field, key)
+            ordered = {key: self._ordered(field, dict.__getitem__(value, key)) for key in keys}
+            return OrderedDict(ordered) if isinstance(value, OrderedDict) else ordered
+        if kind in (list, tuple):
+            return kind(self._ordered(field, each) for each in value)
+        if isinstance(value, tuple) and hasattr(kind, "_make"):
+            return kind._make(self._ordered(field, each) for each in value)
+        return value
 
 
 class _Fields(Formatter):
@@ -224,14 +243,6 @@ class _Fields(Formatter):
 
     def get_value(self, key: int | str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         return kwargs[str(key)]
-
-
-def _ordered(value: Any) -> Any:
-    """Equal dicts get one text, whatever the order in which their keys came, also inside of lists."""
-    kind = type(value)
-    if kind is dict:
-        return {key: _ordered(value[key]) for key in sorted(value, key=repr)}
-    return kind(map(_ordered, value)) if kind in (list, tuple) else value
 
 
 def _percent(match: re.Match[str]) -> str:

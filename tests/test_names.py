@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter, OrderedDict, defaultdict, namedtuple
+from functools import partial
+
 import pytest
 from django.contrib.auth.models import User
+from django.http import QueryDict
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
@@ -108,6 +112,20 @@ def test_equal_dicts_name_one_lock_whatever_the_order_of_their_keys():
     assert name([1, 2]) != name([2, 1])
 
 
+def test_equal_dicts_of_other_classes_name_one_lock_but_for_those_that_are_in_an_order():
+    class Own(dict):
+        pass
+
+    row = namedtuple("row", "filters")
+    one, other = {"a": 1, "b": 2}, {"b": 2, "a": 1}
+    for kind in (Own, Counter, partial(defaultdict, int), lambda found: row(found), lambda found: [Own(found)]):
+        assert render("report:{}", (kind(one),)) == render("report:{}", (kind(other),))
+        assert render("report:{}", (kind(one),)) != render("report:{}", (kind({"a": 1, "b": 3}),))
+    assert render("report:{}", (OrderedDict(one),)) != render("report:{}", (OrderedDict(other),))
+    tags = [render("report:{}", (QueryDict(text),)) for text in ("tag=1&tag=2", "tag=2", "tag=1&tag=2")]
+    assert tags[0] == tags[2] != tags[1]
+
+
 class TestRefusals:
     @pytest.mark.parametrize(
         ("name", "message"),
@@ -135,6 +153,12 @@ class TestRefusals:
             ("{}3{}", (1, 2), "separates fields by '3' alone, which values may contain. Separate them by \":\""),
             ("{}%{}", (1, 2), "separates fields by '%' alone"),
             ("tags:{}", ({"a", "b"},), "was given a set for '0', whose text has another order in each process"),
+            ("tags:{}", (["x", {"a", "b"}],), "was given a set for '0'"),
+            ("tags:{}", ({"tags": frozenset({"a", "b"})},), "was given a set for '0'"),
+            ("tags:{}", (OrderedDict(tags={"a", "b"}),), "was given a set for '0'"),
+            ("tags:{}", ({("x", frozenset({"a", "b"})): 1},), "was given a set for '0'"),
+            ("{}", ([object()],), "whose text is an address in memory"),
+            ("orders:{}", ([User(pk=1)],), "was given a model instance for '0'"),
             ("order:{order_id}", (1,), "asks for 'order_id'; lock() fills fields by position"),
             ("order:{}", (1, 2), "has 1 field(s) and was given 2 value(s)"),
             ("{}:{}", (1,), "has 2 field(s) and was given 1 value(s)"),

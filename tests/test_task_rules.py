@@ -13,6 +13,7 @@ from functools import partial
 import pytest
 from celery import Celery, current_app, shared_task
 from celery import Task as CeleryTask
+from celery.app.trace import build_tracer
 from celery.exceptions import Ignore, Retry
 
 from django_distlock import LockLost, LockNotAcquired, distributed_lock, lock, locks
@@ -352,3 +353,42 @@ class TestDjangoTasks:
     def test_wrong_arguments_fail_the_task_before_any_lock(self, module):
         [error] = module.plain.enqueue().errors
         assert error.exception_class is TypeError
+
+
+class TestInAWorker:
+    """By what a worker calls for a message that it has got."""
+
+    def deliver(self, app, task):
+        build_tracer(task.name, task, app=app)("the-id", (), {}, {"id": "the-id", "delivery_info": {}})
+        return app.AsyncResult("the-id")
+
+    def test_a_wrong_setting_is_told_before_the_work_is_done(self, app, settings):
+        settings.DISTRIBUTED_LOCKS_REMEMBER_TASKS = "1h"
+        done = []
+
+        @app.task(name="tests.remembered", acks_late=True)
+        @distributed_lock("name")
+        def work():
+            done.append(1)
+
+        result = self.deliver(app, work)
+        assert result.state == "FAILURE"
+        assert "DISTRIBUTED_LOCKS_REMEMBER_TASKS is '1h'" in str(result.result)
+        assert done == []
+
+    def test_a_name_that_meets_a_busy_lock_itself(self, app):
+        @distributed_lock("shard")
+        def shard():
+            return "1"
+
+        @app.task(name="tests.sharded")
+        @distributed_lock(name=lambda: shard(), on_busy="skip")
+        def work():
+            return "done"
+
+        holder = lock("shard")
+        elsewhere(holder.acquire)
+        result = self.deliver(app, work)
+        assert (result.state, result.result) == ("SUCCESS", None)
+        elsewhere(holder.release)
+        assert work.apply().get() == "done"
