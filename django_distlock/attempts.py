@@ -113,9 +113,12 @@ class Attempt:
         return transactions.open_here() if self.opened is None else self.opened
 
     def _own(self, busy: LockInfo) -> Lease | None:
-        """The lease of this very thread or task which is in the way, as the store says."""
+        """The lease of this very thread or task which is in the way, as the store says.
+
+        Not one that it has left, and that an open response holds.
+        """
         lease = self.keeper.find(busy.token)
-        return lease if lease and self._is_own(lease) else None
+        return lease if lease and lease.entries and self._is_own(lease) else None
 
     def _is_own(self, lease: Lease) -> bool:
         return lease.is_live and lease.belongs_to(self.execution) and ref(lease) in _acquired_here.get()

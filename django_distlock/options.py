@@ -56,4 +56,12 @@ class Options:
 
 
 # A program has few different sets of options and asks for locks often. Typed, because 1 == True.
-settled = lru_cache(maxsize=256, typed=True)(lambda **given: Options(given))
+_settled = lru_cache(maxsize=256, typed=True)(lambda **given: Options(given))
+
+
+def settled(**given: Any) -> Options:
+    """Raises TypeError for an unknown option, ValueError for a value out of range."""
+    try:
+        return _settled(**given)
+    except TypeError:  # also for a value that cannot be hashed, of which the option itself says more
+        return Options(given)

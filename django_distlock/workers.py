@@ -156,7 +156,7 @@ class Worker:
     def _due_after_work(self, pid: int) -> float | None:
         try:
             return self._work()
-        except Exception:
+        except BaseException:  # a receiver of a signal may raise SystemExit, which is not meant for this thread
             if not forks.is_copy(pid):
                 logger.exception("What %s does failed and is tried again", self._name)
             return clock() + RETRY

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import unittest
 from functools import partial
 
@@ -62,3 +63,8 @@ class TestCPython:
     @pytest.mark.parametrize("test", cases(lock_tests.RLockTests) if lock_tests else [None])
     def test_rlock(self, backend, test):
         run(lock_tests.RLockTests, test, partial(new_lock, reentrant=True))
+
+    @pytest.mark.parametrize("test", cases(lock_tests.ConditionTests) if lock_tests else [None])
+    def test_condition(self, backend, test):
+        made = staticmethod(lambda held=None: threading.Condition(held or new_lock(reentrant=True)))
+        run(type("ConditionTests", (lock_tests.ConditionTests,), {"condtype": made}), test, new_lock)
