@@ -124,16 +124,19 @@ def hold(lease: Lease, response: Any, request: Any) -> None:
 class _Hold:
     """Owned by a response alone: ended when its content is made or it is closed, or collected with it."""
 
+    _lease: Lease | None = None  # until it is made
+
     def __init__(self, lease: Lease) -> None:
-        self._lease = lease
         self._pledge = object()
+        self._lease = lease
         lease.pledge(self._pledge, most=lease.backend.response_max_hold)
 
     def __call__(self) -> None:
-        self._lease.redeem(self._pledge, promptly=not _is_in_event_loop())
+        if self._lease:
+            self._lease.redeem(self._pledge, promptly=not _is_in_event_loop())
 
     def __del__(self) -> None:
-        if not sys.is_finalizing():
+        if self._lease and not sys.is_finalizing():
             self._lease.redeem(self._pledge, promptly=False)
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:

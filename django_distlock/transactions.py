@@ -57,8 +57,9 @@ def hold(lease: Lease) -> None:
     """
     for opened in open_here():
         if opened not in lease.pledges and (connection := opened()) and connection.commit_on_exit:
+            deferral = Deferral(lease, opened)  # first, so that there is no pledge that nothing ends
             lease.pledge(opened)
-            _give(connection, Deferral(lease, opened))
+            _give(connection, deferral)
 
 
 async def ahold(lease: Lease) -> None:
@@ -82,17 +83,21 @@ class _Meanwhile:
     Belongs to what that thread was given to do, which may be dropped undone when the thread waits no more.
     """
 
+    _lease: Lease | None = None  # until it is made
+
     def __init__(self, lease: Lease) -> None:
-        self._lease = lease
         self._pledge = object()
+        self._lease = lease
         lease.pledge(self._pledge)
 
     def revoke(self) -> None:
         """The task itself goes on, and releases what nothing else holds."""
-        self._lease.revoke(self._pledge)
+        if self._lease:
+            self._lease.revoke(self._pledge)
 
     def end(self, _: Future[None] | None = None) -> None:
-        self._lease.redeem(self._pledge, promptly=False)
+        if self._lease:
+            self._lease.redeem(self._pledge, promptly=False)
 
     def __del__(self) -> None:
         if not sys.is_finalizing():
@@ -170,15 +175,18 @@ class Deferral:
     belong to no savepoint outlive the rollback of every savepoint.
     """
 
+    _lease: Lease | None = None  # until it is made
+
     def __init__(self, lease: Lease, opened: Transaction) -> None:
-        self._lease = lease
         self._transaction = opened
+        self._lease = lease
 
     def over(self) -> None:
-        self._lease.redeem(self._transaction)
+        if self._lease:
+            self._lease.redeem(self._transaction)
 
     def __del__(self) -> None:
-        if not sys.is_finalizing():
+        if self._lease and not sys.is_finalizing():
             is_collected = self._transaction() is None  # with its connection, and maybe by the garbage collector
             self._lease.redeem(self._transaction, promptly=not is_collected)
 

@@ -7,6 +7,7 @@ import threading
 import warnings
 
 import pytest
+from django.db import transaction
 
 from django_distlock import distributed_lock, lock, locks, waiting
 from django_distlock.renewal import kept, renewer_of
@@ -67,11 +68,16 @@ def iterated(name):
     list(iterator(name))
 
 
-def held_for_ever(way):
+def in_a_transaction(name):
+    with transaction.atomic(), lock(name, ttl=TTL):
+        pass
+
+
+def held_for_ever(way, *files):
     """What is renewed after it was interrupted: by name, the point."""
     way("warm")
     with warnings.catch_warnings(action="ignore", category=ResourceWarning):
-        points = dict(at_each_point(way))
+        points = dict(at_each_point(way, *files))
         assert len(points) > 20
         gc.collect()
         held = {lease.name: points.get(lease.name, "") for lease in kept() if lease.renews and not lease.is_free}
@@ -95,6 +101,15 @@ def test_a_handle_that_is_kept_holds_what_nobody_has_begun_to_leave(backend, way
     held = {name: point for name, point in held_for_ever(way).items() if not point.endswith(begins)}
     assert held == {}
     eventually(lambda: not list(backend.names()))
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("backend", ["locmem"], indirect=True)
+def test_the_end_of_a_transaction_frees_what_was_being_left_for_it(backend):
+    """What a handler raises inside a finalizer is lost, and its call with it."""
+    held = held_for_ever(in_a_transaction, "transactions.py")
+    assert [point for point in held.values() if "__del__" not in point and " over" not in point] == []
+    eventually(lambda: not [name for name in backend.names() if name not in held])
 
 
 @pytest.mark.parametrize("kind", ["valkey_locks", "redlock_locks"])
