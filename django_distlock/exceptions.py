@@ -53,7 +53,13 @@ class LockNotHeld(LockError, RuntimeError):
 
 
 class LockBackendError(LockError):
-    """The store did not answer, or refused. Whether the lock is free is not known; the cause is chained."""
+    """The store did not answer, or refused. Whether the lock is free is not known; the cause is chained.
+
+    ``is_final``: it does not pass by itself, because somebody has to correct a setting, a right, or what is in the
+    store. Whoever waits is told at once.
+    """
+
+    is_final = False
 
 
 class InvalidLockName(ValueError):

@@ -126,7 +126,7 @@ class Wait:
                 retry = 0.0
             except LockBackendError as error:
                 self._check_process()
-                if not self._waits:
+                if error.is_final or not self._waits:
                     raise
                 if not retry:
                     logger.warning("Lock %r is waited for on, though its store failed: %s", self.ticket.name, error)

@@ -293,3 +293,39 @@ class TestWithoutThreads:
 async def _hold(handle):
     assert await handle.aacquire()
     await handle.arelease()
+
+
+class TestFinalErrors:
+    """What does not pass by itself is told at once to whoever waits, however long the wait."""
+
+    @pytest.mark.parametrize("way", ["sync", "async"])
+    @pytest.mark.parametrize("fault", ["type", "value", "password"])
+    def test_are_told_to_waiters(self, valkey_locks, store, held_elsewhere, fault, way):
+        told = []
+
+        def wait():
+            handle = lock("name", wait=None)
+            try:
+                handle.acquire() if way == "sync" else asyncio.run(handle.aacquire())
+            except LockBackendError as error:
+                told.append(error)
+
+        waiter = threading.Thread(target=wait, daemon=True)
+        waiter.start()
+        eventually(lambda: store.exists(QUEUE))
+        try:
+            if fault == "password":
+                store.execute_command("ACL", "SETUSER", "default", "resetpass", ">changed")
+                store.execute_command("CLIENT", "KILL", "SKIPME", "yes", "TYPE", "normal")
+            elif fault == "type":
+                store.delete(HELD)
+                store.rpush(HELD, "foreign")
+            else:
+                store.set(HELD, "foreign", px=60_000)
+            eventually(lambda: told)
+        finally:
+            if fault == "password":
+                store.execute_command("ACL", "SETUSER", "default", "nopass")
+            store.delete(HELD)
+        waiter.join(PATIENCE)
+        assert told[0].is_final

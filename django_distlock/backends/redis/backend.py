@@ -348,10 +348,12 @@ class RedisBackend(BaseLockBackend):
         return reply
 
     def _foreign_value(self, name: str) -> LockBackendError:
-        return LockBackendError(
+        error = LockBackendError(
             f"The key {self.keys.lease(name)!r} at {self.location.text} holds something that is no lock. Delete it,"
             f" or give the locks a prefix of their own in {self.setting('KEY_PREFIX')}."
         )
+        error.is_final = True
+        return error
 
     # Connections
 

@@ -144,9 +144,11 @@ def is_wrong_type(reply: object) -> bool:
 def explain(
     error: Exception, backend: RedisBackend, kind: type[LockBackendError] = LockBackendError
 ) -> LockBackendError:
-    return kind(
+    explained = kind(
         f"Lock backend {backend.alias!r} at {backend.location.text}: {advice(error, backend)} ({printable(str(error))})"
     )
+    explained.is_final = not is_transient(error, in_cluster=bool(backend.option.get("cluster")))
+    return explained
 
 
 def advice(error: Exception, backend: BaseLockBackend) -> str:
