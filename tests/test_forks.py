@@ -196,7 +196,7 @@ class TestGreenlets:
 
     def test_of_a_child_leave_the_leases_of_its_parent_alone(self, program):
         parent = program(
-            "import logging; logging.basicConfig(stream=sys.stdout)\n"
+            "import logging; logging.basicConfig(stream=sys.stdout, level=logging.ERROR)\n"
             "with lock('name', ttl=1) as lease:\n"
             "    if not (child := os.fork()):\n"
             "        time.sleep(2.5); say(lease.state); os._exit(0)\n"

@@ -432,7 +432,7 @@ class TestHooks:
             transaction.on_commit(lambda: seen.append(is_held()), using=using)
 
         with transaction.atomic(using=using, **options):
-            savepoint = transaction.savepoint(using=using)
+            savepoint = connections[using].savepoint()
             with transaction.atomic(using=using):
                 hook()
                 guarded(hook)
