@@ -15,7 +15,8 @@ from django_distlock import InvalidLockName
 from django_distlock.names import LONGEST_VERBATIM, OWN, check_name, own_name, parse, render, stored_name
 
 text = st.text(st.characters(exclude_categories=["Cs"]))
-names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=600)
+texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=600)
+names = texts.filter(lambda name: not name.startswith(OWN))
 literals = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
 
 
