@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Self
 
 from .exceptions import LockBackendError
@@ -20,6 +21,14 @@ class RunRefused(LockBackendError):
 
 class UnreadableStamp(RunRefused):
     """What the store keeps of one entry is no stamp."""
+
+    def __init__(self, place: str, remedy: str = "") -> None:
+        """``place``: where it is; ``remedy``: what else may be done than to delete it."""
+        super().__init__(
+            f"{place} holds something that is no run of beat, or a run of more than a day after now"
+            f" ({datetime.now(UTC):%Y-%m-%d %H:%M} UTC by the clock of this host). Correct that clock if it is wrong."
+            f" Only if it is right, delete what is there{remedy}."
+        )
 
 
 class ClockIsAhead(RunRefused):

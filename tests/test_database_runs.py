@@ -136,7 +136,7 @@ def test_a_run_of_a_day_to_come_is_refused(backend):
     backend.claim_run("entry", stamp, stamp, 60)
     with backend.pool.connection(1) as connection, connection.cursor() as cursor:
         cursor.execute(f"UPDATE {TABLE} SET ran_at = %s", [round((time.time() + 2 * 86_400) * 1_000_000)])
-    with pytest.raises(UnreadableStamp):
+    with pytest.raises(UnreadableStamp, match="by the clock of this host.*Correct that clock.*delete"):
         backend.claim_run("entry", stamp, RunStamp(110.0, token="mine"), 60)
 
 

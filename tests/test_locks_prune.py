@@ -58,7 +58,9 @@ def test_rows_older_than_thirty_days_go(database):
     days_pass(database, 29)
     database.acquire(ticket("held", ttl=60), queue=False)
     text = said("prune")
-    assert text == "default: 1 row(s) deleted, of locks that nobody has held for 30 d 00 h.\n"
+    assert (
+        text == "default: 1 row(s) deleted, of locks that nobody has held for 30 d 00 h and of runs of beat as old.\n"
+    )
     assert rows(database) == 2
     assert "default: 0 row(s) deleted" in said("prune")
 
@@ -139,7 +141,7 @@ def several(sqlite_locks, settings):
 def test_other_backends_are_named(several):
     assert said("prune").splitlines() == [
         "default: LocMemBackend keeps no rows of free locks.",
-        "rows: 1 row(s) deleted, of locks that nobody has held for 30 d 00 h.",
+        "rows: 1 row(s) deleted, of locks that nobody has held for 30 d 00 h and of runs of beat as old.",
     ]
 
 

@@ -174,7 +174,8 @@ def test_a_foreign_value_is_told_and_not_touched_and_the_other_entries_are_well(
     [told] = caplog.records
     assert told.levelname == "ERROR"
     assert "'lock|r:shop:bad' at" in told.message
-    assert "holds something that is no run of beat. Delete it" in told.message
+    assert "holds something that is no run of beat, or a run of more than a day after now" in told.message
+    assert told.message.index("Correct that clock") < told.message.index("delete")
     ledger = Ledger("shop")
     for call in (lambda: ledger.tell("bad", RunStamp(now.at)), lambda: ledger.claim("bad", now.at, now.at + 1, 30.0)):
         with pytest.raises(UnreadableStamp, match="no run of beat"):

@@ -149,9 +149,7 @@ def _stamp(name: bytes, text: str) -> RunStamp:
     try:
         return RunStamp.from_text(text)
     except ValueError:
-        raise UnreadableStamp(
-            f"The row {name.decode()!r} of {TABLE} holds something that is no run of beat. Delete it."
-        ) from None
+        raise UnreadableStamp(f"The row {name.decode()!r} of {TABLE}") from None
 
 
 def _moment(stamp: RunStamp) -> int:

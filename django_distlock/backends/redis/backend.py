@@ -333,8 +333,8 @@ class RedisBackend(BaseLockBackend):
         except ValueError:
             pass
         raise UnreadableStamp(
-            f"The key {self.keys.run(name)!r} at {self.location.text} holds something that is no run of beat."
-            f" Delete it, or give the locks a prefix of their own in {self.setting('KEY_PREFIX')}."
+            f"The key {self.keys.run(name)!r} at {self.location.text}",
+            f", or give the locks a prefix of their own in {self.setting('KEY_PREFIX')}",
         )
 
     # Errors

@@ -63,13 +63,13 @@ class Command(BaseCommand):
         which.add_argument("name", nargs="?", type=_name, help="exactly this lock")
         which.add_argument("--prefix", help="all locks whose names begin with this")
         releasing.add_argument("--no-input", "--noinput", action="store_false", dest="interactive", help="do not ask")
-        pruning = actions.add_parser("prune", help="delete the rows that a database keeps of free locks")
+        pruning = actions.add_parser("prune", help="delete the rows that databases keep of free locks and of old runs")
         pruning.add_argument(
             "--older-than",
             type=_age,
             default=MONTH,
             metavar="SECONDS",
-            help="of locks that nobody has held for so long; 30 days unless told",
+            help="of locks that nobody has held, and runs that ran out, so long ago; 30 days unless told",
         )
         checking = actions.add_parser("check", help="whether the stores can be trusted with locks; asks them")
         for action in (listing, showing, releasing, pruning, checking):
@@ -261,7 +261,8 @@ class Command(BaseCommand):
             )
         else:
             for alias, rows in deleted.items():
-                done = f"{rows} row(s) deleted, of locks that nobody has held for {in_words(age)}."
+                done = f"{rows} row(s) deleted, of locks that nobody has held for {in_words(age)}"
+                done += " and of runs of beat as old."
                 self.stdout.write(f"{alias}: {reasons[alias] if rows is None else done}")
         self._tell(inventory)
         if not any(rows is not None for rows in deleted.values()):
