@@ -15,6 +15,7 @@ import pytest
 from django.db import connections
 
 from django_distlock import LockBackendError, lock, locks
+from django_distlock.backends.database.errors import NoReply
 from django_distlock.findings import Level
 from django_distlock.renewal import renewer_of
 
@@ -260,6 +261,23 @@ def test_a_pooler_that_is_there_while_its_server_is_not(postgres, postgres_datab
         assert call.beyond < GRACE + 2 * metronome.late
         assert [finding.about for finding in call.answer] == ["reachable"]
         locks.close()
+
+
+def test_more_tasks_than_threads(postgres, postgres_database, settings, tmp_path_factory):
+    """Each ends in its own time, however many others ask a server that does not answer."""
+    folder = tmp_path_factory.mktemp("p")
+
+    async def main():
+        calls = [Called(1.0, lock(f"name {number}", wait=1).aacquire) for number in range(128)]
+        with Stopped(postgres.process):
+            await asyncio.wait_for(asyncio.gather(*(call.arun() for call in calls)), 6 * PATIENCE)
+        return calls
+
+    with behind_a_proxy(postgres, "postgres", folder, settings, 2.0) as (_, leases), Metronome() as metronome:
+        leases[0].release()
+        calls = asyncio.run(main())
+        assert {type(call.answer) for call in calls} <= {LockBackendError, NoReply}
+        assert max(call.beyond for call in calls) < 1.0 + GRACE + 2 * metronome.late
 
 
 def test_what_is_given_up_leaves_no_thread_behind(postgres, postgres_database, settings):

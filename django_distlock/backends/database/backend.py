@@ -174,7 +174,7 @@ class DatabaseBackend(BaseLockBackend):
             if self._will_ring(ticket):
                 await ticket.bell.await_(looks.left)
                 return
-            if await ticket.bell.await_(looks.pause()) or looks.see(await self._in_thread(self._turn, ticket)):
+            if await ticket.bell.await_(looks.pause()) or looks.see(await self._aturn(ticket)):
                 return
 
     def _begin_to_look(self, ticket: Ticket, timeout: float) -> Looks:
@@ -190,6 +190,9 @@ class DatabaseBackend(BaseLockBackend):
     def _turn(self, ticket: Ticket) -> Turn:
         turn = partial(self._sql.turn, name=self._key(ticket.name), token=ticket.token)
         return self._run(turn, _patience(ticket))
+
+    async def _aturn(self, ticket: Ticket) -> Turn:
+        return await self._in_thread(self._turn, ticket, turn_within=_turn_within(ticket))
 
     def _expect(self, ticket: Ticket) -> None:
         if self._listener:
@@ -271,7 +274,8 @@ class DatabaseBackend(BaseLockBackend):
 
     async def aacquire(self, ticket: Ticket, *, queue: bool) -> Grant | LockInfo:
         try:
-            return await self._in_thread(lambda: self.acquire(ticket, queue=queue))
+            within = _turn_within(ticket)
+            return await self._in_thread(lambda: self.acquire(ticket, queue=queue), turn_within=within)
         except asyncio.CancelledError:
             ticket.unanswered = True  # its thread goes on
             raise
@@ -358,6 +362,11 @@ def _may_be_executed(error: BaseException) -> bool:
 def _patience(ticket: Ticket) -> float | None:
     """Seconds for an answer to a caller who waits: it may be asked for twice. None: the backend's timeout counts."""
     return None if ticket.give_up is None else max(SHORTEST_PATIENCE, (ticket.give_up - clock()) / 2)
+
+
+def _turn_within(ticket: Ticket) -> float:
+    """Seconds until a thread is there for the caller: its own, and as long as two answers where it does not wait."""
+    return inf if ticket.give_up is None else max(2 * SHORTEST_PATIENCE, ticket.give_up - clock())
 
 
 def _batches(items: Sequence[R]) -> Iterator[Sequence[R]]:

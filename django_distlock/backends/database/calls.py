@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from math import inf
 from typing import Any, TypeVar
 
 from django.db import Error, InterfaceError, OperationalError, ProgrammingError
@@ -97,8 +98,13 @@ class Calls:
                 raise  # a mistake of ours
             raise self._explain(error, LockBackendError) from error
 
-    async def in_thread(self, call: Callable[..., R], *arguments: Any) -> R:
-        """Not in the loop's own threads, which a program may have given to something else."""
+    async def in_thread(self, call: Callable[..., R], *arguments: Any, turn_within: float | None = None) -> R:
+        """Not in the loop's own threads, which a program may have given to something else.
+
+        Raises LockBackendError if none of the threads is free in time: ``turn_within`` seconds, by default those in
+        which a call is done.
+        """
+        seconds = 2 * self._timeout if turn_within is None else turn_within
         with self._guard:
             if self._threads is None:
                 self._threads = ThreadPoolExecutor(ASYNC_THREADS, thread_name_prefix=f"distlock-async-{self._name}")
@@ -109,7 +115,19 @@ class Calls:
                     f"The database of the locks {self._name!r} cannot be asked for tasks, because there are too many"
                     f" threads, or the process exits: {error}"
                 ) from error
-        return await asyncio.wrap_future(future)
+        outcome = asyncio.wrap_future(future)
+        try:
+            await asyncio.wait([outcome], timeout=None if seconds == inf else seconds)
+        except asyncio.CancelledError:
+            outcome.cancel()  # unless a thread is at it
+            raise
+        if not outcome.done() and future.cancel():
+            raise LockBackendError(
+                f"The database of the locks {self._name!r} was not asked within {seconds:.1f} s: all {ASYNC_THREADS}"
+                " threads that ask for the tasks of this process were busy. The database is slow or does not answer,"
+                " or too many tasks ask for locks at once."
+            )
+        return await outcome
 
     def close(self) -> None:
         """Calls that come later open anew what they need."""
