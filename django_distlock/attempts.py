@@ -20,6 +20,8 @@ from .options import Options
 from .renewal import renewer_of
 from .tickets import Holder, LockInfo, Ticket, clock, current_execution
 
+SHORTEST_LOOK = 1.0  # seconds for an answer that a thread has at once, unless it is busy
+
 # Child tasks inherit the context and sync_to_async lends one thread to many, so an execution owns a
 # lease only when the thread or task is the same *and* the context remembers having acquired it.
 _acquired_here: ContextVar[tuple[ReferenceType[Lease], ...]] = ContextVar("django_distlock_acquired_here", default=())
@@ -53,7 +55,7 @@ class Attempt:
     lease: Lease | None = None
     _entry: Entry | None = None
     busy: LockInfo | None = None
-    opened: Sequence[transactions.Transaction] | None = None  # None: those of this very thread are looked up
+    around: transactions.Around | None = None  # None: those of this very thread are looked up
 
     def __init__(
         self,
@@ -110,7 +112,22 @@ class Attempt:
         return any(transaction in lease.pledges for transaction in self._open_transactions())
 
     def _open_transactions(self) -> Sequence[transactions.Transaction]:
-        return transactions.open_here() if self.opened is None else self.opened
+        return transactions.open_here() if self.around is None else self.around.known()
+
+    async def look_around(self) -> None:
+        """Find out what is open around the task, where the lock may depend on it; not for longer than it waits."""
+        self.around = transactions.Around()
+        last = self.keeper.last_of(self._name)
+        refuses = self.terms.in_atomic == "refuse"
+        if not refuses and not (last and last.pledges):
+            return
+        within = None if self._seconds is None else max(self._seconds, SHORTEST_LOOK)
+        if not await self.around.is_known(within) and refuses:
+            raise LockTimeout(
+                f"Whether the lock {self._name!r} ({self._using}) is asked for inside a transaction, which"
+                " in_atomic='refuse' forbids, is not known: the thread that waits for this task in async_to_sync was"
+                " busy with something else. Wait longer, or keep it free of slow work."
+            )
 
     def _own(self, busy: LockInfo) -> Lease | None:
         """The lease of this very thread or task which is in the way, as the store says.

@@ -178,8 +178,8 @@ class Lock:
         return attempt
 
     async def _amade(self, attempt: Attempt) -> Attempt:
-        attempt.opened = await transactions.aopen_here()
         try:
+            await attempt.look_around()
             await signals.aannounce(attempt.conclude(await waiting.aacquire(attempt.wait, attempt.steps())))
         except BaseException:  # cancelled: whoever asked will never know that the lock was granted
             attempt.undo()

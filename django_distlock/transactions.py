@@ -34,12 +34,24 @@ def open_here() -> list[Transaction]:
     return [ref(connection) for connection in connections.all(initialized_only=True) if _is_open(connection)]
 
 
-async def aopen_here() -> list[Transaction] | None:
-    """``open_here()`` for tasks whose transactions are in another thread; None where there is no such thread."""
-    if not _is_awaited_by_a_thread():
-        return None
-    asked = _submit_to_waiting_thread(open_here)
-    return open_here() + (await asyncio.wrap_future(asked) if asked else [])
+class Around:
+    """The transactions around a task: its thread's, and those of the thread that waits for it.
+
+    That one is asked at once, but may be at something else, and then answers later or never.
+    """
+
+    def __init__(self) -> None:
+        self._asked = _submit_to_waiting_thread(open_here) if _is_awaited_by_a_thread() else None
+
+    def known(self) -> list[Transaction]:
+        asked = self._asked
+        return open_here() + (asked.result() if asked and asked.done() and not asked.cancelled() else [])
+
+    async def is_known(self, within: float | None) -> bool:
+        """Wait for the answer, for so many seconds at most."""
+        if self._asked and not self._asked.done():
+            await asyncio.wait([asyncio.wrap_future(self._asked)], timeout=within)
+        return self._asked is None or self._asked.done()
 
 
 def refuse(lock: str, opened: Sequence[Transaction]) -> NoReturn:

@@ -17,7 +17,17 @@ from django.db import DatabaseError, IntegrityError, InterfaceError, connection,
 from django.db.transaction import TransactionManagementError
 from django.test import TestCase, TransactionTestCase
 
-from django_distlock import LockLost, LockNotAcquired, LockNotHeld, LockReentry, distributed_lock, lock, locks, waiting
+from django_distlock import (
+    LockLost,
+    LockNotAcquired,
+    LockNotHeld,
+    LockReentry,
+    LockTimeout,
+    distributed_lock,
+    lock,
+    locks,
+    waiting,
+)
 from django_distlock.inventory import force_release
 from django_distlock.signals import lock_released
 
@@ -771,3 +781,28 @@ class TestInsideTransactionTestCase(TransactionTestCase):
             by_with(nothing)
             assert is_held()
         assert not is_held()
+
+
+@pytest.mark.parametrize("options", [{}, {"in_atomic": "refuse"}])
+def test_a_task_does_not_wait_longer_than_told_for_a_busy_thread_that_waits_for_it(locmem_locks, options):
+    async def main():
+        async def busy():
+            await sync_to_async(done.wait)(PATIENCE)
+
+        done, occupied = threading.Event(), asyncio.create_task(busy())
+        await asyncio.sleep(0.05)
+        try:
+            handle = lock("name", **options)
+            if taken := await handle.aacquire(blocking=False):
+                await handle.arelease()
+            return taken
+        finally:
+            assert not occupied.done()
+            done.set()
+            await occupied
+
+    if options:
+        with pytest.raises(LockTimeout, match="inside a transaction.* is not known"):
+            async_to_sync(main)()
+    else:
+        assert async_to_sync(main)() is True
