@@ -120,9 +120,9 @@ class AdoptedLease(Lease):
         self._keeper.abandon(self._proof)
         return rest
 
-    def lose(self, reason: str) -> None:
+    def lose(self, reason: str, *, log: bool = True) -> None:
         self._keeper.abandon(self._proof)
-        super().lose(reason)
+        super().lose(reason, log=log)
 
     def __enter__(self) -> Self:
         self.ensure_held()

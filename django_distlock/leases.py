@@ -6,6 +6,7 @@ import asyncio
 import enum
 import logging
 import os
+import random
 import threading
 from collections.abc import Set
 from datetime import UTC, datetime
@@ -264,7 +265,8 @@ class Lease:
     def extend(self, sent_at: float, ttl: float) -> None:
         """The store promised ``ttl`` seconds, asked at ``sent_at``."""
         self.deadline = max(self.deadline, safe_deadline(sent_at, ttl))
-        self.due = sent_at + self.ttl / 3 if self.renews else self.deadline
+        # Not all at the same moment that were taken at the same moment.
+        self.due = sent_at + self.ttl / 3 * random.uniform(0.9, 1.0) if self.renews else self.deadline
         self._is_doubted = False
 
     def doubt(self, retry_at: float) -> None:
@@ -320,14 +322,17 @@ class Lease:
         self.renews = False
         self.due = self.deadline
 
-    def lose(self, reason: str) -> None:
+    def lose(self, reason: str, *, log: bool = True) -> None:
         """The lease is over without a release: called once, by whoever dropped it from its keeper."""
         self._ended = State.LOST
-        logger.error("Lock %r (%s) was lost: %s. Held by %s.", self.name, self.using, reason, self.holder)
-
+        if log:
+            self.log_loss(reason)
         news = self._news(signals.lock_lost, reason=reason)
         # A slow receiver must not let other leases run out, and an async one cannot be awaited by the keeper.
         signals.announce_in_background(news)
+
+    def log_loss(self, reason: str) -> None:
+        logger.error("Lock %r (%s) was lost: %s. Held by %s.", self.name, self.using, reason, self.holder)
 
     def end(self) -> float:
         """It is being released by whoever dropped it. Returns the seconds that the lock rests."""

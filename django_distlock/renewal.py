@@ -12,6 +12,8 @@ import multiprocessing
 import os
 import sys
 import threading
+from collections.abc import Iterator, Set
+from itertools import takewhile
 from typing import cast
 from weakref import WeakSet
 
@@ -25,13 +27,15 @@ from .workers import RETRY, Worker, end_all
 
 logger = logging.getLogger("django_distlock")
 
+BATCH = 1000  # leases that are renewed in one round trip, before what came due meanwhile
+HURRY = 3  # those that have so many times as long as the first one are renewed apart
 LONGEST_END = 1.0  # seconds that the exit waits for threads of ours
 
 
 class Renewer:
     """Keeps the leases of one backend.
 
-    A lease is renewed when a third of its TTL has passed. All that are due soon go in one round trip.
+    A lease is renewed when a third of its TTL has passed. Those that are due soon go with it, many in one round trip.
     """
 
     def __init__(self, backend: BaseLockBackend) -> None:
@@ -39,6 +43,8 @@ class Renewer:
         self._pid = os.getpid()
         self._leases: dict[str, Lease] = {}
         self._by_name: dict[str, Lease] = {}  # the last one of each
+        self._doubted: list[tuple[Lease, object]] = []  # with the reasons, to be logged together
+        self._lost: list[tuple[Lease, str]] = []
         self._worker = Worker(f"distlock-renewal-{backend.alias}", self._renew, lambda: bool(self._leases))
         self._cleaner = Cleaner(backend)
 
@@ -113,35 +119,55 @@ class Renewer:
         return min((lease.wakes_at for lease in list(self._leases.values())), default=None)
 
     def _renew_due(self) -> None:
+        """Renew what is due, and again what comes due meanwhile, but for what failed, until all had their turn."""
         now = clock()
         self._warn_if_late(now)
         self._warn_of_long_ones(now)
-        wanted = []
+        failed: set[str] = set()
+        tried: set[str] = set()
+        try:
+            while not tried.issuperset(lease.token for lease in (wanted := self._due(failed))):
+                for batch in _batches(wanted):
+                    tried.update(lease.token for lease in batch)
+                    failed |= self._renew_together(batch)
+        finally:
+            self._tell()
+
+    def _due(self, failed: Set[str]) -> list[Lease]:
+        """Leases to renew, those that end soonest first. If one is due, so are those that nearly are."""
+        now, wanted, is_due = clock(), [], False
         for lease in list(self._leases.values()):
             if now >= lease.deadline:
                 self._lose(lease, "its renewal did not succeed in time" if lease.renews else "its TTL ran out")
             elif lease.is_free and lease.renews:
                 # About to be released. If its release was interrupted before it began, it runs out.
                 lease.due = min(now + lease.ttl / 6, lease.deadline)
-            elif lease.renews and now >= lease.due - lease.ttl / 6:
-                wanted.append((lease, lease.renewal_ttl(now)))
-        if not wanted:
-            return
+            elif lease.renews and now >= lease.due - lease.ttl / 6 and lease.token not in failed:
+                wanted.append(lease)
+                is_due = is_due or now >= lease.due
+        return sorted(wanted, key=lambda lease: lease.deadline) if is_due else []
+
+    def _renew_together(self, leases: list[Lease]) -> set[str]:
+        """In one round trip. Returns the tokens of those that are not renewed."""
+        now = clock()
+        wanted = [(lease, lease.renewal_ttl(now)) for lease in leases]
         try:
             # A third of what the shortest lease has left, so that there is time for another attempt.
-            within = min(lease.remaining for lease, _ in wanted) / 3
+            within = min(lease.remaining for lease in leases) / 3
             renewed = self._backend.renew([(lease.ticket, ttl) for lease, ttl in wanted], within=within)
         except LockBackendError as error:
-            for lease, _ in wanted:
-                if lease.token in self._leases:
+            for lease in leases:
+                if self._leases.get(lease.token) is lease:
                     self._doubt(lease, error)
-            return
-        self._warn_if_slow(clock() - now, [lease for lease, _ in wanted])
+            return {lease.token for lease in leases}
+        self._warn_if_slow(clock() - now, leases)
+        failed = set()
         for (lease, ttl), still_held in zip(wanted, renewed, strict=True):
             if self._leases.get(lease.token) is not lease:
                 continue  # released or detached meanwhile
             if still_held is None:
                 self._doubt(lease, "too few nodes of the store tell that it stands")
+                failed.add(lease.token)
                 continue
             if not still_held:
                 self._lose(lease, "the store no longer knows it: its data was lost, or somebody freed the lock")
@@ -159,14 +185,43 @@ class Renewer:
                     "Lock %r reaches %s and is renewed no more; it is lost in %.1f s. Held by %s.",
                     lease.name, lease.bound, lease.remaining, lease.holder,
                 )  # fmt: skip
+        return failed
 
     def _doubt(self, lease: Lease, reason: object) -> None:
         if lease.state is State.HELD:
-            logger.warning(
-                "Renewal of lock %r failed; it is lost in %.1f s unless the store answers before: %s",
-                lease.name, lease.remaining, reason,
-            )  # fmt: skip
+            self._doubted.append((lease, reason))
         lease.doubt(clock() + min(RETRY, lease.ttl / 6))
+
+    def _lose(self, lease: Lease, reason: str) -> bool:
+        """False if somebody else ended it before."""
+        if not self.drop(lease):
+            return False
+        self._lost.append((lease, reason))
+        lease.lose(reason, log=False)
+        return True
+
+    def _tell(self) -> None:
+        """A line for all: where a store is away, there may be thousands of leases."""
+        doubted, lost = self._doubted.copy(), self._lost.copy()
+        self._doubted.clear()
+        self._lost.clear()
+        if doubted:
+            lease, reason = min(doubted, key=lambda told: told[0].deadline)
+            which = f"lock {lease.name!r}" if len(doubted) == 1 else f"{len(doubted)} locks of {lease.using!r}"
+            first = "it" if len(doubted) == 1 else f"the first of them, {lease.name!r},"
+            logger.warning(
+                "Renewal of %s failed; %s is lost in %.1f s unless the store answers before: %s",
+                which, first, lease.remaining, reason,
+            )  # fmt: skip
+        if lost:
+            lease, reason = max(lost, key=lambda told: told[0].held_for)
+            if len(lost) == 1:
+                lease.log_loss(reason)
+                return
+            logger.error(
+                "%d locks of %r were lost. The one that was held longest, %r, was lost: %s. Held by %s.",
+                len(lost), lease.using, lease.name, reason, lease.holder,
+            )  # fmt: skip
 
     def _warn_if_late(self, now: float) -> None:
         """Renewal that began late is a process that was stopped, or whose threads do not get to run."""
@@ -200,12 +255,18 @@ class Renewer:
                 self._backend.alias, took, len(leases), shortest.ttl, shortest.name,
             )  # fmt: skip
 
-    def _lose(self, lease: Lease, reason: str) -> bool:
-        """False if somebody else ended it before."""
-        if not self.drop(lease):
-            return False
-        lease.lose(reason)
-        return True
+
+def _batches(leases: list[Lease]) -> Iterator[list[Lease]]:
+    """Of leases in the order of their ends: the hurried ones, and the first of the others.
+
+    Apart, because the store has no longer for an answer than the most hurried lease of a batch allows: leases with a
+    short TTL, for which it is too slow, must not let those with a long one run out.
+    """
+    hurry = HURRY * leases[0].remaining
+    hurried = list(takewhile(lambda lease: lease.remaining <= hurry, leases))
+    yield hurried[:BATCH]
+    if others := leases[len(hurried) :][:BATCH]:
+        yield others
 
 
 _renewers: WeakSet[Renewer] = WeakSet()
