@@ -12,25 +12,26 @@ import threading
 from collections.abc import Callable
 from types import MethodType
 from typing import Any
-from weakref import WeakMethod
+from weakref import WeakKeyDictionary
 
 Reset = Callable[[], None]
 
 _pid = os.getpid()
-_resets: dict[int, Callable[[], Reset | None]] = {}
+_functions: list[Reset] = []
+_methods: WeakKeyDictionary[Any, Callable[[Any], None]] = WeakKeyDictionary()
 _guards: dict[int, threading.RLock] = {}
 
 
 def in_child(reset: Reset) -> None:
     """Call ``reset`` in every forked child, before anything else of this package runs there.
 
-    It must neither wait nor fail, and may be called more than once. A bound method does not keep its object alive.
+    It must neither wait nor fail, and may be called more than once. A method, one of each object, does not keep its
+    object alive.
     """
-    if not isinstance(reset, MethodType):
-        _resets[id(reset)] = lambda: reset
-        return
-    method = WeakMethod(reset, lambda dead: _resets.pop(id(dead), None))
-    _resets[id(method)] = method
+    if isinstance(reset, MethodType):
+        _methods[reset.__self__] = reset.__func__
+    else:
+        _functions.append(reset)
 
 
 def around(before: Reset, *, in_parent: Reset) -> None:
@@ -62,9 +63,10 @@ def _begin_anew() -> None:
     with _guards.setdefault(pid, threading.RLock()):  # never one that another thread held at the fork
         if _pid == pid:
             return
-        for find in list(_resets.values()):
-            if reset := find():
-                reset()
+        for reset in _functions:
+            reset()
+        for owner, method in list(_methods.items()):
+            method(owner)
         _pid = pid
 
 

@@ -97,6 +97,14 @@ class TestEndOfAHolder:
         assert child.exitcode == 0
         assert not lock("name").locked()
 
+    def test_exiting_it_says_nothing(self, program):
+        holder = program(
+            "mutex = lock('name'); mutex.acquire(); lock('name', wait=0.1).acquire(); locks.close()",
+            stderr=subprocess.PIPE,
+        )
+        assert holder.stderr.read() == ""
+        assert holder.wait(60) == 0
+
     def test_exiting_it_leaves_the_queues(self, program, valkey_locks, store):
         with lock("name"):
             waiter = program(
