@@ -126,8 +126,8 @@ class Renewer:
         failed: set[str] = set()
         tried: set[str] = set()
         try:
-            while not tried.issuperset(lease.token for lease in (wanted := self._due(failed))):
-                for batch in _batches(wanted):
+            while not tried.issuperset(wanted := {lease.token: lease for lease in self._due(failed)}):
+                for batch in _batches([*wanted.values()]):
                     tried.update(lease.token for lease in batch)
                     failed |= self._renew_together(batch)
         finally:
