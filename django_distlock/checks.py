@@ -57,11 +57,13 @@ def check_deployment(**_: Any) -> list[CheckMessage]:
 
 
 def threads_are_off() -> bool:
-    """Whether uWSGI runs this process without threads of Python."""
+    """Whether uWSGI runs this process without threads of Python. Under gevent it has greenlets in their place."""
     if not (uwsgi := sys.modules.get("uwsgi")):
         return False
     options = {_text(key): _text(value).lower() for key, value in uwsgi.opt.items()}
-    return "threads" not in options and options.get("enable-threads", "false") in ("false", "0", "no", "off")
+    if "threads" in options or "gevent" in options:
+        return False
+    return options.get("enable-threads", "false") in ("false", "0", "no", "off")
 
 
 def _text(value: object) -> str:
@@ -160,7 +162,8 @@ def _beginning(outer: Hashable, inner: Hashable) -> str | None:
 def uwsgi_without_threads() -> Iterator[CheckMessage]:
     if threads_are_off():
         yield Warning(
-            "uWSGI runs without threads, so locks are not renewed and last no longer than their TTL.",
+            "uWSGI runs without threads: between two requests nothing runs, so that a lock which is held on, as by a"
+            " response that is still being sent, is not renewed and may run out.",
             hint="Start uWSGI with --enable-threads.",
             id="distlock.W005",
         )

@@ -183,6 +183,7 @@ def test_locks_by_the_alias_of_a_cache_are_in_its_database(found):
     ("options", "ids"),
     [
         ({}, ["distlock.W005"]),
+        ({b"gevent": b"50"}, []),
         ({b"enable-threads": b"false"}, ["distlock.W005"]),
         ({"enable-threads": True}, []),
         ({b"enable-threads": b"true"}, []),

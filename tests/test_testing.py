@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -20,8 +21,18 @@ from django_distlock import LockLost, LockNotAcquired, LockNotHeld, LockTimeout,
 from django_distlock.backends.dummy import DummyBackend
 from django_distlock.backends.locmem import LocMemBackend
 from django_distlock.signals import lock_lost
-from django_distlock.testing import alose, assume_locked, held_elsewhere, held_here, lose, override_locks, plugin
+from django_distlock.testing import (
+    alose,
+    assume_locked,
+    held_elsewhere,
+    held_here,
+    lose,
+    override_locks,
+    plugin,
+    separate_locks,
+)
 
+from .programs import ROOT
 from .tools import PATIENCE, eventually
 
 DUMMY = "django_distlock.backends.dummy.DummyBackend"
@@ -323,3 +334,90 @@ class TestPlugin:
         assert "FAILED test_shop.py::TestForgetful::test_only_the_owner_renews[sync]" in told
         assert "assert [True] == [False]" in told, "asserts of the contract tell values"
         assert "Give the test class a fixture 'backend'" in told
+
+
+class TestSeparateLocks:
+    """Test processes that run at the same time, and runs after one that was killed."""
+
+    def test_prefixes_get_an_end(self, settings):
+        settings.DISTRIBUTED_LOCKS = {
+            "default": {"BACKEND": "shop.Backend", "TTL": 7},
+            "slow": {"BACKEND": "shop.Backend", "KEY_PREFIX": "x"},
+        }
+        separate_locks()
+        entries = settings.DISTRIBUTED_LOCKS
+        first, second = (entries[alias]["KEY_PREFIX"] for alias in ("default", "slow"))
+        assert re.fullmatch(r"lock-[0-9a-f]{8}", first)
+        assert second == "x" + first.removeprefix("lock")
+        assert entries["default"] == {"BACKEND": "shop.Backend", "TTL": 7, "KEY_PREFIX": first}
+
+    def test_without_the_setting(self, settings):
+        del settings.DISTRIBUTED_LOCKS
+        separate_locks()
+        assert not hasattr(settings, "DISTRIBUTED_LOCKS")
+
+    @pytest.mark.parametrize(
+        ("runner", "failed"),
+        [
+            (["pytest", "-n", "2", "-p", "no:randomly"], 0),
+            (["pytest", "-n", "2", "-p", "no:randomly", "-o", "distlock_separate=false"], 1),
+            (["django", "test", "--parallel", "2", "--testrunner", "shop_runner.Runner"], 0),
+        ],
+        ids=["pytest", "pytest-shared", "django"],
+    )
+    def test_two_processes(self, valkey, valkey_locks, tmp_path, runner, failed):
+        """Each holds the same lock until the other one has come."""
+        (tmp_path / "shop_settings.py").write_text(
+            f"SECRET_KEY = 'x'\nDISTRIBUTED_LOCKS = {settings_of(valkey_locks)!r}\n"
+        )
+        (tmp_path / "shop_runner.py").write_text(RUNNER)
+        for number in (1, 2):
+            (tmp_path / f"test_shop_{number}.py").write_text(TESTS)
+        done = subprocess.run(
+            [sys.executable, "-m", *runner], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120,
+            env={**os.environ, "DJANGO_SETTINGS_MODULE": "shop_settings", "PYTHONPATH": f"{tmp_path}:{ROOT}",
+                 "STORE": valkey.url},
+        )  # fmt: skip
+        assert (done.returncode != 0) == bool(failed), done.stdout + done.stderr
+
+
+def settings_of(backend):
+    return {backend.alias: dict(backend.settings)}
+
+
+TESTS = """
+import os, time, redis
+from django.test import SimpleTestCase
+from django_distlock import lock
+
+class Tests(SimpleTestCase):
+    def test_alone(self):
+        store = redis.Redis.from_url(os.environ["STORE"])
+        try:
+            with lock("name", wait=0):
+                store.incr("came")
+                until = time.monotonic() + 60
+                while int(store.get("came")) < 2 and time.monotonic() < until:
+                    time.sleep(0.02)
+        except BaseException:
+            store.incr("came")
+            raise
+"""
+RUNNER = """
+from django.test.runner import DiscoverRunner, ParallelTestSuite
+from django_distlock.testing import separate_locks
+
+def init_worker(*args, **kwargs):
+    ParallelTestSuite.init_worker(*args, **kwargs)
+    separate_locks()
+
+class Suite(ParallelTestSuite):
+    init_worker = init_worker
+
+class Runner(DiscoverRunner):
+    parallel_test_suite = Suite
+
+    def setup_test_environment(self, **kwargs):
+        super().setup_test_environment(**kwargs)
+        separate_locks()
+"""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Any
 
+from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.test.utils import TestContextDecorator, override_settings
 
@@ -16,7 +17,7 @@ from ..leases import Lease
 from ..names import render
 from ..renewal import kept, renewer_of
 from ..terms import check_ttl
-from ..tickets import Grant, Holder, LockInfo, Ticket
+from ..tickets import Grant, Holder, LockInfo, Ticket, new_token
 
 LOCAL_MEMORY = "django_distlock.backends.locmem.LocMemBackend"
 
@@ -50,6 +51,24 @@ class override_locks(TestContextDecorator):  # noqa: N801 - named as override_se
 
     def disable(self) -> None:
         self._override.disable()
+
+
+def separate_locks() -> None:
+    """Give the locks of this process names of their own in the store, for the time that it lives.
+
+    For test processes that run at the same time, and for what an earlier run was killed with: each ``KEY_PREFIX``
+    of ``DISTRIBUTED_LOCKS`` gets a random end. A forked child that calls it again has other locks than its parent.
+    The pytest plugin calls it.
+    """
+    if not hasattr(settings, SETTING):
+        return
+    end = f"-{new_token()[:8]}"
+    entries = {
+        alias: {**entry, "KEY_PREFIX": f"{entry.get('KEY_PREFIX', 'lock')}{end}"}
+        for alias, entry in locks.settings.items()
+    }
+    setattr(settings, SETTING, entries)
+    locks.close()
 
 
 class held_elsewhere:  # noqa: N801 - reads as a sentence: with held_elsewhere("order:42")
@@ -152,4 +171,4 @@ def held_here() -> list[Lease]:
     return [lease for lease in kept() if lease.entries]
 
 
-__all__ = ["alose", "assume_locked", "held_elsewhere", "held_here", "lose", "override_locks"]
+__all__ = ["alose", "assume_locked", "held_elsewhere", "held_here", "lose", "override_locks", "separate_locks"]

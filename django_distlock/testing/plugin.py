@@ -1,17 +1,33 @@
-"""Fixtures for pytest. The plugin is there wherever django-distlock is installed; it does nothing unasked."""
+"""For pytest: names of locks that no other test process has, and fixtures. It is there with django-distlock."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import pytest
+from django.conf import settings
 
 from ..backends.base import BaseLockBackend
 from ..exceptions import LockError
 from ..handlers import locks
-from ..testing import held_here, override_locks
+from ..testing import held_here, override_locks, separate_locks
 
 pytest.register_assert_rewrite("django_distlock.testing.contract")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addini(
+        "distlock_separate",
+        "whether the locks of each test process have names of their own in the store (default: true)",
+        type="bool",
+        default=True,
+    )
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    if settings.configured and session.config.getini("distlock_separate"):
+        separate_locks()
 
 
 @pytest.fixture
