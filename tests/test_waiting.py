@@ -271,11 +271,11 @@ def no_more_threads(monkeypatch):
 
 class TestWithoutThreads:
     @pytest.mark.parametrize("way", ["sync", "async"])
-    @pytest.mark.parametrize("store", ["valkey", "cluster"])
-    def test_waiters_look(self, request, store, way, no_more_threads, caplog):
-        request.getfixturevalue(f"{store}_locks")
+    @pytest.mark.parametrize("kind", ["valkey", "cluster"])
+    def test_waiters_look(self, request, kind, way, no_more_threads, caplog):
+        request.getfixturevalue(f"{kind}_locks")
         first = lock("name")
-        first.acquire()
+        assert first.acquire()
         threading.Timer(0.5, first.release).start()
         waiting = lock("name", wait=60)
         if way == "sync":
