@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,7 +26,7 @@ class Scripted:
 
     ``answer``: what becomes of a command, by its words in capitals: text, an error in the words of the server; CLOSE
     ends the connection; SILENCE; None: it is executed. ``seen``: the commands that came, without handshakes.
-    ``failed``: how many were not executed.
+    ``failed``: how many were not executed. ``master``: the port that the sentinel names.
     """
 
     CLOSE, SILENCE = object(), object()
@@ -34,6 +35,8 @@ class Scripted:
         self.answer: Callable[[Sequence[bytes]], Any] = lambda words: None
         self.seen: list[bytes] = []
         self.failed = 0
+        self.master = 0
+        self._forgotten: set[asyncio.Task[None]] = set()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -42,6 +45,12 @@ class Scripted:
         self._thread.start()
         self._call(self._start())
         return self
+
+    @property
+    def cpu(self) -> float:
+        """Seconds of the processor that it took itself."""
+        assert self._thread.ident
+        return time.clock_gettime(time.pthread_getcpuclockid(self._thread.ident))
 
     def __exit__(self, *_: object) -> None:
         self._call(self._stop())
@@ -63,9 +72,18 @@ class Scripted:
 
         self.answer = answer
 
+    def refuse(self) -> None:
+        """Nobody listens any more, and who was connected is not."""
+        self._call(self._stop())
+
+    def forget(self) -> None:
+        """Whatever comes over connections that stand now is swallowed."""
+        self._forgotten = set(self._tasks)
+
     def heal(self) -> None:
         """As it was at the beginning: nobody is connected any more."""
-        self._call(self._drop_all())
+        self._call(self._stop())
+        self._call(self._start(self.port))
         self.answer = lambda words: None
         self.seen.clear()
         self.failed = 0
@@ -75,31 +93,43 @@ class Scripted:
         """With a password, so that a handshake has an answer that can fail."""
         return f"redis://:pw@127.0.0.1:{self.port}/0?protocol=2"
 
-    async def _start(self) -> None:
+    async def _start(self, port: int = 0) -> None:
         listener = socket.socket()
-        listener.bind(("127.0.0.1", 0))
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("127.0.0.1", port))
         self.port: int = listener.getsockname()[1]
-        self._server = await asyncio.start_server(self._serve, sock=listener)
+        self.master = self.port
+        listener.listen(128)
+        listener.setblocking(False)
+        self._listener = listener
+        self._loop.add_reader(listener, self._accept)
 
-    async def _stop(self) -> None:
-        self._server.close()
-        await self._drop_all()
+    # Not by asyncio's own server: what it accepts in the round in which it is closed, it never closes.
 
-    async def _drop_all(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task
+    def _accept(self) -> None:
+        client, _ = self._listener.accept()
+        task = self._loop.create_task(self._serve(client))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda _: client.close())
+
+    async def _stop(self) -> None:
+        if self._listener.fileno() >= 0:  # it listens
+            self._loop.remove_reader(self._listener)
+            self._listener.close()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.sleep(0.01)  # the loop closes sockets in its next round
+
+    async def _serve(self, client: socket.socket) -> None:
+        reader, writer = await asyncio.open_connection(sock=client)
+        task = asyncio.current_task()
         try:
             while words := await self._command(reader):
                 if words[0] not in HANDSHAKE:
                     self.seen.append(words[0])
-                answer = self.answer(words)
+                answer = self.SILENCE if task in self._forgotten else self.answer(words)
                 self.failed += answer is not None
                 if answer is self.CLOSE:
                     return
@@ -119,7 +149,7 @@ class Scripted:
         return [words[0].upper(), *words[1:]] if words else []
 
     def _executed(self, words: Sequence[bytes]) -> Any:
-        here = [b"127.0.0.1", str(self.port).encode()]
+        here = [b"127.0.0.1", str(self.master).encode()]
         match words:
             case [b"ROLE"]:
                 return [b"master", 0, []]
@@ -130,6 +160,12 @@ class Scripted:
                 return [word for pair in about.items() for word in pair]
             case [b"CLUSTER", *_]:
                 return [[0, 16383, [here[0], self.port, b"id"]]]
+            case [b"SCAN", *_]:
+                return [b"0", []]
+            case [b"TIME"]:
+                return [b"%d" % time.time(), b"0"]
+            case [b"INFO"]:
+                return b"redis_version:7.0.0\r\n"
             case [b"EVALSHA", script, *_]:
                 return GRANTED if script.decode() in ACQUIRES else 1
             case [b"GET" | b"PTTL", _]:

@@ -286,10 +286,11 @@ def test_who_asked_before_a_failover_does_not_undo_it(monkeypatch):
 def test_who_may_move_the_master_by_a_smaller_epoch(named, moves, monkeypatch):
     """Most of the sentinels in a whole round, none of which names the present one: a few may be cut off."""
     answers = [NoMaster() if one is None else sentinels.Master(one[0], 1, one[1]) for one in named]
-    locations = [SimpleNamespace(text=str(number), connected=lambda: None) for number in range(len(named))]
+    usual = {"socket_timeout": 0.5, "socket_connect_timeout": 0.5}
+    locations = [SimpleNamespace(text=str(n), connected=lambda: None, arguments=usual) for n in range(len(named))]
     known = sentinels.Sentinels("service", locations)
     monkeypatch.setattr(known._watch, "nudge", lambda due: None)
-    monkeypatch.setattr(known, "_ask", lambda line: None)
+    monkeypatch.setattr(known, "_ask", lambda line, by: None)
     monkeypatch.setattr(known, "_told", lambda sentinel, reply: answers[int(sentinel.text)])
     known.confirm(sentinels.Master("old", 1, 4))
     for _ in range(2 * len(named)):
@@ -303,7 +304,7 @@ class TestSharedSearch:
     @pytest.fixture
     def known(self, monkeypatch):
         """Of one sentinel, which answers after a moment; ``asked``: with which patience it was."""
-        usual = {"socket_timeout": 0.5, "socket_connect_timeout": 0.5}
+        usual = {"socket_timeout": 60, "socket_connect_timeout": 60}
         known = sentinels.Sentinels("service", [SimpleNamespace(text="one", arguments=usual)])
         known.asked, known.answer = [], sentinels.Master("new", 1, 1)
 
@@ -329,12 +330,12 @@ class TestSharedSearch:
 
         def find():
             try:
-                found.append(known.find(2.0))
+                found.append(known.find(20.0))
             except ConnectionError as error:
                 found.append(error)
 
         async def find_all():
-            found.extend(await asyncio.gather(*(known.afind(2.0) for _ in range(10)), return_exceptions=True))
+            found.extend(await asyncio.gather(*(known.afind(20.0) for _ in range(10)), return_exceptions=True))
 
         threads = [threading.Thread(target=find) for _ in range(10)]
         threads.append(threading.Thread(target=asyncio.run, args=(find_all(),)))
@@ -349,7 +350,7 @@ class TestSharedSearch:
     def test_is_over_after_a_moment(self, known, monkeypatch):
         monkeypatch.setattr(sentinels, "FRESH", 0)
         known.find(2.0)
-        asyncio.run(known.afind(2.0))
+        asyncio.run(known.afind(20.0))
         assert len(known.asked) == 2
 
     def test_silence_counts_for_those_who_have_no_more_patience(self, known):
@@ -357,11 +358,11 @@ class TestSharedSearch:
         for patience in (0.1, 0.05, 2.0, 3.0):
             with pytest.raises(NoSentinel):
                 known.find(patience)
-        assert known.asked == [0.1, 2.0]
+        assert [round(patience, 1) for patience in known.asked] == [0.1, 2.0]
 
     def test_who_is_cancelled_leaves_it_to_the_next(self, known):
         async def cancel_first():
-            first, *others = [asyncio.create_task(known.afind(2.0)) for _ in range(3)]
+            first, *others = [asyncio.create_task(known.afind(20.0)) for _ in range(3)]
             await asyncio.sleep(0.01)
             first.cancel()
             assert await asyncio.gather(*others) == [known.answer] * 2

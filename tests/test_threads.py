@@ -154,9 +154,9 @@ def test_a_post_has_one_thread_at_a_time():
 
 
 @pytest.mark.parametrize("it_begins", [False, True])
-@pytest.mark.parametrize("kind", ["valkey", "postgres"])
-def test_waiters_are_woken_after_an_interrupted_start_of_the_listener(request, monkeypatch, kind, it_begins):
-    request.getfixturevalue(f"{kind}_locks")
+@pytest.mark.parametrize("store", ["valkey", "postgres"])
+def test_waiters_are_woken_after_an_interrupted_start_of_the_listener(request, monkeypatch, store, it_begins):
+    request.getfixturevalue(f"{store}_locks")
     holder = lock("name", reentrant=False)
     assert holder.acquire()
     interrupt_the_start(monkeypatch, "distlock-listener", it_begins=it_begins)
@@ -171,7 +171,7 @@ def test_waiters_are_woken_after_an_interrupted_start_of_the_listener(request, m
     waiter = threading.Thread(target=wait, daemon=True)
     waiter.start()
     listener = locks["default"]._listener
-    eventually(lambda: listener.is_ready if kind == "valkey" else listener.hears)
+    eventually(lambda: listener.is_ready if store == "valkey" else listener.hears)
     holder.release()
     waiter.join(PATIENCE)
     assert waited == [True]

@@ -38,6 +38,10 @@ class NotSent(ConnectionError):
     """The connection leads to a server that is of no use any more, so nothing was sent on it."""
 
 
+class EndedTls(ConnectionError):
+    """The other side went away during the TLS handshake or right after it, and did not say why."""
+
+
 class NoSentinel(ConnectionError):
     """No sentinel answers."""
 
@@ -81,6 +85,7 @@ _NOT_NOW = {"BUSY", "LOADING", "MASTERDOWN", "NOREPLICAS", "READONLY", "UNBLOCKE
 _OF_SLOTS = AskError | TryAgainError | ClusterDownError  # MovedError is an AskError
 _FINAL = AuthenticationError | SentinelRefusal | UnknownService
 _GONE = (ssl.SSLEOFError, ssl.SSLSyscallError, ssl.SSLZeroReturnError)  # in the midst of the handshake: says no reason
+_CLOSED = "Connection closed by server"  # says redis-py
 
 
 def reason(error: Exception) -> str:
@@ -127,6 +132,12 @@ def is_about_certificates(error: BaseException) -> bool:
     return any(isinstance(cause, ssl.SSLError) and not isinstance(cause, _GONE) for cause in chain(error))
 
 
+def is_about_leaving(error: BaseException) -> bool:
+    """Whether a connection failed because the other side ended it, without a word."""
+    gone = (*_GONE, ConnectionResetError, BrokenPipeError)
+    return _CLOSED in str(error) or any(isinstance(cause, gone) for cause in chain(error))
+
+
 def chain(error: BaseException) -> Iterator[BaseException]:
     """An error, what caused it, what caused that; each once, because a cause may have become its own by a re-raise."""
     seen: set[int] = set()
@@ -156,6 +167,11 @@ def advice(error: Exception, backend: BaseLockBackend) -> str:
     match error:
         case AuthenticationError():
             return f"the server refused the user or password; correct {backend.setting('LOCATION')}."
+        case EndedTls():
+            return (
+                "the server ended the connection when TLS began: it went away, or it refuses our certificate; check"
+                f" that it runs, and ssl_certfile and ssl_keyfile in {backend.setting('LOCATION')}."
+            )
         case NoSentinel():
             return (
                 f"no sentinel answers; check that they run and that {backend.setting('OPTIONS')}['sentinels'] is right."

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-import builtins
-from collections.abc import Awaitable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from math import inf
-from typing import Any, TypeVar
+from typing import Any
 
-import redis.asyncio
+import redis
 from django.core.cache import InvalidCacheBackendError
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
@@ -19,11 +17,13 @@ from redis.sentinel import SentinelConnectionPool
 
 from ...exceptions import InvalidLockBackend
 from ...texts import printable, quoted
-
-Result = TypeVar("Result")
+from ...tickets import clock
+from .connections import RunningFor, hang_up, ours, twin
+from .errors import EndedTls, is_about_leaving
 
 PASSWORDS = ("password", "ssl_password")
 
+MARGIN = 0.05  # seconds
 SCHEMES = ("redis://", "rediss://", "unix://")
 
 # What a cache alias lends to locks. Timeouts and the pool are the locks' own: a cache under load
@@ -32,12 +32,6 @@ _LENT = {
     "host", "port", "path", "db", "username", "password", "credential_provider", "protocol",
     "socket_keepalive", "socket_keepalive_options", "socket_type",
 }  # fmt: skip
-
-_TWINS: tuple[tuple[Any, Any], ...] = (
-    (redis.SSLConnection, redis.asyncio.SSLConnection),
-    (redis.UnixDomainSocketConnection, redis.asyncio.UnixDomainSocketConnection),
-    (redis.Connection, redis.asyncio.Connection),
-)
 
 
 class Secret(str):
@@ -84,76 +78,65 @@ class Location:
 
     @property
     def async_connection_class(self) -> type[Any]:
-        return _twin(self.connection_class)
+        return twin(self.connection_class)
 
     # Without retries, because redis-py would repeat commands by itself, and then nobody knows that one
     # went unanswered.
 
     def connected(self, *, within: float = inf, **arguments: Any) -> Any:
-        """``within``: seconds for each step until the connection stands, where they are less than the timeouts.
+        """``within``: seconds until the connection stands, where they are less than the timeouts.
 
         Raises redis-py's errors.
         """
-        arguments = self._in_time(within, arguments)
-        if (usual := arguments["socket_timeout"]) and within < usual:
-            arguments |= {"socket_timeout": within, "redis_connect_func": partial(_shake_hands, usual)}
-        connection = self.connection_class(**arguments, retry=Retry(NoBackoff(), 0))
+        by, arguments = clock() + within, {**self.arguments, **arguments}
+        shake_hands = partial(_shake_hands, by)
+        connection = self.connection_class(**arguments, retry=Retry(NoBackoff(), 0), redis_connect_func=shake_hands)
+        connection.connect_by = min(by, clock() + arguments["socket_connect_timeout"])
         try:
             connection.connect()
         except Exception as error:
-            if self._is_of_provider(error):
-                raise redis.ConnectionError(f"{type(error).__name__}: {error}") from error
+            if better := self._better(error):
+                raise better from error
             raise
         return connection
 
     async def aconnected(self, *, within: float = inf, **arguments: Any) -> Any:
-        arguments = self._in_time(within, arguments)
+        """Its timeouts are the caller's: redis-py's own go on while the event loop does not run."""
+        timeouts = {"socket_connect_timeout": None, "socket_timeout": None}
+        arguments = {**self.arguments, **arguments, **timeouts}
+        usual = [self.arguments[timeout] for timeout in timeouts]
         connection = self.async_connection_class(**arguments, retry=AsyncRetry(NoBackoff(), 0))
+        connection.connect_by = clock() + min(within, usual[0])
         try:
-            is_hurried = (usual := arguments["socket_timeout"]) and within < usual
-            await in_time(within if is_hurried else None, connection.connect())
+            # A bit longer than the socket may take, which has more to say of what took so long.
+            async with RunningFor(min(within, sum(usual)) + MARGIN, "Timeout connecting to server"):
+                await connection.connect()
         except BaseException as error:
             await hang_up(connection)  # redis-py forgets that where the other side ended TLS, or a task was cancelled
-            if isinstance(error, redis.ConnectionError) and isinstance(error.__cause__, redis.RedisError):
-                raise error.__cause__ from None  # redis-py wraps it on unix sockets
-            if isinstance(error, Exception) and self._is_of_provider(error):
-                raise redis.ConnectionError(f"{type(error).__name__}: {error}") from error
+            if isinstance(error, Exception) and (better := self._better(error)):
+                raise better from error
             raise
         return connection
-
-    def _in_time(self, within: float, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        arguments = {**self.arguments, **arguments}
-        return {**arguments, "socket_connect_timeout": min(within, arguments["socket_connect_timeout"])}
 
     def close(self) -> None:
         """Nobody needs the server any more."""
 
-    def _is_of_provider(self, error: Exception) -> bool:
-        """Whatever a credential provider raises means that there is no connection."""
-        return bool(self.arguments.get("credential_provider")) and not isinstance(error, redis.RedisError | OSError)
+    def _better(self, error: Exception) -> Exception | None:
+        """One that says more of why there is no connection."""
+        if not isinstance(error, redis.RedisError | OSError):
+            # Whatever a credential provider raises means that there is no connection.
+            of_provider = self.arguments.get("credential_provider")
+            return redis.ConnectionError(f"{type(error).__name__}: {error}") if of_provider else None
+        is_tls = issubclass(self.connection_class, redis.SSLConnection)
+        return EndedTls(str(error)) if is_tls and is_about_leaving(error) else None
 
 
-def _shake_hands(timeout: float, connection: Any) -> None:
-    """The socket has the timeout of a hurry until here; what comes after the handshake has the usual one."""
-    connection.socket_timeout = timeout
+def _shake_hands(by: float, connection: Any) -> None:
+    """In the time that is left. What comes after the handshake has the usual timeout."""
+    usual = connection.socket_timeout
+    connection._sock.settimeout(max(0.01, min(usual, by - clock())))  # redis-py has no public way
     connection.on_connect()
-    connection._sock.settimeout(timeout)  # redis-py has no public way
-
-
-async def in_time(seconds: float | None, step: Awaitable[Result]) -> Result:
-    """Raises redis-py's TimeoutError after so many seconds; None: never."""
-    try:
-        async with asyncio.timeout(seconds):
-            return await step
-    except builtins.TimeoutError as error:
-        raise redis.TimeoutError("Timeout connecting to server") from error
-
-
-async def hang_up(connection: Any) -> None:
-    """Close a connection of asyncio at once: TLS would wait for the other side, and a loop that ends does not."""
-    if writer := connection._writer:  # redis-py has no public way
-        writer.transport.abort()
-    await connection.disconnect(nowait=True)
+    connection._sock.settimeout(usual)
 
 
 def server_of(arguments: Mapping[str, Any]) -> tuple[object, ...]:
@@ -162,12 +145,6 @@ def server_of(arguments: Mapping[str, Any]) -> tuple[object, ...]:
         return path, database
     host = str(arguments.get("host", "localhost")).lower()
     return "127.0.0.1" if host == "localhost" else host, int(arguments.get("port", 6379)), database
-
-
-def _twin(connection_class: type[Any]) -> type[Any]:
-    """The class of redis-py that does for asyncio what this one does for threads."""
-    found: type[Any] = next(twin for kind, twin in _TWINS if issubclass(connection_class, kind))
-    return found
 
 
 def read_location(location: object, setting: str, timeouts: Mapping[str, float]) -> Location:
@@ -182,7 +159,7 @@ def read_location(location: object, setting: str, timeouts: Mapping[str, float])
             ' unix://), or "cache:default" for the server of that django-redis cache.'
         )
     arguments = {**arguments, **timeouts}
-    return Location(_readable(arguments, issubclass(kind, redis.SSLConnection)), kind, arguments)
+    return Location(_readable(arguments, issubclass(kind, redis.SSLConnection)), ours(kind), arguments)
 
 
 def arguments_of_url(url: str, setting: str) -> tuple[type[Any], dict[str, Any]]:
@@ -192,7 +169,7 @@ def arguments_of_url(url: str, setting: str) -> tuple[type[Any], dict[str, Any]]
         for pool_argument in ("max_connections", "timeout"):
             arguments.pop(pool_argument, None)
         kind(**arguments)
-        _twin(kind)(**arguments)
+        twin(kind)(**arguments)
     except TypeError as error:  # names an argument that no connection has
         raise InvalidLockBackend(f"{setting} is a URL with an unknown parameter: {error}.") from None
     except ValueError as error:  # neither shown nor chained, because it may quote the password

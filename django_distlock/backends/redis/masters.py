@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any, NoReturn
 
-import redis.asyncio
+import redis
 from redis.exceptions import TimeoutError
 
 from ...tickets import clock
 from .commands import pack
+from .connections import AsyncTcpConnection, AsyncTlsConnection, RunningFor, TcpConnection, TlsConnection, hang_up
 from .errors import NoMaster, NotSent
-from .location import Location, hang_up, in_time
+from .location import Location
 from .sentinels import Master, Sentinels
 
 _ROLE = pack("ROLE")
@@ -41,19 +42,19 @@ class _ToMaster:
         return f"{self.master} is not known to be the master any more"
 
 
-class _Connection(_ToMaster, redis.Connection):
+class _Connection(_ToMaster, TcpConnection):
     pass
 
 
-class _SSLConnection(_ToMaster, redis.SSLConnection):
+class _SSLConnection(_ToMaster, TlsConnection):
     pass
 
 
-class _AsyncConnection(_ToMaster, redis.asyncio.Connection):
+class _AsyncConnection(_ToMaster, AsyncTcpConnection):
     pass
 
 
-class _AsyncSSLConnection(_ToMaster, redis.asyncio.SSLConnection):
+class _AsyncSSLConnection(_ToMaster, AsyncTlsConnection):
     pass
 
 
@@ -92,13 +93,15 @@ class MasterLocation(Location):
         return self.sentinels.service, sentinels, int(self.arguments.get("db") or 0)
 
     def connected(self, *, within: float = inf, **arguments: Any) -> Any:
-        master = self.sentinels.find(self._patience_of(within))
+        by = clock() + min(within, self._usual)
+        master = self.sentinels.find(by - clock())
         connection = None
         try:
-            connection = Location.connected(self, within=within, host=master.host, port=master.port, **arguments)
+            there = {**arguments, "host": master.host, "port": master.port}
+            connection = Location.connected(self, within=by - clock(), **there)
             connection.send_packed_command([_ROLE], check_health=False)
             # Not by an argument of read_response, which redis-py 6 and 7 do not know.
-            if within < inf and not connection.can_read(within):
+            if not connection.can_read(max(0.0, by - clock())):
                 raise TimeoutError("Timeout reading from socket")
             self._mark(connection, master, connection.read_response(disable_decoding=True))
         except BaseException as error:
@@ -108,13 +111,15 @@ class MasterLocation(Location):
         return connection
 
     async def aconnected(self, *, within: float = inf, **arguments: Any) -> Any:
-        master = await self.sentinels.afind(self._patience_of(within))
+        by = clock() + min(within, self._usual)
+        master = await self.sentinels.afind(by - clock())
         connection = None
         try:
-            connection = await Location.aconnected(self, within=within, host=master.host, port=master.port, **arguments)
-            await connection.send_packed_command([_ROLE], check_health=False)
-            role = connection.read_response(disable_decoding=True)
-            self._mark(connection, master, await in_time(within if within < inf else None, role))
+            there = {**arguments, "host": master.host, "port": master.port}
+            connection = await Location.aconnected(self, within=by - clock(), **there)
+            async with RunningFor(max(0.0, by - clock()), "Timeout reading from socket"):
+                await connection.send_packed_command([_ROLE], check_health=False)
+                self._mark(connection, master, await connection.read_response(disable_decoding=True))
         except BaseException as error:
             if connection is not None:
                 await hang_up(connection)
@@ -124,9 +129,10 @@ class MasterLocation(Location):
     def close(self) -> None:
         self.sentinels.close()
 
-    def _patience_of(self, within: float) -> float:
-        usual: float = self.arguments["socket_connect_timeout"]
-        return min(within, usual)
+    @property
+    def _usual(self) -> float:
+        """Seconds to find the master, and to be let in there."""
+        return float(self.arguments["socket_connect_timeout"] + self.arguments["socket_timeout"])
 
     def _mark(self, connection: _ToMaster, master: Master, role: list[Any]) -> None:
         if role[0] != b"master":

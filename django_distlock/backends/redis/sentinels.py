@@ -9,7 +9,14 @@ from collections.abc import Generator, Sequence
 from contextlib import closing
 from typing import Any, NamedTuple
 
-from redis.exceptions import AuthenticationError, ConnectionError, NoPermissionError, RedisError, ResponseError
+from redis.exceptions import (
+    AuthenticationError,
+    ConnectionError,
+    NoPermissionError,
+    RedisError,
+    ResponseError,
+    TimeoutError,
+)
 
 from ... import forks
 from ...bells import Bell
@@ -17,8 +24,9 @@ from ...texts import printable
 from ...tickets import clock
 from ...workers import Worker
 from .commands import pack
-from .errors import NoMaster, NoSentinel, SentinelRefusal, UnknownService
-from .location import Location, hang_up
+from .connections import RunningFor, hang_up
+from .errors import NoMaster, NoSentinel, SentinelRefusal, UnknownService, is_transient
+from .location import Location
 
 logger = logging.getLogger("django_distlock")
 
@@ -43,24 +51,25 @@ class Master(NamedTuple):
 
 
 class Found(NamedTuple):
-    """By a search that gave each sentinel so many seconds."""
+    """By a search that lasted so many seconds at most."""
 
     outcome: Master | ConnectionError
     at: float
-    patience: float
+    within: float
 
-    def serves(self, patience: float) -> bool:
-        is_enough = patience <= self.patience or isinstance(self.outcome, Master | NoMaster)
+    def serves(self, within: float) -> bool:
+        """Whether it is true for one that may last so long. Silence counts for those who would wait not much longer."""
+        is_enough = within < 2 * self.within or isinstance(self.outcome, Master | NoMaster)
         return is_enough and clock() - self.at < FRESH
 
     def told(self) -> Master:
         if isinstance(self.outcome, Exception):
-            raise type(self.outcome)(*self.outcome.args)
+            raise type(self.outcome)(*self.outcome.args) from self.outcome.__cause__
         return self.outcome
 
 
 Reply = list[Any] | Exception  # of a sentinel, to both questions
-Search = Generator[Location, Reply, Master]
+Search = Generator[tuple[Location, float], Reply, Master]
 
 
 class Sentinels:
@@ -94,25 +103,25 @@ class Sentinels:
         self._round = deque(self.locations)
         self._named: dict[str, Master | None] = {}  # in this round of the watch, by whom; None: no answer
 
-    def find(self, patience: float) -> Master:
-        """The master by what the sentinels say; each has so many seconds at most for its answer."""
-        with closing(self._shared_search(patience)) as search:
+    def find(self, within: float) -> Master:
+        """The master by what the sentinels say, in so many seconds."""
+        with closing(self._shared_search(within)) as search:
             try:
-                step = next(search)
+                step, seconds = next(search)
                 while True:
-                    step = search.send(step.wait(patience) if isinstance(step, Bell) else self._asked(step, patience))
+                    waits = isinstance(step, Bell)
+                    step, seconds = search.send(step.wait(seconds) if waits else self._asked(step, seconds))
             except StopIteration as end:
                 found: Master = end.value
                 return found
 
-    async def afind(self, patience: float) -> Master:
-        with closing(self._shared_search(patience)) as search:
+    async def afind(self, within: float) -> Master:
+        with closing(self._shared_search(within)) as search:
             try:
-                step = next(search)
+                step, seconds = next(search)
                 while True:
-                    step = search.send(
-                        await (step.await_(patience) if isinstance(step, Bell) else self._aasked(step, patience))
-                    )
+                    waits = isinstance(step, Bell)
+                    step, seconds = search.send(await (step.await_(seconds) if waits else self._aasked(step, seconds)))
             except StopIteration as end:
                 found: Master = end.value
                 return found
@@ -142,24 +151,27 @@ class Sentinels:
         if self._lines:
             self._watch.nudge()
 
-    def _shared_search(self, patience: float) -> Generator[Location | Bell, Any, Master]:
-        """Yields sentinels to ask. Or a bell to wait for: who comes while others search shares what they find."""
-        patience = min(patience, max(_sooner(sentinel, patience)["socket_timeout"] for sentinel in self.locations))
-        bell, is_late = Bell(), False
+    def _shared_search(self, within: float) -> Generator[tuple[Any, float], Any, Master]:
+        """Yields sentinels to ask. Or a bell to wait for: who comes while others search shares what they find.
+
+        With seconds for each.
+        """
+        within = min(within, sum(map(_timeout, self.locations)))
+        by, bell, is_late = clock() + within, Bell(), False
         while True:
             with self._guard:
-                if self._found and self._found.serves(patience):
+                if self._found and self._found.serves(within):
                     return self._found.told()
                 if self._searcher is None or is_late:
                     self._searcher = bell
                     break
                 self._waiting.append(bell)
-            is_late = not (yield bell)
+            is_late = not (yield bell, (by - clock()) / 2)
         try:
-            found = yield from self._search()
-            self._found = Found(found, clock(), patience)
+            found = yield from self._search(by)
+            self._found = Found(found, clock(), within)
         except ConnectionError as error:
-            self._found = Found(error, clock(), patience)
+            self._found = Found(error, clock(), within)
             raise
         finally:
             with self._guard:
@@ -170,11 +182,14 @@ class Sentinels:
                 other.ring()
         return found
 
-    def _search(self) -> Search:
+    def _search(self, by: float) -> Search:
         problems: list[Exception] = []
         outdated: list[Master] = []
-        for sentinel in list(self._order):
-            told = self._told(sentinel, (yield sentinel))
+        order = list(self._order)
+        for number, sentinel in enumerate(order, 1):
+            left = by - clock()
+            share = left / 2 if number < len(order) else left  # most often the first one answers
+            told = self._told(sentinel, (yield sentinel, max(0.01, min(_timeout(sentinel), share))))
             if isinstance(told, Exception):
                 problems.append(told)
                 self._ask_last(sentinel)
@@ -191,7 +206,9 @@ class Sentinels:
         if isinstance(reply, AuthenticationError | NoPermissionError):
             return SentinelRefusal(f"{sentinel.text}: {reply}")
         if isinstance(reply, Exception):
-            return NoSentinel(f"{sentinel.text}: {reply}")
+            silence = NoSentinel(f"{sentinel.text}: {reply}")
+            silence.__cause__ = reply
+            return silence
         address, described = reply
         for part in reply:
             if isinstance(part, NoPermissionError):
@@ -217,32 +234,36 @@ class Sentinels:
 
     # One question
 
-    def _asked(self, sentinel: Location, patience: float) -> Reply:
-        connection = None
+    def _asked(self, sentinel: Location, seconds: float) -> Reply:
+        connection, by = None, clock() + seconds
         try:
-            connection = sentinel.connected(**_sooner(sentinel, patience))
-            return self._ask(connection)
+            connection = sentinel.connected(within=seconds)
+            return self._ask(connection, by)
         except (RedisError, OSError) as error:
             return error
         finally:
             if connection is not None:
                 connection.disconnect()
 
-    def _ask(self, connection: Any) -> list[Any]:
+    def _ask(self, connection: Any, by: float) -> list[Any]:
         connection.send_packed_command([self._questions], check_health=False)
         replies: list[Any] = []
         while len(replies) < 2:
+            # Not by an argument of read_response, which redis-py 6 and 7 do not know.
+            if not connection.can_read(max(0.0, by - clock())):
+                raise TimeoutError("Timeout reading from socket")
             try:
                 replies.append(connection.read_response(disable_decoding=True))
             except ResponseError as error:
                 replies.append(error)
         return replies
 
-    async def _aasked(self, sentinel: Location, patience: float) -> Reply:
-        connection = None
+    async def _aasked(self, sentinel: Location, seconds: float) -> Reply:
+        connection, by = None, clock() + seconds
         try:
-            connection = await sentinel.aconnected(**_sooner(sentinel, patience))
-            return await self._aask(connection)
+            connection = await sentinel.aconnected(within=seconds)
+            async with RunningFor(max(0.0, by - clock()), "Timeout reading from socket"):
+                return await self._aask(connection)
         except (RedisError, OSError) as error:
             return error
         finally:
@@ -276,7 +297,7 @@ class Sentinels:
         try:
             if sentinel.text not in self._lines:
                 self._lines[sentinel.text] = sentinel.connected()
-            told = self._told(sentinel, self._ask(self._lines[sentinel.text]))
+            told = self._told(sentinel, self._ask(self._lines[sentinel.text], clock() + _timeout(sentinel)))
         except (RedisError, OSError) as error:
             told = error
             if line := self._lines.pop(sentinel.text, None):
@@ -303,9 +324,12 @@ def _worst(problems: Sequence[Exception]) -> ConnectionError:
     """What to report when no sentinel names a master: what one says that answers counts more than silence."""
     kinds: tuple[type[ConnectionError], ...] = (NoMaster, SentinelRefusal, UnknownService, NoSentinel)
     kind = next(kind for kind in kinds if any(isinstance(problem, kind) for problem in problems))
-    return kind("; ".join(map(str, problems)))
+    worst = kind("; ".join(map(str, problems)))
+    if not any(map(is_transient, problems)):
+        worst.__cause__ = problems[0]  # tells that it is final, too
+    return worst
 
 
-def _sooner(sentinel: Location, patience: float) -> dict[str, float]:
-    timeouts = ("socket_timeout", "socket_connect_timeout")
-    return {timeout: min(patience, sentinel.arguments[timeout]) for timeout in timeouts}
+def _timeout(sentinel: Location) -> float:
+    """Seconds that it has for its answer, and for a connection."""
+    return float(max(sentinel.arguments["socket_timeout"], sentinel.arguments["socket_connect_timeout"]))

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import builtins
 from math import inf
-from types import TracebackType
 
 from redis.exceptions import MaxConnectionsError, RedisError, TimeoutError
 
@@ -15,6 +12,7 @@ from .location import Location
 
 SHORTEST = 0.5  # seconds that even a caller who does not wait gives the server
 GRACE = 0.45  # seconds that a call may last beyond its end
+RESERVE = 0.1  # seconds of it that are left for a reply when a connection took all others
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 0.5  # seconds between attempts
 
 
@@ -62,7 +60,7 @@ class Call:
     def _begin(self) -> None:
         self._began = clock()
         self._end = self._began + longest(self._location, self._timeout, self._within, self._until)
-        self._by = self._end + GRACE
+        self._by = self._end + (GRACE if self._waits else 0.0)
 
     def left(self, *, was_idle: bool = False) -> float:
         """Seconds for the next step of an attempt.
@@ -72,6 +70,12 @@ class Call:
         now = clock()
         left = max(SHORTEST, (self._end - now) / 2) if was_idle else self._by - now
         return max(0.01, min(self._step, left))
+
+    def to_connect(self) -> float:
+        """Seconds until a connection stands. That takes many steps, so it may be more than for a reply."""
+        left = self._by - clock()
+        seconds = min(max(self._step, SHORTEST + GRACE), left) - RESERVE if self._waits else min(self._step, left)
+        return max(0.01, seconds)
 
     def failed(self, error: BaseException, *, was_sent: bool, was_idle: bool) -> float:
         """Seconds to pause before the next attempt. Raises what the caller is to be told if there is none."""
@@ -123,38 +127,3 @@ class Call:
 
 def exhausted(most: int) -> str:
     return f"all {most} connections are busy; OPTIONS['max_connections'] allows more"
-
-
-class RunningFor:
-    """``async with RunningFor(seconds)`` raises redis-py's TimeoutError when the block takes longer.
-
-    Only time in which the event loop runs counts. Where thousands of tasks begin at once, it gets to what came for
-    the first ones when their time would be over otherwise.
-    """
-
-    __slots__ = ("_handle", "_left", "_message", "_timeout")
-
-    PARTS = 4  # rounds of the loop that the block has at least
-
-    def __init__(self, seconds: float, message: str) -> None:
-        self._left, self._message = [seconds / self.PARTS] * self.PARTS, message
-
-    async def __aenter__(self) -> None:
-        self._timeout = asyncio.timeout(None)
-        await self._timeout.__aenter__()
-        self._tick()
-
-    def _tick(self) -> None:
-        if self._left:
-            self._handle = asyncio.get_running_loop().call_later(self._left.pop(), self._tick)
-        else:
-            self._timeout.reschedule(0.0)
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._handle.cancel()
-        try:
-            await self._timeout.__aexit__(kind, error, traceback)
-        except builtins.TimeoutError as late:
-            raise TimeoutError(self._message) from late

@@ -11,6 +11,7 @@ from redis.sentinel import SentinelConnectionPool
 from ...exceptions import InvalidLockBackend
 from ...texts import quoted
 from ..base import BaseLockBackend
+from .connections import TcpConnection, TlsConnection
 from .location import SCHEMES, Location, arguments_of_url, lent, pool_of_cache, read_location
 from .masters import MasterLocation
 from .sentinels import Sentinels
@@ -119,9 +120,7 @@ def _sentinel(options: Mapping[str, Any]) -> Location:
     arguments = {"socket_timeout": SENTINEL_TIMEOUT, "socket_connect_timeout": SENTINEL_TIMEOUT, **options}
     tls = arguments.pop("ssl", False)
     arguments["protocol"] = 2
-    location = Location(
-        f"{arguments['host']}:{arguments['port']}", redis.SSLConnection if tls else redis.Connection, arguments
-    )
+    location = Location(f"{arguments['host']}:{arguments['port']}", TlsConnection if tls else TcpConnection, arguments)
     location.connection_class(**arguments)
     location.async_connection_class(**arguments)
     return location

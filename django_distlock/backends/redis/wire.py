@@ -22,9 +22,10 @@ from ... import forks
 from ...tickets import clock
 from ..permits import Permit, permits
 from .commands import Command, pack
+from .connections import RunningFor, hang_up
 from .errors import is_transient
-from .location import Location, hang_up
-from .timeouts import Call, RunningFor
+from .location import Location
+from .timeouts import Call
 
 IDLE_TRUSTED = 1.0  # seconds for which an idle connection is used again without a look at its socket
 IDLE_KEPT = 60.0  # seconds after which it is closed, before something between here and the server forgets it
@@ -155,7 +156,7 @@ class Wire:
             if age < IDLE_KEPT and not self._is_stale(connection):
                 return connection, True
             connection.disconnect()
-        connection = self._location.connected(within=call.left())
+        connection = self._location.connected(within=call.to_connect())
         self._connections.add(connection)
         return connection, False
 
@@ -278,7 +279,7 @@ class AsyncWire:
             if age < IDLE_KEPT and not await self._is_stale(connection):
                 return connection, True
             await hang_up(connection)
-        return await self._location.aconnected(within=call.left()), False
+        return await self._location.aconnected(within=call.to_connect()), False
 
     @staticmethod
     async def _is_stale(connection: Any) -> bool:

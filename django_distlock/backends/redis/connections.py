@@ -1,0 +1,284 @@
+"""Connections of redis-py that stand in time: however long a name is resolved, however many addresses it has.
+
+By itself redis-py gives each address the whole timeout, and the resolver as long as it likes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from functools import partial
+from math import inf
+from types import TracebackType
+from typing import Any
+
+import redis.asyncio
+
+from ... import forks
+from ...bells import Bell
+from ...tickets import clock
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.05  # seconds between attempts at a server that takes nobody in just now
+MOST_KNOWN = 1000  # addresses that failed
+LATELY = 10.0  # seconds in which an address that failed is tried after the others of its name
+KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}  # seconds, seconds, probes
+
+Address = tuple[Any, ...]  # as getaddrinfo has it: family, type, protocol, canonical name, address
+
+
+class RunningFor:
+    """``async with RunningFor(seconds, message)`` raises redis-py's TimeoutError when the block takes longer.
+
+    Only time in which the event loop runs counts. Where thousands of tasks begin at once, it gets to what came for
+    the first ones when their time would be over otherwise.
+    """
+
+    __slots__ = ("_handle", "_message", "_parts", "_timeout")
+
+    PARTS = 4  # rounds of the loop that the block has at least
+
+    def __init__(self, seconds: float, message: str) -> None:
+        self._parts, self._message = [seconds / self.PARTS] * self.PARTS, message
+
+    async def __aenter__(self) -> None:
+        self._timeout = asyncio.timeout(None)
+        await self._timeout.__aenter__()
+        self._tick()
+
+    def _tick(self) -> None:
+        if self._parts:
+            self._handle = asyncio.get_running_loop().call_later(self._parts.pop(), self._tick)
+        else:
+            self._timeout.reschedule(0.0)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._handle.cancel()
+        try:
+            await self._timeout.__aexit__(kind, error, traceback)
+        except builtins.TimeoutError as late:
+            raise redis.TimeoutError(self._message) from late
+
+
+# Names. getaddrinfo knows no timeout, so it runs in a thread of its own, one for all who ask for the same name.
+
+_lookups: dict[tuple[object, ...], Future[list[Address]]] = {}
+forks.in_child(_lookups.clear)  # its threads are the parent's
+_failed_at: dict[Address, float] = {}
+
+
+def _lookup(host: str, port: int, family: int) -> Future[list[Address]]:
+    key = host, port, family
+    if (known := _lookups.get(key)) is not None:
+        return known
+    lookup: Future[list[Address]] = Future()
+    try:  # at once, where there is nothing to ask for
+        lookup.set_result(socket.getaddrinfo(host, port, family, socket.SOCK_STREAM, 0, socket.AI_NUMERICHOST))
+        return lookup
+    except (OSError, UnicodeError):
+        pass
+    if (other := _lookups.setdefault(key, lookup)) is not lookup:
+        return other
+    look_up = partial(_look_up, lookup, key, (host, port, family, socket.SOCK_STREAM))
+    try:
+        threading.Thread(target=look_up, name=f"distlock-lookup-{host}", daemon=True).start()
+    except RuntimeError:  # no more threads here, or the interpreter exits
+        look_up()
+    return lookup
+
+
+def _look_up(lookup: Future[list[Address]], key: tuple[object, ...], arguments: tuple[Any, ...]) -> None:
+    try:
+        lookup.set_result(socket.getaddrinfo(*arguments))
+    except UnicodeError as error:
+        lookup.set_exception(socket.gaierror(socket.EAI_NONAME, str(error)))
+    except BaseException as error:  # told to those who wait
+        lookup.set_exception(error)
+    finally:
+        _lookups.pop(key, None)
+
+
+def _addresses(lookup: Future[list[Address]], host: str) -> list[Address]:
+    if not lookup.done():
+        raise socket.gaierror(socket.EAI_AGAIN, f"The name {host} was not resolved in time")
+    # Those that failed lately last: each costs its share of the time.
+    return sorted(lookup.result(), key=lambda address: clock() - _failed_at.get(address[4], -inf) < LATELY)
+
+
+def _shares(addresses: list[Address], by: float) -> Iterator[tuple[Address, float]]:
+    """Each address with its share of the time that is left, in seconds."""
+    for number, address in enumerate(addresses):
+        yield address, _left(by) / (len(addresses) - number)
+
+
+def _failed(address: Address, error: Exception) -> OSError:
+    if len(_failed_at) > MOST_KNOWN:
+        _failed_at.clear()
+    _failed_at[address[4]] = clock()
+    return error if isinstance(error, OSError) else builtins.TimeoutError(str(error))
+
+
+def _left(by: float) -> float:
+    return max(0.01, min(by - clock(), threading.TIMEOUT_MAX))
+
+
+class _Tcp:
+    """``connect_by``: the moment on ``clock()`` until which the socket must stand."""
+
+    connect_by = inf
+
+    def __init__(self, **arguments: Any) -> None:
+        keepalive = {getattr(socket, name): value for name, value in KEEPALIVE.items() if hasattr(socket, name)}
+        super().__init__(**{"socket_keepalive": True, "socket_keepalive_options": keepalive, **arguments})
+
+    def _opened(self: Any, address: Address) -> socket.socket:
+        opened = socket.socket(*address[:3])
+        try:
+            opened.setblocking(False)
+            opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self.socket_keepalive:
+                opened.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                for option, value in self.socket_keepalive_options.items():
+                    opened.setsockopt(socket.IPPROTO_TCP, option, value)
+        except BaseException:
+            opened.close()
+            raise
+        return opened
+
+
+class TcpConnection(_Tcp, redis.Connection):
+    def _connect(self) -> socket.socket:
+        lookup, resolved = _lookup(self.host, self.port, self.socket_type), Bell()
+        lookup.add_done_callback(lambda _: resolved.ring())
+        resolved.wait(_left(self.connect_by))
+        failure = OSError(f"The name {self.host} has no address")
+        for address, seconds in _shares(_addresses(lookup, self.host), self.connect_by):
+            opened = self._opened(address)
+            try:
+                opened.settimeout(seconds)
+                opened.connect(address[4])
+                opened.settimeout(_left(self.connect_by))
+            except OSError as error:
+                opened.close()
+                failure = _failed(address, error)
+            except BaseException:
+                opened.close()
+                raise
+            else:
+                _failed_at.pop(address[4], None)
+                return opened
+        raise failure
+
+
+class TlsConnection(redis.SSLConnection, TcpConnection):
+    pass
+
+
+class AsyncTcpConnection(_Tcp, redis.asyncio.Connection):
+    async def _connect(self) -> None:
+        lookup, resolved = _lookup(self.host, self.port, self.socket_type), Bell()
+        lookup.add_done_callback(lambda _: resolved.ring())
+        await resolved.await_(_left(self.connect_by))
+        failure = OSError(f"The name {self.host} has no address")
+        for address, seconds in _shares(_addresses(lookup, self.host), self.connect_by):
+            opened = self._opened(address)
+            try:
+                async with RunningFor(seconds, "Timeout connecting to server"):
+                    await asyncio.get_running_loop().sock_connect(opened, address[4])
+            except (OSError, redis.TimeoutError) as error:
+                opened.close()
+                failure = _failed(address, error)
+            except BaseException:
+                opened.close()
+                raise
+            else:
+                _failed_at.pop(address[4], None)
+                self._reader, self._writer = await asyncio.open_connection(sock=opened, **self._tls())
+                return
+        raise failure
+
+    def _tls(self) -> dict[str, Any]:
+        return {}
+
+
+class AsyncTlsConnection(AsyncTcpConnection, redis.asyncio.SSLConnection):
+    def _tls(self) -> dict[str, Any]:
+        return {"ssl": self.ssl_context.get(), "server_hostname": self.host}
+
+
+class _Unix:
+    """The same. A server on a unix socket takes in as many at a time as its backlog is long: others have to wait."""
+
+    connect_by = inf
+
+    def _opened(self: Any) -> socket.socket | None:
+        """None: not now."""
+        opened = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            opened.setblocking(False)
+            opened.connect(self.path)
+        except BlockingIOError:
+            opened.close()
+            if clock() >= self.connect_by:
+                raise
+            return None
+        except BaseException:
+            opened.close()
+            raise
+        return opened
+
+
+class UnixConnection(_Unix, redis.UnixDomainSocketConnection):
+    def _connect(self) -> socket.socket:
+        pause = FIRST_PAUSE
+        while (opened := self._opened()) is None:
+            time.sleep(pause)
+            pause = min(LONGEST_PAUSE, 2 * pause)
+        opened.settimeout(_left(self.connect_by))
+        return opened
+
+
+class AsyncUnixConnection(_Unix, redis.asyncio.UnixDomainSocketConnection):
+    async def _connect(self) -> None:
+        pause = FIRST_PAUSE
+        while (opened := self._opened()) is None:
+            await asyncio.sleep(pause)
+            pause = min(LONGEST_PAUSE, 2 * pause)
+        self._reader, self._writer = await asyncio.open_unix_connection(sock=opened)
+
+
+_OURS: dict[Any, Any] = {
+    redis.Connection: TcpConnection,
+    redis.SSLConnection: TlsConnection,
+    redis.UnixDomainSocketConnection: UnixConnection,
+}
+_TWINS: tuple[tuple[Any, Any], ...] = (
+    (redis.SSLConnection, AsyncTlsConnection),
+    (redis.UnixDomainSocketConnection, AsyncUnixConnection),
+    (redis.Connection, AsyncTcpConnection),
+)
+
+
+def ours(connection_class: type[Any]) -> type[Any]:
+    """In the place of a class of redis-py; others, such as those of a project's cache, stay as they are."""
+    found: type[Any] = _OURS.get(connection_class, connection_class)
+    return found
+
+
+def twin(connection_class: type[Any]) -> type[Any]:
+    """The class that does for asyncio what this one does for threads."""
+    found: type[Any] = next(twin for kind, twin in _TWINS if issubclass(connection_class, kind))
+    return found
+
+
+async def hang_up(connection: Any) -> None:
+    """Close a connection of asyncio at once: TLS would wait for the other side, and a loop that ends does not."""
+    if writer := connection._writer:  # redis-py has no public way
+        writer.transport.abort()
+    await connection.disconnect(nowait=True)

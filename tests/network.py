@@ -1,0 +1,64 @@
+"""What a network does to those who connect: names that nobody resolves, addresses that swallow what is sent to them."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from typing import Any
+
+GETADDRINFO = socket.getaddrinfo
+
+Names = dict[str, list[str] | threading.Event]
+
+
+@contextmanager
+def resolving() -> Iterator[tuple[Names, list[str]]]:
+    """Names with their addresses, or with an event until which nobody resolves them; and who was asked for."""
+    names: Names = {}
+    asked: list[str] = []
+
+    def getaddrinfo(host: str, port: int, *arguments: Any) -> list[Any]:
+        if host not in names:
+            return GETADDRINFO(host, port, *arguments)
+        if len(arguments) > 3 and arguments[3] & socket.AI_NUMERICHOST:
+            raise socket.gaierror(socket.EAI_NONAME, "no address")
+        asked.append(host)
+        answer = names[host]
+        if isinstance(answer, threading.Event):
+            answer.wait(60)
+            raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+        return [found for address in answer for found in GETADDRINFO(address, port, *arguments)]
+
+    socket.getaddrinfo = getaddrinfo  # type: ignore[assignment]
+    try:
+        yield names, asked
+    finally:
+        socket.getaddrinfo = GETADDRINFO
+        for answer in names.values():
+            if isinstance(answer, threading.Event):
+                answer.set()
+
+
+@contextmanager
+def swallowing(host: str, port: int) -> Iterator[None]:
+    """Who connects there hears nothing, as where packets are dropped: the backlog of the listener is full."""
+    with ExitStack() as stack:
+        listener = stack.enter_context(closing(socket.socket()))
+        listener.bind((host, port))
+        listener.listen(0)
+        for _ in range(4):
+            filler = stack.enter_context(closing(socket.socket()))
+            filler.setblocking(False)
+            filler.connect_ex((host, port))
+        yield
+
+
+@contextmanager
+def silent_listener() -> Iterator[int]:
+    """The port of one that takes everybody in and never says a word."""
+    with closing(socket.socket()) as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(1000)
+        yield listener.getsockname()[1]
