@@ -632,6 +632,8 @@ class TestErrand:
         slots = SlotMap([1, 5], [self.A])
         assert slots.learn([[0, 3, [None, 7, b"id"]], [4, 9, [b"?", 8, b"id"], [b"r", 9, b"id"]]], self.A)
         assert dict(slots.owners) == {1: Address("a", 7), 5: Address("a", 8)}
+        slots.learn([[0, 9, [b"?", 8, b"id", [b"ip", b"10.0.0.8"]]]], self.A)
+        assert dict(slots.owners) == {1: Address("10.0.0.8", 8), 5: Address("10.0.0.8", 8)}
         assert not slots.learn([], self.A)
 
     def test_nodes_that_left_are_forgotten(self):

@@ -66,7 +66,7 @@ class SlotMap:
         owners: dict[int, Address] = {}
         nodes: dict[Address, None] = {}
         for first, last, *replicated in reply:
-            shard = [address_of(node[0], node[1], asked) for node in replicated]
+            shard = [address_of(_host(node), node[1], asked) for node in replicated]
             nodes |= dict.fromkeys(shard)
             for slot in self._wanted[bisect_left(self._wanted, first) : bisect_right(self._wanted, last)]:
                 owners[slot] = shard[0]
@@ -79,6 +79,14 @@ class SlotMap:
 
     def knows(self, address: Address) -> bool:
         return address in self._nodes or address in self._seeds
+
+
+def _host(node: Sequence[Any]) -> bytes | None:
+    """Of one whose hostname is preferred and not known yet, its metadata has the IP address."""
+    told = node[3] if len(node) > 3 else ()
+    about = told if isinstance(told, Mapping) else dict(zip(told[::2], told[1::2], strict=False))
+    host: bytes | None = about.get(b"ip") if node[0] == b"?" and b"ip" in about else node[0]
+    return host
 
 
 def address_of(host: bytes | str | None, port: int, asked: Address) -> Address:
