@@ -91,7 +91,7 @@ ROWS = {
     "NOSCRIPT": Row("NOSCRIPT No matching script.", False, "refused the command"),  # after it was loaded, that is
     "CLUSTERDOWN": Row("CLUSTERDOWN Hash slot not served", "in a Cluster", "Cluster"),
     "TRYAGAIN": Row("TRYAGAIN Multiple keys request during rehashing of slot", "in a Cluster", "Cluster|slot"),
-    "MOVED": Row("MOVED {slot} 127.0.0.1:{port}", "in a Cluster", "Cluster|slot"),
+    "MOVED": Row("MOVED {slot} 127.0.0.1:{port}", "in a Cluster", "Cluster|announce"),
     "ASK": Row("ASK {slot} 127.0.0.1:{port}", "in a Cluster", "Cluster|slot"),
     "closed": Row(CLOSE, True, "does not answer", in_doubt=True),
     "silence": Row(SILENCE, True, "does not answer", in_doubt=True),

@@ -17,6 +17,7 @@ from redis.exceptions import (
     InvalidResponse,
     MasterDownError,
     MaxConnectionsError,
+    MovedError,
     NoPermissionError,
     OutOfMemoryError,
     ReadOnlyError,
@@ -239,6 +240,11 @@ def _advice_on_slots(error: Exception, backend: BaseLockBackend) -> str:
             return ""
         case ClusterDownError() if is_cluster:
             return "the Cluster is down for these locks; CLUSTER INFO and CLUSTER NODES tell which primary is missing."
+        case MovedError() if is_cluster:
+            return (
+                "nodes redirect these locks to each other; let every node announce an address that is reached from"
+                " here (cluster-announce-ip, cluster-announce-hostname)."
+            )
         case AskError() | TryAgainError() if is_cluster:
             return (
                 "the slot of these locks moves from node to node, which takes longer than"
