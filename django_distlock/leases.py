@@ -214,11 +214,10 @@ class Lease:
         elif self._keeper.drop(self):  # else it was released or detached meanwhile, or is known to be lost
             if renewed:
                 self.lose("its renewal did not succeed in time")
-                self._keeper.abandon(
-                    self.ticket, rest=self.rest
-                )  # what was told as lost must not block others for a TTL
             else:
                 self.lose("the store no longer knows it: its data was lost, or somebody freed the lock")
+        if renewed and self._ended is State.LOST:  # it must not block others for a TTL, whoever told that it is lost
+            self._keeper.abandon(self.ticket, rest=self.rest)
         self.ensure_held()
 
     def detach(self) -> str:
