@@ -132,7 +132,7 @@ class TestListener:
             patched.setattr(threading, "excepthook", lambda _: None)
             with lock("name", ttl=60):
                 waiter = Waiter()
-                eventually(lambda: postgres_locks._listener._thread is None)
+                eventually(lambda: postgres_locks._listener._post.thread is None)
             waiter.end()
         with lock("name", ttl=60):
             waiter = Waiter()

@@ -512,8 +512,8 @@ with Lease.adopt(sys.stdin.readline().strip()) as lease:
 
 class TestProcesses:
     @pytest.fixture
-    def backend(self, backend):
-        return backend
+    def backend(self, valkey_locks):
+        return valkey_locks
 
     def test_another_process_goes_on_with_it_and_releases_it(self, backend, valkey, settings):
         with subprocess.Popen(

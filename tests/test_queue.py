@@ -193,7 +193,7 @@ def listeners(client):
 
 
 def listener_thread(using="default"):
-    return locks[using]._listener._thread
+    return locks[using]._listener._post.thread
 
 
 # Real processes

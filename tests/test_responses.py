@@ -22,7 +22,7 @@ from django.views.decorators.cache import cache_page
 from rest_framework.decorators import api_view
 from rest_framework.response import Response
 
-from django_distlock import LockReentry, State, distributed_lock, lock, locks
+from django_distlock import LockNotAcquired, State, distributed_lock, lock, locks
 from django_distlock.signals import lock_acquired, lock_released
 
 from .tools import eventually
@@ -356,11 +356,11 @@ def test_a_lock_in_the_stream_itself():
 
 def test_the_stream_cannot_enter_the_lock_that_is_held_for_it():
     def rows():
-        with lock("name"):
+        with lock("name", wait=0):
             yield b""
 
     response = locked(lambda: StreamingHttpResponse(rows()))()
-    with pytest.raises(LockReentry):
+    with pytest.raises(LockNotAcquired):
         list(response)
     assert not is_held()
     response.close()
