@@ -716,8 +716,14 @@ class TestHandingBack:
             text, token = lease.detach(), lease.token
         with Lease.adopt(text) as lease:
             kind, channel = backend._listener._inbox[0], backend._listener._inbox[1:]
-            store.execute_command("SPUBLISH" if kind == "S" else "PUBLISH", channel, f"{token} lock:name")
-            eventually(lambda: handed_back == ["name"] and not renewer_of(backend).is_cleaning)
+            verb = "SPUBLISH" if kind == "S" else "PUBLISH"
+
+            def is_handed_back():  # told again where the connection that listens is made anew just then
+                return handed_back or (store.execute_command(verb, channel, f"{token} lock:name") and handed_back)
+
+            eventually(is_handed_back)
+            eventually(lambda: not renewer_of(backend).is_cleaning)
+            assert set(handed_back) == {"name"}
             lease.renew()
             assert lock("name", using="a").acquire(blocking=False) is False
         assert is_clean(store)
