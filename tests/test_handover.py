@@ -600,8 +600,8 @@ print(Client().post(f"/7/{sys.argv[1]}").status_code)
 
 class TestCelery:
     @pytest.fixture
-    def backend(self, backend):
-        return backend
+    def backend(self, valkey_locks):
+        return valkey_locks
 
     def test_a_view_answers_202_and_a_task_in_a_worker_goes_on_with_its_lock(self, backend, valkey, tmp_path):
         (tmp_path / "export_project.py").write_text(PROJECT)
