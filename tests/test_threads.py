@@ -33,7 +33,7 @@ def interrupt_the_start(monkeypatch, name, *, it_begins):
     monkeypatch.setattr(threading.Thread, "start", interrupted)
 
 
-def threads(name):
+def running(name):
     return [thread for thread in threading.enumerate() if thread.name.startswith(name)]
 
 
@@ -70,7 +70,7 @@ class TestWorker:
             work.want()
         work.want()
         eventually(lambda: work.is_done)
-        eventually(lambda: len(threads(NAME)) == 1)
+        eventually(lambda: len(running(NAME)) == 1)
 
     def test_has_one_thread(self, work, monkeypatch):
         """Also where a finalizer wants something while the thread is made."""
@@ -86,7 +86,7 @@ class TestWorker:
         monkeypatch.setattr(threading, "Thread", Thread)
         work.want()
         eventually(lambda: work.is_done)
-        eventually(lambda: len(threads(NAME)) == 1)
+        eventually(lambda: len(running(NAME)) == 1)
 
     @pytest.mark.parametrize("idle", [3600.0, 0.0])
     @pytest.mark.parametrize("call", range(1, 6))

@@ -277,12 +277,12 @@ class TestWithoutThreads:
         first = lock("name")
         assert first.acquire()
         threading.Timer(0.5, first.release).start()
-        waiting = lock("name", wait=60)
+        second = lock("name", wait=60)
         if way == "sync":
-            assert waiting.acquire()
-            waiting.release()
+            assert second.acquire()
+            second.release()
         else:
-            asyncio.run(_hold(waiting))
+            asyncio.run(_hold(second))
         assert "cannot be started: can't start new thread" in caplog.text
 
     def test_tasks_are_told_by_a_database(self, sqlite_locks, no_more_threads):
