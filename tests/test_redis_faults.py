@@ -263,15 +263,20 @@ class TestStoreDown:
             assert connection._sock.gettimeout() == 10
         assert store.info("stats")["total_connections_received"] == made
 
-    def test_a_wait_that_meets_a_dead_store_raises_and_leaves_nothing(self, proxied, proxy, store, calls):
+    def test_a_wait_whose_store_dies_ends_at_its_deadline_and_leaves_nothing(self, proxied, proxy, store, calls):
+        def refuse_when_it_waits():
+            eventually(lambda: store.zcard("lock|q:name") == 1)
+            proxy.refuse()
+
         other = ticket(ttl=60)
         store.set("lock:name", f"{other.token} h {1:016d} {other.holder.to_text()}", px=60_000)
-        timer = threading.Timer(0.2, proxy.refuse)
-        timer.start()
-        with pytest.raises(LockBackendError):
-            calls(lock("name", wait=None)).acquire()
-        timer.join()
+        with ThreadPoolExecutor(1) as threads:
+            refused = threads.submit(refuse_when_it_waits)
+            with pytest.raises(LockBackendError, match="does not answer"):
+                calls(lock("name", wait=3)).acquire()
+            refused.result()
         proxy.accept()
+        eventually(lambda: not store.exists("lock|q:name"))
         store.delete("lock:name")
         assert calls(lock("name")).locked() is False
 
