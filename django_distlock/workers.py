@@ -77,10 +77,19 @@ class Worker:
     """
 
     def __init__(
-        self, name: str, work: Callable[[], float | None], is_needed: Callable[[], bool] = lambda: False
+        self,
+        name: str,
+        work: Callable[[], float | None],
+        is_needed: Callable[[], bool] = lambda: False,
+        *,
+        level: int = logging.ERROR,
     ) -> None:
-        """``is_needed``: whether the work is to go on while the interpreter exits."""
+        """``is_needed``: whether the work is to go on while the interpreter exits.
+
+        ``level``: at which it is logged that the thread cannot be started.
+        """
         self._name = name
+        self._level = level
         self._work = work
         self._is_needed = is_needed
         end_with_interpreter(self)
@@ -111,7 +120,7 @@ class Worker:
         except RuntimeError:
             if self._post.thread is None:
                 # No more threads here, or the interpreter exits. Leases end with their TTL, and say so.
-                logger.exception("The thread %s cannot be started", self._name)
+                logger.log(self._level, "The thread %s cannot be started", self._name, exc_info=True)
 
     def _run(self, pid: int) -> None:
         while not forks.is_copy(pid) and self._post.take():
@@ -119,6 +128,7 @@ class Worker:
                 self._work_on(pid)
             finally:
                 if not forks.is_copy(pid):
+                    self._wakes_at = inf  # as after a rest, from which a killed greenlet does not come back
                     self._post.leave()
             if not self._is_nudged:
                 return

@@ -224,8 +224,8 @@ class TestWatchdog:
         """Some releases of Python 3.12 start none when the interpreter exits."""
         code = (
             "from django_distlock import lock\n"
-            "from django_distlock.backends.database import watchdog\n"
-            "watchdog.IDLE = 0.1\n"
+            "from django_distlock import workers\n"
+            "workers.IDLE = 0.1\n"
             "handle = lock('name', ttl=60); handle.acquire()\n"
             "while any('watchdog' in thread.name for thread in threading.enumerate()): time.sleep(0.01)\n"
             'def start(thread): raise RuntimeError("can\'t create new thread at interpreter shutdown")\n'
@@ -269,13 +269,13 @@ def test_a_call_is_ended_where_no_descriptor_is_left():
         ours, _theirs = socket.socketpair()
         ours.settimeout(PATIENCE)
         watchdog, taken = Watchdog("test"), []
-        with watchdog.watching(ours.fileno(), 60):
+        with watchdog.watching(ours.fileno, 60):
             pass  # its thread runs
         resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
         with suppress(OSError):
             while True:
                 taken.append(os.dup(0))
-        with watchdog.watching(ours.fileno(), 0.1):
+        with watchdog.watching(ours.fileno, 0.1):
             return ours.recv(1)
 
     assert in_a_fork(work) == "b''"

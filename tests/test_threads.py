@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import threading
+from math import inf
 
 import pytest
 
-from django_distlock import lock, locks, workers
+from django_distlock import LockBackendError, lock, locks, workers
+from django_distlock.backends.database import connections
+from django_distlock.bells import Bell
 from django_distlock.workers import Post, Worker
 
+from .test_database import through
 from .tools import PATIENCE, eventually
 
 NAME = "distlock-example"
@@ -131,6 +135,27 @@ class TestWorker:
         work.want()
         eventually(lambda: work.is_done)
 
+    @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+    def test_one_that_is_killed_at_rest_leaves_nothing_that_is_waited_for(self, work, monkeypatch):
+        """As a greenlet is, on its way out of the bell."""
+        wait, doomed, killed = Bell.wait, [], []
+
+        def killing(bell, seconds):
+            wait(bell, seconds)
+            if doomed and threading.current_thread() is doomed[0]:
+                killed.append(doomed.pop())
+                raise SystemExit
+
+        monkeypatch.setattr(Bell, "wait", killing)
+        work.want()
+        eventually(lambda: work.is_done and work.worker._wakes_at < inf)
+        doomed.append(work.worker._post.thread)
+        work.want()
+        eventually(lambda: killed and not killed[0].is_alive())
+        work.wanted += 1
+        work.worker.nudge(workers.clock() + workers.IDLE)
+        eventually(lambda: work.is_done)
+
 
 def test_a_post_has_one_thread_at_a_time():
     post, barrier = Post(), threading.Barrier(8)
@@ -175,3 +200,42 @@ def test_waiters_are_woken_after_an_interrupted_start_of_the_listener(request, m
     holder.release()
     waiter.join(PATIENCE)
     assert waited == [True]
+
+
+@pytest.mark.parametrize("it_begins", [False, True])
+def test_calls_to_a_database_have_an_end_after_an_interrupted_start_of_the_watchdog(
+    postgres, postgres_database, settings, tmp_path_factory, monkeypatch, it_begins
+):
+    failures = []
+
+    def ask():
+        try:
+            locks["default"].look(["name"])
+        except LockBackendError as error:
+            failures.append(error)
+
+    with through(postgres, tmp_path_factory.mktemp("p"), settings) as proxy:
+        locks["default"].look(["name"])
+        assert locks["default"].pool._watchdog._worker.end() is not None
+        eventually(lambda: not running("distlock-watchdog-default"))
+        interrupt_the_start(monkeypatch, "distlock-watchdog", it_begins=it_begins)
+        with pytest.raises(TimeLimit):
+            locks["default"].look(["name"])
+        proxy.hang = True
+        asking = threading.Thread(target=ask, daemon=True)
+        asking.start()
+        asking.join(6 * PATIENCE)
+        proxy.hang = False
+    assert len(failures) == 1
+
+
+@pytest.mark.parametrize("it_begins", [False, True])
+def test_no_connection_is_left_open_by_an_interrupted_start_of_what_connects(postgres_locks, monkeypatch, it_begins):
+    postgres_locks.close()
+    assert not [wrapper for wrapper in connections._open if wrapper.alias == "locks"]
+    interrupt_the_start(monkeypatch, "distlock-connecting", it_begins=it_begins)
+    with pytest.raises(TimeLimit):
+        postgres_locks.look(["name"])
+    eventually(lambda: not running("distlock-connecting"))
+    assert not [wrapper for wrapper in connections._open if wrapper.alias == "locks"]
+    assert postgres_locks.look(["name"]) == [None]

@@ -13,6 +13,7 @@ from functools import partial
 from math import inf
 from typing import Any, TypeVar
 
+from django.core.exceptions import ImproperlyConfigured
 from django.db import Error, InterfaceError, OperationalError, ProgrammingError
 
 from ... import forks
@@ -29,6 +30,9 @@ ASYNC_THREADS = 16  # that do what event loops ask for; a task that waits for it
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.001, 0.05  # seconds before a statement is repeated that the database has undone
 
 LOST = (2006, 2013, 2055, 1927, 4031)  # MySQL and its clients: the connection is gone, killed, or was idle for too long
+
+# Of drivers, of the system, and of settings that they cannot use.
+CANNOT_OPEN = (Error, OSError, ImproperlyConfigured, TypeError, ValueError)
 
 Explain = Callable[[Exception, type[LockBackendError]], LockBackendError]
 
@@ -94,8 +98,8 @@ class Calls:
         except (LockBackendError, Broken):
             raise
         except Exception as error:
-            if is_open and not isinstance(error, Error):
-                raise  # a mistake of ours
+            if not isinstance(error, Error if is_open else CANNOT_OPEN):
+                raise  # of a handler of a signal, or a mistake of ours
             raise self._explain(error, LockBackendError) from error
 
     async def in_thread(self, call: Callable[..., R], *arguments: Any, turn_within: float | None = None) -> R:

@@ -90,7 +90,7 @@ class Pool:
 
     def watching(self, wrapper: Wrapper, seconds: float) -> AbstractContextManager[None]:
         """Shuts the connection down after ``seconds``, and raises NoAnswer then."""
-        return self._watchdog.watching(_socket_of(wrapper), seconds)
+        return self._watchdog.watching(partial(_socket_of, wrapper), seconds)
 
     def open_until(self, deadline: float) -> Wrapper:
         """As ``open()``. Raises OperationalError if there is none at the ``deadline``, on ``clock()``."""

@@ -39,10 +39,10 @@ def open_within(seconds: float, connect: Callable[[], Any], close: Callable[[Any
 
     thread = threading.Thread(target=work, name=name, daemon=True)
     try:
-        thread.start()
-    except RuntimeError:  # there are too many, or the interpreter exits
-        return connect()
-    try:
+        try:
+            thread.start()
+        except RuntimeError:  # there are too many, or the interpreter exits
+            return connect()
         return opening.result(max(0.0, seconds))
     except TimeoutError as error:
         if opening.cancel():
