@@ -79,7 +79,7 @@ def ran(*arguments):
 def test_the_admin_waits_for_them_once_and_names_each(operator, hanging, query):
     with Watch() as watch:
         page = operator.get("/admin/distlock/heldlock/", query)
-    assert ONE <= watch.passed < 2 * ONE
+    assert TIMEOUT < watch.passed < 2.5 * ONE
     assert [row.name for row in page.context["cl"].result_list] == ["order:1"]
     errors = [message for message in said(page) if message.startswith("error")]
     assert [alias for alias in HANGING if any(f"“{alias}” are not shown" in error for error in errors)] == [*HANGING]
@@ -90,13 +90,13 @@ def test_the_admin_waits_for_them_once_and_names_each(operator, hanging, query):
 def test_so_does_the_page_of_beat(operator, hanging):
     with Watch() as watch:
         page = operator.get("/admin/distlock/beatrun/")
-    assert ONE <= watch.passed < 2 * ONE
+    assert TIMEOUT < watch.passed < 2.5 * ONE
     assert len(said(page)) == len(HANGING)
 
 
 def test_locks_list_waits_for_them_once_and_names_each(hanging):
     took, out, errors = ran("list", "--json")
-    assert ONE <= took < 2 * ONE
+    assert TIMEOUT < took < 2.5 * ONE
     assert [lock["name"] for lock in json.loads(out)] == ["order:1"]
     assert [alias for alias in HANGING if f"Lock backend {alias!r}" in errors] == [*HANGING]
 
@@ -104,13 +104,13 @@ def test_locks_list_waits_for_them_once_and_names_each(hanging):
 @pytest.mark.parametrize("arguments", [("show", "order:1"), ("release", "order:1", "--no-input")])
 def test_so_do_those_for_one_name(hanging, arguments):
     took, _, errors = ran(*arguments)
-    assert ONE <= took < 2 * ONE
+    assert TIMEOUT < took < 2.5 * ONE
     assert all(f"Lock backend {alias!r}" in errors for alias in HANGING)
 
 
 def test_locks_check_waits_for_them_once_and_reports_each(hanging):
     took, out, _ = ran("check", "--json")
-    assert ONE <= took < 2 * ONE
+    assert TIMEOUT < took < 2.5 * ONE
     found = json.loads(out)
     assert list(found) == [*HANGING, "default"]
     for alias in HANGING:
