@@ -69,7 +69,7 @@ def _hold(url: str, ticks: int) -> dict[str, float]:
 
     threads = threading.active_count() - threads_before
     sleep_until(began + ticks * TICK + TICK / 2)
-    leases = list(backend.keeper._leases.values())  # type: ignore[union-attr, attr-defined]
+    leases = locks.service(backend.alias).renewer.leases()
     row = {
         "leases": LEASES,
         "beyond_lease": per_lease - getsizeof(leases[0]),

@@ -17,7 +17,6 @@ from .exceptions import LockNotAcquired, LockReentry, LockTimeout
 from .handlers import locks
 from .leases import Lease
 from .options import Options
-from .renewal import renewer_of
 from .tickets import Holder, LockInfo, Ticket, clock, current_execution
 
 SHORTEST_LOOK = 1.0  # seconds for an answer that a thread has at once, unless it is busy
@@ -37,7 +36,7 @@ def _remember(lease: Lease) -> None:
 
 def take_over(lease: Lease) -> None:
     """Keep a lease that another process acquired; it is this thread's or task's from now on."""
-    renewer_of(lease.backend).keep(lease)
+    locks.service(lease.using).renewer.keep(lease)
     _remember(lease)
 
 
@@ -73,17 +72,16 @@ class Attempt:
         self._name, self._using = name, using
         self._entries = entries
         self._insists = insists
-        self.backend = locks[using]
-        self.terms = options.terms(self.backend)
-        self.keeper = renewer_of(self.backend)
+        service = locks.service(using)
+        self.backend = service.backend
+        self.terms = options.terms(self.backend.terms)
+        self.keeper = service.renewer
         self._seconds = _seconds(blocking, timeout, self.terms.wait)
         self._began = clock()
         self.execution = current_execution()
         holder = Holder.here(label or self.terms.label, self.execution, message)
         ticket = Ticket(name, self.terms.ttl, holder, min_hold=self.terms.min_hold)
-        self.wait = waiting.Wait(
-            self.backend, self.keeper, ticket, self._seconds, self._waits_for_itself, self._may_be_own
-        )
+        self.wait = waiting.Wait(service, ticket, self._seconds, self._waits_for_itself, self._may_be_own)
 
     def steps(self) -> waiting.Steps:
         if self.terms.in_atomic == "refuse" and (opened := self._open_transactions()):

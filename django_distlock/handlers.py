@@ -1,11 +1,15 @@
-"""The setting ``DISTRIBUTED_LOCKS`` and the backends it names."""
+"""The setting ``DISTRIBUTED_LOCKS``, the backends it names, and what a process has beside each of them."""
 
 from __future__ import annotations
 
+import atexit
+import multiprocessing
 import re
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
+from weakref import WeakSet
 
 from django.conf import settings
 from django.core.signals import setting_changed
@@ -14,28 +18,49 @@ from django.utils.module_loading import import_string
 from . import forks
 from .backends.base import BaseLockBackend
 from .exceptions import InvalidLockBackend, LockBackendDoesNotExist
+from .leases import Lease
+from .lines import Lines
+from .renewal import Renewer
 from .texts import quoted
+from .workers import end_all
 
 SETTING = "DISTRIBUTED_LOCKS"
 DEFAULT_ALIAS = "default"
 DEFAULT_SETTING = {DEFAULT_ALIAS: {"BACKEND": "django_distlock.backends.locmem.LocMemBackend"}}
+LONGEST_END = 1.0  # seconds that the exit waits for threads of ours
+
+
+class Service:
+    """What a process has of one alias: its backend, who renews its leases, and the queue of its waiters."""
+
+    __slots__ = ("backend", "queue", "renewer")
+
+    def __init__(self, backend: BaseLockBackend) -> None:
+        self.backend = backend
+        self.queue = Lines()
+        self.renewer = Renewer(backend, self.queue)
+        backend.on_orphan = self.renewer.abandon
 
 
 class LockBackends:
     """``locks[alias]``: one backend per alias and process, built when first asked for."""
 
     def __init__(self) -> None:
-        self._inherited: list[Mapping[str, BaseLockBackend]] = []
+        self._inherited: list[Mapping[str, Service]] = []
+        self._renewers: WeakSet[Renewer] = WeakSet()  # also of aliases that the settings name no more
         self._reset()
         forks.in_child(self._begin_anew)
 
     def _reset(self) -> None:
         self._building = threading.RLock()  # a signal handler may ask for a lock while this very thread is inside
-        self._backends: dict[str, BaseLockBackend] = {}
+        self._services: dict[str, Service] = {}
 
     def _begin_anew(self) -> None:
         """In a forked child. Those of the parent are kept: collected, they might reach what the parent still uses."""
-        self._inherited.append(self._backends)
+        for renewer in list(self._renewers):
+            renewer.forget()
+        self._renewers.clear()
+        self._inherited.append(self._services)
         self._reset()
 
     @property
@@ -46,13 +71,20 @@ class LockBackends:
         return configured
 
     def __getitem__(self, alias: str) -> BaseLockBackend:
+        return self.service(alias).backend
+
+    def service(self, alias: str) -> Service:
+        """For the package itself: what serves the locks of that alias."""
         forks.notice()
-        if backend := self._backends.get(alias):
-            return backend
+        if service := self._services.get(alias):
+            return service
         with self._building:
-            if alias not in self._backends:
-                self._backends.setdefault(alias, self._build(alias))
-            return self._backends[alias]
+            if alias not in self._services:
+                service = Service(self._build(alias))
+                service = self._services.setdefault(alias, service)  # a signal handler may have built one meanwhile
+                self._renewers.add(service.renewer)
+                _watch_the_exit()
+            return self._services[alias]
 
     def _build(self, alias: str) -> BaseLockBackend:
         configured = self.settings
@@ -85,13 +117,37 @@ class LockBackends:
 
     def close(self) -> None:
         """Forget the backends; the next use builds them anew from the settings."""
-        backends = list(self._backends.values())
+        services = list(self._services.values())
         self._reset()
-        for backend in backends:
-            backend.close()
+        for service in services:
+            service.backend.close()
+
+    def leases(self) -> list[Lease]:
+        """The leases that this process holds, of all backends, also of those that the settings name no more."""
+        return [lease for renewer in list(self._renewers) for lease in renewer.leases()]
+
+    def release_all(self) -> None:
+        """The process exits: free what nobody works under any more."""
+        forks.notice()
+        for renewer in list(self._renewers):
+            renewer.release_all()
 
 
 locks = LockBackends()
+
+
+def _exit() -> None:
+    locks.release_all()
+    end_all(LONGEST_END)
+
+
+atexit.register(_exit)
+
+
+def _watch_the_exit() -> None:
+    """Children of multiprocessing leave by os._exit, which calls its finalizers but not atexit."""
+    if (util := sys.modules.get("multiprocessing.util")) and multiprocessing.parent_process():
+        util.Finalize(None, locks.release_all, exitpriority=100)
 
 
 def _on_setting_changed(*, setting: str, **_: object) -> None:

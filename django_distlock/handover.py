@@ -22,7 +22,6 @@ from .leases import Lease
 from .locking import Lock, refuse_in_a_loop
 from .names import own_name
 from .options import Options
-from .renewal import renewer_of
 from .terms import Terms
 from .tickets import Grant, Holder, LockInfo, Ticket, clock, current_execution, new_token, safe_deadline
 
@@ -94,7 +93,7 @@ class AdoptedLease(Lease):
     __slots__ = ("_handle", "_proof")
 
     def __init__(self, detached: Detached) -> None:
-        backend = locks[detached.using]
+        service = locks.service(detached.using)
         terms = Terms(**detached.terms)
         here = Holder.here(detached.label)
         holder = Holder(here.host, here.pid, here.thread, here.label, detached.since)
@@ -104,7 +103,7 @@ class AdoptedLease(Lease):
         now, wall_clock = clock(), time.time()
         sent_at = now + detached.until - wall_clock - safe_deadline(0.0, terms.ttl)
         super().__init__(
-            backend, ticket, Grant(detached.fence, sent_at), terms, renewer_of(backend), current_execution()
+            service.backend, ticket, Grant(detached.fence, sent_at), terms, service.renewer, current_execution()
         )
         self._granted_clock = min(now, now - (wall_clock - detached.since))
         self._handle = Lock(self.name, self.using, Options(detached.terms))
@@ -172,7 +171,7 @@ class Adoption:
     def __init__(self, text: str) -> None:
         self.lease = AdoptedLease(Detached.read(text))
         self.proof = self.lease._proof
-        self._keeper = renewer_of(self.lease.backend)
+        self._keeper = locks.service(self.lease.using).renewer
 
     def __enter__(self) -> Self:
         return self

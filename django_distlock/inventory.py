@@ -160,7 +160,11 @@ class Inventory:
         counted: dict[Key, int | None] = dict.fromkeys(keys)
 
         def ask(backend: BaseLockBackend, keys: Sequence[Key]) -> None:
-            counted.update(zip(keys, backend.count_waiters([key.name for key in keys]), strict=True))
+            in_store = backend.count_waiters([key.name for key in keys])
+            # Of the waiters of one process one has a place in the store. Those of this process are all known.
+            length = locks.service(backend.alias).queue.length
+            for key, count in zip(keys, in_store, strict=True):
+                counted[key] = None if count is None else max(count, length(key.name))
 
         self._ask_in_steps(keys, ask)
         return counted

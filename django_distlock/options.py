@@ -7,7 +7,6 @@ from dataclasses import fields, replace
 from functools import lru_cache
 from typing import Any, Literal, TypedDict
 
-from .backends.base import BaseLockBackend
 from .terms import Terms
 
 
@@ -38,7 +37,7 @@ _MISTAKEN = {
 
 
 class Options:
-    """Options as given, and the terms that follow from them with the defaults of a backend."""
+    """Options as given, and the terms that follow from them with the defaults of an alias."""
 
     def __init__(self, given: Mapping[str, Any]) -> None:
         for option in given:
@@ -47,12 +46,13 @@ class Options:
                 raise TypeError(f"A lock has no option {option!r}: {hint}")
         Terms(**given)  # tells bad values where they are written, not where they are first used
         self.given = given
-        self._last: tuple[BaseLockBackend, Terms] | None = None
+        self._last: tuple[Terms, Terms] | None = None
 
-    def terms(self, backend: BaseLockBackend) -> Terms:
-        if self._last is None or self._last[0] is not backend:
-            self._last = backend, replace(backend.terms, **self.given)
-        return self._last[1]
+    def terms(self, defaults: Terms) -> Terms:
+        last = self._last  # another thread may set one meanwhile
+        if last is None or last[0] is not defaults:
+            self._last = last = defaults, replace(defaults, **self.given)
+        return last[1]
 
 
 # A program has few different sets of options and asks for locks often. Typed, because 1 == True.

@@ -6,30 +6,23 @@ blocked must not lose its leases, and a store that hangs must not delay the leas
 
 from __future__ import annotations
 
-import atexit
 import logging
-import multiprocessing
 import os
-import sys
-import threading
 from collections.abc import Iterator, Set
 from itertools import takewhile
-from typing import cast
-from weakref import WeakSet
 
-from . import forks
 from .backends.base import BaseLockBackend
 from .cleaning import PROMPT, Cleaner
 from .exceptions import LockBackendError
 from .leases import Lease, State
+from .lines import Lines
 from .tickets import Ticket, clock
-from .workers import RETRY, Worker, end_all
+from .workers import RETRY, Worker
 
 logger = logging.getLogger("django_distlock")
 
 BATCH = 1000  # leases that are renewed in one round trip, before what came due meanwhile
 HURRY = 3  # those that have so many times as long as the first one are renewed apart
-LONGEST_END = 1.0  # seconds that the exit waits for threads of ours
 
 
 class Renewer:
@@ -38,8 +31,9 @@ class Renewer:
     A lease is renewed when a third of its TTL has passed. Those that are due soon go with it, many in one round trip.
     """
 
-    def __init__(self, backend: BaseLockBackend) -> None:
+    def __init__(self, backend: BaseLockBackend, queue: Lines) -> None:
         self._backend = backend
+        self._queue = queue
         self._pid = os.getpid()
         self._leases: dict[str, Lease] = {}
         self._by_name: dict[str, Lease] = {}  # the last one of each
@@ -51,6 +45,9 @@ class Renewer:
     def keep(self, lease: Lease) -> None:
         self._leases[lease.token] = self._by_name[lease.name] = lease
         self._worker.nudge(lease.wakes_at)
+
+    def leases(self) -> list[Lease]:
+        return list(self._leases.values())
 
     def find(self, token: str) -> Lease | None:
         return self._leases.get(token)
@@ -94,10 +91,10 @@ class Renewer:
         Daemon threads run on until the interpreter stops, which others who do something at the exit may delay by
         seconds. What they hold is renewed until then, and freed by its TTL.
         """
-        left = [lease for lease in list(self._leases.values()) if lease.is_free or not lease.may_be_in_use]
+        left = [lease for lease in self.leases() if lease.is_free or not lease.may_be_in_use]
         wanted = [(lease.ticket, lease.end()) for lease in left if self.drop(lease)]
         wanted += self._cleaner.left()
-        wanted += [(place, 0.0) for place in self._backend.places()]
+        wanted += [(place, 0.0) for place in self._backend.places(self._queue.queued())]
         for ticket, rest in wanted:
             began = clock()
             try:
@@ -112,11 +109,10 @@ class Renewer:
         self._leases.clear()
         self._by_name.clear()
         self._cleaner.forget()
-        self._backend.keeper = None
 
     def _renew(self) -> float | None:
         self._renew_due()
-        return min((lease.wakes_at for lease in list(self._leases.values())), default=None)
+        return min((lease.wakes_at for lease in self.leases()), default=None)
 
     def _renew_due(self) -> None:
         """Renew what is due, and again what comes due meanwhile, but for what failed, until all had their turn."""
@@ -136,7 +132,7 @@ class Renewer:
     def _due(self, failed: Set[str]) -> list[Lease]:
         """Leases to renew, those that end soonest first. If one is due, so are those that nearly are."""
         now, wanted, is_due = clock(), [], False
-        for lease in list(self._leases.values()):
+        for lease in self.leases():
             if now >= lease.deadline:
                 self._lose(lease, "its renewal did not succeed in time" if lease.renews else "its TTL ran out")
             elif lease.is_free and lease.renews:
@@ -225,7 +221,7 @@ class Renewer:
 
     def _warn_if_late(self, now: float) -> None:
         """Renewal that began late is a process that was stopped, or whose threads do not get to run."""
-        late = [lease for lease in list(self._leases.values()) if lease.renews and now - lease.due > lease.ttl / 6]
+        late = [lease for lease in self.leases() if lease.renews and now - lease.due > lease.ttl / 6]
         if late:
             worst = max(late, key=lambda lease: now - lease.due)
             logger.warning(
@@ -235,7 +231,7 @@ class Renewer:
             )  # fmt: skip
 
     def _warn_of_long_ones(self, now: float) -> None:
-        long_ones = [lease for lease in list(self._leases.values()) if lease.becomes_long(now)]
+        long_ones = [lease for lease in self.leases() if lease.becomes_long(now)]
         if long_ones:
             longest = max(long_ones, key=lambda lease: lease.held_for)
             others = f" and {len(long_ones) - 1} more are" if len(long_ones) > 1 else " is"
@@ -267,55 +263,3 @@ def _batches(leases: list[Lease]) -> Iterator[list[Lease]]:
     yield hurried[:BATCH]
     if others := leases[len(hurried) :][:BATCH]:
         yield others
-
-
-_renewers: WeakSet[Renewer] = WeakSet()
-
-
-def renewer_of(backend: BaseLockBackend) -> Renewer:
-    """The one that keeps the leases of this backend in this process."""
-    renewer = backend.keeper
-    if renewer is None:
-        with _creating:
-            renewer = backend.keeper
-            if renewer is None:
-                made = Renewer(backend)
-                renewer = backend.keeper = backend.keeper or made  # a signal handler may have made one meanwhile
-                _renewers.add(cast(Renewer, renewer))
-                _watch_the_exit()
-    return cast(Renewer, renewer)
-
-
-def kept() -> list[Lease]:
-    """The leases that this process holds, of all backends, also of those that the settings name no more."""
-    return [lease for renewer in list(_renewers) for lease in list(renewer._leases.values())]
-
-
-def release_all() -> None:
-    forks.notice()
-    for renewer in list(_renewers):
-        renewer.release_all()
-
-
-def _exit() -> None:
-    release_all()
-    end_all(LONGEST_END)
-
-
-def _watch_the_exit() -> None:
-    """Children of multiprocessing leave by os._exit, which calls its finalizers but not atexit."""
-    if (util := sys.modules.get("multiprocessing.util")) and multiprocessing.parent_process():
-        util.Finalize(None, release_all, exitpriority=100)
-
-
-def _forget() -> None:
-    global _creating
-    _creating = threading.RLock()
-    for renewer in list(_renewers):
-        renewer.forget()
-    _renewers.clear()
-
-
-_creating = threading.RLock()
-atexit.register(_exit)
-forks.in_child(_forget)

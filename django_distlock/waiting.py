@@ -7,9 +7,8 @@ import os
 from collections.abc import Callable, Generator
 from typing import Any, NamedTuple, cast
 
-from .backends.base import BaseLockBackend
 from .exceptions import LockBackendError
-from .leases import Keeper
+from .handlers import Service
 from .tickets import Grant, LockInfo, Ticket, clock, safe_deadline
 
 logger = logging.getLogger("django_distlock")
@@ -48,17 +47,17 @@ class Wait:
 
     def __init__(
         self,
-        backend: BaseLockBackend,
-        keeper: Keeper,
+        service: Service,
         ticket: Ticket,
         seconds: float | None,
         pointless: Pointless,
         may_be_own: Callable[[], bool],
     ) -> None:
-        self.backend = backend
+        self.backend = service.backend
         self.ticket = ticket
         self.grant: Grant | None = None
-        self._keeper = keeper
+        self._queue = service.queue
+        self._keeper = service.renewer
         self._pointless = pointless  # told who has the lock: whether waiting for it makes no sense
         self._may_be_own = may_be_own  # whether that seems to be so, without asking the store
         self._give_up = ticket.give_up = None if seconds is None else clock() + seconds
@@ -106,7 +105,7 @@ class Wait:
         granted = False
         self._is_in_line = True
         try:
-            self.backend.lines.join(self.ticket)
+            self._queue.join(self.ticket)
             outcome = yield from self._in_line()
             granted = outcome.grant is not None
             return outcome
@@ -115,7 +114,7 @@ class Wait:
             self._is_in_line = False
 
     def _leave_line(self, *, bequeath: bool, again: bool = False) -> None:
-        self.backend.lines.leave(self.ticket, bequeath=bequeath, succeed=self.backend.succeed, again=again)
+        self._queue.leave(self.ticket, bequeath=bequeath, succeed=self.backend.succeed, again=again)
 
     def _in_line(self) -> Steps:
         retry = 0.0
@@ -136,13 +135,13 @@ class Wait:
             if retry:
                 yield self._rest("pause", retry)
         # Whoever stands behind goes on with the place in the store; without an heir it is given up.
-        self.backend.lines.asks(self.ticket)
-        return (yield from self._attempt(queue=bool(self.ticket.inbox) and self.backend.lines.has_heir(self.ticket)))
+        self._queue.asks(self.ticket)
+        return (yield from self._attempt(queue=bool(self.ticket.inbox) and self._queue.has_heir(self.ticket)))
 
     def _turn(self) -> Generator[Ask, Any, Outcome | None]:
         """Ask the store when it is this one's turn to speak, and wait for the next. None: go on."""
         pause = LOOK_INTERVAL
-        speaks, has_place, is_own = self.backend.lines.speaks(self.ticket), bool(self.ticket.inbox), self._may_be_own()
+        speaks, has_place, is_own = self._queue.speaks(self.ticket), bool(self.ticket.inbox), self._may_be_own()
         if speaks or has_place or is_own:
             # Most locks are free, so the first attempt takes no place where that would cost a subscription.
             is_ready = self._is_busy or (not is_own and self.backend.is_listening(self.ticket.name))
@@ -165,7 +164,7 @@ class Wait:
         return Ask(how, self.ticket, {"timeout": max(0.0, min(seconds, self._time_left()))})
 
     def _attempt(self, *, queue: bool) -> Steps:
-        self.backend.lines.asks(self.ticket)
+        self._queue.asks(self.ticket)
         self._queued, self._asked = queue, True
         answer = yield Ask("acquire", self.ticket, {"queue": queue})
         self._check_process()

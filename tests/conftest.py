@@ -19,7 +19,6 @@ from django_distlock.backends.base import BaseLockBackend
 from django_distlock.backends.database import DatabaseBackend
 from django_distlock.backends.redis import RedisBackend
 from django_distlock.backends.redlock import RedlockBackend
-from django_distlock.renewal import renewer_of
 from django_distlock.testing.tools import WAYS, calling
 from example_project.valkey import Valkey
 
@@ -35,7 +34,7 @@ from .programs import Programs
 from .proxy import Proxy
 from .rabbitmq import RabbitMQ
 from .terminal import Terminal
-from .tools import backend_on, eventually
+from .tools import backend_on, eventually, renewer_of
 
 REDIS = "django_distlock.backends.redis.RedisBackend"
 REDLOCK = "django_distlock.backends.redlock.RedlockBackend"

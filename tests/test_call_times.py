@@ -17,13 +17,12 @@ import pytest
 
 from django_distlock import LockBackendError, lock, locks
 from django_distlock.backends.redis import connections, wire
-from django_distlock.renewal import renewer_of
 from django_distlock.testing.tools import WAYS, calling
 
 from .conftest import REDIS, REDLOCK
 from .network import resolving, silent_listener, swallowing
 from .scripted import SERVICE, Scripted
-from .tools import eventually
+from .tools import eventually, renewer_of
 
 EVERYTHING = bool(os.environ.get("DISTLOCK_SOAK"))
 SAMPLE = 12  # of so many cases one runs by default

@@ -21,7 +21,6 @@ from django_distlock.backends.redis.commands import Command, pack
 from django_distlock.backends.redis.errors import InDoubt
 from django_distlock.backends.redis.keys import slot_of
 from django_distlock.backends.redis.wire import Answer
-from django_distlock.renewal import renewer_of
 from django_distlock.tickets import Grant
 from example_project.valkey import binary
 
@@ -30,7 +29,7 @@ from .conftest import REDIS
 from .history import EVERYBODY, Journal, _beliefs, _numbers, faults, read
 from .test_cluster import names_on, subscribed
 from .test_queue import Peer
-from .tools import PATIENCE, eventually, ticket
+from .tools import PATIENCE, eventually, renewer_of, ticket
 
 TAKEOVER = 8.0  # seconds within which a replica has taken over, on a busy machine
 OPTIONS = {"cluster": True}

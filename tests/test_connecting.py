@@ -15,12 +15,11 @@ import redis
 
 from django_distlock import LockBackendError, lock, locks
 from django_distlock.backends.redis import connections, wire
-from django_distlock.renewal import renewer_of
 
 from .cluster import free_ports
 from .conftest import REDIS
 from .network import resolving, swallowing
-from .tools import eventually
+from .tools import eventually, renewer_of
 
 
 @pytest.fixture(autouse=True)

@@ -10,9 +10,9 @@ from functools import partial
 import pytest
 
 from django_distlock import Lock, lock
-from django_distlock.renewal import renewer_of
 
 from .conftest import missing
+from .tools import renewer_of
 
 try:
     from test import lock_tests

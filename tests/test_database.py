@@ -27,7 +27,6 @@ from django_distlock.backends.database.looks import Looks
 from django_distlock.backends.database.rows import Request
 from django_distlock.backends.database.statements import Turn
 from django_distlock.models import DatabaseLock
-from django_distlock.renewal import renewer_of
 from django_distlock.tickets import Grant, clock
 
 from .conftest import DATABASE, missing
@@ -35,7 +34,7 @@ from .databases import ALIAS, known_database
 from .postgres import PLACES_OF_BOUNCER, Bouncer
 from .programs import in_a_fork
 from .proxy import Proxy
-from .tools import PATIENCE, eventually, ticket
+from .tools import PATIENCE, eventually, queue_of, renewer_of, ticket
 
 TABLE = DatabaseLock._meta.db_table
 
@@ -188,7 +187,7 @@ class TestConnections:
         with lock("name", ttl=60):
             waiters = [Waiter() for _ in range(12)]
             eventually(lambda: waiting(postgres_locks) == 1 and postgres_locks._listener.hears)
-            eventually(lambda: len(postgres_locks.lines._lines["name"]) == 12)
+            eventually(lambda: len(queue_of(postgres_locks)._lines["name"]) == 12)
             time.sleep(0.2)
             # One that listens, one or two that asked last, one of the renewal.
             assert sessions() <= 6

@@ -17,13 +17,12 @@ from django.db import connections
 from django_distlock import LockBackendError, lock, locks
 from django_distlock.backends.database.errors import NoReply
 from django_distlock.findings import Level
-from django_distlock.renewal import renewer_of
 
 from .conftest import DATABASE, missing
 from .databases import known_database
 from .postgres import PLACES_OF_BOUNCER, Bouncer
 from .proxy import Proxy
-from .tools import PATIENCE, eventually
+from .tools import PATIENCE, eventually, renewer_of
 
 pytestmark = pytest.mark.slow
 

@@ -23,11 +23,10 @@ from django.views.debug import ExceptionReporter
 
 from django_distlock import Lease, LockBackendError, LockLost, LockNotHeld, State, lock, locks
 from django_distlock.handover import SALT
-from django_distlock.renewal import renewer_of
 from django_distlock.signals import lock_lost
 from django_distlock.testing import lose
 
-from .tools import PATIENCE, eventually
+from .tools import PATIENCE, eventually, renewer_of
 
 
 class SyncAdoption:

@@ -10,10 +10,9 @@ import pytest
 from django.db import transaction
 
 from django_distlock import distributed_lock, lock, locks, waiting
-from django_distlock.renewal import kept, renewer_of
 
 from .interrupts import at_each_point
-from .tools import PATIENCE, backend_on, eventually, ticket
+from .tools import PATIENCE, backend_on, eventually, queue_of, renewer_of, ticket
 
 TTL = 2.0
 
@@ -80,7 +79,9 @@ def held_for_ever(way, *files):
         points = dict(at_each_point(way, *files))
         assert len(points) > 20
         gc.collect()
-        held = {lease.name: points.get(lease.name, "") for lease in kept() if lease.renews and not lease.is_free}
+        held = {
+            lease.name: points.get(lease.name, "") for lease in locks.leases() if lease.renews and not lease.is_free
+        }
         handles.clear()
     eventually(lambda: not renewer_of(locks["default"]).is_cleaning)
     return held
@@ -90,7 +91,7 @@ def held_for_ever(way, *files):
 def test_nothing_is_held_for_ever(backend, way):
     assert held_for_ever(way) == {}
     eventually(lambda: not list(backend.names()))
-    assert not backend.lines._lines
+    assert not queue_of(backend)._lines
 
 
 @pytest.mark.parametrize("backend", ["redis", "locmem"], indirect=True)
@@ -142,7 +143,7 @@ def test_who_stands_behind_in_the_line_is_woken(valkey_locks, settings, monkeypa
 
     def heir_comes(name):
         held, heir = heirs[name]
-        eventually(lambda: backend.lines.length(name) == 1)
+        eventually(lambda: queue_of(backend).length(name) == 1)
         other.release(held)
         heir.thread.join(PATIENCE)
         return heir.is_in
@@ -153,7 +154,7 @@ def test_who_stands_behind_in_the_line_is_woken(valkey_locks, settings, monkeypa
     assert len(heirs) > 40
     assert late == []
     assert heir_comes(max(heirs))  # of the call that was not interrupted
-    assert not backend.lines._lines
+    assert not queue_of(backend)._lines
 
 
 class Heir:
@@ -165,7 +166,7 @@ class Heir:
         self.is_in = False
 
     def _come(self, name):
-        lines = locks["default"].lines
+        lines = locks.service("default").queue
         eventually(lambda: lines.length(name) or self.may_come.is_set())
         with lock(name, wait=5.0):
             self.is_in = True

@@ -12,7 +12,7 @@ ROOT = Path(django_distlock.__file__).parent
 # A module imports only from modules above it.
 ORDER = [
     "forks", "exceptions", "texts", "names", "stamps", "terms", "bells", "abreast", "findings", "tickets", "workers",
-    "signals", "leases", "lines", "models",
+    "signals", "models",
     "backends.probing", "backends.base", "backends.loops", "backends.permits", "backends.locmem", "backends.dummy",
     "backends.redis.keys", "backends.redis.leases", "backends.redis.connections", "backends.redis.errors",
     "backends.redis.location", "backends.redis.health", "backends.redis.commands", "backends.redis.timeouts",
@@ -37,7 +37,8 @@ ORDER = [
     "backends.database.errors", "backends.database.calls", "backends.database.location",
     "backends.database.checks", "backends.database.backend", "backends.database",
     "backends",
-    "handlers", "options", "waiting", "cleaning", "renewal", "transactions", "entries", "attempts", "locking",
+    "leases", "lines", "cleaning", "renewal", "handlers", "options", "waiting", "transactions", "entries", "attempts",
+    "locking",
     "handover", "assertions",
     "background", "calls", "requests", "responses", "guarding", "decorators", "", "middleware",
     "runs", "capabilities", "inventory", "snapshots", "tables", "reports", "checks", "apps", "pages", "admin",

@@ -10,7 +10,7 @@ import pytest
 from django_distlock import lock, locks
 from django_distlock.tickets import Grant
 
-from .tools import PATIENCE, aeventually, backend_on, eventually, ticket
+from .tools import PATIENCE, aeventually, backend_on, eventually, queue_of, ticket
 
 LONG = 60  # seconds that no sound test waits
 
@@ -32,7 +32,7 @@ def test_tasks_that_come_at_one_moment_get_in_as_they_came(backend, held):
             assert isinstance(await backend.aacquire(holder, queue=False), Grant)
         tasks = [asyncio.create_task(get_in(number, order)) for number in range(8)]
         if held:
-            await aeventually(lambda: backend.lines.length("name") == 8)
+            await aeventually(lambda: queue_of(backend).length("name") == 8)
             await backend.arelease(holder)
         await asyncio.gather(*tasks)
 
@@ -55,7 +55,7 @@ def test_threads_get_in_as_they_came_though_the_first_is_not_answered_yet(proxy,
         for number in range(8):
             threads.append(threading.Thread(target=take, args=(number,)))
             threads[-1].start()
-            eventually(lambda number=number: locks["default"].lines.length("name") == number + 1)
+            eventually(lambda number=number: locks.service("default").queue.length("name") == number + 1)
     finally:
         proxy.hang = False
     for thread in threads:

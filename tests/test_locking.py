@@ -25,10 +25,9 @@ from django_distlock import (
     locks,
 )
 from django_distlock import signals as lock_signals
-from django_distlock.renewal import renewer_of
 from django_distlock.tickets import Grant, current_execution
 
-from .tools import backend_on, eventually, ticket
+from .tools import backend_on, eventually, renewer_of, ticket
 
 backend = backend_on("redis", "locmem", "postgres", "sqlite")
 

@@ -13,11 +13,10 @@ from django.http import StreamingHttpResponse
 from django.test import RequestFactory
 
 from django_distlock import Lease, LockLost, State, distributed_lock, lock, locks
-from django_distlock.renewal import renewer_of
 from django_distlock.signals import lock_held_long, lock_lost
 
 from .conftest import LOCMEM
-from .tools import eventually
+from .tools import eventually, renewer_of
 
 TTL = 1.2  # seconds, of which a busy machine may take a part
 TOLD = "held for longer than the LONG_HELD of 'default'"

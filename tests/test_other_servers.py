@@ -16,7 +16,7 @@ from example_project.valkey import Valkey
 
 from . import servers
 from .conftest import REDIS, program_of
-from .tools import eventually
+from .tools import eventually, queue_of
 
 ON = [("redis-server", 2), ("redis-server", 3), ("redis-6.2", 2), ("redis-8", 3), ("valkey", 3)]
 
@@ -72,7 +72,7 @@ class TestQueue:
         for number, target in enumerate((wait, lambda number: asyncio.run(await_turn(number))) * 2):
             threads.append(threading.Thread(target=target, args=(number,)))
             threads[-1].start()
-            eventually(lambda: on_server.lines.length("name") == len(threads))
+            eventually(lambda: queue_of(on_server).length("name") == len(threads))
         time.sleep(0.1)
         began = time.monotonic()
         holder.release()

@@ -111,7 +111,7 @@ class TestEndOfAHolder:
                 "import threading\n"
                 "from django_distlock import waiting; waiting.LOOK_INTERVAL = 60\n"
                 "threading.Thread(target=lock('name', wait=60).acquire, daemon=True).start()\n"
-                "while not locks['default'].lines.queued(): time.sleep(0.01)\n"
+                "while not locks.service('default').queue.queued(): time.sleep(0.01)\n"
                 "time.sleep(0.3); say('queued')\n"
             )
             assert heard(waiter) == "queued"

@@ -25,14 +25,13 @@ import redis
 from django_distlock import Lease, LockBackendError, LockLost, State, lines, lock, locks, waiting
 from django_distlock.backends.redis import listener as listening
 from django_distlock.backends.redis.backend import GRANT_TTL, RELEASE, RedisBackend
-from django_distlock.renewal import renewer_of
 from django_distlock.tickets import Grant, Ticket, clock
 
 from . import proxy as proxies
 from .accidents import Accidents
 from .history import faults, left_behind
 from .programs import in_a_fork
-from .tools import PATIENCE, eventually, ticket
+from .tools import PATIENCE, eventually, queue_of, renewer_of, ticket
 
 REDIS = "django_distlock.backends.redis.RedisBackend"
 QUEUE = "lock|q:name"
@@ -168,7 +167,7 @@ def in_line(number, using="default"):
     """Wait until that many callers of this backend wait for the name."""
 
     def length():
-        line = locks[using].lines._lines.get("name")
+        line = locks.service(using).queue._lines.get("name")
         return len(line) if line else 0
 
     eventually(lambda: length() == number)
@@ -503,7 +502,7 @@ class TestLostReplies:
             through_proxy.cut_reply(WAIT)
             waiter = caller(ttl=2)
             [(_, score)] = in_queue(store, 1)
-            [mine] = locks["default"].lines._lines["name"]
+            [mine] = locks.service("default").queue._lines["name"]
             eventually(lambda: mine.place)
             assert int(mine.place) == int(score)
         waiter.gets_in()
@@ -1282,7 +1281,7 @@ class TestNothingGrows:
         for alias in ("default", "a"):
             backend = locks[alias]
             keeper = renewer_of(backend)
-            assert backend.lines._lines == {}
+            assert queue_of(backend)._lines == {}
             assert dict(backend._listener._tickets) == {}
             assert keeper._leases == {}
             assert not keeper.is_cleaning

@@ -22,11 +22,10 @@ from django_distlock.backends.redlock.nodes import Nodes
 from django_distlock.backends.redlock.quorum import Tally, fence_of, is_known
 from django_distlock.exceptions import InvalidLockBackend
 from django_distlock.findings import Level
-from django_distlock.renewal import renewer_of
 from django_distlock.tickets import Grant, LockInfo, clock, new_token
 
 from .quorum import Quorum, spread
-from .tools import PATIENCE, eventually, ticket
+from .tools import PATIENCE, eventually, renewer_of, ticket
 
 REDLOCK = "django_distlock.backends.redlock.RedlockBackend"
 FREE, TAKEN, FAILED, PENDING = "free", "taken", "failed", "pending"

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from django_distlock import LockBackendError, lock, renewal
-from django_distlock.renewal import renewer_of
 from django_distlock.tickets import clock
+
+from .tools import renewer_of
 
 
 class Store:

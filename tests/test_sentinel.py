@@ -21,7 +21,7 @@ from . import sentinel
 from .conftest import REDIS
 from .sentinel import SERVICE, Watched
 from .test_store_clock import faked_clock
-from .tools import eventually, ticket
+from .tools import eventually, queue_of, ticket
 
 WAIT = 20  # seconds; a failover takes two
 
@@ -249,9 +249,9 @@ class TestFailoverWhileWaiting:
             backend = use(watched)
             backend.acquire(ticket(ttl=60), queue=False)
             hasty = pool.submit(wait, 2.0)  # longer than to its next look
-            eventually(lambda: backend.lines.length("name") == 1)
+            eventually(lambda: queue_of(backend).length("name") == 1)
             patient = pool.submit(wait, 3 * WAIT)
-            eventually(lambda: backend.lines.length("name") == 2)
+            eventually(lambda: queue_of(backend).length("name") == 2)
             [master] = watched.servers
             master.kill()
             assert hasty.result(WAIT) == "failed"

@@ -12,13 +12,12 @@ from django.core.cache import caches
 from django_redis.pool import ConnectionFactory
 
 from django_distlock import LockBackendError, LockLost, State, lock, locks
-from django_distlock.renewal import renewer_of
 from django_distlock.tickets import Grant
 from example_project.valkey import Valkey, binary
 
 from .conftest import REDIS, program_of
 from .proxy import Proxy
-from .tools import eventually, ticket
+from .tools import eventually, renewer_of, ticket
 
 PAUSE = 2500  # ms
 

@@ -31,7 +31,7 @@ from django_distlock import (
 from django_distlock.inventory import force_release
 from django_distlock.signals import lock_released
 
-from .tools import PATIENCE, aeventually, eventually
+from .tools import PATIENCE, aeventually, eventually, queue_of
 
 LONG = 60  # seconds that no sound test waits
 
@@ -558,7 +558,7 @@ class TestWhilePending:
                 if position == 0:
                     if stranger_comes_first:
                         stranger.start()
-                    await aeventually(lambda: backend.lines.length("name") == 2 + stranger_comes_first)
+                    await aeventually(lambda: queue_of(backend).length("name") == 2 + stranger_comes_first)
 
         async def body():
             await asyncio.gather(*map(work, range(3)))

@@ -14,10 +14,9 @@ from django_distlock import LockBackendError, lock, locks, waiting
 from django_distlock.attempts import Attempt
 from django_distlock.backends.redis import listener as listening
 from django_distlock.leases import Lease
-from django_distlock.renewal import renewer_of
 from django_distlock.tickets import Holder, clock, new_token
 
-from .tools import PATIENCE, eventually, ticket
+from .tools import PATIENCE, eventually, queue_of, renewer_of, ticket
 
 HELD = "lock:name"
 QUEUE = "lock|q:name"
@@ -198,7 +197,7 @@ class TestOthers:
 
             waiter = runner.run(begin())
             eventually(lambda: store.zcard(QUEUE) == 1)
-            valkey_locks.lines._lines["name"][0].heard_at = clock() - 60
+            queue_of(valkey_locks)._lines["name"][0].heard_at = clock() - 60
             holder.release()
             began, passed = time.monotonic(), []
 

@@ -9,10 +9,27 @@ from typing import Any
 
 import pytest
 
+from django_distlock import locks
 from django_distlock.backends.base import BaseLockBackend
+from django_distlock.lines import Lines
+from django_distlock.renewal import Renewer
 from django_distlock.testing.tools import PATIENCE, eventually, ticket
 
-__all__ = ["PATIENCE", "aeventually", "backend_on", "eventually", "ticket"]
+__all__ = ["PATIENCE", "aeventually", "backend_on", "eventually", "queue_of", "renewer_of", "ticket"]
+
+
+def renewer_of(backend: BaseLockBackend) -> Renewer:
+    """What keeps the leases of a backend that ``locks`` has."""
+    service = locks.service(backend.alias)
+    assert service.backend is backend
+    return service.renewer
+
+
+def queue_of(backend: BaseLockBackend) -> Lines:
+    """The waiters of this process for a backend that ``locks`` has."""
+    service = locks.service(backend.alias)
+    assert service.backend is backend
+    return service.queue
 
 
 async def aeventually(condition: Callable[[], Any], patience: float = PATIENCE) -> Any:

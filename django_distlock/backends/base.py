@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Hashable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, ClassVar
 
@@ -11,8 +11,6 @@ from django.core.checks import CheckMessage
 
 from ..exceptions import InvalidLockBackend
 from ..findings import Finding
-from ..leases import Keeper
-from ..lines import Lines
 from ..stamps import RunStamp
 from ..terms import Terms, check_bound
 from ..texts import quoted
@@ -48,11 +46,12 @@ class BaseLockBackend(ABC):
 
     node_count: int | None = None  # of independent servers, a majority of which holds each lock; None: it is one store
 
-    keeper: Keeper | None = None  # set by renewal.py
+    # Told of a request that nobody waits for any more and that must be released. None, as of a backend that is not in
+    # ``locks``: its TTL frees it.
+    on_orphan: Callable[[Ticket], None] | None = None
 
     def __init__(self, alias: str, settings: Mapping[str, Any]) -> None:
         self.alias = alias
-        self.lines = Lines()
         where = f"DISTRIBUTED_LOCKS[{alias!r}]"
         if unknown := [key for key in settings if key not in KEYS]:
             raise InvalidLockBackend(f"{where} has the unknown key {unknown[0]!r}. Known: {', '.join(KEYS)}.")
@@ -114,8 +113,8 @@ class BaseLockBackend(ABC):
     def succeed(self, heir: Ticket) -> None:  # noqa: B027 - most stores do not know waiters
         """The ticket inherited the place of one that left: what is meant for that place is meant for it now."""
 
-    def places(self) -> list[Ticket]:
-        """What to release for the waiters of this process when it exits; one of them may be granted a lock just now."""
+    def places(self, queued: Sequence[Ticket]) -> list[Ticket]:
+        """What to release at exit for those that have a place in the queue; one may be granted a lock just now."""
         return []
 
     @abstractmethod

@@ -182,9 +182,7 @@ class LocMemBackend(BaseLockBackend):
 
     def count_waiters(self, names: Sequence[str]) -> list[int | None]:
         with self._guard:
-            in_store = [len(held.waiters) if (held := self._held.get(name)) else 0 for name in names]
-        # One of a line has a place in the store, the others stand behind it.
-        return [max(stored, self.lines.length(name)) for stored, name in zip(in_store, names, strict=True)]
+            return [len(held.waiters) if (held := self._held.get(name)) else 0 for name in names]
 
     async def acount_waiters(self, names: Sequence[str]) -> list[int | None]:
         return self.count_waiters(names)

@@ -21,7 +21,7 @@ from celery.signals import worker_process_shutdown  # type: ignore[import-untype
 from celery.utils.quorum_queues import detect_quorum_queues  # type: ignore[import-untyped]
 from kombu.exceptions import OperationalError
 
-from .. import names, renewal
+from .. import names
 from ..backends.base import FORCED
 from ..background import remembered
 from ..exceptions import LockBackendError, LockNotAcquired
@@ -227,4 +227,4 @@ def _plain(method: Any) -> Any:
 @worker_process_shutdown.connect  # type: ignore[untyped-decorator]
 def _release_all(**_: Any) -> None:
     """Children of a pool leave by os._exit, which calls nothing that is registered for the exit."""
-    renewal.release_all()
+    locks.release_all()

@@ -15,7 +15,6 @@ from ..exceptions import LockNotAcquired
 from ..handlers import DEFAULT_ALIAS, SETTING, locks
 from ..leases import Lease
 from ..names import render
-from ..renewal import kept, renewer_of
 from ..terms import check_ttl
 from ..tickets import Grant, Holder, LockInfo, Ticket, new_token
 
@@ -146,7 +145,7 @@ async def alose(lease: Lease) -> None:
 
 
 def _lost(lease: Lease) -> None:
-    if renewer_of(lease.backend).drop(lease):
+    if locks.service(lease.using).renewer.drop(lease):
         lease.lose("a test let it be lost")
 
 
@@ -168,7 +167,7 @@ def held_here() -> list[Lease]:
 
     Those of a ``with`` inside a transaction are released at its end, which in a test case is the end of the test.
     """
-    return [lease for lease in kept() if lease.entries]
+    return [lease for lease in locks.leases() if lease.entries]
 
 
 __all__ = ["alose", "assume_locked", "held_elsewhere", "held_here", "lose", "override_locks", "separate_locks"]

@@ -18,6 +18,7 @@ from django_distlock.backends.redis.errors import NoReply, explain
 from django_distlock.backends.redis.listener import AGAIN, NAP, Listener
 from django_distlock.backends.redis.wire import Answer
 from django_distlock.exceptions import LockBackendError
+from django_distlock.lines import Lines
 from django_distlock.renewal import RETRY
 from django_distlock.tickets import Grant, Holder, LockInfo, Ticket, safe_deadline
 from django_distlock.waiting import Outcome, Wait, aacquire
@@ -199,7 +200,7 @@ class SimulatedBackend(RedisBackend):
 
     def __init__(self, process: Process) -> None:
         super().__init__("default", {"LOCATION": "redis://127.0.0.1:6379/0", "OPTIONS": {"socket_timeout": TIMEOUT}})
-        self.keeper = process  # type: ignore[assignment]
+        self.on_orphan = process.abandon
         self._process = process
         self._world = process.world
         self._listener = SimulatedListener(process, self._hand_back)
@@ -232,7 +233,7 @@ class SimulatedBackend(RedisBackend):
 
 
 class Process:
-    """Threads and tasks that share a backend, a listener and a keeper."""
+    """Threads and tasks that share a backend, a listener and a keeper: a Service of its own."""
 
     def __init__(self, world: World, number: int) -> None:
         self.world = world
@@ -240,6 +241,8 @@ class Process:
         self.is_alive = True
         self.is_stopped = False
         self.waiting: list[float] = []  # since when each caller waits
+        self.renewer = self
+        self.queue = Lines()
         self.backend = SimulatedBackend(self)
         self.listener = self.backend._listener
         self.current: Task
@@ -313,7 +316,7 @@ class Process:
             ttl = pick(self.world.faults.ttls)
             holder = Holder("host", os.getpid(), str(self), "simulation", 0.0)
             ticket = Ticket("name", ttl, holder, self.world.new_token(), bell=Bell(self.world))  # type: ignore[arg-type]
-            wait = Wait(self.backend, self, ticket, seconds, lambda busy: False, lambda: False)  # type: ignore[arg-type]
+            wait = Wait(self, ticket, seconds, lambda busy: False, lambda: False)  # type: ignore[arg-type]
             try:
                 outcome = await self._wait(me, wait, seconds)
             except Cancelled:

@@ -100,8 +100,8 @@ class RedisBackend(BaseLockBackend):
     def succeed(self, heir: Ticket) -> None:
         self._listener.expect(heir)
 
-    def places(self) -> list[Ticket]:
-        return [replace(ticket, is_offer=True) for ticket in self.lines.queued()]
+    def places(self, queued: Sequence[Ticket]) -> list[Ticket]:
+        return [replace(ticket, is_offer=True) for ticket in queued]
 
     def release(self, ticket: Ticket, rest: float = 0.0) -> bool:
         return self._released(ticket, self._send(self._release(ticket, rest)))
@@ -422,8 +422,8 @@ class RedisBackend(BaseLockBackend):
         Unless it was taken meanwhile: a message may come late, and another process may have the same inbox (both were
         started from one image of a memory) or have adopted the lease.
         """
-        if self.keeper:
-            self.keeper.abandon(Ticket(self.keys.locked_by(key), GRANT_TTL, Holder.here(), token=token, is_offer=True))
+        if self.on_orphan:
+            self.on_orphan(Ticket(self.keys.locked_by(key), GRANT_TTL, Holder.here(), token=token, is_offer=True))
 
     def close(self) -> None:
         self._wire.close()

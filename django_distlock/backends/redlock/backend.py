@@ -220,9 +220,9 @@ class RedlockBackend(BaseLockBackend):
         return error
 
     def _abandon(self, ticket: Ticket) -> bool:
-        if self.keeper is None:
+        if self.on_orphan is None:
             return False
-        self.keeper.abandon(ticket)
+        self.on_orphan(ticket)
         return True
 
     # Nodes
