@@ -483,11 +483,11 @@ def through(postgres, folder, settings, timeout=0.5):
 
 
 @contextmanager
-def known_wrong(database):
-    """The alias ``wrong`` leads nowhere."""
-    connections.settings["wrong"] = connections.configure_settings({"default": {}, "wrong": database})["wrong"]
+def known_wrong(database, alias="wrong"):
+    """The alias leads nowhere, or to somebody who may not make the table."""
+    connections.settings[alias] = connections.configure_settings({"default": {}, alias: database})[alias]
     yield
-    del connections.settings["wrong"]
+    del connections.settings[alias]
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from ... import forks
 from ...exceptions import LockBackendError
 from ...tickets import clock
 from .connections import Pool
-from .errors import Broken, NoReply
+from .errors import Broken, NoReply, is_lost, is_of_another_session, is_undone
 from .watchdog import NoAnswer
 
 R = TypeVar("R")
@@ -29,10 +29,8 @@ ASYNC_THREADS = 16  # that do what event loops ask for; a task that waits for it
 
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.001, 0.05  # seconds before a statement is repeated that the database has undone
 
-LOST = (2006, 2013, 2055, 1927, 4031)  # MySQL and its clients: the connection is gone, killed, or was idle for too long
-
 # Of drivers, of the system, and of settings that they cannot use.
-CANNOT_OPEN = (Error, OSError, ImproperlyConfigured, TypeError, ValueError)
+CANNOT_OPEN = (Error, OSError, ImproperlyConfigured, LookupError, TypeError, ValueError)
 
 Explain = Callable[[Exception, type[LockBackendError]], LockBackendError]
 
@@ -73,7 +71,9 @@ class Calls:
         except Broken as broken:
             raise self._explain(broken.cause, NoReply) from broken.cause
         except LockBackendError as error:
-            raise NoReply(*error.args) from error.__cause__
+            unheard = NoReply(*error.args)
+            unheard.is_final = error.is_final
+            raise unheard from error.__cause__
 
     def _done(self, work: Callable[[Any], R], seconds: float, deadline: float) -> R:
         """Raises Broken when the connection broke meanwhile, LockBackendError when the database refuses.
@@ -87,7 +87,7 @@ class Calls:
                 try:
                     return _past_collisions(partial(work, connection), clock() + seconds / 2)
                 except (OperationalError, InterfaceError, ProgrammingError) as error:
-                    if _is_of_another_session(error):
+                    if is_of_another_session(error):
                         self._pool.prepares = False
                         raise Broken(error) from error
                     if isinstance(error, ProgrammingError) or _is_usable(connection, error):
@@ -143,36 +143,20 @@ class Calls:
 
 
 def _past_collisions(work: Callable[[], R], deadline: float) -> R:
-    """Again while the database undoes it for the sake of others: a deadlock, or a session not at READ COMMITTED."""
+    """Again while the database undoes it for the sake of others."""
     pause = SHORTEST_PAUSE
     while True:
         try:
             return work()
         except OperationalError as error:
-            if not _is_undone(error) or clock() + pause > deadline:
+            if not is_undone(error) or clock() + pause > deadline:
                 raise
         time.sleep(random.uniform(0, pause))
         pause = min(LONGEST_PAUSE, pause * 2)
 
 
-def _is_undone(error: Exception) -> bool:
-    if _sqlstate(error) in ("40001", "40P01"):
-        return True
-    return error.args[:1] == (1213,)  # a deadlock of MySQL
-
-
-def _sqlstate(error: Exception) -> str | None:
-    """Of PostgreSQL, by psycopg 3 or 2."""
-    return getattr(error.__cause__, "sqlstate", None) or getattr(error.__cause__, "pgcode", None)
-
-
 def _is_usable(connection: Any, error: Exception) -> bool:
     """Whether the connection outlived the error."""
-    if error.args[:1] and error.args[0] in LOST:  # not asked: some drivers would silently connect anew
+    if is_lost(error):  # not asked: some drivers would silently connect anew
         return False
     return connection.connection is not None and bool(connection.is_usable())
-
-
-def _is_of_another_session(error: Exception) -> bool:
-    """A pooler that was not recognised: statements that one session of PostgreSQL prepared are unknown to others."""
-    return _sqlstate(error) in ("26000", "42P05")

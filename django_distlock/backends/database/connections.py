@@ -21,11 +21,11 @@ from django.db.backends.signals import connection_created
 from django.db.utils import load_backend
 
 from ... import forks
-from ...exceptions import LockBackendError
 from ...tickets import clock
+from .errors import final, is_final
 from .files import make_file, prepare_file
 from .forks import ForkGate
-from .opening import is_final, open_within
+from .opening import open_within
 from .watchdog import Watchdog
 from .wrappers import own_class
 
@@ -101,7 +101,7 @@ class Pool:
     def open(self) -> Wrapper:
         """A new one, which the caller closes with ``close()``."""
         if self.file in _lost_files:
-            raise LockBackendError(
+            raise final(
                 f"This process was forked while a lock in {self.file} was asked for, and so cannot lock in that file:"
                 " SQLite takes the locks of the parent for its own. Fork where no other thread asks for locks, or"
                 " start another program in the child. uWSGI forks so with its defaults: start it with --lazy-apps."
@@ -117,7 +117,8 @@ class Pool:
                 make_file(self.file)
             wrapper.ensure_connection()
             if wrapper.vendor == "sqlite":
-                prepare_file(wrapper, self.timeout)
+                with wrapper.wrap_database_errors:
+                    prepare_file(wrapper, self.timeout)
             elif wrapper.vendor == "postgresql":
                 with wrapper.watched(wrapper):
                     self.is_direct = _set_up_session(wrapper)

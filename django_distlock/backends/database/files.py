@@ -92,7 +92,9 @@ def make_file(file: str) -> None:
     with _making:  # what closes a file ends all locks that its process has there; so nobody may use it yet
         try:
             if stat.S_ISLNK(path.lstat().st_mode):
-                raise LockBackendError(f"{path} is a symbolic link. Delete it: locks are beside the database.")
+                error = LockBackendError(f"{path} is a symbolic link. Delete it: locks are beside the database.")
+                error.is_final = True
+                raise error
             return
         except FileNotFoundError:
             pass

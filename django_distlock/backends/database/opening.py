@@ -9,13 +9,6 @@ from typing import Any
 
 from django.db import OperationalError
 
-# What a server says of settings that somebody has to correct first.
-FINAL = ("authentication failed", "does not exist", "pg_hba.conf", "Access denied", "Unknown database", "no password")
-
-
-def is_final(error: Exception) -> bool:
-    return any(sign in str(error) for sign in FINAL)
-
 
 def open_within(seconds: float, connect: Callable[[], Any], close: Callable[[Any], None], name: str) -> Any:
     """What ``connect()`` returns. Raises OperationalError after ``seconds``; what comes later is closed.

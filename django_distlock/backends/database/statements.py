@@ -6,8 +6,8 @@ import logging
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from ...exceptions import LockBackendError
 from ...models import DatabaseLock
+from .errors import final
 from .pruning import Pruning
 from .rows import (
     ALIVE,
@@ -99,7 +99,7 @@ class Statements:
             if not {type(version), type(fence), type(expires)} == {int}:  # SQLite keeps anything in any column
                 raise ValueError("not numbers")
         except (TypeError, ValueError) as error:
-            raise LockBackendError(unreadable(name)) from error
+            raise final(unreadable(name)) from error
         return Row(int(now), version, token, state, fence, expires, holder, waiting, given_up)
 
     def write(self, connection: Any, name: bytes, row: Row, told: Waiter | None = None) -> bool:
@@ -131,7 +131,7 @@ class Statements:
             line = [waiter.token for waiter in waiters_from_text(found[3])]
             return Turn(token not in line, int(found[2]), line.index(token) if token in line else 0)
         except (TypeError, ValueError) as error:
-            raise LockBackendError(unreadable(name)) from error
+            raise final(unreadable(name)) from error
 
     # Many
 
