@@ -14,21 +14,25 @@ from .exceptions import (
     LockReentry,
     LockTimeout,
 )
-from .handlers import locks
+from .handlers import LockBackends, locks
+from .handover import AdoptedLease, aadopt, adopt
 from .leases import Lease, State
 from .locking import Lock, lock
 from .responses import respond
-from .tickets import LockInfo
+from .tickets import Holder, LockInfo
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "AdoptedLease",
+    "Holder",
     "InvalidLockBackend",
     "InvalidLockName",
     "Lease",
     "Lock",
     "LockBackendDoesNotExist",
     "LockBackendError",
+    "LockBackends",
     "LockError",
     "LockInfo",
     "LockLost",
@@ -37,6 +41,8 @@ __all__ = [
     "LockReentry",
     "LockTimeout",
     "State",
+    "aadopt",
+    "adopt",
     "assert_locked",
     "distributed_lock",
     "lock",

@@ -7,84 +7,24 @@ valid; so a message that is delivered twice does not make two holders.
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass, field
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
-from django.core import signing
 from django.views.decorators.debug import sensitive_variables
 
 from .attempts import take_over
+from .detached import Detached
 from .entries import Entry
-from .exceptions import LockLost, LockNotHeld
+from .exceptions import LockNotHeld
 from .handlers import locks
 from .leases import Lease
 from .locking import Lock, refuse_in_a_loop
 from .names import own_name
 from .options import Options
 from .terms import Terms
-from .tickets import Grant, Holder, LockInfo, Ticket, clock, current_execution, new_token, safe_deadline
+from .tickets import Grant, Holder, LockInfo, Ticket, clock, current_execution, safe_deadline
 
-SALT = "django_distlock.handover"
 CLOCKS_DIFFER = 300.0  # seconds at most between the wall clocks of two hosts
-
-
-@dataclass(frozen=True, slots=True)
-class Detached:
-    """What the text says of the lease. ``until`` and ``since``: seconds of Unix time."""
-
-    using: str
-    name: str
-    token: str = field(repr=False)
-    fence: int
-    label: str
-    since: float
-    until: float
-    text_id: str
-    terms: dict[str, Any]
-
-    @classmethod
-    @sensitive_variables("text")
-    def read(cls, text: str) -> Self:
-        try:
-            detached = cls(**signing.Signer(salt=SALT).unsign_object(text))
-            Terms(**detached.terms)
-        except signing.BadSignature as error:
-            raise LockNotHeld(
-                "This text is no detached lease: its signature is wrong. It must come from Lease.detach() unchanged,"
-                " and both processes need the same SECRET_KEY (or SECRET_KEY_FALLBACKS)."
-            ) from error
-        except (TypeError, ValueError) as error:
-            raise LockNotHeld(
-                "This lease was detached by another version of django-distlock. Let the processes that pass leases to"
-                " each other run the same one."
-            ) from error
-        if time.time() >= detached.until:
-            raise LockLost(
-                f"The lock {detached.name!r} ({detached.using}) was lost: it was detached by {detached.label}, and its"
-                f" lease ran out {time.time() - detached.until:.1f} s ago, before it was adopted. Give it more time on"
-                " its way by lease.renew(ttl=...) before lease.detach()."
-            )
-        return detached
-
-
-def detach(lease: Lease) -> str:
-    """``Lease.detach()``."""
-    lease.ensure_held()
-    detached = Detached(
-        using=lease.using,
-        name=lease.name,
-        token=lease.token,
-        fence=lease.fence,
-        label=lease.holder.label,
-        since=lease.holder.since,
-        until=time.time() + lease.remaining,
-        text_id=new_token(),
-        terms=asdict(lease.terms),
-    )
-    text = signing.Signer(salt=SALT).sign_object(asdict(detached))
-    lease.leave()
-    return text
 
 
 class AdoptedLease(Lease):
@@ -144,7 +84,15 @@ class AdoptedLease(Lease):
 
 @sensitive_variables("text")
 def adopt(text: str) -> AdoptedLease:
-    """``Lease.adopt()``."""
+    """Go on in this process with a lease that another one detached: renew it, and release it at the end.
+
+    ``text``: what ``Lease.detach()`` returned there. ``with adopt(text) as lease:`` releases the lease as the ``with``
+    of a lock does.
+
+    Raises LockLost when the lease has ended meanwhile, by its TTL or by a release; LockNotHeld for a text that was
+    adopted already or that ``detach()`` did not make; LockBackendError when the store does not answer (the text can
+    then be adopted later).
+    """
     refuse_in_a_loop()
     with Adoption(text) as adoption:
         lease = adoption.lease
@@ -156,7 +104,7 @@ def adopt(text: str) -> AdoptedLease:
 
 @sensitive_variables("text")
 async def aadopt(text: str) -> AdoptedLease:
-    """``Lease.aadopt()``."""
+    """``adopt()`` for tasks: ``async with await aadopt(text) as lease:``."""
     with Adoption(text) as adoption:
         lease = adoption.lease
         adoption.is_first(await lease.backend.aacquire(adoption.proof, queue=False))
@@ -169,7 +117,7 @@ class Adoption:
     """What has to be true of a lease before this process may go on with it. Undone if something is not."""
 
     def __init__(self, text: str) -> None:
-        self.lease = AdoptedLease(Detached.read(text))
+        self.lease = AdoptedLease(Detached.from_text(text))
         self.proof = self.lease._proof
         self._keeper = locks.service(self.lease.using).renewer
 

@@ -8,25 +8,24 @@ import logging
 import os
 import random
 import threading
+import time
 from collections.abc import Set
+from dataclasses import asdict
 from datetime import UTC, datetime
 from math import inf
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Protocol
 from weakref import ref
 
-from django.utils.module_loading import import_string
-from django.views.decorators.debug import sensitive_variables
-
 from . import signals
+from .detached import Detached
 from .exceptions import LockBackendError, LockError, LockLost, LockNotHeld
 from .terms import SHORTEST_TTL, Terms, check_ttl
-from .tickets import Grant, Holder, Ticket, clock, safe_deadline
+from .tickets import Grant, Holder, Ticket, clock, new_token, safe_deadline
 
 if TYPE_CHECKING:
     from django.dispatch import Signal
 
     from .backends.base import BaseLockBackend
-    from .handover import AdoptedLease
 
 logger = logging.getLogger("django_distlock")
 
@@ -229,26 +228,20 @@ class Lease:
 
         Raises LockLost, or LockNotHeld after a release.
         """
-        return cast("str", import_string("django_distlock.handover.detach")(self))
-
-    @staticmethod
-    @sensitive_variables("detached")
-    def adopt(detached: str) -> AdoptedLease:
-        """Go on in this process with a lease that another one detached: renew it, and release it at the end.
-
-        ``with Lease.adopt(detached) as lease:`` releases it as the ``with`` of a lock does.
-
-        Raises LockLost when the lease has ended meanwhile, by its TTL or by a release; LockNotHeld for a text that
-        was adopted already or that ``detach()`` did not make; LockBackendError when the store does not answer
-        (the text can then be adopted later).
-        """
-        return cast("AdoptedLease", import_string("django_distlock.handover.adopt")(detached))
-
-    @staticmethod
-    @sensitive_variables("detached")
-    async def aadopt(detached: str) -> AdoptedLease:
-        """``adopt()`` for tasks: ``async with await Lease.aadopt(detached) as lease:``."""
-        return cast("AdoptedLease", await import_string("django_distlock.handover.aadopt")(detached))
+        self.ensure_held()
+        text = Detached(
+            using=self.using,
+            name=self.name,
+            token=self.token,
+            fence=self.fence,
+            label=self.holder.label,
+            since=self.holder.since,
+            until=time.time() + self.remaining,
+            text_id=new_token(),
+            terms=asdict(self.terms),
+        ).to_text()
+        self.leave()
+        return text
 
     # For the keeper and the hand-over
 

@@ -14,7 +14,7 @@ import django
 django.setup()
 
 import django_distlock
-from django_distlock import Lease, lock, locks
+from django_distlock import adopt, lock, locks
 from django_distlock.backends.redis import RedisBackend
 from django_distlock.testing import held_elsewhere
 from django_distlock.testing.contract import LockBackendContract
@@ -44,7 +44,7 @@ def test_it_is_the_installed_one_and_its_version_is_told_once():
 def test_locks_are_passed_on(server, settings_of):
     with settings_of(server), lock("name") as lease:
         text = lease.detach()
-        with Lease.adopt(text) as adopted:
+        with adopt(text) as adopted:
             assert adopted.fence == lease.fence
         assert not lock("name").locked()
         eventually(lambda: list(locks["default"].held()) == [])

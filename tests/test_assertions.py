@@ -11,9 +11,10 @@ from asgiref.sync import async_to_sync, sync_to_async
 
 from django_distlock import (
     InvalidLockName,
-    Lease,
     LockLost,
     LockNotHeld,
+    aadopt,
+    adopt,
     assert_locked,
     distributed_lock,
     lock,
@@ -101,7 +102,7 @@ def test_an_adopted_lease_counts_and_a_detached_one_does_not():
     with lock("order:42") as lease:
         text = lease.detach()
         refused()
-    with Lease.adopt(text):
+    with adopt(text):
         assert guarded()
     refused()
 
@@ -114,7 +115,7 @@ def test_in_tasks():
                 children.create_task(asyncio.to_thread(guarded))
             text = lease.detach()
             refused()
-        async with await Lease.aadopt(text):
+        async with await aadopt(text):
             assert guarded()
         refused()
 

@@ -2,7 +2,7 @@ import pytest
 from django.db import transaction
 from django.test import TestCase
 
-from django_distlock import Lease, lock
+from django_distlock import adopt, lock
 from django_distlock.testing import held_here
 
 
@@ -11,7 +11,7 @@ def test_adopted_defers(locmem_locks):
     with lock("name") as lease:
         text = lease.detach()
     with transaction.atomic():
-        with Lease.adopt(text):
+        with adopt(text):
             pass
         assert lock("name").locked()
         assert held_here() == []
@@ -25,7 +25,7 @@ def test_detach_in_atomic(locmem_locks):
             text = lease.detach()
         assert lock("name").locked()
     assert lock("name").locked()
-    with Lease.adopt(text):
+    with adopt(text):
         pass
     assert not lock("name").locked()
 

@@ -11,8 +11,8 @@ ROOT = Path(django_distlock.__file__).parent
 
 # A module imports only from modules above it.
 ORDER = [
-    "forks", "exceptions", "texts", "names", "stamps", "terms", "bells", "abreast", "findings", "tickets", "workers",
-    "signals", "models",
+    "forks", "exceptions", "texts", "names", "stamps", "terms", "detached", "bells", "abreast", "findings", "tickets",
+    "workers", "signals", "models",
     "backends.probing", "backends.base", "backends.loops", "backends.permits", "backends.locmem", "backends.dummy",
     "backends.redis.keys", "backends.redis.leases", "backends.redis.connections", "backends.redis.errors",
     "backends.redis.location", "backends.redis.health", "backends.redis.commands", "backends.redis.timeouts",

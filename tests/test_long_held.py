@@ -12,7 +12,7 @@ from django.db import transaction
 from django.http import StreamingHttpResponse
 from django.test import RequestFactory
 
-from django_distlock import Lease, LockLost, State, distributed_lock, lock, locks
+from django_distlock import LockLost, State, adopt, distributed_lock, lock, locks
 from django_distlock.signals import lock_held_long, lock_lost
 
 from .conftest import LOCMEM
@@ -98,7 +98,7 @@ class TestLongHeld:
         with lock("name") as first:
             time.sleep(0.2)
             text = first.detach()
-        with Lease.adopt(text) as lease:
+        with adopt(text) as lease:
             eventually(lambda: told)
         assert [about["lease"] for about in told] == [lease]
         assert told[0]["held"] >= 0.4

@@ -22,7 +22,7 @@ from itertools import count
 import pytest
 import redis
 
-from django_distlock import Lease, LockBackendError, LockLost, State, lines, lock, locks, waiting
+from django_distlock import LockBackendError, LockLost, State, adopt, lines, lock, locks, waiting
 from django_distlock.backends.redis import listener as listening
 from django_distlock.backends.redis.backend import GRANT_TTL, RELEASE, RedisBackend
 from django_distlock.tickets import Grant, Ticket, clock
@@ -713,7 +713,7 @@ class TestHandingBack:
         backend._listener.start("name", PATIENCE)
         with lock("name") as lease:
             text, token = lease.detach(), lease.token
-        with Lease.adopt(text) as lease:
+        with adopt(text) as lease:
             kind, channel = backend._listener._inbox[0], backend._listener._inbox[1:]
             verb = "SPUBLISH" if kind == "S" else "PUBLISH"
 

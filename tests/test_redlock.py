@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from django_distlock import Lease, LockBackendError, LockNotAcquired, State, lock, locks
+from django_distlock import LockBackendError, LockNotAcquired, State, aadopt, adopt, lock, locks
 from django_distlock.backends.redis.location import Location
 from django_distlock.backends.redlock.asking import AGAIN, PACE
 from django_distlock.backends.redlock.lineup import Selection
@@ -437,9 +437,7 @@ def _locks(quorum):
     return [[key for key in keys if key.startswith("lock:")] for keys in quorum.all_keys()]
 
 
-@pytest.mark.parametrize(
-    "adopt", [Lease.adopt, lambda text: asyncio.run(Lease.aadopt(text))], ids=["in a thread", "in a task"]
-)
+@pytest.mark.parametrize("adopt", [adopt, lambda text: asyncio.run(aadopt(text))], ids=["in a thread", "in a task"])
 def test_an_adoption_whose_majority_hangs_leaves_the_lease_to_the_next(quorum, configured, monkeypatch, adopt):
     backend = configured(quorum.urls, OPTIONS={"node_timeout": 0.1, "socket_connect_timeout": 0.2})
     handle = lock("name", ttl=120)

@@ -141,7 +141,7 @@ class Worker:
                 continue  # somebody else has it
             text = mine.read_text()
             mine.unlink()
-            with Lease.adopt(text) as lease:
+            with adopt(text) as lease:
                 self._journal.write("adoption", name=lease.name, fence=lease.fence, deadline=lease.deadline)
                 self._hold_for_a_moment()
                 self._journal.write("release", name=lease.name, fence=lease.fence)
@@ -160,7 +160,7 @@ if __name__ == "__main__":
     django.setup()
     logging.disable(logging.CRITICAL)
 
-    from django_distlock import Lease, LockError, lock
+    from django_distlock import LockError, adopt, lock
     from django_distlock.locking import Lock
     from django_distlock.tickets import clock
 

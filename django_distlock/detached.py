@@ -1,0 +1,57 @@
+"""The text by which a lease goes from one process to another: what it says, and that it is signed."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass, field
+from typing import Any, Self
+
+from django.core import signing
+from django.views.decorators.debug import sensitive_variables
+
+from .exceptions import LockLost, LockNotHeld
+from .terms import Terms
+
+SALT = "django_distlock.handover"
+
+
+@dataclass(frozen=True, slots=True)
+class Detached:
+    """What the text says of the lease. ``until`` and ``since``: seconds of Unix time."""
+
+    using: str
+    name: str
+    token: str = field(repr=False)
+    fence: int
+    label: str
+    since: float
+    until: float
+    text_id: str
+    terms: dict[str, Any]
+
+    @classmethod
+    @sensitive_variables("text")
+    def from_text(cls, text: str) -> Self:
+        try:
+            detached = cls(**signing.Signer(salt=SALT).unsign_object(text))
+            Terms(**detached.terms)
+        except signing.BadSignature as error:
+            raise LockNotHeld(
+                "This text is no detached lease: its signature is wrong. It must come from Lease.detach() unchanged,"
+                " and both processes need the same SECRET_KEY (or SECRET_KEY_FALLBACKS)."
+            ) from error
+        except (TypeError, ValueError) as error:
+            raise LockNotHeld(
+                "This lease was detached by another version of django-distlock. Let the processes that pass leases to"
+                " each other run the same one."
+            ) from error
+        if time.time() >= detached.until:
+            raise LockLost(
+                f"The lock {detached.name!r} ({detached.using}) was lost: it was detached by {detached.label}, and its"
+                f" lease ran out {time.time() - detached.until:.1f} s ago, before it was adopted. Give it more time on"
+                " its way by lease.renew(ttl=...) before lease.detach()."
+            )
+        return detached
+
+    def to_text(self) -> str:
+        return signing.Signer(salt=SALT).sign_object(asdict(self))
