@@ -38,7 +38,7 @@ PROLOGUE = """
 import os, sys, threading, time
 from django.conf import settings
 settings.configure(DISTRIBUTED_LOCKS={"default": {
-    "BACKEND": "tests.history.RecordingBackend", "LOCATION": sys.argv[1],
+    "BACKEND": "tests.history.RecordingBackend", "LOCATION": sys.argv[1].split(),
     "OPTIONS": {"cluster": True}}})
 from django_distlock import *
 def say(*words):
@@ -104,7 +104,8 @@ def peers(cluster):
     started = []
 
     def start(number, names, folder, ends):
-        fresh = [Peer(cluster.urls[0], LOAD, 30.0, PROLOGUE) for _ in range(number)]
+        urls = " ".join(cluster.urls)  # one may be killed before the last of them begins
+        fresh = [Peer(urls, LOAD, 30.0, PROLOGUE) for _ in range(number)]
         started.extend(fresh)
         for peer in fresh:
             peer.says("ready", 30)
