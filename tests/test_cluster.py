@@ -260,6 +260,23 @@ class TestConnections:
         asyncio.run(work())
         eventually(lambda: [key for key in valkey_cluster.all_keys() if not key.startswith("lock|x:")] == [])
 
+    def test_many_more_tasks_than_connections(self, cluster_locks, valkey_cluster, settings):
+        """To each node. Who waits for one, or holds a lock, waits while the nodes answer others."""
+        options = {"max_connections": 1, "socket_timeout": 0.1, "failover_timeout": 0.1}
+        settings.DISTRIBUTED_LOCKS = {"default": entry(valkey_cluster.urls, **options)}
+
+        async def one(number):
+            async with lock("name:{}", number, wait=120) as lease:
+                if number % 400 == 0:
+                    time.sleep(0.5)  # noqa: ASYNC251
+                await lease.arenew()
+
+        async def main():
+            await asyncio.gather(*(one(number) for number in range(1200)))
+
+        asyncio.run(main())
+        assert list(locks["default"].names()) == []
+
     def test_a_forked_child_takes_its_own(self, cluster_locks):
         with lock("parents"):
             assert not lock("parents").acquire(blocking=False)

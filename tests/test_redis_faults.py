@@ -506,17 +506,59 @@ class TestTheServerRefuses:
         assert any(re.search(advice, error) for error in errors if error), errors
 
     def test_many_more_tasks_than_connections(self, valkey, store, settings):
-        point_at(settings, valkey.url, max_connections=3)
+        """However long the event loop is busy, that is no silence of the server."""
+        point_at(settings, valkey.url, max_connections=2, socket_timeout=0.2)
 
         async def one(number):
-            async with lock("name:{}", number):
-                await asyncio.sleep(0)
+            async with lock("name:{}", number, wait=120):
+                if number % 400 == 0:
+                    time.sleep(0.5)  # noqa: ASYNC251
 
         async def main():
-            await asyncio.gather(*(one(number) for number in range(200)))
+            await asyncio.gather(*(one(number) for number in range(2000)))
 
         asyncio.run(main())
         assert store.keys("lock:*") == []
+
+    def test_who_gives_up_waiting_for_a_connection_keeps_none(self, proxy, settings):
+        backend = point_at(settings, proxy.url, max_connections=1, socket_timeout=5)
+
+        async def main():
+            await backend.alook(["name"])
+            proxy.slow = 0.3
+            asking = [asyncio.create_task(backend.alook(["name"])) for _ in range(4)]
+            await asyncio.sleep(0.1)
+            proxy.slow = 0
+            asking[1].cancel()
+            asking[2].cancel()
+            assert await asking[0] == await asking[3] == [None]
+            assert await asyncio.gather(asking[1], return_exceptions=True) != [[None]]
+            assert await backend.alook(["name"]) == [None]
+
+        asyncio.run(main())
+
+    @pytest.mark.parametrize("call", ["release", "renew"])
+    @pytest.mark.parametrize("way", ["threads", "tasks"])
+    def test_who_holds_a_lock_waits_for_a_connection_while_the_server_answers_others(self, proxy, settings, call, way):
+        """Two timeouts are for the server; the others who ask are not its fault."""
+        point_at(settings, proxy.url, max_connections=1, socket_timeout=0.5)
+        handles = [lock("name:{}", number, ttl=120) for number in range(30)]
+        held = [handle.__enter__() for handle in handles]
+
+        async def each_by_a_task():
+            await asyncio.gather(*(getattr(lease, f"a{call}")() for lease in held))
+
+        proxy.slow = 0.05  # for each, one after another
+        if way == "tasks":
+            asyncio.run(each_by_a_task())
+        else:
+            with ThreadPoolExecutor(len(held)) as threads:
+                assert len(list(threads.map(lambda lease: getattr(lease, call)(), held))) == len(held)
+        proxy.slow = 0
+        for handle, lease in zip(handles, held, strict=True):
+            assert lease.state is (State.HELD if call == "renew" else State.RELEASED)
+            if call == "renew":
+                handle.release()
 
 
 class TestTheServerRestarts:

@@ -90,7 +90,7 @@ class TestNoConnectionIsFree:
         async def main():
             others = []
             wire = AsyncWire(
-                Service(AsyncConnection(), lambda: others.append(asyncio.create_task(wire._vacant.acquire()))), 1, 0.3
+                Service(AsyncConnection(), lambda: others.append(asyncio.create_task(wire._permits.wait(None)))), 1, 0.3
             )
             with pytest.raises(InDoubt) as caught:
                 await wire.send(COMMAND, until=clock() + 1)
@@ -101,7 +101,7 @@ class TestNoConnectionIsFree:
 
     def test_for_a_first_attempt_it_is_waited_for_as_long_as_for_another_server(self):
         wire = Wire(Service(Connection()), 1, 0.3)
-        taken = wire._permits.get()
+        taken, wire._is_silent = wire._permits.get(), True
         began = time.monotonic()
         with pytest.raises(TimeoutError, match="all 1 connections wait for an answer"):
             wire.send(COMMAND, until=clock() + 0.9)
@@ -111,7 +111,8 @@ class TestNoConnectionIsFree:
     def test_for_a_task_it_is_waited_for_as_long_as_for_another_server(self):
         async def main():
             wire = AsyncWire(Service(AsyncConnection()), 1, 0.3)
-            await wire._vacant.acquire()
+            assert wire._permits.take()
+            wire._is_silent = True
             began = time.monotonic()
             with pytest.raises(TimeoutError, match="all 1 connections wait for an answer"):
                 await wire.send(COMMAND, until=clock() + 0.9)

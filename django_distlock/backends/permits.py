@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import deque
 from queue import SimpleQueue
 from weakref import ref
 
@@ -29,3 +31,49 @@ def permits(number: int) -> SimpleQueue[Permit]:
     for _ in range(number):
         queue.put(Permit(ref(queue)))
     return queue
+
+
+class TaskPermits:
+    """The same for the tasks of an event loop, in the order in which they come."""
+
+    def __init__(self, number: int) -> None:
+        self._free = number
+        self._line: deque[asyncio.Future[bool]] = deque()
+
+    def take(self) -> bool:
+        """Whether there was one."""
+        if not self._free:
+            return False
+        self._free -= 1
+        return True
+
+    async def wait(self, timeout: float | None) -> bool:
+        """Whether one came within so many seconds, and before ``wake()``. Called where ``take()`` had none."""
+        turn = asyncio.get_running_loop().create_future()
+        self._line.append(turn)
+        try:
+            await asyncio.wait((turn,), timeout=timeout)
+        except BaseException:
+            self._leave(turn)
+            raise
+        return turn.result() if turn.done() else self._leave(turn)
+
+    def _leave(self, turn: asyncio.Future[bool]) -> bool:
+        if not turn.cancel() and turn.result():  # it came meanwhile
+            self.put()
+        return False
+
+    def put(self) -> None:
+        while self._line:
+            turn = self._line.popleft()
+            if not turn.done():
+                turn.set_result(True)
+                return
+        self._free += 1
+
+    def wake(self) -> None:
+        """Let all who wait see whether they still want to."""
+        line, self._line = self._line, deque()
+        for turn in line:
+            if not turn.done():
+                turn.set_result(False)

@@ -104,16 +104,21 @@ class RedisBackend(BaseLockBackend):
         return [replace(ticket, is_offer=True) for ticket in queued]
 
     def release(self, ticket: Ticket, rest: float = 0.0) -> bool:
-        return self._released(ticket, self._send(self._release(ticket, rest)))
+        return self._released(ticket, self._send(self._release(ticket, rest), queues_until=_held_until([ticket])))
 
     async def arelease(self, ticket: Ticket, rest: float = 0.0) -> bool:
-        return self._released(ticket, await self._asend(self._release(ticket, rest)))
+        answer = await self._asend(self._release(ticket, rest), queues_until=_held_until([ticket]))
+        return self._released(ticket, answer)
 
     def renew(self, wanted: Sequence[tuple[Ticket, float]], *, within: float | None = None) -> list[bool | None]:
-        return self._renewed(self._send(*self._renewals(wanted), within=within))
+        queues_until = 0.0 if within else _held_until([ticket for ticket, _ in wanted])
+        answer = self._send(*self._renewals(wanted), within=within, queues_until=queues_until)
+        return self._renewed(answer)
 
     async def arenew(self, wanted: Sequence[tuple[Ticket, float]], *, within: float | None = None) -> list[bool | None]:
-        return self._renewed(await self._asend(*self._renewals(wanted), within=within))
+        queues_until = 0.0 if within else _held_until([ticket for ticket, _ in wanted])
+        answer = await self._asend(*self._renewals(wanted), within=within, queues_until=queues_until)
+        return self._renewed(answer)
 
     def look(self, names: Sequence[str]) -> list[LockInfo | None]:
         return self._infos(names, self._send(*self._looks(names)))
@@ -357,17 +362,31 @@ class RedisBackend(BaseLockBackend):
 
     # Connections
 
-    def _send(self, *commands: Command, within: float | None = None, until: float | None = 0.0) -> Answer:
+    def _send(
+        self,
+        *commands: Command,
+        within: float | None = None,
+        until: float | None = 0.0,
+        queues_until: float = 0.0,
+    ) -> Answer:
         try:
-            return self._wire.send(*commands, within=within, until=until)
+            return self._wire.send(*commands, within=within, until=until, queues_until=queues_until)
         except InDoubt as error:
             raise explain(error.cause, self, NoReply) from error.cause
         except (RedisError, OSError) as error:
             raise explain(error, self) from error
 
-    async def _asend(self, *commands: Command, within: float | None = None, until: float | None = 0.0) -> Answer:
+    async def _asend(
+        self,
+        *commands: Command,
+        within: float | None = None,
+        until: float | None = 0.0,
+        queues_until: float = 0.0,
+    ) -> Answer:
         try:
-            return await (await self._async_wires.here()).send(*commands, within=within, until=until)
+            return await (await self._async_wires.here()).send(
+                *commands, within=within, until=until, queues_until=queues_until
+            )
         except InDoubt as error:
             raise explain(error.cause, self, NoReply) from error.cause
         except (RedisError, OSError) as error:
@@ -434,6 +453,11 @@ class RedisBackend(BaseLockBackend):
 def _may_be_executed(error: BaseException) -> bool:
     """Also what an interrupted thread or a cancelled task sent."""
     return isinstance(error, NoReply) or not isinstance(error, LockBackendError)
+
+
+def _held_until(tickets: Sequence[Ticket]) -> float:
+    """A moment on ``clock()`` at which the store has forgotten them, unless they are renewed."""
+    return clock() + max((ticket.lasts for ticket in tickets), default=0.0)
 
 
 def _ms(seconds: float) -> int:

@@ -119,6 +119,11 @@ def is_answer(error: BaseException) -> bool:
     return isinstance(error, ResponseError | BusyLoadingError | AuthenticationError) or _is_full(error)
 
 
+def is_silence(error: BaseException) -> bool:
+    """Whether a server was asked, or was to be asked, and said nothing."""
+    return is_transient(error) and not is_answer(error)
+
+
 def is_in_doubt(error: BaseException, *, was_sent: bool) -> bool:
     """Whether the server may have executed what it was asked, or may do so yet."""
     return was_sent and not is_answer(error) and not isinstance(error, NotSent)
@@ -187,7 +192,10 @@ def advice(error: Exception, backend: BaseLockBackend) -> str:
         case NoMaster():
             return "there is no master now: a failover goes on, or no replica can take over."
         case MaxConnectionsError():
-            return f"no connection became free; raise {backend.setting('OPTIONS')}['max_connections']."
+            return (
+                "no connection became free in time; ask for less at a time, or raise"
+                f" {backend.setting('OPTIONS')}['max_connections']."
+            )
         case RedisError() if _is_full(error):
             return "the server has as many clients as it takes (its maxclients); raise that, or use fewer connections."
         case InvalidResponse():

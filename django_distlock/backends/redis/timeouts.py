@@ -34,33 +34,45 @@ def longest(location: Location, timeout: float, within: float | None, until: flo
 class Call:
     """The time of one call, and what became of its attempts. Arguments: see ``longest``.
 
-    ``waits``: whether it may try again after a pause.
+    ``waits``: whether it may try again after a pause. ``queues_until``: the moment on ``clock()`` to which it waits at
+    least for a connection while the server answers others.
     """
 
     __slots__ = (
-        "_began", "_by", "_end", "_is_in_doubt", "_is_repeated", "_location", "_pause", "_step",
-        "_timeout", "_until", "_waits", "_within", "is_tried",
+        "_began", "_by", "_end", "_is_in_doubt", "_is_repeated", "_location", "_pause", "_queues_until",
+        "_step", "_timeout", "_until", "_waits", "_within",
     )  # fmt: skip
 
     def __init__(
-        self, location: Location, timeout: float, within: float | None, until: float | None, *, waits: bool = True
+        self,
+        location: Location,
+        timeout: float,
+        within: float | None,
+        until: float | None,
+        *,
+        queues_until: float = 0.0,
+        waits: bool = True,
     ) -> None:
         self._location, self._timeout, self._until, self._waits = location, timeout, until, waits
         self._step = timeout if within is None else min(timeout, within)
         self._within = within
         self._pause = FIRST_PAUSE
-        self.is_tried = self._is_repeated = False
+        self._is_repeated = False
         self._is_in_doubt = False  # an attempt was sent and not answered
-        self._begin()
+        self._began = clock()
+        self._queues_until = max(self._began + timeout, queues_until, inf if until is None else until)
+        self._ends(self._began + self._longest())
 
     @property
     def is_in_doubt(self) -> bool:
         return self._is_in_doubt
 
-    def _begin(self) -> None:
-        self._began = clock()
-        self._end = self._began + longest(self._location, self._timeout, self._within, self._until)
-        self._by = self._end + (GRACE if self._waits else 0.0)
+    def _longest(self) -> float:
+        return longest(self._location, self._timeout, self._within, self._until)
+
+    def _ends(self, end: float) -> None:
+        self._end = end
+        self._by = end + (GRACE if self._waits else 0.0)
 
     def left(self, *, was_idle: bool = False) -> float:
         """Seconds for the next step of an attempt.
@@ -79,7 +91,6 @@ class Call:
 
     def failed(self, error: BaseException, *, was_sent: bool, was_idle: bool) -> float:
         """Seconds to pause before the next attempt. Raises what the caller is to be told if there is none."""
-        self.is_tried = True
         self._is_in_doubt = self._is_in_doubt or is_in_doubt(error, was_sent=was_sent)
         if is_transient(error):
             now = clock()
@@ -105,24 +116,23 @@ class Call:
 
     # For one of ``most`` connections, where all are in use.
 
-    def queued(self, most: int, answered_at: float) -> float:
-        """Seconds to wait on for a connection. Raises if it is no use.
+    def queued(self, most: int, *, is_silent: bool) -> float:
+        """Seconds to wait on for a connection, while ``is_silent`` is what it is. Raises if it is no use.
 
-        ``answered_at``: when the server last answered anybody. While it does, only the caller's own wait counts.
+        ``is_silent``: the last attempt of anybody ended without an answer, and nobody had one while it lasted. Else
+        the server is busy with others, and only the caller's own wait counts.
         """
-        now, end = clock(), self._end
-        if answered_at > now - self._step:
-            end = max(end, self._began + self._timeout, inf if self._until is None else self._until)
-            if now >= end:
-                raise self._to_tell(MaxConnectionsError(exhausted(most)))
-        elif now >= end:
-            raise self._to_tell(TimeoutError(f"all {most} connections wait for an answer"))
-        return min(self._step, end - now)
+        now = clock()
+        end = self._end if is_silent else max(self._end, self._queues_until)
+        if now < end:
+            return end - now
+        busy = f"all {most} connections wait for an answer"
+        raise self._to_tell(TimeoutError(busy) if is_silent else MaxConnectionsError(exhausted(most)))
 
-    def admitted(self) -> None:
-        """A connection is free at last: the server's own time begins now."""
-        if not self.is_tried:
-            self._begin()
+    def admitted(self, queued_at: float) -> None:
+        """A connection is free at last. The time for which it was waited for is not the server's."""
+        now = clock()
+        self._ends(min(self._end + now - queued_at, now + self._longest()))
 
 
 def exhausted(most: int) -> str:

@@ -12,6 +12,7 @@ import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import suppress
+from math import inf
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 from weakref import WeakSet
@@ -20,10 +21,10 @@ from redis.exceptions import BusyLoadingError, ConnectionError, NoScriptError, R
 
 from ... import forks
 from ...tickets import clock
-from ..permits import Permit, permits
+from ..permits import Permit, TaskPermits, permits
 from .commands import Command, pack
 from .connections import RunningFor, hang_up
-from .errors import is_transient
+from .errors import is_silence, is_transient
 from .location import Location
 from .timeouts import Call
 
@@ -84,15 +85,21 @@ class Wire:
 
     def _start(self) -> None:
         self._idle: deque[Idle] = deque()
-        self._answered_at = 0.0
+        self._answered_at, self._is_silent = 0.0, False  # see Call.queued
         weakref.finalize(self, _disconnect, self._idle).atexit = False
         self._permits = permits(self._most)  # one per connection that may be in use
 
-    def send(self, *commands: Command, within: float | None = None, until: float | None = 0.0) -> Answer:
+    def send(
+        self,
+        *commands: Command,
+        within: float | None = None,
+        until: float | None = 0.0,
+        queues_until: float = 0.0,
+    ) -> Answer:
         if not commands:
             return NOTHING
         forks.notice()  # a child must not talk on its parent's connections
-        call = Call(self._location, self._timeout, within, until, waits=self.waits)
+        call = Call(self._location, self._timeout, within, until, queues_until=queues_until, waits=self.waits)
         vacant, idle = self._permits, self._idle
         while True:
             permit = self._permit(vacant, call)
@@ -109,11 +116,12 @@ class Wire:
         try:
             return vacant.get_nowait()
         except Empty:
+            queued_at = clock()
             while True:
-                seconds = call.queued(self._most, self._answered_at)
+                seconds = call.queued(self._most, is_silent=self._is_silent)
                 with suppress(Empty):
-                    permit = vacant.get(timeout=seconds)
-                    call.admitted()
+                    permit = vacant.get(timeout=min(seconds, self._timeout))
+                    call.admitted(queued_at)
                     return permit
 
     def _attempt(self, commands: Sequence[Command], call: Call, idle: deque[Idle]) -> Answer | float:
@@ -131,6 +139,7 @@ class Wire:
                     for index, reply in zip(forgotten, fresh, strict=True):
                         replies[index] = reply
             except BaseException as error:
+                self._is_silent = self._is_silent or (self._answered_at < sent_at and is_silence(error))
                 if connection is not None:
                     connection.disconnect()
                 pause = call.failed(error, was_sent=connection is not None, was_idle=was_idle)
@@ -139,6 +148,7 @@ class Wire:
                     return pause
             else:
                 self._answered_at = now = clock()
+                self._is_silent = False
                 idle.append(Idle(connection, now))
                 self._close_old(now)
                 return Answer(replies, sent_at, call.is_in_doubt)
@@ -209,35 +219,39 @@ class AsyncWire:
         self._location = location
         self._most, self._timeout = most, timeout
         self._idle: deque[Idle] = deque()
-        self._answered_at = 0.0
-        self._vacant = asyncio.BoundedSemaphore(most)
+        self._answered_at, self._is_silent = 0.0, False
+        self._permits = TaskPermits(most)
         self._keeps = True  # connections for the next call
 
-    async def send(self, *commands: Command, within: float | None = None, until: float | None = 0.0) -> Answer:
+    async def send(
+        self,
+        *commands: Command,
+        within: float | None = None,
+        until: float | None = 0.0,
+        queues_until: float = 0.0,
+    ) -> Answer:
         if not commands:
             return NOTHING  # asyncio's transports choke on an empty chunk: such a one is never closed
-        call = Call(self._location, self._timeout, within, until, waits=self.waits)
+        call = Call(self._location, self._timeout, within, until, queues_until=queues_until, waits=self.waits)
         while True:
             await self._wait_for_permit(call)
             try:
                 outcome = await self._attempt(commands, call)
             finally:
-                self._vacant.release()
+                self._permits.put()
             if isinstance(outcome, Answer):
                 return outcome
             await asyncio.sleep(outcome)
 
     async def _wait_for_permit(self, call: Call) -> None:
-        if not self._vacant.locked():
-            await self._vacant.acquire()
+        if self._permits.take():
             return
+        queued_at = clock()
         while True:
-            seconds = call.queued(self._most, self._answered_at)
-            with suppress(TimeoutError):
-                async with RunningFor(seconds, "no connection is free"):
-                    await self._vacant.acquire()
-                break
-        call.admitted()
+            seconds = call.queued(self._most, is_silent=self._is_silent)
+            if await self._permits.wait(None if seconds == inf else seconds):
+                call.admitted(queued_at)
+                return
 
     async def _attempt(self, commands: Sequence[Command], call: Call) -> Answer | float:
         cancelled = _cancellations()
@@ -252,6 +266,9 @@ class AsyncWire:
                     for index, reply in zip(forgotten, fresh, strict=True):
                         replies[index] = reply
             except BaseException as error:
+                if self._answered_at < sent_at and is_silence(error) and not self._is_silent:
+                    self._is_silent = True
+                    self._permits.wake()
                 if connection is not None:
                     await hang_up(connection)
                 _check_cancelled(cancelled)
@@ -261,6 +278,7 @@ class AsyncWire:
                     return pause
             else:
                 self._answered_at = now = clock()
+                self._is_silent = False
                 if self._keeps:
                     self._idle.append(Idle(connection, now))
                     while now - self._idle[0].since > IDLE_KEPT:

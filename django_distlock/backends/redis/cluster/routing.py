@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from functools import lru_cache
+from math import ceil
 from typing import Any, NamedTuple, TypeVar
 
 from redis.exceptions import (
@@ -43,12 +44,16 @@ Outcome = Answer | Exception
 
 
 class Trip(NamedTuple):
-    """What goes to one node at once, ``numbers`` telling which of the commands; within so many seconds."""
+    """What goes to one node at once, ``numbers`` telling which of the commands; within so many seconds.
+
+    ``queues_until``: see ``Call``.
+    """
 
     to: Address
     numbers: list[int]
     commands: list[Command]
     within: float
+    queues_until: float = 0.0
 
     def replies(self, answer: Answer) -> list[Any]:
         """Without those to ASKING."""
@@ -74,12 +79,19 @@ class Errand:
     their errors stand among the replies.
     """
 
-    def __init__(self, commands: Sequence[Command], slots: SlotMap, patience: float, time: float) -> None:
-        """``patience``: seconds for one attempt; ``time``: seconds after which none begins any more."""
+    def __init__(
+        self, commands: Sequence[Command], slots: SlotMap, patience: float, time: float, queues_until: float = 0.0
+    ) -> None:
+        """``patience``: seconds for one attempt; ``time``: seconds after which none begins any more.
+
+        For a connection to a node that answers others it waits until ``queues_until``, and that time does not count.
+        """
         self._commands = commands
         self._slots = slots
         self._patience = patience
+        self._time_for_all, self._queues_until = time, queues_until
         self._give_up = clock() + time
+        self._is_answered = False
         self._replies: list[Any] = [None] * len(commands)
         self._sent_at = [0.0] * len(commands)
         self._ask: dict[int, Address] = {}  # where the next attempt of a command goes with ASKING
@@ -110,12 +122,13 @@ class Errand:
 
     def _learn(self, since: float) -> Steps[Exception | None]:
         """Who owns what, unless that was learned since then. One asks, and many who wait for the same are told."""
-        give_up = clock() + _share(self._time())
-        while self._slots.is_being_told and clock() < give_up:
+        for _ in range(ceil(_share(self._time()) / FIRST_PAUSE)):  # by a clock, a busy event loop would tell nobody
+            if not self._slots.is_being_told:
+                break
             yield Pause(FIRST_PAUSE)
         if self._slots.learned_at >= since:
             return None
-        return (yield from refresh(self._slots, self._time()))
+        return (yield from refresh(self._slots, self._time(), self._queues_until))
 
     def _goes_to_a_silent_node(self) -> bool:
         """It may have a successor. Who fails because a node hangs has no time left to learn of it."""
@@ -136,7 +149,7 @@ class Errand:
                 continue
             trip = trips.get(to)
             if trip is None:
-                trip = trips[to] = Trip(to, [], [], self._time())
+                trip = trips[to] = Trip(to, [], [], self._time(), self._queues_until)
             trip.numbers.append(number)
             trip.commands.extend((ASKING, command) if ask else (command,))
         return list(trips.values())
@@ -145,6 +158,9 @@ class Errand:
         if isinstance(outcome, Answer):
             self._slots.silent.discard(trip.to)
             self._repeated = self._repeated or outcome.repeated
+            if not self._is_answered:
+                self._is_answered = True
+                self._give_up = max(self._give_up, outcome.sent_at + self._time_for_all)
             for number, reply in zip(trip.numbers, trip.replies(outcome), strict=True):
                 self._replies[number], self._sent_at[number] = reply, outcome.sent_at
                 if isinstance(reply, AskError):
@@ -181,21 +197,21 @@ class Errand:
         return Answer(self._replies, min(self._sent_at), self._repeated)
 
 
-def refresh(slots: SlotMap, within: float) -> Steps[Exception | None]:
+def refresh(slots: SlotMap, within: float, queues_until: float = 0.0) -> Steps[Exception | None]:
     """Learn the owners of slots anew, from the first node that tells. Returns an error if none does."""
     slots.asked_at = clock()
     try:
-        return (yield from _ask_in_turn(slots, within))
+        return (yield from _ask_in_turn(slots, within, queues_until))
     finally:
         slots.told_at = clock()
 
 
-def _ask_in_turn(slots: SlotMap, within: float) -> Steps[Exception | None]:
+def _ask_in_turn(slots: SlotMap, within: float, queues_until: float) -> Steps[Exception | None]:
     give_up, failure = clock() + within, None
     for asked, address in enumerate(slots.to_ask()):
         if asked >= LEAST_ASKED and clock() >= give_up:
             break
-        [outcome] = yield [Trip(address, [0], [CLUSTER_SLOTS], _share(within))]
+        [outcome] = yield [Trip(address, [0], [CLUSTER_SLOTS], _share(within), queues_until)]
         if isinstance(outcome, Answer):
             reply = outcome.replies[0]
             slots.silent.discard(address)

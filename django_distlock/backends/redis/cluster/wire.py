@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
+from math import inf
 
 from redis.exceptions import ClusterDownError
 
@@ -32,9 +33,12 @@ class _ClusterWire:
         self._location, self._slots = location, slots
         self._most, self._timeout = most, timeout
 
-    def _errand(self, commands: Sequence[Command], within: float | None, until: float | None) -> Errand:
+    def _errand(
+        self, commands: Sequence[Command], within: float | None, until: float | None, queues_until: float
+    ) -> Errand:
         step = self._timeout if within is None else min(self._timeout, within)
-        return Errand(commands, self._slots, step, longest(self._location, self._timeout, within, until))
+        time = longest(self._location, self._timeout, within, until)
+        return Errand(commands, self._slots, step, time, max(queues_until, inf if until is None else until))
 
 
 class ClusterWire(_ClusterWire):
@@ -48,10 +52,16 @@ class ClusterWire(_ClusterWire):
         super().__init__(location, slots, most, timeout)
         self._wires: dict[Address, NodeWire] = {}
 
-    def send(self, *commands: Command, within: float | None = None, until: float | None = 0.0) -> Answer:
+    def send(
+        self,
+        *commands: Command,
+        within: float | None = None,
+        until: float | None = 0.0,
+        queues_until: float = 0.0,
+    ) -> Answer:
         if not commands:
             return NOTHING
-        return self._take(self._errand(commands, within, until).steps())
+        return self._take(self._errand(commands, within, until, queues_until).steps())
 
     def parts(self) -> Iterator[Address]:
         """All primaries with keys; once more where slots moved meanwhile, because a key may have passed by."""
@@ -106,7 +116,7 @@ class ClusterWire(_ClusterWire):
 
     def _go(self, trip: Trip) -> Outcome:
         try:
-            return self._to(trip.to).send(*trip.commands, within=trip.within)
+            return self._to(trip.to).send(*trip.commands, within=trip.within, queues_until=trip.queues_until)
         except Exception as error:
             return error
 
@@ -139,10 +149,16 @@ class AsyncClusterWire(_ClusterWire):
         self._wires: dict[Address, AsyncNodeWire] = {}
         self._is_closed = False
 
-    async def send(self, *commands: Command, within: float | None = None, until: float | None = 0.0) -> Answer:
+    async def send(
+        self,
+        *commands: Command,
+        within: float | None = None,
+        until: float | None = 0.0,
+        queues_until: float = 0.0,
+    ) -> Answer:
         if not commands:
             return NOTHING
-        return await self._take(self._errand(commands, within, until).steps())
+        return await self._take(self._errand(commands, within, until, queues_until).steps())
 
     async def locate(self, key: str) -> None:
         if slot_of_key(key) not in self._slots.owners:
@@ -182,7 +198,9 @@ class AsyncClusterWire(_ClusterWire):
 
     async def _go(self, trip: Trip) -> Outcome:
         try:
-            return await (await self._to(trip.to)).send(*trip.commands, within=trip.within)
+            return await (await self._to(trip.to)).send(
+                *trip.commands, within=trip.within, queues_until=trip.queues_until
+            )
         except Exception as error:
             return error
 
