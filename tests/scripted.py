@@ -11,6 +11,7 @@ from typing import Any
 
 from django_distlock.backends.redis.backend import ACQUIRE
 from django_distlock.backends.redlock.asking import ACQUIRE as ACQUIRE_ON_NODE
+from django_distlock.backends.redlock.asking import RENEW as RENEW_ON_NODE
 
 PATIENCE = 10.0
 SERVICE = "mymaster"
@@ -167,6 +168,8 @@ class Scripted:
             case [b"INFO"]:
                 return b"redis_version:7.0.0\r\n"
             case [b"EVALSHA", script, *_]:
+                if script.decode() == RENEW_ON_NODE.sha:
+                    return GRANTED[1]
                 return GRANTED if script.decode() in ACQUIRES else 1
             case [b"GET" | b"PTTL", _]:
                 return -2 if words[0] == b"PTTL" else None

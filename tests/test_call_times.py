@@ -17,6 +17,7 @@ import pytest
 
 from django_distlock import LockBackendError, lock, locks
 from django_distlock.backends.redis import connections, wire
+from django_distlock.backends.redlock import lineup
 from django_distlock.testing.tools import WAYS, calling
 
 from .conftest import REDIS, REDLOCK
@@ -32,7 +33,6 @@ FAILOVER = 1.5  # seconds
 CPU = 0.2  # seconds of the processor
 
 STORES = ("server", "master", "cluster", "quorum")
-OF_QUORUM = ("refuses at first", "hangs at first", "stops in TLS", "silent resolver")
 FAULTS = (
     "refuses", "hangs", "forgets", "refuses at first", "hangs at first", "stops in TLS", "silent resolver",
     "dead addresses", "NOREPLICAS", "LOADING",
@@ -51,8 +51,7 @@ def cases():
         for case in product(STORES, FAULTS, CALLS)
         for wait in CALLS[case[2]]
         for way in WAYS
-        if not (case[0] == "quorum" and case[1] not in OF_QUORUM)
-        and not (case[1] in AT_FIRST and case[2] in ("release", "renew"))  # who holds a lock is connected
+        if not (case[1] in AT_FIRST and case[2] in ("release", "renew"))  # who holds a lock is connected
         and not (case[1] in GRANTS and case[2] == "check")  # which looks closer than these servers can stand
     ]
     return [case for case in every if EVERYTHING or zlib.crc32(case.id.encode()) % SAMPLE == 0]
@@ -140,7 +139,8 @@ def three():
 @pytest.fixture
 def stage(three, settings, monkeypatch):
     """``stage(store)`` is set, with ``use()`` and ``break_()``, and cleared at the end."""
-    monkeypatch.setattr(wire, "IDLE_TRUSTED", 0.0)
+    for module in (wire, lineup):
+        monkeypatch.setattr(module, "IDLE_TRUSTED", 0.0)
     stages = []
 
     def stage(store):
@@ -157,6 +157,8 @@ def stage(three, settings, monkeypatch):
     eventually(lambda: not connections._lookups)
 
 
+# CPython closes no socket that was reset between connect() and the begin of TLS, as when the servers come back here.
+@pytest.mark.filterwarnings("ignore:Exception ignored in. <ssl.SSLSocket:pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize(("store", "fault", "call", "wait", "way"), cases())
 def test_a_call_ends_within_its_time(stage, three, store, fault, call, wait, way):
     on = stage(store)
@@ -193,7 +195,7 @@ def test_a_call_ends_within_its_time(stage, three, store, fault, call, wait, way
         if lease and call != "release":
             held.release()
     assert took < longest(store, call, wait) + 1 + SLOW_MACHINE
-    assert cpu < CPU + 0.02 * took  # of one core, while it tries again
+    assert cpu < (CPU + 0.02 * took) * (3 if store == "quorum" else 1)  # of one core, while it tries again
     if call == "check":
         assert any(finding.is_error for finding in outcome) is (fault not in GRANTS)
     else:

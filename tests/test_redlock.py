@@ -25,6 +25,7 @@ from django_distlock.findings import Level
 from django_distlock.tickets import Grant, LockInfo, clock, new_token
 
 from .quorum import Quorum, spread
+from .scripted import Scripted
 from .tools import PATIENCE, eventually, renewer_of, ticket
 
 REDLOCK = "django_distlock.backends.redlock.RedlockBackend"
@@ -818,6 +819,68 @@ class TestOpeningConnections:
                 quorum.kill(number)
             eventually(lambda: lease.state is State.LOST)
         assert len(tried) <= 3 * 3 / PACE
+
+
+class TestWhatNodesAnswer:
+    """By scripted nodes, for answers that real ones give in rare moments."""
+
+    @pytest.fixture
+    def scripted(self):
+        with Scripted() as one, Scripted() as two, Scripted() as three:
+            yield one, two, three
+
+    @pytest.fixture
+    def backend(self, scripted, configured):
+        options = {"node_timeout": 0.3, "socket_connect_timeout": 1.0}
+        return configured([server.url for server in scripted], OPTIONS=options)
+
+    @pytest.mark.parametrize("refusal", ["LOADING not yet", "NOPERM no", "MASTERDOWN Link with MASTER is down"])
+    def test_who_refuses_to_tell_does_not_say_that_it_is_free(self, scripted, backend, calls, refusal):
+        assert calls(lock("name")).locked() is False
+        for server in scripted[:2]:
+            server.fail(refusal, on=(b"GET", b"PTTL", b"SCAN"))
+        with pytest.raises(LockBackendError, match="2 of 3 nodes failed"):
+            calls(lock("name")).locked()
+        with pytest.raises(LockBackendError, match="2 of 3 nodes failed"):
+            calls(backend).held()
+        scripted[0].answer = lambda words: None
+        assert calls(lock("name")).locked() is False
+        assert calls(backend).held() == []
+
+    def test_a_renewal_that_a_majority_refuses_says_why(self, scripted, backend, calls):
+        taken = ticket()
+        calls(backend).acquire(taken, queue=False)
+        for server in scripted[:2]:
+            server.fail("NOPERM no", on=(b"EVALSHA",))
+        with pytest.raises(LockBackendError, match="widen its ACL rule"):
+            calls(backend).renew([(taken, 10.0)])
+        scripted[0].answer = lambda words: None
+        assert calls(backend).renew([(taken, 10.0)]) == [True]
+
+    def test_connections_that_died_unnoticed_are_replaced(self, scripted, backend, calls):
+        taken = ticket()
+        for call, answer in (
+            (lambda: isinstance(calls(backend).acquire(taken, queue=False), Grant), True),
+            (lambda: calls(backend).renew([(taken, 10.0)]), [True]),
+            (lambda: calls(backend).look(["name"]), [None]),
+            (lambda: calls(backend).held(), []),
+            (lambda: calls(backend).release(taken), True),
+        ):
+            calls(backend).look(["name"])
+            for server in scripted:
+                server.forget()
+            assert call() == answer
+
+    def test_who_comes_when_nodes_are_back_is_not_told_what_others_met(self, scripted, backend, calls):
+        taken = ticket()
+        calls(backend).acquire(taken, queue=False)
+        for server in scripted:
+            server.refuse()
+        with pytest.raises(LockBackendError, match="of 3 nodes failed"):
+            calls(lock("other", wait=0)).acquire()
+        for server in scripted:
+            server.heal()
+        assert calls(backend).release(taken)
 
 
 def test_a_repair_that_a_release_overtook_gives_nobody_the_lock(redlock_locks, nodes):

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import builtins
-import math
 from collections.abc import Callable, Generator, Sequence
-from typing import Any, NamedTuple, cast
+from math import inf
+from typing import Any, NamedTuple
 
-from redis.exceptions import AuthenticationError, ConnectionError, TimeoutError
+from redis.exceptions import ConnectionError, TimeoutError
 
 from ...tickets import clock
 from ..redis.commands import Command, Script, pack
-from ..redis.errors import is_about_certificates
+from ..redis.errors import is_transient
 
 ACQUIRE, RELEASE, RENEW = (Script(name, "redlock") for name in ("acquire", "release", "renew"))
 LOADS = [pack("SCRIPT", "LOAD", script.text) for script in (ACQUIRE, RELEASE, RENEW)]  # for each new connection
@@ -21,6 +21,7 @@ PACE = 0.1  # the same where a majority is missing
 GIVEN_UP = 2.0  # seconds without a reply after which a connection is closed
 MOST_AWAITED = 16  # replies that one connection may owe: what a node that hangs takes in without blocking us
 GRACE = 0.01  # seconds that a node which is being connected to may come later than the majority
+HANDSHAKE = 0.35  # seconds that a caller waits for a connection beyond the time in which it is opened
 
 
 class NotYetConnected(TimeoutError):
@@ -132,7 +133,7 @@ class Contact:
     failure: Exception | None = None  # why it is not asked just now
     openings = 0  # connections that are being opened
     connecting_since = 0.0
-    _failed_at = -math.inf
+    _failed_at = -inf
 
     @property
     def is_connecting(self) -> bool:
@@ -147,13 +148,17 @@ class Contact:
         """Whether to open one more connection, where so many are wanted; to a node that fails, one at a time."""
         if self.failure is None:
             return self.openings < wanted
-        pause = PACE if insist and not self._is_final else AGAIN
+        pause = PACE if insist and not self.is_refused else AGAIN
         return not self.is_connecting and clock() >= self._failed_at + pause
 
+    def may_come(self, since: float, *, persists: bool) -> bool:
+        """Whether to wait for a connection to it. What an attempt met that began before then is no answer."""
+        return self.is_connecting or (not self.is_refused and (persists or self.connecting_since < since))
+
     @property
-    def _is_final(self) -> bool:
-        """Somebody has to correct a password or a certificate first."""
-        return isinstance(self.failure, AuthenticationError) or is_about_certificates(cast("Exception", self.failure))
+    def is_refused(self) -> bool:
+        """Somebody has to correct something first, such as a password or a certificate."""
+        return self.failure is not None and not is_transient(self.failure)
 
     def begin(self) -> None:
         self.openings += 1
@@ -176,7 +181,8 @@ class Arrival:
     """How long to wait for nodes that are not connected.
 
     ``persists``: also for those that refuse a connection, which are asked again and again; else a majority that
-    refuses is an answer.
+    refuses is an answer. What an attempt met that was made before is none: the nodes may be back. Where somebody
+    has to correct something first, it always is.
     """
 
     def __init__(self, majority: int, patience: float, *, persists: bool) -> None:
@@ -193,8 +199,8 @@ class Arrival:
         """
         now = clock()
         if ready < self._majority:
-            coming = sum(node.is_connecting for node in missing)
-            if self._persists or ready + coming >= self._majority:
+            coming = sum(node.may_come(self._began, persists=self._persists) for node in missing)
+            if ready + coming >= self._majority:
                 return min(PACE, self._began + self._patience - now)
         if self._decided_after is None:
             self._decided_after = now - self._began

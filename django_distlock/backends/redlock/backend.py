@@ -20,9 +20,9 @@ from ..loops import PerLoop
 from ..redis.errors import NoReply, advice
 from ..redis.health import of_patience
 from ..redis.keys import read_prefix
-from .asking import Steps
+from .asking import HANDSHAKE, Steps
 from .findings import examine, of_settings
-from .listing import Listing, NodesFailed, Page
+from .listing import Listing
 from .nodes import Nodes
 from .quorum import Seen, majority_of
 from .rounds import Faded, Rounds
@@ -64,8 +64,9 @@ class RedlockBackend(BaseLockBackend):
         self._rounds = Rounds(alias, self.prefix, self.node_count, self._explain, self._abandon)
         self._longest_ttl = max(self.terms.ttl, self.terms.min_hold)
         connect_timeout = float(self.option["socket_connect_timeout"])
-        self._nodes = Nodes(self.locations, self.majority, self.option["max_connections"], connect_timeout)
-        self._async_nodes = PerLoop(partial(AsyncNodes, self.locations, self.majority, connect_timeout))
+        self._connecting = connect_timeout + HANDSHAKE
+        self._nodes = Nodes(self.locations, self.majority, self.option["max_connections"])
+        self._async_nodes = PerLoop(partial(AsyncNodes, self.locations, self.majority))
 
     def check_settings(self) -> list[CheckMessage]:
         where = f"DISTRIBUTED_LOCKS[{self.alias!r}]"
@@ -108,11 +109,10 @@ class RedlockBackend(BaseLockBackend):
 
     def _patience(self, ticket: Ticket) -> dict[str, Any]:
         """How long to wait for connections, and whether to nodes that refuse, too: for callers who wait themselves."""
-        timeout = float(self.option["socket_connect_timeout"])
         if ticket.give_up is None:
-            return {"within": timeout, "persists": True}
+            return {"persists": True}
         left = ticket.give_up - clock()
-        return {"within": min(timeout, max(SHORTEST_WAIT, left)), "persists": left > 0}
+        return {"within": min(self._connecting, max(SHORTEST_WAIT, left) + HANDSHAKE), "persists": left > 0}
 
     def _acquiring(self, ticket: Ticket) -> tuple[Callable[[bool], Steps], float]:
         return lambda last: self._rounds.acquire(ticket, last), self._node_timeout(ticket.ttl)
@@ -176,29 +176,15 @@ class RedlockBackend(BaseLockBackend):
     def names(self, prefix: str = "") -> Iterator[str]:
         listing = Listing(len(self.locations), self.majority)
         while listing.is_open:
-            try:
-                page = self._run(lambda last: self._rounds.scan(listing.cursors, prefix), self._node_timeout())
-            except NodesFailed as failed:
-                page = self._told(listing, failed)
-            listing.turn(page)
+            self._run(lambda last: self._rounds.scan(listing, prefix, last), self._node_timeout())
         return iter(listing.locked)
 
     async def anames(self, prefix: str = "") -> AsyncIterator[str]:
         listing = Listing(len(self.locations), self.majority)
         while listing.is_open:
-            try:
-                page = await self._arun(lambda last: self._rounds.scan(listing.cursors, prefix), self._node_timeout())
-            except NodesFailed as failed:
-                page = self._told(listing, failed)
-            listing.turn(page)
+            await self._arun(lambda last: self._rounds.scan(listing, prefix, last), self._node_timeout())
         for name in listing.locked:
             yield name
-
-    def _told(self, listing: Listing, failed: NodesFailed) -> Page:
-        listing.fail(failed.failures)
-        if len(listing.failures) > len(self.locations) - self.majority:
-            raise self._explain([listing.failures.get(node) for node in range(len(self.locations))])
-        return failed.page
 
     def close(self) -> None:
         self._nodes.close()
@@ -242,13 +228,15 @@ class RedlockBackend(BaseLockBackend):
         within: float | None = None,
         persists: bool = False,
     ) -> Any:
-        how: Any = {"urgent": urgent, "within": within, "persists": persists}
+        """``within``: seconds to wait for connections."""
+        how: Any = {"urgent": urgent, "persists": persists}
+        within, began = self._connecting if within is None else within, clock()
         try:
             try:
-                return self._nodes.run(steps(False), patience, **how)
+                return self._nodes.run(steps(False), patience, within, **how)
             except Faded:
                 self._nodes.reset()
-                return self._nodes.run(steps(True), patience, **how)
+                return self._nodes.run(steps(True), patience, _rest_of(within, began), **how)
         except MaxConnectionsError as error:
             raise LockBackendError(f"Lock backend {self.alias!r}: {advice(error, self)} ({error})") from error
 
@@ -261,13 +249,19 @@ class RedlockBackend(BaseLockBackend):
         within: float | None = None,
         persists: bool = False,
     ) -> Any:
-        how: Any = {"urgent": urgent, "within": within, "persists": persists}
+        how: Any = {"urgent": urgent, "persists": persists}
+        within, began = self._connecting if within is None else within, clock()
         nodes = await self._async_nodes.here()
         try:
-            return await nodes.run(steps(False), patience, **how)
+            return await nodes.run(steps(False), patience, within, **how)
         except Faded:
             nodes.reset()
-            return await nodes.run(steps(True), patience, **how)
+            return await nodes.run(steps(True), patience, _rest_of(within, began), **how)
+
+
+def _rest_of(within: float, began: float) -> float:
+    """Seconds to wait for connections in another try; a moment always, because all are new."""
+    return max(min(within, SHORTEST_WAIT), began + within - clock())
 
 
 def _in_steps(wanted: Sequence[Any], step: int) -> Iterator[Sequence[Any]]:

@@ -4,29 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
-
-from .asking import Verdict
-
-
-class Page(NamedTuple):
-    """Of a listing: where each node goes on (None: it is through), and the names it told."""
-
-    cursors: list[bytes | None]
-    names: list[list[str]]
-
-
-class NodesFailed(Verdict):
-    """``page``: what the others told."""
-
-    def __init__(self, failures: list[Exception | None], page: Page) -> None:
-        super().__init__()
-        self.failures = failures
-        self.page = page
 
 
 class Listing:
-    """What was told until now. Locked is what a majority has, or may have because the others do not answer."""
+    """What was told until now. Locked is what a majority has, or may have because the others do not answer.
+
+    ``cursors``: where each node goes on; None: it is through. ``failures``: by node; such a one is through, too.
+    """
 
     def __init__(self, size: int, majority: int) -> None:
         self.cursors: list[bytes | None] = [b"0"] * size
@@ -38,13 +22,10 @@ class Listing:
     def is_open(self) -> bool:
         return any(cursor is not None for cursor in self.cursors)
 
-    def turn(self, page: Page) -> None:
-        self.cursors = page.cursors
-        for found, names in zip(self._found, page.names, strict=True):
-            found.update(names)
-
-    def fail(self, failures: Sequence[Exception | None]) -> None:
-        self.failures.update({node: failure for node, failure in enumerate(failures) if failure})
+    def turn(self, cursors: list[bytes | None], names: Sequence[Sequence[str]], failures: dict[int, Exception]) -> None:
+        self.cursors, self.failures = cursors, failures
+        for found, told in zip(self._found, names, strict=True):
+            found.update(told)
 
     @property
     def locked(self) -> list[str]:

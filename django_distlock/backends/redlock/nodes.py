@@ -36,9 +36,8 @@ class Nodes:
     it, because a node that hangs lets nobody know for how long.
     """
 
-    def __init__(self, locations: Sequence[Location], majority: int, most: int, connect_timeout: float) -> None:
+    def __init__(self, locations: Sequence[Location], majority: int, most: int) -> None:
         self._locations, self._majority, self._most = locations, majority, most
-        self._connect_timeout = connect_timeout
         self._start()
         forks.in_child(self._start)
 
@@ -55,18 +54,17 @@ class Nodes:
         self,
         steps: Steps,
         patience: float,
+        within: float,
         *,
         urgent: bool = False,
-        within: float | None = None,
         persists: bool = False,
     ) -> Any:
         """Take the steps, each round of which may last ``patience`` seconds; their result.
 
-        ``urgent``: also ask nodes that owe an answer. ``within``: seconds to wait for connections, if a
-        majority is not connected; ``persists``: also to nodes that refuse. Raises MaxConnectionsError.
+        ``within``: seconds to wait for connections, if a majority is not connected; ``persists``: also to nodes that
+        refuse. ``urgent``: also ask nodes that owe an answer. Raises MaxConnectionsError.
         """
         forks.notice()  # a child must not talk on its parent's connections
-        within = self._connect_timeout if within is None else within
         vacant, idle = self._permits, self._idle
         try:
             permit = vacant.get(timeout=within)
@@ -103,6 +101,7 @@ class Nodes:
         lineup.refresh()
         if None in lineup.links:
             self._fill(lineup, within, persists)
+            lineup.refresh()
         return lineup
 
     def _fill(self, lineup: Lineup, within: float, persists: bool) -> None:
@@ -141,7 +140,7 @@ class Nodes:
             try:
                 threading.Thread(target=self._connected, args=(node,), name=name, daemon=True).start()
             except RuntimeError as error:  # no more threads here, or the interpreter exits
-                node.fail(error)
+                node.fail(ConnectionError(str(error)))
 
     def _connected(self, node: Node) -> None:
         failure: Exception | None = None

@@ -14,8 +14,9 @@ from ...bells import Bell
 from ...exceptions import LockBackendError
 from ...tickets import Grant, LockInfo, Ticket, clock
 from ..redis.commands import Command, pack
+from ..redis.errors import is_wrong_type
 from .asking import ACQUIRE, RELEASE, RENEW, Asked, Request, Round, Verdict, all_settled
-from .listing import NodesFailed, Page
+from .listing import Listing
 from .quorum import Numbers, Seen, Tally, fence_of, is_decided, is_known, majority_of
 
 SCAN_STEP = 1000  # keys a node visits per SCAN: well below a millisecond
@@ -167,7 +168,7 @@ class Rounds:
         """
         commands = [RENEW.call(self._keys(ticket.name)[:1], ticket.token, _ms(ttl)) for ticket, ttl in wanted]
         asked = yield self._to_all(commands, all_settled)
-        answered = [one for one in asked if one.is_answered]
+        answered = [one for one in asked if one.is_answered and not all(map(_is_refusal, one.replies))]
         if len(answered) < self.majority:
             raise self._no_majority(asked, last_try)
         outcomes: list[bool | None] = []
@@ -219,7 +220,7 @@ class Rounds:
         keys = [self._keys(name)[0] for name in names]
         commands = [Command(pack(verb, key)) for key in keys for verb in ("GET", "PTTL")]
         asked = yield self._to_all(commands, all_settled)
-        answered = [one.replies for one in asked if one.is_answered]
+        answered = [one.replies for one in asked if one.is_answered and not any(map(_is_refusal, one.replies))]
         if len(answered) < self.majority:
             raise self._no_majority(asked, last_try)
         found = []
@@ -234,30 +235,33 @@ class Rounds:
         asked = yield self._to_all([Command(pack("INFO"))], all_settled)
         return asked
 
-    def scan(self, cursors: Sequence[bytes | None], prefix: str) -> Generator[Round, list[Asked], Page]:
-        """The next page of each node that is not through; one that fails is through."""
+    def scan(self, listing: Listing, prefix: str, last_try: bool) -> Generator[Round, list[Asked], None]:
+        """The next page of each node that is not through."""
         pattern = re.sub(r"([*?\[\]\\])", r"\\\1", f"{self.prefix}:{prefix}") + "*"
 
         def request(node: int, _: object) -> Request | None:
-            if (cursor := cursors[node]) is None:
+            if (cursor := listing.cursors[node]) is None:
                 return None
             return Request.of(Command(pack("SCAN", cursor, "MATCH", pattern, "COUNT", SCAN_STEP)))
 
         asked = yield Round(request, all_settled)
-        page = Page([None] * self.size, [[] for _ in asked])
-        failures: list[Exception | None] = [None] * self.size
+        cursors: list[bytes | None] = [None] * self.size
+        names: list[list[str]] = [[] for _ in asked]
+        failures = dict(listing.failures)
         for node, one in enumerate(asked):
-            if cursors[node] is None:
+            if listing.cursors[node] is None:
                 continue
             match one.replies[0] if one.is_answered else one.failure:
                 case [bytes() as cursor, list() as keys]:
-                    page.cursors[node] = None if cursor == b"0" else cursor
-                    page.names[node].extend(self._names(keys))
+                    cursors[node] = None if cursor == b"0" else cursor
+                    names[node].extend(self._names(keys))
                 case Exception() as error:
                     failures[node] = error
-        if any(failures):
-            raise NodesFailed(failures, page)
-        return page
+        if len(failures) > self.size - self.majority:
+            if not last_try and _may_have_faded(asked):
+                raise Faded
+            raise self.explain([failures.get(node) for node in range(self.size)])
+        listing.turn(cursors, names, failures)
 
     def _names(self, keys: Sequence[bytes]) -> list[str]:
         names = []
@@ -301,6 +305,11 @@ def _failure(asked: Asked) -> Exception | None:
     if not asked.is_answered:
         return asked.failure  # None: the others decided before it answered
     return next((reply for reply in asked.replies if isinstance(reply, Exception)), None)
+
+
+def _is_refusal(reply: object) -> bool:
+    """Whether the node says nothing about the lease. A value of another type does: it is none."""
+    return isinstance(reply, Exception) and not is_wrong_type(reply)
 
 
 def _latest(asked: Sequence[Asked], again: Sequence[Asked]) -> list[Asked]:

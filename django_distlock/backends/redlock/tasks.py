@@ -10,6 +10,7 @@ from typing import Any
 from redis.exceptions import ConnectionError, NoScriptError, RedisError, ResponseError, TimeoutError
 
 from ...tickets import clock
+from ..redis.connections import RunningFor
 from ..redis.location import Location
 from .asking import (
     GIVEN_UP,
@@ -32,9 +33,8 @@ LATE_LOOKS = 5  # rounds of the loop in which it reads what came while it was bl
 class AsyncNode(Contact):
     """One server. Replies come in the order of the requests, whoever sent them."""
 
-    def __init__(self, location: Location, connect_timeout: float) -> None:
+    def __init__(self, location: Location) -> None:
         self.location = location
-        self._connect_timeout = connect_timeout
         self._connection: Any = None
         self._reader: asyncio.Task[None] | None = None
         self._awaited: deque[Asked] = deque()
@@ -65,6 +65,9 @@ class AsyncNode(Contact):
         self._connection._writer.write(request.packed)
         return asked
 
+    def may_come(self, since: float, *, persists: bool) -> bool:
+        return (persists or self._connection is None) and super().may_come(since, persists=persists)
+
     def connect(self) -> None:
         self.begin()
         self.connecting = asyncio.create_task(self._connect(), name=f"distlock-connect-{self.location.text}")
@@ -72,15 +75,15 @@ class AsyncNode(Contact):
     async def _connect(self) -> None:
         connection = None
         try:
-            async with asyncio.timeout(self._connect_timeout):
-                connection = await self.location.aconnected(socket_timeout=None)
+            connection = await self.location.aconnected()
+            async with RunningFor(self.location.arguments["socket_timeout"], "Timeout reading from socket"):
                 await connection.send_packed_command([b"".join(LOADS)], check_health=False)
                 for _ in LOADS:
                     await connection.read_response(disable_decoding=True)
         except Exception as error:  # told to whoever asks the node
             if connection is not None:
                 await connection.disconnect(nowait=True)
-            self.fail(error if str(error) else TimeoutError(f"no connection within {self._connect_timeout:g} s"))
+            self.fail(error)
         except BaseException:
             if connection is not None:
                 await connection.disconnect(nowait=True)
@@ -136,9 +139,9 @@ class AsyncNodes:
 
     ending: AsyncIterator[None]  # held here because the loop itself keeps no more than a weak reference
 
-    def __init__(self, locations: Sequence[Location], majority: int, connect_timeout: float) -> None:
-        self._majority, self._connect_timeout = majority, connect_timeout
-        self._nodes = [AsyncNode(location, connect_timeout) for location in locations]
+    def __init__(self, locations: Sequence[Location], majority: int) -> None:
+        self._majority = majority
+        self._nodes = [AsyncNode(location) for location in locations]
         self._running = 0
         self._keeps = True  # connections for the next call
 
@@ -146,14 +149,13 @@ class AsyncNodes:
         self,
         steps: Steps,
         patience: float,
+        within: float,
         *,
         urgent: bool = False,
-        within: float | None = None,
         persists: bool = False,
     ) -> Any:
         self._running += 1
         try:
-            within = self._connect_timeout if within is None else within
             ready = await self._ready(patience, urgent, within, persists)
             round_ = next(steps)
             while True:
