@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -106,17 +107,64 @@ def test_the_documented_rights_suffice(user, admin, kind, calls, protocol):
     assert refused == []
 
 
-@pytest.mark.parametrize("right", ["evalsha", "set", "zadd", "scan"])
-def test_a_right_that_is_missing_is_named(user, kind, calls, right):
-    backend = calls(user(right))
+ASKED = {
+    "acquire": lambda backend, mine: backend.acquire(ticket("other"), queue=False),
+    "wait": lambda backend, mine: backend.acquire(ticket(), queue=True),
+    "renew": lambda backend, mine: backend.renew([(mine, 90.0)]),
+    "release": lambda backend, mine: backend.release(mine),
+    "look": lambda backend, mine: backend.look(["name"]),
+    "held": lambda backend, mine: list(backend.held()),
+    "holders": lambda backend, mine: backend.holders(["name", "other"]),
+    "waiters": lambda backend, mine: backend.count_waiters(["name"]),
+}
+NEEDED = [
+    ("acquire", "evalsha"), ("acquire", "set"), ("wait", "zadd"), ("renew", "pexpire"), ("release", "getrange"),
+    ("look", "get"), ("held", "scan"), ("holders", "mget"), ("waiters", "zcard"),
+]  # fmt: skip
+IN_SCRIPTS = {"set", "zadd", "pexpire", "getrange"}
+
+
+def assert_refused(call, right, backend, mine, *, is_named=True):
+    """For good, and with the right that is to be granted."""
     with pytest.raises(LockBackendError) as caught:
-        backend.acquire(mine := ticket(), queue=False)
-        backend.acquire(ticket(), queue=True)
-        backend.release(mine)
-        backend.names()
+        ASKED[call](backend, mine)
+    assert caught.value.is_final
     assert "the user may not run this command or use this key; widen its ACL rule" in str(caught.value)
-    if right == "scan" or kind in ("valkey", "redis-8"):  # the others do not tell it of a script
+    if is_named:
         assert f"'{right}'" in str(caught.value)
+
+
+@pytest.mark.parametrize(("call", "right"), NEEDED)
+def test_a_right_that_is_missing_is_named(user, admin, kind, calls, call, right):
+    backend = user()
+    backend.acquire(mine := ticket(ttl=60), queue=False)
+    admin.execute_command("ACL", "SETUSER", "distlock", f"-{right}")
+    is_named = right not in IN_SCRIPTS or kind in ("valkey", "redis-8")  # the others do not tell it of a script
+    assert_refused(call, right, calls(backend), mine, is_named=is_named)
+
+
+def test_a_check_names_a_right_that_is_missing(user, calls):
+    [found] = [finding for finding in calls(user("evalsha")).check() if finding.level is Level.ERROR]
+    assert "widen its ACL rule" in found.message
+    assert "'evalsha'" in found.message
+
+
+@pytest.mark.parametrize("way", ["thread", "task"])
+def test_whoever_waits_is_told_at_once_of_a_right_that_was_taken_away(user, admin, calls, way):
+    backend = user()
+    backend.acquire(ticket(ttl=60), queue=False)
+
+    def take_away():
+        eventually(lambda: admin.zcard("lock|q:name") == 1)
+        admin.execute_command("ACL", "SETUSER", "distlock", "-evalsha")
+
+    with ThreadPoolExecutor(1) as threads:
+        taken = threads.submit(take_away)
+        with pytest.raises(LockBackendError, match="'evalsha'") as caught:
+            handle = lock("name", wait=120)
+            handle.acquire() if way == "thread" else asyncio.run(handle.aacquire())
+        taken.result()
+    assert caught.value.is_final
 
 
 def test_a_key_that_is_not_allowed(user, settings, server):
@@ -125,6 +173,22 @@ def test_a_key_that_is_not_allowed(user, settings, server):
     settings.DISTRIBUTED_LOCKS = {"default": {**entry, "KEY_PREFIX": "other"}}
     with pytest.raises(LockBackendError, match="may not run this command or use this key; widen its ACL rule"):
         lock("name").acquire()
+
+
+def assert_rights_are_needed(backend, clients):
+    """On all servers alike."""
+
+    def change(right):
+        for client in clients:
+            with client() as admin:
+                admin.execute_command("ACL", "SETUSER", "distlock", right)
+
+    backend.acquire(mine := ticket(ttl=60), queue=False)
+    for call, right in NEEDED:
+        change(f"-{right}")
+        assert_refused(call, right, backend, mine)
+        change(f"+{right}")
+    assert backend.release(mine)
 
 
 class TestSentinels:
@@ -141,6 +205,7 @@ class TestSentinels:
             for process in [*watched.servers, *watched.sentinels]:
                 with process.client() as admin:
                     assert admin.execute_command("ACL", "LOG") == []
+            assert_rights_are_needed(calls(locks["default"]), [server.client for server in watched.servers])
             for sentinel in watched.sentinels:
                 with sentinel.client() as admin:
                     admin.execute_command("ACL", "SETUSER", "distlock", "-sentinel|master")
@@ -152,7 +217,24 @@ class TestSentinels:
                 caught.value
             )
             assert "sentinel|master" in str(caught.value)
+            assert caught.value.is_final
             locks.close()
+
+
+def test_in_a_cluster(settings, calls, valkey_cluster):
+    rule = documented("cluster.md")
+    for node in valkey_cluster.nodes:
+        node.client.execute_command("ACL", "SETUSER", "distlock", "reset", *rule)
+    urls = [url.replace("//", "//distlock:password@") for url in valkey_cluster.urls]
+    settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": REDIS, "LOCATION": urls, "OPTIONS": {"cluster": True}}}
+    try:
+        assert_rights_are_needed(
+            calls(locks["default"]), [lambda node=node: node.client for node in valkey_cluster.nodes]
+        )
+    finally:
+        locks.close()
+        for node in valkey_cluster.nodes:
+            node.client.execute_command("ACL", "DELUSER", "distlock")
 
 
 class TestANewPassword:
