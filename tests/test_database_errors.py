@@ -16,7 +16,6 @@ from django.db import DataError, InterfaceError, OperationalError, ProgrammingEr
 from django_distlock import LockBackendError, lock, locks
 from django_distlock.backends.database import errors
 from django_distlock.models import DatabaseLock
-from django_distlock.renewal import renewer_of
 from django_distlock.testing.tools import WAYS, calling
 from django_distlock.waiting import LOOK_INTERVAL
 
@@ -24,7 +23,7 @@ from .conftest import DATABASE
 from .databases import ALIAS
 from .test_database import known_wrong, through
 from .test_database_unreadable import write
-from .tools import PATIENCE, eventually, ticket
+from .tools import PATIENCE, eventually, renewer_of, ticket
 
 TABLE = DatabaseLock._meta.db_table
 

@@ -216,8 +216,9 @@ def test_calls_to_a_database_have_an_end_after_an_interrupted_start_of_the_watch
 
     with through(postgres, tmp_path_factory.mktemp("p"), settings) as proxy:
         locks["default"].look(["name"])
-        assert locks["default"].pool._watchdog._worker.end() is not None
-        eventually(lambda: not running("distlock-watchdog-default"))
+        watching = locks["default"].pool._watchdog._worker.end()
+        watching.join(PATIENCE)
+        assert not watching.is_alive()
         interrupt_the_start(monkeypatch, "distlock-watchdog", it_begins=it_begins)
         with pytest.raises(TimeLimit):
             locks["default"].look(["name"])
