@@ -9,7 +9,9 @@ import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import redis
@@ -381,8 +383,9 @@ class TestNothingIsLeftBehind:
         late.unanswered = True
         calls(redlock_locks).release(late)
         eventually(lambda: all(node.zscore("lock|x:name", late.token) for node in nodes))
-        with pytest.raises(LockBackendError, match="the request was given back before it was answered"):
+        with pytest.raises(LockBackendError, match="the request was given back before it was answered") as caught:
             calls(redlock_locks).acquire(late, queue=False)
+        assert not caught.value.is_final  # another token may get it
         assert not any(node.exists("lock:name") for node in nodes)
 
     def test_retired_tokens_do_not_pile_up_under_a_name_with_many_faults(self, nodes, redlock_locks, calls):
@@ -856,6 +859,56 @@ class TestWhatNodesAnswer:
             calls(backend).renew([(taken, 10.0)])
         scripted[0].answer = lambda words: None
         assert calls(backend).renew([(taken, 10.0)]) == [True]
+
+    ANSWERS: ClassVar = {
+        "right": ((), None),
+        "down": ((b"AUTH",), Scripted.CLOSE),
+        "refused": ((b"AUTH",), "WRONGPASS invalid username-password pair"),
+        "foreign": ((b"EVALSHA",), "WRONGTYPE Operation against a key"),
+    }
+
+    @pytest.mark.parametrize(
+        ("answers", "is_final"),
+        [
+            ("refused refused right", True),
+            ("refused foreign right", True),
+            ("refused down down", False),
+            ("right down down", False),
+            ("refused refused right right", True),
+            ("refused down right right", False),
+            ("refused refused down right right", False),
+            ("refused refused foreign right right", True),
+        ],
+    )
+    def test_where_the_nodes_that_may_come_back_are_no_majority_waiting_is_no_use(
+        self, configured, calls, answers, is_final
+    ):
+        with ExitStack() as servers:
+            scripted = [servers.enter_context(Scripted()) for _ in answers.split()]
+            for server, answer in zip(scripted, answers.split(), strict=True):
+                commands, reply = self.ANSWERS[answer]
+                server.fail(reply, on=commands)
+            options = {"node_timeout": 0.3, "socket_connect_timeout": 0.5}
+            configured([server.url for server in scripted], OPTIONS=options)
+            began = clock()
+            with pytest.raises(LockBackendError, match=f"of {len(scripted)} nodes failed") as caught:
+                calls(lock("name", wait=60)).acquire()
+            assert caught.value.is_final is is_final
+            assert clock() - began < 50
+            for server in scripted:
+                server.heal()
+            eventually(lambda: not renewer_of(locks["default"]).is_cleaning)
+
+    def test_values_that_are_no_locks_are_final_where_they_leave_no_majority(self, nodes, redlock_locks, calls):
+        for name, count in (("two", 2), ("three", 3)):
+            for node in nodes[:count]:
+                node.set(f"lock:{name}", "no lock")
+            for node in nodes[count:4]:
+                node.rpush(f"lock:{name}", "no lock")
+        for name in ("two", "three"):
+            with pytest.raises(LockBackendError, match="holds something that is no lock") as caught:
+                calls(redlock_locks).acquire(ticket(name), queue=False)
+            assert caught.value.is_final
 
     def test_connections_that_died_unnoticed_are_replaced(self, scripted, backend, calls):
         taken = ticket()

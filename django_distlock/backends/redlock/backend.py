@@ -24,7 +24,7 @@ from .asking import HANDSHAKE, Steps
 from .findings import examine, of_settings
 from .listing import Listing
 from .nodes import Nodes
-from .quorum import Seen, majority_of
+from .quorum import Seen, is_final, majority_of
 from .rounds import Faded, Rounds
 from .settings import check_options, read_locations
 from .tasks import AsyncNodes
@@ -202,6 +202,8 @@ class RedlockBackend(BaseLockBackend):
         error = NoReply(
             f"Lock backend {self.alias!r}: {len(failed)} of {len(failures)} nodes failed, {why}. {' '.join(failed)}"
         )
+        final = sum(is_final(failure) for failure in failures if failure)
+        error.is_final = final > len(failures) - self.majority  # the others are no majority
         error.__cause__ = ExceptionGroup("what the nodes failed with", [failure for failure in failures if failure])
         return error
 

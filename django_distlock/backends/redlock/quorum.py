@@ -16,9 +16,18 @@ from typing import Any
 from redis.exceptions import ResponseError
 
 from ...tickets import LockInfo
-from ..redis.errors import is_wrong_type
+from ..redis.errors import is_transient, is_wrong_type
 from ..redis.leases import read_lease
 from .asking import Asked
+
+
+class GivenBack(ResponseError):
+    """The node was told before that nobody wants the lock for this token any more. Another token may have it."""
+
+
+def is_final(failure: Exception) -> bool:
+    """Whether the node fails for as long as nobody corrects a setting, a right, or what is on it."""
+    return not isinstance(failure, GivenBack) and not is_transient(failure)
 
 
 def majority_of(nodes: int) -> int:
@@ -98,7 +107,7 @@ class Tally:
             case Exception():
                 self.failed[node] = reply
             case _:
-                self.failed[node] = ResponseError("the request was given back before it was answered")
+                self.failed[node] = GivenBack("the request was given back before it was answered")
 
     @property
     def majority(self) -> int:

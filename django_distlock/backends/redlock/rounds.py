@@ -17,7 +17,7 @@ from ..redis.commands import Command, pack
 from ..redis.errors import is_wrong_type
 from .asking import ACQUIRE, RELEASE, RENEW, Asked, Request, Round, Verdict, all_settled
 from .listing import Listing
-from .quorum import Numbers, Seen, Tally, fence_of, is_decided, is_known, majority_of
+from .quorum import Numbers, Seen, Tally, fence_of, is_decided, is_final, is_known, majority_of
 
 SCAN_STEP = 1000  # keys a node visits per SCAN: well below a millisecond
 
@@ -105,7 +105,10 @@ class Rounds:
             seen.add(self.alias, name, lease, left)
         if best := seen.best():
             return best
-        raise self.foreign_value(name)
+        error = self.foreign_value(name)
+        refused = len(tally.taken) + sum(map(is_final, tally.failed.values()))
+        error.is_final = refused > self.size - self.majority
+        raise error
 
     def foreign_value(self, name: str) -> LockBackendError:
         return LockBackendError(
