@@ -312,6 +312,48 @@ class TestConnections:
             assert lock("name").locked()
 
 
+class TestAnnouncedAddresses:
+    """Nodes tell clients names; among themselves they go on by IP."""
+
+    @pytest.fixture
+    def announce(self, valkey_cluster):
+        def announce(hostname):
+            for node in valkey_cluster.nodes:
+                node.client.config_set("cluster-announce-hostname", hostname)
+                node.client.config_set("cluster-preferred-endpoint-type", "hostname")
+
+        yield announce
+        for node in valkey_cluster.nodes:
+            node.client.config_set("cluster-preferred-endpoint-type", "ip")
+            node.client.config_set("cluster-announce-hostname", "")
+
+    @pytest.mark.parametrize("hostname", ["inside.invalid", ""])
+    def test_that_are_not_reached_from_here(self, cluster_locks, valkey_cluster, settings, calls, announce, hostname):
+        """As behind NAT; or where a name is preferred and none is known yet."""
+        remap = {"inside.invalid": "127.0.0.1"}
+        url, options = valkey_cluster.urls[0], {"socket_timeout": 1.0}
+        if hostname:
+            options["address_remap"] = lambda address: (remap.get(address[0], address[0]), address[1])
+        announce(hostname)
+        settings.DISTRIBUTED_LOCKS = {alias: entry(url, **options) for alias in ("default", "other")}
+        names = [name for [name] in names_on(valkey_cluster, locks["default"]).values()]
+        primary = valkey_cluster.owner(slot_of(locks["default"].keys.lease(names[0])))
+        with lock(names[0]), lock(names[1]), lock(names[2]):
+            assert sorted(calls(locks["other"]).names()) == sorted(names)
+            for name in names:
+                assert not lock(name, using="other").acquire(timeout=0.3)  # a place, and a listener there
+        slot = slot_of(locks["default"].keys.lease(names[0]))
+        to = next(node for node in valkey_cluster.primaries if node is not primary)
+        valkey_cluster.move(slot, to)
+        try:
+            for using in ("default", "other"):
+                handle = lock(names[0], using=using)
+                assert calls(handle).acquire()  # redirected
+                calls(handle).release()
+        finally:
+            valkey_cluster.move(slot, primary)
+
+
 class TestUser:
     """Who may no more than the page allows."""
 
@@ -383,6 +425,8 @@ class TestSettings:
             ("redis://a", {"cluster": "yes"}, "['cluster'] is 'yes'; it is True for a Cluster"),
             ("redis://a", {"sentinels": [("s", 1)], "service_name": "m"}, "has 'cluster' and sentinels"),
             ("redis://a", {"cluster": False, "shards": 8}, "['shards'] is for a Cluster; set"),
+            ("redis://a", {"cluster": False, "address_remap": dict}, "['address_remap'] is for a Cluster; set"),
+            ("redis://a", {"address_remap": {"a": "b"}}, "['address_remap'] is {'a': 'b'}; it is a function that"),
         ],
     )
     def test_say_what_to_change(self, settings, location, options, message):

@@ -636,6 +636,21 @@ class TestErrand:
         assert dict(slots.owners) == {1: Address("10.0.0.8", 8), 5: Address("10.0.0.8", 8)}
         assert not slots.learn([], self.A)
 
+    def test_one_that_redirects_without_a_name_is_no_guide(self):
+        """Where hostnames are preferred and that of the owner is not known yet."""
+        moved = redis.exceptions.MovedError(f"{slot_of('x')} ?:2")
+        went, answer = self.drive([self.answered(moved), self.slots(self.B), self.answered(b"yes")])
+        assert [to for to, _ in went] == [self.A, went[1][0], self.B]
+        assert went[1][1] == [routing.CLUSTER_SLOTS.packed]
+        assert answer == Answer([b"yes"], 7.0, repeated=False)
+
+    def test_addresses_are_those_that_are_reached_from_here(self):
+        slots = SlotMap([1], [self.A], lambda address: (f"out.{address[0]}", address[1] + 1000))
+        slots.learn([[0, 16383, [b"in", 1, b"id"]]], self.A)
+        assert slots.owners[1] == Address("out.in", 1001)
+        moved = redis.exceptions.MovedError("1 in:2")
+        assert slots.redirected(moved, self.A) == Address("out.in", 1002)
+
     def test_nodes_that_left_are_forgotten(self):
         gone, seed = Address("gone", 1), self.B
         slots = SlotMap([1], [seed])

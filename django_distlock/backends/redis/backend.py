@@ -54,7 +54,7 @@ class RedisBackend(BaseLockBackend):
 
     options: ClassVar[Mapping[str, Any]] = {
         "socket_timeout": 2.0, "socket_connect_timeout": 2.0, "max_connections": 50,
-        "cluster": False, "shards": 64,
+        "cluster": False, "shards": 64, "address_remap": None,
         "sentinels": None, "service_name": None, "sentinel_kwargs": None, "failover_timeout": 30.0,
     }  # fmt: skip
 

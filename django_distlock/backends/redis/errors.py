@@ -251,7 +251,8 @@ def _advice_on_slots(error: Exception, backend: BaseLockBackend) -> str:
         case MovedError() if is_cluster:
             return (
                 "nodes redirect these locks to each other; let every node announce an address that is reached from"
-                " here (cluster-announce-ip, cluster-announce-hostname)."
+                f" here (cluster-announce-ip, cluster-announce-hostname), or set {backend.setting('OPTIONS')}"
+                "['address_remap']."
             )
         case AskError() | TryAgainError() if is_cluster:
             return (

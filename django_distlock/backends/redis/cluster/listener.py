@@ -22,7 +22,7 @@ from ..errors import is_transient
 from ..keys import ClusterKeys
 from ..listener import KINDS, Listener, NoListener
 from ..location import Location
-from .slots import Address, SlotMap, address_of
+from .slots import Address, SlotMap
 from .wire import ClusterWire
 
 logger = logging.getLogger("django_distlock")
@@ -196,7 +196,9 @@ class NodeListener(Listener):
             try:
                 message = connection.read_response(disable_decoding=True)
             except MovedError as error:
-                self._cluster.slots.moved(error.slot_id, address_of(error.host, error.port, self._address))
+                if (owner := self._cluster.slots.redirected(error, self._address)) is None:
+                    raise
+                self._cluster.slots.moved(error.slot_id, owner)
                 awaited -= 1
             except (AskError, ClusterDownError) as error:
                 self._failure = error

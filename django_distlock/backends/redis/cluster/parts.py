@@ -13,7 +13,7 @@ from ..location import Location, read_location
 from ..parts import Parts
 from .checkup import ClusterCheckup
 from .listener import ClusterListener
-from .slots import Address, SlotMap
+from .slots import Address, Remap, SlotMap
 from .wire import AsyncClusterWire, ClusterWire
 
 
@@ -29,12 +29,13 @@ class ClusterLocation(Location):
 
 
 def is_cluster(backend: BaseLockBackend) -> bool:
-    """Raises InvalidLockBackend where OPTIONS["cluster"] is neither True nor False, or "shards" do not fit."""
+    """Raises InvalidLockBackend where OPTIONS["cluster"] is neither True nor False, or others do not fit to it."""
     wanted, options = backend.option["cluster"], backend.setting("OPTIONS")
     if not isinstance(wanted, bool):
         raise InvalidLockBackend(f"{options}['cluster'] is {wanted!r}; it is True for a Cluster, else False.")
-    if not wanted and "shards" in (backend.settings.get("OPTIONS") or {}):
-        raise InvalidLockBackend(f"{options}['shards'] is for a Cluster; set {options}['cluster'] to True, too.")
+    for option in () if wanted else ("shards", "address_remap"):
+        if option in (backend.settings.get("OPTIONS") or {}):
+            raise InvalidLockBackend(f"{options}[{option!r}] is for a Cluster; set {options}['cluster'] to True, too.")
     if wanted and any(
         backend.option[option] is not None for option in ("sentinels", "service_name", "sentinel_kwargs")
     ):
@@ -47,7 +48,7 @@ def cluster_parts(
 ) -> Parts:
     keys = ClusterKeys(read_prefix(backend), _read_shards(backend))
     location, seeds = _read_seeds(backend, timeouts)
-    slots = SlotMap(keys.slots(), seeds)
+    slots = SlotMap(keys.slots(), seeds, _read_remap(backend))
     shared = (location, slots, backend.option["max_connections"], timeouts["socket_timeout"])
     wire = ClusterWire(*shared)
     listener = ClusterListener(wire, slots, keys, location, hand_back, backend.alias)
@@ -63,6 +64,16 @@ def _read_shards(backend: BaseLockBackend) -> int:
             " in all processes."
         )
     return shards
+
+
+def _read_remap(backend: BaseLockBackend) -> Remap | None:
+    remap: Remap | None = backend.option["address_remap"]
+    if remap is not None and not callable(remap):
+        raise InvalidLockBackend(
+            f"{backend.setting('OPTIONS')}['address_remap'] is {remap!r}; it is a function that takes (host, port) as a"
+            " node announces them and returns (host, port) as they are reached from here."
+        )
+    return remap
 
 
 def _read_seeds(backend: BaseLockBackend, timeouts: Mapping[str, float]) -> tuple[Location, list[Address]]:

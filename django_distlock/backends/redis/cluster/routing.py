@@ -27,7 +27,7 @@ from ..commands import Command, pack
 from ..errors import InDoubt, is_answer, is_transient
 from ..keys import slot_of
 from ..wire import Answer
-from .slots import Address, SlotMap, address_of
+from .slots import Address, SlotMap
 
 ASKING = Command(pack("ASKING"))
 CLUSTER_SLOTS = Command(pack("CLUSTER", "SLOTS"))
@@ -92,6 +92,7 @@ class Errand:
         self._time_for_all, self._queues_until = time, queues_until
         self._give_up = clock() + time
         self._is_answered = False
+        self._is_misled = False  # redirected, but not told where to
         self._replies: list[Any] = [None] * len(commands)
         self._sent_at = [0.0] * len(commands)
         self._ask: dict[int, Address] = {}  # where the next attempt of a command goes with ASKING
@@ -174,8 +175,9 @@ class Errand:
             self._replies[number] = failure
 
     def _redirect(self, number: int, reply: AskError, asked: Address) -> None:
-        to = address_of(reply.host, reply.port, asked)
-        if isinstance(reply, MovedError):
+        if (to := self._slots.redirected(reply, asked)) is None:
+            self._is_misled = True
+        elif isinstance(reply, MovedError):
             self._slots.moved(reply.slot_id, to)
         else:
             self._ask[number] = to
@@ -186,8 +188,9 @@ class Errand:
         return is_open and self._commands[number].at is None
 
     def _is_map_wrong(self, left: Sequence[int]) -> bool:
+        misled, self._is_misled = self._is_misled, False
         right = AskError | TryAgainError | MaxConnectionsError
-        return any(not isinstance(self._replies[number], right) for number in left)
+        return misled or any(not isinstance(self._replies[number], right) for number in left)
 
     def _answer(self) -> Answer:
         if all(isinstance(reply, ConnectionError | TimeoutError) for reply in self._replies):

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import random
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
+
+from redis.exceptions import AskError
 
 from ....texts import printable
 from ....tickets import clock
 
-UNKNOWN_HOSTS = {"", "?"}  # a node that does not know its own address, or must not tell it
+NAMELESS = "?"  # a node that is to be told by its hostname, which is not known yet
+UNKNOWN_HOSTS = {"", NAMELESS}  # also one that does not know its own address, or must not tell it
+
+Remap = Callable[[tuple[str, int]], tuple[str, int]]
 
 
 class Address(NamedTuple):
@@ -27,7 +32,9 @@ class SlotMap:
     ``owners`` is replaced, never changed, so that its identity tells whether something new was learned.
     """
 
-    def __init__(self, wanted: Iterable[int], seeds: Sequence[Address]) -> None:
+    def __init__(self, wanted: Iterable[int], seeds: Sequence[Address], remap: Remap | None = None) -> None:
+        """``remap``: from the address that a node tells to the one at which it is reached from here."""
+        self._remap = remap
         self._wanted = sorted(wanted)
         self._seeds = seeds
         self._nodes: tuple[Address, ...] = ()
@@ -66,7 +73,7 @@ class SlotMap:
         owners: dict[int, Address] = {}
         nodes: dict[Address, None] = {}
         for first, last, *replicated in reply:
-            shard = [address_of(_host(node), node[1], asked) for node in replicated]
+            shard = [self._address(_host(node), node[1], asked) for node in replicated]
             nodes |= dict.fromkeys(shard)
             for slot in self._wanted[bisect_left(self._wanted, first) : bisect_right(self._wanted, last)]:
                 owners[slot] = shard[0]
@@ -77,6 +84,16 @@ class SlotMap:
                 self.owners = owners
         return bool(nodes)
 
+    def redirected(self, to: AskError, asked: Address) -> Address | None:
+        """Where to a node redirects; None: it cannot tell. CLUSTER SLOTS does."""
+        return None if to.host == NAMELESS else self._address(to.host, to.port, asked)
+
+    def _address(self, host: bytes | str | None, port: int, asked: Address) -> Address:
+        """As a node told it; a host that is not told is the one that was asked."""
+        name = host.decode() if isinstance(host, bytes) else host or ""
+        address = Address(asked.host if name in UNKNOWN_HOSTS else name, port)
+        return Address(*self._remap((address.host, address.port))) if self._remap else address
+
     def knows(self, address: Address) -> bool:
         return address in self._nodes or address in self._seeds
 
@@ -85,11 +102,5 @@ def _host(node: Sequence[Any]) -> bytes | None:
     """Of one whose hostname is preferred and not known yet, its metadata has the IP address."""
     told = node[3] if len(node) > 3 else ()
     about = told if isinstance(told, Mapping) else dict(zip(told[::2], told[1::2], strict=False))
-    host: bytes | None = about.get(b"ip") if node[0] == b"?" and b"ip" in about else node[0]
+    host: bytes | None = about.get(b"ip") if node[0] == NAMELESS.encode() and b"ip" in about else node[0]
     return host
-
-
-def address_of(host: bytes | str | None, port: int, asked: Address) -> Address:
-    """As a node told it; a host that is not told is the one that was asked."""
-    name = host.decode() if isinstance(host, bytes) else host or ""
-    return Address(asked.host if name in UNKNOWN_HOSTS else name, port)
