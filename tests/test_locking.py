@@ -466,30 +466,32 @@ class TestReentry:
 
 class TestTimes:
     def test_a_lease_is_renewed_while_it_is_held(self):
-        with lock("name", ttl=0.8) as lease:
-            time.sleep(1.6)
+        with lock("name", ttl=2) as lease:
+            first = lease.deadline
+            eventually(lambda: lease.deadline > first)
             lease.ensure_held()
             assert lock("name").locked()
         assert not lock("name").locked()
 
     def test_a_blocked_event_loop_loses_no_lease(self):
         async def main():
-            async with lock("name", ttl=0.8) as lease:
-                time.sleep(1.6)  # noqa: ASYNC251 - a loop that is blocked is the point
+            async with lock("name", ttl=2) as lease:
+                first = lease.deadline
+                eventually(lambda: lease.deadline > first)  # meanwhile the loop is blocked
                 lease.ensure_held()
 
         asyncio.run(main())
 
     def test_without_renewal_the_ttl_is_all_there_is(self, heard, caplog):
-        with pytest.raises(LockLost), lock("name", ttl=0.1, renew=False) as lease:
-            eventually(lambda: lease.state is State.LOST, 2)
+        with pytest.raises(LockLost), lock("name", ttl=0.5, renew=False) as lease:
+            eventually(lambda: lease.state is State.LOST)
             assert lease.remaining == 0
             with pytest.raises(LockLost):
                 lease.ensure_held()
             eventually(lambda: len(heard) == 2)
         name, about = heard[-1]
         assert (name, about["name"], about["lease"], about["reason"]) == ("lock_lost", "name", lease, "its TTL ran out")
-        assert "was lost: its TTL ran out" in caplog.text
+        eventually(lambda: "was lost: its TTL ran out" in caplog.text)
 
     def test_the_local_deadline_comes_before_the_stores(self):
         """S1: the holder stops believing before anybody else can be granted the lock."""
@@ -498,19 +500,19 @@ class TestTimes:
 
     def test_max_hold_ends_renewal_with_a_warning(self, caplog):
         began = time.monotonic()
-        with pytest.raises(LockLost), lock("name", ttl=0.3, max_hold=0.7) as lease:
-            eventually(lambda: lease.state is State.LOST, 5)
+        with pytest.raises(LockLost), lock("name", ttl=1, max_hold=1.5) as lease:
+            eventually(lambda: lease.state is State.LOST)
             took = time.monotonic() - began
-        assert 0.5 < took < 2
-        assert "reaches its max_hold of 0.7 s" in caplog.text
-        eventually(lambda: not lock("name").locked(), 2)
+        assert took > 1.2
+        assert "reaches its max_hold of 1.5 s" in caplog.text
+        eventually(lambda: not lock("name").locked())
 
     def test_min_hold_keeps_the_lock_taken_after_its_release(self):
-        with lock("name", min_hold=0.4):
+        with lock("name", min_hold=1.5):
             pass
         assert lock("name").locked()
         assert lock("name").acquire(blocking=False) is False
-        eventually(lambda: not lock("name").locked(), 3)
+        eventually(lambda: not lock("name").locked())
 
     def test_min_hold_that_has_passed_frees_at_once(self):
         with lock("name", min_hold=0.05):
@@ -534,10 +536,10 @@ class TestTimes:
             assert lease.state is State.LOST
 
     def test_a_lease_that_another_freed_is_told_lost_by_its_renewal(self, caplog):
-        with pytest.raises(LockLost), lock("name", ttl=0.3) as lease:
+        with pytest.raises(LockLost), lock("name", ttl=2) as lease:
             locks["default"].release(lease.ticket)
-            eventually(lambda: lease.state is State.LOST, 2)
-        assert "the store no longer knows it" in caplog.text
+            eventually(lambda: lease.state is State.LOST)
+        eventually(lambda: "the store no longer knows it" in caplog.text)
 
 
 class TestRenewalOnItsWay:
