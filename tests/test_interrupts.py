@@ -12,6 +12,7 @@ from django.db import transaction
 from django_distlock import distributed_lock, lock, locks, waiting
 
 from .interrupts import at_each_point
+from .quorum import spread
 from .tools import PATIENCE, backend_on, eventually, queue_of, renewer_of, ticket
 
 TTL = 2.0
@@ -120,6 +121,19 @@ def test_every_connection_may_be_used_again(kind, request, settings):
     settings.DISTRIBUTED_LOCKS = {"default": {**entry, "OPTIONS": {**entry.get("OPTIONS", {}), "max_connections": 1}}}
     assert held_for_ever(with_a_handle) == {}
     with_a_handle("afterwards")
+
+
+def test_nodes_of_a_quorum_are_connected_to_however_often_that_was_interrupted(redlock_locks):
+    def with_a_handle_over_new_connections(name):
+        redlock_locks.close()
+        with_a_handle(name)
+
+    assert held_for_ever(with_a_handle_over_new_connections, "backends/redlock/nodes.py") == {}
+    nodes = redlock_locks._nodes
+    eventually(lambda: not any(node.is_connecting for node in nodes._nodes))
+    assert nodes._filling == []
+    redlock_locks.close()
+    spread(redlock_locks, ticket("afterwards"))
 
 
 def test_who_stands_behind_in_the_line_is_woken(valkey_locks, settings, monkeypatch):

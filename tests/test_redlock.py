@@ -767,6 +767,54 @@ class TestOpeningConnections:
         with ThreadPoolExecutor(30) as pool:
             assert list(pool.map(hold, range(30))) == [None] * 30
 
+    @pytest.mark.parametrize("is_begun", [False, True], ids=["before it began", "after it began"])
+    def test_an_interrupted_start_of_a_thread_is_not_under_way_for_ever(self, redlock_locks, monkeypatch, is_begun):
+        """As by a time limit that a handler of a signal raises."""
+        start, to_interrupt = threading.Thread.start, {location.text for location in redlock_locks.locations}
+
+        def interrupted(thread):
+            node = thread.name.removeprefix("distlock-connect-")
+            if is_interrupted := node in to_interrupt:
+                to_interrupt.remove(node)
+            if is_begun or not is_interrupted:
+                start(thread)
+            if is_interrupted:
+                raise InterruptedError("time is up")
+
+        monkeypatch.setattr(threading.Thread, "start", interrupted)
+        while to_interrupt:
+            with pytest.raises(InterruptedError):
+                redlock_locks.look(["name"])
+        spread(redlock_locks, ticket())
+
+    @pytest.mark.parametrize("is_begun", [False, True], ids=["before it began", "after it began"])
+    def test_nor_is_that_of_a_task(self, redlock_locks, monkeypatch, is_begun):
+        create, to_interrupt = asyncio.create_task, {location.text for location in redlock_locks.locations}
+
+        def interrupted(coroutine, *, name):
+            node = name.removeprefix("distlock-connect-")
+            if node not in to_interrupt:
+                return create(coroutine, name=name)
+            to_interrupt.remove(node)
+            if is_begun:
+                create(coroutine, name=name)
+            else:
+                coroutine.close()
+            raise InterruptedError("time is up")
+
+        async def main():
+            monkeypatch.setattr(asyncio, "create_task", interrupted)
+            while to_interrupt:
+                with pytest.raises(InterruptedError):
+                    await redlock_locks.alook(["name"])
+            nodes = await redlock_locks._async_nodes.here()
+            until = clock() + PATIENCE
+            while any(node._connection is None for node in nodes._nodes) and clock() < until:
+                await redlock_locks.alook(["name"])
+            assert all(node._connection for node in nodes._nodes)
+
+        asyncio.run(main())
+
     @pytest.fixture
     def refusing(self, quorum, configured, monkeypatch):
         """Three of five nodes refuse connections; how many were tried."""

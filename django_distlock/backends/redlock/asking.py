@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
 from math import inf
 from typing import Any, NamedTuple
@@ -127,13 +128,20 @@ def time_out(asked: Sequence[Asked], patience: float) -> None:
             one.fail(TimeoutError(f"no answer within {patience:g} s"))
 
 
-class Contact:
+class Contact(ABC):
     """What is known of reaching one node, whoever asks."""
 
     failure: Exception | None = None  # why it is not asked just now
-    openings = 0  # connections that are being opened
     connecting_since = 0.0
     _failed_at = -inf
+
+    @property
+    @abstractmethod
+    def openings(self) -> int:
+        """Connections that are being opened.
+
+        Asked of what opens them, because a handler of a signal may raise between any two steps of who begins that.
+        """
 
     @property
     def is_connecting(self) -> bool:
@@ -160,21 +168,8 @@ class Contact:
         """Somebody has to correct something first, such as a password or a certificate."""
         return self.failure is not None and not is_transient(self.failure)
 
-    def begin(self) -> None:
-        self.openings += 1
-        self.connecting_since = clock()
-
-    def succeed(self) -> None:
-        self.openings -= 1
-        self.failure = None
-
     def fail(self, error: Exception) -> None:
-        self.openings -= 1
         self.failure, self._failed_at = error, clock()
-
-    def stop(self) -> None:
-        """Whoever opened the connection was interrupted."""
-        self.openings -= 1
 
 
 class Arrival:

@@ -14,6 +14,7 @@ from redis.exceptions import ConnectionError, MaxConnectionsError
 
 from ... import forks
 from ...exceptions import LockBackendError
+from ...tickets import clock
 from ..permits import permits
 from ..redis.location import Location
 from ..redis.timeouts import exhausted
@@ -27,6 +28,21 @@ class Node(Contact):
     def __init__(self, number: int, location: Location) -> None:
         self.number, self.location = number, location
         self.spare: list[Link] = []
+        self._opening: set[threading.Thread] = set()
+
+    @property
+    def openings(self) -> int:
+        return sum(map(threading.Thread.is_alive, self._opening))
+
+    def open_in(self, thread: threading.Thread) -> None:
+        """Raises RuntimeError where no thread can be started."""
+        self.connecting_since = clock()
+        self._opening = {*filter(threading.Thread.is_alive, self._opening), thread}
+        thread.start()
+
+    def opened(self) -> None:
+        """By this thread, or not."""
+        self._opening.discard(threading.current_thread())
 
 
 class Nodes:
@@ -107,8 +123,8 @@ class Nodes:
     def _fill(self, lineup: Lineup, within: float, persists: bool) -> None:
         arrival = Arrival(self._majority, within, persists=persists)
         with self._changed:
-            self._filling.append(lineup)
             try:
+                self._filling.append(lineup)
                 while missing := self._missing(lineup):
                     ready = len(self._nodes) - len(missing)
                     for node in missing:
@@ -118,7 +134,8 @@ class Nodes:
                         return
                     self._changed.wait(left)
             finally:
-                self._filling.remove(lineup)
+                with suppress(ValueError):  # interrupted before it was added
+                    self._filling.remove(lineup)
 
     def _missing(self, lineup: Lineup) -> list[Node]:
         missing = []
@@ -135,10 +152,9 @@ class Nodes:
         self._is_open = True
         wanted = sum(lineup.links[node.number] is None for lineup in self._filling)
         if node.may_connect(wanted, insist=insist):
-            node.begin()
             name = f"distlock-connect-{node.location.text}"
             try:
-                threading.Thread(target=self._connected, args=(node,), name=name, daemon=True).start()
+                node.open_in(threading.Thread(target=self._connected, args=(node,), name=name, daemon=True))
             except RuntimeError as error:  # no more threads here, or the interpreter exits
                 node.fail(ConnectionError(str(error)))
 
@@ -149,10 +165,11 @@ class Nodes:
         except Exception as error:  # told to whoever asks the node
             failure = error
         with self._changed:
+            node.opened()
             if failure:
                 node.fail(failure)
             else:
-                node.succeed()
+                node.failure = None
                 self._hand_out(node, link)
             self._changed.notify_all()
 

@@ -68,11 +68,17 @@ class AsyncNode(Contact):
     def may_come(self, since: float, *, persists: bool) -> bool:
         return (persists or self._connection is None) and super().may_come(since, persists=persists)
 
+    @property
+    def openings(self) -> int:
+        return int(self.connecting is not None and not self.connecting.done())
+
     def connect(self) -> None:
-        self.begin()
+        self.connecting_since = clock()
         self.connecting = asyncio.create_task(self._connect(), name=f"distlock-connect-{self.location.text}")
 
     async def _connect(self) -> None:
+        if asyncio.current_task() is not self.connecting:
+            return  # who began it was interrupted, and another one begins anew
         connection = None
         try:
             connection = await self.location.aconnected()
@@ -87,12 +93,11 @@ class AsyncNode(Contact):
         except BaseException:
             if connection is not None:
                 await connection.disconnect(nowait=True)
-            self.stop()
             raise
         else:
             self._connection = connection
             self._reader = asyncio.create_task(self._read(connection), name=f"distlock-read-{self.location.text}")
-            self.succeed()
+            self.failure = None
 
     async def _read(self, connection: Any) -> None:
         try:
