@@ -102,18 +102,19 @@ class TestFailoverWhileHeld:
         with lock("before"):
             old = watched.master
         watched.cut_off(old)
-        with heard_losses() as heard, pytest.raises(LockLost), lock("name", ttl=9) as first:
-            old.kill()
-            watched.wait_for_another(old)
-            second = lock("name")
-            assert second.acquire()
-            assert first.state is not State.LOST
-            [info] = locks["default"].look(["name"])
-            assert info.fence > first.fence
-            eventually(lambda: first.state is State.LOST, 9)
-            assert locks["default"].look(["name"]) != [None]  # the second one's is left alone
-            second.release()
-        eventually(lambda: heard == ["name"])
+        with heard_losses() as heard:
+            with pytest.raises(LockLost), lock("name", ttl=9) as first:
+                old.kill()
+                watched.wait_for_another(old)
+                second = lock("name")
+                assert second.acquire()
+                assert first.state is not State.LOST
+                [info] = locks["default"].look(["name"])
+                assert info.fence > first.fence
+                eventually(lambda: first.state is State.LOST, 9)
+                assert locks["default"].look(["name"]) != [None]  # the second one's is left alone
+                second.release()
+            eventually(lambda: heard == ["name"])
 
     def test_numbers_grow_though_the_next_masters_clock_is_behind(self, use, tmp_path):
         """As far as the last one was replicated. Of what was lost it cannot know."""
