@@ -53,7 +53,8 @@ for number in (signal.SIGHUP, signal.SIGINT):
 SLOW = {
     "test_acl", "test_admin_browser", "test_beat", "test_beat_database", "test_beat_stamps", "test_cluster",
     "test_cluster_faults",
-    "test_cpython_suite", "test_database", "test_database_history", "test_docs", "test_example", "test_fleet",
+    "test_cpython_suite", "test_database", "test_database_call_times",
+    "test_database_history", "test_docs", "test_example", "test_fleet",
     "test_handover", "test_hanging_aliases", "test_history", "test_lease_ends", "test_locks_terminal",
     "test_lost_updates", "test_mutants", "test_other_servers", "test_processes", "test_queue", "test_redis_faults",
     "test_redlock", "test_redlock_processes", "test_responses", "test_runlocked", "test_runlocked_terminal",

@@ -10,6 +10,8 @@ import subprocess
 import threading
 import time
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from math import inf
 
 import pytest
 from django.db import connections
@@ -262,21 +264,50 @@ def test_a_pooler_that_is_there_while_its_server_is_not(postgres, postgres_datab
         locks.close()
 
 
-def test_more_tasks_than_threads(postgres, postgres_database, settings, tmp_path_factory):
+@pytest.mark.parametrize(
+    ("within", "call"),
+    [
+        (1.0, lambda name: lock(name, wait=1).aacquire()),
+        (2.0, lambda name: lock(name, wait=None).aacquire()),
+        (2.0, lambda name: lock(name).alocked()),
+    ],
+    ids=["wait 1", "wait None", "locked"],
+)
+def test_more_tasks_than_threads(postgres, postgres_database, settings, tmp_path_factory, within, call):
     """Each ends in its own time, however many others ask a server that does not answer."""
     folder = tmp_path_factory.mktemp("p")
 
     async def main():
-        calls = [Called(1.0, lock(f"name {number}", wait=1).aacquire) for number in range(128)]
+        calls = [Called(within, partial(call, f"name {number}")) for number in range(128)]
         with Stopped(postgres.process):
             await asyncio.wait_for(asyncio.gather(*(call.arun() for call in calls)), 6 * PATIENCE)
         return calls
 
-    with behind_a_proxy(postgres, "postgres", folder, settings, 2.0) as (_, leases), Metronome() as metronome:
+    with behind_a_proxy(postgres, "postgres", folder, settings, 1.0) as (_, leases), Metronome() as metronome:
         leases[0].release()
         calls = asyncio.run(main())
         assert {type(call.answer) for call in calls} <= {LockBackendError, NoReply}
         assert max(call.beyond for call in calls) < 1.0 + GRACE + 2 * metronome.late
+
+
+def test_who_has_no_limit_waits_for_a_thread_while_the_database_answers(sqlite_database, settings):
+    """For longer than others would."""
+    settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": DATABASE, "LOCATION": "locks", "OPTIONS": {"timeout": 0.5}}}
+    calls = locks["default"].calls
+    assert not lock("name").locked()  # the file is there
+
+    def slow(connection):
+        time.sleep(0.2)
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT 1")
+            return cursor.fetchone()
+
+    async def main():
+        asked = [calls.in_thread(calls.run, slow, turn_within=inf) for _ in range(128)]
+        return await asyncio.wait_for(asyncio.gather(*asked), 6 * PATIENCE)
+
+    assert asyncio.run(main()) == [(1,)] * 128
+    locks.close()
 
 
 def test_what_is_given_up_leaves_no_thread_behind(postgres, postgres_database, settings):

@@ -20,7 +20,7 @@ from ...stamps import RunStamp
 from ...tickets import Grant, Holder, LockInfo, Ticket, clock
 from ..base import BaseLockBackend
 from . import rows
-from .calls import Calls
+from .calls import SHORTEST_PATIENCE, Calls
 from .checks import settings_checks
 from .connections import Pool, address
 from .errors import NoReply, explain
@@ -37,7 +37,6 @@ logger = logging.getLogger("django_distlock")
 
 R = TypeVar("R")
 
-SHORTEST_PATIENCE = 0.5  # seconds that even an attempt without a wait gives the server
 STEP = 500  # rows per statement
 
 

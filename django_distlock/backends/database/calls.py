@@ -27,6 +27,7 @@ R = TypeVar("R")
 
 ASYNC_THREADS = 16  # that do what event loops ask for; a task that waits for its turn takes none
 
+SHORTEST_PATIENCE = 0.5  # seconds that a call gives the server, however little time is left to its caller
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.001, 0.05  # seconds before a statement is repeated that the database has undone
 
 # Of drivers, of the system, and of settings that they cannot use.
@@ -49,6 +50,8 @@ class Calls:
     def _begin(self) -> None:
         self._guard = threading.RLock()
         self._threads: ThreadPoolExecutor | None = None
+        self._of_thread = threading.local()
+        self._answered_at = 0.0  # by the database, whoever asked
 
     def run(self, work: Callable[[Any], R], within: float | None = None) -> R:
         return self.run_repeatedly(work, within)[0]
@@ -59,6 +62,8 @@ class Calls:
         Raises LockBackendError; NoReply when the work may have been done although nothing was heard of it.
         """
         pid, seconds = os.getpid(), self._timeout if within is None else min(self._timeout, within)
+        if (ends := vars(self._of_thread).pop("ends", None)) is not None:  # of the first request of a call alone
+            seconds = min(seconds, max(SHORTEST_PATIENCE, (ends - clock()) / 2))
         deadline = clock() + 2 * seconds
         try:
             return self._done(work, seconds, deadline), False
@@ -85,7 +90,9 @@ class Calls:
             with self._pool.connection(seconds, deadline) as connection:
                 is_open = True
                 try:
-                    return _past_collisions(partial(work, connection), clock() + seconds / 2)
+                    done = _past_collisions(partial(work, connection), clock() + seconds / 2)
+                    self._answered_at = clock()
+                    return done
                 except (OperationalError, InterfaceError, ProgrammingError) as error:
                     if is_of_another_session(error):
                         self._pool.prepares = False
@@ -106,14 +113,16 @@ class Calls:
         """Not in the loop's own threads, which a program may have given to something else.
 
         Raises LockBackendError if none of the threads is free in time: ``turn_within`` seconds, by default those in
-        which a call is done.
+        which a call is done; the time that it waits for a thread counts for its first request. ``inf``: in time as long
+        as the database answers others.
         """
-        seconds = 2 * self._timeout if turn_within is None else turn_within
+        whole = 2 * self._timeout
+        seconds = whole if turn_within is None or turn_within == inf else turn_within
         with self._guard:
             if self._threads is None:
                 self._threads = ThreadPoolExecutor(ASYNC_THREADS, thread_name_prefix=f"distlock-async-{self._name}")
             try:
-                future = self._threads.submit(call, *arguments)
+                future = self._threads.submit(self._here, clock(), turn_within, call, *arguments)
             except RuntimeError as error:  # it may be done all the same, by a thread that was there already
                 raise NoReply(
                     f"The database of the locks {self._name!r} cannot be asked for tasks, because there are too many"
@@ -121,7 +130,9 @@ class Calls:
                 ) from error
         outcome = asyncio.wrap_future(future)
         try:
-            await asyncio.wait([outcome], timeout=None if seconds == inf else seconds)
+            await asyncio.wait([outcome], timeout=seconds)
+            while turn_within == inf and not outcome.done() and clock() - self._answered_at < seconds:
+                await asyncio.wait([outcome], timeout=seconds)
         except asyncio.CancelledError:
             outcome.cancel()  # unless a thread is at it
             raise
@@ -132,6 +143,15 @@ class Calls:
                 " or too many tasks ask for locks at once."
             )
         return await outcome
+
+    def _here(self, asked_at: float, turn_within: float | None, call: Callable[..., R], *arguments: Any) -> R:
+        """The call, in a thread."""
+        if turn_within is None or (turn_within == inf and self._answered_at < asked_at):
+            self._of_thread.ends = asked_at + 2 * self._timeout
+        try:
+            return call(*arguments)
+        finally:
+            self._of_thread.ends = None
 
     def close(self) -> None:
         """Calls that come later open anew what they need."""

@@ -33,6 +33,7 @@ MAX_IDLE = 8  # connections kept after a rush
 PREPARE_AFTER = 5  # executions of a statement on one connection; half of its time is parsing and planning
 LEAST = 0.5  # seconds for an answer, however long it took to connect
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.02, 0.25  # seconds before a server is tried again that took no connection
+SHARE = 0.04  # of the time that a server is away: what attempts to connect may take of a processor
 IDLE = 20.0  # seconds after which a connection that nobody used is closed
 
 Wrapper = Any  # django.db.backends.base.base.BaseDatabaseWrapper, whose attributes are not typed
@@ -62,6 +63,7 @@ class Pool:
         self._watchdog = Watchdog(name)
         self.prepares = True  # statements, where a session is ours alone
         self.is_direct = True  # no pooler was in between when a connection was opened last
+        self._cpu = 0.0  # seconds of the processor that the last attempt to connect took
         self.closes_with_it: Callable[[], None] = lambda: None
         _pools.add(self)
 
@@ -81,7 +83,10 @@ class Pool:
             deadline = clock() + 2 * seconds if deadline is None else deadline
             wrapper = self._take(deadline)
             try:
-                with self.watching(wrapper, min(seconds, max(LEAST, deadline - clock()))):
+                allowed = min(seconds, max(LEAST, deadline - clock()))
+                if self.file is not None:
+                    wrapper.connection.execute(f"PRAGMA busy_timeout = {ceil(1000 * allowed)}")
+                with self.watching(wrapper, allowed):
                     yield wrapper
             except BaseException:
                 _close(wrapper)
@@ -95,36 +100,39 @@ class Pool:
     def open_until(self, deadline: float) -> Wrapper:
         """As ``open()``. Raises OperationalError if there is none at the ``deadline``, on ``clock()``."""
         if self.file is not None:
-            return self.open()
+            return self.open(min(self.timeout, max(LEAST, (deadline - clock()) / 2)))
         return open_within(deadline - clock(), self.open, self.close, f"distlock-connecting-{self.alias}")
 
-    def open(self) -> Wrapper:
-        """A new one, which the caller closes with ``close()``."""
+    def open(self, timeout: float | None = None) -> Wrapper:
+        """A new one, which the caller closes with ``close()``; ``timeout``: seconds for an answer meanwhile."""
+        timeout = self.timeout if timeout is None else timeout
         if self.file in _lost_files:
             raise final(
                 f"This process was forked while a lock in {self.file} was asked for, and so cannot lock in that file:"
                 " SQLite takes the locks of the parent for its own. Fork where no other thread asks for locks, or"
                 " start another program in the child. uWSGI forks so with its defaults: start it with --lazy-apps."
             )
-        settings = own_settings(self.alias, self.timeout, self.file)
+        settings = own_settings(self.alias, timeout, self.file)
         wrapper = own_class(settings["ENGINE"])(settings, self.alias)
         wrapper.watched = partial(self.watching, seconds=self.timeout)
         wrapper.inc_thread_sharing()
         wrapper.queries_log = deque(maxlen=0)  # with DEBUG; only those of Django's own connections are ever reset
         _open.add(wrapper)
+        began = time.thread_time()
         try:
             if self.file is not None:
                 make_file(self.file)
             wrapper.ensure_connection()
             if wrapper.vendor == "sqlite":
                 with wrapper.wrap_database_errors:
-                    prepare_file(wrapper, self.timeout)
+                    prepare_file(wrapper, timeout)
             elif wrapper.vendor == "postgresql":
                 with wrapper.watched(wrapper):
                     self.is_direct = _set_up_session(wrapper)
                 if is_psycopg3(wrapper) and not (self.is_direct and self.prepares):
                     wrapper.connection.prepare_threshold = None
         except BaseException:
+            self._cpu = time.thread_time() - began
             _close(wrapper)
             raise
         return wrapper
@@ -167,9 +175,11 @@ class Pool:
             try:
                 return self.open_until(deadline)
             except (OperationalError, InterfaceError) as error:
-                if self.file is not None or is_final(error) or clock() + pause >= deadline:
+                # PyMySQL reads all certificates of the system before it connects.
+                rest = max(pause, self._cpu / SHARE)
+                if self.file is not None or is_final(error) or clock() + rest >= deadline:
                     raise
-            time.sleep(pause * random.uniform(0.7, 1))
+            time.sleep(rest * random.uniform(0.7, 1))
             pause = min(LONGEST_PAUSE, 2 * pause)
 
     def _fit_one(self, deadline: float) -> Wrapper | None:
