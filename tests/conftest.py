@@ -148,8 +148,9 @@ def mariadb_database(mariadb: MariaDB, django_db_blocker: Any) -> Iterator[dict[
 def database_locks(settings: Any) -> Iterator[DatabaseBackend]:
     settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": DATABASE, "LOCATION": "locks"}}
     backend = locks["default"]
+    renewer = renewer_of(backend)  # a test may set up others since
     yield backend
-    eventually(lambda: not renewer_of(backend).is_cleaning)
+    eventually(lambda: not renewer.is_cleaning)
     locks.close()
 
 
@@ -263,10 +264,11 @@ def proxied(proxy: Proxy, settings: Any) -> Iterator[RedisBackend]:
         }
     }
     backend = locks["default"]
+    renewer = renewer_of(backend)  # a test may set up others since
     yield backend
     proxy.hang = False
     proxy.accept()
-    eventually(lambda: not renewer_of(backend).is_cleaning)
+    eventually(lambda: not renewer.is_cleaning)
     locks.close()
 
 
