@@ -155,7 +155,7 @@ def _fastest(get: Callable[[Mapping[str, str]], None], query: Mapping[str, str],
 def _hold(count: int) -> None:
     """As many locks, each taken as a request of one of twenty machines takes it."""
     from django_distlock import locks
-    from django_distlock.tickets import Holder, Ticket
+    from django_distlock.types import Holder, Ticket
 
     backend: Any = locks["default"]
     for numbers in _portions(count):

@@ -19,7 +19,7 @@ from .handover import AdoptedLease, aadopt, adopt
 from .leases import Lease, State
 from .locking import Lock, lock
 from .responses import respond
-from .tickets import Holder, LockInfo
+from .types import Holder, LockInfo
 
 __version__ = "0.1.0"
 

@@ -26,7 +26,7 @@ from .inventory import Lease, force_release, held_for, holding_nodes, in_words, 
 from .models import BeatRun, HeldLock
 from .pages import BackendFilter, CountedFilter, SnapshotAdmin, inventory_of
 from .snapshots import BeatRuns, HeldLocks
-from .texts import printable
+from .utils.text import printable
 
 logger = logging.getLogger("django_distlock")
 

@@ -17,7 +17,8 @@ from .exceptions import LockNotAcquired, LockReentry, LockTimeout
 from .handlers import locks
 from .leases import Lease
 from .options import Options
-from .tickets import Holder, LockInfo, Ticket, clock, current_execution
+from .types import Holder, LockInfo, Ticket, current_execution
+from .utils.clock import clock
 
 SHORTEST_LOOK = 1.0  # seconds for an answer that a thread has at once, unless it is busy
 

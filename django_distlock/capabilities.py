@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .backends.base import BaseLockBackend
-from .findings import Finding, Level
+from .types import Finding, Level
 
 CAPABILITIES = {
     "supports_exclusion": "locks exclude",

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from .backends.base import BaseLockBackend
 from .exceptions import LockBackendError
-from .tickets import Ticket, clock
-from .workers import RETRY, Worker
+from .types import Ticket
+from .utils.clock import clock
+from .utils.threads import RETRY, Worker
 
 logger = logging.getLogger("django_distlock")
 

@@ -10,7 +10,7 @@ from django.core import signing
 from django.views.decorators.debug import sensitive_variables
 
 from .exceptions import LockLost, LockNotHeld
-from .terms import Terms
+from .options import Terms
 
 SALT = "django_distlock.handover"
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from .leases import Lease, State
-from .tickets import current_execution
+from .types import current_execution
 
 
 @dataclass(slots=True, eq=False)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from django.core.exceptions import ImproperlyConfigured
 
 if TYPE_CHECKING:
-    from .tickets import Holder
+    from .types import Holder
 
 
 class LockError(Exception):
@@ -78,3 +79,29 @@ class LockBackendDoesNotExist(InvalidLockBackend, KeyError):
     """No backend of that alias in the setting ``DISTRIBUTED_LOCKS``."""
 
     __str__ = Exception.__str__  # KeyError would show the repr of the message
+
+
+class RunRefused(LockBackendError):
+    """The store answers, but gives this run to nobody here. Other runs may be given."""
+
+
+class UnreadableStamp(RunRefused):
+    """What the store keeps of one entry is no stamp."""
+
+    def __init__(self, place: str, remedy: str = "") -> None:
+        """``place``: where it is; ``remedy``: what else may be done than to delete it."""
+        super().__init__(
+            f"{place} holds something that is no run of beat, or a run of more than a day after now"
+            f" ({datetime.now(UTC):%Y-%m-%d %H:%M} UTC by the clock of this host). Correct that clock if it is wrong."
+            f" Only if it is right, delete what is there{remedy}."
+        )
+
+
+class ClockIsAhead(RunRefused):
+    """By so many seconds, which are more than is allowed."""
+
+    def __init__(self, seconds: float, most: float) -> None:
+        super().__init__(
+            f"The clock of this host is {seconds:.1f} s ahead of the clock of the store; beats may be {most:g} s ahead."
+            " Set the clocks by NTP."
+        )

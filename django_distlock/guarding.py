@@ -16,7 +16,7 @@ from .exceptions import LockBackendError, LockNotAcquired, UnusableLockName
 from .leases import Lease
 from .locking import Lock
 from .options import Options
-from .tickets import shown
+from .types import shown
 
 logger = logging.getLogger("django_distlock")
 

@@ -15,14 +15,14 @@ from django.conf import settings
 from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
-from . import forks
 from .backends.base import BaseLockBackend
 from .exceptions import InvalidLockBackend, LockBackendDoesNotExist
 from .leases import Lease
 from .lines import Lines
 from .renewal import Renewer
-from .texts import quoted
-from .workers import end_all
+from .utils import fork
+from .utils.text import quoted
+from .utils.threads import end_all
 
 SETTING = "DISTRIBUTED_LOCKS"
 DEFAULT_ALIAS = "default"
@@ -49,7 +49,7 @@ class LockBackends:
         self._inherited: list[Mapping[str, Service]] = []
         self._renewers: WeakSet[Renewer] = WeakSet()  # also of aliases that the settings name no more
         self._reset()
-        forks.in_child(self._begin_anew)
+        fork.in_child(self._begin_anew)
 
     def _reset(self) -> None:
         self._building = threading.RLock()  # a signal handler may ask for a lock while this very thread is inside
@@ -75,7 +75,7 @@ class LockBackends:
 
     def service(self, alias: str) -> Service:
         """For the package itself: what serves the locks of that alias."""
-        forks.notice()
+        fork.notice()
         if service := self._services.get(alias):
             return service
         with self._building:
@@ -128,7 +128,7 @@ class LockBackends:
 
     def release_all(self) -> None:
         """The process exits: free what nobody works under any more."""
-        forks.notice()
+        fork.notice()
         for renewer in list(self._renewers):
             renewer.release_all()
 

@@ -20,9 +20,9 @@ from .handlers import locks
 from .leases import Lease
 from .locking import Lock, refuse_in_a_loop
 from .names import own_name
-from .options import Options
-from .terms import Terms
-from .tickets import Grant, Holder, LockInfo, Ticket, clock, current_execution, safe_deadline
+from .options import Options, Terms
+from .types import Grant, Holder, LockInfo, Ticket, current_execution
+from .utils.clock import clock, safe_deadline
 
 CLOCKS_DIFFER = 300.0  # seconds at most between the wall clocks of two hosts
 

@@ -14,14 +14,15 @@ from urllib.parse import quote, unquote
 from django.core.exceptions import ImproperlyConfigured
 
 from . import signals
-from .abreast import ask_abreast
 from .backends.base import FORCED, BaseLockBackend
 from .exceptions import LockBackendError
 from .handlers import SETTING, locks
 from .names import OWN
 from .runs import RunInfo, recorded_runs
-from .texts import printable
-from .tickets import Holder, LockInfo, Ticket, clock
+from .types import Holder, LockInfo, Ticket
+from .utils.clock import clock
+from .utils.parallel import ask_abreast
+from .utils.text import printable
 
 logger = logging.getLogger("django_distlock")
 

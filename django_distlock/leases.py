@@ -19,8 +19,9 @@ from weakref import ref
 from . import signals
 from .detached import Detached
 from .exceptions import LockBackendError, LockError, LockLost, LockNotHeld
-from .terms import SHORTEST_TTL, Terms, check_ttl
-from .tickets import Grant, Holder, Ticket, clock, new_token, safe_deadline
+from .options import SHORTEST_TTL, Terms, check_ttl
+from .types import Grant, Holder, Ticket, new_token
+from .utils.clock import clock, safe_deadline
 
 if TYPE_CHECKING:
     from django.dispatch import Signal

@@ -8,8 +8,8 @@ from typing import Any, ClassVar, Self
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from .texts import printable
-from .tickets import LockInfo
+from .types import LockInfo
+from .utils.text import printable
 
 LONGEST_KEY = 1000  # bytes, for two hundred characters, a hash and a prefix
 

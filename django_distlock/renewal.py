@@ -16,8 +16,9 @@ from .cleaning import PROMPT, Cleaner
 from .exceptions import LockBackendError
 from .leases import Lease, State
 from .lines import Lines
-from .tickets import Ticket, clock
-from .workers import RETRY, Worker
+from .types import Ticket
+from .utils.clock import clock
+from .utils.threads import RETRY, Worker
 
 logger = logging.getLogger("django_distlock")
 

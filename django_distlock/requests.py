@@ -10,7 +10,7 @@ from typing import Any
 
 from django.http import HttpRequest
 
-from .tickets import shown
+from .types import shown
 
 
 def request_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

@@ -16,11 +16,11 @@ from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 
 from .backends.base import BaseLockBackend
+from .exceptions import RunRefused, UnreadableStamp
 from .handlers import DEFAULT_ALIAS, locks
 from .names import LONGEST_ACCEPTED, stored_name
-from .stamps import RunRefused, RunStamp, UnreadableStamp
-from .texts import quoted
-from .tickets import new_token
+from .types import RunStamp, new_token
+from .utils.text import quoted
 
 SETTING = "DISTRIBUTED_LOCKS_BEAT"
 KEYS = ("ALIAS", "PREFIX")

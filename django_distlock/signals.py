@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 from django.dispatch import Signal
 
-from . import forks
-from .workers import Worker
+from .utils import fork
+from .utils.threads import Worker
 
 lock_acquired = Signal()
 lock_busy = Signal()
@@ -62,4 +62,4 @@ def _tell() -> None:
 
 _untold: deque[News] = deque()
 _teller = Worker("distlock-signals", _tell)
-forks.in_child(_untold.clear)  # what its parent has to tell, the parent tells
+fork.in_child(_untold.clear)  # what its parent has to tell, the parent tells

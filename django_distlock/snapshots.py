@@ -14,8 +14,8 @@ from django.utils.text import capfirst
 from .inventory import Inventory, Key, Lease
 from .models import BeatRun, HeldLock
 from .runs import RunInfo
-from .texts import printable
-from .tickets import Holder
+from .types import Holder
+from .utils.text import printable
 
 
 class _Query:

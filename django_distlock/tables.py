@@ -5,7 +5,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Sequence
 
-from .texts import printable
+from .utils.text import printable
 
 GAP = "  "
 NARROWEST = 8  # columns to which a column of a table may shrink

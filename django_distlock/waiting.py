@@ -9,7 +9,8 @@ from typing import Any, NamedTuple, cast
 
 from .exceptions import LockBackendError
 from .handlers import Service
-from .tickets import Grant, LockInfo, Ticket, clock, safe_deadline
+from .types import Grant, LockInfo, Ticket
+from .utils.clock import clock, safe_deadline
 
 logger = logging.getLogger("django_distlock")
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from django.core.management import call_command
 
 from django_distlock import locks
-from django_distlock.tickets import LockInfo
+from django_distlock.types import LockInfo
 
 from . import beats, buyers
 from .server import ROOT, hidden_from_ctrl_c, open_shop, stop

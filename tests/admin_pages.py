@@ -9,7 +9,7 @@ from django.contrib.auth.models import Permission, User
 from django.test import Client
 
 from django_distlock.backends.base import BaseLockBackend
-from django_distlock.tickets import Holder, Ticket
+from django_distlock.types import Holder, Ticket
 
 PROCESSORS = [
     "django.template.context_processors.request",

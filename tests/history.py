@@ -20,7 +20,8 @@ from typing import Any
 from django_distlock import signals
 from django_distlock.backends.redis import RedisBackend
 from django_distlock.leases import Lease
-from django_distlock.tickets import Grant, LockInfo, Ticket, clock
+from django_distlock.types import Grant, LockInfo, Ticket
+from django_distlock.utils.clock import clock
 
 SETTLING = 4.0  # seconds a disturbed waiter needs to be back at its place: a grant it did not take, a look, some slack
 EVERYBODY = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from django_distlock.backends.database import DatabaseBackend
-from django_distlock.tickets import Grant, LockInfo, Ticket
+from django_distlock.types import Grant, LockInfo, Ticket
 
 from .history import RecordingBackend
 

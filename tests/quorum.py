@@ -11,7 +11,7 @@ from typing import Any
 
 import redis
 
-from django_distlock.tickets import Grant, Ticket
+from django_distlock.types import Grant, Ticket
 from example_project.valkey import Valkey
 
 from .tools import eventually

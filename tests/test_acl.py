@@ -13,9 +13,7 @@ from django_redis.pool import ConnectionFactory
 
 from django_distlock import LockBackendError, lock, locks
 from django_distlock.backends.base import FORCED
-from django_distlock.findings import Level
-from django_distlock.stamps import RunStamp
-from django_distlock.tickets import Grant, LockInfo
+from django_distlock.types import Grant, Level, LockInfo, RunStamp
 from example_project.valkey import Valkey, binary
 
 from . import servers

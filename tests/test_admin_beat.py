@@ -15,8 +15,8 @@ from django_distlock import locks
 from django_distlock.inventory import Key
 from django_distlock.models import BeatRun
 from django_distlock.runs import Ledger
-from django_distlock.stamps import RunStamp
-from django_distlock.texts import printable
+from django_distlock.types import RunStamp
+from django_distlock.utils.text import printable
 
 from .admin_pages import login, said
 from .conftest import LOCMEM, REDIS

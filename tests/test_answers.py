@@ -22,15 +22,7 @@ from rest_framework.routers import SimpleRouter
 from rest_framework.views import APIView
 from rest_framework.viewsets import ViewSet
 
-from django_distlock import (
-    InvalidLockName,
-    LockBackendError,
-    LockNotAcquired,
-    distributed_lock,
-    lock,
-    locks,
-    respond,
-)
+from django_distlock import InvalidLockName, LockBackendError, LockNotAcquired, distributed_lock, lock, locks, respond
 from django_distlock.middleware import LockMiddleware
 
 from .test_decorators import must_not_run as nothing

@@ -9,16 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from asgiref.sync import async_to_sync, sync_to_async
 
-from django_distlock import (
-    InvalidLockName,
-    LockLost,
-    LockNotHeld,
-    aadopt,
-    adopt,
-    assert_locked,
-    distributed_lock,
-    lock,
-)
+from django_distlock import InvalidLockName, LockLost, LockNotHeld, aadopt, adopt, assert_locked, distributed_lock, lock
 from django_distlock.testing import assume_locked, held_elsewhere, lose
 
 pytestmark = pytest.mark.usefixtures("backend")

@@ -21,8 +21,7 @@ from django_distlock.backends.redis.cluster import listener as listening
 from django_distlock.backends.redis.cluster.slots import Address
 from django_distlock.backends.redis.keys import ClusterKeys, slot_of
 from django_distlock.exceptions import InvalidLockBackend
-from django_distlock.findings import Level
-from django_distlock.tickets import Grant
+from django_distlock.types import Grant, Level
 
 from . import servers
 from .admin_pages import hold

@@ -21,7 +21,7 @@ from django_distlock.backends.redis.commands import Command, pack
 from django_distlock.backends.redis.errors import InDoubt
 from django_distlock.backends.redis.keys import slot_of
 from django_distlock.backends.redis.wire import Answer
-from django_distlock.tickets import Grant
+from django_distlock.types import Grant
 from example_project.valkey import binary
 
 from .cluster import Node

@@ -27,7 +27,8 @@ from django_distlock.backends.database.looks import Looks
 from django_distlock.backends.database.rows import Request
 from django_distlock.backends.database.statements import Turn
 from django_distlock.models import DatabaseLock
-from django_distlock.tickets import Grant, clock
+from django_distlock.types import Grant
+from django_distlock.utils.clock import clock
 
 from .conftest import DATABASE, missing
 from .databases import ALIAS, known_database

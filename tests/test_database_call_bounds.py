@@ -18,7 +18,7 @@ from django.db import connections
 
 from django_distlock import LockBackendError, lock, locks
 from django_distlock.backends.database.errors import NoReply
-from django_distlock.findings import Level
+from django_distlock.types import Level
 
 from .conftest import DATABASE, missing
 from .databases import known_database

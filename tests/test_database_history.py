@@ -15,7 +15,7 @@ from django.db import connections
 from django_distlock import lock, locks
 from django_distlock.backends.database.rows import ALIVE
 from django_distlock.models import DatabaseLock
-from django_distlock.tickets import clock
+from django_distlock.utils.clock import clock
 
 from .accidents import Accidents
 from .databases import ALIAS

@@ -10,7 +10,7 @@ import pytest
 from django.db import connections
 
 from django_distlock import LockBackendError, locks
-from django_distlock.tickets import Grant
+from django_distlock.types import Grant
 
 from .conftest import DATABASE, missing
 from .databases import ALIAS, known_database

@@ -10,7 +10,7 @@ import pytest
 
 from django_distlock.backends.database import rows
 from django_distlock.backends.database.rows import ALIVE, CLAIMED, FREE, HELD, RESTING, Request, Row, Waiter
-from django_distlock.tickets import new_token
+from django_distlock.types import new_token
 
 SECOND = 1_000_000
 KEY = b"lock:name"

@@ -16,7 +16,7 @@ import pytest
 
 from django_distlock.backends.base import DEFAULTS, KEYS
 from django_distlock.backends.redis import RedisBackend
-from django_distlock.terms import Terms
+from django_distlock.options import Terms
 
 from .tools import eventually
 

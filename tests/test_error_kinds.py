@@ -34,7 +34,8 @@ from django_distlock.backends.redis.errors import (
 )
 from django_distlock.backends.redis.keys import ClusterKeys, slot_of
 from django_distlock.testing.tools import WAYS, calling
-from django_distlock.tickets import Grant, clock
+from django_distlock.types import Grant
+from django_distlock.utils.clock import clock
 
 from .conftest import REDIS, REDLOCK
 from .scripted import SERVICE, Scripted

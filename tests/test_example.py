@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from django_distlock.tickets import new_token
+from django_distlock.types import new_token
 from example_project.beats import Watch, complaints, table
 
 from .conftest import missing

@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from django_distlock import lock, locks
-from django_distlock.tickets import Grant
+from django_distlock.types import Grant
 
 from .conftest import REDIS
 from .proxy import Proxy

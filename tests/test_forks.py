@@ -11,7 +11,7 @@ import time
 import pytest
 
 from django_distlock import State, lock, locks
-from django_distlock.tickets import Ticket, new_token
+from django_distlock.types import Ticket, new_token
 
 from .programs import FORKS, heard, in_a_fork
 from .tools import PATIENCE, eventually, ticket

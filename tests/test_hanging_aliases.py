@@ -17,8 +17,8 @@ from django.db import connections
 from django.utils import translation
 
 from django_distlock import locks
-from django_distlock.abreast import ask_abreast
 from django_distlock.backends.locmem import LocMemBackend
+from django_distlock.utils.parallel import ask_abreast
 
 from .admin_pages import hold, said
 from .conftest import DATABASE, LOCMEM, REDIS
@@ -176,7 +176,7 @@ ASKING = """
 import time
 from django.conf import settings
 settings.configure()
-from django_distlock.abreast import ask_abreast
+from django_distlock.utils.parallel import ask_abreast
 print("asks", flush=True)
 ask_abreast({number: lambda: time.sleep(600) for number in range(2)})
 """

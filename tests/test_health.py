@@ -8,8 +8,8 @@ import redis
 from django_distlock import locks
 from django_distlock.backends.redis import health
 from django_distlock.backends.redis.location import read_location
-from django_distlock.findings import Level
-from django_distlock.terms import Terms
+from django_distlock.options import Terms
+from django_distlock.types import Level
 from example_project.valkey import Valkey
 
 from .conftest import REDIS

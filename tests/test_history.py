@@ -11,7 +11,8 @@ import pytest
 
 from django_distlock import lock, locks
 from django_distlock import signals as lock_signals
-from django_distlock.tickets import Grant, clock, new_token
+from django_distlock.types import Grant, new_token
+from django_distlock.utils.clock import clock
 
 from .history import (
     EVERYBODY,

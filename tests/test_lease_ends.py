@@ -9,7 +9,7 @@ import pytest
 
 from django_distlock import lock, locks, waiting
 from django_distlock.backends.database import quick, rows, statements
-from django_distlock.tickets import Grant
+from django_distlock.types import Grant
 
 from .conftest import DATABASE, REDIS
 from .tools import PATIENCE, backend_on, eventually, ticket

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from django_distlock import lock, locks
-from django_distlock.tickets import Grant
+from django_distlock.types import Grant
 
 from .tools import PATIENCE, aeventually, backend_on, eventually, queue_of, ticket
 

@@ -25,7 +25,7 @@ from django_distlock import (
     locks,
 )
 from django_distlock import signals as lock_signals
-from django_distlock.tickets import Grant, current_execution
+from django_distlock.types import Grant, current_execution
 
 from .tools import backend_on, eventually, renewer_of, ticket
 

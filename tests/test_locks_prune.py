@@ -12,7 +12,7 @@ from django.db import connections
 from django_distlock import locks
 from django_distlock.backends.database import backend as backend_module
 from django_distlock.models import DatabaseLock
-from django_distlock.stamps import RunStamp
+from django_distlock.types import RunStamp
 
 from .conftest import DATABASE, LOCMEM, REDIS
 from .databases import ALIAS

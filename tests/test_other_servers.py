@@ -10,8 +10,8 @@ import pytest
 import redis
 
 from django_distlock import LockBackendError, LockLost, State, lock, locks
-from django_distlock.findings import Level
 from django_distlock.testing.contract import LockBackendContract, RunsContract
+from django_distlock.types import Level
 from example_project.valkey import Valkey
 
 from . import servers

@@ -23,8 +23,8 @@ from django_distlock.backends.redis.cluster.slots import Address
 from django_distlock.backends.redis.errors import explain
 from django_distlock.backends.redis.sentinels import Master
 from django_distlock.inventory import force_release
-from django_distlock.texts import bounded, printable
-from django_distlock.tickets import Holder
+from django_distlock.types import Holder
+from django_distlock.utils.text import bounded, printable
 
 from .admin_pages import hold
 

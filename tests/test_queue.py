@@ -25,7 +25,8 @@ import redis
 from django_distlock import LockBackendError, LockLost, State, adopt, lines, lock, locks, waiting
 from django_distlock.backends.redis import listener as listening
 from django_distlock.backends.redis.backend import GRANT_TTL, RELEASE, RedisBackend
-from django_distlock.tickets import Grant, Ticket, clock
+from django_distlock.types import Grant, Ticket
+from django_distlock.utils.clock import clock
 
 from . import proxy as proxies
 from .accidents import Accidents

@@ -15,7 +15,8 @@ import redis
 from django_distlock import LockBackendError, LockLost, State, lock, locks
 from django_distlock.backends.redis import RedisBackend, listener
 from django_distlock.backends.redis.backend import ACQUIRE, RELEASE, RENEW
-from django_distlock.tickets import Grant, LockInfo, safe_deadline
+from django_distlock.types import Grant, LockInfo
+from django_distlock.utils.clock import safe_deadline
 
 from .tools import eventually, ticket
 
@@ -383,7 +384,7 @@ class TestRenewalAndLoss:
             assert valkey_locks.look(["name"])[0].token == lease.token
 
     def test_the_deadline_counts_from_before_the_request(self, valkey_locks):
-        from django_distlock.tickets import clock
+        from django_distlock.utils.clock import clock
 
         before = clock()
         with lock("name", ttl=10) as lease:

@@ -23,8 +23,8 @@ from django_distlock.backends.redlock.lineup import Selection
 from django_distlock.backends.redlock.nodes import Nodes
 from django_distlock.backends.redlock.quorum import Tally, fence_of, is_known
 from django_distlock.exceptions import InvalidLockBackend
-from django_distlock.findings import Level
-from django_distlock.tickets import Grant, LockInfo, clock, new_token
+from django_distlock.types import Grant, Level, LockInfo, new_token
+from django_distlock.utils.clock import clock
 
 from .quorum import Quorum, spread
 from .scripted import Scripted

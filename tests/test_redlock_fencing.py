@@ -16,7 +16,7 @@ from django_distlock import LockBackendError
 from django_distlock.backends.redlock import rounds as rounds_module
 from django_distlock.backends.redlock.asking import LOADS, NOT_ASKED, Asked
 from django_distlock.backends.redlock.rounds import Faded, Rounds
-from django_distlock.tickets import Grant, LockInfo
+from django_distlock.types import Grant, LockInfo
 
 from .tools import ticket
 

@@ -11,7 +11,8 @@ from contextlib import ExitStack
 import pytest
 
 from django_distlock import State, lock, locks
-from django_distlock.tickets import Grant, LockInfo, clock
+from django_distlock.types import Grant, LockInfo
+from django_distlock.utils.clock import clock
 
 from .history import Event, faults, read
 from .quorum import Quorum

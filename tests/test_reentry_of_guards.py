@@ -10,7 +10,7 @@ import pytest
 from django_distlock import distributed_lock, lock, locks
 from django_distlock.backends import locmem
 from django_distlock.backends.database import files
-from django_distlock.tickets import Grant, LockInfo
+from django_distlock.types import Grant, LockInfo
 
 from .tools import PATIENCE, backend_on, queue_of, renewer_of, ticket
 

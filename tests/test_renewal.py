@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from django_distlock import LockBackendError, lock, renewal
-from django_distlock.tickets import clock
+from django_distlock.utils.clock import clock
 
 from .tools import renewer_of
 

@@ -13,7 +13,7 @@ from django.test import Client
 from django.views.debug import ExceptionReporter
 
 from django_distlock import LockBackendError, lock, locks
-from django_distlock.texts import quoted
+from django_distlock.utils.text import quoted
 
 from .admin_pages import login
 from .conftest import DATABASE, LOCMEM, REDIS, REDLOCK

@@ -15,7 +15,7 @@ import pytest
 from django_distlock import LockBackendError, LockLost, State, lock, locks
 from django_distlock.backends.redis import sentinels
 from django_distlock.signals import lock_lost
-from django_distlock.tickets import Grant, LockInfo
+from django_distlock.types import Grant, LockInfo
 
 from . import sentinel
 from .conftest import REDIS

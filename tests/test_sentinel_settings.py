@@ -17,7 +17,7 @@ from redis.exceptions import ConnectionError
 from django_distlock import InvalidLockBackend, LockBackendError, lock, locks
 from django_distlock.backends.redis import sentinels
 from django_distlock.backends.redis.errors import NoMaster, NoSentinel
-from django_distlock.findings import Level
+from django_distlock.types import Level
 
 from .conftest import REDIS
 from .sentinel import SERVICE, Watched

@@ -12,7 +12,7 @@ from django.core.cache import caches
 from django_redis.pool import ConnectionFactory
 
 from django_distlock import LockBackendError, LockLost, State, lock, locks
-from django_distlock.tickets import Grant
+from django_distlock.types import Grant
 from example_project.valkey import Valkey, binary
 
 from .conftest import REDIS, program_of

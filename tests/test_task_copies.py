@@ -13,7 +13,7 @@ from kombu.exceptions import OperationalError
 from django_distlock import LockNotAcquired, distributed_lock, lock, locks, skip
 from django_distlock.celery.messages import HEADER
 from django_distlock.celery.tasks import REQUEUES
-from django_distlock.tickets import Ticket
+from django_distlock.types import Ticket
 
 from .deliveries import Shop
 from .tools import eventually

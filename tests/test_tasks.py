@@ -15,7 +15,7 @@ import celery
 import pytest
 
 from django_distlock import lock, locks
-from django_distlock.tickets import Ticket
+from django_distlock.types import Ticket
 from example_project.valkey import Valkey
 
 from .tools import eventually

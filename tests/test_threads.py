@@ -7,10 +7,11 @@ from math import inf
 
 import pytest
 
-from django_distlock import LockBackendError, lock, locks, workers
+from django_distlock import LockBackendError, lock, locks
 from django_distlock.backends.database import connections
-from django_distlock.bells import Bell
-from django_distlock.workers import Post, Worker
+from django_distlock.utils import threads
+from django_distlock.utils.threads import Post, Worker
+from django_distlock.utils.wakeup import Bell
 
 from .test_database import through
 from .tools import PATIENCE, eventually
@@ -95,8 +96,8 @@ class TestWorker:
     @pytest.mark.parametrize("idle", [3600.0, 0.0])
     @pytest.mark.parametrize("call", range(1, 6))
     def test_does_what_a_finalizer_wants_between_its_look_and_its_rest(self, work, monkeypatch, idle, call):
-        monkeypatch.setattr(workers, "IDLE", idle)
-        calls, clock = [], workers.clock
+        monkeypatch.setattr(threads, "IDLE", idle)
+        calls, clock = [], threads.clock
 
         def struck():
             calls.append(1)
@@ -104,7 +105,7 @@ class TestWorker:
                 work.want()
             return clock()
 
-        monkeypatch.setattr(workers, "clock", struck)
+        monkeypatch.setattr(threads, "clock", struck)
         work.want()
         eventually(lambda: work.is_done)
         work.want()
@@ -153,7 +154,7 @@ class TestWorker:
         work.want()
         eventually(lambda: killed and not killed[0].is_alive())
         work.wanted += 1
-        work.worker.nudge(workers.clock() + workers.IDLE)
+        work.worker.nudge(threads.clock() + threads.IDLE)
         eventually(lambda: work.is_done)
 
 

@@ -19,8 +19,7 @@ from django_distlock.backends.redis.keys import ClusterKeys, Keys
 from django_distlock.backends.redis.leases import read_holder, read_lease
 from django_distlock.backends.redis.listing import Listing
 from django_distlock.backends.redlock.quorum import Seen
-from django_distlock.stamps import RunStamp
-from django_distlock.tickets import Holder
+from django_distlock.types import Holder, RunStamp
 
 from .admin_pages import hold, names_in
 from .tools import ticket

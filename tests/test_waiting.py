@@ -14,7 +14,8 @@ from django_distlock import LockBackendError, lock, locks, waiting
 from django_distlock.attempts import Attempt
 from django_distlock.backends.redis import listener as listening
 from django_distlock.leases import Lease
-from django_distlock.tickets import Holder, clock, new_token
+from django_distlock.types import Holder, new_token
+from django_distlock.utils.clock import clock
 
 from .tools import PATIENCE, eventually, queue_of, renewer_of, ticket
 

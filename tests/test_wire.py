@@ -14,7 +14,7 @@ from redis.exceptions import ConnectionError, TimeoutError
 from django_distlock.backends.redis.commands import Command, pack
 from django_distlock.backends.redis.errors import InDoubt
 from django_distlock.backends.redis.wire import AsyncWire, Wire
-from django_distlock.tickets import clock
+from django_distlock.utils.clock import clock
 
 COMMAND = Command(pack("PING"))
 

@@ -10,11 +10,9 @@ from typing import Any, ClassVar
 from django.core.checks import CheckMessage
 
 from ..exceptions import InvalidLockBackend
-from ..findings import Finding
-from ..stamps import RunStamp
-from ..terms import Terms, check_bound
-from ..texts import quoted
-from ..tickets import Grant, Holder, LockInfo, Ticket
+from ..options import Terms, check_bound
+from ..types import Finding, Grant, Holder, LockInfo, RunStamp, Ticket
+from ..utils.text import quoted
 from .probing import aprobe, probe
 
 DEFAULTS = ("TTL", "WAIT", "RENEW", "MAX_HOLD", "MIN_HOLD")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import AsyncIterator, Iterator, Sequence
 
-from ..tickets import Grant, LockInfo, Ticket, clock
+from ..types import Grant, LockInfo, Ticket
+from ..utils.clock import clock
 from .base import BaseLockBackend
 
 

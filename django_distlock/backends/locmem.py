@@ -11,8 +11,9 @@ from time import time as wall_clock
 from time import time_ns
 from typing import Any
 
-from ..stamps import ClockIsAhead, RunStamp
-from ..tickets import Grant, Holder, LockInfo, Ticket, clock
+from ..exceptions import ClockIsAhead
+from ..types import Grant, Holder, LockInfo, RunStamp, Ticket
+from ..utils.clock import clock
 from .base import BaseLockBackend
 
 GRANT_TTL = 2.0  # seconds a waiter has to notice that the lock was handed to it

@@ -7,8 +7,8 @@ from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 from ..exceptions import LockBackendError
-from ..findings import Finding, Level
-from ..tickets import Grant, Holder, Ticket, clock
+from ..types import Finding, Grant, Holder, Level, Ticket
+from ..utils.clock import clock
 
 if TYPE_CHECKING:
     from .base import BaseLockBackend

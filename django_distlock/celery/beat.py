@@ -13,10 +13,10 @@ from celery.schedules import schedstate  # type: ignore[import-untyped]
 from celery.utils.time import maybe_make_aware  # type: ignore[import-untyped]
 from django.core.exceptions import ImproperlyConfigured
 
-from ..exceptions import LockBackendError
+from ..exceptions import LockBackendError, RunRefused
 from ..runs import SETTING, Ledger, next_time
-from ..stamps import RunRefused, RunStamp
-from ..tickets import clock
+from ..types import RunStamp
+from ..utils.clock import clock
 from .stopping import Stopping
 
 if celery.VERSION[:2] < (5, 7):

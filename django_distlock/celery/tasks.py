@@ -27,7 +27,7 @@ from ..background import remembered
 from ..exceptions import LockBackendError, LockNotAcquired
 from ..handlers import locks
 from ..leases import Lease, State
-from ..tickets import Holder, LockInfo, Ticket, shown
+from ..types import Holder, LockInfo, Ticket, shown
 from .messages import is_known, message_of, task_of
 
 FIRST_PAUSE = 0.5  # seconds

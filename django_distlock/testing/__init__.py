@@ -15,8 +15,8 @@ from ..exceptions import LockNotAcquired
 from ..handlers import DEFAULT_ALIAS, SETTING, locks
 from ..leases import Lease
 from ..names import render
-from ..terms import check_ttl
-from ..tickets import Grant, Holder, LockInfo, Ticket, new_token
+from ..options import check_ttl
+from ..types import Grant, Holder, LockInfo, Ticket, new_token
 
 LOCAL_MEMORY = "django_distlock.backends.locmem.LocMemBackend"
 

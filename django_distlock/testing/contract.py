@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 
 from ..backends.base import FORCED, BaseLockBackend
-from ..stamps import ClockIsAhead, RunStamp
-from ..tickets import Grant, LockInfo
+from ..exceptions import ClockIsAhead
+from ..types import Grant, LockInfo, RunStamp
 from .tools import WAYS, calling, eventually, ticket
 
 

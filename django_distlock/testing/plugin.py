@@ -10,7 +10,7 @@ from django.conf import settings
 from ..backends.base import BaseLockBackend
 from ..exceptions import LockError
 from ..handlers import locks
-from ..testing import held_here, override_locks, separate_locks
+from . import held_here, override_locks, separate_locks
 
 pytest.register_assert_rewrite("django_distlock.testing.contract")
 

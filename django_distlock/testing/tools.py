@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ..tickets import Holder, Ticket
+from ..types import Holder, Ticket
 
 WAYS = ("sync", "async")
 PATIENCE = 10.0  # seconds a test waits for what must happen; far above what it takes

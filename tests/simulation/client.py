@@ -20,7 +20,8 @@ from django_distlock.backends.redis.wire import Answer
 from django_distlock.exceptions import LockBackendError
 from django_distlock.lines import Lines
 from django_distlock.renewal import RETRY
-from django_distlock.tickets import Grant, Holder, LockInfo, Ticket, safe_deadline
+from django_distlock.types import Grant, Holder, LockInfo, Ticket
+from django_distlock.utils.clock import safe_deadline
 from django_distlock.waiting import Outcome, Wait, aacquire
 
 if TYPE_CHECKING:

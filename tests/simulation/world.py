@@ -14,7 +14,7 @@ from math import inf
 from typing import Any, NamedTuple
 from unittest import mock
 
-from django_distlock import lines, tickets, waiting
+from django_distlock import lines, types, waiting
 from django_distlock.backends.redis import backend, listener
 from django_distlock.backends.redis.backend import ACQUIRE, QUEUE_TTL, RELEASE, RENEW
 from django_distlock.backends.redis.commands import Command
@@ -125,14 +125,14 @@ class World:
         with ExitStack() as stack:
             for module in (waiting, lines, listener, backend):
                 stack.enter_context(mock.patch.object(module, "clock", self._clock))
-            stack.enter_context(mock.patch.object(tickets, "new_token", self.new_token))
+            stack.enter_context(mock.patch.object(types, "new_token", self.new_token))
             yield
 
     def _clock(self) -> float:
         return self.now
 
     def new_token(self) -> str:
-        return f"{next(self._tokens):0{tickets.TOKEN_LENGTH}}"
+        return f"{next(self._tokens):0{types.TOKEN_LENGTH}}"
 
     def after(self, seconds: float, happen: Callable[..., object], *arguments: Any) -> None:
         heapq.heappush(self._events, (self.now + seconds, next(self._order), partial(happen, *arguments)))
@@ -191,7 +191,7 @@ class World:
 
     def _snapshot(self) -> Snapshot:
         queue = self.store.peek(self.keys.queue) or {}
-        return Snapshot(self.lease(), {member[: tickets.TOKEN_LENGTH]: score for member, score in queue.items()})
+        return Snapshot(self.lease(), {member[: types.TOKEN_LENGTH]: score for member, score in queue.items()})
 
     def _publish(self, kind: str, channel: str, text: str) -> int:
         ears = [process for process in self.processes if process.listener.is_counted(kind, channel)]

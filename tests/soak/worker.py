@@ -162,6 +162,6 @@ if __name__ == "__main__":
 
     from django_distlock import LockError, adopt, lock
     from django_distlock.locking import Lock
-    from django_distlock.tickets import clock
+    from django_distlock.utils.clock import clock
 
     Worker(about["folder"], about["seed"], about["names"]).run()

@@ -16,8 +16,8 @@ from django.db import connections
 
 from ...exceptions import InvalidLockName, LockBackendError
 from ...models import LONGEST_KEY
-from ...stamps import RunStamp
-from ...tickets import Grant, Holder, LockInfo, Ticket, clock
+from ...types import Grant, Holder, LockInfo, RunStamp, Ticket
+from ...utils.clock import clock
 from ..base import BaseLockBackend
 from . import rows
 from .calls import SHORTEST_PATIENCE, Calls

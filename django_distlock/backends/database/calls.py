@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 from django.core.exceptions import ImproperlyConfigured
 from django.db import Error, InterfaceError, OperationalError, ProgrammingError
 
-from ... import forks
 from ...exceptions import LockBackendError
-from ...tickets import clock
+from ...utils import fork
+from ...utils.clock import clock
 from .connections import Pool
 from .errors import Broken, NoReply, is_lost, is_of_another_session, is_undone
 from .watchdog import NoAnswer
@@ -45,7 +45,7 @@ class Calls:
         self._explain = explain
         self._name = name
         self._begin()
-        forks.in_child(self._begin)
+        fork.in_child(self._begin)
 
     def _begin(self) -> None:
         self._guard = threading.RLock()
@@ -68,7 +68,7 @@ class Calls:
         try:
             return self._done(work, seconds, deadline), False
         except Broken as broken:
-            if forks.is_copy(pid):  # the parent's thread repeats the work
+            if fork.is_copy(pid):  # the parent's thread repeats the work
                 raise self._explain(broken.cause, NoReply) from broken.cause
             self._pool.close_idle()  # a server that was restarted broke them all
         try:

@@ -20,8 +20,8 @@ from django.db.backends.base.base import NO_DB_ALIAS
 from django.db.backends.signals import connection_created
 from django.db.utils import load_backend
 
-from ... import forks
-from ...tickets import clock
+from ...utils import fork
+from ...utils.clock import clock
 from .errors import final, is_final
 from .files import make_file, prepare_file
 from .forks import ForkGate
@@ -59,7 +59,7 @@ class Pool:
         self.timeout = timeout
         self.file = file
         self._begin()
-        forks.in_child(self._begin)
+        fork.in_child(self._begin)
         self._watchdog = Watchdog(name)
         self.prepares = True  # statements, where a session is ours alone
         self.is_direct = True  # no pooler was in between when a connection was opened last
@@ -78,7 +78,7 @@ class Pool:
         It is tried for until ``deadline``, on ``clock()``; by default, for twice that time. What was got at the last
         moment is given half a second.
         """
-        forks.notice()  # a child must not talk on its parent's connections
+        fork.notice()  # a child must not talk on its parent's connections
         with self._no_fork():
             deadline = clock() + 2 * seconds if deadline is None else deadline
             wrapper = self._take(deadline)
@@ -141,14 +141,14 @@ class Pool:
         _close(wrapper)
 
     def close_idle(self) -> None:
-        forks.notice()
+        fork.notice()
         with self._no_fork():
             for _, wrapper in self._all_idle():
                 _close(wrapper)
 
     def close_old(self) -> None:
         """By the rules of Django: what is older than CONN_MAX_AGE. What broke was closed at once."""
-        forks.notice()
+        fork.notice()
         with self._no_fork():
             for since, wrapper in self._all_idle():
                 # Not by Django's own method, which looks into the database: unit tests may forbid that here.
@@ -334,5 +334,5 @@ def _socket_of(wrapper: Wrapper) -> int | None:
 request_started.connect(_on_request)
 request_finished.connect(_on_request)
 connection_created.connect(_on_connection)
-forks.around(_before_fork, in_parent=lambda: _gate.open())
-forks.in_child(_after_fork)
+fork.around(_before_fork, in_parent=lambda: _gate.open())
+fork.in_child(_after_fork)

@@ -20,7 +20,7 @@ from django.db import connections
 
 from ...exceptions import LockBackendError
 from ...models import ROWS_OF_DATABASE_BACKEND
-from ...tickets import clock
+from ...utils.clock import clock
 
 SUFFIX = "-locks"
 SWITCHING = 0.005  # seconds between tries to switch a file to its write-ahead log

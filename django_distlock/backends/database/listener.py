@@ -13,9 +13,10 @@ from weakref import WeakValueDictionary, finalize
 
 from django.db import Error
 
-from ... import forks
-from ...tickets import Ticket, clock, new_token
-from ...workers import Post, end_with_interpreter
+from ...types import Ticket, new_token
+from ...utils import fork
+from ...utils.clock import clock
+from ...utils.threads import Post, end_with_interpreter
 from .connections import Pool, class_of, is_psycopg3, vendor_of
 from .rows import INBOX_LENGTH
 from .statements import CHANNEL
@@ -41,7 +42,7 @@ class Listener:
         self._name = name
         self._tickets: WeakValueDictionary[str, Ticket] = WeakValueDictionary()
         self._begin()
-        forks.in_child(self._begin)
+        fork.in_child(self._begin)
         end_with_interpreter(self)
 
     def _begin(self) -> None:
@@ -97,22 +98,22 @@ class Listener:
     # In the thread
 
     def _run(self, pid: int) -> None:
-        while not forks.is_copy(pid) and self._is_wanted and self._post.take():
+        while not fork.is_copy(pid) and self._is_wanted and self._post.take():
             try:
                 self._work_on(pid)
             finally:
-                if not forks.is_copy(pid):
+                if not fork.is_copy(pid):
                     self._post.leave()
 
     def _work_on(self, pid: int) -> None:
-        while not forks.is_copy(pid) and self._is_wanted:
+        while not fork.is_copy(pid) and self._is_wanted:
             try:
                 self._listen()
             except (Error, OSError) as error:
                 logger.debug("The listener of %r lost its connection: %s", self._name, error)
                 _ready(AGAIN, self._woken)
             except Exception:
-                if forks.is_copy(pid):
+                if fork.is_copy(pid):
                     return
                 logger.exception("The listener of %r failed; waiters look until it listens again", self._name)
                 _ready(AGAIN, self._woken)

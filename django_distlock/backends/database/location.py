@@ -10,7 +10,7 @@ from django.db import connections, router
 
 from ...exceptions import InvalidLockBackend
 from ...models import DatabaseLock
-from ...texts import quoted
+from ...utils.text import quoted
 from .connections import vendor_of
 from .statements import CLOCKS
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from ...tickets import clock
+from ...utils.clock import clock
 from .statements import Turn
 
 SHORTEST, LONGEST = 0.002, 0.25  # seconds between two looks

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ...tickets import TOKEN_LENGTH
+from ...types import TOKEN_LENGTH
 from .rows import ALIVE, CLAIMED, DIGITS, FREE, GRANT_TTL, HELD, INBOX_LENGTH, RECORD_LENGTH, Request, waiters_from_text
 from .statements import CHANNEL, CLOCKS, COLUMNS, TABLE
 

@@ -11,7 +11,7 @@ import json
 import re
 from dataclasses import dataclass, field
 
-from ...tickets import TOKEN_LENGTH
+from ...types import TOKEN_LENGTH
 
 GRANT_TTL = 2_000_000  # microseconds a waiter has to take what it was handed: two looks, because a hint can be lost
 LOOK = 1_000_000  # microseconds after which each waiter looks by itself

@@ -6,10 +6,10 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from ...exceptions import LockBackendError
+from ...exceptions import ClockIsAhead, LockBackendError, UnreadableStamp
 from ...models import DatabaseRun
-from ...stamps import DAY, ClockIsAhead, RunStamp, UnreadableStamp
-from ...tickets import clock
+from ...types import DAY, RunStamp
+from ...utils.clock import clock
 from .pruning import Pruning
 from .statements import CLOCKS, end_of, insert_unless_there, placeholders
 

@@ -9,17 +9,7 @@ from typing import Any, NamedTuple
 from ...models import DatabaseLock
 from .errors import final
 from .pruning import Pruning
-from .rows import (
-    ALIVE,
-    FREE,
-    HELD,
-    Row,
-    Waiter,
-    retired_from_text,
-    retired_to_text,
-    waiters_from_text,
-    waiters_to_text,
-)
+from .rows import ALIVE, FREE, HELD, Row, Waiter, retired_from_text, retired_to_text, waiters_from_text, waiters_to_text
 
 logger = logging.getLogger("django_distlock")
 

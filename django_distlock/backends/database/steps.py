@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...exceptions import LockBackendError
-from ...tickets import clock
+from ...utils.clock import clock
 from . import rows
 from .quick import Answer, Quick
 from .rows import Decision, Request, Row

@@ -11,9 +11,9 @@ from itertools import count
 
 from django.db import OperationalError
 
-from ... import forks
-from ...tickets import clock
-from ...workers import Worker
+from ...utils import fork
+from ...utils.clock import clock
+from ...utils.threads import Worker
 
 Descriptor = Callable[[], int | None]
 
@@ -34,7 +34,7 @@ class Watchdog:
 
     def __init__(self, name: str) -> None:
         self._begin()
-        forks.in_child(self._begin)
+        fork.in_child(self._begin)
         # Not told as an error if it cannot be started: Python 3.12.0 and 3.12.1 start none when the interpreter exits.
         self._worker = Worker(f"distlock-watchdog-{name}", self._end_late, self._is_needed, level=logging.DEBUG)
 

@@ -14,11 +14,10 @@ from typing import Any, ClassVar
 from django.core.checks import CheckMessage
 from redis.exceptions import RedisError
 
-from ...exceptions import InvalidLockBackend, LockBackendError
-from ...findings import Finding
-from ...stamps import ClockIsAhead, RunStamp, UnreadableStamp
-from ...texts import quoted
-from ...tickets import Grant, Holder, LockInfo, Ticket, clock
+from ...exceptions import ClockIsAhead, InvalidLockBackend, LockBackendError, UnreadableStamp
+from ...types import Finding, Grant, Holder, LockInfo, RunStamp, Ticket
+from ...utils.clock import clock
+from ...utils.text import quoted
 from ..base import BaseLockBackend
 from ..loops import PerLoop
 from ..probing import failed

@@ -7,8 +7,8 @@ from typing import Any
 
 from django.core.checks import CheckMessage
 
-from ...findings import Finding, Level
-from ...terms import Terms
+from ...options import Terms
+from ...types import Finding, Level
 from . import health
 from .commands import Command, pack
 from .location import Location

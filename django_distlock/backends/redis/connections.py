@@ -19,9 +19,9 @@ from typing import Any
 
 import redis.asyncio
 
-from ... import forks
-from ...bells import Bell
-from ...tickets import clock
+from ...utils import fork
+from ...utils.clock import clock
+from ...utils.wakeup import Bell
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.05  # seconds between attempts at a server that takes nobody in just now
 MOST_KNOWN = 1000  # addresses that failed
@@ -69,7 +69,7 @@ class RunningFor:
 # Names. getaddrinfo knows no timeout, so it runs in a thread of its own, one for all who ask for the same name.
 
 _lookups: dict[tuple[object, ...], Future[list[Address]]] = {}
-forks.in_child(_lookups.clear)  # its threads are the parent's
+fork.in_child(_lookups.clear)  # its threads are the parent's
 _failed_at: dict[Address, float] = {}
 
 

@@ -28,7 +28,7 @@ from redis.exceptions import (
 )
 
 from ...exceptions import LockBackendError
-from ...texts import printable
+from ...utils.text import printable
 
 if TYPE_CHECKING:
     from ..base import BaseLockBackend

@@ -10,8 +10,8 @@ from django.core.checks import CheckMessage, Warning
 from redis.connection import parse_url
 from redis.exceptions import RedisError
 
-from ...findings import Finding, Level
-from ...terms import Terms
+from ...options import Terms
+from ...types import Finding, Level
 from .location import SCHEMES, Location, server_of
 
 OLDEST = (6, 2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from math import inf
 
-from ...tickets import TOKEN_LENGTH, Holder, LockInfo
+from ...types import TOKEN_LENGTH, Holder, LockInfo
 
 NOT_ASKED = -1  # instead of the ms that are left
 

@@ -14,10 +14,11 @@ from weakref import WeakValueDictionary
 
 from redis.exceptions import RedisError, ResponseError, TimeoutError
 
-from ... import forks
-from ...bells import Bell
-from ...tickets import Ticket, clock
-from ...workers import Post, end_with_interpreter
+from ...types import Ticket
+from ...utils import fork
+from ...utils.clock import clock
+from ...utils.threads import Post, end_with_interpreter
+from ...utils.wakeup import Bell
 from .commands import pack
 from .errors import is_transient
 from .location import Location
@@ -57,7 +58,7 @@ class Listener:
         self._connection: Any = None
         self._has_told = False
         self._begin()
-        forks.in_child(self._begin_anew)
+        fork.in_child(self._begin_anew)
         end_with_interpreter(self)
 
     def _begin(self) -> None:
@@ -177,11 +178,11 @@ class Listener:
     # In the thread
 
     def _run(self, pid: int) -> None:
-        while not forks.is_copy(pid) and self._is_wanted and self._post.take():
+        while not fork.is_copy(pid) and self._is_wanted and self._post.take():
             try:
                 self._work_on(pid)
             finally:
-                if not forks.is_copy(pid):
+                if not fork.is_copy(pid):
                     self._post.leave()
 
     @property
@@ -198,15 +199,15 @@ class Listener:
                 self._wake_all()  # what was published while nobody listened
                 self._listen(connection)
             except Exception as error:
-                if forks.is_copy(pid):
+                if fork.is_copy(pid):
                     return
                 self._failed(error)
             finally:
-                if not forks.is_copy(pid):
+                if not fork.is_copy(pid):
                     self.is_ready, self._connection = False, None
                 if connection is not None:
                     connection.disconnect()
-            if forks.is_copy(pid):
+            if fork.is_copy(pid):
                 return
             if self._is_wanted:
                 time.sleep(AGAIN)

@@ -16,8 +16,8 @@ from redis.retry import Retry
 from redis.sentinel import SentinelConnectionPool
 
 from ...exceptions import InvalidLockBackend
-from ...texts import printable, quoted
-from ...tickets import clock
+from ...utils.clock import clock
+from ...utils.text import printable, quoted
 from .connections import RunningFor, hang_up, ours, twin
 from .errors import EndedTls, is_about_leaving
 

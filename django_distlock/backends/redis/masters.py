@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import redis
 from redis.exceptions import TimeoutError
 
-from ...tickets import clock
+from ...utils.clock import clock
 from .commands import pack
 from .connections import AsyncTcpConnection, AsyncTlsConnection, RunningFor, TcpConnection, TlsConnection, hang_up
 from .errors import NoMaster, NotSent

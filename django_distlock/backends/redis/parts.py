@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import NamedTuple
 
-from ...tickets import new_token
+from ...types import new_token
 from ..base import BaseLockBackend
 from .checkup import Checkup
 from .cluster.listener import ClusterListener

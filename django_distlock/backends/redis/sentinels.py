@@ -18,11 +18,11 @@ from redis.exceptions import (
     TimeoutError,
 )
 
-from ... import forks
-from ...bells import Bell
-from ...texts import printable
-from ...tickets import clock
-from ...workers import Worker
+from ...utils import fork
+from ...utils.clock import clock
+from ...utils.text import printable
+from ...utils.threads import Worker
+from ...utils.wakeup import Bell
 from .commands import pack
 from .connections import RunningFor, hang_up
 from .errors import NoMaster, NoSentinel, SentinelRefusal, UnknownService, is_transient
@@ -87,7 +87,7 @@ class Sentinels:
         self._questions = b"".join(pack("SENTINEL", question, service) for question in questions)
         self._watch = Worker(f"distlock-sentinels-{service}", self._look)
         self._begin()
-        forks.in_child(self._begin)
+        fork.in_child(self._begin)
 
     def _begin(self) -> None:
         """Also in a forked child, which asks anew over lines of its own."""

@@ -6,7 +6,7 @@ from math import inf
 
 from redis.exceptions import MaxConnectionsError, RedisError, TimeoutError
 
-from ...tickets import clock
+from ...utils.clock import clock
 from .errors import InDoubt, is_answer, is_in_doubt, is_transient
 from .location import Location
 

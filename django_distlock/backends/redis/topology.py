@@ -9,7 +9,7 @@ import redis
 from redis.sentinel import SentinelConnectionPool
 
 from ...exceptions import InvalidLockBackend
-from ...texts import quoted
+from ...utils.text import quoted
 from ..base import BaseLockBackend
 from .connections import TcpConnection, TlsConnection
 from .location import SCHEMES, Location, arguments_of_url, lent, pool_of_cache, read_location

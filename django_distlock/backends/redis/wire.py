@@ -19,8 +19,8 @@ from weakref import WeakSet
 
 from redis.exceptions import BusyLoadingError, ConnectionError, NoScriptError, RedisError, ResponseError, TimeoutError
 
-from ... import forks
-from ...tickets import clock
+from ...utils import fork
+from ...utils.clock import clock
 from ..permits import Permit, TaskPermits, permits
 from .commands import Command, pack
 from .connections import RunningFor, hang_up
@@ -74,7 +74,7 @@ class Wire:
         self._most, self._timeout = most, timeout
         self._connections: WeakSet[Any] = WeakSet()
         self._start()
-        forks.in_child(self._begin_anew)
+        fork.in_child(self._begin_anew)
 
     def _begin_anew(self) -> None:
         """In a forked child, where greenlets that wait for the parent's answers must not hear them."""
@@ -98,7 +98,7 @@ class Wire:
     ) -> Answer:
         if not commands:
             return NOTHING
-        forks.notice()  # a child must not talk on its parent's connections
+        fork.notice()  # a child must not talk on its parent's connections
         call = Call(self._location, self._timeout, within, until, queues_until=queues_until, waits=self.waits)
         vacant, idle = self._permits, self._idle
         while True:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from redis.exceptions import ConnectionError, TimeoutError
 
-from ...tickets import clock
+from ...utils.clock import clock
 from ..redis.commands import Command, Script, pack
 from ..redis.errors import is_transient
 

@@ -12,9 +12,9 @@ from django.core.checks import CheckMessage
 from redis.exceptions import MaxConnectionsError
 
 from ...exceptions import LockBackendError
-from ...findings import Finding
-from ...texts import printable
-from ...tickets import Grant, LockInfo, Ticket, clock
+from ...types import Finding, Grant, LockInfo, Ticket
+from ...utils.clock import clock
+from ...utils.text import printable
 from ..base import BaseLockBackend
 from ..loops import PerLoop
 from ..redis.errors import NoReply, advice

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from django.core.checks import CheckMessage, Warning
 
-from ...findings import Finding, Level
+from ...types import Finding, Level
 from ..redis.health import of_caches
 from ..redis.location import Location
 from .asking import Asked

@@ -9,7 +9,7 @@ from typing import Any
 
 from redis.exceptions import ConnectionError, NoScriptError, RedisError, ResponseError, TimeoutError
 
-from ...tickets import clock
+from ...utils.clock import clock
 from ..redis.wire import IDLE_TRUSTED
 from .asking import GIVEN_UP, MOST_AWAITED, NOT_ASKED, Asked, Contact, NotYetConnected, Request, Round, time_out
 

@@ -12,9 +12,9 @@ from typing import Any
 
 from redis.exceptions import ConnectionError, MaxConnectionsError
 
-from ... import forks
 from ...exceptions import LockBackendError
-from ...tickets import clock
+from ...utils import fork
+from ...utils.clock import clock
 from ..permits import permits
 from ..redis.location import Location
 from ..redis.timeouts import exhausted
@@ -55,7 +55,7 @@ class Nodes:
     def __init__(self, locations: Sequence[Location], majority: int, most: int) -> None:
         self._locations, self._majority, self._most = locations, majority, most
         self._start()
-        forks.in_child(self._start)
+        fork.in_child(self._start)
 
     def _start(self) -> None:
         self._changed = threading.Condition(threading.RLock())  # a signal handler may ask while it is held
@@ -80,7 +80,7 @@ class Nodes:
         ``within``: seconds to wait for connections, if a majority is not connected; ``persists``: also to nodes that
         refuse. ``urgent``: also ask nodes that owe an answer. Raises MaxConnectionsError.
         """
-        forks.notice()  # a child must not talk on its parent's connections
+        fork.notice()  # a child must not talk on its parent's connections
         vacant, idle = self._permits, self._idle
         try:
             permit = vacant.get(timeout=within)

@@ -15,7 +15,7 @@ from typing import Any
 
 from redis.exceptions import ResponseError
 
-from ...tickets import LockInfo
+from ...types import LockInfo
 from ..redis.errors import is_transient, is_wrong_type
 from ..redis.leases import read_lease
 from .asking import Asked

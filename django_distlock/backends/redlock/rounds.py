@@ -10,9 +10,10 @@ from functools import cache, partial
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
-from ...bells import Bell
 from ...exceptions import LockBackendError
-from ...tickets import Grant, LockInfo, Ticket, clock
+from ...types import Grant, LockInfo, Ticket
+from ...utils.clock import clock
+from ...utils.wakeup import Bell
 from ..redis.commands import Command, pack
 from ..redis.errors import is_wrong_type
 from .asking import ACQUIRE, RELEASE, RENEW, Asked, Request, Round, Verdict, all_settled

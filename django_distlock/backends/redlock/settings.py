@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...exceptions import InvalidLockBackend
-from ...texts import quoted
+from ...utils.text import quoted
 from ..base import BaseLockBackend
 from ..redis.location import Location, read_location
 

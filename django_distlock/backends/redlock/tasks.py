@@ -9,7 +9,7 @@ from typing import Any
 
 from redis.exceptions import ConnectionError, NoScriptError, RedisError, ResponseError, TimeoutError
 
-from ...tickets import clock
+from ...utils.clock import clock
 from ..redis.connections import RunningFor
 from ..redis.location import Location
 from .asking import (

@@ -16,16 +16,16 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from django_distlock import locks, tables
-from django_distlock.abreast import ask_abreast
-from django_distlock.backends.base import BaseLockBackend
-from django_distlock.capabilities import capabilities_finding
-from django_distlock.exceptions import InvalidLockName, LockBackendError
-from django_distlock.findings import Finding, Level
-from django_distlock.inventory import Inventory, Key, Seen, force_release, held_for, holding_nodes, in_words, long_held
-from django_distlock.names import stored_name
-from django_distlock.reports import FLEXIBLE, SPARE, as_json, looked_at, rows, state
-from django_distlock.texts import printable
+from ... import locks, tables
+from ...backends.base import BaseLockBackend
+from ...capabilities import capabilities_finding
+from ...exceptions import InvalidLockName, LockBackendError
+from ...inventory import Inventory, Key, Seen, force_release, held_for, holding_nodes, in_words, long_held
+from ...names import stored_name
+from ...reports import FLEXIBLE, SPARE, as_json, looked_at, rows, state
+from ...types import Finding, Level
+from ...utils.parallel import ask_abreast
+from ...utils.text import printable
 
 NOT_SO = 1  # the lock is not held, the release did not free it, the check found errors, no backend keeps rows
 UNREACHABLE = 3  # a backend does not answer, or its settings are wrong

@@ -15,10 +15,10 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from django_distlock import lock
-from django_distlock.exceptions import InvalidLockName, LockBackendError, LockNotAcquired
-from django_distlock.leases import Lease, State
-from django_distlock.tickets import clock
+from ... import lock
+from ...exceptions import InvalidLockName, LockBackendError, LockNotAcquired
+from ...leases import Lease, State
+from ...utils.clock import clock
 
 # As sysexits.h and shells have them.
 STORE_DOWN = 69

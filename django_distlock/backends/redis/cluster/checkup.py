@@ -9,8 +9,8 @@ from typing import Any
 from django.core.checks import CheckMessage
 from redis.exceptions import ConnectionError, RedisError
 
-from ....findings import Finding, Level
-from ....terms import Terms
+from ....options import Terms
+from ....types import Finding, Level
 from .. import health
 from ..checkup import Checkup
 from ..commands import Command, pack

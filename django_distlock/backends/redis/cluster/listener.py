@@ -14,9 +14,10 @@ from weakref import WeakValueDictionary
 
 from redis.exceptions import AskError, ClusterDownError, ConnectionError, MovedError, ResponseError, TimeoutError
 
-from .... import forks
-from ....bells import Bell
-from ....tickets import Ticket, clock, new_token
+from ....types import Ticket, new_token
+from ....utils import fork
+from ....utils.clock import clock
+from ....utils.wakeup import Bell
 from ..commands import pack
 from ..errors import is_transient
 from ..keys import ClusterKeys
@@ -47,7 +48,7 @@ class ClusterListener:
         self.location, self.name = location, name
         self.hand_back = hand_back
         self._begin()
-        forks.in_child(self._begin)
+        fork.in_child(self._begin)
         self.tickets: WeakValueDictionary[str, Ticket] = WeakValueDictionary()
         self.kind = KINDS[0][1]
         self._nodes: dict[Address, NodeListener] = {}

@@ -22,7 +22,7 @@ from redis.exceptions import (
     TryAgainError,
 )
 
-from ....tickets import clock
+from ....utils.clock import clock
 from ..commands import Command, pack
 from ..errors import InDoubt, is_answer, is_transient
 from ..keys import slot_of

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from redis.exceptions import AskError
 
-from ....texts import printable
-from ....tickets import clock
+from ....utils.clock import clock
+from ....utils.text import printable
 
 NAMELESS = "?"  # a node that is to be told by its hostname, which is not known yet
 UNKNOWN_HOSTS = {"", NAMELESS}  # also one that does not know its own address, or must not tell it

@@ -10,9 +10,9 @@ from math import inf
 from typing import Protocol
 from weakref import WeakSet
 
-from . import forks
-from .bells import Bell
-from .tickets import clock
+from . import fork
+from .clock import clock
+from .wakeup import Bell
 
 logger = logging.getLogger("django_distlock")
 
@@ -94,7 +94,7 @@ class Worker:
         self._is_needed = is_needed
         end_with_interpreter(self)
         self._begin()
-        forks.in_child(self._begin)
+        fork.in_child(self._begin)
 
     def _begin(self) -> None:
         self._post = Post()
@@ -123,11 +123,11 @@ class Worker:
                 logger.log(self._level, "The thread %s cannot be started", self._name, exc_info=True)
 
     def _run(self, pid: int) -> None:
-        while not forks.is_copy(pid) and self._post.take():
+        while not fork.is_copy(pid) and self._post.take():
             try:
                 self._work_on(pid)
             finally:
-                if not forks.is_copy(pid):
+                if not fork.is_copy(pid):
                     self._wakes_at = inf  # as after a rest, from which a killed greenlet does not come back
                     self._post.leave()
             if not self._is_nudged:
@@ -139,7 +139,7 @@ class Worker:
         while True:
             self._is_nudged = False
             due = self._due_after_work(pid)
-            if forks.is_copy(pid):
+            if fork.is_copy(pid):
                 return
             if due is not None:
                 idle_since = clock()
@@ -150,7 +150,7 @@ class Worker:
                 return
             self._wakes_at = idle_since + IDLE if due is None else due
             self._bell.wait(max(0.0, self._wakes_at - clock()))
-            if forks.is_copy(pid):
+            if fork.is_copy(pid):
                 return
             self._wakes_at = inf
 
@@ -167,6 +167,6 @@ class Worker:
         try:
             return self._work()
         except BaseException:  # a receiver of a signal may raise SystemExit, which is not meant for this thread
-            if not forks.is_copy(pid):
+            if not fork.is_copy(pid):
                 logger.exception("What %s does failed and is tried again", self._name)
             return clock() + RETRY

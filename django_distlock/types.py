@@ -1,8 +1,9 @@
-"""What locks and stores say to each other: tickets, grants, who holds a lock, and until when."""
+"""What locks and stores tell each other: requests, grants, holders, runs of beat, results of checks."""
 
 from __future__ import annotations
 
 import asyncio
+import enum
 import hashlib
 import json
 import os
@@ -11,37 +12,16 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import PurePath
 from typing import Self
 
-from .bells import Bell
-from .texts import bounded, printable
-
-
-def _clock() -> Callable[[], float]:
-    """Counts seconds that also pass while the machine sleeps, as they do for the store."""
-    if hasattr(time, "CLOCK_BOOTTIME"):
-        return partial(time.clock_gettime, time.CLOCK_BOOTTIME)
-    if sys.platform == "darwin":  # where time.monotonic() is another clock, which stops meanwhile
-        return partial(time.clock_gettime, time.CLOCK_MONOTONIC)
-    return time.monotonic  # of Windows counts them
-
-
-clock = _clock()
-
-
-def safe_deadline(sent_at: float, ttl: float) -> float:
-    """Until when a lease asked for at ``sent_at`` certainly holds.
-
-    The store's count began later than ours; its clock may run faster. The allowance for that drift,
-    1 % of the TTL and 2 ms, is the one of the Redlock algorithm.
-    """
-    return sent_at + ttl * 0.99 - 0.002
-
+from .utils.clock import clock
+from .utils.text import bounded, printable
+from .utils.wakeup import Bell
 
 TOKEN_LENGTH = 26
 
@@ -256,3 +236,65 @@ class LockInfo:
     @property
     def granted_at(self) -> datetime | None:
         return datetime.fromtimestamp(self.holder.since, UTC) if self.holder else None
+
+
+DAY = 86_400.0
+YEAR_9999 = 253_370_764_800.0  # as below
+
+
+@dataclass(frozen=True, slots=True)
+class RunStamp:
+    """Times are seconds of Unix time, exact to the microsecond.
+
+    ``at``: when the entry last ran. ``host``: where the beat was that sent this run; "" where the entry did not
+    run yet, and ``at`` is the time from which its schedule counts. ``next_at``: when it is due again, as that
+    beat expected, or None. ``token``: the claim that made this stamp.
+    """
+
+    at: float
+    host: str = ""
+    next_at: float | None = None
+    token: str = ""
+
+    def to_text(self) -> str:
+        return json.dumps([self.at, self.token, self.next_at, self.host], separators=(",", ":"))
+
+    @classmethod
+    def from_text(cls, text: str | bytes) -> Self:
+        """Raises ValueError for a text that ``to_text`` did not write, and for a run more than a day from now."""
+        try:
+            found = json.loads(text)
+        except RecursionError:
+            found = None
+        match found:
+            case [int() | float() as at, str(token), int() | float() | None as next_at, str(host)] if (
+                0 <= at <= time.time() + DAY
+            ):
+                is_moment = next_at is not None and 0 <= next_at <= YEAR_9999
+                return cls(at, printable(host), next_at if is_moment else None, token)
+        raise ValueError(f"not a stamp: {text!r:.80}")
+
+
+class Level(enum.StrEnum):
+    OK = "ok"
+    INFO = "info"  # good to know
+    WARNING = "warning"  # may go wrong
+    ERROR = "error"  # does go wrong, or certainly will
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """``about``: a word or two, the same for every backend that looks at this. ``hint``: what to do.
+
+    ``data``: the same for programs, where the message is not enough.
+    """
+
+    level: Level
+    about: str
+    message: str
+    hint: str = ""
+    data: Mapping[str, bool] = field(default_factory=dict)
+
+    @property
+    def is_error(self) -> bool:
+        return self.level is Level.ERROR
