@@ -21,7 +21,7 @@ import redis
 from redlock import Redlock as RedlockPy
 
 from django_distlock import lock
-from django_distlock.handlers import locks
+from django_distlock.core.registry import locks
 from example_project.valkey import Valkey
 
 from . import floor

@@ -1,6 +1,9 @@
 """Distributed locks for Django: for views, tasks, and any code that only one may run at a time."""
 
-from .assertions import assert_locked
+from .core.lease import Lease, State
+from .core.lock import Lock, assert_locked, lock
+from .core.registry import LockBackends, locks
+from .core.transfer import AdoptedLease, aadopt, adopt
 from .decorators import distributed_lock, skip
 from .exceptions import (
     InvalidLockBackend,
@@ -14,10 +17,6 @@ from .exceptions import (
     LockReentry,
     LockTimeout,
 )
-from .handlers import LockBackends, locks
-from .handover import AdoptedLease, aadopt, adopt
-from .leases import Lease, State
-from .locking import Lock, lock
 from .responses import respond
 from .types import Holder, LockInfo
 

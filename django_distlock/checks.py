@@ -14,7 +14,7 @@ from django.core.exceptions import ImproperlyConfigured
 from .backends.base import BaseLockBackend
 from .background import SETTING as TASKS_SETTING
 from .background import remembered
-from .handlers import SETTING, locks
+from .core.registry import SETTING, locks
 from .runs import SETTING as BEAT_SETTING
 from .runs import BeatSettings
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any, Literal, ParamSpec, Protocol, TypeVar, Unpack, overload
 
-from . import background, calls, transactions
+from . import background, calls
+from .core import transactions
+from .core.registry import DEFAULT_ALIAS
 from .guarding import Guarded, Skip
-from .handlers import DEFAULT_ALIAS
 from .options import LockOptions, Options
 
 P = ParamSpec("P")

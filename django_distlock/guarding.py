@@ -11,10 +11,11 @@ from typing import Any, Literal
 
 from asgiref.sync import sync_to_async
 
-from . import background, calls, requests, responses, transactions
+from . import background, calls, requests, responses
+from .core import transactions
+from .core.lease import Lease
+from .core.lock import Lock
 from .exceptions import LockBackendError, LockNotAcquired, UnusableLockName
-from .leases import Lease
-from .locking import Lock
 from .options import Options
 from .types import shown
 

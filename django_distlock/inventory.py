@@ -15,8 +15,8 @@ from django.core.exceptions import ImproperlyConfigured
 
 from . import signals
 from .backends.base import FORCED, BaseLockBackend
+from .core.registry import SETTING, locks
 from .exceptions import LockBackendError
-from .handlers import SETTING, locks
 from .names import OWN
 from .runs import RunInfo, recorded_runs
 from .types import Holder, LockInfo, Ticket

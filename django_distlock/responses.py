@@ -18,8 +18,8 @@ from django.http import HttpResponse, JsonResponse
 from django.http.response import HttpResponseBase
 from django.shortcuts import render
 
+from .core.lease import Lease
 from .exceptions import LockNotAcquired, UnusableLockName
-from .leases import Lease
 from .requests import is_for_programs, is_rest_framework, label, original, request_of
 
 logger = logging.getLogger("django_distlock")

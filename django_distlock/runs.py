@@ -16,8 +16,8 @@ from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 
 from .backends.base import BaseLockBackend
+from .core.registry import DEFAULT_ALIAS, locks
 from .exceptions import RunRefused, UnreadableStamp
-from .handlers import DEFAULT_ALIAS, locks
 from .names import LONGEST_ACCEPTED, stored_name
 from .types import RunStamp, new_token
 from .utils.text import quoted

@@ -19,7 +19,7 @@ from typing import Any
 
 from django_distlock import signals
 from django_distlock.backends.redis import RedisBackend
-from django_distlock.leases import Lease
+from django_distlock.core.lease import Lease
 from django_distlock.types import Grant, LockInfo, Ticket
 from django_distlock.utils.clock import clock
 

@@ -15,11 +15,12 @@ import pytest
 from django.core.management import CommandError, call_command
 from redis.crc import key_slot
 
-from django_distlock import LockBackendError, lock, locks, waiting
+from django_distlock import LockBackendError, lock, locks
 from django_distlock.backends.redis import listing
 from django_distlock.backends.redis.cluster import listener as listening
 from django_distlock.backends.redis.cluster.slots import Address
 from django_distlock.backends.redis.keys import ClusterKeys, slot_of
+from django_distlock.core import acquire
 from django_distlock.exceptions import InvalidLockBackend
 from django_distlock.types import Grant, Level
 
@@ -100,7 +101,7 @@ class TestHandOff:
 
     @pytest.fixture(autouse=True)
     def no_looks(self, monkeypatch):
-        monkeypatch.setattr(waiting, "LOOK_INTERVAL", 60.0)
+        monkeypatch.setattr(acquire, "LOOK_INTERVAL", 60.0)
 
     @pytest.fixture(params=["sharded", "plain"])
     def kind(self, request, monkeypatch):
@@ -174,7 +175,7 @@ class TestHandOff:
         assert {address.port for address in backend._listener._nodes} == {node.port for node in nodes}
 
     def test_a_subscription_that_was_cut_is_made_again(self, two, valkey_cluster, monkeypatch):
-        monkeypatch.setattr(waiting, "LOOK_INTERVAL", 1.0)
+        monkeypatch.setattr(acquire, "LOOK_INTERVAL", 1.0)
         inside = threading.Event()
 
         def wait():

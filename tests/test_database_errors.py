@@ -15,9 +15,9 @@ from django.db import DataError, InterfaceError, OperationalError, ProgrammingEr
 
 from django_distlock import LockBackendError, lock, locks
 from django_distlock.backends.database import errors
+from django_distlock.core.acquire import LOOK_INTERVAL
 from django_distlock.models import DatabaseLock
 from django_distlock.testing.tools import WAYS, calling
-from django_distlock.waiting import LOOK_INTERVAL
 
 from .conftest import DATABASE
 from .databases import ALIAS

@@ -117,7 +117,7 @@ class TestAChild:
     def test_is_woken_when_it_waits(self, request, store, fork, monkeypatch):
         """What its parent's listener hears does not wake it."""
         backend = request.getfixturevalue(f"{store}_locks")
-        monkeypatch.setattr("django_distlock.waiting.LOOK_INTERVAL", 60)
+        monkeypatch.setattr("django_distlock.core.acquire.LOOK_INTERVAL", 60)
         elsewhere = type(backend)("elsewhere", backend.settings)
         hand_on(elsewhere)  # so that the parent listens
         assert in_a_fork(lambda: hand_on(elsewhere), fork) == "None"

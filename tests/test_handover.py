@@ -22,7 +22,7 @@ from django.core.exceptions import SynchronousOnlyOperation
 from django.views.debug import ExceptionReporter
 
 from django_distlock import LockBackendError, LockLost, LockNotHeld, State, aadopt, adopt, lock, locks
-from django_distlock.detached import SALT
+from django_distlock.core.detached import SALT
 from django_distlock.signals import lock_lost
 from django_distlock.testing import lose
 

@@ -9,7 +9,8 @@ import warnings
 import pytest
 from django.db import transaction
 
-from django_distlock import distributed_lock, lock, locks, waiting
+from django_distlock import distributed_lock, lock, locks
+from django_distlock.core import acquire
 
 from .interrupts import at_each_point
 from .quorum import spread
@@ -140,7 +141,7 @@ def test_who_stands_behind_in_the_line_is_woken(valkey_locks, settings, monkeypa
     """Not by a look, which would come a minute later."""
     entry = settings.DISTRIBUTED_LOCKS["default"]
     settings.DISTRIBUTED_LOCKS = {"default": entry, "other": entry}
-    monkeypatch.setattr(waiting, "LOOK_INTERVAL", 60.0)
+    monkeypatch.setattr(acquire, "LOOK_INTERVAL", 60.0)
     backend, other = locks["default"], locks["other"]
     backend._listener.start("name", PATIENCE)
     late, heirs = [], {}

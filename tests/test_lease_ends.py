@@ -7,8 +7,9 @@ import time
 
 import pytest
 
-from django_distlock import lock, locks, waiting
+from django_distlock import lock, locks
 from django_distlock.backends.database import quick, rows, statements
+from django_distlock.core import acquire
 from django_distlock.types import Grant
 
 from .conftest import DATABASE, REDIS
@@ -22,7 +23,7 @@ backend = backend_on("redis", "cluster", "redlock", "locmem", "postgres", "sqlit
 @pytest.fixture(autouse=True)
 def no_other_looks(monkeypatch):
     """Waiters look when they know that they should, and not each second; they are taken for living all the same."""
-    monkeypatch.setattr(waiting, "LOOK_INTERVAL", LONG)
+    monkeypatch.setattr(acquire, "LOOK_INTERVAL", LONG)
     for module in (rows, quick, statements):
         monkeypatch.setattr(module, "ALIVE", 2 * LONG * 1_000_000)
 

@@ -894,7 +894,7 @@ class TestBadInput:
 
     def test_repr_says_locked_or_not_without_asking_the_store(self, monkeypatch):
         handle = lock("name")
-        assert repr(handle).startswith("<unlocked django_distlock.locking.Lock object 'name' using 'default' at 0x")
+        assert repr(handle).startswith("<unlocked django_distlock.core.lock.Lock object 'name' using 'default' at 0x")
         with handle as lease:
             monkeypatch.setattr(locks["default"], "look", None)
             assert repr(handle).startswith("<locked ")
@@ -902,7 +902,7 @@ class TestBadInput:
             assert "held" in repr(lease)
 
     def test_the_logger_is_named_after_the_package(self):
-        from django_distlock.leases import logger
+        from django_distlock.core.lease import logger
 
         assert logger is logging.getLogger("django_distlock")
         assert current_execution() is threading.current_thread()

@@ -22,9 +22,10 @@ from itertools import count
 import pytest
 import redis
 
-from django_distlock import LockBackendError, LockLost, State, adopt, lines, lock, locks, waiting
+from django_distlock import LockBackendError, LockLost, State, adopt, lock, locks
 from django_distlock.backends.redis import listener as listening
 from django_distlock.backends.redis.backend import GRANT_TTL, RELEASE, RedisBackend
+from django_distlock.core import acquire, local_queue
 from django_distlock.types import Grant, Ticket
 from django_distlock.utils.clock import clock
 
@@ -37,7 +38,7 @@ from .tools import PATIENCE, eventually, queue_of, renewer_of, ticket
 REDIS = "django_distlock.backends.redis.RedisBackend"
 QUEUE = "lock|q:name"
 ALIASES = ("default", "a", "b", "c")
-LOOK = waiting.LOOK_INTERVAL
+LOOK = acquire.LOOK_INTERVAL
 SLACK = 1.0  # seconds that a slow machine may add to what is promised
 LONG = 15.0  # a wait that no sound test sees the end of
 SOAK = float(os.environ.get("DISTLOCK_SOAK", "6"))
@@ -643,7 +644,7 @@ class TestListeners:
 
     def test_a_healthy_one_keeps_its_connection(self, fleet, store, callers, monkeypatch):
         monkeypatch.setattr(listening, "DEAF", 0.25)
-        monkeypatch.setattr(waiting, "LOOK_INTERVAL", 0.5)
+        monkeypatch.setattr(acquire, "LOOK_INTERVAL", 0.5)
         with lock("name", using="c"):
             before = {one["id"] for one in listeners(store)}
             waiter = callers("a")
@@ -659,7 +660,7 @@ class TestListeners:
     def test_nor_does_a_hand_off_end_it(self, fleet, store, callers, monkeypatch):
         """A look that is granted the lock publishes nothing that could come back."""
         monkeypatch.setattr(listening, "DEAF", 0.25)
-        monkeypatch.setattr(waiting, "LOOK_INTERVAL", 0.1)
+        monkeypatch.setattr(acquire, "LOOK_INTERVAL", 0.1)
         before, subscribed = {one["id"] for one in listeners(store)}, set()
         for _ in range(2):
             with lock("name", using="c"):
@@ -995,7 +996,7 @@ class TestTokensOfThoseWhoLeave:
 
     def test_one_that_has_asked_for_the_last_time_inherits_nothing(self, fleet, store, callers, monkeypatch):
         """Nobody would give the place up."""
-        leave, first_has_left = lines.Lines.leave, threading.Event()
+        leave, first_has_left = local_queue.Lines.leave, threading.Event()
 
         def slowly(line, ticket, **options):
             if ticket.ttl == 20.0:
@@ -1003,7 +1004,7 @@ class TestTokensOfThoseWhoLeave:
             leave(line, ticket, **options)
             first_has_left.set()
 
-        monkeypatch.setattr(lines.Lines, "leave", slowly)
+        monkeypatch.setattr(local_queue.Lines, "leave", slowly)
         with lock("name", using="c"):
             first = callers(wait=1.5)
             in_queue(store, 1)
@@ -1014,7 +1015,7 @@ class TestTokensOfThoseWhoLeave:
         assert is_clean(store)
 
     def test_one_inherits_before_it_asks_or_not_at_all(self, monkeypatch):
-        line, first, second = lines.Lines(), ticket(), ticket()
+        line, first, second = local_queue.Lines(), ticket(), ticket()
         inherit, begun, asked = Ticket.inherit, threading.Event(), threading.Event()
 
         def slowly(heir, other):
@@ -1233,7 +1234,7 @@ class TestTasks:
 
     @pytest.mark.parametrize("tasks", [1, 3])
     def test_tasks_of_a_blocked_loop_do_not_stop_threads_behind_them(self, fleet, store, callers, monkeypatch, tasks):
-        monkeypatch.setattr(lines, "SILENT", 1.5)
+        monkeypatch.setattr(local_queue, "SILENT", 1.5)
         go_on, blocked = threading.Event(), threading.Event()
 
         async def work():

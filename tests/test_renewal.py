@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from django_distlock import LockBackendError, lock, renewal
+from django_distlock import LockBackendError, lock
+from django_distlock.core import renewal
 from django_distlock.utils.clock import clock
 
 from .tools import renewer_of

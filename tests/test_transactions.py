@@ -26,8 +26,8 @@ from django_distlock import (
     distributed_lock,
     lock,
     locks,
-    waiting,
 )
+from django_distlock.core import acquire
 from django_distlock.inventory import force_release
 from django_distlock.signals import lock_released
 
@@ -542,7 +542,7 @@ class TestWhilePending:
     @pytest.mark.parametrize("stranger_comes_first", [False, True])
     def test_its_tasks_enter_one_after_the_other(self, backend, monkeypatch, stranger_comes_first):
         """Each when the one before has left, whoever else waits for the end of the transaction."""
-        monkeypatch.setattr(waiting, "LOOK_INTERVAL", LONG)
+        monkeypatch.setattr(acquire, "LOOK_INTERVAL", LONG)
         inside = asyncio.Event()
         others = []
 

@@ -11,8 +11,8 @@ import pytest
 
 from django_distlock import locks
 from django_distlock.backends.base import BaseLockBackend
-from django_distlock.lines import Lines
-from django_distlock.renewal import Renewer
+from django_distlock.core.local_queue import Lines
+from django_distlock.core.renewal import Renewer
 from django_distlock.testing.tools import PATIENCE, eventually, ticket
 
 __all__ = ["PATIENCE", "aeventually", "backend_on", "eventually", "queue_of", "renewer_of", "ticket"]

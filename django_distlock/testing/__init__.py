@@ -9,11 +9,11 @@ from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.test.utils import TestContextDecorator, override_settings
 
-from .. import assertions
 from ..backends.base import DEFAULTS, BaseLockBackend
+from ..core import lock
+from ..core.lease import Lease
+from ..core.registry import DEFAULT_ALIAS, SETTING, locks
 from ..exceptions import LockNotAcquired
-from ..handlers import DEFAULT_ALIAS, SETTING, locks
-from ..leases import Lease
 from ..names import render
 from ..options import check_ttl
 from ..types import Grant, Holder, LockInfo, Ticket, new_token
@@ -156,10 +156,10 @@ class assume_locked(TestContextDecorator):  # noqa: N801 - named as override_set
     """
 
     def enable(self) -> None:
-        assertions.assumed += 1
+        lock.assumed += 1
 
     def disable(self) -> None:
-        assertions.assumed -= 1
+        lock.assumed -= 1
 
 
 def held_here() -> list[Lease]:

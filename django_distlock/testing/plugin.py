@@ -8,8 +8,8 @@ import pytest
 from django.conf import settings
 
 from ..backends.base import BaseLockBackend
+from ..core.registry import locks
 from ..exceptions import LockError
-from ..handlers import locks
 from . import held_here, override_locks, separate_locks
 
 pytest.register_assert_rewrite("django_distlock.testing.contract")

@@ -7,8 +7,8 @@ from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django_distlock.backends.redis.backend import GRANT_TTL, QUEUE_TTL
+from django_distlock.core.acquire import LOOK_INTERVAL
 from django_distlock.types import Grant, Ticket
-from django_distlock.waiting import LOOK_INTERVAL
 
 if TYPE_CHECKING:
     from .client import Process

@@ -17,12 +17,12 @@ from django_distlock.backends.redis.commands import Command
 from django_distlock.backends.redis.errors import NoReply, explain
 from django_distlock.backends.redis.listener import AGAIN, NAP, Listener
 from django_distlock.backends.redis.wire import Answer
+from django_distlock.core.acquire import Outcome, Wait, aacquire
+from django_distlock.core.local_queue import Lines
+from django_distlock.core.renewal import RETRY
 from django_distlock.exceptions import LockBackendError
-from django_distlock.lines import Lines
-from django_distlock.renewal import RETRY
 from django_distlock.types import Grant, Holder, LockInfo, Ticket
 from django_distlock.utils.clock import safe_deadline
-from django_distlock.waiting import Outcome, Wait, aacquire
 
 if TYPE_CHECKING:
     from .world import World

@@ -217,7 +217,7 @@ class Run:
 
     def _left_behind(self) -> list[str]:
         """But for what keeps a detached text from being adopted twice, which lasts some minutes."""
-        return [name for name in self._store.left_behind() if "django_distlock.handover:" not in name]
+        return [name for name in self._store.left_behind() if "django_distlock.core.transfer:" not in name]
 
 
 def main() -> int:

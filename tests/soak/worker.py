@@ -161,7 +161,7 @@ if __name__ == "__main__":
     logging.disable(logging.CRITICAL)
 
     from django_distlock import LockError, adopt, lock
-    from django_distlock.locking import Lock
+    from django_distlock.core.lock import Lock
     from django_distlock.utils.clock import clock
 
     Worker(about["folder"], about["seed"], about["names"]).run()

@@ -16,8 +16,8 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from ... import lock
+from ...core.lease import Lease, State
 from ...exceptions import InvalidLockName, LockBackendError, LockNotAcquired
-from ...leases import Lease, State
 from ...utils.clock import clock
 
 # As sysexits.h and shells have them.

@@ -15,14 +15,14 @@ from django.conf import settings
 from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
-from .backends.base import BaseLockBackend
-from .exceptions import InvalidLockBackend, LockBackendDoesNotExist
-from .leases import Lease
-from .lines import Lines
+from ..backends.base import BaseLockBackend
+from ..exceptions import InvalidLockBackend, LockBackendDoesNotExist
+from ..utils import fork
+from ..utils.text import quoted
+from ..utils.threads import end_all
+from .lease import Lease
+from .local_queue import Lines
 from .renewal import Renewer
-from .utils import fork
-from .utils.text import quoted
-from .utils.threads import end_all
 
 SETTING = "DISTRIBUTED_LOCKS"
 DEFAULT_ALIAS = "default"

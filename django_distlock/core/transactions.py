@@ -21,7 +21,7 @@ from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.transaction import Atomic, TransactionManagementError
 
-from .leases import Lease
+from .lease import Lease
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -9,10 +9,10 @@ from typing import Any, Self
 from django.core import signing
 from django.views.decorators.debug import sensitive_variables
 
-from .exceptions import LockLost, LockNotHeld
-from .options import Terms
+from ..exceptions import LockLost, LockNotHeld
+from ..options import Terms
 
-SALT = "django_distlock.handover"
+SALT = "django_distlock.core.transfer"
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from .types import Ticket
-from .utils.clock import clock
+from ..types import Ticket
+from ..utils.clock import clock
 
 SILENT = 3.0  # seconds after which a speaker that does nothing is passed over: its event loop is stuck or gone
 

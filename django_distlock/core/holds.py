@@ -9,8 +9,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import cast
 
-from .leases import Lease, State
-from .types import current_execution
+from ..types import current_execution
+from .lease import Lease, State
 
 
 @dataclass(slots=True, eq=False)

@@ -11,14 +11,15 @@ from typing import Unpack
 
 from django.utils.asyncio import async_unsafe
 
-from . import signals, transactions, waiting
-from .attempts import Attempt, kind
-from .entries import Entries, Entry
-from .exceptions import LockError, LockNotHeld, LockTimeout
-from .handlers import DEFAULT_ALIAS, locks
-from .leases import Lease, State, logger
-from .names import render
-from .options import LockOptions, Options, settled
+from .. import signals
+from ..exceptions import LockError, LockNotHeld, LockTimeout
+from ..names import render
+from ..options import LockOptions, Options, settled
+from . import acquire, transactions
+from .acquire import Attempt, acquired_here, kind
+from .holds import Entries, Entry
+from .lease import Lease, State, logger
+from .registry import DEFAULT_ALIAS, locks
 
 # Called first, instead of put around: then nothing comes between a grant and the caller that is told of it.
 refuse_in_a_loop: Callable[[], None] = async_unsafe(
@@ -171,7 +172,7 @@ class Lock:
 
     def _made(self, attempt: Attempt) -> Attempt:
         try:
-            signals.announce(attempt.conclude(waiting.acquire(attempt.wait, attempt.steps())))
+            signals.announce(attempt.conclude(acquire.acquire(attempt.wait, attempt.steps())))
         except BaseException:
             attempt.undo()
             raise
@@ -180,7 +181,7 @@ class Lock:
     async def _amade(self, attempt: Attempt) -> Attempt:
         try:
             await attempt.look_around()
-            await signals.aannounce(attempt.conclude(await waiting.aacquire(attempt.wait, attempt.steps())))
+            await signals.aannounce(attempt.conclude(await acquire.aacquire(attempt.wait, attempt.steps())))
         except BaseException:  # cancelled: whoever asked will never know that the lock was granted
             attempt.undo()
             raise
@@ -258,3 +259,29 @@ class Lock:
                     stacklevel=2,
                     source=self,
                 )
+
+
+assumed = 0  # how many tests that run now assume that every lock is held; see testing.assume_locked()
+
+
+def assert_locked(name: str, /, *values: object, using: str = DEFAULT_ALIAS) -> None:
+    """Return if the caller holds the lock of that name; local, no I/O.
+
+    The caller holds what was acquired or adopted in this thread or task, or in the one that called it or
+    started it: as context variables do, a lock reaches into ``sync_to_async`` and ``async_to_sync``, and into child
+    tasks, but not into new threads. ``values`` fill the fields of the name as those of ``lock()`` do.
+
+    Raises LockLost when the caller held the lock and lost it, LockNotHeld when it does not hold it, InvalidLockName.
+    """
+    if assumed:
+        return
+    name = render(name, values)
+    mine = [lease for lease in acquired_here() if lease.name == name and lease.using == using]
+    if any(lease.is_live for lease in mine):
+        return
+    if mine and mine[-1].state is State.LOST and mine[-1].entries:
+        mine[-1].ensure_held()
+    raise LockNotHeld(
+        f"This code must run under the lock {name!r} ({using}), which its caller does not hold. Call it inside"
+        " 'with lock(...)' or below @distributed_lock; in a unit test, inside testing.assume_locked()."
+    )

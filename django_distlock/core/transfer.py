@@ -12,17 +12,17 @@ from typing import Self
 
 from django.views.decorators.debug import sensitive_variables
 
-from .attempts import take_over
+from ..exceptions import LockNotHeld
+from ..names import own_name
+from ..options import Options, Terms
+from ..types import Grant, Holder, LockInfo, Ticket, current_execution
+from ..utils.clock import clock, safe_deadline
+from .acquire import take_over
 from .detached import Detached
-from .entries import Entry
-from .exceptions import LockNotHeld
-from .handlers import locks
-from .leases import Lease
-from .locking import Lock, refuse_in_a_loop
-from .names import own_name
-from .options import Options, Terms
-from .types import Grant, Holder, LockInfo, Ticket, current_execution
-from .utils.clock import clock, safe_deadline
+from .holds import Entry
+from .lease import Lease
+from .lock import Lock, refuse_in_a_loop
+from .registry import locks
 
 CLOCKS_DIFFER = 300.0  # seconds at most between the wall clocks of two hosts
 

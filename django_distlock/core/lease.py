@@ -16,17 +16,17 @@ from math import inf
 from typing import TYPE_CHECKING, Protocol
 from weakref import ref
 
-from . import signals
+from .. import signals
+from ..exceptions import LockBackendError, LockError, LockLost, LockNotHeld
+from ..options import SHORTEST_TTL, Terms, check_ttl
+from ..types import Grant, Holder, Ticket, new_token
+from ..utils.clock import clock, safe_deadline
 from .detached import Detached
-from .exceptions import LockBackendError, LockError, LockLost, LockNotHeld
-from .options import SHORTEST_TTL, Terms, check_ttl
-from .types import Grant, Holder, Ticket, new_token
-from .utils.clock import clock, safe_deadline
 
 if TYPE_CHECKING:
     from django.dispatch import Signal
 
-    from .backends.base import BaseLockBackend
+    from ..backends.base import BaseLockBackend
 
 logger = logging.getLogger("django_distlock")
 
