@@ -5,6 +5,7 @@ from .core.lock import Lock, assert_locked, lock
 from .core.registry import LockBackends, locks
 from .core.transfer import AdoptedLease, aadopt, adopt
 from .decorators import distributed_lock, skip
+from .decorators.http import respond
 from .exceptions import (
     InvalidLockBackend,
     InvalidLockName,
@@ -17,7 +18,6 @@ from .exceptions import (
     LockReentry,
     LockTimeout,
 )
-from .responses import respond
 from .types import Holder, LockInfo
 
 __version__ = "0.1.0"

@@ -11,9 +11,10 @@ class DistlockConfig(AppConfig):
     verbose_name = "Distributed locks"
 
     def ready(self) -> None:
-        from . import background, checks  # which registers them
+        from . import checks  # which registers them
+        from .decorators import task_context
 
-        background.identify_messages()  # also of a process that sends tasks by their names
+        task_context.identify_messages()  # also of a process that sends tasks by their names
 
         if checks.threads_are_off():  # where uWSGI serves, nobody runs the checks
             [message] = checks.uwsgi_without_threads()

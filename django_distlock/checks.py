@@ -12,9 +12,9 @@ from django.core.checks import CheckMessage, Error, Warning, register
 from django.core.exceptions import ImproperlyConfigured
 
 from .backends.base import BaseLockBackend
-from .background import SETTING as TASKS_SETTING
-from .background import remembered
 from .core.registry import SETTING, locks
+from .decorators.task_context import SETTING as TASKS_SETTING
+from .decorators.task_context import remembered
 from .runs import SETTING as BEAT_SETTING
 from .runs import BeatSettings
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 
-from . import responses
+from .decorators import http
 from .exceptions import LockBackendError, LockNotAcquired, UnusableLockName
 
 
@@ -31,5 +31,5 @@ class LockMiddleware:
 
     def process_exception(self, request: Any, problem: Exception) -> Any:
         if isinstance(problem, LockNotAcquired | LockBackendError | UnusableLockName):
-            return responses.DEFAULT.answer(request, problem)
+            return http.DEFAULT.answer(request, problem)
         return None

@@ -23,9 +23,9 @@ from kombu.exceptions import OperationalError
 
 from .. import names
 from ..backends.base import FORCED
-from ..background import remembered
 from ..core.lease import Lease, State
 from ..core.registry import locks
+from ..decorators.task_context import remembered
 from ..exceptions import LockBackendError, LockNotAcquired
 from ..types import Holder, LockInfo, Ticket, shown
 from .messages import is_known, message_of, task_of

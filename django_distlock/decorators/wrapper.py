@@ -11,13 +11,13 @@ from typing import Any, Literal
 
 from asgiref.sync import sync_to_async
 
-from . import background, calls, requests, responses
-from .core import transactions
-from .core.lease import Lease
-from .core.lock import Lock
-from .exceptions import LockBackendError, LockNotAcquired, UnusableLockName
-from .options import Options
-from .types import shown
+from ..core import transactions
+from ..core.lease import Lease
+from ..core.lock import Lock
+from ..exceptions import LockBackendError, LockNotAcquired, UnusableLockName
+from ..options import Options
+from ..types import shown
+from . import http, key, task_context
 
 logger = logging.getLogger("django_distlock")
 
@@ -45,9 +45,9 @@ class Guarded:
         options: Options,
     ) -> None:
         self.function = function
-        self.kind = calls.kind_of(function)
+        self.kind = key.kind_of(function)
         self.decorated: Any = None
-        self._name_of_call = calls.naming(function, name)
+        self._name_of_call = key.naming(function, name)
         self._using = using
         self._on_busy = on_busy
         self._hold_until = hold_until
@@ -55,10 +55,10 @@ class Guarded:
         self.takes_over = options.given.get("in_atomic") != "ignore"
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if requests.is_async_dispatch(self.function, args):
+        if http.is_async_dispatch(self.function, args):
             return self.acall(args, kwargs)
-        request = requests.request_of(args, kwargs)
-        run = background.celery_run_of(self.decorated)
+        request = http.request_of(args, kwargs)
+        run = task_context.celery_run_of(self.decorated)
         databases = self._databases(request)
         lock: Lock | None = None
         with ExitStack() as stack:
@@ -78,7 +78,7 @@ class Guarded:
             return result
 
     async def acall(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        request = requests.request_of(args, kwargs)
+        request = http.request_of(args, kwargs)
         if self._databases(request):
             raise RuntimeError("You cannot use ATOMIC_REQUESTS with async views.")  # as Django says
         async with AsyncExitStack() as stack:
@@ -93,7 +93,7 @@ class Guarded:
             return result
 
     def iterate(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Generator[Any, Any, Any]:
-        request = requests.request_of(args, kwargs)
+        request = http.request_of(args, kwargs)
         with ExitStack() as stack:
             lock = self._lock(args, kwargs, request)
             try:
@@ -104,7 +104,7 @@ class Guarded:
 
     @asynccontextmanager
     async def aiterated(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AsyncIterator[AsyncGenerator[Any, Any]]:
-        request = requests.request_of(args, kwargs)
+        request = http.request_of(args, kwargs)
         async with AsyncExitStack() as stack:
             lock = self._lock(args, kwargs, request)
             try:
@@ -126,8 +126,8 @@ class Guarded:
         if given:
             return given
         if request is not None:
-            return requests.label(request, calls.path_of_view(self.function))
-        return background.label(args) or calls.path_of(self.function)
+            return http.label(request, key.path_of_view(self.function))
+        return task_context.label(args) or key.path_of(self.function)
 
     def _answer(
         self, problem: Exception, request: Any, args: tuple[Any, ...], kwargs: dict[str, Any], run: Any = None
@@ -140,17 +140,13 @@ class Guarded:
                 logger.info("%s is skipped. %s", shown(self._label(args, request, run)), problem)
             if callable(self._on_busy):
                 return self._on_busy(problem, *args, **kwargs)
-        if (
-            self._on_busy not in ("raise", "retry")
-            and request is not None
-            and requests.is_view(request, self.decorated)
-        ):
-            form = self._on_busy if isinstance(self._on_busy, responses.Respond) else responses.DEFAULT
-            return form.answer(request, problem, calls.path_of_view(self.function))
+        if self._on_busy not in ("raise", "retry") and request is not None and http.is_view(request, self.decorated):
+            form = self._on_busy if isinstance(self._on_busy, http.Respond) else http.DEFAULT
+            return form.answer(request, problem, key.path_of_view(self.function))
         raise problem
 
     async def _aanswer(self, problem: Exception, request: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if isinstance(self._on_busy, responses.Respond):  # templates may do what must not be done in an event loop
+        if isinstance(self._on_busy, http.Respond):  # templates may do what must not be done in an event loop
             return await sync_to_async(self._answer)(problem, request, args, kwargs)
         result = self._answer(problem, request, args, kwargs)
         return await result if inspect.isawaitable(result) else result
@@ -159,8 +155,8 @@ class Guarded:
         """Those in which the view needs a transaction that Django left to the decorator."""
         if request is None or not self.takes_over:
             return []
-        aliases = transactions.taken_over(requests.routed_view(request))
-        return aliases if aliases and requests.is_view(request, self.decorated) else []
+        aliases = transactions.taken_over(http.routed_view(request))
+        return aliases if aliases and http.is_view(request, self.decorated) else []
 
     def _finished(self, result: Any) -> Any:
         """The result, unless the work is only about to begin when the lock is released."""
@@ -169,14 +165,14 @@ class Guarded:
         if inspect.iscoroutine(result):
             result.close()
         raise TypeError(
-            f"{calls.path_of(self.function)} is no 'async def' but returned an awaitable, which would run without the"
+            f"{key.path_of(self.function)} is no 'async def' but returned an awaitable, which would run without the"
             " lock. Put @distributed_lock on the coroutine function itself, or mark this one by"
             " asgiref.sync.markcoroutinefunction."
         )
 
     def _keep(self, lease: Lease, result: Any, request: Any) -> None:
-        if self._hold_until == "response" and responses.is_unfinished(result):
-            responses.hold(lease, result, request)
+        if self._hold_until == "response" and http.is_unfinished(result):
+            http.hold(lease, result, request)
 
 
 async def _each(answer: Any) -> AsyncGenerator[Any, Any]:

@@ -12,8 +12,9 @@ from typing import Any
 
 from asgiref.sync import iscoroutinefunction
 
-from . import background, names
-from .exceptions import InvalidLockName
+from .. import names
+from ..exceptions import InvalidLockName
+from . import task_context
 
 
 class Kind(enum.Enum):
@@ -32,7 +33,7 @@ def kind_of(function: Any) -> Kind:
             f"@distributed_lock was put on the class {function.__name__}. Put it on a method, or for a class view write"
             ' @method_decorator(distributed_lock(...), name="dispatch").'
         )
-    background.refuse_task(function)
+    task_context.refuse_task(function)
     if not callable(function):
         raise TypeError(
             f"@distributed_lock was put on {function!r}, which is no function. Put it below what makes it a property"

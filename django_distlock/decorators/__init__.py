@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any, Literal, ParamSpec, Protocol, TypeVar, Unpack, overload
 
-from . import background, calls
-from .core import transactions
-from .core.registry import DEFAULT_ALIAS
-from .guarding import Guarded, Skip
-from .options import LockOptions, Options
+from ..core import transactions
+from ..core.registry import DEFAULT_ALIAS
+from ..options import LockOptions, Options
+from . import key, task_context
+from .wrapper import Guarded, Skip
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -125,9 +125,9 @@ def _decorated(function: Any, *how: Any) -> Any:
     if isinstance(function, staticmethod | classmethod):
         return type(function)(_decorated(function.__func__, *how))
     guarded = Guarded(function, *how)
-    guarded.decorated = calls.disguised(_WRAPPERS[guarded.kind](guarded), function)
-    if guarded.kind is calls.Kind.FUNCTION:
-        background.identify_messages()  # it may be a task
+    guarded.decorated = key.disguised(_WRAPPERS[guarded.kind](guarded), function)
+    if guarded.kind is key.Kind.FUNCTION:
+        task_context.identify_messages()  # it may be a task
         if guarded.takes_over:
             transactions.take_over(function, guarded.decorated)
     return guarded.decorated
@@ -178,8 +178,8 @@ def _async_generator(guarded: Guarded) -> Any:
 
 
 _WRAPPERS = {
-    calls.Kind.FUNCTION: _plain,
-    calls.Kind.COROUTINE: _coroutine,
-    calls.Kind.GENERATOR: _generator,
-    calls.Kind.ASYNC_GENERATOR: _async_generator,
+    key.Kind.FUNCTION: _plain,
+    key.Kind.COROUTINE: _coroutine,
+    key.Kind.GENERATOR: _generator,
+    key.Kind.ASYNC_GENERATOR: _async_generator,
 }
