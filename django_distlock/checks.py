@@ -12,11 +12,11 @@ from django.core.checks import CheckMessage, Error, Warning, register
 from django.core.exceptions import ImproperlyConfigured
 
 from .backends.base import BaseLockBackend
+from .celery.schedule_store import SETTING as BEAT_SETTING
+from .celery.schedule_store import BeatSettings
 from .core.registry import SETTING, locks
 from .decorators.task_context import SETTING as TASKS_SETTING
 from .decorators.task_context import remembered
-from .runs import SETTING as BEAT_SETTING
-from .runs import BeatSettings
 
 TAG = "locks"
 RUSHED = 1.0  # seconds of TTL below which an ordinary pause of a process costs the lock

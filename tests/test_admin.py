@@ -17,8 +17,8 @@ from django.test import Client
 from django.urls import reverse
 
 from django_distlock import locks
-from django_distlock.inventory import Key, Lease
 from django_distlock.models import HeldLock
+from django_distlock.monitoring.inventory import Key, Lease
 from django_distlock.signals import lock_forced
 
 from .admin_pages import hold, login, names_in, said

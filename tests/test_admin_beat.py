@@ -12,9 +12,9 @@ from django.db import connection
 from django.urls import reverse
 
 from django_distlock import locks
-from django_distlock.inventory import Key
+from django_distlock.celery.schedule_store import Ledger
 from django_distlock.models import BeatRun
-from django_distlock.runs import Ledger
+from django_distlock.monitoring.inventory import Key
 from django_distlock.types import RunStamp
 from django_distlock.utils.text import printable
 

@@ -18,7 +18,7 @@ from celery.schedules import crontab, schedstate, schedule, solar
 
 from django_distlock import LockBackendError, locks
 from django_distlock.backends import locmem
-from django_distlock.runs import recorded_runs
+from django_distlock.celery.schedule_store import recorded_runs
 
 from .beats import Recording, World, gaps, task
 

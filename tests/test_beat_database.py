@@ -19,8 +19,8 @@ from django_celery_beat.schedulers import DatabaseScheduler
 from django_distlock import locks
 from django_distlock.backends import locmem
 from django_distlock.celery import beat
-from django_distlock.celery.database import DistlockDatabaseScheduler
-from django_distlock.runs import recorded_runs
+from django_distlock.celery.beat_database import DistlockDatabaseScheduler
+from django_distlock.celery.schedule_store import recorded_runs
 
 from .beats import Recording, World, gaps, task
 

@@ -8,7 +8,7 @@ import pytest
 
 from django_distlock import locks
 from django_distlock.backends.base import BaseLockBackend
-from django_distlock.capabilities import CAPABILITIES, capabilities_of
+from django_distlock.monitoring.diagnostics import CAPABILITIES, capabilities_of
 
 PAGE = Path(__file__).parent.parent / "docs" / "backends.md"
 

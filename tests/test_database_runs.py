@@ -13,9 +13,9 @@ from django.db import connections, transaction
 
 from django_distlock import LockBackendError, locks, stamps
 from django_distlock.backends.database import files
+from django_distlock.celery.schedule_store import Ledger, recorded_runs
 from django_distlock.exceptions import UnreadableStamp
 from django_distlock.models import DatabaseRun
-from django_distlock.runs import Ledger, recorded_runs
 from django_distlock.types import RunStamp
 
 from .conftest import DATABASE

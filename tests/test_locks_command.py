@@ -11,8 +11,9 @@ import pytest
 import redis
 from django.core.management import CommandError, call_command
 
-from django_distlock import locks, tables
-from django_distlock.capabilities import capabilities_of
+from django_distlock import locks
+from django_distlock.monitoring import formatting
+from django_distlock.monitoring.diagnostics import capabilities_of
 from django_distlock.names import check_name
 from django_distlock.signals import lock_forced
 
@@ -112,11 +113,11 @@ def test_json_cannot_steer_the_terminal_either(backend):
 
 def test_tables_fit():
     rows = [("NAME", "BACKEND", "LABEL"), ("n" * 50, "default", "日本" * 20), ("short", "default", "x")]
-    lines = tables.table(rows, 60, (0, 2))
-    assert max(map(tables.width, lines)) <= 60
+    lines = formatting.table(rows, 60, (0, 2))
+    assert max(map(formatting.width, lines)) <= 60
     assert lines[0].index("BACKEND") == lines[1].index("default") == lines[2].index("default")
     assert "…" in lines[1]
-    assert max(map(tables.width, tables.table(rows))) > 100
+    assert max(map(formatting.width, formatting.table(rows))) > 100
 
 
 def test_a_table_looks_at_each_character_of_a_long_text_a_few_times(monkeypatch):
@@ -131,22 +132,22 @@ def test_a_table_looks_at_each_character_of_a_long_text_a_few_times(monkeypatch)
             looked.append(character)
             return unicodedata.east_asian_width(character)
 
-    monkeypatch.setattr(tables, "unicodedata", Counted)
-    lines = tables.table([("NAME", "LABEL"), ("é" * 4000, "日本" * 1000)], 80, (0, 1))
-    assert [tables.width(line) for line in lines] == [46, 80]
+    monkeypatch.setattr(formatting, "unicodedata", Counted)
+    lines = formatting.table([("NAME", "LABEL"), ("é" * 4000, "日本" * 1000)], 80, (0, 1))
+    assert [formatting.width(line) for line in lines] == [46, 80]
     assert len(looked) < 10 * 6000
 
 
 @pytest.mark.parametrize("text", ["a" * 50, "日本語" * 20, "e\u0301" * 30, "ab日e\u0301", "", "…"])
 def test_a_text_is_cut_to_the_columns_there_are(text):
     for size in range(1, 60):
-        shown = tables.cut(text, size)
+        shown = formatting.cut(text, size)
         kept = shown.removesuffix("…") if shown != text else text
-        assert tables.width(shown) <= size
+        assert formatting.width(shown) <= size
         assert text.startswith(kept)
         if shown != text:
-            assert tables.width(text) > size
-            assert tables.width(text[: len(kept) + 1]) > size - 1  # no more of it would fit
+            assert formatting.width(text) > size
+            assert formatting.width(text[: len(kept) + 1]) > size - 1  # no more of it would fit
 
 
 def test_show(backend):

@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from django_distlock import tables
+from django_distlock.monitoring import formatting
 
 from .admin_pages import hold
 from .terminal import PYTHON, ROOT
@@ -81,10 +81,10 @@ def test_columns_that_have_no_room_are_left_out():
     heading = ("NAME", "BACKEND", "LABEL", "HOLDER", "HELD", "LEFT", "WAITING")
     rows = [heading, ("n" * 30, "default", "l" * 30, "h" * 30, "12 min 34 s", "29 s", "3")]
     for most in range(26, 130):
-        lines = tables.table(rows, most, (0, 2, 3), (6, 1, 4, 2))
+        lines = formatting.table(rows, most, (0, 2, 3), (6, 1, 4, 2))
         assert max(map(len, lines)) <= most
         assert {"NAME", "HOLDER", "LEFT"} <= set(lines[0].split())
-    assert tables.table(rows, 130, (0, 2, 3), (6, 1, 4, 2))[0].split() == list(heading)
+    assert formatting.table(rows, 130, (0, 2, 3), (6, 1, 4, 2))[0].split() == list(heading)
 
 
 def test_who_reads_only_the_beginning_is_no_error(valkey, valkey_locks):

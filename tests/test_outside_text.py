@@ -22,7 +22,7 @@ from django_distlock.backends.redis import RedisBackend
 from django_distlock.backends.redis.cluster.slots import Address
 from django_distlock.backends.redis.errors import explain
 from django_distlock.backends.redis.sentinels import Master
-from django_distlock.inventory import force_release
+from django_distlock.monitoring.inventory import force_release
 from django_distlock.types import Holder
 from django_distlock.utils.text import bounded, printable
 

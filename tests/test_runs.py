@@ -19,8 +19,8 @@ from django_distlock.backends.dummy import DummyBackend
 from django_distlock.backends.locmem import LocMemBackend
 from django_distlock.backends.redis import RedisBackend
 from django_distlock.backends.redlock import RedlockBackend
+from django_distlock.celery.schedule_store import NEVER, Ledger, recorded_runs
 from django_distlock.exceptions import UnreadableStamp
-from django_distlock.runs import NEVER, Ledger, recorded_runs
 from django_distlock.types import RunStamp
 
 from .tools import backend_on, eventually

@@ -28,7 +28,7 @@ from django_distlock import (
     locks,
 )
 from django_distlock.core import acquire
-from django_distlock.inventory import force_release
+from django_distlock.monitoring.inventory import force_release
 from django_distlock.signals import lock_released
 
 from .tools import PATIENCE, aeventually, eventually, queue_of

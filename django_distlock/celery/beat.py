@@ -14,9 +14,9 @@ from celery.utils.time import maybe_make_aware  # type: ignore[import-untyped]
 from django.core.exceptions import ImproperlyConfigured
 
 from ..exceptions import LockBackendError, RunRefused
-from ..runs import SETTING, Ledger, next_time
 from ..types import RunStamp
 from ..utils.clock import clock
+from .schedule_store import SETTING, Ledger, next_time
 from .stopping import Stopping
 
 if celery.VERSION[:2] < (5, 7):

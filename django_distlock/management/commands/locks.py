@@ -16,13 +16,14 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from ... import locks, tables
+from ... import locks
 from ...backends.base import BaseLockBackend
-from ...capabilities import capabilities_finding
 from ...exceptions import InvalidLockName, LockBackendError
-from ...inventory import Inventory, Key, Seen, force_release, held_for, holding_nodes, in_words, long_held
+from ...monitoring import formatting
+from ...monitoring.diagnostics import capabilities_finding
+from ...monitoring.formatting import FLEXIBLE, SPARE, as_json, looked_at, rows, state
+from ...monitoring.inventory import Inventory, Key, Seen, force_release, held_for, holding_nodes, in_words, long_held
 from ...names import stored_name
-from ...reports import FLEXIBLE, SPARE, as_json, looked_at, rows, state
 from ...types import Finding, Level
 from ...utils.parallel import ask_abreast
 from ...utils.text import printable
@@ -135,7 +136,7 @@ class Command(BaseCommand):
     def _table(self, found: list[tuple[Seen, int | None]], columns: int | None) -> list[str]:
         if not found:
             return []
-        heading, *lines = tables.table(rows(found), columns, FLEXIBLE, SPARE)
+        heading, *lines = formatting.table(rows(found), columns, FLEXIBLE, SPARE)
         return [self.style.MIGRATE_HEADING(heading), *lines]
 
     def do_show(self, options: dict[str, Any]) -> None:
@@ -169,7 +170,7 @@ class Command(BaseCommand):
         }
         if nodes := holding_nodes(info):
             facts["nodes"] = nodes
-        yield from tables.table([(f"  {fact}", text) for fact, text in facts.items()])
+        yield from formatting.table([(f"  {fact}", text) for fact, text in facts.items()])
 
     def do_release(self, options: dict[str, Any]) -> None:
         if options["prefix"] == "" and not options["interactive"]:
@@ -298,9 +299,9 @@ class Command(BaseCommand):
 
     def _print_finding(self, item: Finding) -> None:
         styles = {Level.OK: self.style.SUCCESS, Level.WARNING: self.style.WARNING, Level.ERROR: self.style.ERROR}
-        level = tables.padded(item.level, 7)
+        level = formatting.padded(item.level, 7)
         styled = styles[item.level](level) if item.level in styles else level
-        self.stdout.write(f"  {styled}  {tables.padded(item.about, 11)}  {printable(item.message)}")
+        self.stdout.write(f"  {styled}  {formatting.padded(item.about, 11)}  {printable(item.message)}")
         if item.hint and item.level is not Level.OK:
             self.stdout.write(f"{' ' * 24}{printable(item.hint)}")
 

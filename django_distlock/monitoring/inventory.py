@@ -13,16 +13,16 @@ from urllib.parse import quote, unquote
 
 from django.core.exceptions import ImproperlyConfigured
 
-from . import signals
-from .backends.base import FORCED, BaseLockBackend
-from .core.registry import SETTING, locks
-from .exceptions import LockBackendError
-from .names import OWN
-from .runs import RunInfo, recorded_runs
-from .types import Holder, LockInfo, Ticket
-from .utils.clock import clock
-from .utils.parallel import ask_abreast
-from .utils.text import printable
+from .. import signals
+from ..backends.base import FORCED, BaseLockBackend
+from ..celery.schedule_store import RunInfo, recorded_runs
+from ..core.registry import SETTING, locks
+from ..exceptions import LockBackendError
+from ..names import OWN
+from ..types import Holder, LockInfo, Ticket
+from ..utils.clock import clock
+from ..utils.parallel import ask_abreast
+from ..utils.text import printable
 
 logger = logging.getLogger("django_distlock")
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from .backends.base import BaseLockBackend
-from .types import Finding, Level
+from ..backends.base import BaseLockBackend
+from ..types import Finding, Level
 
 CAPABILITIES = {
     "supports_exclusion": "locks exclude",

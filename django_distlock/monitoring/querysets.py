@@ -11,11 +11,11 @@ from django.core.exceptions import FieldError
 from django.db.models import Model, Q, QuerySet
 from django.utils.text import capfirst
 
+from ..celery.schedule_store import RunInfo
+from ..models import BeatRun, HeldLock
+from ..types import Holder
+from ..utils.text import printable
 from .inventory import Inventory, Key, Lease
-from .models import BeatRun, HeldLock
-from .runs import RunInfo
-from .types import Holder
-from .utils.text import printable
 
 
 class _Query:

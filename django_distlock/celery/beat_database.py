@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from django.core.exceptions import ImproperlyConfigured
 
+from .beat import SharedRuns
+
 try:
     from django_celery_beat.schedulers import DatabaseScheduler  # type: ignore[import-untyped]
 except ImportError as error:
     raise ImproperlyConfigured(
         'The scheduler distlock_database needs django-celery-beat: pip install "django-celery-beat>=2.9"'
     ) from error
-
-from .beat import SharedRuns
 
 
 class DistlockDatabaseScheduler(SharedRuns, DatabaseScheduler):  # type: ignore[misc]

@@ -15,12 +15,12 @@ from typing import NamedTuple, Self
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 
-from .backends.base import BaseLockBackend
-from .core.registry import DEFAULT_ALIAS, locks
-from .exceptions import RunRefused, UnreadableStamp
-from .names import LONGEST_ACCEPTED, stored_name
-from .types import RunStamp, new_token
-from .utils.text import quoted
+from ..backends.base import BaseLockBackend
+from ..core.registry import DEFAULT_ALIAS, locks
+from ..exceptions import RunRefused, UnreadableStamp
+from ..names import LONGEST_ACCEPTED, stored_name
+from ..types import RunStamp, new_token
+from ..utils.text import quoted
 
 SETTING = "DISTRIBUTED_LOCKS_BEAT"
 KEYS = ("ALIAS", "PREFIX")

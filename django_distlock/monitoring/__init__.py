@@ -1,0 +1,1 @@
+"""What is locked now, for the admin and the commands."""
