@@ -1,61 +1,41 @@
-"""The structure of the package: imports point one way, and drivers are imported by their backend alone."""
+"""The structure of the package: who may import whom."""
 
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 import django_distlock
 
+PACKAGE = "django_distlock"
 ROOT = Path(django_distlock.__file__).parent
 
-# A module imports only from modules above it.
-ORDER = [
-    "forks", "exceptions", "texts", "names", "stamps", "terms", "detached", "bells", "abreast", "findings", "tickets",
-    "workers", "signals", "models",
-    "backends.probing", "backends.base", "backends.loops", "backends.permits", "backends.locmem", "backends.dummy",
-    "backends.redis.keys", "backends.redis.leases", "backends.redis.connections", "backends.redis.errors",
-    "backends.redis.location", "backends.redis.health", "backends.redis.commands", "backends.redis.timeouts",
-    "backends.redis.wire",
-    "backends.redis.sentinels",
-    "backends.redis.masters", "backends.redis.topology", "backends.redis.checkup", "backends.redis.listing",
-    "backends.redis.listener",
-    "backends.redis.cluster", "backends.redis.cluster.slots", "backends.redis.cluster.routing",
-    "backends.redis.cluster.wire", "backends.redis.cluster.listener", "backends.redis.cluster.checkup",
-    "backends.redis.parts", "backends.redis.cluster.parts",
-    "backends.redis.backend",
-    "backends.redis",
-    "backends.redlock.asking", "backends.redlock.listing", "backends.redlock.quorum", "backends.redlock.rounds",
-    "backends.redlock.lineup", "backends.redlock.nodes", "backends.redlock.tasks", "backends.redlock.findings",
-    "backends.redlock.settings", "backends.redlock.backend",
-    "backends.redlock",
-    "backends.database.files", "backends.database.errors",
-    "backends.database.rows", "backends.database.pruning", "backends.database.statements", "backends.database.quick",
-    "backends.database.steps", "backends.database.runs",
-    "backends.database.watchdog", "backends.database.forks",
-    "backends.database.opening", "backends.database.wrappers",
-    "backends.database.looks", "backends.database.connections", "backends.database.listener",
-    "backends.database.calls", "backends.database.location",
-    "backends.database.checks", "backends.database.backend", "backends.database",
-    "backends",
-    "leases", "lines", "cleaning", "renewal", "handlers", "options", "waiting", "transactions", "entries", "attempts",
-    "locking",
-    "handover", "assertions",
-    "background", "calls", "requests", "responses", "guarding", "decorators", "", "middleware",
-    "runs", "capabilities", "inventory", "snapshots", "tables", "reports", "checks", "apps", "pages", "admin",
-    "migrations", "migrations.0001_initial",
-    "management", "management.commands", "management.commands.locks", "management.commands.runlocked",
-    "celery", "celery.stopping", "celery.beat", "celery.database", "celery.messages", "celery.tasks",
-    "testing", "testing.tools", "testing.contract", "testing.plugin",
-]  # fmt: skip
+# From top to bottom. A module imports from its own layer and from those below; what a layer holds is told by the
+# beginning of a module's name within the package, of which the longest counts.
+LAYERS = {
+    "adapters": ["apps", "admin", "management", "celery", "middleware", "checks", "testing", "migrations"],
+    "the package": [""],
+    "decorators": ["decorators"],
+    "monitoring": ["monitoring", "celery.schedule_store"],  # which imports no Celery
+    "core": ["core"],
+    "stores": ["backends.locmem", "backends.dummy", "backends.redis", "backends.redlock", "backends.database"],
+    "contract": ["backends.base", "backends"],
+    "helpers of stores": ["backends.common"],
+    "vocabulary": ["types", "options", "names", "exceptions", "signals", "models"],
+    "utils": ["utils"],
+}
+STORES = LAYERS["stores"]
 
 DRIVERS = {
-    "redis": ("backends.redis", "backends.redlock"), "django_redis": "backends.redis", "psycopg": "backends",
+    "redis": ("backends.redis", "backends.redlock"), "django_redis": "backends.redis", "psycopg": "backends.database",
     "celery": "celery", "kombu": "celery", "django_celery_beat": "celery", "pytest": "testing",
 }  # fmt: skip
 
 
-def modules() -> dict[str, ast.Module]:
+def parsed() -> dict[str, ast.Module]:
     found = {}
     for path in ROOT.rglob("*.py"):
         parts = path.relative_to(ROOT).with_suffix("").parts
@@ -63,53 +43,98 @@ def modules() -> dict[str, ast.Module]:
     return found
 
 
-def runtime_imports(name: str, tree: ast.Module) -> list[str]:
-    """Absolute names of what a module imports, except for type checkers."""
-    imported = []
-    pending: list[ast.AST] = [tree]
-    while pending:
-        node = pending.pop()
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-            continue
-        if isinstance(node, ast.Import):
-            imported += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            imported += absolute(name, node)
-        pending += ast.iter_child_nodes(node)
-    return imported
+MODULES = parsed()
 
 
-def absolute(name: str, node: ast.ImportFrom) -> list[str]:
-    if not node.level:
-        return [node.module or ""]
+def absolute(name: str, node: ast.ImportFrom) -> str:
+    """The module that a relative import names, within the package."""
     is_package = (ROOT / Path(*name.split(".")) / "__init__.py").exists() if name else True
     parts = name.split(".") if name else []
     parents = parts[: len(parts) - node.level + is_package]
-    if node.module:
-        return [".".join(["django_distlock", *parents, node.module])]
-    return [".".join(["django_distlock", *parents, alias.name]) for alias in node.names]
+    return ".".join([*parents, *([node.module] if node.module else [])])
 
 
-def test_every_module_has_its_place():
-    assert sorted(modules()) == sorted(ORDER)
+def imports(name: str) -> Iterator[str]:
+    """Absolute names of all that a module imports: for annotations and inside of functions, too."""
+    for node in ast.walk(MODULES[name]):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            yield node.module or ""
+        elif isinstance(node, ast.ImportFrom):
+            base = absolute(name, node)
+            for alias in node.names:
+                inner = f"{base}.{alias.name}" if base else alias.name
+                yield f"{PACKAGE}.{inner if inner in MODULES else base}".rstrip(".")
 
 
-def test_imports_point_upward():
-    for name, tree in modules().items():
-        for imported in runtime_imports(name, tree):
-            if imported.startswith("django_distlock"):
-                target = imported.removeprefix("django_distlock").removeprefix(".")
-                assert ORDER.index(target) < ORDER.index(name), f"{name or 'the package'} imports {target}"
+def own_imports(name: str) -> set[str]:
+    """Those from the package, by their names within it."""
+    return {
+        imported.removeprefix(PACKAGE).removeprefix(".")
+        for imported in imports(name)
+        if imported == PACKAGE or imported.startswith(f"{PACKAGE}.")
+    }
+
+
+def layer_of(name: str) -> str:
+    def length(begin: str) -> int:
+        return len(begin) if name == begin or name.startswith(f"{begin}.") else -1
+
+    return max(LAYERS, key=lambda layer: max(map(length, LAYERS[layer])))
+
+
+def store_of(name: str) -> str | None:
+    return next((store for store in STORES if name == store or name.startswith(f"{store}.")), None)
+
+
+@pytest.mark.parametrize("name", sorted(MODULES))
+def test_imports_point_down(name):
+    order = list(LAYERS)
+    for imported in own_imports(name):
+        assert order.index(layer_of(imported)) >= order.index(layer_of(name)), f"{name} imports {imported}"
+
+
+def test_the_core_knows_the_contract_and_no_store():
+    for name in MODULES:
+        if layer_of(name) in ("adapters", "the package", "decorators", "monitoring", "core"):
+            assert not [imported for imported in own_imports(name) if store_of(imported)], name
+
+
+def test_stores_do_not_know_each_other():
+    for name in MODULES:
+        allowed = {store_of(name), *(["backends.redis"] if store_of(name) == "backends.redlock" else [])}
+        if store_of(name):
+            strange = [i for i in own_imports(name) if store_of(i) and store_of(i) not in allowed]
+            assert not strange, f"{name} imports {strange}"
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    graph = {name: own_imports(name) - {name} for name in MODULES}
+    # What imports nothing that is left is taken away, until only circles and what leads to them is left.
+    while free := [name for name, imported in graph.items() if not imported & graph.keys()]:
+        for name in free:
+            del graph[name]
+    while free := [name for name in graph if not any(name in imported for imported in graph.values())]:
+        for name in free:
+            del graph[name]
+    assert not graph, {name: sorted(imported & graph.keys()) for name, imported in graph.items()}
 
 
 def test_drivers_are_imported_by_their_backend_alone():
-    for name, tree in modules().items():
-        for imported in runtime_imports(name, tree):
+    for name in MODULES:
+        for imported in imports(name):
             home = DRIVERS.get(imported.split(".")[0])
             assert home is None or name.startswith(home), f"{name} imports {imported}"
 
 
-def test_only_two_modules_know_http():
-    for name, tree in modules().items():
-        if name not in ("requests", "responses"):
-            assert not any(imported.startswith("django.http") for imported in runtime_imports(name, tree)), name
+def test_one_module_knows_http():
+    """Beside the admin, which Django calls with requests."""
+    knowing = {name for name in MODULES if any(imported.startswith("django.http") for imported in imports(name))}
+    assert knowing == {"admin", "decorators.http"}
+
+
+def test_no_module_is_long():
+    """One idea has room in 450 lines."""
+    long = {path.name: lines for path in ROOT.rglob("*.py") if (lines := len(path.read_text().splitlines())) > 450}
+    assert not long
