@@ -11,7 +11,7 @@ import celery
 import pytest
 from django.db import connections, transaction
 
-from django_distlock import LockBackendError, locks, stamps
+from django_distlock import LockBackendError, locks, types
 from django_distlock.backends.database import files
 from django_distlock.celery.schedule_store import Ledger, recorded_runs
 from django_distlock.exceptions import UnreadableStamp
@@ -158,7 +158,7 @@ def test_a_fleet_whose_beats_come_and_go_sends_what_one_stock_beat_sends(sqlite_
     monkeypatch.setattr(beat, "clock", lambda: fleet.now.timestamp())
     now = SimpleNamespace(time_ns=lambda: int(fleet.now.timestamp() * 1e6) * 1000, sleep=time.sleep)
     monkeypatch.setattr(files, "time", now)  # the clock of SQLite
-    monkeypatch.setattr(stamps, "time", SimpleNamespace(time=lambda: fleet.now.timestamp()))
+    monkeypatch.setattr(types, "time", SimpleNamespace(time=lambda: fleet.now.timestamp()))
     stock.start(StockBeat)
     stock.run(end)
     for _ in range(3):

@@ -163,7 +163,7 @@ def test_who_stands_behind_in_the_line_is_woken(valkey_locks, settings, monkeypa
         heir.thread.join(PATIENCE)
         return heir.is_in
 
-    for name, point in at_each_point(leave_to_an_heir, "lines.py", "waiting.py"):
+    for name, point in at_each_point(leave_to_an_heir, "core/local_queue.py", "core/acquire.py", "utils/drive.py"):
         if not heir_comes(name):
             late.append(point)
     assert len(heirs) > 40

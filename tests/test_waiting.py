@@ -13,7 +13,7 @@ import pytest
 from django_distlock import LockBackendError, lock, locks
 from django_distlock.backends.redis import listener as listening
 from django_distlock.core import acquire
-from django_distlock.core.acquire import Attempt
+from django_distlock.core.acquire import Acquisition
 from django_distlock.core.lease import Lease
 from django_distlock.types import Holder, new_token
 from django_distlock.utils.clock import clock
@@ -74,7 +74,7 @@ class TestInterrupts:
     """Wherever an interrupt strikes, the lock is free in the end, and nothing renews it for ever."""
 
     def test_between_the_grant_and_the_lease(self, backend, monkeypatch):
-        strike(monkeypatch, Attempt, "conclude")
+        strike(monkeypatch, Acquisition, "conclude")
         with pytest.raises(KeyboardInterrupt):
             lock("name", ttl=60).acquire()
         eventually(lambda: not lock("name").locked())

@@ -15,8 +15,11 @@ from .. import signals
 from ..exceptions import LockError, LockNotHeld, LockTimeout
 from ..names import render
 from ..options import LockOptions, Options, settled
-from . import acquire, transactions
-from .acquire import Attempt, acquired_here, kind
+from ..types import Holder, Ticket, current_execution
+from ..utils.drive import adrive, drive
+from . import transactions
+from .acquire import Acquisition, kind, seconds_to_wait
+from .context import acquired_here
 from .holds import Entries, Entry
 from .lease import Lease, State, logger
 from .registry import DEFAULT_ALIAS, locks
@@ -79,11 +82,11 @@ class Lock:
         ``timeout``: seconds to wait; -1 means the lock's own ``wait``. Raises LockBackendError.
         """
         refuse_in_a_loop()
-        return self._made(self._attempt(blocking, timeout)).lease is not None
+        return self._made(self._acquisition(blocking, timeout)).lease is not None
 
     async def aacquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         """``acquire()`` for tasks. Cancelled, it leaves nothing behind."""
-        return (await self._amade(self._attempt(blocking, timeout))).lease is not None
+        return (await self._amade(self._acquisition(blocking, timeout))).lease is not None
 
     def release(self) -> None:
         """Give up the lease that this thread or task took by this handle, else the handle's last one.
@@ -123,12 +126,12 @@ class Lock:
 
     def __enter__(self) -> Lease:
         refuse_in_a_loop()
-        attempt = self._made(self._attempt(insists=True))
-        return attempt.lease or attempt.fail()
+        acquisition = self._made(self._acquisition(insists=True))
+        return acquisition.lease or acquisition.fail()
 
     async def __aenter__(self) -> Lease:
-        attempt = await self._amade(self._attempt(insists=True))
-        return attempt.lease or attempt.fail()
+        acquisition = await self._amade(self._acquisition(insists=True))
+        return acquisition.lease or acquisition.fail()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -164,28 +167,33 @@ class Lock:
             self._let_run_out(entry, by_with=True)
             raise
 
-    def _attempt(self, blocking: bool = True, timeout: float = -1, *, insists: bool = False) -> Attempt:
-        return Attempt(
-            self.name, self.using, self.label, self._message, self._options, self._entries, blocking, timeout,
-            insists=insists,
-        )  # fmt: skip
+    def _acquisition(self, blocking: bool = True, timeout: float = -1, *, insists: bool = False) -> Acquisition:
+        service = locks.service(self.using)
+        terms = self._options.terms(service.backend.terms)
+        seconds = seconds_to_wait(blocking, timeout, terms.wait)
+        execution = current_execution()
+        holder = Holder.here(self.label or terms.label, execution, self._message)
+        request = Ticket(self.name, terms.ttl, holder, min_hold=terms.min_hold)
+        return Acquisition(service, request, seconds, terms, self._entries, execution, insists=insists)
 
-    def _made(self, attempt: Attempt) -> Attempt:
+    def _made(self, acquisition: Acquisition) -> Acquisition:
         try:
-            signals.announce(attempt.conclude(acquire.acquire(attempt.wait, attempt.steps())))
+            answer = drive(acquisition.steps(), acquisition.backend)
+            signals.announce(acquisition.conclude(answer))
         except BaseException:
-            attempt.undo()
+            acquisition.undo()
             raise
-        return attempt
+        return acquisition
 
-    async def _amade(self, attempt: Attempt) -> Attempt:
+    async def _amade(self, acquisition: Acquisition) -> Acquisition:
         try:
-            await attempt.look_around()
-            await signals.aannounce(attempt.conclude(await acquire.aacquire(attempt.wait, attempt.steps())))
+            await acquisition.look_around()
+            answer = await adrive(acquisition.steps(), acquisition.backend)
+            await signals.aannounce(acquisition.conclude(answer))
         except BaseException:  # cancelled: whoever asked will never know that the lock was granted
-            attempt.undo()
+            acquisition.undo()
             raise
-        return attempt
+        return acquisition
 
     def _defers(self, lease: Lease) -> bool:
         return lease.is_live and self._options.terms(locks[self.using].terms).in_atomic == "defer"

@@ -17,7 +17,7 @@ from ..names import own_name
 from ..options import Options, Terms
 from ..types import Grant, Holder, LockInfo, Ticket, current_execution
 from ..utils.clock import clock, safe_deadline
-from .acquire import take_over
+from . import context
 from .detached import Detached
 from .holds import Entry
 from .lease import Lease
@@ -130,7 +130,8 @@ class Adoption:
                 f"The lock {self.lease.name!r} ({self.lease.using}) was adopted already, by {answer.holder}. What"
                 " detach() returns can be adopted once."
             )
-        take_over(self.lease)
+        self._keeper.keep(self.lease)
+        context.remember(self.lease)
 
     def is_known(self, answer: Grant | LockInfo) -> None:
         """The store shows this process as the holder from now on."""

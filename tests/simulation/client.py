@@ -17,12 +17,15 @@ from django_distlock.backends.redis.commands import Command
 from django_distlock.backends.redis.errors import NoReply, explain
 from django_distlock.backends.redis.listener import AGAIN, NAP, Listener
 from django_distlock.backends.redis.wire import Answer
-from django_distlock.core.acquire import Outcome, Wait, aacquire
+from django_distlock.core.acquire import Acquisition
+from django_distlock.core.holds import Entries
 from django_distlock.core.local_queue import Lines
 from django_distlock.core.renewal import RETRY
 from django_distlock.exceptions import LockBackendError
+from django_distlock.options import Terms
 from django_distlock.types import Grant, Holder, LockInfo, Ticket
 from django_distlock.utils.clock import safe_deadline
+from django_distlock.utils.drive import adrive
 
 if TYPE_CHECKING:
     from .world import World
@@ -286,6 +289,11 @@ class Process:
 
     # The keeper: as Renewer and Cleaner
 
+    def find(self, token: str) -> None:
+        """The leases of its callers are their own affair here."""
+
+    last_of = find
+
     def abandon(self, ticket: Ticket, *, rest: float = 0.0, until: float = 0.0) -> None:
         known = self._abandoned & {(ticket.token, False), (ticket.token, ticket.is_offer)}
         if self.is_alive and not known:
@@ -317,20 +325,20 @@ class Process:
             ttl = pick(self.world.faults.ttls)
             holder = Holder("host", os.getpid(), str(self), "simulation", 0.0)
             ticket = Ticket("name", ttl, holder, self.world.new_token(), bell=Bell(self.world))  # type: ignore[arg-type]
-            wait = Wait(self, ticket, seconds, lambda busy: False, lambda: False)  # type: ignore[arg-type]
+            acquisition = Acquisition(self, ticket, seconds, Terms(), Entries(), me)  # type: ignore[arg-type]
             try:
-                outcome = await self._wait(me, wait, seconds)
+                answer = await self._wait(me, acquisition, seconds)
             except Cancelled:
                 continue
             except LockBackendError:
-                self.world.checker.fails(ticket, waited=wait._waits)
+                self.world.checker.fails(ticket, waited=acquisition.has_waited)
                 continue
-            if outcome.grant:
-                await self._hold(wait.ticket, outcome.grant)
-            elif not wait.ticket.is_bequeathed:
-                self.world.checker.settled(wait.ticket)
+            if isinstance(answer, Grant):
+                await self._hold(acquisition.request, answer)
+            elif not acquisition.request.is_bequeathed:
+                self.world.checker.settled(acquisition.request)
 
-    async def _wait(self, me: Task, wait: Wait, seconds: float | None) -> Outcome:
+    async def _wait(self, me: Task, acquisition: Acquisition, seconds: float | None) -> Grant | LockInfo:
         since = self.world.now
         if seconds != 0.0:
             self.waiting.append(since)
@@ -338,7 +346,7 @@ class Process:
         if self.world.chance(self.world.faults.cancel):
             self.world.after(self.world.between(0.0, 4.0), self.when_running, me.cancel)
         try:
-            return await aacquire(wait, wait.steps())
+            return await adrive(acquisition.steps(), self.backend)
         finally:
             me.is_cancellable = False
             if since in self.waiting:

@@ -1,0 +1,62 @@
+"""The one place where generators without I/O meet threads and tasks.
+
+A generator yields each ``Call`` that it wants to be made, and is sent what that returned; what it raised is raised
+inside of the generator. So one algorithm serves threads and tasks, and a simulation can drive it, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from typing import Any, NamedTuple, TypeVar, cast
+
+T = TypeVar("T")
+
+
+class Call(NamedTuple):
+    """``target.method(*arguments, **options)``; for tasks its twin, ``await target.amethod(...)``."""
+
+    method: str
+    arguments: tuple[Any, ...] = ()
+    options: Mapping[str, Any] = {}
+
+
+Steps = Generator[Call, Any, T]
+
+
+def drive(steps: Steps[T], target: object) -> T:
+    """Return what the generator returns, or raise what it raises.
+
+    An interrupt that hits this function itself, such as an exception of a signal handler, closes the generator.
+    """
+    try:
+        call = next(steps)
+        while True:
+            try:
+                answer = getattr(target, call.method)(*call.arguments, **call.options)
+            except Exception as error:
+                call = steps.throw(error)
+            else:
+                call = steps.send(answer)
+    except StopIteration as end:
+        return cast("T", end.value)
+    except BaseException:
+        steps.close()
+        raise
+
+
+async def adrive(steps: Steps[T], target: object) -> T:
+    """``drive()`` for tasks. Where the task is cancelled, the generator is closed."""
+    try:
+        call = next(steps)
+        while True:
+            try:
+                answer = await getattr(target, f"a{call.method}")(*call.arguments, **call.options)
+            except Exception as error:
+                call = steps.throw(error)
+            else:
+                call = steps.send(answer)
+    except StopIteration as end:
+        return cast("T", end.value)
+    except BaseException:
+        steps.close()
+        raise
