@@ -9,11 +9,12 @@ from typing import Any, ClassVar
 
 from django.core.checks import CheckMessage
 
-from ..exceptions import InvalidLockBackend
+from ..exceptions import InvalidLockBackend, LockBackendError
 from ..options import Terms, check_bound
 from ..types import Finding, Grant, Holder, LockInfo, RunStamp, Ticket
+from ..utils.drive import adrive, drive
 from ..utils.text import quoted
-from .probing import aprobe, probe
+from .common import selftest
 
 DEFAULTS = ("TTL", "WAIT", "RENEW", "MAX_HOLD", "MIN_HOLD")
 FORCED = -1.0  # a rest: an operator frees a lock that was released already and is kept for its min_hold
@@ -149,6 +150,13 @@ class BaseLockBackend(ABC):
     @abstractmethod
     def anames(self, prefix: str = "") -> AsyncIterator[str]: ...
 
+    def list_names(self, prefix: str = "") -> list[str]:
+        """``names()``, all at once."""
+        return list(self.names(prefix))
+
+    async def alist_names(self, prefix: str = "") -> list[str]:
+        return [name async for name in self.anames(prefix)]
+
     @abstractmethod
     def look(self, names: Sequence[str]) -> list[LockInfo | None]:
         """Each lock as it stands now; None where nobody holds it."""
@@ -229,10 +237,16 @@ class BaseLockBackend(ABC):
 
     def check(self) -> list[Finding]:
         """What an operator should know of the store, by asking it. Raises nothing when it does not answer."""
-        return probe(self)
+        try:
+            return drive(selftest.steps(), self)
+        except LockBackendError as error:
+            return [selftest.failed(error)]
 
     async def acheck(self) -> list[Finding]:
-        return await aprobe(self)
+        try:
+            return await adrive(selftest.steps(), self)
+        except LockBackendError as error:
+            return [selftest.failed(error)]
 
     def check_settings(self) -> list[CheckMessage]:
         """Django's system checks of this entry; no I/O."""

@@ -19,8 +19,8 @@ from ...types import Finding, Grant, Holder, LockInfo, RunStamp, Ticket
 from ...utils.clock import clock
 from ...utils.text import quoted
 from ..base import BaseLockBackend
+from ..common.selftest import failed
 from ..loops import PerLoop
-from ..probing import failed
 from .cluster.parts import cluster_parts, is_cluster
 from .commands import Command, Script, pack
 from .errors import InDoubt, NoReply, explain, is_wrong_type
