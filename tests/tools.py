@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from django_distlock import locks
 from django_distlock.backends.base import BaseLockBackend
 from django_distlock.core.local_queue import Lines
 from django_distlock.core.renewal import Renewer
@@ -19,17 +18,14 @@ __all__ = ["PATIENCE", "aeventually", "backend_on", "eventually", "queue_of", "r
 
 
 def renewer_of(backend: BaseLockBackend) -> Renewer:
-    """What keeps the leases of a backend that ``locks`` has."""
-    service = locks.service(backend.alias)
-    assert service.backend is backend
-    return service.renewer
+    """What keeps the leases of a backend of ``locks``, also of one that the settings name no more."""
+    renewer: Renewer = backend.on_orphan.__self__
+    return renewer
 
 
 def queue_of(backend: BaseLockBackend) -> Lines:
-    """The waiters of this process for a backend that ``locks`` has."""
-    service = locks.service(backend.alias)
-    assert service.backend is backend
-    return service.queue
+    """The waiters of this process for such a backend."""
+    return renewer_of(backend)._queue
 
 
 async def aeventually(condition: Callable[[], Any], patience: float = PATIENCE) -> Any:
