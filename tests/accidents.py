@@ -15,8 +15,8 @@ from .tools import PATIENCE
 class Accidents:
     """``run(seconds)`` lets the peers work, and returns what they saw. Prints the seed of its dice.
 
-    ``peers``: ready, each takes the folder of its journal, a seed and the time to end, and says "out"; ``cut``: takes
-    the store's connections from all of them; ``spared``: how many are not killed.
+    ``peers``: ready, each takes the folder of its journal and a seed, says "at work", takes the time to end, and says
+    "out" then; ``cut``: takes the store's connections from all of them; ``spared``: how many are not killed.
     """
 
     def __init__(
@@ -33,9 +33,13 @@ class Accidents:
         self._spared = spared
 
     def run(self, seconds: float) -> list[Event]:
+        for peer in self._running:
+            peer.tell(f"{self._folder} {self._dice.random()}")
+        for peer in self._running:
+            peer.says("at work", 3 * PATIENCE)
         ends = time.monotonic() + seconds
         for peer in self._running:
-            peer.tell(f"{self._folder} {self._dice.random()} {ends}")
+            peer.tell(str(ends))
         happen: list[Callable[[], None]] = [self._kill, self._stop, self._stop, self._stop]
         if self._cut:
             happen += [self._cut_all, self._cut_all]

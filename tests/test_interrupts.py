@@ -110,7 +110,7 @@ def test_a_handle_that_is_kept_holds_what_nobody_has_begun_to_leave(backend, way
 @pytest.mark.parametrize("backend", ["locmem"], indirect=True)
 def test_the_end_of_a_transaction_frees_what_was_being_left_for_it(backend):
     """What a handler raises inside a finalizer is lost, and its call with it."""
-    held = held_for_ever(in_a_transaction, "transactions.py")
+    held = held_for_ever(in_a_transaction, "core/transactions.py")
     assert [point for point in held.values() if "__del__" not in point and " over" not in point] == []
     eventually(lambda: not [name for name in backend.names() if name not in held])
 

@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 
-from django_distlock import types
+from django_distlock.utils.clock import _clock
 
 from .programs import ROOT
 
@@ -71,7 +71,7 @@ def test_the_clock_goes_on_while_the_machine_sleeps(monkeypatch, platform, clock
     monkeypatch.setattr(sys, "platform", platform)
     if platform != "linux":
         monkeypatch.delattr(time, "CLOCK_BOOTTIME")
-    found = types._clock()
+    found = _clock()
     if clock is None:
         assert found is time.monotonic
     else:

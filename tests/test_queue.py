@@ -1293,13 +1293,15 @@ RANDOM_WORKER = """
 import asyncio, random
 from pathlib import Path
 from tests.history import Journal
-folder, seed, ends = order.split(" ")
+folder, seed = order.split(" ")
 random.seed(seed)
 journal = Journal(Path(folder))
 journal.attach()
 import logging
 logging.disable(logging.CRITICAL)
 names = ("one", "one", "two")
+say("at work")
+ends = told()
 def terms():
     return {"wait": random.choice((0, 0.3, 2, 5, 5)), "ttl": random.choice((0.3, 0.6, 1.2)), "on_lost": "log",
             "renew": random.random() < 0.8}
