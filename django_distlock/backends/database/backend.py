@@ -19,7 +19,6 @@ from ...models import LONGEST_KEY
 from ...types import Grant, Holder, LockInfo, RunStamp, Ticket
 from ...utils.clock import clock
 from ..base import BaseLockBackend
-from . import rows
 from .calls import SHORTEST_PATIENCE, Calls
 from .checks import settings_checks
 from .connections import Pool, address
@@ -28,7 +27,7 @@ from .files import TemporaryFile, is_in_memory, own_file
 from .listener import Listener, can_listen
 from .location import check_app, read_location, read_prefix, read_timeout
 from .looks import Looks
-from .rows import Request
+from .rows import CLAIMED, HELD, RESTING, Request
 from .runs import Runs
 from .statements import Statements, Turn, unreadable
 from .steps import Steps, has_returning
@@ -328,7 +327,7 @@ class DatabaseBackend(BaseLockBackend):
     def _info_of(self, name: str, about: Sequence[Any]) -> LockInfo | None:
         """None where the row cannot be read."""
         token, state, fence, left, holder = about
-        if state in (rows.HELD, rows.CLAIMED, rows.RESTING) and type(fence) is int and type(left) is int:
+        if state in (HELD, CLAIMED, RESTING) and type(fence) is int and type(left) is int:
             return self._info(name, str(token), state, fence, left, str(holder))
         logger.error("%s", unreadable(self._key(name)))
         return None
@@ -338,10 +337,10 @@ class DatabaseBackend(BaseLockBackend):
         return LockInfo(
             name,
             self.alias,
-            None if state == rows.CLAIMED else _holder(holder),
+            None if state == CLAIMED else _holder(holder),
             fence,
             max(0.0, left / 1e6),
-            resting=state == rows.RESTING,
+            resting=state == RESTING,
             token=token,
         )
 
