@@ -20,7 +20,6 @@ from redis.exceptions import ResponseError
 from django_distlock import LockBackendError, LockNotAcquired, distributed_lock, lock, locks
 from django_distlock.backends.redis import RedisBackend
 from django_distlock.backends.redis.cluster.slots import Address
-from django_distlock.backends.redis.errors import explain
 from django_distlock.backends.redis.sentinels import Master
 from django_distlock.monitoring.inventory import force_release
 from django_distlock.types import Holder
@@ -220,7 +219,7 @@ def test_printable():
 
 
 def test_what_servers_say_of_themselves_and_of_errors():
-    error = explain(ResponseError(f"ERR {HOSTILE}"), RedisBackend("default", {}))
+    error = RedisBackend("default", {})._explain(ResponseError(f"ERR {HOSTILE}"))
     for text in (str(error), str(Address(HOSTILE, 1)), str(Master(HOSTILE, 1, 1))):
         assert text.isprintable()
         assert "CRITICAL root login" in text

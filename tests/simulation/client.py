@@ -14,7 +14,7 @@ from redis.exceptions import TimeoutError
 
 from django_distlock.backends.redis.backend import RedisBackend
 from django_distlock.backends.redis.commands import Command
-from django_distlock.backends.redis.errors import NoReply, explain
+from django_distlock.backends.redis.errors import NoReply
 from django_distlock.backends.redis.listener import AGAIN, NAP, Listener
 from django_distlock.backends.redis.wire import Answer
 from django_distlock.core.acquire import Acquisition
@@ -151,7 +151,7 @@ class SimulatedListener(Listener):
         until = world.now + TIMEOUT
         while not self.is_ready:
             if world.now >= until:
-                raise explain(TimeoutError("no answer to SUBSCRIBE"), self._process.backend)
+                raise self._process.backend._explain(TimeoutError("no answer to SUBSCRIBE"))
             await self._process.sleep(NAP / 10)
 
     async def _listen_for_ever(self) -> None:
@@ -233,7 +233,7 @@ class SimulatedBackend(RedisBackend):
             reply = await suspended(partial(self._world.exchange, self._process, commands[0], patience))
             if reply is not None:
                 return Answer([reply], sent_at, repeated)
-        raise explain(TimeoutError("no reply"), self, NoReply)
+        raise self._explain(TimeoutError("no reply"), NoReply)
 
 
 class Process:

@@ -68,7 +68,7 @@ class DatabaseBackend(BaseLockBackend):
         if self._listener:
             self.pool.closes_with_it = self._listener.stop
         self._inbox = self._listener.inbox if self._listener else "looks"
-        self.calls = calls = Calls(self.pool, self._timeout, partial(explain, self), alias)
+        self.calls = calls = Calls(self.pool, self._timeout, self._explain, alias)
         self._run, self._run_repeatedly, self._in_thread = calls.run, calls.run_repeatedly, calls.in_thread
 
     @property
@@ -96,9 +96,12 @@ class DatabaseBackend(BaseLockBackend):
             return self._memory.name
         return own_file(name)
 
+    def _explain(self, error: Exception, kind: type[LockBackendError]) -> LockBackendError:
+        return explain(error, self, self.location, self.pool.file, kind)
+
     def check_settings(self) -> list[CheckMessage]:
         """Django's system checks of this entry; no I/O."""
-        return list(settings_checks(self))
+        return list(settings_checks(self, self.location, self.pool.file))
 
     @property
     def keyspace(self) -> tuple[Hashable, ...]:

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import errno
 import sqlite3
-from typing import TYPE_CHECKING
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DataError, Error, NotSupportedError, ProgrammingError
 
 from ...exceptions import LockBackendError
 from ...models import ROWS_OF_DATABASE_BACKEND
+from ..base import BaseLockBackend
 from .files import databases_in
-
-if TYPE_CHECKING:
-    from .backend import DatabaseBackend
 
 TABLES = [model._meta.db_table for model in ROWS_OF_DATABASE_BACKEND]
 
@@ -123,25 +120,30 @@ def final(text: str) -> LockBackendError:
     return error
 
 
-def explain(backend: DatabaseBackend, error: Exception, kind: type[LockBackendError]) -> LockBackendError:
-    """What to raise for it, of that kind."""
-    explained = kind(_advice(backend, error))
+def explain(
+    error: Exception, backend: BaseLockBackend, location: str, file: str | None, kind: type[LockBackendError]
+) -> LockBackendError:
+    """What to raise for it, of that kind.
+
+    ``location``: the alias in ``DATABASES``; ``file``: where SQLite keeps the locks.
+    """
+    explained = kind(_advice(error, backend, location, file))
     explained.is_final = is_final(error)
     return explained
 
 
-def _advice(backend: DatabaseBackend, error: Exception) -> str:
+def _advice(error: Exception, backend: BaseLockBackend, location: str, file: str | None) -> str:
     text = str(error).strip().replace("\n", " ")
-    where = f"The database {backend.location!r} of the locks {backend.alias!r}"
+    where = f"The database {location!r} of the locks {backend.alias!r}"
     table = next((table for table in TABLES if table in text), None)
     if table and any(sign in text for sign in ("does not exist", "doesn't exist", "no such table")):
         return (
-            f"{where} has no table {table}. Run manage.py migrate --database={backend.location}; if a router keeps"
+            f"{where} has no table {table}. Run manage.py migrate --database={location}; if a router keeps"
             f" the app 'distlock' from it, name another alias in {backend.setting('LOCATION')}."
         )
-    if "readonly" in text and backend.pool.file:
+    if "readonly" in text and file:
         return (
-            f"{where} keeps them in the file {backend.pool.file}, to which this user cannot write. Give it the owner"
+            f"{where} keeps them in the file {file}, to which this user cannot write. Give it the owner"
             f" and the mode of the database, and let this user write to its folder: {text}"
         )
     if "read-only" in text or "readonly" in text:
@@ -151,15 +153,15 @@ def _advice(backend: DatabaseBackend, error: Exception) -> str:
             f"{where} lets this user not do what locks need: SELECT, INSERT, UPDATE and DELETE on"
             f" {' and '.join(TABLES)}: {text}"
         )
-    if "database is locked" in text and (others := list(databases_in(backend.pool.file))):
+    if "database is locked" in text and (others := list(databases_in(file))):
         return (
-            f"{where} is in the file {backend.pool.file}, which is also the database {others[0]!r}: code that asks for"
+            f"{where} is in the file {file}, which is also the database {others[0]!r}: code that asks for"
             " a lock inside a transaction that writes there would wait for itself."
             f" Give DATABASES[{others[0]!r}] another file: {text}"
         )
     if "database is locked" in text:
         return (
-            f"{where} is in the file {backend.pool.file}, to which another process wrote for longer than"
+            f"{where} is in the file {file}, to which another process wrote for longer than"
             f" {backend.setting('OPTIONS')}['timeout']: {text}"
         )
     if "could not serialize" in text:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from math import inf
-from typing import TYPE_CHECKING
 
 from django.apps import apps
 from django.db import connections, router
@@ -11,16 +10,14 @@ from django.db import connections, router
 from ...exceptions import InvalidLockBackend
 from ...models import DatabaseLock
 from ...utils.text import quoted
+from ..base import BaseLockBackend
 from .connections import vendor_of
 from .statements import CLOCKS
-
-if TYPE_CHECKING:
-    from .backend import DatabaseBackend
 
 LONGEST_PREFIX = 100  # bytes
 
 
-def check_app(backend: DatabaseBackend) -> None:
+def check_app(backend: BaseLockBackend) -> None:
     if not apps.is_installed("django_distlock"):
         raise InvalidLockBackend(
             f"DISTRIBUTED_LOCKS[{backend.alias!r}] keeps locks in a table of the app 'django_distlock': add it to"
@@ -28,7 +25,7 @@ def check_app(backend: DatabaseBackend) -> None:
         )
 
 
-def read_prefix(backend: DatabaseBackend) -> str:
+def read_prefix(backend: BaseLockBackend) -> str:
     prefix = backend.settings.get("KEY_PREFIX", "lock")
     if not isinstance(prefix, str) or not prefix or len(prefix.encode()) > LONGEST_PREFIX:
         raise InvalidLockBackend(
@@ -38,7 +35,7 @@ def read_prefix(backend: DatabaseBackend) -> str:
     return prefix
 
 
-def read_timeout(backend: DatabaseBackend) -> float:
+def read_timeout(backend: BaseLockBackend) -> float:
     timeout = backend.option["timeout"]
     if not isinstance(timeout, int | float) or isinstance(timeout, bool) or not 0 < timeout < inf:
         raise InvalidLockBackend(
@@ -47,7 +44,7 @@ def read_timeout(backend: DatabaseBackend) -> float:
     return float(timeout)
 
 
-def read_location(backend: DatabaseBackend) -> tuple[str, str]:
+def read_location(backend: BaseLockBackend) -> tuple[str, str]:
     """The alias in ``DATABASES``, and the kind of that database."""
     location = backend.settings.get("LOCATION") or router.db_for_write(DatabaseLock)
     if location not in connections.settings:

@@ -292,7 +292,7 @@ class RedisBackend(BaseLockBackend):
         if all(still_held is None for still_held in renewed):
             return list(map(self._checked, answer.replies))
         failures = [reply for reply, still_held in zip(answer.replies, renewed, strict=True) if still_held is None]
-        for reason in dict.fromkeys(str(explain(failure, self)) for failure in failures):
+        for reason in dict.fromkeys(str(self._explain(failure)) for failure in failures):
             logger.warning("Some leases are not renewed now: %s", reason)
         return renewed
 
@@ -348,7 +348,7 @@ class RedisBackend(BaseLockBackend):
 
     def _checked(self, reply: Any) -> Any:
         if isinstance(reply, RedisError):
-            raise explain(reply, self) from reply
+            raise self._explain(reply) from reply
         return reply
 
     def _foreign_value(self, name: str) -> LockBackendError:
@@ -371,9 +371,9 @@ class RedisBackend(BaseLockBackend):
         try:
             return self._wire.send(*commands, within=within, until=until, queues_until=queues_until)
         except InDoubt as error:
-            raise explain(error.cause, self, NoReply) from error.cause
+            raise self._explain(error.cause, NoReply) from error.cause
         except (RedisError, OSError) as error:
-            raise explain(error, self) from error
+            raise self._explain(error) from error
 
     async def _asend(
         self,
@@ -387,22 +387,22 @@ class RedisBackend(BaseLockBackend):
                 *commands, within=within, until=until, queues_until=queues_until
             )
         except InDoubt as error:
-            raise explain(error.cause, self, NoReply) from error.cause
+            raise self._explain(error.cause, NoReply) from error.cause
         except (RedisError, OSError) as error:
-            raise explain(error, self) from error
+            raise self._explain(error) from error
 
     def _parts(self) -> Iterator[Any]:
         try:
             yield from self._wire.parts()
         except (RedisError, OSError) as error:
-            raise explain(error, self) from error
+            raise self._explain(error) from error
 
     async def _aparts(self) -> AsyncIterator[Any]:
         try:
             async for part in (await self._async_wires.here()).parts():
                 yield part
         except (RedisError, OSError) as error:
-            raise explain(error, self) from error
+            raise self._explain(error) from error
 
     def _start_listener(self, ticket: Ticket) -> bool:
         """False if nobody can listen here, so that a place in the queue is of no use."""
@@ -413,7 +413,7 @@ class RedisBackend(BaseLockBackend):
         except NoListener:
             return False
         except (RedisError, OSError) as error:
-            raise explain(error, self) from error
+            raise self._explain(error) from error
 
     async def _astart_listener(self, ticket: Ticket) -> bool:
         try:
@@ -423,7 +423,10 @@ class RedisBackend(BaseLockBackend):
         except NoListener:
             return False
         except (RedisError, OSError) as error:
-            raise explain(error, self) from error
+            raise self._explain(error) from error
+
+    def _explain(self, error: Exception, kind: type[LockBackendError] = LockBackendError) -> LockBackendError:
+        return explain(error, self, self.location.text, kind)
 
     def _patience(self, ticket: Ticket) -> float:
         """Seconds for an answer: what a caller who waits has left, if that is less than the timeout."""

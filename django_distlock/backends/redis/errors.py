@@ -32,7 +32,6 @@ from ...utils.text import printable
 
 if TYPE_CHECKING:
     from ..base import BaseLockBackend
-    from .backend import RedisBackend
 
 
 class NotSent(ConnectionError):
@@ -159,11 +158,10 @@ def is_wrong_type(reply: object) -> bool:
 
 
 def explain(
-    error: Exception, backend: RedisBackend, kind: type[LockBackendError] = LockBackendError
+    error: Exception, backend: BaseLockBackend, where: str, kind: type[LockBackendError] = LockBackendError
 ) -> LockBackendError:
-    explained = kind(
-        f"Lock backend {backend.alias!r} at {backend.location.text}: {advice(error, backend)} ({printable(str(error))})"
-    )
+    """What to raise for it, of that kind. ``where``: the server as people know it, without its password."""
+    explained = kind(f"Lock backend {backend.alias!r} at {where}: {advice(error, backend)} ({printable(str(error))})")
     explained.is_final = not is_transient(error, in_cluster=bool(backend.option.get("cluster")))
     return explained
 
