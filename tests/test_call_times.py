@@ -16,8 +16,8 @@ from math import inf
 import pytest
 
 from django_distlock import LockBackendError, lock, locks
-from django_distlock.backends.redis import connections, wire
-from django_distlock.backends.redlock import lineup
+from django_distlock.backends.redis import client, connection
+from django_distlock.backends.redlock import connections
 from django_distlock.testing.tools import WAYS, calling
 
 from .conftest import REDIS, REDLOCK
@@ -117,7 +117,7 @@ class Stage:
                 names, _ = self.stack.enter_context(resolving())
                 names["redis.test"] = threading.Event()
                 if kind == "dead addresses":
-                    connections._failed_at.clear()
+                    connection._failed_at.clear()
                     dead = [f"127.0.0.{number}" for number in range(2, 6)]
                     for address, port in product(dead, self.ports):
                         self.stack.enter_context(swallowing(address, port))
@@ -139,7 +139,7 @@ def three():
 @pytest.fixture
 def stage(three, settings, monkeypatch):
     """``stage(store)`` is set, with ``use()`` and ``break_()``, and cleared at the end."""
-    for module in (wire, lineup):
+    for module in (client, connections):
         monkeypatch.setattr(module, "IDLE_TRUSTED", 0.0)
     stages = []
 
@@ -154,7 +154,7 @@ def stage(three, settings, monkeypatch):
         one.end()
     eventually(lambda: not renewer_of(locks["default"]).is_cleaning)
     locks.close()
-    eventually(lambda: not connections._lookups)
+    eventually(lambda: not connection._lookups)
 
 
 # CPython closes no socket that was reset between connect() and the begin of TLS, as when the servers come back here.

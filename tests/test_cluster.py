@@ -16,9 +16,9 @@ from django.core.management import CommandError, call_command
 from redis.crc import key_slot
 
 from django_distlock import LockBackendError, lock, locks
-from django_distlock.backends.redis import listing
-from django_distlock.backends.redis.cluster import listener as listening
-from django_distlock.backends.redis.cluster.slots import Address
+from django_distlock.backends.redis import keys
+from django_distlock.backends.redis.cluster import pubsub as listening
+from django_distlock.backends.redis.cluster.routing import Address
 from django_distlock.backends.redis.keys import ClusterKeys, slot_of
 from django_distlock.core import acquire
 from django_distlock.exceptions import InvalidLockBackend
@@ -214,7 +214,7 @@ class TestManyLocks:
         assert list(cluster_locks.names()) == []
 
     def test_all_primaries_are_listed_in_more_than_one_step(self, cluster_locks, calls, monkeypatch):
-        monkeypatch.setattr(listing, "SCAN_STEP", 10)
+        monkeypatch.setattr(keys, "SCAN_STEP", 10)
         names = [f"order:{number}" for number in range(200)] + ["other", "order}:{1}:order:1", "{1}:order:"]
         for name in names:
             cluster_locks.acquire(ticket(name), queue=False)

@@ -14,13 +14,12 @@ import pytest
 import redis
 
 from django_distlock import LockBackendError, LockError, LockLost, State, lock, locks
+from django_distlock.backends.redis.client import Answer
 from django_distlock.backends.redis.cluster import routing
-from django_distlock.backends.redis.cluster.routing import ASKING, Errand, Pause
-from django_distlock.backends.redis.cluster.slots import Address, SlotMap
-from django_distlock.backends.redis.commands import Command, pack
+from django_distlock.backends.redis.cluster.routing import ASKING, Address, Errand, Pause, SlotMap
 from django_distlock.backends.redis.errors import InDoubt
 from django_distlock.backends.redis.keys import slot_of
-from django_distlock.backends.redis.wire import Answer
+from django_distlock.backends.redis.scripts import Command, pack
 from django_distlock.types import Grant
 from example_project.valkey import binary
 

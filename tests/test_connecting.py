@@ -14,7 +14,7 @@ import pytest
 import redis
 
 from django_distlock import LockBackendError, lock, locks
-from django_distlock.backends.redis import connections, wire
+from django_distlock.backends.redis import client, connection
 
 from .cluster import free_ports
 from .conftest import REDIS
@@ -41,7 +41,7 @@ class TestIdle:
 
     @pytest.fixture
     def backend(self, proxy, settings, monkeypatch):
-        monkeypatch.setattr(wire, "IDLE_TRUSTED", 0.0)
+        monkeypatch.setattr(client, "IDLE_TRUSTED", 0.0)
         settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": REDIS, "LOCATION": proxy.url}}
         yield locks["default"]
         proxy.hang = False
@@ -78,7 +78,7 @@ class TestIdle:
             list(threads.map(lambda number: lock("name:{}", number).locked(), range(8)))
         many = connected()
         assert many > 1
-        monkeypatch.setattr(wire, "IDLE_KEPT", 0.0)
+        monkeypatch.setattr(client, "IDLE_KEPT", 0.0)
         lock("name").locked()
         lock("name").locked()
         eventually(lambda: connected() <= 2)
@@ -88,7 +88,7 @@ class TestIdle:
 def resolver():
     with resolving() as (names, asked):
         yield SimpleNamespace(names=names, asked=asked)
-    eventually(lambda: not connections._lookups)
+    eventually(lambda: not connection._lookups)
 
 
 class TestNames:
@@ -167,7 +167,7 @@ class TestAddresses:
     def test_all_get_their_share_of_the_time(self, many, settings, calls, wait):
         settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": REDIS, "LOCATION": many}}
         handle = lock("name", wait=wait)
-        connections._failed_at.clear()
+        connection._failed_at.clear()
         with ending_within(wait + 1):
             assert calls(handle).acquire()
         calls(handle).release()
@@ -178,18 +178,18 @@ class TestAddresses:
         location = locks["default"].location
 
         async def connect():
-            await connections.hang_up(await location.aconnected())
+            await connection.hang_up(await location.aconnected())
 
-        connections._failed_at.clear()
+        connection._failed_at.clear()
         known = {}
         for _ in range(2):
             if way == "sync":
                 location.connected().disconnect()
             else:
                 asyncio.run(connect())
-            assert len(connections._failed_at) == 4
-            known = known or dict(connections._failed_at)
-            assert connections._failed_at == known
+            assert len(connection._failed_at) == 4
+            known = known or dict(connection._failed_at)
+            assert connection._failed_at == known
 
     def test_none_of_which_answers(self, many, resolver, settings, calls):
         resolver.names["redis.test"].pop()

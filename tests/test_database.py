@@ -21,11 +21,11 @@ from django.db import connections, transaction
 from django.test import override_settings
 
 from django_distlock import InvalidLockBackend, LockBackendError, LockNotAcquired, lock, locks
+from django_distlock.backends.common.state import Request
 from django_distlock.backends.database import connections as database_connections
-from django_distlock.backends.database import listener
-from django_distlock.backends.database.looks import Looks
-from django_distlock.backends.database.rows import Request
-from django_distlock.backends.database.statements import Turn
+from django_distlock.backends.database import notify
+from django_distlock.backends.database.notify import Looks
+from django_distlock.backends.database.sql import Turn
 from django_distlock.models import DatabaseLock
 from django_distlock.types import Grant
 from django_distlock.utils.clock import clock
@@ -355,9 +355,9 @@ class TestWaiting:
         waiter.end()
 
     def test_a_pooler_that_passes_on_nothing(self, postgres_locks, monkeypatch, caplog):
-        monkeypatch.setattr(listener, "ECHO_WITHIN", 0.2)
-        monkeypatch.setattr(listener, "NAP", 0.05)
-        monkeypatch.setattr(listener.Listener, "_heard", lambda *_: None)
+        monkeypatch.setattr(notify, "ECHO_WITHIN", 0.2)
+        monkeypatch.setattr(notify, "NAP", 0.05)
+        monkeypatch.setattr(notify.Listener, "_heard", lambda *_: None)
         with lock("name", ttl=60):
             waiter = Waiter()
             eventually(lambda: "LOCATION that leads directly to the server" in caplog.text)
@@ -369,8 +369,8 @@ class TestWaiting:
 
     def test_behind_pgbouncer_in_transaction_mode(self, bouncer, settings, monkeypatch, caplog):
         """Nothing that locks say depends on a session; only notifications do, and are done without."""
-        monkeypatch.setattr(listener, "ECHO_WITHIN", 0.3)
-        monkeypatch.setattr(listener, "NAP", 0.05)
+        monkeypatch.setattr(notify, "ECHO_WITHIN", 0.3)
+        monkeypatch.setattr(notify, "NAP", 0.05)
         entry = {"BACKEND": DATABASE, "LOCATION": "pooled"}
         settings.DISTRIBUTED_LOCKS = dict.fromkeys(("default", "a", "b", "c"), entry)
         inside, numbers = [], []
@@ -434,8 +434,8 @@ class TestWaiting:
         waiter.end()
 
     def test_idle_it_closes_its_connection(self, postgres_locks, monkeypatch):
-        monkeypatch.setattr(listener, "IDLE", 0.2)
-        monkeypatch.setattr(listener, "NAP", 0.05)
+        monkeypatch.setattr(notify, "IDLE", 0.2)
+        monkeypatch.setattr(notify, "NAP", 0.05)
         postgres_locks.acquire(ticket(ttl=60), queue=False)
         with pytest.raises(LockNotAcquired), lock("name", wait=0.1):
             pass

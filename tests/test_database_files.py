@@ -13,7 +13,7 @@ from urllib.parse import quote
 import pytest
 
 from django_distlock import LockBackendError, lock, locks
-from django_distlock.backends.database.files import own_file
+from django_distlock.backends.database.sqlite import own_file
 
 from .conftest import DATABASE
 from .databases import known_database

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from django_distlock import lock, locks
-from django_distlock.backends.database.files import TemporaryFile
+from django_distlock.backends.database.sqlite import TemporaryFile
 
 from .conftest import DATABASE
 from .databases import ALIAS

@@ -13,7 +13,7 @@ import pytest
 from django.db import connections
 
 from django_distlock import lock, locks
-from django_distlock.backends.database.rows import ALIVE
+from django_distlock.backends.common.state import ALIVE
 from django_distlock.models import DatabaseLock
 from django_distlock.utils.clock import clock
 

@@ -8,8 +8,8 @@ from functools import partial
 
 import pytest
 
-from django_distlock.backends.database import rows
-from django_distlock.backends.database.rows import ALIVE, CLAIMED, FREE, HELD, RESTING, Request, Row, Waiter
+from django_distlock.backends.common import state
+from django_distlock.backends.common.state import ALIVE, CLAIMED, FREE, HELD, RESTING, Request, Row, Waiter
 from django_distlock.types import new_token
 
 SECOND = 1_000_000
@@ -79,7 +79,7 @@ def test_they_come_to_what_the_algorithm_comes_to(backend):
             mine = next((one.place for one in row.waiters if one.token == token), 0)
             place = mine or dice.choice((0, row.version + 1))
             request = Request(token, 60 * SECOND, "me", dice.random() < 0.7, place, INBOX)
-            decision = rows.acquire(expected, request)
+            decision = state.acquire(expected, request)
             answer = backend._run(partial(quick.acquire, name=KEY, request=request))
             if answer is None:
                 continue
@@ -90,7 +90,7 @@ def test_they_come_to_what_the_algorithm_comes_to(backend):
                 assert answer.is_first == decision.is_first
         else:
             token = dice.choice((row.token, row.token, token))
-            decision = rows.release(expected, token)
+            decision = state.release(expected, token)
             if not backend._run(partial(quick.release, name=KEY, token=token)):
                 continue
             done["release"] += 1

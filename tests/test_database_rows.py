@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from django_distlock.backends.database import rows
-from django_distlock.backends.database.rows import ALIVE, GRANT_TTL, Request, Row
+from django_distlock.backends.common import state
+from django_distlock.backends.common.state import ALIVE, GRANT_TTL, Request, Row
 
 SECOND = 1_000_000
 START = 1_700_000_000 * SECOND
@@ -21,96 +21,96 @@ def request(token, *, queue=True, place=0, ttl=10 * SECOND):
 
 
 def test_a_free_lock_is_granted_with_the_time_as_its_number(row):
-    assert rows.acquire(row, request("a")).granted
+    assert state.acquire(row, request("a")).granted
     assert (row.token, row.state, row.fence, row.expires) == ("a", "h", START, START + 10 * SECOND)
 
 
 def test_numbers_grow_when_the_clock_does_not(row):
     for token in "abc":
-        rows.acquire(row, request(token))
-        rows.release(row, token)
+        state.acquire(row, request(token))
+        state.release(row, token)
     assert row.fence == START + 2
 
 
 def test_waiters_get_places_in_the_order_they_came(row):
-    rows.acquire(row, request("holder"))
-    places = [rows.acquire(row, request(token)).place for token in "abc"]
+    state.acquire(row, request("holder"))
+    places = [state.acquire(row, request(token)).place for token in "abc"]
     assert places == sorted(set(places))
     order = []
     for _ in "abc":
-        told = rows.release(row, row.token).told
-        assert rows.acquire(row, request(told.token, place=told.place)).granted
+        told = state.release(row, row.token).told
+        assert state.acquire(row, request(told.token, place=told.place)).granted
         order.append(told.token)
     assert order == ["a", "b", "c"]
 
 
 def test_only_the_first_is_told_when_the_lease_ends(row):
-    rows.acquire(row, request("holder"))
-    assert rows.acquire(row, request("a")).is_first
-    assert not rows.acquire(row, request("b")).is_first
+    state.acquire(row, request("holder"))
+    assert state.acquire(row, request("a")).is_first
+    assert not state.acquire(row, request("b")).is_first
 
 
 def test_who_does_not_wait_never_barges(row):
-    rows.acquire(row, request("holder", ttl=SECOND))
-    rows.acquire(row, request("waiter"))
+    state.acquire(row, request("holder", ttl=SECOND))
+    state.acquire(row, request("waiter"))
     row.now += SECOND
-    decision = rows.acquire(row, request("barger", queue=False))
+    decision = state.acquire(row, request("barger", queue=False))
     assert (decision.granted, decision.told.token, row.state) == (False, "waiter", "c")
     assert row.expires == row.now + GRANT_TTL
 
 
 def test_a_waiter_that_does_not_look_is_passed_over_and_comes_back_to_its_place(row):
-    rows.acquire(row, request("holder"))
-    silent = rows.acquire(row, request("silent")).place
+    state.acquire(row, request("holder"))
+    silent = state.acquire(row, request("silent")).place
     row.now += ALIVE
-    other = rows.acquire(row, request("other"))
+    other = state.acquire(row, request("other"))
     assert other.is_first
-    assert rows.acquire(row, request("silent", place=silent)).is_first
+    assert state.acquire(row, request("silent", place=silent)).is_first
     assert [waiter.token for waiter in row.waiters] == ["silent", "other"]
 
 
 def test_a_grant_that_is_not_taken_goes_to_the_next(row):
-    rows.acquire(row, request("holder"))
-    dead = rows.acquire(row, request("dead")).place
-    rows.acquire(row, request("next"))
-    assert rows.release(row, "holder").told.token == "dead"
+    state.acquire(row, request("holder"))
+    dead = state.acquire(row, request("dead")).place
+    state.acquire(row, request("next"))
+    assert state.release(row, "holder").told.token == "dead"
     row.now += GRANT_TTL
-    assert rows.acquire(row, request("next", place=dead + 1)).granted
+    assert state.acquire(row, request("next", place=dead + 1)).granted
 
 
 def test_a_grant_that_is_handed_back_goes_to_the_next(row):
-    rows.acquire(row, request("holder"))
+    state.acquire(row, request("holder"))
     for token in "ab":
-        rows.acquire(row, request(token))
-    rows.release(row, "holder")
-    assert rows.release(row, "a").told.token == "b"
+        state.acquire(row, request(token))
+    state.release(row, "holder")
+    assert state.release(row, "a").told.token == "b"
 
 
 def test_a_retired_token_gets_nothing_until_its_time_is_over(row):
-    rows.acquire(row, request("gone"))
-    rows.release(row, "gone", retire=10 * SECOND)
+    state.acquire(row, request("gone"))
+    state.release(row, "gone", retire=10 * SECOND)
     assert row.careful_until == START + 10 * SECOND
-    assert rows.acquire(row, request("gone")).is_retired
-    assert rows.acquire(row, request("other")).granted
+    assert state.acquire(row, request("gone")).is_retired
+    assert state.acquire(row, request("other")).granted
     row.now += 20 * SECOND
-    assert rows.acquire(row, request("gone")).granted
+    assert state.acquire(row, request("gone")).granted
 
 
 def test_a_rest_is_final_but_for_an_operator(row):
-    rows.acquire(row, request("a"))
-    assert rows.release(row, "a", rest=SECOND).granted
-    assert rows.acquire(row, request("a")).is_retired
-    assert rows.release(row, "a", rest=60 * SECOND).granted
+    state.acquire(row, request("a"))
+    assert state.release(row, "a", rest=SECOND).granted
+    assert state.acquire(row, request("a")).is_retired
+    assert state.release(row, "a", rest=60 * SECOND).granted
     assert row.expires == START + SECOND
-    assert rows.release(row, "a", rest=-SECOND).granted
+    assert state.release(row, "a", rest=-SECOND).granted
     assert not row.is_taken
 
 
 def test_texts(row):
-    rows.acquire(row, request("holder"))
-    rows.acquire(row, request("a"))
-    rows.release(row, "b", retire=SECOND)
-    assert rows.waiters_from_text(rows.waiters_to_text(row.waiters)) == row.waiters != []
-    assert rows.retired_from_text(rows.retired_to_text(row.retired)) == row.retired != {}
-    assert rows.waiters_from_text(rows.waiters_to_text([])) == []
-    assert rows.retired_from_text(rows.retired_to_text({})) == {}
+    state.acquire(row, request("holder"))
+    state.acquire(row, request("a"))
+    state.release(row, "b", retire=SECOND)
+    assert state.waiters_from_text(state.waiters_to_text(row.waiters)) == row.waiters != []
+    assert state.retired_from_text(state.retired_to_text(row.retired)) == row.retired != {}
+    assert state.waiters_from_text(state.waiters_to_text([])) == []
+    assert state.retired_from_text(state.retired_to_text({})) == {}

@@ -12,7 +12,7 @@ import pytest
 from django.db import connections, transaction
 
 from django_distlock import LockBackendError, locks, types
-from django_distlock.backends.database import files
+from django_distlock.backends.database import sqlite
 from django_distlock.celery.schedule_store import Ledger, recorded_runs
 from django_distlock.exceptions import UnreadableStamp
 from django_distlock.models import DatabaseRun
@@ -157,7 +157,7 @@ def test_a_fleet_whose_beats_come_and_go_sends_what_one_stock_beat_sends(sqlite_
     worlds = stock, fleet = World(START, entries), World(START, entries)
     monkeypatch.setattr(beat, "clock", lambda: fleet.now.timestamp())
     now = SimpleNamespace(time_ns=lambda: int(fleet.now.timestamp() * 1e6) * 1000, sleep=time.sleep)
-    monkeypatch.setattr(files, "time", now)  # the clock of SQLite
+    monkeypatch.setattr(sqlite, "time", now)  # the clock of SQLite
     monkeypatch.setattr(types, "time", SimpleNamespace(time=lambda: fleet.now.timestamp()))
     stock.start(StockBeat)
     stock.run(end)

@@ -17,7 +17,7 @@ from django.db import connections
 
 from django_distlock import LockBackendError, lock, locks
 from django_distlock.backends.database import connections as database_connections
-from django_distlock.backends.database import listener
+from django_distlock.backends.database import notify
 from django_distlock.backends.database.watchdog import Watchdog
 
 from .conftest import DATABASE, missing
@@ -141,7 +141,7 @@ class TestListener:
 
     def test_a_process_that_has_waited_exits_without_a_word(self, program):
         """Its listener is there until the very end."""
-        slowly = f"import atexit, time; atexit.register(time.sleep, {listener.NAP + 0.5})\n"
+        slowly = f"import atexit, time; atexit.register(time.sleep, {notify.NAP + 0.5})\n"
         code = (
             "from django_distlock import lock, locks\n"
             "from django_distlock.testing.tools import ticket\n"
@@ -172,8 +172,8 @@ class TestListener:
     def test_a_pooler_is_told_of_once(self, postgres_locks, monkeypatch, caplog):
         gave_up = []
         monkeypatch.setattr(database_connections, "_set_up_session", lambda _: False)
-        monkeypatch.setattr(listener, "DEAF_FOR", 0.0)
-        monkeypatch.setattr(listener.Listener, "_keeps_session", lambda *_: gave_up.append(1))
+        monkeypatch.setattr(notify, "DEAF_FOR", 0.0)
+        monkeypatch.setattr(notify.Listener, "_keeps_session", lambda *_: gave_up.append(1))
         with lock("name", ttl=60):
             waiter = Waiter()
             eventually(lambda: len(gave_up) > 2)

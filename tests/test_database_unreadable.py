@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from django_distlock import LockBackendError
-from django_distlock.backends.database.rows import retired_from_text, waiters_from_text
+from django_distlock.backends.common.state import retired_from_text, waiters_from_text
 from django_distlock.models import DatabaseLock
 from django_distlock.types import Grant, LockInfo
 

@@ -6,8 +6,8 @@ import pytest
 import redis
 
 from django_distlock import locks
-from django_distlock.backends.redis import health
-from django_distlock.backends.redis.location import read_location
+from django_distlock.backends.redis import diagnostics
+from django_distlock.backends.redis.config import read_location
 from django_distlock.options import Terms
 from django_distlock.types import Level
 from example_project.valkey import Valkey
@@ -121,11 +121,11 @@ def test_clocks_that_differ(ahead, level):
     location = read_location("redis://nowhere.invalid/0", "LOCATION", {})
     seconds = 1_700_000_000 + ahead
     reply = [b"%d" % int(seconds), b"%d" % int(seconds % 1 * 1_000_000)]
-    found = health.findings(b"redis_version:7.2.0\r\n", reply, 1_700_000_000.0, Terms(), location)
+    found = diagnostics.findings(b"redis_version:7.2.0\r\n", reply, 1_700_000_000.0, Terms(), location)
     assert [finding.level for finding in found if finding.about == "clock"] == [level]
 
 
 def test_a_server_that_is_too_old():
     location = read_location("redis://nowhere.invalid/0", "LOCATION", {})
-    found = health.findings(b"redis_version:6.0.9\r\n", [b"1", b"0"], 1.0, Terms(), location)
+    found = diagnostics.findings(b"redis_version:6.0.9\r\n", [b"1", b"0"], 1.0, Terms(), location)
     assert [finding.level for finding in found if finding.about == "version"] == [Level.ERROR]

@@ -8,7 +8,8 @@ import time
 import pytest
 
 from django_distlock import lock, locks
-from django_distlock.backends.database import quick, rows, statements
+from django_distlock.backends.common import state
+from django_distlock.backends.database import sql
 from django_distlock.core import acquire
 from django_distlock.types import Grant
 
@@ -24,7 +25,7 @@ backend = backend_on("redis", "cluster", "redlock", "locmem", "postgres", "sqlit
 def no_other_looks(monkeypatch):
     """Waiters look when they know that they should, and not each second; they are taken for living all the same."""
     monkeypatch.setattr(acquire, "LOOK_INTERVAL", LONG)
-    for module in (rows, quick, statements):
+    for module in (state, sql, sql):
         monkeypatch.setattr(module, "ALIVE", 2 * LONG * 1_000_000)
 
 

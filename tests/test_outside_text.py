@@ -19,8 +19,8 @@ from redis.exceptions import ResponseError
 
 from django_distlock import LockBackendError, LockNotAcquired, distributed_lock, lock, locks
 from django_distlock.backends.redis import RedisBackend
-from django_distlock.backends.redis.cluster.slots import Address
-from django_distlock.backends.redis.sentinels import Master
+from django_distlock.backends.redis.cluster.routing import Address
+from django_distlock.backends.redis.sentinel.discovery import Master
 from django_distlock.monitoring.inventory import force_release
 from django_distlock.types import Holder
 from django_distlock.utils.text import bounded, printable

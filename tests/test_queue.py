@@ -23,7 +23,7 @@ import pytest
 import redis
 
 from django_distlock import LockBackendError, LockLost, State, adopt, lock, locks
-from django_distlock.backends.redis import listener as listening
+from django_distlock.backends.redis import pubsub as listening
 from django_distlock.backends.redis.backend import GRANT_TTL, RELEASE, RedisBackend
 from django_distlock.core import acquire, local_queue
 from django_distlock.types import Grant, Ticket

@@ -13,7 +13,7 @@ import pytest
 import redis
 
 from django_distlock import LockBackendError, LockLost, State, lock, locks
-from django_distlock.backends.redis import RedisBackend, listener
+from django_distlock.backends.redis import RedisBackend, pubsub
 from django_distlock.backends.redis.backend import ACQUIRE, RELEASE, RENEW
 from django_distlock.types import Grant, LockInfo
 from django_distlock.utils.clock import safe_deadline
@@ -631,7 +631,7 @@ class TestWhatIsStored:
 class TestPlainPubSub:
     def test_waiters_are_woken_where_the_server_has_no_sharded_one(self, valkey_locks, store, monkeypatch, calls):
         """As before Redis 7."""
-        monkeypatch.setattr(listener, "KINDS", (("NOSUCHCOMMAND", "S"), ("SUBSCRIBE", "P")))
+        monkeypatch.setattr(pubsub, "KINDS", (("NOSUCHCOMMAND", "S"), ("SUBSCRIBE", "P")))
         first, waiting = lock("name", ttl=60), lock("name", wait=10)
         first.acquire()
         timer = threading.Timer(0.2, first.release)

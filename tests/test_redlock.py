@@ -17,10 +17,9 @@ import pytest
 import redis
 
 from django_distlock import LockBackendError, LockNotAcquired, State, aadopt, adopt, lock, locks
-from django_distlock.backends.redis.location import Location
-from django_distlock.backends.redlock.asking import AGAIN, PACE
-from django_distlock.backends.redlock.lineup import Selection
-from django_distlock.backends.redlock.nodes import Nodes
+from django_distlock.backends.redis.config import Location
+from django_distlock.backends.redlock.connections import Nodes, Selection
+from django_distlock.backends.redlock.messages import AGAIN, PACE
 from django_distlock.backends.redlock.quorum import Tally, fence_of, is_known
 from django_distlock.exceptions import InvalidLockBackend
 from django_distlock.types import Grant, Level, LockInfo, new_token
@@ -711,7 +710,7 @@ class TestConnections:
         assert isinstance(redlock_locks.acquire(ticket(), queue=False), Grant)
 
     def test_without_poll(self, redlock_locks, monkeypatch, calls):
-        monkeypatch.setattr("django_distlock.backends.redlock.lineup.Poll", Selection)
+        monkeypatch.setattr("django_distlock.backends.redlock.connections.Poll", Selection)
         for _ in range(3):
             with lock("name") as lease:
                 assert redlock_locks.look(["name"])[0].token == lease.token

@@ -13,9 +13,9 @@ import pytest
 import redis
 
 from django_distlock import LockBackendError
-from django_distlock.backends.redlock import rounds as rounds_module
-from django_distlock.backends.redlock.asking import LOADS, NOT_ASKED, Asked
-from django_distlock.backends.redlock.rounds import Faded, Rounds
+from django_distlock.backends.redlock import algorithm as rounds_module
+from django_distlock.backends.redlock.algorithm import Faded, Rounds
+from django_distlock.backends.redlock.messages import LOADS, NOT_ASKED, Asked
 from django_distlock.types import Grant, LockInfo
 
 from .tools import ticket

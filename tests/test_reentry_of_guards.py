@@ -9,7 +9,7 @@ import pytest
 
 from django_distlock import distributed_lock, lock, locks
 from django_distlock.backends import locmem
-from django_distlock.backends.database import files
+from django_distlock.backends.database import sqlite
 from django_distlock.types import Grant, LockInfo
 
 from .tools import PATIENCE, backend_on, queue_of, renewer_of, ticket
@@ -29,7 +29,7 @@ def ends(work):
 
 def guards_of(backend):
     """All that the backend and what serves it may be inside of."""
-    yield from (locks._building, files._making, queue_of(backend)._guard)
+    yield from (locks._building, sqlite._making, queue_of(backend)._guard)
     seen, parts = set(), [backend, renewer_of(backend)]
     while parts:
         part = parts.pop()

@@ -15,8 +15,8 @@ from django_redis.pool import ConnectionFactory
 from redis.exceptions import ConnectionError
 
 from django_distlock import InvalidLockBackend, LockBackendError, lock, locks
-from django_distlock.backends.redis import sentinels
 from django_distlock.backends.redis.errors import NoMaster, NoSentinel
+from django_distlock.backends.redis.sentinel import discovery
 from django_distlock.types import Level
 
 from .conftest import REDIS
@@ -174,7 +174,7 @@ class TestSentinelsThatDoNotHelp:
                 sentinel.kill()
             handle = lock("name")
             calls(handle).acquire()
-            time.sleep(sentinels.LOOK * 1.5)
+            time.sleep(discovery.LOOK * 1.5)
             calls(handle).release()
             use(**watched.options, failover_timeout=1, socket_timeout=0.5)
             with pytest.raises(LockBackendError) as caught:
@@ -204,7 +204,7 @@ class TestSentinelsThatDoNotHelp:
 
     def test_all_are_dead_and_the_lock_is_held(self, use, calls, monkeypatch):
         """Who may wait for long, but cannot listen for its turn, waits no longer than for a new master."""
-        monkeypatch.setattr(sentinels, "FRESH", 0)
+        monkeypatch.setattr(discovery, "FRESH", 0)
         with Watched(replicas=0, sentinels=1) as watched:
             use(**watched.options, failover_timeout=2, socket_timeout=0.5).acquire(ticket(ttl=60), queue=False)
             watched.sentinels[0].kill()
@@ -247,8 +247,8 @@ class TestSentinelsThatDoNotHelp:
 
 def test_what_was_found_out_is_forgotten_when_nobody_uses_it(watched, use, calls, monkeypatch, caplog):
     """Nobody asks the sentinels for a process that holds and wants nothing."""
-    monkeypatch.setattr(sentinels, "IDLE", 0.5)
-    monkeypatch.setattr(sentinels, "LOOK", 0.1)
+    monkeypatch.setattr(discovery, "IDLE", 0.5)
+    monkeypatch.setattr(discovery, "LOOK", 0.1)
     backend = use(**watched.options)
     warm_up(calls)
     eventually(lambda: backend.location.sentinels.master is None)
@@ -259,9 +259,9 @@ def test_what_was_found_out_is_forgotten_when_nobody_uses_it(watched, use, calls
 
 def test_who_asked_before_a_failover_does_not_undo_it(monkeypatch):
     """A slower thread, whose sentinel was asked before. Sentinels that were set up anew begin with small epochs."""
-    known = sentinels.Sentinels("service", [])
+    known = discovery.Sentinels("service", [])
     monkeypatch.setattr(known._watch, "nudge", lambda due: None)
-    old, new = sentinels.Master("old", 1, 4), sentinels.Master("new", 1, 5)
+    old, new = discovery.Master("old", 1, 4), discovery.Master("new", 1, 5)
     known.confirm(old)
     assert known.confirm(new) is new
     with pytest.raises(NoMaster, match="old:1 is not the master any more: new:1 is"):
@@ -285,14 +285,14 @@ def test_who_asked_before_a_failover_does_not_undo_it(monkeypatch):
 )
 def test_who_may_move_the_master_by_a_smaller_epoch(named, moves, monkeypatch):
     """Most of the sentinels in a whole round, none of which names the present one: a few may be cut off."""
-    answers = [NoMaster() if one is None else sentinels.Master(one[0], 1, one[1]) for one in named]
+    answers = [NoMaster() if one is None else discovery.Master(one[0], 1, one[1]) for one in named]
     usual = {"socket_timeout": 0.5, "socket_connect_timeout": 0.5}
     locations = [SimpleNamespace(text=str(n), connected=lambda: None, arguments=usual) for n in range(len(named))]
-    known = sentinels.Sentinels("service", locations)
+    known = discovery.Sentinels("service", locations)
     monkeypatch.setattr(known._watch, "nudge", lambda due: None)
     monkeypatch.setattr(known, "_ask", lambda line, by: None)
     monkeypatch.setattr(known, "_told", lambda sentinel, reply: answers[int(sentinel.text)])
-    known.confirm(sentinels.Master("old", 1, 4))
+    known.confirm(discovery.Master("old", 1, 4))
     for _ in range(2 * len(named)):
         known._look()
     assert known.master.host == ("new" if moves else "old")
@@ -305,8 +305,8 @@ class TestSharedSearch:
     def known(self, monkeypatch):
         """Of one sentinel, which answers after a moment; ``asked``: with which patience it was."""
         usual = {"socket_timeout": 60, "socket_connect_timeout": 60}
-        known = sentinels.Sentinels("service", [SimpleNamespace(text="one", arguments=usual)])
-        known.asked, known.answer = [], sentinels.Master("new", 1, 1)
+        known = discovery.Sentinels("service", [SimpleNamespace(text="one", arguments=usual)])
+        known.asked, known.answer = [], discovery.Master("new", 1, 1)
 
         def ask(sentinel, patience):
             known.asked.append(patience)
@@ -321,10 +321,10 @@ class TestSharedSearch:
         monkeypatch.setattr(known, "_asked", ask)
         monkeypatch.setattr(known, "_aasked", aask)
         monkeypatch.setattr(known, "_told", lambda sentinel, reply: reply)
-        monkeypatch.setattr(sentinels, "FRESH", 60)
+        monkeypatch.setattr(discovery, "FRESH", 60)
         return known
 
-    @pytest.mark.parametrize("answer", [sentinels.Master("new", 1, 1), NoMaster("down"), NoSentinel("silent")])
+    @pytest.mark.parametrize("answer", [discovery.Master("new", 1, 1), NoMaster("down"), NoSentinel("silent")])
     def test_by_threads_and_tasks(self, known, answer):
         known.answer, found = answer, []
 
@@ -348,7 +348,7 @@ class TestSharedSearch:
         assert len(found) == 20
 
     def test_is_over_after_a_moment(self, known, monkeypatch):
-        monkeypatch.setattr(sentinels, "FRESH", 0)
+        monkeypatch.setattr(discovery, "FRESH", 0)
         known.find(2.0)
         asyncio.run(known.afind(20.0))
         assert len(known.asked) == 2

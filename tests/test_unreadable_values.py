@@ -15,9 +15,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from django_distlock import LockBackendError, LockNotAcquired, lock, locks
-from django_distlock.backends.redis.keys import ClusterKeys, Keys
-from django_distlock.backends.redis.leases import read_holder, read_lease
-from django_distlock.backends.redis.listing import Listing
+from django_distlock.backends.redis.codec import read_holder, read_lease
+from django_distlock.backends.redis.keys import ClusterKeys, Keys, Listing
 from django_distlock.backends.redlock.quorum import Seen
 from django_distlock.types import Holder, RunStamp
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import pytest
 
 from django_distlock import LockBackendError, lock, locks
-from django_distlock.backends.redis import listener as listening
+from django_distlock.backends.redis import pubsub as listening
 from django_distlock.core import acquire
 from django_distlock.core.acquire import Acquisition
 from django_distlock.core.lease import Lease

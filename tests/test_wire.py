@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from redis.exceptions import ConnectionError, TimeoutError
 
-from django_distlock.backends.redis.commands import Command, pack
+from django_distlock.backends.redis.client import AsyncWire, Wire
 from django_distlock.backends.redis.errors import InDoubt
-from django_distlock.backends.redis.wire import AsyncWire, Wire
+from django_distlock.backends.redis.scripts import Command, pack
 from django_distlock.utils.clock import clock
 
 COMMAND = Command(pack("PING"))

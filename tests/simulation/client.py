@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from redis.exceptions import TimeoutError
 
 from django_distlock.backends.redis.backend import RedisBackend
-from django_distlock.backends.redis.commands import Command
+from django_distlock.backends.redis.client import Answer
 from django_distlock.backends.redis.errors import NoReply
-from django_distlock.backends.redis.listener import AGAIN, NAP, Listener
-from django_distlock.backends.redis.wire import Answer
+from django_distlock.backends.redis.pubsub import AGAIN, NAP, Listener
+from django_distlock.backends.redis.scripts import Command
 from django_distlock.core.acquire import Acquisition
 from django_distlock.core.holds import Entries
 from django_distlock.core.local_queue import Lines

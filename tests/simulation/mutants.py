@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from django_distlock.backends.redis.commands import Script
+from django_distlock.backends.redis.scripts import Script
 
 
 class Mutant(NamedTuple):

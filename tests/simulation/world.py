@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 from django_distlock import types
-from django_distlock.backends.redis import backend, listener
+from django_distlock.backends.redis import backend, pubsub
 from django_distlock.backends.redis.backend import ACQUIRE, QUEUE_TTL, RELEASE, RENEW
-from django_distlock.backends.redis.commands import Command
+from django_distlock.backends.redis.scripts import Command
 from django_distlock.core import acquire, local_queue
 
 from .checker import Checker, Lease, Snapshot, Violation
@@ -124,7 +124,7 @@ class World:
     @contextmanager
     def _instead_of_the_real_clock(self) -> Iterator[None]:
         with ExitStack() as stack:
-            for module in (acquire, local_queue, listener, backend):
+            for module in (acquire, local_queue, pubsub, backend):
                 stack.enter_context(mock.patch.object(module, "clock", self._clock))
             stack.enter_context(mock.patch.object(types, "new_token", self.new_token))
             yield

@@ -19,18 +19,16 @@ from ...models import LONGEST_KEY
 from ...types import Grant, Holder, LockInfo, RunStamp, Ticket
 from ...utils.clock import clock
 from ..base import BaseLockBackend
+from ..common.state import CLAIMED, HELD, RESTING, Request
+from .beat import Runs
 from .calls import SHORTEST_PATIENCE, Calls
-from .checks import settings_checks
+from .config import check_app, read_location, read_prefix, read_timeout, settings_checks
 from .connections import Pool, address
 from .errors import NoReply, explain
-from .files import TemporaryFile, is_in_memory, own_file
-from .listener import Listener, can_listen
-from .location import check_app, read_location, read_prefix, read_timeout
-from .looks import Looks
-from .rows import CLAIMED, HELD, RESTING, Request
-from .runs import Runs
-from .statements import Statements, Turn, unreadable
-from .steps import Steps, has_returning
+from .notify import Listener, Looks, can_listen
+from .operations import Steps, has_returning
+from .sql import Statements, Turn, unreadable
+from .sqlite import TemporaryFile, is_in_memory, own_file
 
 logger = logging.getLogger("django_distlock")
 

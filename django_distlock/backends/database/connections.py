@@ -1,7 +1,8 @@
-"""Connections of the locks' own, so that the caller's transaction neither holds nor hides a lock."""
+"""Django's connections without its guard against event loops: lock() has its own, and threads have no loop."""
 
 from __future__ import annotations
 
+import inspect
 import os
 import random
 import threading
@@ -9,25 +10,92 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
+from functools import lru_cache, partial
 from math import ceil
 from typing import Any
 
 from django.core.signals import request_finished, request_started
 from django.db import InterfaceError, OperationalError, connections
-from django.db.backends.base.base import NO_DB_ALIAS
+from django.db.backends.base.base import NO_DB_ALIAS, BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 from django.db.utils import load_backend
+from django.utils.asyncio import async_unsafe
 
 from ...utils import fork
 from ...utils.clock import clock
 from .errors import final, is_final
-from .files import make_file, prepare_file
-from .forks import ForkGate
-from .opening import open_within
+from .sqlite import ForkGate, make_file, prepare_file
 from .watchdog import Watchdog
-from .wrappers import own_class
+
+GUARDED = "connect", "ensure_connection", "cursor", "get_new_connection", "create_cursor"
+GUARD = async_unsafe.__code__.co_filename
+
+
+@lru_cache
+def own_class(engine: str) -> Any:
+    """The DatabaseWrapper of an engine, for connections of our own, whose ``watched`` bounds what opens them.
+
+    Under gevent all greenlets share what asyncio knows of a thread. While one of them runs an event loop, Django
+    takes all others for calls from inside of it, and refused to renew leases.
+    """
+    theirs: Any = load_backend(engine).DatabaseWrapper
+
+    def init_connection_state(self: Any) -> None:
+        with self.watched(self):  # these are the first statements; the connection was not there before
+            theirs.init_connection_state(self)
+
+    methods = {name: _unguarded(theirs, name) for name in GUARDED}
+    methods |= {"close": inspect.unwrap(BaseDatabaseWrapper.close), "init_connection_state": init_connection_state}
+    return type("DatabaseWrapper", (theirs,), methods)
+
+
+def _unguarded(theirs: Any, name: str) -> Callable[..., Any]:
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        found = getattr(theirs, name)  # now: test runners put methods of their own there for a while
+        is_guard = getattr(found, "__code__", None) is not None and found.__code__.co_filename == GUARD
+        return (found.__wrapped__ if is_guard else found)(self, *args, **kwargs)
+
+    return method
+
+
+def open_within(seconds: float, connect: Callable[[], Any], close: Callable[[Any], None], name: str) -> Any:
+    """What ``connect()`` returns. Raises OperationalError after ``seconds``; what comes later is closed.
+
+    In a thread of its own: drivers count whole seconds, for each address anew, and none while they look up a name. Nor
+    do they count how long a pooler lets wait that is there while its server is not.
+    """
+    opening: Future[Any] = Future()
+
+    def work() -> None:
+        try:
+            opened = connect()
+        except BaseException as error:
+            if opening.set_running_or_notify_cancel():
+                opening.set_exception(error)
+            return
+        if opening.set_running_or_notify_cancel():
+            opening.set_result(opened)
+        else:
+            close(opened)
+
+    thread = threading.Thread(target=work, name=name, daemon=True)
+    try:
+        try:
+            thread.start()
+        except RuntimeError:  # there are too many, or the interpreter exits
+            return connect()
+        return opening.result(max(0.0, seconds))
+    except TimeoutError as error:
+        if opening.cancel():
+            raise OperationalError(f"no connection within {seconds:.1f} s") from error
+        return opening.result()  # it came at this very moment
+    except BaseException:  # of a connect() that failed, or of a caller that is interrupted
+        if not opening.cancel() and opening.exception() is None:
+            close(opening.result())
+        raise
+
 
 MAX_IDLE = 8  # connections kept after a rush
 PREPARE_AFTER = 5  # executions of a statement on one connection; half of its time is parsing and planning

@@ -11,7 +11,7 @@ from django.db import DataError, Error, NotSupportedError, ProgrammingError
 from ...exceptions import LockBackendError
 from ...models import ROWS_OF_DATABASE_BACKEND
 from ..base import BaseLockBackend
-from .files import databases_in
+from .sqlite import databases_in
 
 TABLES = [model._meta.db_table for model in ROWS_OF_DATABASE_BACKEND]
 

@@ -19,18 +19,17 @@ from ...types import Finding, Grant, Holder, LockInfo, RunStamp, Ticket
 from ...utils.clock import clock
 from ...utils.text import quoted
 from ..base import BaseLockBackend
+from ..common.per_loop import PerLoop
 from ..common.selftest import failed
-from ..loops import PerLoop
-from .cluster.parts import cluster_parts, is_cluster
-from .commands import Command, Script, pack
+from .client import Answer
+from .cluster.config import cluster_parts, is_cluster
+from .codec import read_holder, read_lease, read_remaining
 from .errors import InDoubt, NoReply, explain, is_wrong_type
-from .keys import LEASES, RUNS
-from .leases import read_holder, read_lease, read_remaining
-from .listener import NoListener
-from .listing import SCAN_STEP, Listing
-from .parts import Parts, server_parts
+from .keys import LEASES, RUNS, SCAN_STEP, Listing
+from .pubsub import NoListener
+from .scripts import Command, Script, pack
 from .timeouts import SHORTEST
-from .wire import Answer
+from .topology import Parts, server_parts
 
 ACQUIRE, RELEASE, RENEW = Script("acquire"), Script("release"), Script("renew")
 CLAIM_RUN = Script("claim_run")

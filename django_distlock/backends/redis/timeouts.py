@@ -7,8 +7,8 @@ from math import inf
 from redis.exceptions import MaxConnectionsError, RedisError, TimeoutError
 
 from ...utils.clock import clock
+from .config import Location
 from .errors import InDoubt, is_answer, is_in_doubt, is_transient
-from .location import Location
 
 SHORTEST = 0.5  # seconds that even a caller who does not wait gives the server
 GRACE = 0.45  # seconds that a call may last beyond its end

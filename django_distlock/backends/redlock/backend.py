@@ -16,18 +16,17 @@ from ...types import Finding, Grant, LockInfo, Ticket
 from ...utils.clock import clock
 from ...utils.text import printable
 from ..base import BaseLockBackend
-from ..loops import PerLoop
+from ..common.per_loop import PerLoop
+from ..redis.diagnostics import of_patience
 from ..redis.errors import NoReply, advice
-from ..redis.health import of_patience
 from ..redis.keys import read_prefix
-from .asking import HANDSHAKE, Steps
-from .findings import examine, of_settings
-from .listing import Listing
-from .nodes import Nodes
+from .aio_connections import AsyncNodes
+from .algorithm import Faded, Listing, Rounds
+from .config import check_options, read_locations
+from .connections import Nodes
+from .diagnostics import examine, of_settings
+from .messages import HANDSHAKE, Steps
 from .quorum import Seen, is_final, majority_of
-from .rounds import Faded, Rounds
-from .settings import check_options, read_locations
-from .tasks import AsyncNodes
 
 RENEWALS = 250  # leases that are renewed in one round: what a node that hangs takes in without blocking us
 SHORTEST_WAIT = 0.5  # seconds that even an attempt without a wait gives nodes to be connected

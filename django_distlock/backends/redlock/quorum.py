@@ -16,9 +16,9 @@ from typing import Any
 from redis.exceptions import ResponseError
 
 from ...types import LockInfo
+from ..redis.codec import read_lease
 from ..redis.errors import is_transient, is_wrong_type
-from ..redis.leases import read_lease
-from .asking import Asked
+from .messages import Asked
 
 
 class GivenBack(ResponseError):

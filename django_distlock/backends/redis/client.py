@@ -21,11 +21,11 @@ from redis.exceptions import BusyLoadingError, ConnectionError, NoScriptError, R
 
 from ...utils import fork
 from ...utils.clock import clock
-from ..permits import Permit, TaskPermits, permits
-from .commands import Command, pack
-from .connections import RunningFor, hang_up
+from ..common.permits import Permit, TaskPermits, permits
+from .config import Location
+from .connection import RunningFor, hang_up
 from .errors import is_silence, is_transient
-from .location import Location
+from .scripts import Command, pack
 from .timeouts import Call
 
 IDLE_TRUSTED = 1.0  # seconds for which an idle connection is used again without a look at its socket

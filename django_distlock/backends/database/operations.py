@@ -11,10 +11,9 @@ from typing import Any
 
 from ...exceptions import LockBackendError
 from ...utils.clock import clock
-from . import rows
-from .quick import Answer, Quick
-from .rows import Decision, Request, Row
-from .statements import Statements
+from ..common import state
+from ..common.state import Decision, Request, Row
+from .sql import Answer, Quick, Statements
 
 LONGEST_BACK_OFF = 0.1  # seconds between two attempts to change a row that others change as well
 
@@ -30,11 +29,11 @@ class Steps:
     def acquire(self, connection: Any, name: bytes, request: Request) -> tuple[Answer, float]:
         """And when what was answered was sent, on ``clock()``."""
         sent_at = clock()
-        is_short = request.ttl < rows.LOOK  # others may have to be told when it ends
+        is_short = request.ttl < state.LOOK  # others may have to be told when it ends
         if self._quick and not is_short and (answer := self._quick.acquire(connection, name, request)):
             return answer, sent_at
         row, decision, sent_at = self._changed(
-            connection, name, lambda row: rows.acquire(row, request), is_patient=True
+            connection, name, lambda row: state.acquire(row, request), is_patient=True
         )
         if decision.is_retired:
             raise LockBackendError(f"The request for {name.decode()!r} was given back before it was answered.")
@@ -46,7 +45,7 @@ class Steps:
         """Whether the token held the lock. As ``rows.release``."""
         if self._quick and not rest and not retire and self._quick.release(connection, name, token):
             return True
-        _, decision, _ = self._changed(connection, name, lambda row: rows.release(row, token, rest, retire))
+        _, decision, _ = self._changed(connection, name, lambda row: state.release(row, token, rest, retire))
         return decision.granted
 
     def _changed(

@@ -10,9 +10,9 @@ from typing import Any
 from redis.exceptions import ConnectionError, NoScriptError, RedisError, ResponseError, TimeoutError
 
 from ...utils.clock import clock
-from ..redis.connections import RunningFor
-from ..redis.location import Location
-from .asking import (
+from ..redis.config import Location
+from ..redis.connection import RunningFor
+from .messages import (
     GIVEN_UP,
     LOADS,
     MOST_AWAITED,

@@ -18,7 +18,7 @@ from redis.sentinel import SentinelConnectionPool
 from ...exceptions import InvalidLockBackend
 from ...utils.clock import clock
 from ...utils.text import printable, quoted
-from .connections import RunningFor, hang_up, ours, twin
+from .connection import RunningFor, hang_up, ours, twin
 from .errors import EndedTls, is_about_leaving
 
 PASSWORDS = ("password", "ssl_password")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from functools import cache, partial
@@ -14,10 +15,9 @@ from ...exceptions import LockBackendError
 from ...types import Grant, LockInfo, Ticket
 from ...utils.clock import clock
 from ...utils.wakeup import Bell
-from ..redis.commands import Command, pack
 from ..redis.errors import is_wrong_type
-from .asking import ACQUIRE, RELEASE, RENEW, Asked, Request, Round, Verdict, all_settled
-from .listing import Listing
+from ..redis.scripts import Command, pack
+from .messages import ACQUIRE, RELEASE, RENEW, Asked, Request, Round, Verdict, all_settled
 from .quorum import Numbers, Seen, Tally, fence_of, is_decided, is_final, is_known, majority_of
 
 SCAN_STEP = 1000  # keys a node visits per SCAN: well below a millisecond
@@ -326,3 +326,30 @@ def _latest(asked: Sequence[Asked], again: Sequence[Asked]) -> list[Asked]:
 
 def _ms(seconds: float) -> int:
     return math.ceil(seconds * 1000)
+
+
+class Listing:
+    """What was told until now. Locked is what a majority has, or may have because the others do not answer.
+
+    ``cursors``: where each node goes on; None: it is through. ``failures``: by node; such a one is through, too.
+    """
+
+    def __init__(self, size: int, majority: int) -> None:
+        self.cursors: list[bytes | None] = [b"0"] * size
+        self.failures: dict[int, Exception] = {}
+        self._majority = majority
+        self._found: list[set[str]] = [set() for _ in range(size)]  # SCAN may tell a key twice
+
+    @property
+    def is_open(self) -> bool:
+        return any(cursor is not None for cursor in self.cursors)
+
+    def turn(self, cursors: list[bytes | None], names: Sequence[Sequence[str]], failures: dict[int, Exception]) -> None:
+        self.cursors, self.failures = cursors, failures
+        for found, told in zip(self._found, names, strict=True):
+            found.update(told)
+
+    @property
+    def locked(self) -> list[str]:
+        votes = Counter(name for node, found in enumerate(self._found) if node not in self.failures for name in found)
+        return [name for name, count in votes.items() if count + len(self.failures) >= self._majority]

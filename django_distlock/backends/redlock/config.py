@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ...exceptions import InvalidLockBackend
 from ...utils.text import quoted
 from ..base import BaseLockBackend
-from ..redis.location import Location, read_location
+from ..redis.config import Location, read_location
 
 
 def check_options(backend: BaseLockBackend) -> None:

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from django.core.checks import CheckMessage, Warning
 
 from ...types import Finding, Level
-from ..redis.health import of_caches
-from ..redis.location import Location
-from .asking import Asked
+from ..redis.config import Location
+from ..redis.diagnostics import of_caches
+from .messages import Asked
 
 
 def of_settings(setting: str, locations: Sequence[Location]) -> list[CheckMessage]:

@@ -10,12 +10,12 @@ from typing import Any, NoReturn
 import redis
 from redis.exceptions import TimeoutError
 
-from ...utils.clock import clock
-from .commands import pack
-from .connections import AsyncTcpConnection, AsyncTlsConnection, RunningFor, TcpConnection, TlsConnection, hang_up
-from .errors import NoMaster, NotSent
-from .location import Location
-from .sentinels import Master, Sentinels
+from ....utils.clock import clock
+from ..config import Location
+from ..connection import AsyncTcpConnection, AsyncTlsConnection, RunningFor, TcpConnection, TlsConnection, hang_up
+from ..errors import NoMaster, NotSent
+from ..scripts import pack
+from .discovery import Master, Sentinels
 
 _ROLE = pack("ROLE")
 

@@ -18,13 +18,13 @@ from ....types import Ticket, new_token
 from ....utils import fork
 from ....utils.clock import clock
 from ....utils.wakeup import Bell
-from ..commands import pack
+from ..config import Location
 from ..errors import is_transient
 from ..keys import ClusterKeys
-from ..listener import KINDS, Listener, NoListener
-from ..location import Location
-from .slots import Address, SlotMap
-from .wire import ClusterWire
+from ..pubsub import KINDS, Listener, NoListener
+from ..scripts import pack
+from .client import ClusterWire
+from .routing import Address, SlotMap
 
 logger = logging.getLogger("django_distlock")
 

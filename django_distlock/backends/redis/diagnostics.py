@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 from django.conf import settings
@@ -12,7 +12,8 @@ from redis.exceptions import RedisError
 
 from ...options import Terms
 from ...types import Finding, Level
-from .location import SCHEMES, Location, server_of
+from .config import SCHEMES, Location, server_of
+from .scripts import Command, pack
 
 OLDEST = (6, 2)
 CLOCKS_APART = 1.0  # seconds
@@ -181,3 +182,30 @@ def _urls(entry: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
                 continue  # the cache itself says what is wrong with it
             options = entry.get("OPTIONS") or {}
             yield {**arguments, **({"db": options["db"]} if "db" in options else {})}
+
+
+INFO, TIME = pack("INFO"), pack("TIME")
+
+
+class Checkup:
+    def __init__(self, location: Location, prefix: str, terms: Terms, options: str) -> None:
+        """``options``: how messages name the options of the backend."""
+        self._location, self._prefix, self._terms, self._options = location, prefix, terms, options
+
+    def questions(self, parts: Sequence[Any]) -> list[Command]:
+        return [Command(question, at=part) for part in parts for question in (INFO, TIME)]
+
+    def findings(self, parts: Sequence[Any], replies: Sequence[Any], asked_at: float) -> list[Finding]:
+        info, server_time = replies
+        found = findings(info, server_time, asked_at, self._terms, self._location)
+        if isinstance(info, bytes) and read_info(info).get("cluster_enabled") == "1":
+            hint = f"Set {self._options}['cluster'] to True."
+            found.append(Finding(Level.ERROR, "cluster", "This server is a node of a Cluster.", hint))
+        return found
+
+    def of_settings(self, socket_timeout: float, where: str) -> list[CheckMessage]:
+        return check_settings(self._location, self._terms, socket_timeout, where)
+
+    @property
+    def keyspace(self) -> Hashable:
+        return (*self._location.server, self._prefix)

@@ -8,13 +8,13 @@ from functools import partial
 
 from ....exceptions import InvalidLockBackend
 from ...base import BaseLockBackend
+from ..config import Location, read_location
 from ..keys import SLOTS, ClusterKeys, read_prefix
-from ..location import Location, read_location
-from ..parts import Parts
-from .checkup import ClusterCheckup
-from .listener import ClusterListener
-from .slots import Address, Remap, SlotMap
-from .wire import AsyncClusterWire, ClusterWire
+from ..topology import Parts
+from .client import AsyncClusterWire, ClusterWire
+from .diagnostics import ClusterCheckup
+from .pubsub import ClusterListener
+from .routing import Address, Remap, SlotMap
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import inf
 
 from django.apps import apps
+from django.conf import settings
+from django.core.checks import CheckMessage, Error, Warning
 from django.db import connections, router
 
 from ...exceptions import InvalidLockBackend
-from ...models import DatabaseLock
+from ...models import ROWS_OF_DATABASE_BACKEND, DatabaseLock
 from ...utils.text import quoted
 from ..base import BaseLockBackend
 from .connections import vendor_of
-from .statements import CLOCKS
+from .sql import CLOCKS
+from .sqlite import databases_in
 
 LONGEST_PREFIX = 100  # bytes
 
@@ -59,3 +63,30 @@ def read_location(backend: BaseLockBackend) -> tuple[str, str]:
             f" {', '.join(CLOCKS)}."
         )
     return str(location), vendor
+
+
+def settings_checks(backend: BaseLockBackend, location: str, file: str | None) -> Iterator[CheckMessage]:
+    where = backend.setting("LOCATION")
+    if not backend.settings.get("LOCATION") and settings.DATABASE_ROUTERS and len(connections.settings) > 1:
+        yield Warning(
+            f"{where} is not set, and DATABASE_ROUTERS choose among several databases. Each process keeps its locks"
+            f" where they send its first request for one: {location!r} here. If they follow a tenant or a"
+            " request, processes do not exclude each other.",
+            hint=f"Name the alias of DATABASES that keeps the locks: 'LOCATION': {location!r}.",
+            id="distlock.W021",
+        )
+    if file is None:
+        if not all(router.allow_migrate_model(location, model) for model in ROWS_OF_DATABASE_BACKEND):
+            yield Warning(
+                f"{where}: the routers keep a table of the locks from the database {location!r}.",
+                hint="Let allow_migrate() say yes to the app 'distlock' there, or name another alias.",
+                id="distlock.W020",
+            )
+        return
+    for alias in databases_in(file):
+        yield Error(
+            f"{where}: the locks are kept in {file}, which is also the database {alias!r}. Code that"
+            " asks for a lock inside a transaction that writes there would wait for itself.",
+            hint=f"Give DATABASES[{alias!r}] another file: locks in SQLite have one of their own.",
+            id="distlock.E020",
+        )

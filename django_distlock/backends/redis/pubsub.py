@@ -19,9 +19,9 @@ from ...utils import fork
 from ...utils.clock import clock
 from ...utils.threads import Post, end_with_interpreter
 from ...utils.wakeup import Bell
-from .commands import pack
+from .config import Location
 from .errors import is_transient
-from .location import Location
+from .scripts import pack
 
 logger = logging.getLogger("django_distlock")
 

@@ -10,8 +10,7 @@ from ...exceptions import ClockIsAhead, LockBackendError, UnreadableStamp
 from ...models import DatabaseRun
 from ...types import DAY, RunStamp
 from ...utils.clock import clock
-from .pruning import Pruning
-from .statements import CLOCKS, end_of, insert_unless_there, placeholders
+from .sql import CLOCKS, Pruning, end_of, insert_unless_there, placeholders
 
 TABLE = DatabaseRun._meta.db_table
 COLUMNS = "name, ran_at, token, stamp, settled_at, expires"

@@ -11,13 +11,13 @@ from redis.exceptions import ConnectionError, RedisError
 
 from ....options import Terms
 from ....types import Finding, Level
-from .. import health
-from ..checkup import Checkup
-from ..commands import Command, pack
+from .. import diagnostics
+from ..config import Location
+from ..diagnostics import Checkup
 from ..errors import reason
 from ..keys import ClusterKeys
-from ..location import Location
-from .slots import Address
+from ..scripts import Command, pack
+from .routing import Address
 
 
 class ClusterCheckup(Checkup):
@@ -45,7 +45,7 @@ class ClusterCheckup(Checkup):
             hint = "Its locks wait until it answers or a replica takes over."
             return [Finding(Level.ERROR, "primary", f"does not answer: {info}", hint)]
         location = self._location.at(*part)
-        return [_in_cluster(one) for one in health.findings(info, server_time, asked_at, self._terms, location)]
+        return [_in_cluster(one) for one in diagnostics.findings(info, server_time, asked_at, self._terms, location)]
 
     def _of_shards(self, written: Any, kept: Any) -> Finding:
         shards, agreed = self._keys.shards, self._keys.agreed
@@ -69,7 +69,7 @@ class ClusterCheckup(Checkup):
     def of_settings(self, socket_timeout: float, where: str) -> list[CheckMessage]:
         found: dict[str, CheckMessage] = {}
         for seed in self._seeds:
-            messages = health.check_settings(self._location.at(*seed), self._terms, socket_timeout, where)
+            messages = diagnostics.check_settings(self._location.at(*seed), self._terms, socket_timeout, where)
             found.update({str(message): message for message in messages})
         return list(found.values())
 

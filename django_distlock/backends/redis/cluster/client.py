@@ -10,12 +10,11 @@ from math import inf
 
 from redis.exceptions import ClusterDownError
 
-from ..commands import Command
-from ..location import Location
+from ..client import NOTHING, Answer, AsyncWire, Wire
+from ..config import Location
+from ..scripts import Command
 from ..timeouts import longest
-from ..wire import NOTHING, Answer, AsyncWire, Wire
-from .routing import Errand, Outcome, Pause, Result, Steps, Trip, refresh, slot_of_key
-from .slots import Address, SlotMap
+from .routing import Address, Errand, Outcome, Pause, Result, SlotMap, Steps, Trip, refresh, slot_of_key
 
 MOST_ROUNDS = 5  # in which a listing asks all primaries, while slots move
 

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 from redis.exceptions import ConnectionError, TimeoutError
 
 from ...utils.clock import clock
-from ..redis.commands import Command, Script, pack
 from ..redis.errors import is_transient
+from ..redis.scripts import Command, Script, pack
 
 ACQUIRE, RELEASE, RENEW = (Script(name, "redlock") for name in ("acquire", "release", "renew"))
 LOADS = [pack("SCRIPT", "LOAD", script.text) for script in (ACQUIRE, RELEASE, RENEW)]  # for each new connection

@@ -18,15 +18,15 @@ from redis.exceptions import (
     TimeoutError,
 )
 
-from ...utils import fork
-from ...utils.clock import clock
-from ...utils.text import printable
-from ...utils.threads import Worker
-from ...utils.wakeup import Bell
-from .commands import pack
-from .connections import RunningFor, hang_up
-from .errors import NoMaster, NoSentinel, SentinelRefusal, UnknownService, is_transient
-from .location import Location
+from ....utils import fork
+from ....utils.clock import clock
+from ....utils.text import printable
+from ....utils.threads import Worker
+from ....utils.wakeup import Bell
+from ..config import Location
+from ..connection import RunningFor, hang_up
+from ..errors import NoMaster, NoSentinel, SentinelRefusal, UnknownService, is_transient
+from ..scripts import pack
 
 logger = logging.getLogger("django_distlock")
 

@@ -1,0 +1,1 @@
+"""Connections to whichever server is the master, as sentinels tell."""
