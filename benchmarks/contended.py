@@ -35,7 +35,7 @@ class Window(NamedTuple):
     closes: float
 
 
-class Tally(NamedTuple):
+class Votes(NamedTuple):
     grants: int
     longest: float  # seconds of waiting, up to the close of the window
 
@@ -95,7 +95,7 @@ def rush(url: str, lock: str, crowd: Crowd, seconds: float) -> dict[str, float]:
     return {**figures(tallies, seconds), "commands": commands / max(1, sum(tally.grants for tally in tallies))}
 
 
-def race(children: Sequence[Child], seconds: float, count: Callable[[], int]) -> tuple[list[Tally], int]:
+def race(children: Sequence[Child], seconds: float, count: Callable[[], int]) -> tuple[list[Votes], int]:
     """Let them begin together, and end them. What they tell, and by how much the count grew while the window was open.
 
     Each child says that it is ready, gets the window, and sends its tallies.
@@ -117,7 +117,7 @@ def race(children: Sequence[Child], seconds: float, count: Callable[[], int]) ->
             child.end()
 
 
-def figures(tallies: Sequence[Tally], seconds: float) -> dict[str, float]:
+def figures(tallies: Sequence[Votes], seconds: float) -> dict[str, float]:
     grants = [tally.grants for tally in tallies]
     return {
         "rate": sum(grants) / seconds,
@@ -135,8 +135,8 @@ def _compete(pipe: Connection, url: str, lock: str, threads: int) -> None:
     pipe.send(_together(entrances, window))
 
 
-def _together(entrances: Iterable[Enter], window: Window) -> list[Tally]:
-    tallies: list[Tally] = []
+def _together(entrances: Iterable[Enter], window: Window) -> list[Votes]:
+    tallies: list[Votes] = []
 
     def compete(enter: Enter) -> None:
         tallies.append(member(enter, window))
@@ -149,7 +149,7 @@ def _together(entrances: Iterable[Enter], window: Window) -> list[Tally]:
     return tallies
 
 
-def member(enter: Enter, window: Window) -> Tally:
+def member(enter: Enter, window: Window) -> Votes:
     grants, longest = 0, 0.0
     sleep_until(window.starts)
     while True:
@@ -159,7 +159,7 @@ def member(enter: Enter, window: Window) -> Tally:
             if got >= window.opens:
                 longest = max(longest, min(got, window.closes) - asked)
             if got >= window.closes:
-                return Tally(grants, longest)
+                return Votes(grants, longest)
             if got >= window.opens:
                 grants += 1
             sleep(HOLD)

@@ -18,7 +18,7 @@ def pack(*parts: bytes) -> bytes:
     return b"*%d\r\n" % len(parts) + b"".join(b"$%d\r\n%b\r\n" % (len(part), part) for part in parts)
 
 
-class Wire:
+class Client:
     """One connection. Understands replies of one line, which is all that the floor asks for, and lists of texts."""
 
     def __init__(self, path: str) -> None:
@@ -60,8 +60,8 @@ class Pair:
     """``SET NX PX`` and a delete that compares the token."""
 
     def __init__(self, paths: str | Sequence[str], name: bytes, ttl_ms: int) -> None:
-        self._wire = Wire(paths) if isinstance(paths, str) else Wires(paths)
-        self._wire.call(pack(b"SCRIPT", b"LOAD", COMPARE_AND_DELETE))
+        self._client = Client(paths) if isinstance(paths, str) else Wires(paths)
+        self._client.call(pack(b"SCRIPT", b"LOAD", COMPARE_AND_DELETE))
         digest = hashlib.sha1(COMPARE_AND_DELETE, usedforsecurity=False).hexdigest().encode()
         blank = b"-" * TOKEN_LENGTH
         self._acquire = pack(b"SET", name, blank, b"NX", b"PX", b"%d" % ttl_ms).partition(blank)
@@ -70,9 +70,9 @@ class Pair:
     def __call__(self) -> None:
         token = os.urandom(TOKEN_LENGTH // 2).hex().encode()
         before, _, after = self._acquire
-        granted = self._wire.call(before + token + after)
+        granted = self._client.call(before + token + after)
         before, _, after = self._release
-        released = self._wire.call(before + token + after)
+        released = self._client.call(before + token + after)
         if granted != b"+OK\r\n" or released != b":1\r\n":
             raise RuntimeError("the lock of the floor is held by somebody else")
 
@@ -81,17 +81,17 @@ class Baton:
     """One element in a list: whoever pops it has the lock, and pushes it back. No TTL, no owner, first come first."""
 
     def __init__(self, path: str, name: bytes) -> None:
-        self._wire = Wire(path)
+        self._client = Client(path)
         self._take = pack(b"BLPOP", name, b"0")
         self._give = pack(b"RPUSH", name, b"baton")
 
     def lay_down(self) -> None:
-        self._wire.call(self._give)
+        self._client.call(self._give)
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        self._wire.call(self._take)
+        self._client.call(self._take)
         try:
             yield
         finally:
-            self._wire.call(self._give)
+            self._client.call(self._give)

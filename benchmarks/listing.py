@@ -155,19 +155,19 @@ def _fastest(get: Callable[[Mapping[str, str]], None], query: Mapping[str, str],
 def _hold(count: int) -> None:
     """As many locks, each taken as a request of one of twenty machines takes it."""
     from django_distlock import locks
-    from django_distlock.types import Holder, Ticket
+    from django_distlock.types import Holder, LockRequest
 
     backend: Any = locks["default"]
     for numbers in _portions(count):
-        tickets = [
-            Ticket(
+        lock_requests = [
+            LockRequest(
                 f"order:{number:06}",
                 TTL + number % 600,
                 Holder(f"web-{number % 20}", number % 30_000, "MainThread", f"POST /orders/{number}/pay", _ago(number)),
             )
             for number in numbers
         ]
-        backend._send(*(backend._acquire(ticket, False) for ticket in tickets))
+        backend._send(*(backend._acquire(lock_request, False) for lock_request in lock_requests))
 
 
 def _portions(count: int) -> Iterator[range]:

@@ -23,7 +23,7 @@ from django.utils.translation import ngettext
 
 from .exceptions import LockBackendError
 from .models import BeatRun, HeldLock
-from .monitoring.inventory import Inventory, Lease, force_release, held_for, holding_nodes, in_words, long_held
+from .monitoring.inventory import Inventory, Lease, force_release, format_duration, held_for, holding_nodes, long_held
 from .monitoring.querysets import BeatRuns, HeldLocks
 from .utils.text import printable
 
@@ -181,7 +181,7 @@ class HeldLockAdmin(SnapshotAdmin):
         ticking, bound = _ticking(held_for(row.info), 1), long_held(row.info)
         if ticking is None or bound is None:
             return ticking
-        meaning = __("longer than LONG_HELD, %(time)s") % {"time": in_words(bound)}
+        meaning = __("longer than LONG_HELD, %(time)s") % {"time": format_duration(bound)}
         return format_html('{} <strong class="distlock-long" title="{}">{}</strong>', ticking, meaning, __("long"))
 
     @admin.display(description=_("time left"), ordering="remaining")
@@ -370,13 +370,13 @@ def _ticking(seconds: float | None, step: int) -> str | None:
     if seconds is None:
         return None
     attributes = '<span class="distlock-seconds" data-seconds="{}" data-step="{}">{}</span>'
-    return format_html(attributes, f"{seconds:.3f}", step, in_words(seconds))
+    return format_html(attributes, f"{seconds:.3f}", step, format_duration(seconds))
 
 
 def _described(row: HeldLock) -> str:
     line = f"{row.name} ({row.using}): {row.info.holder or row.state_text}"
     if row.granted_at:
-        line += __(", for %(time)s") % {"time": in_words(held_for(row.info) or 0.0)}
+        line += __(", for %(time)s") % {"time": format_duration(held_for(row.info) or 0.0)}
     return line
 
 

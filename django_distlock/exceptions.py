@@ -85,7 +85,7 @@ class RunRefused(LockBackendError):
     """The store answers, but gives this run to nobody here. Other runs may be given."""
 
 
-class UnreadableStamp(RunRefused):
+class UnreadableRun(RunRefused):
     """What the store keeps of one entry is no stamp."""
 
     def __init__(self, place: str, remedy: str = "") -> None:

@@ -21,7 +21,7 @@ from typing import Self
 
 from .utils.clock import clock
 from .utils.text import bounded, printable
-from .utils.wakeup import Bell
+from .utils.wakeup import WakeEvent
 
 TOKEN_LENGTH = 26
 
@@ -141,10 +141,10 @@ class Holder:
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
-class Ticket:
+class LockRequest:
     """One caller's request for one name; the same token goes with every attempt.
 
-    ``unanswered``: a command with this token got no reply and may still arrive at the store.
+    ``in_doubt``: a command with this token got no reply and may still arrive at the store.
     ``is_held``: its token has the lock already, and is only to be shown with another holder. An attempt that fails
     gives nothing back.
     ``inbox``: where the store tells this waiter that the lock was handed to it; "" before it queued.
@@ -153,7 +153,7 @@ class Ticket:
     ``min_hold``: seconds for which the lock stays taken after the grant, also without renewal and release.
     ``retires_for``: seconds for which its token is retired when it leaves, because a command that carries it may
     arrive until then.
-    ``is_bequeathed``: another waiter of this process goes on with the token and the place.
+    ``is_inherited``: another waiter of this process goes on with the token and the place.
     ``is_offer``: the store has handed the lock to this token, which nobody here knows any more. Its release hands
     back what is still being handed over, and never ends a lease that somebody has taken since.
     """
@@ -162,7 +162,7 @@ class Ticket:
     ttl: float
     holder: Holder
     token: str = field(default_factory=new_token, repr=False)
-    unanswered: bool = False
+    in_doubt: bool = False
     is_held: bool = False
     inbox: str = ""
     place: str = ""
@@ -170,10 +170,10 @@ class Ticket:
     min_hold: float = 0.0
     retires_for: float = field(default=0.0, repr=False)
     asking: bool = field(default=False, repr=False)  # from an attempt until it waits again; it never inherits then
-    is_bequeathed: bool = field(default=False, repr=False)
+    is_inherited: bool = field(default=False, repr=False)
     heard_at: float = field(default_factory=clock, repr=False)  # when its caller last did something
     is_offer: bool = field(default=False, repr=False)
-    bell: Bell = field(default_factory=Bell, repr=False)
+    event: WakeEvent = field(default_factory=WakeEvent, repr=False)
 
     def __post_init__(self) -> None:
         self.retires_for = self.retires_for or self.lasts
@@ -185,21 +185,21 @@ class Ticket:
 
     def anew(self) -> None:
         """Go on with another token, after this one was given back."""
-        self.token, self.unanswered, self.inbox, self.place = new_token(), False, "", ""
+        self.token, self.in_doubt, self.inbox, self.place = new_token(), False, "", ""
 
-    def afresh(self) -> Ticket:
+    def afresh(self) -> LockRequest:
         """The same request with another token, for a caller who gives this one back."""
         return replace(
-            self, token=new_token(), unanswered=False, inbox="", place="", retires_for=self.lasts, asking=False
+            self, token=new_token(), in_doubt=False, inbox="", place="", retires_for=self.lasts, asking=False
         )  # fmt: skip
 
-    def inherit(self, other: Ticket) -> None:
+    def inherit(self, other: LockRequest) -> None:
         """Take over the place in the store of one that stood before."""
         self.retires_for = max(self.retires_for, other.retires_for)
         # No calls: an exception that a handler of a signal raises must not come in between.
-        self.token, self.unanswered = other.token, other.unanswered
+        self.token, self.in_doubt = other.token, other.in_doubt
         self.inbox, self.place = other.inbox, other.place
-        other.is_bequeathed = True
+        other.is_inherited = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +243,7 @@ YEAR_9999 = 253_370_764_800.0  # as below
 
 
 @dataclass(frozen=True, slots=True)
-class RunStamp:
+class LastRun:
     """Times are seconds of Unix time, exact to the microsecond.
 
     ``at``: when the entry last ran. ``host``: where the beat was that sent this run; "" where the entry did not
@@ -283,7 +283,7 @@ class Level(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CheckResult:
     """``about``: a word or two, the same for every backend that looks at this. ``hint``: what to do.
 
     ``data``: the same for programs, where the message is not enough.

@@ -9,7 +9,7 @@ from django.contrib.auth.models import Permission, User
 from django.test import Client
 
 from django_distlock.backends.base import BaseLockBackend
-from django_distlock.types import Holder, Ticket
+from django_distlock.types import Holder, LockRequest
 
 PROCESSORS = [
     "django.template.context_processors.request",
@@ -41,9 +41,9 @@ def use_admin(settings: Any, *, apps: tuple[str, ...] = (), processors: tuple[st
 def hold(
     backend: BaseLockBackend, name: str, *, ttl: float = 60.0, label: str = "shop.tasks.report", host: str = "web-1",
     pid: int = 4711, ago: float = 12.0,
-) -> Ticket:  # fmt: skip
+) -> LockRequest:  # fmt: skip
     """A lock taken by somebody else, that long ago."""
-    taken = Ticket(name, ttl, Holder(host, pid, "MainThread", label, round(time.time() - ago, 3)))
+    taken = LockRequest(name, ttl, Holder(host, pid, "MainThread", label, round(time.time() - ago, 3)))
     assert not hasattr(backend.acquire(taken, queue=False), "remaining"), f"{name} is held already"
     return taken
 

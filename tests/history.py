@@ -20,7 +20,7 @@ from typing import Any
 from django_distlock import signals
 from django_distlock.backends.redis import RedisBackend
 from django_distlock.core.lease import Lease
-from django_distlock.types import Grant, LockInfo, Ticket
+from django_distlock.types import Grant, LockInfo, LockRequest
 from django_distlock.utils.clock import clock
 
 SETTLING = 4.0  # seconds a disturbed waiter needs to be back at its place: a grant it did not take, a look, some slack
@@ -66,7 +66,7 @@ class Journal:
         about = {"name": lease.name, "fence": lease.fence}
         sent = lease.deadline - lease.ttl * 0.99 + 0.002
         lease.__class__ = RecordedLease
-        self.write("grant", place=lease.ticket.place, sent=sent, deadline=lease.deadline, **about)
+        self.write("grant", place=lease.request.place, sent=sent, deadline=lease.deadline, **about)
 
     def _lost(self, lease: Lease, **_: Any) -> None:
         self.write("loss", name=lease.name, fence=lease.fence)
@@ -92,11 +92,11 @@ class RecordingBackend(RedisBackend):
 
     journal: Journal | None = None
 
-    def _answered(self, ticket: Ticket, answer: Any) -> Grant | LockInfo:
-        before = ticket.place
-        answered = super()._answered(ticket, answer)
-        if self.journal and ticket.place and ticket.place != before:
-            self.journal.write("place", name=ticket.name, place=ticket.place)
+    def _answered(self, lock_request: LockRequest, answer: Any) -> Grant | LockInfo:
+        before = lock_request.place
+        answered = super()._answered(lock_request, answer)
+        if self.journal and lock_request.place and lock_request.place != before:
+            self.journal.write("place", name=lock_request.name, place=lock_request.place)
         return answered
 
 

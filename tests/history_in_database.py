@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from django_distlock.backends.database import DatabaseBackend
-from django_distlock.types import Grant, LockInfo, Ticket
+from django_distlock.types import Grant, LockInfo, LockRequest
 
 from .history import RecordingBackend
 
@@ -13,9 +13,9 @@ from .history import RecordingBackend
 class RecordingDatabaseBackend(DatabaseBackend):
     """Tells the journal each place that a waiter is given."""
 
-    def _acquire(self, connection: Any, ticket: Ticket, queue: bool) -> Grant | LockInfo:
-        before = ticket.place
-        answered = super()._acquire(connection, ticket, queue)
-        if RecordingBackend.journal and ticket.place and ticket.place != before:
-            RecordingBackend.journal.write("place", name=ticket.name, place=ticket.place)
+    def _acquire(self, connection: Any, lock_request: LockRequest, queue: bool) -> Grant | LockInfo:
+        before = lock_request.place
+        answered = super()._acquire(connection, lock_request, queue)
+        if RecordingBackend.journal and lock_request.place and lock_request.place != before:
+            RecordingBackend.journal.write("place", name=lock_request.name, place=lock_request.place)
         return answered

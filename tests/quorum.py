@@ -11,13 +11,13 @@ from typing import Any
 
 import redis
 
-from django_distlock.types import Grant, Ticket
+from django_distlock.types import Grant, LockRequest
 from example_project.valkey import Valkey
 
 from .tools import eventually
 
 
-def spread(backend: Any, taken: Ticket) -> None:
+def spread(backend: Any, taken: LockRequest) -> None:
     """Ask for a lease again until all five nodes have it: at first some may not be connected yet."""
 
     def is_everywhere() -> bool:

@@ -13,14 +13,14 @@ from django_redis.pool import ConnectionFactory
 
 from django_distlock import LockBackendError, lock, locks
 from django_distlock.backends.base import FORCED
-from django_distlock.types import Grant, Level, LockInfo, RunStamp
+from django_distlock.types import Grant, LastRun, Level, LockInfo
 from example_project.valkey import Valkey, binary
 
 from . import servers
 from .conftest import REDIS, program_of
 from .sentinel import SERVICE, Watched
 from .test_sentinel import warm_up
-from .tools import eventually, ticket
+from .tools import eventually, lock_request
 
 PAGES = Path(__file__).resolve().parent.parent / "docs" / "topologies"
 NOT_IN_6_2 = {"+spublish", "+ssubscribe"}
@@ -76,7 +76,7 @@ def test_the_documented_rights_suffice(user, admin, kind, calls, protocol):
     """For all that locks and beats ask of a server; nothing is refused, not even unnoticed."""
     backend = user(protocol=protocol)
     wrapped = calls(backend)
-    first, second, given_up = ticket(), ticket(), ticket()
+    first, second, given_up = lock_request(), lock_request(), lock_request()
     assert isinstance(wrapped.acquire(first, queue=True), Grant)
     assert isinstance(wrapped.acquire(second, queue=True), LockInfo)
     assert isinstance(wrapped.acquire(second, queue=True), LockInfo)  # a look
@@ -85,14 +85,14 @@ def test_the_documented_rights_suffice(user, admin, kind, calls, protocol):
     assert wrapped.look(["name"])[0].token == first.token
     assert wrapped.count_waiters(["name"]) == [1]
     assert wrapped.release(first) is True  # handed on
-    assert second.bell.wait(5) is not False
+    assert second.event.wait(5) is not False
     assert isinstance(wrapped.acquire(second, queue=True), Grant)
     assert wrapped.release(second, 30.0) is True
     assert wrapped.release(second, FORCED) is True
-    given_up.unanswered = True
+    given_up.in_doubt = True
     wrapped.release(given_up)
-    assert isinstance(wrapped.acquire(ticket(ttl=0.05), queue=False), Grant)
-    now = RunStamp(at=2.0, host="here", token="t")
+    assert isinstance(wrapped.acquire(lock_request(ttl=0.05), queue=False), Grant)
+    now = LastRun(at=2.0, host="here", token="t")
     assert backend.claim_run("entry", now, now, 10.0) is not None
     assert backend.find_runs(["entry"]) == [now]
     assert list(backend.runs()) == [("entry", now)]
@@ -106,8 +106,8 @@ def test_the_documented_rights_suffice(user, admin, kind, calls, protocol):
 
 
 ASKED = {
-    "acquire": lambda backend, mine: backend.acquire(ticket("other"), queue=False),
-    "wait": lambda backend, mine: backend.acquire(ticket(), queue=True),
+    "acquire": lambda backend, mine: backend.acquire(lock_request("other"), queue=False),
+    "wait": lambda backend, mine: backend.acquire(lock_request(), queue=True),
     "renew": lambda backend, mine: backend.renew([(mine, 90.0)]),
     "release": lambda backend, mine: backend.release(mine),
     "look": lambda backend, mine: backend.look(["name"]),
@@ -135,7 +135,7 @@ def assert_refused(call, right, backend, mine, *, is_named=True):
 @pytest.mark.parametrize(("call", "right"), NEEDED)
 def test_a_right_that_is_missing_is_named(user, admin, kind, calls, call, right):
     backend = user()
-    backend.acquire(mine := ticket(ttl=60), queue=False)
+    backend.acquire(mine := lock_request(ttl=60), queue=False)
     admin.execute_command("ACL", "SETUSER", "distlock", f"-{right}")
     is_named = right not in IN_SCRIPTS or kind in ("valkey", "redis-8")  # the others do not tell it of a script
     assert_refused(call, right, calls(backend), mine, is_named=is_named)
@@ -150,7 +150,7 @@ def test_a_check_names_a_right_that_is_missing(user, calls):
 @pytest.mark.parametrize("way", ["thread", "task"])
 def test_whoever_waits_is_told_at_once_of_a_right_that_was_taken_away(user, admin, calls, way):
     backend = user()
-    backend.acquire(ticket(ttl=60), queue=False)
+    backend.acquire(lock_request(ttl=60), queue=False)
 
     def take_away():
         eventually(lambda: admin.zcard("lock|q:name") == 1)
@@ -181,7 +181,7 @@ def assert_rights_are_needed(backend, clients):
             with client() as admin:
                 admin.execute_command("ACL", "SETUSER", "distlock", right)
 
-    backend.acquire(mine := ticket(ttl=60), queue=False)
+    backend.acquire(mine := lock_request(ttl=60), queue=False)
     for call, right in NEEDED:
         change(f"-{right}")
         assert_refused(call, right, backend, mine)
@@ -261,7 +261,7 @@ class TestANewPassword:
             eventually(lambda: admin.pttl("lock:name") < 1200)
             eventually(lambda: admin.pttl("lock:name") > 1200)  # renewed
         calls(held).release()
-        locks["default"]._wire.close()
+        locks["default"]._client.close()
         with pytest.raises(LockBackendError, match="the server refused the user or password; correct .*LOCATION"):
             lock("name").acquire()
         settings.DISTRIBUTED_LOCKS = {"default": {**entry, "LOCATION": f"unix://:new@{server.socket}?db=0"}}
@@ -286,7 +286,7 @@ class TestANewPassword:
         calls(held).acquire()
         self.change(server)
         provider.password = "new"
-        locks["default"]._wire.close()
+        locks["default"]._client.close()
         assert locks["default"].look(["name"])[0] is not None
         asyncio.run(lock("name").alocked())  # a connection of its own
         calls(held).release()

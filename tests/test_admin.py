@@ -24,7 +24,7 @@ from django_distlock.signals import lock_forced
 from .admin_pages import hold, login, names_in, said
 from .conftest import LOCMEM, REDIS
 from .quorum import spread
-from .tools import ticket
+from .tools import lock_request
 
 pytestmark = pytest.mark.django_db
 
@@ -151,7 +151,7 @@ def test_a_filter_that_the_page_does_not_have_is_no_error(operator, backend):
 
 def test_the_list_pages(operator, backend):
     for number in range(120):
-        backend.acquire(ticket(f"n:{number:03}"), queue=False)
+        backend.acquire(lock_request(f"n:{number:03}"), queue=False)
     assert names_in(operator.get(LIST, {"p": 2})) == [f"n:{number:03}" for number in range(100, 120)]
     assert len(names_in(operator.get(LIST, {"all": ""}))) == 120
 
@@ -159,7 +159,7 @@ def test_the_list_pages(operator, backend):
 def test_who_waits_is_counted(operator, backend):
     hold(backend, "busy")
     hold(backend, "calm")
-    waiters = [ticket("busy"), ticket("busy")]
+    waiters = [lock_request("busy"), lock_request("busy")]
     for waiter in waiters:
         backend.acquire(waiter, queue=True)
     rows = {row.name: row.waiting for row in operator.get(LIST).context["cl"].result_list}
@@ -340,7 +340,7 @@ def test_a_resting_lock_is_shown_as_such_and_can_be_freed(operator, backend):
 
 def test_freeing_a_lock_hands_it_to_who_waits(operator, backend):
     hold(backend, "order:1")
-    waiter = ticket("order:1")
+    waiter = lock_request("order:1")
     backend.acquire(waiter, queue=True)
     release(operator, [key_of(backend, "order:1")])
     assert backend.look(["order:1"])[0].token == waiter.token
@@ -350,7 +350,7 @@ def test_freeing_a_lock_hands_it_to_who_waits(operator, backend):
 def test_more_locks_than_a_form_may_have_fields(operator, backend, settings):
     settings.DATA_UPLOAD_MAX_NUMBER_FIELDS = 60
     for number in range(120):
-        backend.acquire(ticket(f"n:{number:03}"), queue=False)
+        backend.acquire(lock_request(f"n:{number:03}"), queue=False)
     some = key_of(backend, "n:000")
     question = operator.post(LIST, {"action": "delete_selected", "select_across": 1, "_selected_action": [some]})
     assert "120 locks are selected; the first 50 can be released now" in question.content.decode()

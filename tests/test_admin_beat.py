@@ -12,10 +12,10 @@ from django.db import connection
 from django.urls import reverse
 
 from django_distlock import locks
-from django_distlock.celery.schedule_store import Ledger
+from django_distlock.celery.schedule_store import ScheduleStore
 from django_distlock.models import BeatRun
 from django_distlock.monitoring.inventory import Key
-from django_distlock.types import RunStamp
+from django_distlock.types import LastRun
 from django_distlock.utils.text import printable
 
 from .admin_pages import login, said
@@ -33,7 +33,7 @@ def utc(settings):
 
 
 def ran(entry: str, *, at: float = NOON, host: str = "web-1", next_at: float | None = NOON + 3600) -> None:
-    Ledger("shop").tell(entry, RunStamp(at, host, next_at))
+    ScheduleStore("shop").tell(entry, LastRun(at, host, next_at))
 
 
 def entries_in(page) -> list[str]:

@@ -22,7 +22,7 @@ from .admin_pages import MIDDLEWARE, hold, use_admin
 from .browser import Browser
 from .conftest import LOCMEM, REDIS
 from .test_example import chromium  # noqa: F401 - a fixture
-from .tools import PATIENCE, ticket
+from .tools import PATIENCE, lock_request
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -109,7 +109,7 @@ def some_locks(backend):
     hold(backend, "mail:newsletter", ttl=30, label="shop.tasks.send_newsletter", host="worker-2", pid=78, ago=83)
     backend.release(hold(backend, "nightly:reconcile", ttl=60, label="manage.py reconcile", host="cron-1", ago=40), 900)
     hold(locks["batch"], "import:catalogue", ttl=120, label="import_catalogue", host="batch-1", pid=9, ago=4000)
-    waiters = [ticket("order:1042") for _ in range(3)]
+    waiters = [lock_request("order:1042") for _ in range(3)]
     for waiter in waiters:
         backend.acquire(waiter, queue=True)
     yield

@@ -249,14 +249,14 @@ def test_a_claim_whose_answer_was_lost_is_the_claimants_run(is_counted_anew, wor
     fleet.run(START + timedelta(seconds=30))
     claim, lost = locmem_locks.claim_run, []
 
-    def unanswered(*arguments):
+    def in_doubt(*arguments):
         standing = claim(*arguments)
         if standing is None and not lost:
             lost.append(arguments)
             raise LockBackendError("the answer was lost")
         return standing
 
-    monkeypatch.setattr(locmem_locks, "claim_run", unanswered)
+    monkeypatch.setattr(locmem_locks, "claim_run", in_doubt)
     fleet.run(START + timedelta(seconds=40.5))
     if is_counted_anew:  # as when entries come or go
         for one in fleet.wakes:
@@ -387,8 +387,8 @@ def test_a_row_that_is_newer_than_this_hosts_clock_is_claimed_once(world, locmem
     ahead = (START + timedelta(seconds=1)).timestamp()
     for one in (first, second):
         one._ledger.meet(["entry"])
-        one._ledger.tell("entry", beat.RunStamp(ahead))
-    fleet.now += timedelta(seconds=locmem_locks.runs_settle)
+        one._ledger.tell("entry", beat.LastRun(ahead))
+    fleet.now += timedelta(seconds=locmem_locks.grace)
     claims = [one._ledger.claim("entry", ahead, ahead - 1, None) for one in (first, second)]
     assert claims[0] is None
     assert claims[1].at > ahead

@@ -31,7 +31,7 @@ class MemoryBeat(Recording, beat.MemoryScheduler):
 @pytest.fixture
 def fleet(valkey_locks, store, monkeypatch):
     """It began an hour ago: the server has a clock of its own, which is not moved."""
-    monkeypatch.setattr(valkey_locks, "runs_settle", 0.001)
+    monkeypatch.setattr(valkey_locks, "grace", 0.001)
     world = World(
         datetime.now(UTC) - timedelta(hours=1), lambda: {"victim": task(5.0), "other": task(5.0), "cron": task(5.0)}
     )

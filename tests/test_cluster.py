@@ -31,7 +31,7 @@ from .conftest import REDIS, program_of
 from .programs import in_a_fork
 from .test_admin import LIST
 from .test_locks_command import said
-from .tools import PATIENCE, eventually, ticket
+from .tools import PATIENCE, eventually, lock_request
 
 ROOT = Path(__file__).resolve().parent.parent
 HAND_OFFS = 30
@@ -85,7 +85,7 @@ class TestSlots:
 
     def test_all_primaries_get_their_share(self, cluster_locks, valkey_cluster):
         for number in range(100):
-            assert isinstance(cluster_locks.acquire(ticket(f"order:{number}"), queue=False), Grant)
+            assert isinstance(cluster_locks.acquire(lock_request(f"order:{number}"), queue=False), Grant)
         shares = [len(node.client.keys("lock:*")) for node in valkey_cluster.primaries]
         assert sum(shares) == 100
         assert min(shares) > 10
@@ -152,8 +152,8 @@ class TestHandOff:
         backend = two["default"]
 
         def wait_for(name):
-            assert isinstance(two["other"].acquire(ticket(name), queue=False), Grant)
-            assert not isinstance(backend.acquire(ticket(name), queue=True), Grant)
+            assert isinstance(two["other"].acquire(lock_request(name), queue=False), Grant)
+            assert not isinstance(backend.acquire(lock_request(name), queue=True), Grant)
 
         eventually(lambda: not subscribed(valkey_cluster))  # those of tests before
         [busy, *others] = names_on(valkey_cluster, backend, each=5).items()
@@ -171,7 +171,7 @@ class TestHandOff:
         backend._listener._nodes[gone._address] = gone
         for name in names:
             assert not backend.is_listening(name)
-            backend.acquire(ticket(name), queue=True)
+            backend.acquire(lock_request(name), queue=True)
         assert {address.port for address in backend._listener._nodes} == {node.port for node in nodes}
 
     def test_a_subscription_that_was_cut_is_made_again(self, two, valkey_cluster, monkeypatch):
@@ -217,7 +217,7 @@ class TestManyLocks:
         monkeypatch.setattr(keys, "SCAN_STEP", 10)
         names = [f"order:{number}" for number in range(200)] + ["other", "order}:{1}:order:1", "{1}:order:"]
         for name in names:
-            cluster_locks.acquire(ticket(name), queue=False)
+            cluster_locks.acquire(lock_request(name), queue=False)
         assert sorted(calls(cluster_locks).names()) == sorted(names)
         assert sorted(calls(cluster_locks).names("order:")) == sorted(names[:200])
         assert len(list(calls(cluster_locks).held("order:"))) == 200
@@ -225,7 +225,7 @@ class TestManyLocks:
     def test_keys_of_another_number_of_shards_are_no_locks(self, cluster_locks, valkey_cluster, settings):
         settings.DISTRIBUTED_LOCKS = {"default": entry(valkey_cluster.urls[0], shards=7)}
         for number in range(20):
-            locks["default"].acquire(ticket(f"n{number}"), queue=False)
+            locks["default"].acquire(lock_request(f"n{number}"), queue=False)
         settings.DISTRIBUTED_LOCKS = {"default": entry(valkey_cluster.urls[0])}
         found = list(locks["default"].names())
         assert len(found) < 20
@@ -376,9 +376,9 @@ class TestUser:
             time.sleep(0.5)
         name = "name"
         slot = slot_of(locks["default"].keys.lease(name))
-        held = ticket(name)
+        held = lock_request(name)
         assert isinstance(eventually(lambda: granted(calls(locks["default"]), held)), Grant)
-        waiter = ticket(name)
+        waiter = lock_request(name)
         assert not isinstance(calls(locks["other"]).acquire(waiter, queue=True), Grant)
         assert calls(locks["other"]).count_waiters([name]) == [1]
         source = valkey_cluster.owner(slot)
@@ -401,7 +401,7 @@ class TestUser:
         url = valkey_cluster.urls[0].replace("//", "//distlock:wrong@")
         settings.DISTRIBUTED_LOCKS = {"default": entry(url)}
         with pytest.raises(LockBackendError, match="the server refused the user or password"):
-            calls(locks["default"]).acquire(ticket(), queue=False)
+            calls(locks["default"]).acquire(lock_request(), queue=False)
         assert "wrong" not in repr(locks["default"])
 
 
@@ -447,7 +447,7 @@ class TestSettings:
         with pytest.raises(
             LockBackendError, match=r"set DISTRIBUTED_LOCKS\['default'\]\['OPTIONS'\]\['cluster'\] to True"
         ):
-            calls(locks["default"]).acquire(ticket(), queue=False)
+            calls(locks["default"]).acquire(lock_request(), queue=False)
         found = {finding.about: finding for finding in calls(locks["default"]).check()}
         assert found["cluster"].level is Level.ERROR
         locks.close()
@@ -457,7 +457,7 @@ class TestSettings:
         own_valkey("--port", str(port), "--bind", "127.0.0.1")
         settings.DISTRIBUTED_LOCKS = {"default": entry(f"redis://127.0.0.1:{port}")}
         with pytest.raises(LockBackendError, match=r"this server is no Cluster; take 'cluster' out of"):
-            calls(locks["default"]).acquire(ticket(), queue=False)
+            calls(locks["default"]).acquire(lock_request(), queue=False)
         locks.close()
 
     def test_no_node_answers(self, settings, calls):

@@ -16,7 +16,7 @@ import redis
 from django_distlock import LockBackendError, LockError, LockLost, State, lock, locks
 from django_distlock.backends.redis.client import Answer
 from django_distlock.backends.redis.cluster import routing
-from django_distlock.backends.redis.cluster.routing import ASKING, Address, Errand, Pause, SlotMap
+from django_distlock.backends.redis.cluster.routing import ASKING, Address, Pause, RoutedRequest, SlotMap
 from django_distlock.backends.redis.errors import InDoubt
 from django_distlock.backends.redis.keys import slot_of
 from django_distlock.backends.redis.scripts import Command, pack
@@ -28,7 +28,7 @@ from .conftest import REDIS
 from .history import EVERYBODY, Journal, _beliefs, _numbers, faults, read
 from .test_cluster import names_on, subscribed
 from .test_queue import Peer
-from .tools import PATIENCE, eventually, renewer_of, ticket
+from .tools import PATIENCE, eventually, lock_request, renewer_of
 
 TAKEOVER = 8.0  # seconds within which a replica has taken over, on a busy machine
 OPTIONS = {"cluster": True}
@@ -336,10 +336,10 @@ class TestHangingPrimary:
         for wait, most in ((True, 2.5), (False, 2.5)):
             began = time.monotonic()
             with pytest.raises(LockBackendError, match=str(primary.port)):
-                calls(locks["default"]).acquire(ticket(there), queue=wait)
+                calls(locks["default"]).acquire(lock_request(there), queue=wait)
             assert time.monotonic() - began < most
             began = time.monotonic()
-            mine = ticket(elsewhere)
+            mine = lock_request(elsewhere)
             assert isinstance(calls(locks["default"]).acquire(mine, queue=wait), Grant)
             assert calls(locks["default"]).release(mine)
             assert time.monotonic() - began < 0.5
@@ -368,7 +368,7 @@ class TestHangingPrimary:
 
     def test_what_is_asked_of_all_nodes_names_the_one_that_failed(self, hanging, calls):
         there, elsewhere, hang = hanging
-        held = [ticket(there), ticket(elsewhere)]
+        held = [lock_request(there), lock_request(elsewhere)]
         for one in held:
             locks["default"].acquire(one, queue=False)
         primary = hang()
@@ -412,7 +412,7 @@ class TestHangingSeeds:
         urls = [hanging_urls[0], cluster.urls[0]]
         settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": REDIS, "LOCATION": urls, "OPTIONS": OPTIONS}}
         began = time.monotonic()
-        assert isinstance(calls(locks["default"]).acquire(ticket(), queue=False), Grant)
+        assert isinstance(calls(locks["default"]).acquire(lock_request(), queue=False), Grant)
         assert time.monotonic() - began < 1.9
 
 
@@ -441,7 +441,7 @@ class TestRefusingPrimary:
 
     def test_nothing_is_learned_of_leases_there(self, cluster, refuse, calls):
         there, elsewhere, _ = one_per_primary(cluster)
-        held = [ticket(there), ticket(elsewhere)]
+        held = [lock_request(there), lock_request(elsewhere)]
         for one in held:
             locks["default"].acquire(one, queue=False)
         refuse(node_of(cluster, there))
@@ -509,7 +509,7 @@ class TestNobodyServes:
             settings.DISTRIBUTED_LOCKS = {"default": {**entry, "LOCATION": node.url}}
             backend = calls(locks["default"])
             with pytest.raises(LockBackendError, match="is a member of no Cluster"):
-                backend.acquire(ticket(), queue=False)
+                backend.acquire(lock_request(), queue=False)
             node.cluster("ADDSLOTSRANGE", 0, 8191)
             eventually(lambda: "cluster_state:ok" in node.cluster("INFO"))
             served, lacking = [
@@ -518,9 +518,9 @@ class TestNobodyServes:
                 )
                 for there in (True, False)
             ]
-            assert isinstance(backend.acquire(ticket(served), queue=False), Grant)
+            assert isinstance(backend.acquire(lock_request(served), queue=False), Grant)
             with pytest.raises(LockBackendError, match="the Cluster is down for these locks"):
-                backend.acquire(ticket(lacking), queue=False)
+                backend.acquire(lock_request(lacking), queue=False)
             with pytest.raises(LockBackendError, match="of the slots that locks use have no primary"):
                 backend.names()
             assert any(finding.is_error for finding in backend.check())
@@ -547,7 +547,7 @@ class TestErrand:
         """Answer the trips of one command one after another; return where they went and what came out."""
         slots = SlotMap([slot_of("x")], [self.A, self.B])
         slots.moved(slot_of("x"), self.A)
-        steps, went, outcomes = Errand([self.COMMAND], slots, 1.0, 1.0).steps(), [], iter(outcomes)
+        steps, went, outcomes = RoutedRequest([self.COMMAND], slots, 1.0, 1.0).steps(), [], iter(outcomes)
         try:
             step = next(steps)
             while True:

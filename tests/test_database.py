@@ -21,10 +21,10 @@ from django.db import connections, transaction
 from django.test import override_settings
 
 from django_distlock import InvalidLockBackend, LockBackendError, LockNotAcquired, lock, locks
-from django_distlock.backends.common.state import Request
+from django_distlock.backends.common.state import Attempt
 from django_distlock.backends.database import connections as database_connections
 from django_distlock.backends.database import notify
-from django_distlock.backends.database.notify import Looks
+from django_distlock.backends.database.notify import PollBackoff
 from django_distlock.backends.database.sql import Turn
 from django_distlock.models import DatabaseLock
 from django_distlock.types import Grant
@@ -35,7 +35,7 @@ from .databases import ALIAS, known_database
 from .postgres import PLACES_OF_BOUNCER, Bouncer
 from .programs import in_a_fork
 from .proxy import Proxy
-from .tools import PATIENCE, eventually, queue_of, renewer_of, ticket
+from .tools import PATIENCE, eventually, lock_request, queue_of, renewer_of
 
 TABLE = DatabaseLock._meta.db_table
 
@@ -104,7 +104,7 @@ class TestTransactions:
 
     def test_a_lock_taken_in_a_transaction_is_seen_by_others_at_once(self, backend):
         with transaction.atomic(using=ALIAS), lock("name", ttl=60):
-            assert isinstance(backend.acquire(ticket(), queue=False), type(backend.look(["name"])[0]))
+            assert isinstance(backend.acquire(lock_request(), queue=False), type(backend.look(["name"])[0]))
 
     def test_a_rollback_does_not_free_it(self, backend):
         mine = lock("name", ttl=60)
@@ -158,7 +158,7 @@ class TestTestCase:
         creation.create_test_db(verbosity=0, autoclobber=True)
         try:
             assert connections[ALIAS].settings_dict["NAME"] != before
-            holder = ticket(ttl=60)
+            holder = lock_request(ttl=60)
             assert isinstance(postgres_locks.acquire(holder, queue=False), Grant)
             with connections[ALIAS].cursor() as cursor:
                 cursor.execute(f"SELECT count(*) FROM {TABLE}")
@@ -219,13 +219,13 @@ class TestConnections:
         assert wrapper.connection is None
 
     def test_after_all_were_cut_the_next_call_works(self, postgres_locks):
-        mine = ticket(ttl=60)
+        mine = lock_request(ttl=60)
         assert isinstance(postgres_locks.acquire(mine, queue=False), Grant)
         end_sessions()
         assert postgres_locks.renew([(mine, 60.0)]) == [True]
         end_sessions()
         assert postgres_locks.release(mine) is True
-        assert not mine.unanswered
+        assert not mine.in_doubt
 
     def test_those_that_fail_their_health_check_are_not_used(self, postgres_locks):
         connections.settings[ALIAS].update(CONN_MAX_AGE=None, CONN_HEALTH_CHECKS=True)
@@ -320,7 +320,7 @@ class TestWaiting:
         waiter.end()
 
     def test_looks_become_rare_while_nothing_moves_and_with_the_distance(self):
-        looks, behind = Looks(60), Looks(60)
+        looks, behind = PollBackoff(60), PollBackoff(60)
         pauses = []
         for _ in range(20):
             looks.see(Turn(False, fence=7))
@@ -335,7 +335,7 @@ class TestWaiting:
 
     def test_a_waiter_looks_some_four_times_a_second_at_a_lock_that_does_not_move(self, sqlite_locks, monkeypatch):
         looks, real = [], sqlite_locks._turn
-        monkeypatch.setattr(sqlite_locks, "_turn", lambda ticket: (looks.append(clock()), real(ticket))[1])
+        monkeypatch.setattr(sqlite_locks, "_turn", lambda lock_request: (looks.append(clock()), real(lock_request))[1])
         with lock("name", ttl=60):
             waiter = Waiter()
             eventually(lambda: looks and clock() - looks[0] > 1)  # at first they are quicker
@@ -436,7 +436,7 @@ class TestWaiting:
     def test_idle_it_closes_its_connection(self, postgres_locks, monkeypatch):
         monkeypatch.setattr(notify, "IDLE", 0.2)
         monkeypatch.setattr(notify, "NAP", 0.05)
-        postgres_locks.acquire(ticket(ttl=60), queue=False)
+        postgres_locks.acquire(lock_request(ttl=60), queue=False)
         with pytest.raises(LockNotAcquired), lock("name", wait=0.1):
             pass
         eventually(lambda: postgres_locks._listener._post.thread is None)
@@ -540,9 +540,9 @@ class TestFaults:
         assert proxy.cuts == 1
 
     def test_a_command_that_arrives_late_makes_no_ghost(self, backend):
-        late = ticket(ttl=60)
-        request = Request(late.token, 60_000_000, "", queue=True, inbox="x")
-        late.unanswered = True
+        late = lock_request(ttl=60)
+        request = Attempt(late.token, 60_000_000, "", queue=True, inbox="x")
+        late.in_doubt = True
         assert backend.release(late) is False
         if quick := backend._steps._quick:
             for queue, place in ((True, 0), (True, 1), (False, 0)):
@@ -551,13 +551,13 @@ class TestFaults:
         with pytest.raises(LockBackendError, match="given back"):
             backend.acquire(late, queue=True)
         assert backend.look(["name"]) == [None]
-        assert isinstance(backend.acquire(ticket(), queue=False), Grant)
+        assert isinstance(backend.acquire(lock_request(), queue=False), Grant)
 
     def test_a_write_that_arrives_late_changes_nothing(self, backend):
         key = backend._key("name")
-        backend.acquire(ticket(ttl=60), queue=False)
+        backend.acquire(lock_request(ttl=60), queue=False)
         row = backend._run(lambda it: backend._sql.read(it, key))
-        backend.acquire(ticket(), queue=True)
+        backend.acquire(lock_request(), queue=True)
         row.token, row.expires = "late", row.expires * 2
         assert backend._run(lambda it: backend._sql.write(it, key, row)) is False
         assert backend.look(["name"])[0].token != "late"
@@ -576,7 +576,7 @@ class TestFaults:
         """It takes no connections for a moment; nobody who has that time is told."""
         folder = tmp_path_factory.mktemp("p")
         with through(postgres, folder, settings, timeout=3 * PATIENCE) as proxy:
-            mine = ticket(ttl=60)
+            mine = lock_request(ttl=60)
             locks["default"].acquire(mine, queue=False)
             locks["default"].pool.close_idle()
             proxy.refuse()
@@ -654,21 +654,21 @@ class TestFaults:
 
 class TestPruning:
     def test_old_rows_go_and_what_is_needed_stays(self, backend):
-        free, waited, held = ticket("free"), ticket("waited", ttl=60), ticket("held", ttl=60)
+        free, waited, held = lock_request("free"), lock_request("waited", ttl=60), lock_request("held", ttl=60)
         number = backend.acquire(free, queue=False).fence
         backend.release(free)
         backend.acquire(held, queue=False)
         backend.acquire(waited, queue=False)
-        backend.acquire(ticket("waited"), queue=True)
+        backend.acquire(lock_request("waited"), queue=True)
         assert backend.prune(3600) == 0
         time.sleep(0.01)
         assert backend.prune(0) == 1
         assert sorted(backend.names()) == ["held", "waited"]
-        assert backend.acquire(ticket("free"), queue=False).fence > number
+        assert backend.acquire(lock_request("free"), queue=False).fence > number
 
     def test_a_row_whose_number_is_ahead_of_the_clock_stays(self, backend):
         """After the clock was set back: the next number would be smaller."""
-        free = ticket()
+        free = lock_request()
         number = backend.acquire(free, queue=False).fence
         backend.release(free)
 
@@ -679,7 +679,7 @@ class TestPruning:
 
         backend._run(set_back)
         assert backend.prune(0) == 0
-        assert backend.acquire(ticket(), queue=False).fence == number + 3_600_000_001
+        assert backend.acquire(lock_request(), queue=False).fence == number + 3_600_000_001
 
     @pytest.mark.parametrize("age", [-1, float("inf"), float("nan")])
     def test_an_age_that_is_none(self, sqlite_locks, age):
@@ -777,14 +777,14 @@ class TestChecks:
 
 
 def test_waiters_are_counted(backend, calls):
-    backend.acquire(ticket(ttl=60), queue=False)
+    backend.acquire(lock_request(ttl=60), queue=False)
     for _ in range(3):
-        backend.acquire(ticket(), queue=True)
+        backend.acquire(lock_request(), queue=True)
     assert calls(backend).count_waiters(["name", "other"]) == [3, 0]
 
 
 def test_an_operator_frees_a_lock_that_rests(backend):
-    mine = ticket(ttl=60)
+    mine = lock_request(ttl=60)
     backend.acquire(mine, queue=False)
     assert backend.release(mine, 60) is True
     assert backend.release(mine, -1.0) is True

@@ -23,7 +23,7 @@ from .conftest import DATABASE
 from .databases import ALIAS
 from .test_database import known_wrong, through
 from .test_database_unreadable import write
-from .tools import PATIENCE, eventually, renewer_of, ticket
+from .tools import PATIENCE, eventually, lock_request, renewer_of
 
 TABLE = DatabaseLock._meta.db_table
 
@@ -182,7 +182,7 @@ def told(way, wait):
     indirect=["backend"],
 )  # fmt: skip
 def test_who_waits_is_told_at_once_of_what_somebody_has_to_correct(backend, fault, way):
-    holder = ticket(ttl=600)
+    holder = lock_request(ttl=600)
     backend.acquire(holder, queue=False)
     thread, errors = told(way, wait=None)
     eventually(lambda: backend.count_waiters(["name"]) == [1])
@@ -235,7 +235,7 @@ def test_something_else_in_the_place_of_the_file_of_locks(sqlite_locks, make, sa
 
 def test_who_waits_outlasts_a_server_that_is_away(postgres, postgres_database, settings, tmp_path_factory, caplog):
     with through(postgres, tmp_path_factory.mktemp("p"), settings) as proxy:
-        holder = ticket(ttl=600)
+        holder = lock_request(ttl=600)
         locks["direct"].acquire(holder, queue=False)
         thread, errors = told("sync", wait=None)
         eventually(lambda: locks["direct"].count_waiters(["name"]) == [1])

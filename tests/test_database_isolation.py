@@ -16,7 +16,7 @@ from .conftest import DATABASE, missing
 from .databases import ALIAS, known_database
 from .postgres import PLACES_OF_BOUNCER, Bouncer
 from .test_database import TABLE
-from .tools import PATIENCE, eventually, ticket
+from .tools import PATIENCE, eventually, lock_request
 
 LEVELS = ("repeatable read", "serializable")
 
@@ -104,26 +104,26 @@ class TestLevels:
         monkeypatch.setattr(backend.calls, "_timeout", 6 * PATIENCE)
 
     def test_release(self, backend):
-        mine = ticket(ttl=60)
+        mine = lock_request(ttl=60)
         backend.acquire(mine, queue=False)
         assert while_its_row_changes(backend, lambda: backend.release(mine)) is True
-        assert not mine.unanswered
+        assert not mine.in_doubt
         assert backend.look(["name"]) == [None]
 
     def test_renewal(self, backend):
-        mine = ticket(ttl=60)
+        mine = lock_request(ttl=60)
         backend.acquire(mine, queue=False)
         assert while_its_row_changes(backend, lambda: backend.renew([(mine, 120.0)])) == [True]
         assert backend.look(["name"])[0].remaining > 60
 
     @pytest.mark.parametrize("queue", [False, True])
     def test_an_attempt(self, backend, queue):
-        mine, other = ticket(ttl=60), ticket(ttl=60)
+        mine, other = lock_request(ttl=60), lock_request(ttl=60)
         backend.acquire(mine, queue=False)
         backend.release(mine)
         answer = while_its_row_changes(backend, lambda: backend.acquire(other, queue=queue))
         assert isinstance(answer, Grant)
-        assert not other.unanswered
+        assert not other.in_doubt
 
 
 def test_sessions_of_a_pooler_are_left_as_they_are(postgres, of_role, settings):

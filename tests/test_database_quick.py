@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 
 from django_distlock.backends.common import state
-from django_distlock.backends.common.state import ALIVE, CLAIMED, FREE, HELD, RESTING, Request, Row, Waiter
+from django_distlock.backends.common.state import ALIVE, CLAIMED, FREE, HELD, RESTING, Attempt, Row, Waiter
 from django_distlock.types import new_token
 
 SECOND = 1_000_000
@@ -78,7 +78,7 @@ def test_they_come_to_what_the_algorithm_comes_to(backend):
         if dice.random() < 0.5:
             mine = next((one.place for one in row.waiters if one.token == token), 0)
             place = mine or dice.choice((0, row.version + 1))
-            request = Request(token, 60 * SECOND, "me", dice.random() < 0.7, place, INBOX)
+            request = Attempt(token, 60 * SECOND, "me", dice.random() < 0.7, place, INBOX)
             decision = state.acquire(expected, request)
             answer = backend._run(partial(quick.acquire, name=KEY, request=request))
             if answer is None:
@@ -100,7 +100,7 @@ def test_they_come_to_what_the_algorithm_comes_to(backend):
 
 
 def ask(backend, token, place=0, queue=True):
-    request = Request(token, 60 * SECOND, "me", queue, place, INBOX)
+    request = Attempt(token, 60 * SECOND, "me", queue, place, INBOX)
     return backend._run(partial(backend._steps._quick.acquire, name=KEY, request=request))
 
 

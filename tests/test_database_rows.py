@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from django_distlock.backends.common import state
-from django_distlock.backends.common.state import ALIVE, GRANT_TTL, Request, Row
+from django_distlock.backends.common.state import ALIVE, GRANT_TTL, Attempt, Row
 
 SECOND = 1_000_000
 START = 1_700_000_000 * SECOND
@@ -17,7 +17,7 @@ def row():
 
 
 def request(token, *, queue=True, place=0, ttl=10 * SECOND):
-    return Request(token, ttl, f"holder {token}", queue, place, "inbox")
+    return Attempt(token, ttl, f"holder {token}", queue, place, "inbox")
 
 
 def test_a_free_lock_is_granted_with_the_time_as_its_number(row):

@@ -13,10 +13,10 @@ from django.db import connections, transaction
 
 from django_distlock import LockBackendError, locks, types
 from django_distlock.backends.database import sqlite
-from django_distlock.celery.schedule_store import Ledger, recorded_runs
-from django_distlock.exceptions import UnreadableStamp
+from django_distlock.celery.schedule_store import ScheduleStore, recorded_runs
+from django_distlock.exceptions import UnreadableRun
 from django_distlock.models import DatabaseRun
-from django_distlock.types import RunStamp
+from django_distlock.types import LastRun
 
 from .conftest import DATABASE
 from .databases import ALIAS
@@ -36,7 +36,7 @@ def execute(statement):
 
 def test_many_entries_are_listed_page_by_page(backend):
     for number in range(5):
-        backend.claim_run(f"entry {number}", RunStamp(100.0 + number), RunStamp(100.0 + number), 60)
+        backend.claim_run(f"entry {number}", LastRun(100.0 + number), LastRun(100.0 + number), 60)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("django_distlock.backends.database.backend.STEP", 2)
         assert sorted((name, stamp.at) for name, stamp in backend.runs()) == [
@@ -47,7 +47,7 @@ def test_many_entries_are_listed_page_by_page(backend):
 
 def test_pruning_leaves_what_is_kept(backend):
     for entry, ttl in (("gone", 0.01), ("kept", 60)):
-        backend.claim_run(entry, RunStamp(100.0), RunStamp(100.0), ttl)
+        backend.claim_run(entry, LastRun(100.0), LastRun(100.0), ttl)
     eventually(lambda: backend.find_runs(["gone"]) == [None])
     assert backend.prune(3600) == 0
     assert eventually(lambda: backend.prune(0)) == 1
@@ -56,17 +56,17 @@ def test_pruning_leaves_what_is_kept(backend):
 
 
 def test_an_entry_whose_stamp_ran_out_is_new_before_it_is_pruned(backend):
-    backend.claim_run("entry", RunStamp(100.0), RunStamp(100.0), 0.01)
+    backend.claim_run("entry", LastRun(100.0), LastRun(100.0), 0.01)
     eventually(lambda: backend.find_runs(["entry"]) == [None])
-    seen = RunStamp(50.0)
-    assert backend.claim_run("entry", seen, RunStamp(160.0, token="1"), 60) == seen
+    seen = LastRun(50.0)
+    assert backend.claim_run("entry", seen, LastRun(160.0, token="1"), 60) == seen
     assert backend.find_runs(["entry"]) == [seen]
 
 
 def test_two_prefixes_share_the_table(sqlite_database, settings):
     entry = {"BACKEND": DATABASE, "LOCATION": ALIAS}
     settings.DISTRIBUTED_LOCKS = {"default": entry, "other": {**entry, "KEY_PREFIX": "other"}}
-    locks["default"].claim_run("entry", RunStamp(100.0), RunStamp(100.0), 60)
+    locks["default"].claim_run("entry", LastRun(100.0), LastRun(100.0), 60)
     assert list(locks["other"].runs()) == []
     assert [name for name, _ in locks["default"].runs()] == ["entry"]
     locks.close()
@@ -77,7 +77,7 @@ def test_a_file_of_locks_that_has_no_runs_yet_gets_their_table(sqlite_locks):
     with sqlite_locks.pool.connection(1) as connection:
         connection.connection.execute(f"DROP TABLE {TABLE}")
     sqlite_locks.pool.close_idle()
-    stamp = RunStamp(100.0)
+    stamp = LastRun(100.0)
     assert sqlite_locks.claim_run("entry", stamp, stamp, 60) == stamp
 
 
@@ -87,10 +87,10 @@ def test_the_reply_to_a_claim_is_lost(
 ):
     """Once lost it is repeated unseen; twice, and the caller is told and asks again."""
     with through(postgres, tmp_path_factory.mktemp("p"), settings, timeout=2.0) as proxy:
-        monkeypatch.setattr(locks["default"], "runs_settle", 0.01)
-        ledger = Ledger("shop")
+        monkeypatch.setattr(locks["default"], "grace", 0.01)
+        ledger = ScheduleStore("shop")
         if statement == "UPDATE":
-            ledger.tell("entry", RunStamp(100.0))
+            ledger.tell("entry", LastRun(100.0))
             time.sleep(0.02)
         proxy.cut_reply(f"{statement} {TABLE}", times)
         if times == 2:
@@ -98,12 +98,12 @@ def test_the_reply_to_a_claim_is_lost(
                 ledger.claim("entry", 100.0, 130.0, 30.0)
         assert eventually(lambda: ledger.claim("entry", 100.0, 131.0, 30.0) is None)
         assert proxy.cuts == times
-        assert Ledger("shop").claim("entry", 100.0, 132.0, 30.0).at == 131.0  # of another beat
+        assert ScheduleStore("shop").claim("entry", 100.0, 132.0, 30.0).at == 131.0  # of another beat
 
 
 def test_a_transaction_that_is_rolled_back_takes_no_run_with_it(postgres_locks):
     with transaction.atomic(using=ALIAS):
-        postgres_locks.claim_run("entry", RunStamp(100.0), RunStamp(100.0), 60)
+        postgres_locks.claim_run("entry", LastRun(100.0), LastRun(100.0), 60)
         transaction.set_rollback(True, using=ALIAS)
     assert [info.entry for info in recorded_runs("default")] == ["entry"]
 
@@ -119,7 +119,7 @@ def test_without_its_table(postgres_locks):
 
 @pytest.mark.parametrize("stamp", ["something else", "[" * 200_000, '[1e18,"t",null,"h"]', '[NaN,"t",null,"h"]'])
 def test_a_foreign_value_is_told_and_the_other_entries_are_well(stamp, postgres_locks, caplog):
-    bad, good = RunStamp(100.0), RunStamp(101.0)
+    bad, good = LastRun(100.0), LastRun(101.0)
     for entry, known in (("bad", bad), ("good", good)):
         postgres_locks.claim_run(entry, known, known, 60)
     execute(f"UPDATE {TABLE} SET stamp = '{stamp}' WHERE ran_at = 100000000")
@@ -128,17 +128,17 @@ def test_a_foreign_value_is_told_and_the_other_entries_are_well(stamp, postgres_
     [told] = caplog.records
     assert told.levelname == "ERROR"
     assert f"The row 'lock:bad' of {TABLE} holds something that is no run of beat" in told.message
-    with pytest.raises(UnreadableStamp, match="no run of beat"):
-        postgres_locks.claim_run("bad", RunStamp(99.0), RunStamp(110.0, token="mine"), 60)
+    with pytest.raises(UnreadableRun, match="no run of beat"):
+        postgres_locks.claim_run("bad", LastRun(99.0), LastRun(110.0, token="mine"), 60)
 
 
 def test_a_run_of_a_day_to_come_is_refused(backend):
-    stamp = RunStamp(100.0)
+    stamp = LastRun(100.0)
     backend.claim_run("entry", stamp, stamp, 60)
     with backend.pool.connection(1) as connection, connection.cursor() as cursor:
         cursor.execute(f"UPDATE {TABLE} SET ran_at = %s", [round((time.time() + 2 * 86_400) * 1_000_000)])
-    with pytest.raises(UnreadableStamp, match="by the clock of this host.*Correct that clock.*delete"):
-        backend.claim_run("entry", stamp, RunStamp(110.0, token="mine"), 60)
+    with pytest.raises(UnreadableRun, match="by the clock of this host.*Correct that clock.*delete"):
+        backend.claim_run("entry", stamp, LastRun(110.0, token="mine"), 60)
 
 
 @pytest.mark.skipif(celery.VERSION[:2] < (5, 7), reason="beat's schedulers need Celery 5.7")

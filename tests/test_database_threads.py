@@ -144,8 +144,8 @@ class TestListener:
         slowly = f"import atexit, time; atexit.register(time.sleep, {notify.NAP + 0.5})\n"
         code = (
             "from django_distlock import lock, locks\n"
-            "from django_distlock.testing.tools import ticket\n"
-            "locks['default'].acquire(ticket('name', ttl=1), queue=False)\n"
+            "from django_distlock.testing.tools import lock_request\n"
+            "locks['default'].acquire(lock_request('name', ttl=1), queue=False)\n"
             "with lock('name', wait=60): pass\n"
             "while not locks['default']._listener.hears: time.sleep(0.01)\n"
         )

@@ -11,7 +11,7 @@ from django_distlock.backends.common.state import retired_from_text, waiters_fro
 from django_distlock.models import DatabaseLock
 from django_distlock.types import Grant, LockInfo
 
-from .tools import ticket
+from .tools import lock_request
 
 TABLE = DatabaseLock._meta.db_table
 RECORD = "1700000000000000" * 2 + "f" * 26 + "inbox       "
@@ -48,7 +48,7 @@ def test_every_call_answers_or_raises_its_own_error(sqlite_locks, column, text):
     """SQLite takes any text in any column."""
     backend = sqlite_locks
     backend._run(lambda connection: connection.connection.execute(f"DELETE FROM {TABLE}"))
-    good, mine = ticket("good", ttl=60), ticket("bad", ttl=60)
+    good, mine = lock_request("good", ttl=60), lock_request("bad", ttl=60)
     backend.acquire(good, queue=False)
     backend.acquire(mine, queue=False)
     write(backend, "bad", column, text)
@@ -56,12 +56,12 @@ def test_every_call_answers_or_raises_its_own_error(sqlite_locks, column, text):
     assert isinstance(backend.look(["bad", "good"])[1], LockInfo)
     assert backend.count_waiters(["bad", "good"])[1] == 0
     assert [info.name for info in backend.held()][-1] == "good"
-    waiter = ticket("bad")
+    waiter = lock_request("bad")
     calls = [
         lambda: backend.acquire(waiter, queue=True),
         lambda: backend.acquire(waiter, queue=True),
         lambda: backend._turn(waiter),
-        lambda: backend.acquire(ticket("bad"), queue=False),
+        lambda: backend.acquire(lock_request("bad"), queue=False),
         lambda: backend.renew([(mine, 60.0), (good, 60.0)]),
         lambda: backend.release(waiter),
         lambda: backend.release(mine, 1.0),
@@ -84,13 +84,13 @@ def backend(request):
 
 
 def test_on_servers(backend, caplog):
-    mine = ticket("bad", ttl=60)
+    mine = lock_request("bad", ttl=60)
     backend.acquire(mine, queue=False)
-    backend.acquire(ticket("good", ttl=60), queue=False)
+    backend.acquire(lock_request("good", ttl=60), queue=False)
     write(backend, "bad", "waiters", "x" * 70)
     assert backend.count_waiters(["bad", "good"]) == [None, 0]
     assert caplog.text.count("The row 'lock:bad' of distlock_lock holds something that is no lock") == 1
     with pytest.raises(LockBackendError, match="Delete it"):
-        backend.acquire(ticket("bad"), queue=True)
+        backend.acquire(lock_request("bad"), queue=True)
     assert sorted(info.name for info in backend.held()) == ["bad", "good"]
-    assert isinstance(backend.acquire(ticket("other"), queue=True), Grant)
+    assert isinstance(backend.acquire(lock_request("other"), queue=True), Grant)

@@ -39,7 +39,7 @@ from django_distlock.utils.clock import clock
 
 from .conftest import REDIS, REDLOCK
 from .scripted import SERVICE, Scripted
-from .tools import ticket
+from .tools import lock_request
 
 EVERYTHING = bool(os.environ.get("DISTLOCK_SOAK"))
 SAMPLE = 12  # of so many cases one runs by default
@@ -204,7 +204,7 @@ def use(servers, settings, monkeypatch):
 
 def acquire(backend, way, wait):
     """One attempt by a caller with so much time: its ticket, what came of it, and how long that took."""
-    asked = ticket("name", ttl=30)
+    asked = lock_request("name", ttl=30)
     with calling(way) as calls:
         calls(backend)
         began, cpu = time.monotonic(), time.thread_time()
@@ -234,7 +234,7 @@ def test_an_error_that_stays(servers, use, name, kind, phase, wait, way):
     assert outcome.is_final is not is_transient_at(kind, row)
     if kind == "quorum":
         return  # which undoes what is in doubt by itself, and does not wait for nodes
-    assert asked.unanswered is (row.in_doubt and phase == "answer")
+    assert asked.in_doubt is (row.in_doubt and phase == "answer")
     tries = servers[0].seen.count(b"EVALSHA") if phase == "answer" else servers[0].failed
     if not is_transient_at(kind, row):
         assert tries == (2 if (name, phase) == ("NOSCRIPT", "answer") else 1)
@@ -254,4 +254,4 @@ def test_an_error_that_passes(servers, use, name, kind, phase, wait, way):
     is_loaded = name == "NOSCRIPT" and phase == "answer"
     is_granted = (is_transient_at(kind, row) and not is_unreachable) or is_loaded
     assert isinstance(outcome, Grant if is_granted else LockBackendError)
-    assert asked.unanswered is (row.in_doubt and phase == "answer")
+    assert asked.in_doubt is (row.in_doubt and phase == "answer")

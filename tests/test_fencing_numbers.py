@@ -14,14 +14,14 @@ from django_distlock.types import Grant
 from .conftest import REDIS
 from .proxy import Proxy
 from .sentinel import free_port
-from .tools import PATIENCE, backend_on, eventually, ticket
+from .tools import PATIENCE, backend_on, eventually, lock_request
 
 backend = backend_on("redis", "redlock", "locmem", "postgres", "mariadb", "sqlite")
 
 
 def test_a_number_is_as_new_as_its_grant(backend):
     """A waiter's is no older, though it came before: all stores of these tests have our clock."""
-    holder, waiter = ticket(), ticket()
+    holder, waiter = lock_request(), lock_request()
     assert isinstance(backend.acquire(holder, queue=False), Grant)
     backend.acquire(waiter, queue=True)
     granted_at = time.time_ns() // 1000

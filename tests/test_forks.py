@@ -11,10 +11,10 @@ import time
 import pytest
 
 from django_distlock import State, lock, locks
-from django_distlock.types import Ticket, new_token
+from django_distlock.types import LockRequest, new_token
 
 from .programs import FORKS, heard, in_a_fork
-from .tools import PATIENCE, eventually, ticket
+from .tools import PATIENCE, eventually, lock_request
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 
@@ -29,7 +29,7 @@ def fork(request):
 
 def hand_on(elsewhere):
     """Wait for a lock that somebody else releases."""
-    holder = ticket("handed on", ttl=60)
+    holder = lock_request("handed on", ttl=60)
     elsewhere.acquire(holder, queue=False)
     threading.Timer(0.3, elsewhere.release, [holder]).start()
     with lock("handed on", wait=30):
@@ -38,7 +38,7 @@ def hand_on(elsewhere):
 
 def ticket_of(name):
     info = locks["default"].look([name])[0]
-    return Ticket(name, 10.0, info.holder, token=info.token)
+    return LockRequest(name, 10.0, info.holder, token=info.token)
 
 
 class TestAChild:
@@ -62,7 +62,7 @@ class TestAChild:
         """As the garbage collector and transactions do, for whoever does not wait for the store."""
 
         def let_go():
-            lease.let_go()
+            lease.release_in_background()
             lock("other").acquire()
             time.sleep(0.3)
 

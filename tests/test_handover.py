@@ -392,7 +392,7 @@ class TestRefusing:
     def test_one_that_somebody_freed_is_lost_also_while_another_holds_the_lock(self, backend, worker):
         with lock("name") as first:
             text = first.detach()
-        assert backend.release(first.ticket)
+        assert backend.release(first.request)
         with lock("name") as successor:
             with pytest.raises(LockLost, match="'name'"):
                 worker.adopt(text)
@@ -401,7 +401,7 @@ class TestRefusing:
     def test_the_loss_is_signalled(self, backend, worker):
         with lock("name") as first:
             text = first.detach()
-        backend.release(first.ticket)
+        backend.release(first.request)
         heard = []
 
         def hear(sender, **news):
@@ -425,7 +425,7 @@ class TestRefusing:
     def test_a_resting_one_is_lost(self, backend, worker):
         with lock("name") as first:
             text = first.detach()
-        backend.release(first.ticket, 30)
+        backend.release(first.request, 30)
         with pytest.raises(LockLost):
             worker.adopt(text)
 

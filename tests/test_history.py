@@ -199,9 +199,9 @@ class TestJournals:
 class Careless(RecordingBackend):
     """Says yes though somebody else holds the lock."""
 
-    def acquire(self, ticket, *, queue):
-        answer = super().acquire(ticket, queue=False)
+    def acquire(self, lock_request, *, queue):
+        answer = super().acquire(lock_request, queue=False)
         if isinstance(answer, Grant):
             return answer
-        ticket.token = new_token()
+        lock_request.token = new_token()
         return Grant(answer.fence + 1, clock())

@@ -14,7 +14,7 @@ from django_distlock.core import acquire
 
 from .interrupts import at_each_point
 from .quorum import spread
-from .tools import PATIENCE, backend_on, eventually, queue_of, renewer_of, ticket
+from .tools import PATIENCE, backend_on, eventually, lock_request, queue_of, renewer_of
 
 TTL = 2.0
 
@@ -134,7 +134,7 @@ def test_nodes_of_a_quorum_are_connected_to_however_often_that_was_interrupted(r
     eventually(lambda: not any(node.is_connecting for node in nodes._nodes))
     assert nodes._filling == []
     redlock_locks.close()
-    spread(redlock_locks, ticket("afterwards"))
+    spread(redlock_locks, lock_request("afterwards"))
 
 
 def test_who_stands_behind_in_the_line_is_woken(valkey_locks, settings, monkeypatch):
@@ -147,7 +147,7 @@ def test_who_stands_behind_in_the_line_is_woken(valkey_locks, settings, monkeypa
     late, heirs = [], {}
 
     def leave_to_an_heir(name):
-        held, heir = ticket(name, ttl=60.0), Heir(name)
+        held, heir = lock_request(name, ttl=60.0), Heir(name)
         heirs[name] = held, heir
         other.acquire(held, queue=False)
         heir.thread.start()

@@ -14,7 +14,7 @@ from django_distlock.core import acquire
 from django_distlock.types import Grant
 
 from .conftest import DATABASE, REDIS
-from .tools import PATIENCE, backend_on, eventually, ticket
+from .tools import PATIENCE, backend_on, eventually, lock_request
 
 LONG = 60  # seconds that no sound test waits
 
@@ -72,14 +72,14 @@ def waits(count):
 
 
 def test_a_lease_that_runs_out_soon(backend, gets_in):
-    granted(backend, ticket(ttl=0.3))
+    granted(backend, lock_request(ttl=0.3))
     assert gets_in()()
 
 
 def test_a_rest(backend, gets_in):
     if not backend.supports_queue:
         pytest.skip("looks several times a second by itself")
-    holder = ticket(ttl=LONG)
+    holder = lock_request(ttl=LONG)
     granted(backend, holder)
     second = gets_in()
     waits(1)
@@ -88,7 +88,7 @@ def test_a_rest(backend, gets_in):
 
 
 def test_whoever_becomes_the_first_when_another_one_is_granted_the_lock(fleet, gets_in):
-    holder, first = ticket(ttl=LONG), ticket(ttl=0.3)
+    holder, first = lock_request(ttl=LONG), lock_request(ttl=0.3)
     granted(fleet["default"], holder)
     fleet["a"].acquire(first, queue=True)
     second = gets_in("b")
@@ -99,7 +99,7 @@ def test_whoever_becomes_the_first_when_another_one_is_granted_the_lock(fleet, g
 
 
 def test_whoever_becomes_the_first_when_another_one_takes_a_free_lock(fleet, gets_in):
-    holder, first = ticket(ttl=1.5), ticket(ttl=0.3)
+    holder, first = lock_request(ttl=1.5), lock_request(ttl=0.3)
     granted(fleet["default"], holder)
     fleet["a"].acquire(first, queue=True)
     second = gets_in("b")
@@ -111,7 +111,7 @@ def test_whoever_becomes_the_first_when_another_one_takes_a_free_lock(fleet, get
 
 @pytest.mark.parametrize("how", ["late", "cancelled"])
 def test_whoever_becomes_the_first_when_another_one_leaves(fleet, gets_in, how):
-    holder, first = ticket(ttl=1.5), ticket()
+    holder, first = lock_request(ttl=1.5), lock_request()
     granted(fleet["default"], holder)
     fleet["a"].acquire(first, queue=True)
     second = gets_in("b")
@@ -142,7 +142,7 @@ def test_a_min_hold_above_the_ttl_outlasts_a_lease_that_is_dropped(backend):
     handle = lock("name", ttl=0.2, min_hold=LONG, renew=False)
     assert handle.acquire()
     [lease] = handle._entries.leases()
-    lease.forsake()
+    lease.stop_renewal()
     time.sleep(0.3)
     [left] = backend.remaining(["name"])
     assert LONG / 2 < left <= LONG

@@ -10,7 +10,7 @@ import pytest
 from django_distlock import lock, locks
 from django_distlock.types import Grant
 
-from .tools import PATIENCE, aeventually, backend_on, eventually, queue_of, ticket
+from .tools import PATIENCE, aeventually, backend_on, eventually, lock_request, queue_of
 
 LONG = 60  # seconds that no sound test waits
 
@@ -27,7 +27,7 @@ def test_tasks_that_come_at_one_moment_get_in_as_they_came(backend, held):
     """Also the first one, which nobody stands before, and whose attempt is still on its way when the others come."""
 
     async def main():
-        holder = ticket(ttl=LONG)
+        holder = lock_request(ttl=LONG)
         if held:
             assert isinstance(await backend.aacquire(holder, queue=False), Grant)
         tasks = [asyncio.create_task(get_in(number, order)) for number in range(8)]
@@ -77,7 +77,7 @@ def test_whoever_waits_outlasts_a_database_that_fails(database, caplog):
         with lock("name", wait=LONG):
             granted.set()
 
-    holder, granted = ticket(ttl=LONG), threading.Event()
+    holder, granted = lock_request(ttl=LONG), threading.Event()
     assert isinstance(database.acquire(holder, queue=False), Grant)
     waiter = threading.Thread(target=take)
     waiter.start()

@@ -27,7 +27,7 @@ from django_distlock import (
 from django_distlock import signals as lock_signals
 from django_distlock.types import Grant, current_execution
 
-from .tools import backend_on, eventually, renewer_of, ticket
+from .tools import backend_on, eventually, lock_request, renewer_of
 
 backend = backend_on("redis", "locmem", "postgres", "sqlite")
 
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.usefixtures("backend")
 
 def hold_elsewhere(name="name", ttl=60.0, label="somebody else"):
     """Another owner takes the lock."""
-    other = ticket(name, ttl, label)
+    other = lock_request(name, ttl, label)
     assert isinstance(locks["default"].acquire(other, queue=False), Grant)
     return other
 
@@ -250,13 +250,13 @@ class TestWith:
     def test_the_bodys_exception_is_never_replaced(self, caplog):
         """S6, also when the lease was lost meanwhile."""
         with pytest.raises(ZeroDivisionError), lock("name") as lease:
-            locks["default"].release(lease.ticket)
+            locks["default"].release(lease.request)
             _ = 1 / 0
         assert "was lost" in caplog.text
 
         async def main():
             async with lock("name") as lease:
-                await locks["default"].arelease(lease.ticket)
+                await locks["default"].arelease(lease.request)
                 _ = 1 / 0
 
         with pytest.raises(ZeroDivisionError):
@@ -264,19 +264,19 @@ class TestWith:
 
     def test_leaving_after_the_lease_was_lost_raises(self):
         with pytest.raises(LockLost, match="'name' .* somebody else may have held it"), lock("name") as lease:
-            locks["default"].release(lease.ticket)
+            locks["default"].release(lease.request)
         assert lease.state is State.LOST
 
         async def main():
             async with lock("name") as lease:
-                await locks["default"].arelease(lease.ticket)
+                await locks["default"].arelease(lease.request)
 
         with pytest.raises(LockLost):
             asyncio.run(main())
 
     def test_on_lost_log_does_not_raise(self, caplog):
         with lock("name", on_lost="log") as lease:
-            locks["default"].release(lease.ticket)
+            locks["default"].release(lease.request)
         assert lease.state is State.LOST
         assert "was lost" in caplog.text
 
@@ -289,7 +289,7 @@ class TestWith:
 
     def test_a_lost_lease_never_frees_its_successor(self):
         with pytest.raises(LockLost), lock("name") as lease:
-            locks["default"].release(lease.ticket)
+            locks["default"].release(lease.request)
             successor = hold_elsewhere()
         assert locks["default"].look(["name"])[0].token == successor.token
 
@@ -298,7 +298,7 @@ class TestWith:
         handle = lock("name", wait=5)
         handle.acquire()
         [info] = locks["default"].held()
-        locks["default"].release(handle._entries.leases()[0].ticket)
+        locks["default"].release(handle._entries.leases()[0].request)
         taken, leave = threading.Event(), threading.Event()
 
         def successor():
@@ -344,7 +344,7 @@ class TestWith:
 
         async def main():
             async with lock("name") as lease:
-                await locks["default"].arelease(lease.ticket)
+                await locks["default"].arelease(lease.request)
                 _ = 1 / 0
 
         lock_signals.lock_lost.connect(receiver)
@@ -458,7 +458,7 @@ class TestReentry:
     def test_a_lost_lease_is_not_entered_again(self):
         """The store decides, not what this process remembers."""
         with pytest.raises(LockLost), lock("name", reentrant=True) as lease:
-            locks["default"].release(lease.ticket)
+            locks["default"].release(lease.request)
             hold_elsewhere()
             with pytest.raises(LockNotAcquired), lock("name", wait=0, reentrant=True):
                 pytest.fail("the body ran")
@@ -530,14 +530,14 @@ class TestTimes:
 
     def test_renewing_a_lost_lease_by_hand_says_so(self, calls):
         with pytest.raises(LockLost), lock("name") as lease:
-            locks["default"].release(lease.ticket)
+            locks["default"].release(lease.request)
             with pytest.raises(LockLost):
                 calls(lease).renew()
             assert lease.state is State.LOST
 
     def test_a_lease_that_another_freed_is_told_lost_by_its_renewal(self, caplog):
         with pytest.raises(LockLost), lock("name", ttl=2) as lease:
-            locks["default"].release(lease.ticket)
+            locks["default"].release(lease.request)
             eventually(lambda: lease.state is State.LOST)
         eventually(lambda: "the store no longer knows it" in caplog.text)
 
@@ -602,7 +602,7 @@ class TestRenewalOnItsWay:
 
 def hold_elsewhere_or_busy():
     """The lock is taken, by the lost lease still or by another owner."""
-    other = ticket(ttl=60)
+    other = lock_request(ttl=60)
     locks["default"].acquire(other, queue=False)
     return other
 
@@ -631,7 +631,7 @@ class TestABackendThatMisbehaves:
     def test_renewal_ends_a_lease_also_where_a_backend_changed_the_token_of_its_ticket(self):
         handle = lock("name", ttl=0.3, on_lost="log")
         with handle as lease:
-            lease.ticket.anew()
+            lease.request.anew()
             eventually(lambda: lease not in renewer_of(lease.backend)._leases.values())
             assert lease.state is State.LOST
 
@@ -651,10 +651,10 @@ class TestABackendThatMisbehaves:
     def test_one_request_that_cannot_be_given_back_keeps_no_other_waiting(self, monkeypatch):
         give_back = locks["default"].release
 
-        def refusing(ticket, rest=0.0):
-            if ticket.name == "refused":
+        def refusing(lock_request, rest=0.0):
+            if lock_request.name == "refused":
                 raise LockBackendError("no")
-            return give_back(ticket, rest)
+            return give_back(lock_request, rest)
 
         refused, other = hold_elsewhere("refused", ttl=2), hold_elsewhere("other")
         monkeypatch.setattr(locks["default"], "release", refusing)
@@ -668,10 +668,10 @@ class TestABackendThatMisbehaves:
     def test_min_hold_counts_also_when_the_release_is_finished_later(self, monkeypatch):
         give_back, failures = locks["default"].release, [LockBackendError("blip")]
 
-        def flaky(ticket, rest=0.0):
+        def flaky(lock_request, rest=0.0):
             if failures:
                 raise failures.pop()
-            return give_back(ticket, rest)
+            return give_back(lock_request, rest)
 
         handle = lock("name", ttl=60, min_hold=30)
         handle.acquire()
@@ -684,8 +684,8 @@ class TestABackendThatMisbehaves:
     def test_a_store_slower_than_the_ttl_is_an_error_and_no_endless_loop(self, monkeypatch):
         ask = locks["default"].acquire
 
-        def slow(ticket, *, queue):
-            answer = ask(ticket, queue=queue)
+        def slow(lock_request, *, queue):
+            answer = ask(lock_request, queue=queue)
             time.sleep(0.06)
             return answer
 
@@ -819,10 +819,10 @@ class TestNothingIsLeftBehind:
     def test_by_an_interrupted_thread(self, monkeypatch):
         hold_elsewhere(ttl=60)
 
-        def interrupted(ticket, timeout):
+        def interrupted(lock_request, timeout):
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(locks["default"], "wait_turn", interrupted)
+        monkeypatch.setattr(locks["default"], "wait_for_turn", interrupted)
         with pytest.raises(KeyboardInterrupt):
             lock("name").acquire()
         monkeypatch.undo()

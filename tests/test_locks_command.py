@@ -20,7 +20,7 @@ from django_distlock.signals import lock_forced
 from .admin_pages import hold
 from .conftest import LOCMEM, REDIS
 from .quorum import spread
-from .tools import ticket
+from .tools import lock_request
 
 
 def said(*arguments, code=0, **options):
@@ -152,7 +152,7 @@ def test_a_text_is_cut_to_the_columns_there_are(text):
 
 def test_show(backend):
     hold(backend, "order:1", label="POST /pay")
-    waiter = ticket("order:1")
+    waiter = lock_request("order:1")
     backend.acquire(waiter, queue=True)
     text = said("show", "order:1")
     assert "POST /pay (pid 4711 on web-1, MainThread)" in text

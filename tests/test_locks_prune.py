@@ -12,12 +12,12 @@ from django.db import connections
 from django_distlock import locks
 from django_distlock.backends.database import backend as backend_module
 from django_distlock.models import DatabaseLock
-from django_distlock.types import RunStamp
+from django_distlock.types import LastRun
 
 from .conftest import DATABASE, LOCMEM, REDIS
 from .databases import ALIAS
 from .test_locks_command import said
-from .tools import ticket
+from .tools import lock_request
 
 TABLE = DatabaseLock._meta.db_table
 MOMENTS = ("expires", "fence", "careful_until")
@@ -26,7 +26,7 @@ DAY = 86_400
 
 def released(backend, *names: str) -> None:
     for name in names:
-        taken = ticket(name)
+        taken = lock_request(name)
         backend.acquire(taken, queue=False)
         backend.release(taken)
 
@@ -56,7 +56,7 @@ def test_rows_older_than_thirty_days_go(database):
     days_pass(database, 2)
     released(database, "young")
     days_pass(database, 29)
-    database.acquire(ticket("held", ttl=60), queue=False)
+    database.acquire(lock_request("held", ttl=60), queue=False)
     text = said("prune")
     assert (
         text == "default: 1 row(s) deleted, of locks that nobody has held for 30 d 00 h and of runs of beat as old.\n"
@@ -88,9 +88,9 @@ def test_rows_are_deleted_page_by_page(any_database, monkeypatch):
     kept = [f"{number:03}" for number in range(30) if f"{number:03}" not in old]
     released(any_database, *old)
     for name in kept:
-        any_database.acquire(ticket(name, ttl=60), queue=False)
+        any_database.acquire(lock_request(name, ttl=60), queue=False)
     for number in range(9):
-        any_database.claim_run(f"entry {number}", RunStamp(100.0), RunStamp(100.0), 0.001)
+        any_database.claim_run(f"entry {number}", LastRun(100.0), LastRun(100.0), 0.001)
     time.sleep(0.05)
     assert any_database.prune(0) == len(old) + 9
     assert sorted(any_database.names()) == kept
@@ -115,7 +115,7 @@ def test_as_many_as_there_are(postgres_locks, monkeypatch):
 
 
 def test_a_held_lock_stays_held(sqlite_locks):
-    sqlite_locks.acquire(ticket("held", ttl=60), queue=False)
+    sqlite_locks.acquire(lock_request("held", ttl=60), queue=False)
     assert "0 row(s) deleted" in said("prune", "--older-than", "0")
     assert list(sqlite_locks.names()) == ["held"]
 

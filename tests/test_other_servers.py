@@ -64,12 +64,12 @@ class TestQueue:
             with lock("name", wait=10):
                 order.append(number)
 
-        async def await_turn(number):
+        async def await_for_turn(number):
             async with lock("name", wait=10):
                 order.append(number)
 
         threads = []
-        for number, target in enumerate((wait, lambda number: asyncio.run(await_turn(number))) * 2):
+        for number, target in enumerate((wait, lambda number: asyncio.run(await_for_turn(number))) * 2):
             threads.append(threading.Thread(target=target, args=(number,)))
             threads[-1].start()
             eventually(lambda: queue_of(on_server).length("name") == len(threads))

@@ -175,7 +175,7 @@ def test_without_hiredis(valkey_locks, valkey, protocol):
     """redis-py's own parsers, which read from the socket in another way."""
     code = (
         "import sys; sys.modules['hiredis'] = None\n" + PROLOGUE + "import asyncio, threading\n"
-        "from django_distlock.types import Ticket, Holder\n"
+        "from django_distlock.types import LockRequest, Holder\n"
         "first = lock('name', ttl=30); first.acquire()\n"
         "threading.Timer(0.2, first.release).start()\n"
         "waiting = lock('name', wait=10)\n"

@@ -26,14 +26,14 @@ from django_distlock import LockBackendError, LockLost, State, adopt, lock, lock
 from django_distlock.backends.redis import pubsub as listening
 from django_distlock.backends.redis.backend import GRANT_TTL, RELEASE, RedisBackend
 from django_distlock.core import acquire, local_queue
-from django_distlock.types import Grant, Ticket
+from django_distlock.types import Grant, LockRequest
 from django_distlock.utils.clock import clock
 
 from . import proxy as proxies
 from .accidents import Accidents
 from .history import faults, left_behind
 from .programs import in_a_fork
-from .tools import PATIENCE, eventually, queue_of, renewer_of, ticket
+from .tools import PATIENCE, eventually, lock_request, queue_of, renewer_of
 
 REDIS = "django_distlock.backends.redis.RedisBackend"
 QUEUE = "lock|q:name"
@@ -706,9 +706,9 @@ class TestHandingBack:
         handed_back = []
         release = RedisBackend.release
 
-        def released(backend, ticket, rest=0.0):
-            handed_back.extend([ticket.name] * ticket.is_offer)
-            return release(backend, ticket, rest)
+        def released(backend, lock_request, rest=0.0):
+            handed_back.extend([lock_request.name] * lock_request.is_offer)
+            return release(backend, lock_request, rest)
 
         monkeypatch.setattr(RedisBackend, "release", released)
         backend = locks["default"]
@@ -730,7 +730,7 @@ class TestHandingBack:
         assert is_clean(store)
 
     def test_a_message_does_not_stand_for_the_release_that_is_tried_again(self, through_proxy, store, caplog):
-        backend, mine = locks["default"], ticket(ttl=60)
+        backend, mine = locks["default"], lock_request(ttl=60)
         assert isinstance(backend.acquire(mine, queue=False), Grant)
         through_proxy.refuse()
         renewer_of(backend).abandon(mine)
@@ -882,10 +882,10 @@ class TestInheritance:
             first = callers(as_task=True)
             return lambda: (first.cancel(), first.ended.wait(PATIENCE))
         interrupt = threading.Event()
-        turn = locks["default"].wait_turn
+        turn = locks["default"].wait_for_turn
 
-        def interrupted(ticket, timeout):
-            turn(ticket, timeout)
+        def interrupted(lock_request, timeout):
+            turn(lock_request, timeout)
             if interrupt.is_set() and threading.current_thread() is thread:
                 raise KeyboardInterrupt
 
@@ -894,7 +894,7 @@ class TestInheritance:
                 lock("name", wait=LONG).acquire()
 
         thread = threading.Thread(target=run)
-        monkeypatch.setattr(locks["default"], "wait_turn", interrupted)
+        monkeypatch.setattr(locks["default"], "wait_for_turn", interrupted)
         thread.start()
         return lambda: (interrupt.set(), thread.join(PATIENCE))
 
@@ -974,9 +974,9 @@ class TestTokensOfThoseWhoLeave:
         in_line(2)
         acquire = backend.acquire
 
-        def late(ticket, *, queue):
-            answer = acquire(ticket, queue=queue)
-            if isinstance(answer, Grant) and ticket.ttl == 1.0:
+        def late(lock_request, *, queue):
+            answer = acquire(lock_request, queue=queue)
+            if isinstance(answer, Grant) and lock_request.ttl == 1.0:
                 time.sleep(1.1)
             return answer
 
@@ -987,7 +987,7 @@ class TestTokensOfThoseWhoLeave:
         assert isinstance(eventually(lambda: slow.outcome), LockBackendError)
         quick.gets_in()
         assert len(through_proxy.delayed) == 2
-        through_proxy.let_go()
+        through_proxy.release_in_background()
         [lease] = quick.handle._entries.leases()
         lease.renew()
         assert store.get("lock:name").startswith(f"{lease.token} h ")
@@ -996,15 +996,15 @@ class TestTokensOfThoseWhoLeave:
 
     def test_one_that_has_asked_for_the_last_time_inherits_nothing(self, fleet, store, callers, monkeypatch):
         """Nobody would give the place up."""
-        leave, first_has_left = local_queue.Lines.leave, threading.Event()
+        leave, first_has_left = local_queue.LocalQueue.leave, threading.Event()
 
-        def slowly(line, ticket, **options):
-            if ticket.ttl == 20.0:
+        def slowly(line, lock_request, **options):
+            if lock_request.ttl == 20.0:
                 assert first_has_left.wait(PATIENCE)
-            leave(line, ticket, **options)
+            leave(line, lock_request, **options)
             first_has_left.set()
 
-        monkeypatch.setattr(local_queue.Lines, "leave", slowly)
+        monkeypatch.setattr(local_queue.LocalQueue, "leave", slowly)
         with lock("name", using="c"):
             first = callers(wait=1.5)
             in_queue(store, 1)
@@ -1015,8 +1015,8 @@ class TestTokensOfThoseWhoLeave:
         assert is_clean(store)
 
     def test_one_inherits_before_it_asks_or_not_at_all(self, monkeypatch):
-        line, first, second = local_queue.Lines(), ticket(), ticket()
-        inherit, begun, asked = Ticket.inherit, threading.Event(), threading.Event()
+        line, first, second = local_queue.LocalQueue(), lock_request(), lock_request()
+        inherit, begun, asked = LockRequest.inherit, threading.Event(), threading.Event()
 
         def slowly(heir, other):
             begun.set()
@@ -1028,17 +1028,17 @@ class TestTokensOfThoseWhoLeave:
             tokens.append(second.token)
             asked.set()
 
-        monkeypatch.setattr(Ticket, "inherit", slowly)
+        monkeypatch.setattr(LockRequest, "inherit", slowly)
         first.inbox, tokens = "S1", []
         for one in (first, second):
             line.join(one)
-        leaving = threading.Thread(target=line.leave, args=(first,), kwargs={"bequeath": True, "succeed": str})
+        leaving = threading.Thread(target=line.leave, args=(first,), kwargs={"hand_place_on": True, "succeed": str})
         leaving.start()
         assert begun.wait(PATIENCE)
         ask()
         leaving.join(PATIENCE)
         assert tokens == [second.token] == [first.token]
-        assert first.is_bequeathed
+        assert first.is_inherited
 
     def test_a_place_is_given_up_also_if_the_last_attempt_was_not_sent(
         self, through_proxy, store, callers, monkeypatch
@@ -1046,11 +1046,11 @@ class TestTokensOfThoseWhoLeave:
         backend = locks["default"]
         acquire = backend.acquire
 
-        def unsent(ticket, *, queue):
-            if not queue and ticket.inbox:
+        def unsent(lock_request, *, queue):
+            if not queue and lock_request.inbox:
                 through_proxy.refuse()
             try:
-                return acquire(ticket, queue=queue)
+                return acquire(lock_request, queue=queue)
             finally:
                 through_proxy.accept()
 
@@ -1063,8 +1063,8 @@ class TestTokensOfThoseWhoLeave:
         assert is_clean(store)
 
     def test_a_token_is_retired_for_as_long_as_any_of_its_commands_may_lock(self, fleet, store):
-        first, second = ticket(ttl=60.0), ticket(ttl=5.0)
-        first.inbox, first.unanswered = "S1", True
+        first, second = lock_request(ttl=60.0), lock_request(ttl=5.0)
+        first.inbox, first.in_doubt = "S1", True
         second.inherit(first)
         locks["default"].release(second)
         assert store.pttl("lock|x:name") > 50_000

@@ -18,7 +18,7 @@ from django_distlock.backends.redis.backend import ACQUIRE, RELEASE, RENEW
 from django_distlock.types import Grant, LockInfo
 from django_distlock.utils.clock import safe_deadline
 
-from .tools import eventually, ticket
+from .tools import eventually, lock_request
 
 REDIS = "django_distlock.backends.redis.RedisBackend"
 
@@ -82,7 +82,7 @@ class TestLostReplies:
         handle = lock("name", ttl=60)
         assert calls(handle).acquire() is True
         calls(handle).release()
-        proxy.let_go()
+        proxy.release_in_background()
         assert store.keys("lock:*") == []
 
     def test_a_command_that_arrives_after_its_caller_gave_up_makes_no_ghost(self, proxied, proxy, calls, store):
@@ -91,20 +91,20 @@ class TestLostReplies:
         with pytest.raises(LockBackendError):
             calls(lock("name", ttl=60)).acquire()
         eventually(lambda: store.exists("lock|x:name"))
-        proxy.let_go()
+        proxy.release_in_background()
         assert store.keys("lock:*") == []
 
     def test_a_retired_token_is_forgotten_after_the_ttl(self, valkey_locks, store, calls):
-        mine = ticket(ttl=0.2)
-        mine.unanswered = True
+        mine = lock_request(ttl=0.2)
+        mine.in_doubt = True
         calls(valkey_locks).release(mine)
         assert 0 < store.pttl("lock|x:name") <= 200
         eventually(lambda: not store.exists("lock|x:name"), 3)
 
     def test_retired_tokens_do_not_pile_up_under_a_name_with_many_faults(self, valkey_locks, store, calls):
         def give_up(ttl):
-            mine = ticket(ttl=ttl)
-            mine.unanswered = True
+            mine = lock_request(ttl=ttl)
+            mine.in_doubt = True
             calls(valkey_locks).release(mine)
             return mine.token
 
@@ -121,13 +121,13 @@ class TestLostReplies:
         assert store.pttl("lock|x:name") > 50_000
 
     def test_a_late_duplicate_of_renewal_shortens_nothing(self, valkey_locks):
-        mine = ticket(ttl=60)
+        mine = lock_request(ttl=60)
         valkey_locks.acquire(mine, queue=False)
         valkey_locks.renew([(mine, 5.0)])
         assert valkey_locks.look(["name"])[0].remaining > 50
 
     def test_a_late_duplicate_of_acquire_does_not_wake_a_resting_lock(self, valkey_locks):
-        mine = ticket(ttl=60)
+        mine = lock_request(ttl=60)
         valkey_locks.acquire(mine, queue=False)
         valkey_locks.release(mine, 5.0)
         with pytest.raises(LockBackendError, match="was given back before it was answered"):
@@ -179,9 +179,9 @@ class TestStoreDown:
         backend = calls(proxied)
         proxy.refuse()
         for call in (
-            lambda: backend.acquire(ticket(), queue=False),
-            lambda: backend.release(ticket()),
-            lambda: backend.renew([(ticket(), 5.0)]),
+            lambda: backend.acquire(lock_request(), queue=False),
+            lambda: backend.release(lock_request()),
+            lambda: backend.renew([(lock_request(), 5.0)]),
             lambda: backend.look(["name"]),
             lambda: backend.names(),
             lambda: backend.held(),
@@ -254,7 +254,7 @@ class TestStoreDown:
         backend = point_at(settings, f"{proxy.url}&protocol={protocol}", socket_timeout=10)
         with lock("name", wait=0):
             made = store.info("stats")["total_connections_received"]
-            [(connection, _)] = backend._wire._idle
+            [(connection, _)] = backend._client._idle
             assert connection.socket_timeout == connection._sock.gettimeout() == 10
             proxy.hang = True
             timer = threading.Timer(0.8, setattr, (proxy, "hang", False))
@@ -269,7 +269,7 @@ class TestStoreDown:
             eventually(lambda: store.zcard("lock|q:name") == 1)
             proxy.refuse()
 
-        other = ticket(ttl=60)
+        other = lock_request(ttl=60)
         store.set("lock:name", f"{other.token} h {1:016d} {other.holder.to_text()}", px=60_000)
         with ThreadPoolExecutor(1) as threads:
             refused = threads.submit(refuse_when_it_waits)
@@ -332,7 +332,7 @@ class TestRenewalAndLoss:
             renew = valkey_locks.renew
 
             def late(wanted, **_):
-                renewed = renew([(ticket, 60.0) for ticket, _ in wanted])
+                renewed = renew([(lock_request, 60.0) for lock_request, _ in wanted])
                 eventually(lambda: lease.state is State.LOST)
                 return renewed
 
@@ -371,11 +371,11 @@ class TestRenewalAndLoss:
         given_back = []
         answer = valkey_locks.acquire
 
-        def late(ticket, *, queue):
-            grant = answer(ticket, queue=queue)
+        def late(lock_request, *, queue):
+            grant = answer(lock_request, queue=queue)
             if not given_back:
-                given_back.append(ticket.token)
-                return Grant(grant.fence, grant.sent_at - ticket.ttl)
+                given_back.append(lock_request.token)
+                return Grant(grant.fence, grant.sent_at - lock_request.ttl)
             return grant
 
         monkeypatch.setattr(valkey_locks, "acquire", late)
@@ -474,10 +474,10 @@ class TestTheServerRefuses:
             handle = lock("name")
             assert calls(handle).acquire()
             store.script_flush()
-            with_another = ticket("other")
+            with_another = lock_request("other")
             valkey_locks.acquire(with_another, queue=False)
             store.script_flush()
-            assert calls(valkey_locks).renew([(with_another, 5.0), (ticket("none"), 5.0)]) == [True, False]
+            assert calls(valkey_locks).renew([(with_another, 5.0), (lock_request("none"), 5.0)]) == [True, False]
             store.script_flush()
             assert calls(valkey_locks).release(with_another) is True
             calls(handle).release()
@@ -624,7 +624,7 @@ class TestWhatIsStored:
         point_at(settings, f"{valkey.url}&protocol=2")
         handle = lock("name")
         assert calls(handle).acquire()
-        assert isinstance(calls(locks["default"]).acquire(ticket(), queue=False), LockInfo)
+        assert isinstance(calls(locks["default"]).acquire(lock_request(), queue=False), LockInfo)
         calls(handle).release()
 
 

@@ -20,14 +20,14 @@ from django_distlock import LockBackendError, LockNotAcquired, State, aadopt, ad
 from django_distlock.backends.redis.config import Location
 from django_distlock.backends.redlock.connections import Nodes, Selection
 from django_distlock.backends.redlock.messages import AGAIN, PACE
-from django_distlock.backends.redlock.quorum import Tally, fence_of, is_known
+from django_distlock.backends.redlock.quorum import Votes, fence_of, is_known
 from django_distlock.exceptions import InvalidLockBackend
 from django_distlock.types import Grant, Level, LockInfo, new_token
 from django_distlock.utils.clock import clock
 
 from .quorum import Quorum, spread
 from .scripted import Scripted
-from .tools import PATIENCE, eventually, renewer_of, ticket
+from .tools import PATIENCE, eventually, lock_request, renewer_of
 
 REDLOCK = "django_distlock.backends.redlock.RedlockBackend"
 FREE, TAKEN, FAILED, PENDING = "free", "taken", "failed", "pending"
@@ -70,7 +70,7 @@ def configured(settings):
 
 def prepare(nodes, name, pattern):
     """A node that failed has another type of value there, so that it answers by an error."""
-    other, holder = new_token(), ticket().holder.to_text()
+    other, holder = new_token(), lock_request().holder.to_text()
     for node, state in zip(nodes, pattern, strict=True):
         if state == TAKEN:
             node.set(f"lock:{name}", f"{other} h {7:016} {holder}", px=60_000)
@@ -92,7 +92,7 @@ class TestEveryPattern:
         for number, pattern in enumerate(PATTERNS):
             name = f"pattern:{number}"
             other = prepare(nodes, name, pattern)
-            mine = ticket(name, ttl=60)
+            mine = lock_request(name, ttl=60)
             expected = outcome(pattern)
             if expected == "down":
                 with pytest.raises(LockBackendError, match="of 5 nodes failed, a majority must answer"):
@@ -117,7 +117,7 @@ class TestEveryPattern:
         """Deciding early, in any order of the answers, is never wrong."""
         decided_early = 0
         for partial in itertools.product((FREE, TAKEN, FAILED, PENDING), repeat=5):
-            tally = Tally(5)
+            tally = Votes(5)
             for node, state in enumerate(partial):
                 if state == FREE:
                     tally.granted[node] = 1
@@ -137,7 +137,7 @@ class TestEveryPattern:
 
     @pytest.mark.parametrize("size", [3, 4, 5, 6, 7])
     def test_a_majority_is_more_than_half(self, size):
-        tally = Tally(size, granted=dict.fromkeys(range(size // 2), 1))
+        tally = Votes(size, granted=dict.fromkeys(range(size // 2), 1))
         assert not tally.is_granted
         tally.granted[size] = 1
         assert tally.is_granted
@@ -165,7 +165,7 @@ class TestNumbers:
             for number, node in enumerate(nodes):
                 if number not in majority:
                     node.rpush("lock:name", "no lock")
-            mine = ticket()
+            mine = lock_request()
             fence = backend.acquire(mine, queue=False).fence
             assert fence > last
             assert sum(int(node.get("lock|f")) >= fence for node in nodes) >= 3
@@ -210,17 +210,17 @@ class TestOneDeadOneHung:
         lame(1)
         backend = calls(configured(quorum.urls))
         began = time.monotonic()
-        assert isinstance(backend.acquire(ticket(ttl=30), queue=False), Grant)
+        assert isinstance(backend.acquire(lock_request(ttl=30), queue=False), Grant)
         assert time.monotonic() - began < 0.9
 
     def test_a_majority_is_an_error_of_the_store(self, quorum, lame, configured, calls):
         backend = configured(quorum.urls, OPTIONS={"node_timeout": 0.1, "socket_connect_timeout": 0.2})
-        held = ticket("held", ttl=60)
+        held = lock_request("held", ttl=60)
         calls(backend).acquire(held, queue=False)
         for number in range(3):
             lame(number)
         with pytest.raises(LockBackendError, match="3 of 5 nodes failed, a majority must answer") as caught:
-            calls(backend).acquire(ticket(), queue=False)
+            calls(backend).acquire(lock_request(), queue=False)
         assert len(caught.value.__cause__.exceptions) == 3
         for number in range(3):
             assert str(quorum.nodes[number].socket) in str(caught.value)
@@ -240,7 +240,7 @@ class TestOneDeadOneHung:
 
     def test_it_takes_part_again(self, quorum, lame, configured, calls):
         backend = calls(configured(quorum.urls, OPTIONS={"node_timeout": 0.1}))
-        backend.acquire(ticket("first"), queue=False)
+        backend.acquire(lock_request("first"), queue=False)
         lame(2)
         for _ in range(3):
             assert _is_granted(backend)
@@ -250,7 +250,7 @@ class TestOneDeadOneHung:
             quorum.go_on(2)
 
         def everywhere():
-            mine = ticket("again")
+            mine = lock_request("again")
             backend.acquire(mine, queue=False)
             [info] = backend.look(["again"])
             backend.release(mine)
@@ -260,7 +260,7 @@ class TestOneDeadOneHung:
 
 
 def _is_granted(backend):
-    mine = ticket("another")
+    mine = lock_request("another")
     try:
         if granted := isinstance(backend.acquire(mine, queue=False), Grant):
             backend.release(mine)
@@ -278,7 +278,7 @@ def test_less_than_half_may_be_down(size, configured, calls):
             assert _is_granted(backend)
         quorum.kill(size // 2)
         with pytest.raises(LockBackendError, match=f"{size // 2 + 1} of {size} nodes failed"):
-            backend.acquire(ticket(), queue=False)
+            backend.acquire(lock_request(), queue=False)
 
 
 class TestValidity:
@@ -286,13 +286,13 @@ class TestValidity:
 
     def test_counts_from_before_the_first_request(self, quorum, configured, calls):
         backend = configured(quorum.urls, OPTIONS={"node_timeout": 5.0})
-        calls(backend).acquire(ticket("first"), queue=False)
+        calls(backend).acquire(lock_request("first"), queue=False)
         for number in range(3):
             quorum.stop(number)
         woken = threading.Timer(0.3, lambda: [quorum.go_on(number) for number in range(3)])
         woken.start()
         before = clock()
-        grant = calls(backend).acquire(ticket(ttl=10), queue=False)
+        grant = calls(backend).acquire(lock_request(ttl=10), queue=False)
         assert clock() - before > 0.25
         assert grant.sent_at - before < 0.1
         woken.join()
@@ -351,7 +351,7 @@ class TestNothingIsLeftBehind:
     def test_where_connections_broke_before_the_release(self, nodes, redlock_locks, calls):
         handle = lock("name", ttl=60)
         calls(handle).acquire()
-        spread(calls(redlock_locks), handle._entries.leases()[0].ticket)
+        spread(calls(redlock_locks), handle._entries.leases()[0].request)
         for node in nodes[:2]:
             node.client_kill_filter(skipme=True, _type="normal")
         calls(handle).release()
@@ -359,7 +359,7 @@ class TestNothingIsLeftBehind:
 
     def test_after_a_majority_failed(self, quorum, configured, calls):
         backend = configured(quorum.urls, OPTIONS={"node_timeout": 0.1, "socket_connect_timeout": 0.2})
-        calls(backend).acquire(ticket("first", ttl=60), queue=False)
+        calls(backend).acquire(lock_request("first", ttl=60), queue=False)
         for number in range(3):
             quorum.stop(number)
         with pytest.raises(LockBackendError):
@@ -378,8 +378,8 @@ class TestNothingIsLeftBehind:
             eventually(lambda name=name: stands(nodes[3], name) is None)
 
     def test_a_request_that_arrives_after_its_end_gets_nothing(self, nodes, redlock_locks, calls):
-        late = ticket(ttl=60)
-        late.unanswered = True
+        late = lock_request(ttl=60)
+        late.in_doubt = True
         calls(redlock_locks).release(late)
         eventually(lambda: all(node.zscore("lock|x:name", late.token) for node in nodes))
         with pytest.raises(LockBackendError, match="the request was given back before it was answered") as caught:
@@ -389,8 +389,8 @@ class TestNothingIsLeftBehind:
 
     def test_retired_tokens_do_not_pile_up_under_a_name_with_many_faults(self, nodes, redlock_locks, calls):
         def give_up(ttl):
-            mine = ticket(ttl=ttl)
-            mine.unanswered = True
+            mine = lock_request(ttl=ttl)
+            mine.in_doubt = True
             calls(redlock_locks).release(mine)
             return mine.token
 
@@ -417,7 +417,7 @@ class TestNothingIsLeftBehind:
     def test_after_a_cancelled_task(self, quorum, configured):
         async def main():
             backend = configured(quorum.urls)
-            await backend.aacquire(ticket("first", ttl=60), queue=False)
+            await backend.aacquire(lock_request("first", ttl=60), queue=False)
             quorum.stop(0)
             quorum.stop(1)
             quorum.stop(2)
@@ -446,7 +446,7 @@ def test_an_adoption_whose_majority_hangs_leaves_the_lease_to_the_next(quorum, c
     handle = lock("name", ttl=120)
     assert handle.acquire()
     [first] = handle._entries.leases()
-    spread(backend, first.ticket)
+    spread(backend, first.request)
     text = first.detach()
 
     def hang(name):
@@ -456,11 +456,13 @@ def test_an_adoption_whose_majority_hangs_leaves_the_lease_to_the_next(quorum, c
 
     acquire, aacquire = backend.acquire, backend.aacquire
 
-    async def ahang(ticket, *, queue):
-        hang(ticket.name)
-        return await aacquire(ticket, queue=queue)
+    async def ahang(lock_request, *, queue):
+        hang(lock_request.name)
+        return await aacquire(lock_request, queue=queue)
 
-    monkeypatch.setattr(backend, "acquire", lambda ticket, *, queue: hang(ticket.name) or acquire(ticket, queue=queue))
+    monkeypatch.setattr(
+        backend, "acquire", lambda lock_request, *, queue: hang(lock_request.name) or acquire(lock_request, queue=queue)
+    )
     monkeypatch.setattr(backend, "aacquire", ahang)
     with pytest.raises(LockBackendError):
         adopt(text)
@@ -510,7 +512,7 @@ class TestRenewal:
             assert (info.token, info.fence) == (lease.token, lease.fence)
 
     def test_does_not_bring_back_what_was_freed(self, redlock_locks, nodes, calls):
-        mine = ticket()
+        mine = lock_request()
         calls(redlock_locks).acquire(mine, queue=False)
         for node in nodes[:3]:
             node.delete("lock:name")
@@ -518,7 +520,7 @@ class TestRenewal:
         assert [stands(node, "name") for node in nodes[:3]] == [None] * 3
 
     def test_tells_no_loss_while_a_majority_may_have_it(self, redlock_locks, nodes, calls):
-        mine, other = ticket(), ticket("other")
+        mine, other = lock_request(), lock_request("other")
         for one in (mine, other):
             calls(redlock_locks).acquire(one, queue=False)
         for node, state in zip(nodes, (FAILED, TAKEN, TAKEN), strict=False):
@@ -527,10 +529,10 @@ class TestRenewal:
         assert calls(redlock_locks).renew([(mine, 10.0), (other, 10.0)]) == [None, True]
 
     def test_more_leases_than_go_in_one_round(self, redlock_locks):
-        tickets = [ticket(f"n:{number}", ttl=60) for number in range(600)]
-        for one in tickets:
+        lock_requests = [lock_request(f"n:{number}", ttl=60) for number in range(600)]
+        for one in lock_requests:
             redlock_locks.acquire(one, queue=False)
-        assert redlock_locks.renew([(one, 60.0) for one in tickets]) == [True] * 600
+        assert redlock_locks.renew([(one, 60.0) for one in lock_requests]) == [True] * 600
 
 
 class TestWaiting:
@@ -539,10 +541,10 @@ class TestWaiting:
 
     def test_tries_again_after_a_random_delay(self, redlock_locks, calls):
         redlock_locks.option["retry_delay"] = (0.01, 0.03)
-        waiting = ticket()
+        waiting = lock_request()
         began = time.monotonic()
         for _ in range(10):
-            calls(redlock_locks).wait_turn(waiting, 5.0)
+            calls(redlock_locks).wait_for_turn(waiting, 5.0)
         assert 0.1 <= time.monotonic() - began < 4
 
     def test_waits_as_long_as_nobody_else(self, redlock_locks):
@@ -554,7 +556,7 @@ class TestWaiting:
         assert redlock_locks._delay(0.001) == 0.001
 
     def test_gets_in_when_the_lock_is_free(self, redlock_locks, calls):
-        holder, waiter = ticket(ttl=60), calls(lock("name", wait=PATIENCE))
+        holder, waiter = lock_request(ttl=60), calls(lock("name", wait=PATIENCE))
         redlock_locks.acquire(holder, queue=False)
         freed = threading.Timer(0.2, redlock_locks.release, [holder])
         freed.start()
@@ -583,7 +585,7 @@ class TestWaiting:
 
 class TestListing:
     def test_a_lock_is_listed_once_with_the_number_of_its_nodes(self, redlock_locks, nodes, calls):
-        mine = ticket()
+        mine = lock_request()
         spread(calls(redlock_locks), mine)
         assert [(info.name, info.nodes) for info in calls(redlock_locks).held()] == [("name", 5)]
         nodes[0].delete("lock:name")
@@ -595,7 +597,7 @@ class TestListing:
 
     def test_with_two_nodes_down(self, quorum, configured, calls):
         backend = configured(quorum.urls, OPTIONS={"node_timeout": 0.1})
-        spread(calls(backend), ticket(ttl=60))
+        spread(calls(backend), lock_request(ttl=60))
         quorum.kill(0)
         quorum.stop(1)
         assert calls(backend).names() == ["name"]
@@ -646,7 +648,7 @@ class TestConnections:
         assert started == []
 
     def test_a_forked_child_has_connections_of_its_own(self, redlock_locks):
-        redlock_locks.acquire(ticket("parent"), queue=False)
+        redlock_locks.acquire(lock_request("parent"), queue=False)
         pid = os.fork()
         if not pid:
             try:
@@ -689,14 +691,14 @@ class TestConnections:
         busy = threading.Thread(target=backend._run, args=(steps, 1.0))
         busy.start()
         inside.wait(PATIENCE)
-        short = ticket()
+        short = lock_request()
         short.give_up = 0.0
         with pytest.raises(
             LockBackendError, match=r"raise DISTRIBUTED_LOCKS\['default'\]\['OPTIONS'\]\['max_connections"
         ):
             backend.acquire(short, queue=False)
         threading.Timer(0.05, inside.wait).start()
-        assert isinstance(backend.acquire(ticket(), queue=False), Grant)
+        assert isinstance(backend.acquire(lock_request(), queue=False), Grant)
         busy.join()
 
     def test_where_no_thread_can_be_started(self, redlock_locks, monkeypatch):
@@ -706,8 +708,8 @@ class TestConnections:
         with monkeypatch.context() as patch:
             patch.setattr(threading.Thread, "start", refuse)
             with pytest.raises(LockBackendError, match="can't start new thread"):
-                redlock_locks.acquire(ticket(), queue=False)
-        assert isinstance(redlock_locks.acquire(ticket(), queue=False), Grant)
+                redlock_locks.acquire(lock_request(), queue=False)
+        assert isinstance(redlock_locks.acquire(lock_request(), queue=False), Grant)
 
     def test_without_poll(self, redlock_locks, monkeypatch, calls):
         monkeypatch.setattr("django_distlock.backends.redlock.connections.Poll", Selection)
@@ -787,7 +789,7 @@ class TestOpeningConnections:
         while to_interrupt:
             with pytest.raises(InterruptedError):
                 redlock_locks.look(["name"])
-        spread(redlock_locks, ticket())
+        spread(redlock_locks, lock_request())
 
     @pytest.mark.parametrize("is_begun", [False, True], ids=["before it began", "after it began"])
     def test_nor_is_that_of_a_task(self, redlock_locks, monkeypatch, is_begun):
@@ -901,7 +903,7 @@ class TestWhatNodesAnswer:
         assert calls(backend).held() == []
 
     def test_a_renewal_that_a_majority_refuses_says_why(self, scripted, backend, calls):
-        taken = ticket()
+        taken = lock_request()
         calls(backend).acquire(taken, queue=False)
         for server in scripted[:2]:
             server.fail("NOPERM no", on=(b"EVALSHA",))
@@ -957,11 +959,11 @@ class TestWhatNodesAnswer:
                 node.rpush(f"lock:{name}", "no lock")
         for name in ("two", "three"):
             with pytest.raises(LockBackendError, match="holds something that is no lock") as caught:
-                calls(redlock_locks).acquire(ticket(name), queue=False)
+                calls(redlock_locks).acquire(lock_request(name), queue=False)
             assert caught.value.is_final
 
     def test_connections_that_died_unnoticed_are_replaced(self, scripted, backend, calls):
-        taken = ticket()
+        taken = lock_request()
         for call, answer in (
             (lambda: isinstance(calls(backend).acquire(taken, queue=False), Grant), True),
             (lambda: calls(backend).renew([(taken, 10.0)]), [True]),
@@ -975,7 +977,7 @@ class TestWhatNodesAnswer:
             assert call() == answer
 
     def test_who_comes_when_nodes_are_back_is_not_told_what_others_met(self, scripted, backend, calls):
-        taken = ticket()
+        taken = lock_request()
         calls(backend).acquire(taken, queue=False)
         for server in scripted:
             server.refuse()
@@ -988,7 +990,7 @@ class TestWhatNodesAnswer:
 
 def test_a_repair_that_a_release_overtook_gives_nobody_the_lock(redlock_locks, nodes):
     """A node had lost the lease; the renewal gives it back there while the holder releases it elsewhere."""
-    rounds, taken = redlock_locks._rounds, ticket()
+    rounds, taken = redlock_locks._rounds, lock_request()
     spread(redlock_locks, taken)
     nodes[0].delete("lock:name")
 
@@ -1123,13 +1125,13 @@ def test_the_acl_of_the_documentation_suffices(nodes, redlock_locks, five_valkey
         node.execute_command("ACL", "SETUSER", "distlock", "reset", *rule)
     try:
         backend = calls(configured([server.url + "&username=distlock&password=any" for server in five_valkeys]))
-        mine = ticket()
+        mine = lock_request()
         assert isinstance(backend.acquire(mine, queue=False), Grant)
-        assert isinstance(backend.acquire(ticket(), queue=False), LockInfo)
+        assert isinstance(backend.acquire(lock_request(), queue=False), LockInfo)
         assert backend.renew([(mine, 60.0)]) == [True]
         assert backend.names() == ["name"]
         assert backend.look(["name"])[0].token == mine.token
-        mine.unanswered = True
+        mine.in_doubt = True
         assert backend.release(mine, 0.001) is True
         assert not any("does not answer" in finding.message for finding in backend.check())
         locks.close()

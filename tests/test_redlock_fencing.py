@@ -14,18 +14,18 @@ import redis
 
 from django_distlock import LockBackendError
 from django_distlock.backends.redlock import algorithm as rounds_module
-from django_distlock.backends.redlock.algorithm import Faded, Rounds
+from django_distlock.backends.redlock.algorithm import Rounds, StaleConnections
 from django_distlock.backends.redlock.messages import LOADS, NOT_ASKED, Asked
 from django_distlock.types import Grant, LockInfo
 
-from .tools import ticket
+from .tools import lock_request
 
 SIZE = 5
 TTL = 30_000_000  # µs of the made-up time
 SKEW = 5_000_000  # µs by which the clocks of clients differ at most, and less than the TTL
 
 
-class SkewedNumbers(rounds_module.Numbers):
+class SkewedNumbers(rounds_module.FenceClock):
     """Proposals by a clock that the test sets."""
 
     def __init__(self, world, skew):
@@ -65,7 +65,7 @@ class World:
         def explain(failures):
             return LockBackendError(f"{failures}")
 
-        rounds = Rounds("default", "lock", SIZE, explain, lambda ticket: False)
+        rounds = Rounds("default", "lock", SIZE, explain, lambda lock_request: False)
         rounds.numbers = SkewedNumbers(self, self.dice.randint(-SKEW, SKEW))
         return rounds
 
@@ -122,13 +122,13 @@ def numbers_of(world, grants, *, with_restarts):
         world.now += world.dice.randint(0, 2_000_000 if with_restarts else 1_000)
         if with_restarts and world.dice.random() < 0.05 and not any(world.now < until for until in world.away_until):
             world.restart(world.dice.randrange(SIZE))
-        mine = ticket()
+        mine = lock_request()
         try:
             answer = world.run(world.dice.choice(clients).acquire(mine, True))
         except LockBackendError:
             world.free(mine.name)
             continue
-        except Faded as error:  # pragma: no cover - only asked for while another try follows
+        except StaleConnections as error:  # pragma: no cover - only asked for while another try follows
             raise AssertionError from error
         if isinstance(answer, Grant):
             numbers.append(answer.fence)
@@ -173,7 +173,7 @@ def test_a_number_that_no_majority_can_be_told_grants_nothing(five_valkeys):
     """Three nodes disagree about the number; before the second round somebody else has what they granted."""
     world = World(five_valkeys, random.Random(1), request_lost=0, reply_lost=0)
     try:
-        mine, client, other = ticket(), world.client(), ticket()
+        mine, client, other = lock_request(), world.client(), lock_request()
         steps = client.acquire(mine, True)
         first = next(steps)
         asked = [world._asked(node, first.request(node, None)) for node in range(3)]
@@ -200,7 +200,7 @@ def test_a_request_that_its_release_overtakes_gets_nothing(five_valkeys):
     """S4. On one connection it cannot be overtaken, so no token is retired there for nothing."""
     world = World(five_valkeys, random.Random(1), request_lost=0, reply_lost=0)
     try:
-        mine, client = ticket(), world.client()
+        mine, client = lock_request(), world.client()
         steps = client.acquire(mine, True)
         request = next(steps).request(0, None)
         on_its_way = Asked(1, connection="first")

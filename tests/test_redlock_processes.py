@@ -16,7 +16,7 @@ from django_distlock.utils.clock import clock
 
 from .history import Event, faults, read
 from .quorum import Quorum
-from .tools import PATIENCE, eventually, ticket
+from .tools import PATIENCE, eventually, lock_request
 
 REDLOCK = "django_distlock.backends.redlock.RedlockBackend"
 LONGEST_TTL = 0.8
@@ -199,8 +199,8 @@ class TestRestart:
     def test_after_the_longest_ttl_does_not(self, quorum, held_by_three):
         first = held_by_three
         quorum.kill(2)
-        assert isinstance(locks["second"].acquire(ticket("name"), queue=False), LockInfo)
+        assert isinstance(locks["second"].acquire(lock_request("name"), queue=False), LockInfo)
         time.sleep(first.ttl)
         assert first.state is State.LOST  # by its own clock, before anybody else can have it
         quorum.start(2)
-        assert isinstance(locks["second"].acquire(ticket("name"), queue=False), Grant)
+        assert isinstance(locks["second"].acquire(lock_request("name"), queue=False), Grant)

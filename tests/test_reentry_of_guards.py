@@ -12,7 +12,7 @@ from django_distlock.backends import locmem
 from django_distlock.backends.database import sqlite
 from django_distlock.types import Grant, LockInfo
 
-from .tools import PATIENCE, backend_on, queue_of, renewer_of, ticket
+from .tools import PATIENCE, backend_on, lock_request, queue_of, renewer_of
 
 backend = backend_on("redis", "cluster", "redlock", "locmem", "postgres", "mariadb", "sqlite")
 
@@ -50,7 +50,7 @@ def test_a_lock_can_be_asked_for_inside_of_any_guard(backend):
         with lock("other"):
             return lock("busy", wait=0).acquire()
 
-    holder = ticket("busy", ttl=60)
+    holder = lock_request("busy", ttl=60)
     assert isinstance(backend.acquire(holder, queue=False), Grant)
     guards = list(guards_of(backend))
     assert len(guards) >= 4
@@ -65,19 +65,19 @@ def test_a_lock_can_be_asked_for_inside_of_any_guard(backend):
 
 def test_local_memory_is_changed_by_one_at_a_time(locmem_locks, monkeypatch):
     """What comes in the midst finds the lock busy; what it releases is released after that."""
-    mine, came = ticket("mine", ttl=60), []
+    mine, came = lock_request("mine", ttl=60), []
     assert isinstance(locmem_locks.acquire(mine, queue=False), Grant)
 
     def clock():
         monkeypatch.setattr(locmem, "clock", real)
-        came.append(locmem_locks.acquire(ticket(), queue=False))
+        came.append(locmem_locks.acquire(lock_request(), queue=False))
         came.append(locmem_locks.release(mine))
         came.append(locmem_locks.look(["mine"]))
         return real()
 
     real = locmem.clock
     monkeypatch.setattr(locmem, "clock", clock)
-    assert isinstance(ends(lambda: locmem_locks.acquire(ticket(), queue=False)), Grant)
+    assert isinstance(ends(lambda: locmem_locks.acquire(lock_request(), queue=False)), Grant)
     assert isinstance(came[0], LockInfo)
     assert came[1] is True
     assert came[2][0].token == mine.token

@@ -21,7 +21,7 @@ class Store:
         self.after = lambda: None
 
     def renew(self, wanted, *, within=None):
-        names = [ticket.name for ticket, _ in wanted]
+        names = [lock_request.name for lock_request, _ in wanted]
         self.batches.append(names)
         if self.fails(names):
             raise LockBackendError("the store is away")

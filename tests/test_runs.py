@@ -19,9 +19,9 @@ from django_distlock.backends.dummy import DummyBackend
 from django_distlock.backends.locmem import LocMemBackend
 from django_distlock.backends.redis import RedisBackend
 from django_distlock.backends.redlock import RedlockBackend
-from django_distlock.celery.schedule_store import NEVER, Ledger, recorded_runs
-from django_distlock.exceptions import UnreadableStamp
-from django_distlock.types import RunStamp
+from django_distlock.celery.schedule_store import NEVER, ScheduleStore, recorded_runs
+from django_distlock.exceptions import UnreadableRun
+from django_distlock.types import LastRun
 
 from .tools import backend_on, eventually
 
@@ -41,7 +41,7 @@ backend = backend_on("redis", "sqlite")
 def test_a_wrong_setting_is_named(setting, message, settings, locmem_locks):
     settings.DISTRIBUTED_LOCKS_BEAT = setting
     with pytest.raises(ImproperlyConfigured, match=message):
-        Ledger("shop")
+        ScheduleStore("shop")
 
 
 KEEPERS = {
@@ -59,13 +59,13 @@ def test_a_backend_that_keeps_no_runs_is_refused_as_the_docs_say(kind, settings)
     where = {} if location is None else {"LOCATION": location}
     settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": f"{backend.__module__}.{backend.__name__}", **where}}
     if backend.supports_runs:
-        assert Ledger("shop").using == "default"
+        assert ScheduleStore("shop").using == "default"
     else:
         refused = (
             rf"DISTRIBUTED_LOCKS_BEAT\['ALIAS'\] is 'default', a {backend.__name__}, .* on Redis or on a database\."
         )
         with pytest.raises(ImproperlyConfigured, match=refused):
-            Ledger("shop")
+            ScheduleStore("shop")
         assert list(recorded_runs("default")) == []
     locks.close()
     page = Path(__file__).resolve().parent.parent.joinpath("docs", "beat.md").read_text()
@@ -76,30 +76,30 @@ def test_a_backend_that_keeps_no_runs_is_refused_as_the_docs_say(kind, settings)
 
 def test_apps_that_share_a_store_do_not_meet(backend, settings):
     for app in ("shop", "office"):
-        Ledger(app).tell("celery.backend_cleanup", RunStamp(100.0))
+        ScheduleStore(app).tell("celery.backend_cleanup", LastRun(100.0))
     settings.DISTRIBUTED_LOCKS_BEAT = {"PREFIX": "both/"}
-    Ledger("third").tell("celery.backend_cleanup", RunStamp(100.0))
+    ScheduleStore("third").tell("celery.backend_cleanup", LastRun(100.0))
     entries = sorted(run.entry for run in recorded_runs("default"))
     assert entries == ["both/celery.backend_cleanup", "office:celery.backend_cleanup", "shop:celery.backend_cleanup"]
 
 
 def test_stamps_run_out_a_week_or_two_periods_after_their_entry_is_gone(valkey_locks, store):
-    ledger = Ledger("shop")
+    ledger = ScheduleStore("shop")
     week, month, now = 7 * 86_400, 30 * 86_400, time.time()
-    ledger.tell("often", RunStamp(now, next_at=now + 2))
-    ledger.tell("monthly", RunStamp(now, next_at=now + month))
-    ledger.tell("begins in a month", RunStamp(now - 365 * month, next_at=now + month))
-    ledger.tell("overdue", RunStamp(now - month, next_at=now - 1))
+    ledger.tell("often", LastRun(now, next_at=now + 2))
+    ledger.tell("monthly", LastRun(now, next_at=now + month))
+    ledger.tell("begins in a month", LastRun(now - 365 * month, next_at=now + month))
+    ledger.tell("overdue", LastRun(now - month, next_at=now - 1))
     for entry, kept in (("often", week + 4), ("monthly", week + 2 * month), ("overdue", week)):
         assert kept - 60 <= store.ttl(f"lock|r:shop:{entry}") <= kept
     assert week + 2 * month - 60 <= store.ttl("lock|r:shop:begins in a month") <= week + 2 * month
 
 
 def test_of_an_entry_that_is_done_nobody_expects_another_run(valkey_locks, store, monkeypatch):
-    monkeypatch.setattr(valkey_locks, "runs_settle", 0.001)
-    ledger, now = Ledger("shop"), time.time()
+    monkeypatch.setattr(valkey_locks, "grace", 0.001)
+    ledger, now = ScheduleStore("shop"), time.time()
     for entry, wait in (("without", None), ("never", NEVER)):
-        ledger.tell(entry, RunStamp(now - 10))
+        ledger.tell(entry, LastRun(now - 10))
         eventually(lambda entry=entry, wait=wait: ledger.claim(entry, now - 10, now, wait) is None)
         assert store.ttl(f"lock|r:shop:{entry}") <= 7 * 86_400
     assert {run.next_run_at for run in recorded_runs("default")} == {None}
@@ -108,31 +108,31 @@ def test_of_an_entry_that_is_done_nobody_expects_another_run(valkey_locks, store
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_claim_whose_reply_is_lost_is_granted_when_it_is_asked_again(times, proxied, proxy, monkeypatch):
     """Once lost it is repeated unseen; twice, and the caller is told and asks again."""
-    monkeypatch.setattr(proxied, "runs_settle", 0.01)
-    ledger = Ledger("shop")
-    ledger.tell("entry", RunStamp(100.0))
+    monkeypatch.setattr(proxied, "grace", 0.01)
+    ledger = ScheduleStore("shop")
+    ledger.tell("entry", LastRun(100.0))
     eventually(lambda: ledger.claim("entry", 100.0, 110.0, 30.0) is None)
     proxy.cut_reply("EVALSHA", times)
     if times == 2:
         with pytest.raises(LockBackendError):
             ledger.claim("entry", 110.0, 130.0, 30.0)
     assert ledger.claim("entry", 110.0, 131.0, 30.0) is None
-    standing = Ledger("shop").claim("entry", 110.0, 132.0, 30.0)  # of another beat
+    standing = ScheduleStore("shop").claim("entry", 110.0, 132.0, 30.0)  # of another beat
     assert standing.at == 131.0
 
 
 def test_a_beat_never_claims_again_what_it_knows_to_have_run(locmem_locks, monkeypatch):
     """The store may have forgotten it, and the row or the file that the caller read, too."""
-    monkeypatch.setattr(locmem_locks, "runs_settle", 0.0)
-    ledger = Ledger("shop")
-    ledger.tell("entry", RunStamp(100.0))
+    monkeypatch.setattr(locmem_locks, "grace", 0.0)
+    ledger = ScheduleStore("shop")
+    ledger.tell("entry", LastRun(100.0))
     assert ledger.claim("entry", 100.0, 110.0, 10.0) is None
     locmem_locks._runs.clear()
     for _ in range(2):
         assert ledger.claim("entry", 100.0, 111.0, 10.0).at == 110.0
     assert ledger.known["entry"].at == 110.0
     locmem_locks._runs.clear()
-    older = RunStamp(90.0)
+    older = LastRun(90.0)
     locmem_locks.claim_run("shop:entry", older, older, 60)
     assert ledger.claim("entry", 100.0, 112.0, 10.0).at == 110.0
     assert ledger.claim("entry", 110.0, 120.0, 10.0) is None
@@ -168,7 +168,7 @@ def unreadable(request, valkey_locks, store):
 
 @pytest.mark.parametrize("unreadable", UNREADABLE, indirect=True)
 def test_a_foreign_value_is_told_and_not_touched_and_the_other_entries_are_well(unreadable, valkey_locks, caplog):
-    now = RunStamp(time.time() - 1, "web-1", None, "token")
+    now = LastRun(time.time() - 1, "web-1", None, "token")
     valkey_locks.claim_run("shop:good", now, now, 60)
     assert valkey_locks.find_runs(["shop:bad", "shop:good"]) == [None, now]
     assert [run.entry for run in recorded_runs("default")] == ["shop:good"]
@@ -177,9 +177,9 @@ def test_a_foreign_value_is_told_and_not_touched_and_the_other_entries_are_well(
     assert "'lock|r:shop:bad' at" in told.message
     assert "holds something that is no run of beat, or a run of more than a day after now" in told.message
     assert told.message.index("Correct that clock") < told.message.index("delete")
-    ledger = Ledger("shop")
-    for call in (lambda: ledger.tell("bad", RunStamp(now.at)), lambda: ledger.claim("bad", now.at, now.at + 1, 30.0)):
-        with pytest.raises(UnreadableStamp, match="no run of beat"):
+    ledger = ScheduleStore("shop")
+    for call in (lambda: ledger.tell("bad", LastRun(now.at)), lambda: ledger.claim("bad", now.at, now.at + 1, 30.0)):
+        with pytest.raises(UnreadableRun, match="no run of beat"):
             call()
     assert [record.levelname for record in caplog.records] == ["ERROR", "ERROR"]
     assert unreadable()

@@ -21,7 +21,7 @@ from . import sentinel
 from .conftest import REDIS
 from .sentinel import SERVICE, Watched
 from .test_store_clock import faked_clock
-from .tools import eventually, queue_of, ticket
+from .tools import eventually, lock_request, queue_of
 
 WAIT = 20  # seconds; a failover takes two
 
@@ -248,7 +248,7 @@ class TestFailoverWhileWaiting:
 
         with Watched(replicas=0, sentinels=1) as watched, ThreadPoolExecutor() as pool:
             backend = use(watched)
-            backend.acquire(ticket(ttl=60), queue=False)
+            backend.acquire(lock_request(ttl=60), queue=False)
             hasty = pool.submit(wait, 2.0)  # longer than to its next look
             eventually(lambda: queue_of(backend).length("name") == 1)
             patient = pool.submit(wait, 3 * WAIT)
@@ -300,7 +300,7 @@ class TestFailoverWhileWaiting:
     def test_the_place_of_a_waiter_is_kept(self, watched, use):
         """Also where the new master never heard of the queue."""
         backend = use(watched)
-        holder, first, second = ticket(ttl=30), ticket(), ticket()
+        holder, first, second = lock_request(ttl=30), lock_request(), lock_request()
         backend.acquire(holder, queue=False)
         watched.cut_off(watched.master)
         for waiter in (first, second):
@@ -344,7 +344,7 @@ class TestAnOldMasterThatAnswers:
         """The sentinels lost it, its clients did not: these learn of the new one from the sentinels."""
         backend = use(watched)
         old = watched.master
-        waiting = ticket("other")
+        waiting = lock_request("other")
         with lock("other", ttl=30):
             backend.acquire(waiting, queue=True)
         watched.cut_off(old)
@@ -386,7 +386,7 @@ class TestAnOldMasterThatAnswers:
 
     def test_is_left_by_the_listener(self, watched, use):
         backend = use(watched)
-        holder, waiting = ticket(ttl=30), ticket()
+        holder, waiting = lock_request(ttl=30), lock_request()
         backend.acquire(holder, queue=False)
         backend.acquire(waiting, queue=True)
         old, new = end(watched, "stop")
@@ -398,7 +398,7 @@ class TestAnOldMasterThatAnswers:
             eventually(lambda: not client.pubsub_shardchannels("lock|in:*"))
         assert isinstance(backend.acquire(waiting, queue=True), LockInfo)
         backend.release(holder)
-        assert waiting.bell.wait(1.0) is not False
+        assert waiting.event.wait(1.0) is not False
         assert isinstance(backend.acquire(waiting, queue=True), Grant)
         backend.release(waiting)
 

@@ -22,7 +22,7 @@ from django_distlock.types import Level
 from .conftest import REDIS
 from .sentinel import SERVICE, Watched
 from .test_sentinel import warm_up
-from .tools import eventually, ticket
+from .tools import eventually, lock_request
 
 ONE = {"sentinels": [("127.0.0.1", 26379)]}
 
@@ -161,7 +161,7 @@ class TestSentinelsThatDoNotHelp:
             assert time.monotonic() - began < 2.5
             began = time.monotonic()
             for _ in range(10):
-                locks["default"]._wire.close()
+                locks["default"]._client.close()
                 warm_up(calls)
             assert time.monotonic() - began < 2.5
 
@@ -206,7 +206,7 @@ class TestSentinelsThatDoNotHelp:
         """Who may wait for long, but cannot listen for its turn, waits no longer than for a new master."""
         monkeypatch.setattr(discovery, "FRESH", 0)
         with Watched(replicas=0, sentinels=1) as watched:
-            use(**watched.options, failover_timeout=2, socket_timeout=0.5).acquire(ticket(ttl=60), queue=False)
+            use(**watched.options, failover_timeout=2, socket_timeout=0.5).acquire(lock_request(ttl=60), queue=False)
             watched.sentinels[0].kill()
             began = time.monotonic()
             with pytest.raises(LockBackendError, match="no sentinel answers"):

@@ -17,7 +17,7 @@ from example_project.valkey import Valkey, binary
 
 from .conftest import REDIS, program_of
 from .proxy import Proxy
-from .tools import eventually, renewer_of, ticket
+from .tools import eventually, lock_request, renewer_of
 
 PAUSE = 2500  # ms
 
@@ -200,9 +200,9 @@ class TestDemoted:
             assert calls(handle).acquire()
             calls(handle).release()
         after = demote()
-        mine = ticket()
+        mine = lock_request()
         assert isinstance(calls(locks["default"]).acquire(mine, queue=False), Grant)
-        assert not mine.unanswered
+        assert not mine.in_doubt
         assert client(after).exists("lock:name")
         assert calls(locks["default"]).release(mine) is True
         assert client(after).keys() == ["lock|f"]  # and no token had to be retired

@@ -13,7 +13,7 @@ from kombu.exceptions import OperationalError
 from django_distlock import LockNotAcquired, distributed_lock, lock, locks, skip
 from django_distlock.celery.messages import HEADER
 from django_distlock.celery.tasks import REQUEUES
-from django_distlock.types import Ticket
+from django_distlock.types import LockRequest
 
 from .deliveries import Shop
 from .tools import eventually
@@ -294,7 +294,7 @@ def test_a_task_that_passed_its_lock_on_is_done(shop):
     message = shop.next()
     shop.deliver(message)
     [info] = locks["default"].held("work")
-    assert locks["default"].release(Ticket(info.name, 30, info.holder, token=info.token))
+    assert locks["default"].release(LockRequest(info.name, 30, info.holder, token=info.token))
     shop.deliver(message, redelivered=True)
     assert len(runs) == 1
 

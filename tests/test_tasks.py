@@ -15,7 +15,7 @@ import celery
 import pytest
 
 from django_distlock import lock, locks
-from django_distlock.types import Ticket
+from django_distlock.types import LockRequest
 from example_project.valkey import Valkey
 
 from .tools import eventually
@@ -159,7 +159,7 @@ class TestFreed:
         task_id = worker.send("hold", name)
         worker.ran(name)
         began = time.monotonic()
-        worker.app.control.revoke(task_id, terminate=True)
+        worker.app.control.drop_retainer(task_id, terminate=True)
         assert freed(name, began) < AT_ONCE
         assert not worker.journal(name, "done")
 
@@ -377,7 +377,7 @@ class TestLoss:
         task_id = worker.send("told", name)
         worker.ran(name)
         [info] = the_locks.held(f"job:{name}")
-        assert the_locks.release(Ticket(info.name, 2, info.holder, token=info.token))
+        assert the_locks.release(LockRequest(info.name, 2, info.holder, token=info.token))
         [told] = eventually(lambda: worker.journal(name, "told"))
         assert told["state"] == "lost"
         [lost] = eventually(lambda: worker.journal(name, "lost"))  # from a thread of its own

@@ -11,7 +11,7 @@ from django_distlock import LockBackendError, lock, locks
 from django_distlock.backends.database import connections
 from django_distlock.utils import threads
 from django_distlock.utils.threads import Post, Worker
-from django_distlock.utils.wakeup import Bell
+from django_distlock.utils.wakeup import WakeEvent
 
 from .test_database import through
 from .tools import PATIENCE, eventually
@@ -139,15 +139,15 @@ class TestWorker:
     @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
     def test_one_that_is_killed_at_rest_leaves_nothing_that_is_waited_for(self, work, monkeypatch):
         """As a greenlet is, on its way out of the bell."""
-        wait, doomed, killed = Bell.wait, [], []
+        wait, doomed, killed = WakeEvent.wait, [], []
 
-        def killing(bell, seconds):
-            wait(bell, seconds)
+        def killing(event, seconds):
+            wait(event, seconds)
             if doomed and threading.current_thread() is doomed[0]:
                 killed.append(doomed.pop())
                 raise SystemExit
 
-        monkeypatch.setattr(Bell, "wait", killing)
+        monkeypatch.setattr(WakeEvent, "wait", killing)
         work.want()
         eventually(lambda: work.is_done and work.worker._wakes_at < inf)
         doomed.append(work.worker._post.thread)

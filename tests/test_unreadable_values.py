@@ -18,10 +18,10 @@ from django_distlock import LockBackendError, LockNotAcquired, lock, locks
 from django_distlock.backends.redis.codec import read_holder, read_lease
 from django_distlock.backends.redis.keys import ClusterKeys, Keys, Listing
 from django_distlock.backends.redlock.quorum import Seen
-from django_distlock.types import Holder, RunStamp
+from django_distlock.types import Holder, LastRun
 
 from .admin_pages import hold, names_in
-from .tools import ticket
+from .tools import lock_request
 
 TOKEN = b"a" * 26
 FENCE = b"1700000000000000"
@@ -104,7 +104,7 @@ def test_any_value_is_a_lease_or_none(value, left):
 @example("[" * 5000)
 def test_any_text_is_a_run_of_beat_or_a_value_error(text):
     try:
-        stamp = RunStamp.from_text(text)
+        stamp = LastRun.from_text(text)
     except ValueError:
         return
     assert stamp.host.isprintable()
@@ -195,7 +195,7 @@ def test_a_lock_that_is_kept_for_longer_than_any_clock_counts_can_be_waited_for(
 def test_a_last_number_that_is_none_counts_for_nothing(written, counter):
     """The fencing numbers go on by the clock of the store, and others can read the locks."""
     backend, now = locks["default"], time.time_ns() // 1000
-    first, second = ticket("name"), ticket("name")
+    first, second = lock_request("name"), lock_request("name")
     written("lock|f", counter)
     fences = [backend.acquire(first, queue=False).fence]
     if backend.supports_queue:

@@ -18,7 +18,7 @@ from django_distlock.core.lease import Lease
 from django_distlock.types import Holder, new_token
 from django_distlock.utils.clock import clock
 
-from .tools import PATIENCE, eventually, queue_of, renewer_of, ticket
+from .tools import PATIENCE, eventually, lock_request, queue_of, renewer_of
 
 HELD = "lock:name"
 QUEUE = "lock|q:name"
@@ -239,13 +239,13 @@ class TestOthers:
     def test_what_cannot_be_given_back_keeps_no_lease_from_being_renewed(self, valkey_locks, monkeypatch):
         stuck, release = threading.Event(), valkey_locks.release
 
-        def slow(ticket, rest=0.0):
+        def slow(lock_request, rest=0.0):
             stuck.wait(PATIENCE)
-            return release(ticket, rest)
+            return release(lock_request, rest)
 
         with lock("name", ttl=0.6) as lease:
             monkeypatch.setattr(valkey_locks, "release", slow)
-            renewer_of(valkey_locks).abandon(ticket("other"))
+            renewer_of(valkey_locks).abandon(lock_request("other"))
             before = lease.deadline
             eventually(lambda: lease.deadline > before + 0.6)
             assert renewer_of(valkey_locks).is_cleaning

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from redis.exceptions import ConnectionError, TimeoutError
 
-from django_distlock.backends.redis.client import AsyncWire, Wire
+from django_distlock.backends.redis.client import AsyncClient, Client
 from django_distlock.backends.redis.errors import InDoubt
 from django_distlock.backends.redis.scripts import Command, pack
 from django_distlock.utils.clock import clock
@@ -80,7 +80,7 @@ class TestNoConnectionIsFree:
     def test_for_the_repetition_of_what_went_unanswered(self):
         taken = []
         thread = threading.Thread(target=lambda: taken.append(wire._permits.get()), daemon=True)
-        wire = Wire(Service(Connection(), thread.start), 1, 0.3)
+        wire = Client(Service(Connection(), thread.start), 1, 0.3)
         with pytest.raises(InDoubt) as caught:
             wire.send(COMMAND, until=clock() + 1)
         assert "all 1 connections wait for an answer" in str(caught.value)
@@ -89,7 +89,7 @@ class TestNoConnectionIsFree:
     def test_for_the_repetition_by_a_task(self):
         async def main():
             others = []
-            wire = AsyncWire(
+            wire = AsyncClient(
                 Service(AsyncConnection(), lambda: others.append(asyncio.create_task(wire._permits.wait(None)))), 1, 0.3
             )
             with pytest.raises(InDoubt) as caught:
@@ -100,7 +100,7 @@ class TestNoConnectionIsFree:
         asyncio.run(main())
 
     def test_for_a_first_attempt_it_is_waited_for_as_long_as_for_another_server(self):
-        wire = Wire(Service(Connection()), 1, 0.3)
+        wire = Client(Service(Connection()), 1, 0.3)
         taken, wire._is_silent = wire._permits.get(), True
         began = time.monotonic()
         with pytest.raises(TimeoutError, match="all 1 connections wait for an answer"):
@@ -110,7 +110,7 @@ class TestNoConnectionIsFree:
 
     def test_for_a_task_it_is_waited_for_as_long_as_for_another_server(self):
         async def main():
-            wire = AsyncWire(Service(AsyncConnection()), 1, 0.3)
+            wire = AsyncClient(Service(AsyncConnection()), 1, 0.3)
             assert wire._permits.take()
             wire._is_silent = True
             began = time.monotonic()
@@ -124,7 +124,7 @@ class TestNoConnectionIsFree:
 def test_a_cancellation_that_became_an_error_is_one_all_the_same():
     async def main():
         service = Service(Interrupted())
-        task = asyncio.create_task(AsyncWire(service, 5, 0.3).send(COMMAND, until=None))
+        task = asyncio.create_task(AsyncClient(service, 5, 0.3).send(COMMAND, until=None))
         await asyncio.sleep(0.05)
         task.cancel()
         await asyncio.wait([task], timeout=5)

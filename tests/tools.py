@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from django_distlock.backends.base import BaseLockBackend
-from django_distlock.core.local_queue import Lines
+from django_distlock.core.local_queue import LocalQueue
 from django_distlock.core.renewal import Renewer
-from django_distlock.testing.tools import PATIENCE, eventually, ticket
+from django_distlock.testing.tools import PATIENCE, eventually, lock_request
 
-__all__ = ["PATIENCE", "aeventually", "backend_on", "eventually", "queue_of", "renewer_of", "ticket"]
+__all__ = ["PATIENCE", "aeventually", "backend_on", "eventually", "lock_request", "queue_of", "renewer_of"]
 
 
 def renewer_of(backend: BaseLockBackend) -> Renewer:
@@ -23,7 +23,7 @@ def renewer_of(backend: BaseLockBackend) -> Renewer:
     return renewer
 
 
-def queue_of(backend: BaseLockBackend) -> Lines:
+def queue_of(backend: BaseLockBackend) -> LocalQueue:
     """The waiters of this process for such a backend."""
     return renewer_of(backend)._queue
 

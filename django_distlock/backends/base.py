@@ -11,7 +11,7 @@ from django.core.checks import CheckMessage
 
 from ..exceptions import InvalidLockBackend, LockBackendError
 from ..options import Terms, check_bound
-from ..types import Finding, Grant, Holder, LockInfo, RunStamp, Ticket
+from ..types import CheckResult, Grant, Holder, LastRun, LockInfo, LockRequest
 from ..utils.drive import adrive, drive
 from ..utils.text import quoted
 from .common import selftest
@@ -37,7 +37,7 @@ class BaseLockBackend(ABC):
     supports_exclusion: ClassVar[bool] = True
     supports_queue: ClassVar[bool] = False  # waiters are granted the lock in the order they came
     supports_runs: ClassVar[bool] = False  # keeps the runs of beat: claim_run(), find_runs(), runs()
-    runs_settle = 5.0  # seconds, above what a beat needs to notice that the store lost its data
+    grace = 5.0  # seconds, above what a beat needs to notice that the store lost its data
     runs_ahead = 60.0  # seconds at most that the clock of a beat may be ahead of the store's
     supports_pruning: ClassVar[bool] = False  # keeps something of free locks that prune() can delete
     supports_wakeup: bool = True  # waiters are woken; otherwise they ask the store several times a second
@@ -47,7 +47,7 @@ class BaseLockBackend(ABC):
 
     # Told of a request that nobody waits for any more and that must be released. None, as of a backend that is not in
     # ``locks``: its TTL frees it.
-    on_orphan: Callable[[Ticket], None] | None = None
+    on_orphan: Callable[[LockRequest], None] | None = None
 
     def __init__(self, alias: str, settings: Mapping[str, Any]) -> None:
         self.alias = alias
@@ -80,55 +80,57 @@ class BaseLockBackend(ABC):
             raise InvalidLockBackend(f"{where} is not usable: {error}") from error
 
     @abstractmethod
-    def acquire(self, ticket: Ticket, *, queue: bool) -> Grant | LockInfo:
+    def acquire(self, request: LockRequest, *, queue: bool) -> Grant | LockInfo:
         """Try once. A Grant, or who is in the way.
 
-        A busy lock keeps a place for the ticket when ``queue`` is true (if the backend has queues);
-        otherwise the attempt leaves nothing behind, and gives up a place the ticket had. May be
-        repeated with the same ticket: what an unseen attempt was granted is granted again.
+        A busy lock keeps a place for the request when ``queue`` is true (if the backend has queues);
+        otherwise the attempt leaves nothing behind, and gives up a place the request had. May be
+        repeated with the same request: what an unseen attempt was granted is granted again.
         """
 
     @abstractmethod
-    async def aacquire(self, ticket: Ticket, *, queue: bool) -> Grant | LockInfo: ...
+    async def aacquire(self, request: LockRequest, *, queue: bool) -> Grant | LockInfo: ...
 
     def is_listening(self, name: str) -> bool:
         """Whether a place in the queue of that lock costs nothing extra; otherwise callers first try without one."""
         return True
 
-    def wait_turn(self, ticket: Ticket, timeout: float) -> None:
+    def wait_for_turn(self, request: LockRequest, timeout: float) -> None:
         """Return when another attempt may succeed, at the latest after ``timeout`` seconds."""
-        self.pause(ticket, timeout)
+        self.pause(request, timeout)
 
-    async def await_turn(self, ticket: Ticket, timeout: float) -> None:
-        await self.apause(ticket, timeout)
+    async def await_for_turn(self, request: LockRequest, timeout: float) -> None:
+        await self.apause(request, timeout)
 
-    def pause(self, ticket: Ticket, timeout: float) -> None:
-        """``wait_turn()`` without a question to the store, which has just failed."""
-        ticket.bell.wait(timeout)
+    def pause(self, request: LockRequest, timeout: float) -> None:
+        """``wait_for_turn()`` without a question to the store, which has just failed."""
+        request.event.wait(timeout)
 
-    async def apause(self, ticket: Ticket, timeout: float) -> None:
-        await ticket.bell.await_(timeout)
+    async def apause(self, request: LockRequest, timeout: float) -> None:
+        await request.event.await_set(timeout)
 
-    def succeed(self, heir: Ticket) -> None:  # noqa: B027 - most stores do not know waiters
-        """The ticket inherited the place of one that left: what is meant for that place is meant for it now."""
+    def succeed(self, successor: LockRequest) -> None:  # noqa: B027 - most stores do not know waiters
+        """The request inherited the place of one that left: what is meant for that place is meant for it now."""
 
-    def places(self, queued: Sequence[Ticket]) -> list[Ticket]:
+    def places(self, queued: Sequence[LockRequest]) -> list[LockRequest]:
         """What to release at exit for those that have a place in the queue; one may be granted a lock just now."""
         return []
 
     @abstractmethod
-    def release(self, ticket: Ticket, rest: float = 0.0) -> bool:
-        """End the ticket's lease, give a grant back or leave the queue: afterwards nothing of the ticket is left.
+    def release(self, request: LockRequest, rest: float = 0.0) -> bool:
+        """End the request's lease, give a grant back or leave the queue: afterwards nothing of the request is left.
 
         With ``rest`` the lock stays taken for that many seconds more; ``FORCED`` frees it even while it rests.
-        True if the ticket held the lock.
+        True if the request held the lock.
         """
 
     @abstractmethod
-    async def arelease(self, ticket: Ticket, rest: float = 0.0) -> bool: ...
+    async def arelease(self, request: LockRequest, rest: float = 0.0) -> bool: ...
 
     @abstractmethod
-    def renew(self, wanted: Sequence[tuple[Ticket, float]], *, within: float | None = None) -> Sequence[bool | None]:
+    def renew(
+        self, wanted: Sequence[tuple[LockRequest, float]], *, within: float | None = None
+    ) -> Sequence[bool | None]:
         """Let each lease last that many seconds from now, never less than it had; False where it is gone.
 
         None where some of the store's nodes failed and the others cannot tell: to be asked again.
@@ -137,7 +139,7 @@ class BaseLockBackend(ABC):
 
     @abstractmethod
     async def arenew(
-        self, wanted: Sequence[tuple[Ticket, float]], *, within: float | None = None
+        self, wanted: Sequence[tuple[LockRequest, float]], *, within: float | None = None
     ) -> Sequence[bool | None]: ...
 
     @abstractmethod
@@ -211,7 +213,7 @@ class BaseLockBackend(ABC):
 
     # The runs of beat. Without twins: beat has no event loop.
 
-    def claim_run(self, name: str, seen: RunStamp, now: RunStamp, ttl: float) -> RunStamp | None:
+    def claim_run(self, name: str, seen: LastRun, now: LastRun, ttl: float) -> LastRun | None:
         """Move the stamp of an entry from ``seen`` to ``now``, in one step of the store; None if it is moved.
 
         It is moved if it is not newer than ``seen``, or if it has the token of ``now``: then an earlier attempt,
@@ -220,29 +222,29 @@ class BaseLockBackend(ABC):
 
         Otherwise the stamp that stands is returned. That is a newer one if another beat ran the entry. A store
         that has none keeps ``seen``; and because it may have lost a newer one, it gives no run of that entry to
-        anybody for ``runs_settle`` seconds, in which all beats tell it what they know.
+        anybody for ``grace`` seconds, in which all beats tell it what they know.
 
         Raises UnreadableStamp for what is no stamp, and is left as it is, and ClockIsAhead if ``now`` is more than
         ``runs_ahead`` seconds ahead of the store's clock: the other beats would wait until then.
         """
         raise NotImplementedError(f"{type(self).__name__} keeps no runs: supports_runs is False.")
 
-    def find_runs(self, names: Sequence[str]) -> list[RunStamp | None]:
+    def find_runs(self, names: Sequence[str]) -> list[LastRun | None]:
         """The stamp of each entry; None where there is none that can be read."""
         raise NotImplementedError(f"{type(self).__name__} keeps no runs: supports_runs is False.")
 
-    def runs(self) -> Iterator[tuple[str, RunStamp]]:
+    def runs(self) -> Iterator[tuple[str, LastRun]]:
         """All entries that have a stamp, each once, in no order. One that cannot be read is logged as an error."""
         raise NotImplementedError(f"{type(self).__name__} keeps no runs: supports_runs is False.")
 
-    def check(self) -> list[Finding]:
+    def check(self) -> list[CheckResult]:
         """What an operator should know of the store, by asking it. Raises nothing when it does not answer."""
         try:
             return drive(selftest.steps(), self)
         except LockBackendError as error:
             return [selftest.failed(error)]
 
-    async def acheck(self) -> list[Finding]:
+    async def acheck(self) -> list[CheckResult]:
         try:
             return await adrive(selftest.steps(), self)
         except LockBackendError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import AsyncIterator, Iterator, Sequence
 
-from ..types import Grant, LockInfo, Ticket
+from ..types import Grant, LockInfo, LockRequest
 from ..utils.clock import clock
 from .base import BaseLockBackend
 
@@ -20,22 +20,22 @@ class DummyBackend(BaseLockBackend):
 
     _fences = itertools.count(1)
 
-    def acquire(self, ticket: Ticket, *, queue: bool) -> Grant:
+    def acquire(self, request: LockRequest, *, queue: bool) -> Grant:
         return Grant(next(self._fences), clock())
 
-    async def aacquire(self, ticket: Ticket, *, queue: bool) -> Grant:
-        return self.acquire(ticket, queue=queue)
+    async def aacquire(self, request: LockRequest, *, queue: bool) -> Grant:
+        return self.acquire(request, queue=queue)
 
-    def release(self, ticket: Ticket, rest: float = 0.0) -> bool:
+    def release(self, request: LockRequest, rest: float = 0.0) -> bool:
         return True
 
-    async def arelease(self, ticket: Ticket, rest: float = 0.0) -> bool:
+    async def arelease(self, request: LockRequest, rest: float = 0.0) -> bool:
         return True
 
-    def renew(self, wanted: Sequence[tuple[Ticket, float]], *, within: float | None = None) -> list[bool]:
+    def renew(self, wanted: Sequence[tuple[LockRequest, float]], *, within: float | None = None) -> list[bool]:
         return [True] * len(wanted)
 
-    async def arenew(self, wanted: Sequence[tuple[Ticket, float]], *, within: float | None = None) -> list[bool]:
+    async def arenew(self, wanted: Sequence[tuple[LockRequest, float]], *, within: float | None = None) -> list[bool]:
         return [True] * len(wanted)
 
     def names(self, prefix: str = "") -> Iterator[str]:

@@ -12,7 +12,7 @@ from time import time_ns
 from typing import Any
 
 from ..exceptions import ClockIsAhead
-from ..types import Grant, Holder, LockInfo, RunStamp, Ticket
+from ..types import Grant, Holder, LastRun, LockInfo, LockRequest
 from ..utils.clock import clock
 from .base import BaseLockBackend
 
@@ -28,14 +28,14 @@ class _Held:
     fence: int
     expires: float
     resting: bool = False
-    waiters: OrderedDict[str, Ticket] = field(default_factory=OrderedDict)
+    waiters: OrderedDict[str, LockRequest] = field(default_factory=OrderedDict)
 
 
 @dataclass(slots=True)
 class _Run:
     """When an entry of beat ran, until when that is kept, and when it may be claimed again."""
 
-    stamp: RunStamp
+    stamp: LastRun
     expires: float
     settled: float
 
@@ -52,7 +52,7 @@ class LocMemBackend(BaseLockBackend):
         super().__init__(alias, settings)
         self._guard = threading.RLock()  # held for dictionary work only, never while waiting
         self._is_inside = False
-        self._put_off: deque[tuple[Ticket, float]] = deque()  # releases that came in the midst of something else
+        self._put_off: deque[tuple[LockRequest, float]] = deque()  # releases that came in the midst of something else
         self._held: dict[str, _Held] = {}
         self._last_fence = 0
         self._runs: dict[str, _Run] = {}
@@ -77,61 +77,61 @@ class LocMemBackend(BaseLockBackend):
         while self._put_off:
             self.release(*self._put_off.popleft())
 
-    def acquire(self, ticket: Ticket, *, queue: bool) -> Grant | LockInfo:
+    def acquire(self, request: LockRequest, *, queue: bool) -> Grant | LockInfo:
         with self._alone() as is_alone:
             if not is_alone:
-                return LockInfo(ticket.name, self.alias, None, 0, 0.0)
+                return LockInfo(request.name, self.alias, None, 0, 0.0)
             now = clock()
-            held = self._current(ticket.name, now)
+            held = self._current(request.name, now)
             if held is None:
-                held = self._give(ticket, now + ticket.lasts, OrderedDict())
-            if held.token == ticket.token and not held.resting:
-                held.holder = ticket.holder
-                held.expires = max(held.expires, now + ticket.lasts)
+                held = self._give(request, now + request.lasts, OrderedDict())
+            if held.token == request.token and not held.resting:
+                held.holder = request.holder
+                held.expires = max(held.expires, now + request.lasts)
                 return Grant(held.fence, now)
             if not queue:
-                held.waiters.pop(ticket.token, None)
-            elif ticket.token not in held.waiters:
-                held.waiters[ticket.token] = ticket
-            return self._info(ticket.name, held, now)
+                held.waiters.pop(request.token, None)
+            elif request.token not in held.waiters:
+                held.waiters[request.token] = request
+            return self._info(request.name, held, now)
 
-    async def aacquire(self, ticket: Ticket, *, queue: bool) -> Grant | LockInfo:
-        return self.acquire(ticket, queue=queue)
+    async def aacquire(self, request: LockRequest, *, queue: bool) -> Grant | LockInfo:
+        return self.acquire(request, queue=queue)
 
-    def release(self, ticket: Ticket, rest: float = 0.0) -> bool:
+    def release(self, request: LockRequest, rest: float = 0.0) -> bool:
         with self._alone() as is_alone:
             if not is_alone:
-                self._put_off.append((ticket, rest))
+                self._put_off.append((request, rest))
                 return True
             now = clock()
-            held = self._current(ticket.name, now)
+            held = self._current(request.name, now)
             if held is None:
                 return False
-            if held.token != ticket.token or (held.resting and rest >= 0):
-                held.waiters.pop(ticket.token, None)
+            if held.token != request.token or (held.resting and rest >= 0):
+                held.waiters.pop(request.token, None)
                 return False
             if rest > 0:
                 held.resting = True
                 held.expires = now + rest
                 if first := next(iter(held.waiters.values()), None):
-                    first.bell.ring()  # to look when it ends
+                    first.event.set()  # to look when it ends
             else:
-                self._hand_on(ticket.name, held, now)
+                self._hand_on(request.name, held, now)
             return True
 
-    async def arelease(self, ticket: Ticket, rest: float = 0.0) -> bool:
-        return self.release(ticket, rest)
+    async def arelease(self, request: LockRequest, rest: float = 0.0) -> bool:
+        return self.release(request, rest)
 
-    def renew(self, wanted: Sequence[tuple[Ticket, float]], *, within: float | None = None) -> list[bool]:
+    def renew(self, wanted: Sequence[tuple[LockRequest, float]], *, within: float | None = None) -> list[bool]:
         with self._alone() as is_alone:
-            return [self._renew(ticket, ttl, clock(), is_alone) for ticket, ttl in wanted]
+            return [self._renew(request, ttl, clock(), is_alone) for request, ttl in wanted]
 
-    async def arenew(self, wanted: Sequence[tuple[Ticket, float]], *, within: float | None = None) -> list[bool]:
+    async def arenew(self, wanted: Sequence[tuple[LockRequest, float]], *, within: float | None = None) -> list[bool]:
         return self.renew(wanted)
 
-    def _renew(self, ticket: Ticket, ttl: float, now: float, is_alone: bool) -> bool:
-        held = self._current(ticket.name, now, is_alone)
-        if held is None or held.token != ticket.token or held.resting:
+    def _renew(self, request: LockRequest, ttl: float, now: float, is_alone: bool) -> bool:
+        held = self._current(request.name, now, is_alone)
+        if held is None or held.token != request.token or held.resting:
             return False
         held.expires = max(held.expires, now + ttl)
         return True
@@ -155,13 +155,13 @@ class LocMemBackend(BaseLockBackend):
     async def alook(self, names: Sequence[str]) -> list[LockInfo | None]:
         return self.look(names)
 
-    def claim_run(self, name: str, seen: RunStamp, now: RunStamp, ttl: float) -> RunStamp | None:
+    def claim_run(self, name: str, seen: LastRun, now: LastRun, ttl: float) -> LastRun | None:
         if (ahead := now.at - wall_clock()) > self.runs_ahead:
             raise ClockIsAhead(ahead, self.runs_ahead)
         with self._guard:
             standing = self._run(name)
             if standing is None:
-                self._runs[name] = _Run(seen, clock() + ttl, clock() + self.runs_settle)
+                self._runs[name] = _Run(seen, clock() + ttl, clock() + self.grace)
                 return seen
             if standing.stamp.at > seen.at and standing.stamp.token != now.token:
                 return standing.stamp
@@ -171,12 +171,12 @@ class LocMemBackend(BaseLockBackend):
                 standing.stamp, standing.expires = now, clock() + ttl
             return None
 
-    def find_runs(self, names: Sequence[str]) -> list[RunStamp | None]:
+    def find_runs(self, names: Sequence[str]) -> list[LastRun | None]:
         with self._guard:
             found = [self._run(name) for name in names]
         return [run.stamp if run else None for run in found]
 
-    def runs(self) -> Iterator[tuple[str, RunStamp]]:
+    def runs(self) -> Iterator[tuple[str, LastRun]]:
         with self._guard:
             found = [(name, self._run(name)) for name in list(self._runs)]
         return ((name, run.stamp) for name, run in found if run)
@@ -209,13 +209,13 @@ class LocMemBackend(BaseLockBackend):
             del self._held[name]
             return None
         _, first = held.waiters.popitem(last=False)
-        first.bell.ring()
+        first.event.set()
         return self._give(first, now + min(first.ttl, GRANT_TTL), held.waiters)
 
-    def _give(self, ticket: Ticket, expires: float, waiters: OrderedDict[str, Ticket]) -> _Held:
+    def _give(self, request: LockRequest, expires: float, waiters: OrderedDict[str, LockRequest]) -> _Held:
         self._last_fence = max(self._last_fence + 1, time_ns() // 1000)
-        held = _Held(ticket.token, ticket.holder, self._last_fence, expires, waiters=waiters)
-        self._held[ticket.name] = held
+        held = _Held(request.token, request.holder, self._last_fence, expires, waiters=waiters)
+        self._held[request.name] = held
         if len(self._held) > self._sweep_at:
             now = clock()
             self._held = {name: held for name, held in self._held.items() if held.expires > now or held.waiters}

@@ -14,9 +14,9 @@ from celery.utils.time import maybe_make_aware  # type: ignore[import-untyped]
 from django.core.exceptions import ImproperlyConfigured
 
 from ..exceptions import LockBackendError, RunRefused
-from ..types import RunStamp
+from ..types import LastRun
 from ..utils.clock import clock
-from .schedule_store import SETTING, Ledger, next_time
+from .schedule_store import SETTING, ScheduleStore, next_time
 from .stopping import Stopping
 
 if celery.VERSION[:2] < (5, 7):
@@ -45,7 +45,7 @@ class SharedRuns(Scheduler):  # type: ignore[misc]
     _heap: Any  # of Scheduler
 
     def __init__(self, app: Any, *args: Any, **kwargs: Any) -> None:
-        self._ledger = Ledger(app.main or "")
+        self._ledger = ScheduleStore(app.main or "")
         self._has_met = False  # the other beats, by way of the store
         self._is_cut_off = False
         self._clocks_told: set[str] = set()
@@ -116,11 +116,11 @@ class SharedRuns(Scheduler):  # type: ignore[misc]
                 now = _seconds(event.entry.default_now())
                 with suppress(RunRefused):
                     due = next_time(now, event.time - now)
-                    self._ledger.tell(name, RunStamp(_seconds(event.entry.last_run_at), next_at=due))
+                    self._ledger.tell(name, LastRun(_seconds(event.entry.last_run_at), next_at=due))
         self._has_met = True
         self._filled_at = clock()  # which takes long where there are many
 
-    def _join(self, entry: ScheduleEntry, stamp: RunStamp, is_new: bool) -> bool:
+    def _join(self, entry: ScheduleEntry, stamp: LastRun, is_new: bool) -> bool:
         """Go on where the fleet is, and not at the start of this beat; False if it is the fleet that is behind."""
         own = _seconds(entry.last_run_at)
         if self._ledger.is_unanswered(entry.name, stamp):
@@ -182,12 +182,12 @@ class SharedRuns(Scheduler):  # type: ignore[misc]
             _set_back(reserved, claimed.at, reserved.total_run_count)
         return reserved
 
-    def _adopt(self, entry: ScheduleEntry, stamp: RunStamp) -> None:
+    def _adopt(self, entry: ScheduleEntry, stamp: LastRun) -> None:
         """Another beat ran it."""
         self._check_clock(stamp)
         _set_back(entry, stamp.at, entry.total_run_count + bool(stamp.host))
 
-    def _check_clock(self, stamp: RunStamp) -> None:
+    def _check_clock(self, stamp: LastRun) -> None:
         ahead = stamp.at - _seconds(self.app.now())
         if ahead > CLOCKS_DIFFER and stamp.host not in self._clocks_told:
             self._clocks_told.add(stamp.host)

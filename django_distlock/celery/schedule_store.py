@@ -17,9 +17,9 @@ from django.core.exceptions import ImproperlyConfigured
 
 from ..backends.base import BaseLockBackend
 from ..core.registry import DEFAULT_ALIAS, locks
-from ..exceptions import RunRefused, UnreadableStamp
+from ..exceptions import RunRefused, UnreadableRun
 from ..names import LONGEST_ACCEPTED, stored_name
-from ..types import RunStamp, new_token
+from ..types import LastRun, new_token
 from ..utils.text import quoted
 
 SETTING = "DISTRIBUTED_LOCKS_BEAT"
@@ -103,7 +103,7 @@ def next_time(now: float, wait: float | None) -> float | None:
     return None if wait is None or wait >= NEVER else round(now + wait, 6)
 
 
-class Ledger:
+class ScheduleStore:
     """The stamps of the entries of one Celery app, in the store and as this beat knows them.
 
     What reaches the store raises LockBackendError when that does not answer.
@@ -115,7 +115,7 @@ class Ledger:
         setting.backend()
         self.using, prefix = setting
         self.prefix = prefix if prefix is not None else app_name and f"{app_name}:"
-        self.known: dict[str, RunStamp] = {}
+        self.known: dict[str, LastRun] = {}
         self._unanswered: dict[str, str] = {}  # the tokens of claims that the store may have executed, by entry
         self._refused: set[str] = set()  # the reasons, in short, that were told
 
@@ -127,7 +127,7 @@ class Ledger:
     def spans_processes(self) -> bool:
         return self._backend.supports_processes
 
-    def claim(self, entry: str, seen: float, now: float, wait: float | None) -> RunStamp | None:
+    def claim(self, entry: str, seen: float, now: float, wait: float | None) -> LastRun | None:
         """None if the run that is due belongs to this beat; it is the first to claim it.
 
         ``seen``: when the entry last ran, as its row or file says; ``wait``: seconds from ``now`` to the next run.
@@ -137,19 +137,19 @@ class Ledger:
         After an error the run is claimed again with the same token, because the store may have given it already.
         Raises RunRefused if the store answers, but gives this run to nobody here.
         """
-        known = self.known.get(entry, RunStamp(seen))
+        known = self.known.get(entry, LastRun(seen))
         if known.at > seen and not self.is_unanswered(entry, known):
             return known  # which the store may have forgotten, as the row or the file has
         token = self._unanswered.setdefault(entry, new_token())
         at = round(max(now, seen + MICROSECOND), 6)  # a claim that moved nothing would leave the run to others, too
-        stamp = RunStamp(at, socket.gethostname(), next_time(at, wait), token)
-        before = known if known.at == seen else RunStamp(seen)
+        stamp = LastRun(at, socket.gethostname(), next_time(at, wait), token)
+        before = known if known.at == seen else LastRun(seen)
         standing = self._claimed(entry, before, stamp)
         del self._unanswered[entry]
         self.known[entry] = max(before, standing or stamp, key=lambda stamp: stamp.at)
         return standing
 
-    def meet(self, entries: Iterable[str]) -> dict[str, RunStamp]:
+    def meet(self, entries: Iterable[str]) -> dict[str, LastRun]:
         """The stamps of those entries that have one; all others are forgotten."""
         wanted = list(entries)
         stored = self._backend.find_runs([self._name(entry) for entry in wanted])
@@ -160,21 +160,21 @@ class Ledger:
         self.known = {entry: stamp for entry, stamp in known.items() if stamp}
         return self.known.copy()
 
-    def is_unanswered(self, entry: str, stamp: RunStamp) -> bool:
+    def is_unanswered(self, entry: str, stamp: LastRun) -> bool:
         """Whether the stamp is of this beat's own claim, whose answer it did not hear."""
         return self._unanswered.get(entry) == stamp.token
 
-    def tell(self, entry: str, stamp: RunStamp) -> None:
+    def tell(self, entry: str, stamp: LastRun) -> None:
         """The store keeps this stamp unless it has a newer one. Raises RunRefused."""
         stamp = replace(stamp, token=stamp.token or new_token())
         self.known[entry] = self._claimed(entry, stamp, stamp) or stamp
 
-    def _claimed(self, entry: str, seen: RunStamp, now: RunStamp) -> RunStamp | None:
+    def _claimed(self, entry: str, seen: LastRun, now: LastRun) -> LastRun | None:
         try:
             standing = self._backend.claim_run(self._name(entry), seen, now, _kept(now))
         except RunRefused as error:
-            reason = entry if isinstance(error, UnreadableStamp) else CLOCK
-            if isinstance(error, UnreadableStamp):
+            reason = entry if isinstance(error, UnreadableRun) else CLOCK
+            if isinstance(error, UnreadableRun):
                 self.known.pop(entry, None)
             if reason not in self._refused:
                 logger.error("The run of %r is not sent from here: %s", entry, error)
@@ -183,7 +183,7 @@ class Ledger:
         self._refused -= {entry, CLOCK}
         return standing
 
-    def look(self) -> RunStamp | None:
+    def look(self) -> LastRun | None:
         """Tell the store again what it lost. It forgets the newest run first, so that one is looked at.
 
         Returns the stamp of that entry as it stands now; None for what cannot be read.
@@ -206,7 +206,7 @@ class Ledger:
         return stored_name(name.decode(errors="ignore"))
 
 
-def _kept(stamp: RunStamp) -> float:
+def _kept(stamp: LastRun) -> float:
     """Seconds that the store keeps a stamp: entries that are gone must not stay for ever."""
     wait = 0.0 if stamp.next_at is None else max(0.0, stamp.next_at - max(stamp.at, time.time()))
     return min(LONGEST_KEPT, SHORTEST_KEPT + 2 * wait)

@@ -27,7 +27,7 @@ from ..core.lease import Lease, State
 from ..core.registry import locks
 from ..decorators.task_context import remembered
 from ..exceptions import LockBackendError, LockNotAcquired
-from ..types import Holder, LockInfo, Ticket, shown
+from ..types import Holder, LockInfo, LockRequest, shown
 from .messages import is_known, message_of, task_of
 
 FIRST_PAUSE = 0.5  # seconds
@@ -165,11 +165,11 @@ class Run:
     def _leave_mark(self, lease: Lease) -> None:
         """A task may succeed and retry, by ``self.retry(throw=False)``: the mark says which attempt succeeded."""
         holder = Holder.here(f"done: {self.label}", message=str(self._request.retries))
-        mark = Ticket(self._mark(lease.name), MARK_TTL, holder)
+        mark = LockRequest(self._mark(lease.name), MARK_TTL, holder)
         try:
             standing = lease.backend.acquire(mark, queue=False)
             if isinstance(standing, LockInfo):
-                lease.backend.release(Ticket(mark.name, MARK_TTL, holder, standing.token), rest=FORCED)
+                lease.backend.release(LockRequest(mark.name, MARK_TTL, holder, standing.token), rest=FORCED)
                 lease.backend.acquire(mark, queue=False)
             lease.backend.release(mark, rest=max(_visibility_timeout(self._task.app), remembered()))
         except LockBackendError as error:

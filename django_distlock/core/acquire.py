@@ -15,11 +15,11 @@ from .. import signals
 from ..backends.base import BaseLockBackend
 from ..exceptions import LockBackendError, LockNotAcquired, LockReentry, LockTimeout
 from ..options import Terms
-from ..types import Grant, LockInfo, Ticket, current_execution
+from ..types import Grant, LockInfo, LockRequest, current_execution
 from ..utils.clock import clock, safe_deadline
 from ..utils.drive import Call, Steps
 from . import context, transactions
-from .holds import Entries, Entry
+from .holds import Entry, Holds
 from .lease import Lease
 from .registry import Service
 
@@ -49,7 +49,7 @@ class Acquisition:
     around: transactions.Around | None = None  # None: those of this very thread are looked up
     _grant: Grant | None = None
     _hold: Entry | None = None
-    _pending: Ticket | None = None  # of the call that is being made for it
+    _pending: LockRequest | None = None  # of the call that is being made for it
     _was_asked = False  # whether the store was told of the request
     _has_queued = False  # by the last attempt
     _is_in_line = False
@@ -59,10 +59,10 @@ class Acquisition:
     def __init__(
         self,
         service: Service,
-        request: Ticket,
+        request: LockRequest,
         timeout: float | None,
         terms: Terms,
-        holds: Entries,
+        holds: Holds,
         execution: object,
         *,
         insists: bool = False,
@@ -102,7 +102,7 @@ class Acquisition:
             lease = self.lease = Lease(
                 service.backend, self.request, answer, self._terms, service.renewer, self._execution
             )
-            service.renewer.keep(lease)
+            service.renewer.register(lease)
             context.remember(lease)
             self._enter(lease)
             return signals.News(signals.lock_acquired, type(service.backend), {**about, "lease": lease})
@@ -124,7 +124,7 @@ class Acquisition:
                 left = self._holds.leave(self._hold, by_with=True)
         if not self._grant:
             if left and left.is_free:
-                left.let_go()
+                left.release_in_background()
         elif self.lease:
             self.lease.abandon()
         else:
@@ -149,9 +149,9 @@ class Acquisition:
     async def look_around(self) -> None:
         """Find out what is open around the task, where the lock may depend on it; not for longer than it waits."""
         self.around = transactions.Around()
-        last = self._service.renewer.last_of(self.request.name)
+        last = self._service.renewer.latest(self.request.name)
         refuses = self._terms.in_atomic == "refuse"
-        if not refuses and not (last and last.pledges):
+        if not refuses and not (last and last.retainers):
             return
         within = None if self._timeout is None else max(self._timeout, SHORTEST_LOOK_AROUND)
         if not await self.around.is_known(within) and refuses:
@@ -194,11 +194,13 @@ class Acquisition:
             is_granted = isinstance(answer, Grant)
             return answer
         finally:
-            self._leave_line(bequeath=not is_granted)
+            self._leave_line(hand_place_on=not is_granted)
             self._is_in_line = False
 
-    def _leave_line(self, *, bequeath: bool, again: bool = False) -> None:
-        self._service.queue.leave(self.request, bequeath=bequeath, succeed=self._service.backend.succeed, again=again)
+    def _leave_line(self, *, hand_place_on: bool, again: bool = False) -> None:
+        self._service.queue.leave(
+            self.request, hand_place_on=hand_place_on, succeed=self._service.backend.succeed, again=again
+        )
 
     def _in_line(self) -> Steps[Answer]:
         retry = 0.0
@@ -221,33 +223,33 @@ class Acquisition:
                 yield from self._rest("pause", retry)
         # Whoever stands behind goes on with the place in the store; without an heir it is given up.
         queue = self._service.queue
-        queue.asks(self.request)
-        return (yield from self._attempt(queue=bool(self.request.inbox) and queue.has_heir(self.request)))
+        queue.mark_asking(self.request)
+        return (yield from self._attempt(queue=bool(self.request.inbox) and queue.has_successor(self.request)))
 
     def _turn(self) -> Steps[Answer | None]:
         """Ask the store when it is this one's turn to speak, and wait for the next. None: go on."""
         pause = LOOK_INTERVAL
-        speaks, has_place = self._service.queue.speaks(self.request), bool(self.request.inbox)
+        is_leader, has_place = self._service.queue.is_leader(self.request), bool(self.request.inbox)
         may_be_own = self._may_be_own()
-        if speaks or has_place or may_be_own:
+        if is_leader or has_place or may_be_own:
             # Most locks are free, so the first attempt takes no place where that would cost a subscription.
             is_ready = self._is_busy or (not may_be_own and self._service.backend.is_listening(self.request.name))
-            queue = has_place or (speaks and is_ready)
+            queue = has_place or (is_leader and is_ready)
             answer = yield from self._attempt(queue=queue)
             if isinstance(answer, Grant) or self._time_left() <= 0 or self._waits_for_itself(answer):
                 return answer
             self._is_busy = True
-            if speaks and not queue:
+            if is_leader and not queue:
                 return None
             pause = min(pause, answer.remaining + AFTER_EXPIRY)
         self.has_waited = True
-        yield from self._rest("wait_turn", pause)
+        yield from self._rest("wait_for_turn", pause)
         self._check_process()
         self.request.holder = self.request.holder.from_now()
         return None
 
     def _attempt(self, *, queue: bool) -> Steps[Answer]:
-        self._service.queue.asks(self.request)
+        self._service.queue.mark_asking(self.request)
         self._has_queued, self._was_asked = queue, True
         answer: Answer = yield from self._call("acquire", self.request, queue=queue)
         self._check_process()
@@ -257,7 +259,7 @@ class Acquisition:
         self.request.asking = False
         yield Call(how, (self.request,), {"timeout": max(0.0, min(seconds, self._time_left()))})
 
-    def _call(self, method: str, request: Ticket, **options: Any) -> Steps[Any]:
+    def _call(self, method: str, request: LockRequest, **options: Any) -> Steps[Any]:
         self._pending = request
         answer = yield Call(method, (request,), options)
         self._pending = None
@@ -280,18 +282,18 @@ class Acquisition:
     @property
     def _is_left_behind(self) -> bool:
         """Whether the store may keep something of a request that was not granted."""
-        left = self._has_queued or bool(self.request.inbox) or self.request.unanswered
-        return left and not self.request.is_bequeathed
+        left = self._has_queued or bool(self.request.inbox) or self.request.in_doubt
+        return left and not self.request.is_inherited
 
     def _interrupted(self, error: BaseException) -> None:
         """By an error, an exception of a signal handler, or because the task is cancelled."""
         if self._is_in_line:
-            self._leave_line(bequeath=True, again=True)
+            self._leave_line(hand_place_on=True, again=True)
         pending, renewer = self._pending, self._service.renewer
         if pending and pending is not self.request:
             renewer.abandon(pending)  # a grant that came too late
         has_failed = pending is self.request and isinstance(error, LockBackendError)
-        was_asked = self._was_asked and not has_failed and not self.request.is_bequeathed
+        was_asked = self._was_asked and not has_failed and not self.request.is_inherited
         if self._is_left_behind or was_asked:
             renewer.abandon(self.request)
 
@@ -299,7 +301,7 @@ class Acquisition:
 
     def _may_be_own(self) -> bool:
         """Whether the lock seems to be this caller's already, or one that it may enter."""
-        last = self._service.renewer.last_of(self.request.name)
+        last = self._service.renewer.latest(self.request.name)
         return last is not None and (self._is_own(last) or self._is_deferred(last))
 
     def _waits_for_itself(self, busy: LockInfo) -> bool:
@@ -307,7 +309,7 @@ class Acquisition:
 
     def _enterable(self, busy: LockInfo) -> Lease | None:
         """The lease that is in the way and that may be entered again."""
-        lease = self._service.renewer.find(busy.token)
+        lease = self._service.renewer.get(busy.token)
         if lease and (self._is_deferred(lease) or (self._terms.reentrant and self._is_own(lease))):
             return lease
         return None
@@ -317,17 +319,17 @@ class Acquisition:
 
         Not one that it has left, and that an open response holds.
         """
-        lease = self._service.renewer.find(busy.token)
-        return lease if lease and lease.entries and self._is_own(lease) else None
+        lease = self._service.renewer.get(busy.token)
+        return lease if lease and lease.hold_count and self._is_own(lease) else None
 
     def _is_own(self, lease: Lease) -> bool:
         return lease.is_live and lease.belongs_to(self._execution) and context.remembers(lease)
 
     def _is_deferred(self, lease: Lease) -> bool:
         """Whether it was left already, and is held for a transaction that is open here."""
-        if lease.entries or not lease.pledges or not lease.is_live:
+        if lease.hold_count or not lease.retainers or not lease.is_live:
             return False
-        return any(transaction in lease.pledges for transaction in self._open_transactions())
+        return any(transaction in lease.retainers for transaction in self._open_transactions())
 
     def _open_transactions(self) -> Sequence[transactions.Transaction]:
         return transactions.open_here() if self.around is None else self.around.known()

@@ -23,7 +23,7 @@ class Entry:
     lease: Lease | None = None
 
 
-class Entries:
+class Holds:
     """The acquisitions of a handle that are not left yet, in their order.
 
     A handler of a signal may raise after any call. So what belongs together is done without a call in between.
@@ -41,7 +41,7 @@ class Entries:
         self._entries.append(entry)
         entry.lease = lease
         if again:
-            lease.entries += 1
+            lease.hold_count += 1
 
     def to_leave(self) -> Entry:
         """What a release means. Raises LookupError when there is nothing to leave."""
@@ -73,13 +73,13 @@ class Entries:
         lease = entry.lease
         if lease is not None:
             entry.lease = None
-            lease.entries -= 1  # if nothing more happens, it runs out
+            lease.hold_count -= 1  # if nothing more happens, it runs out
         if by_with or not entry.by_with:  # "with" finds its own entry at its end, whatever its body released
             self._remove(entry)
         if lease is None:
             raise LookupError
         is_over = by_with and (lease.pid != os.getpid() or lease.state is State.RELEASED)
-        return None if lease.entries or is_over else lease
+        return None if lease.hold_count or is_over else lease
 
     def leases(self) -> list[Lease]:
         return [entry.lease for entry in list(self._entries) if entry.lease]

@@ -19,7 +19,7 @@ from weakref import ref
 from .. import signals
 from ..exceptions import LockBackendError, LockError, LockLost, LockNotHeld
 from ..options import SHORTEST_TTL, Terms, check_ttl
-from ..types import Grant, Holder, Ticket, new_token
+from ..types import Grant, Holder, LockRequest, new_token
 from ..utils.clock import clock, safe_deadline
 from .detached import Detached
 
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger("django_distlock")
 
 
-class Keeper(Protocol):
+class LeaseRenewer(Protocol):
     """Who keeps leases alive and cleans up behind callers that cannot (see renewal.py)."""
 
-    def drop(self, lease: Lease) -> bool: ...
-    def let_go(self, lease: Lease) -> None: ...
-    def abandon(self, ticket: Ticket, *, rest: float = 0.0, until: float | None = None) -> None: ...
+    def unregister(self, lease: Lease) -> bool: ...
+    def release_in_background(self, lease: Lease) -> None: ...
+    def abandon(self, request: LockRequest, *, rest: float = 0.0, until: float | None = None) -> None: ...
 
 
 class State(enum.StrEnum):
@@ -56,51 +56,57 @@ class Lease:
     """
 
     __slots__ = (
-        "__weakref__", "_ended", "_granted_clock", "_is_detached", "_is_doubted", "_is_known_as_long", "_keeper",
-        "_owner", "_pledges",
-        "_token", "backend", "deadline", "due", "entries", "fence", "pid", "renews", "terms", "ticket",
+        "__weakref__", "_ended", "_granted_clock", "_is_detached", "_is_doubted", "_is_known_as_long", "_owner",
+        "_renewer", "_retainers", "_token", "backend", "deadline", "due", "fence", "hold_count", "pid", "renews",
+        "request", "terms",
     )  # fmt: skip
 
     def __init__(
-        self, backend: BaseLockBackend, ticket: Ticket, grant: Grant, terms: Terms, keeper: Keeper, owner: object
+        self,
+        backend: BaseLockBackend,
+        request: LockRequest,
+        grant: Grant,
+        terms: Terms,
+        renewer: LeaseRenewer,
+        owner: object,
     ) -> None:
         self.backend = backend
-        self.ticket = ticket
-        self._token = ticket.token  # by which its keeper finds it to the end, whatever becomes of the ticket
+        self.request = request
+        self._token = request.token  # by which its renewer finds it to the end, whatever becomes of the request
         self.terms = terms
         self.fence = grant.fence
         self.pass_to(owner)
         self.pid = os.getpid()
-        self.entries = 1  # how often it was entered by its owner and not left yet
-        self._pledges: dict[object, float] | None = None  # with until when, on clock(), they keep it renewed
+        self.hold_count = 1  # how often it was entered by its owner and not left yet
+        self._retainers: dict[object, float] | None = None  # with until when, on clock(), they keep it renewed
         self.renews = terms.renew
-        self._keeper = keeper
+        self._renewer = renewer
         self._granted_clock = clock()
         self._is_doubted = False
         self._is_detached = False
         self._is_known_as_long = False
         self._ended: State | None = None  # set once; a renewal that is still on its way changes nothing then
         self.deadline = 0.0
-        self.extend(grant.sent_at, ticket.lasts)
+        self.extend(grant.sent_at, request.lasts)
 
     @property
-    def pledges(self) -> Set[object]:
+    def retainers(self) -> Set[object]:
         """What it is held for after it was left: transactions, an open response."""
-        return self._pledges.keys() if self._pledges else frozenset()
+        return self._retainers.keys() if self._retainers else frozenset()
 
-    def pledge(self, to: object, *, most: float | None = None) -> None:
-        """``most``: seconds for which it is renewed on account of this; None: no bound. Whoever is in, and a pledge
+    def retain(self, to: object, *, most: float | None = None) -> None:
+        """``most``: seconds for which it is renewed on account of this; None: no bound. Whoever is in, and a retainer
         that lasts longer, keep it renewed beyond.
         """
-        if self._pledges is None:
-            self._pledges = {}
-        self._pledges[to] = inf if most is None else clock() + most
+        if self._retainers is None:
+            self._retainers = {}
+        self._retainers[to] = inf if most is None else clock() + most
 
-    def revoke(self, pledge: object) -> bool:
-        """Take a pledge back without releasing the lease. False if there is none, or in a forked child."""
-        if not self._pledges or pledge not in self._pledges or self.pid != os.getpid():
+    def drop_retainer(self, retainer: object) -> bool:
+        """Take a retainer back without releasing the lease. False if there is none, or in a forked child."""
+        if not self._retainers or retainer not in self._retainers or self.pid != os.getpid():
             return False
-        return self._pledges.pop(pledge, None) is not None
+        return self._retainers.pop(retainer, None) is not None
 
     def pass_to(self, owner: object) -> None:
         """The thread or task that holds it now."""
@@ -120,7 +126,7 @@ class Lease:
     @property
     def name(self) -> str:
         """The lock's, as stores know it."""
-        return self.ticket.name
+        return self.request.name
 
     @property
     def using(self) -> str:
@@ -135,7 +141,7 @@ class Lease:
     @property
     def holder(self) -> Holder:
         """Host, process, thread or task, and label, as others see them."""
-        return self.ticket.holder
+        return self.request.holder
 
     @property
     def granted_at(self) -> datetime:
@@ -145,7 +151,7 @@ class Lease:
     @property
     def ttl(self) -> float:
         """Seconds the store keeps the lease unless it is renewed."""
-        return self.ticket.ttl
+        return self.request.ttl
 
     @property
     def remaining(self) -> float:
@@ -169,7 +175,7 @@ class Lease:
     @property
     def is_free(self) -> bool:
         """Whether its holder has left it and nothing else needs it. A lost one is free, to be told at once."""
-        return not self.entries and not (self.pledges and self.is_live)
+        return not self.hold_count and not (self.retainers and self.is_live)
 
     def ensure_held(self) -> None:
         """Return if the lease certainly holds at this moment, by the local clock; no I/O.
@@ -190,14 +196,14 @@ class Lease:
         """
         ttl = self._renewable(ttl)
         sent_at = clock()
-        [renewed] = self.backend.renew([(self.ticket, ttl)])
+        [renewed] = self.backend.renew([(self.request, ttl)])
         self._was_renewed(renewed, sent_at, ttl)
 
     async def arenew(self, ttl: float | None = None) -> None:
         """``renew()`` for tasks."""
         ttl = self._renewable(ttl)
         sent_at = clock()
-        [renewed] = await self.backend.arenew([(self.ticket, ttl)])
+        [renewed] = await self.backend.arenew([(self.request, ttl)])
         self._was_renewed(renewed, sent_at, ttl)
 
     def _renewable(self, ttl: float | None) -> float:
@@ -211,13 +217,13 @@ class Lease:
             )
         if renewed and self.is_live:
             self.extend(sent_at, ttl)
-        elif self._keeper.drop(self):  # else it was released or detached meanwhile, or is known to be lost
+        elif self._renewer.unregister(self):  # else it was released or detached meanwhile, or is known to be lost
             if renewed:
-                self.lose("its renewal did not succeed in time")
+                self._mark_lost("its renewal did not succeed in time")
             else:
-                self.lose("the store no longer knows it: its data was lost, or somebody freed the lock")
+                self._mark_lost("the store no longer knows it: its data was lost, or somebody freed the lock")
         if renewed and self._ended is State.LOST:  # it must not block others for a TTL, whoever told that it is lost
-            self._keeper.abandon(self.ticket, rest=self.rest)
+            self._renewer.abandon(self.request, rest=self.rest)
         self.ensure_held()
 
     def detach(self) -> str:
@@ -244,13 +250,13 @@ class Lease:
         self.leave()
         return text
 
-    # For the keeper and the hand-over
+    # For the renewer and the hand-over
 
     def leave(self) -> None:
         """Another process goes on with it."""
         self.ensure_held()
         self._is_detached = True  # before it is dropped: from then on its token is no longer this process's
-        if not self._keeper.drop(self):
+        if not self._renewer.unregister(self):
             self._is_detached = False
             raise self._over_error()
         self._ended = State.RELEASED
@@ -262,7 +268,7 @@ class Lease:
         self.due = sent_at + self.ttl / 3 * random.uniform(0.9, 1.0) if self.renews else self.deadline
         self._is_doubted = False
 
-    def doubt(self, retry_at: float) -> None:
+    def _mark_unknown(self, retry_at: float) -> None:
         """The store did not answer."""
         self.due = min(retry_at, self.deadline)
         self._is_doubted = True
@@ -274,8 +280,8 @@ class Lease:
     def _bounds(self) -> tuple[float, float]:
         """Until when it is renewed, on ``clock()``: for its max_hold, and for what it is held for after it was left."""
         max_hold = inf if self.terms.max_hold is None else self.terms.max_hold
-        pledges = self._pledges if self._pledges and not self.entries else {}
-        return self._granted_clock + max_hold, max(pledges.values(), default=inf)
+        retainers = self._retainers if self._retainers and not self.hold_count else {}
+        return self._granted_clock + max_hold, max(retainers.values(), default=inf)
 
     @property
     def bound(self) -> str:
@@ -310,18 +316,18 @@ class Lease:
     def tell_that_it_is_long(self) -> None:
         signals.announce_in_background(self._news(signals.lock_held_long, held=self.held_for))
 
-    def forsake(self) -> None:
+    def stop_renewal(self) -> None:
         """Nobody is left to release it: let it run out."""
         self.renews = False
         self.due = self.deadline
 
-    def lose(self, reason: str, *, log: bool = True) -> None:
-        """The lease is over without a release: called once, by whoever dropped it from its keeper."""
+    def _mark_lost(self, reason: str, *, log: bool = True) -> None:
+        """The lease is over without a release: called once, by whoever dropped it from its renewer."""
         self._ended = State.LOST
         if log:
             self.log_loss(reason)
         news = self._news(signals.lock_lost, reason=reason)
-        # A slow receiver must not let other leases run out, and an async one cannot be awaited by the keeper.
+        # A slow receiver must not let other leases run out, and an async one cannot be awaited by the renewer.
         signals.announce_in_background(news)
 
     def log_loss(self, reason: str) -> None:
@@ -345,7 +351,7 @@ class Lease:
         the release is then tried again in the background until the TTL has passed.
         """
         try:
-            released = self.backend.release(self.ticket, self._begin_release())
+            released = self.backend.release(self.request, self._begin_release())
         except (LockLost, LockNotHeld):
             raise
         except BaseException:
@@ -357,7 +363,7 @@ class Lease:
     async def arelease(self) -> None:
         """``release()`` for tasks. Cancelled, it is finished in the background."""
         try:
-            released = await self.backend.arelease(self.ticket, self._begin_release())
+            released = await self.backend.arelease(self.request, self._begin_release())
         except (LockLost, LockNotHeld):
             raise
         except BaseException:
@@ -366,20 +372,20 @@ class Lease:
         self._end_release(released)
         await signals.aannounce(self._news(signals.lock_released))
 
-    def let_go(self) -> None:
+    def release_in_background(self) -> None:
         """Release it in the background, for one who cannot wait for the store."""
-        self._keeper.let_go(self)
+        self._renewer.release_in_background(self)
 
-    def redeem(self, pledge: object, *, promptly: bool = True) -> None:
+    def release_retainer(self, retainer: object, *, promptly: bool = True) -> None:
         """What it was held for after it was left is over: release it if that was the last.
 
         Nobody can be told of errors, so they are logged. ``promptly=False``: in the background, without
         waiting for anything; the garbage collector calls.
         """
-        if not self.revoke(pledge) or self._pledges or self.entries or self._ended:
+        if not self.drop_retainer(retainer) or self._retainers or self.hold_count or self._ended:
             return
         if not promptly:
-            self.let_go()
+            self.release_in_background()
             return
         try:
             self.release()
@@ -393,11 +399,11 @@ class Lease:
                 " releases it."
             )
         state = self.state
-        dropped = self._keeper.drop(self)
+        dropped = self._renewer.unregister(self)
         if state is State.LOST:
             if dropped:
-                self.lose("its TTL ran out")
-                self._keeper.abandon(self.ticket, rest=self.rest)
+                self._mark_lost("its TTL ran out")
+                self._renewer.abandon(self.request, rest=self.rest)
             raise self._lost_error()
         if not dropped:
             raise self._over_error()
@@ -405,13 +411,15 @@ class Lease:
 
     def abandon(self) -> None:
         """Whoever released it was interrupted, or it was never handed out: free it in the background."""
-        self._keeper.drop(self)
+        self._renewer.unregister(self)
         if not self._is_detached:
-            self._keeper.abandon(self.ticket, rest=self.end(), until=self.deadline)
+            self._renewer.abandon(self.request, rest=self.end(), until=self.deadline)
 
     def _end_release(self, released: bool) -> None:
         if not released:
-            self.lose("the store no longer knew it when it was released: its data was lost, or somebody freed the lock")
+            self._mark_lost(
+                "the store no longer knew it when it was released: its data was lost, or somebody freed the lock"
+            )
             raise self._lost_error()
 
     def _news(self, signal: Signal, **about: object) -> signals.News:

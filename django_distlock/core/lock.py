@@ -15,12 +15,12 @@ from .. import signals
 from ..exceptions import LockError, LockNotHeld, LockTimeout
 from ..names import render
 from ..options import LockOptions, Options, settled
-from ..types import Holder, Ticket, current_execution
+from ..types import Holder, LockRequest, current_execution
 from ..utils.drive import adrive, drive
 from . import transactions
 from .acquire import Acquisition, kind, seconds_to_wait
 from .context import acquired_here
-from .holds import Entries, Entry
+from .holds import Entry, Holds
 from .lease import Lease, State, logger
 from .registry import DEFAULT_ALIAS, locks
 
@@ -74,7 +74,7 @@ class Lock:
         self.label = label
         self._message = message
         self._options = options
-        self._entries = Entries()
+        self._entries = Holds()
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         """True when the lock is held now, False when it stayed busy.
@@ -173,7 +173,7 @@ class Lock:
         seconds = seconds_to_wait(blocking, timeout, terms.wait)
         execution = current_execution()
         holder = Holder.here(self.label or terms.label, execution, self._message)
-        request = Ticket(self.name, terms.ttl, holder, min_hold=terms.min_hold)
+        request = LockRequest(self.name, terms.ttl, holder, min_hold=terms.min_hold)
         return Acquisition(service, request, seconds, terms, self._entries, execution, insists=insists)
 
     def _made(self, acquisition: Acquisition) -> Acquisition:
@@ -259,7 +259,7 @@ class Lock:
         entries = getattr(self, "_entries", None)  # not there if it was not made to the end
         for lease in entries.leases() if entries else ():
             if lease.state in (State.HELD, State.UNKNOWN) and not sys.is_finalizing():
-                lease.forsake()
+                lease.stop_renewal()
                 warnings.warn(
                     f"A handle of lock {self.name!r} ({self.using}) was dropped while it held the lock, which now"
                     " runs out by its TTL. Use 'with', or keep the handle and release it.",
@@ -287,7 +287,7 @@ def assert_locked(name: str, /, *values: object, using: str = DEFAULT_ALIAS) -> 
     mine = [lease for lease in acquired_here() if lease.name == name and lease.using == using]
     if any(lease.is_live for lease in mine):
         return
-    if mine and mine[-1].state is State.LOST and mine[-1].entries:
+    if mine and mine[-1].state is State.LOST and mine[-1].hold_count:
         mine[-1].ensure_held()
     raise LockNotHeld(
         f"This code must run under the lock {name!r} ({using}), which its caller does not hold. Call it inside"

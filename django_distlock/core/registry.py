@@ -21,7 +21,7 @@ from ..utils import fork
 from ..utils.text import quoted
 from ..utils.threads import end_all
 from .lease import Lease
-from .local_queue import Lines
+from .local_queue import LocalQueue
 from .renewal import Renewer
 
 SETTING = "DISTRIBUTED_LOCKS"
@@ -37,7 +37,7 @@ class Service:
 
     def __init__(self, backend: BaseLockBackend) -> None:
         self.backend = backend
-        self.queue = Lines()
+        self.queue = LocalQueue()
         self.renewer = Renewer(backend, self.queue)
         backend.on_orphan = self.renewer.abandon
 

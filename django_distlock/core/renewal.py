@@ -14,11 +14,11 @@ from itertools import takewhile
 
 from ..backends.base import BaseLockBackend
 from ..exceptions import LockBackendError
-from ..types import Ticket
+from ..types import LockRequest
 from ..utils.clock import clock
 from ..utils.threads import RETRY, Worker
 from .lease import Lease, State
-from .local_queue import Lines
+from .local_queue import LocalQueue
 
 logger = logging.getLogger("django_distlock")
 
@@ -32,7 +32,7 @@ class Renewer:
     A lease is renewed when a third of its TTL has passed. Those that are due soon go with it, many in one round trip.
     """
 
-    def __init__(self, backend: BaseLockBackend, queue: Lines) -> None:
+    def __init__(self, backend: BaseLockBackend, queue: LocalQueue) -> None:
         self._backend = backend
         self._queue = queue
         self._pid = os.getpid()
@@ -43,20 +43,20 @@ class Renewer:
         self._worker = Worker(f"distlock-renewal-{backend.alias}", self._renew, lambda: bool(self._leases))
         self._cleaner = Cleaner(backend)
 
-    def keep(self, lease: Lease) -> None:
+    def register(self, lease: Lease) -> None:
         self._leases[lease.token] = self._by_name[lease.name] = lease
         self._worker.nudge(lease.wakes_at)
 
     def leases(self) -> list[Lease]:
         return list(self._leases.values())
 
-    def find(self, token: str) -> Lease | None:
+    def get(self, token: str) -> Lease | None:
         return self._leases.get(token)
 
-    def last_of(self, name: str) -> Lease | None:
+    def latest(self, name: str) -> Lease | None:
         return self._by_name.get(name)
 
-    def drop(self, lease: Lease) -> bool:
+    def unregister(self, lease: Lease) -> bool:
         """Renew it no more. True for the one caller that ends the lease; the others must leave it alone."""
         if self._leases.get(lease.token) is not lease:
             return False  # also where it was detached and adopted again: its token is that of another lease now
@@ -69,22 +69,22 @@ class Renewer:
         """Whether some abandoned request is not released yet."""
         return self._cleaner.is_busy
 
-    def abandon(self, ticket: Ticket, *, rest: float = 0.0, until: float | None = None) -> None:
-        """Free whatever the ticket may have got, in the background.
+    def abandon(self, request: LockRequest, *, rest: float = 0.0, until: float | None = None) -> None:
+        """Free whatever the request may have got, in the background.
 
         ``rest``: seconds the lock shall stay taken from now. ``until``: when the store frees it anyway, on
-        ``clock()``; default: after the ticket's TTL.
+        ``clock()``; default: after the request's TTL.
 
         Does nothing in a forked child: what its parent asked for, the parent takes back.
         """
         if self._pid != os.getpid():
             return
-        self._cleaner.add(ticket, rest, max(until or 0.0, clock() + ticket.ttl))
+        self._cleaner.add(request, rest, max(until or 0.0, clock() + request.ttl))
 
-    def let_go(self, lease: Lease) -> None:
+    def release_in_background(self, lease: Lease) -> None:
         """Release a lease in the background. The garbage collector may call it, from anywhere."""
-        if self.drop(lease):
-            self.abandon(lease.ticket, rest=lease.end(), until=lease.deadline)
+        if self.unregister(lease):
+            self.abandon(lease.request, rest=lease.end(), until=lease.deadline)
 
     def release_all(self) -> None:
         """The process exits: free what nobody works under any more.
@@ -93,15 +93,15 @@ class Renewer:
         seconds. What they hold is renewed until then, and freed by its TTL.
         """
         left = [lease for lease in self.leases() if lease.is_free or not lease.may_be_in_use]
-        wanted = [(lease.ticket, lease.end()) for lease in left if self.drop(lease)]
+        wanted = [(lease.request, lease.end()) for lease in left if self.unregister(lease)]
         wanted += self._cleaner.left()
         wanted += [(place, 0.0) for place in self._backend.places(self._queue.queued())]
-        for ticket, rest in wanted:
+        for request, rest in wanted:
             began = clock()
             try:
-                self._backend.release(ticket, rest)
+                self._backend.release(request, rest)
             except LockBackendError as error:
-                logger.warning("Lock %r is not released at exit but by its TTL: %s", ticket.name, error)
+                logger.warning("Lock %r is not released at exit but by its TTL: %s", request.name, error)
                 if clock() - began > PROMPT:
                     return
 
@@ -151,7 +151,7 @@ class Renewer:
         try:
             # A third of what the shortest lease has left, so that there is time for another attempt.
             within = min(lease.remaining for lease in leases) / 3
-            renewed = self._backend.renew([(lease.ticket, ttl) for lease, ttl in wanted], within=within)
+            renewed = self._backend.renew([(lease.request, ttl) for lease, ttl in wanted], within=within)
         except LockBackendError as error:
             for lease in leases:
                 if self._leases.get(lease.token) is lease:
@@ -171,7 +171,9 @@ class Renewer:
                 continue
             if not lease.is_live:
                 if self._lose(lease, "its renewal did not succeed in time"):
-                    self.abandon(lease.ticket, rest=lease.rest)  # what was told as lost must not block others for a TTL
+                    self.abandon(
+                        lease.request, rest=lease.rest
+                    )  # what was told as lost must not block others for a TTL
                 continue
             is_last = ttl < lease.ttl
             if is_last:
@@ -187,14 +189,14 @@ class Renewer:
     def _doubt(self, lease: Lease, reason: object) -> None:
         if lease.state is State.HELD:
             self._doubted.append((lease, reason))
-        lease.doubt(clock() + min(RETRY, lease.ttl / 6))
+        lease._mark_unknown(clock() + min(RETRY, lease.ttl / 6))
 
     def _lose(self, lease: Lease, reason: str) -> bool:
         """False if somebody else ended it before."""
-        if not self.drop(lease):
+        if not self.unregister(lease):
             return False
         self._lost.append((lease, reason))
-        lease.lose(reason, log=False)
+        lease._mark_lost(reason, log=False)
         return True
 
     def _tell(self) -> None:
@@ -273,7 +275,7 @@ PROMPT = 0.1  # a store that refuses sooner is there; of one that needs longer, 
 class Abandoned:
     """Released until its TTL has freed it anyway."""
 
-    ticket: Ticket
+    request: LockRequest
     free_at: float  # when its min_hold is over
     until: float
     told: bool = False
@@ -291,19 +293,19 @@ class Cleaner:
         self._abandoned: dict[str, Abandoned] = {}
         self._worker = Worker(f"distlock-cleaning-{backend.alias}", self._release)
 
-    def add(self, ticket: Ticket, rest: float, until: float) -> None:
-        if ticket.is_offer and ticket.token in self._abandoned:
+    def add(self, request: LockRequest, rest: float, until: float) -> None:
+        if request.is_offer and request.token in self._abandoned:
             return  # what is there gives back more
-        self._abandoned[ticket.token] = Abandoned(ticket, clock() + rest, until)
+        self._abandoned[request.token] = Abandoned(request, clock() + rest, until)
         self._worker.nudge()
 
     @property
     def is_busy(self) -> bool:
         return bool(self._abandoned)
 
-    def left(self) -> list[tuple[Ticket, float]]:
+    def left(self) -> list[tuple[LockRequest, float]]:
         """What is not released yet, and how long each is still to rest."""
-        return [(abandoned.ticket, abandoned.rest) for abandoned in list(self._abandoned.values())]
+        return [(abandoned.request, abandoned.rest) for abandoned in list(self._abandoned.values())]
 
     def forget(self) -> None:
         """In a forked child: the parent releases what was abandoned there."""
@@ -315,9 +317,9 @@ class Cleaner:
         for token, abandoned in waiting:
             if token not in self._abandoned:
                 continue
-            name, began = abandoned.ticket.name, clock()
+            name, began = abandoned.request.name, clock()
             try:
-                self._backend.release(abandoned.ticket, abandoned.rest)
+                self._backend.release(abandoned.request, abandoned.rest)
             except LockBackendError as error:
                 if began < abandoned.until:
                     if not abandoned.told:

@@ -68,9 +68,9 @@ def hold(lease: Lease) -> None:
     With autocommit off, the end of ``atomic()`` is no COMMIT, and Django tells of none.
     """
     for opened in open_here():
-        if opened not in lease.pledges and (connection := opened()) and connection.commit_on_exit:
-            deferral = Deferral(lease, opened)  # first, so that there is no pledge that nothing ends
-            lease.pledge(opened)
+        if opened not in lease.retainers and (connection := opened()) and connection.commit_on_exit:
+            deferral = Deferral(lease, opened)  # first, so that there is no retainer that nothing ends
+            lease.retain(opened)
             _give(connection, deferral)
 
 
@@ -86,7 +86,7 @@ async def ahold(lease: Lease) -> None:
         except BaseException:
             held.add_done_callback(meanwhile.end)
             raise
-    meanwhile.revoke()
+    meanwhile.drop_retainer()
 
 
 class _Meanwhile:
@@ -98,25 +98,25 @@ class _Meanwhile:
     _lease: Lease | None = None  # until it is made
 
     def __init__(self, lease: Lease) -> None:
-        self._pledge = object()
+        self._retainer = object()
         self._lease = lease
-        lease.pledge(self._pledge)
+        lease.retain(self._retainer)
 
-    def revoke(self) -> None:
+    def drop_retainer(self) -> None:
         """The task itself goes on, and releases what nothing else holds."""
         if self._lease:
-            self._lease.revoke(self._pledge)
+            self._lease.drop_retainer(self._retainer)
 
     def end(self, _: Future[None] | None = None) -> None:
         if self._lease:
-            self._lease.redeem(self._pledge, promptly=False)
+            self._lease.release_retainer(self._retainer, promptly=False)
 
     def __del__(self) -> None:
         if not sys.is_finalizing():
             self.end()
 
 
-class TakenOver(set[str]):
+class AllDatabases(set[str]):
     """The databases whose ATOMIC_REQUESTS the user switched off for a view.
 
     To Django it seems to hold them all, so that it opens no transaction around the view: the decorator opens
@@ -132,13 +132,13 @@ class TakenOver(set[str]):
 
 def take_over(function: Any, view: Any) -> None:
     """Mark the view that is made of the function."""
-    view._non_atomic_requests = TakenOver(getattr(function, "_non_atomic_requests", ()))
+    view._non_atomic_requests = AllDatabases(getattr(function, "_non_atomic_requests", ()))
 
 
 def taken_over(view: Any) -> list[str]:
     """The databases for which a transaction is to be opened because Django did not."""
     switched_off = getattr(view, "_non_atomic_requests", None)
-    if not isinstance(switched_off, TakenOver):
+    if not isinstance(switched_off, AllDatabases):
         return []
     wanted = [alias for alias, database in connections.settings.items() if database["ATOMIC_REQUESTS"]]
     return [alias for alias in wanted if switched_off.leaves(alias) and not _is_open(connections[alias])]
@@ -195,12 +195,12 @@ class Deferral:
 
     def over(self) -> None:
         if self._lease:
-            self._lease.redeem(self._transaction)
+            self._lease.release_retainer(self._transaction)
 
     def __del__(self) -> None:
         if self._lease and not sys.is_finalizing():
             is_collected = self._transaction() is None  # with its connection, and maybe by the garbage collector
-            self._lease.redeem(self._transaction, promptly=not is_collected)
+            self._lease.release_retainer(self._transaction, promptly=not is_collected)
 
 
 class _Block(Atomic):

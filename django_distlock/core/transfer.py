@@ -15,7 +15,7 @@ from django.views.decorators.debug import sensitive_variables
 from ..exceptions import LockNotHeld
 from ..names import own_name
 from ..options import Options, Terms
-from ..types import Grant, Holder, LockInfo, Ticket, current_execution
+from ..types import Grant, Holder, LockInfo, LockRequest, current_execution
 from ..utils.clock import clock, safe_deadline
 from . import context
 from .detached import Detached
@@ -38,17 +38,17 @@ class AdoptedLease(Lease):
         here = Holder.here(detached.label)
         holder = Holder(here.host, here.pid, here.thread, here.label, detached.since)
         # An adoption that failed before this one may have left a command on its way to the store.
-        ticket = Ticket(detached.name, terms.ttl, holder, detached.token, unanswered=True, is_held=True)
+        request = LockRequest(detached.name, terms.ttl, holder, detached.token, in_doubt=True, is_held=True)
         # What the text says of the time that is left, until the store has confirmed it.
         now, wall_clock = clock(), time.time()
         sent_at = now + detached.until - wall_clock - safe_deadline(0.0, terms.ttl)
         super().__init__(
-            service.backend, ticket, Grant(detached.fence, sent_at), terms, service.renewer, current_execution()
+            service.backend, request, Grant(detached.fence, sent_at), terms, service.renewer, current_execution()
         )
         self._granted_clock = min(now, now - (wall_clock - detached.since))
         self._handle = Lock(self.name, self.using, Options(detached.terms))
         valid = detached.until - wall_clock + CLOCKS_DIFFER
-        self._proof = Ticket(
+        self._proof = LockRequest(
             own_name("handover:{}", detached.text_id), valid, Holder.here(f"has adopted {detached.name}")
         )
 
@@ -56,12 +56,12 @@ class AdoptedLease(Lease):
 
     def _begin_release(self) -> float:
         rest = super()._begin_release()
-        self._keeper.abandon(self._proof)
+        self._renewer.abandon(self._proof)
         return rest
 
-    def lose(self, reason: str, *, log: bool = True) -> None:
-        self._keeper.abandon(self._proof)
-        super().lose(reason, log=log)
+    def _mark_lost(self, reason: str, *, log: bool = True) -> None:
+        self._renewer.abandon(self._proof)
+        super()._mark_lost(reason, log=log)
 
     def __enter__(self) -> Self:
         self.ensure_held()
@@ -98,7 +98,7 @@ def adopt(text: str) -> AdoptedLease:
         lease = adoption.lease
         adoption.is_first(lease.backend.acquire(adoption.proof, queue=False))
         lease.renew()
-        adoption.is_known(lease.backend.acquire(lease.ticket, queue=False))
+        adoption.is_known(lease.backend.acquire(lease.request, queue=False))
     return lease
 
 
@@ -109,7 +109,7 @@ async def aadopt(text: str) -> AdoptedLease:
         lease = adoption.lease
         adoption.is_first(await lease.backend.aacquire(adoption.proof, queue=False))
         await lease.arenew()
-        adoption.is_known(await lease.backend.aacquire(lease.ticket, queue=False))
+        adoption.is_known(await lease.backend.aacquire(lease.request, queue=False))
     return lease
 
 
@@ -119,7 +119,7 @@ class Adoption:
     def __init__(self, text: str) -> None:
         self.lease = AdoptedLease(Detached.from_text(text))
         self.proof = self.lease._proof
-        self._keeper = locks.service(self.lease.using).renewer
+        self._renewer = locks.service(self.lease.using).renewer
 
     def __enter__(self) -> Self:
         return self
@@ -130,21 +130,21 @@ class Adoption:
                 f"The lock {self.lease.name!r} ({self.lease.using}) was adopted already, by {answer.holder}. What"
                 " detach() returns can be adopted once."
             )
-        self._keeper.keep(self.lease)
+        self._renewer.register(self.lease)
         context.remember(self.lease)
 
     def is_known(self, answer: Grant | LockInfo) -> None:
         """The store shows this process as the holder from now on."""
         is_same = isinstance(answer, Grant) and answer.fence == self.lease.fence
-        if not is_same and self._keeper.drop(self.lease):
-            self._keeper.abandon(self.lease.ticket)
-            self.lease.lose("its TTL ran out while it was adopted")
+        if not is_same and self._renewer.unregister(self.lease):
+            self._renewer.abandon(self.lease.request)
+            self.lease._mark_lost("its TTL ran out while it was adopted")
         self.lease.ensure_held()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if error is not None:
-            if self._keeper.find(self.lease.token) is self.lease:
-                self._keeper.drop(self.lease)
-            self._keeper.abandon(self.proof)
+            if self._renewer.get(self.lease.token) is self.lease:
+                self._renewer.unregister(self.lease)
+            self._renewer.abandon(self.proof)

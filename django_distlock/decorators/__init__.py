@@ -9,7 +9,7 @@ from ..core import transactions
 from ..core.registry import DEFAULT_ALIAS
 from ..options import LockOptions, Options
 from . import key, task_context
-from .wrapper import Guarded, Skip
+from .wrapper import LockedCallable, Skip
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -124,8 +124,8 @@ def distributed_lock(
 def _decorated(function: Any, *how: Any) -> Any:
     if isinstance(function, staticmethod | classmethod):
         return type(function)(_decorated(function.__func__, *how))
-    guarded = Guarded(function, *how)
-    guarded.decorated = key.disguised(_WRAPPERS[guarded.kind](guarded), function)
+    guarded = LockedCallable(function, *how)
+    guarded.decorated = key.wraps_like(_WRAPPERS[guarded.kind](guarded), function)
     if guarded.kind is key.Kind.FUNCTION:
         task_context.identify_messages()  # it may be a task
         if guarded.takes_over:
@@ -136,28 +136,28 @@ def _decorated(function: Any, *how: Any) -> Any:
 # The bodies of these wrappers use no globals: see calls.disguised().
 
 
-def _plain(guarded: Guarded) -> Any:
+def _plain(guarded: LockedCallable) -> Any:
     def locked(*args: Any, **kwargs: Any) -> Any:
         return guarded.call(args, kwargs)
 
     return locked
 
 
-def _coroutine(guarded: Guarded) -> Any:
+def _coroutine(guarded: LockedCallable) -> Any:
     async def locked(*args: Any, **kwargs: Any) -> Any:
         return await guarded.acall(args, kwargs)
 
     return locked
 
 
-def _generator(guarded: Guarded) -> Any:
+def _generator(guarded: LockedCallable) -> Any:
     def locked(*args: Any, **kwargs: Any) -> Any:
         return (yield from guarded.iterate(args, kwargs))
 
     return locked
 
 
-def _async_generator(guarded: Guarded) -> Any:
+def _async_generator(guarded: LockedCallable) -> Any:
     async def locked(*args: Any, **kwargs: Any) -> Any:
         async with guarded.aiterated(args, kwargs) as items:
             try:

@@ -234,17 +234,17 @@ class _Hold:
     _lease: Lease | None = None  # until it is made
 
     def __init__(self, lease: Lease) -> None:
-        self._pledge = object()
+        self._retainer = object()
         self._lease = lease
-        lease.pledge(self._pledge, most=lease.backend.response_max_hold)
+        lease.retain(self._retainer, most=lease.backend.response_max_hold)
 
     def __call__(self) -> None:
         if self._lease:
-            self._lease.redeem(self._pledge, promptly=not _is_in_event_loop())
+            self._lease.release_retainer(self._retainer, promptly=not _is_in_event_loop())
 
     def __del__(self) -> None:
         if self._lease and not sys.is_finalizing():
-            self._lease.redeem(self._pledge, promptly=False)
+            self._lease.release_retainer(self._retainer, promptly=False)
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         """Responses are pickled by caches; their copies hold nothing."""

@@ -50,7 +50,7 @@ def kind_of(function: Any) -> Kind:
     return Kind.FUNCTION
 
 
-def disguised(wrapper: FunctionType, function: Callable[..., Any]) -> Any:
+def wraps_like(wrapper: FunctionType, function: Callable[..., Any]) -> Any:
     """The wrapper, to be taken for the function: by its name, attributes, signature and annotations."""
     innermost = inspect.unwrap(function)
     if isinstance(innermost, FunctionType):
@@ -64,7 +64,7 @@ def disguised(wrapper: FunctionType, function: Callable[..., Any]) -> Any:
     return wrapper
 
 
-def path_of(function: Callable[..., Any]) -> str:
+def dotted_path(function: Callable[..., Any]) -> str:
     while isinstance(function, functools.partial):
         function = function.func
     named = getattr(function, "view_class", function)  # all results of as_view() have one name
@@ -73,13 +73,13 @@ def path_of(function: Callable[..., Any]) -> str:
     return f"{named.__module__}.{named.__qualname__}"
 
 
-def path_of_view(function: Callable[..., Any]) -> str:
-    """As ``path_of``; of a method that a class view has inherited by the class of the view."""
+def dotted_path_of_view(function: Callable[..., Any]) -> str:
+    """As ``dotted_path``; of a method that a class view has inherited by the class of the view."""
     while isinstance(function, functools.partial):
         function = function.func
     if (owner := getattr(function, "__self__", None)) is None:
-        return path_of(function)
-    return f"{path_of(owner if inspect.isclass(owner) else type(owner))}.{function.__name__}"
+        return dotted_path(function)
+    return f"{dotted_path(owner if inspect.isclass(owner) else type(owner))}.{function.__name__}"
 
 
 def naming(function: Callable[..., Any], name: Any) -> Callable[[tuple[Any, ...], dict[str, Any]], str]:
@@ -87,7 +87,7 @@ def naming(function: Callable[..., Any], name: Any) -> Callable[[tuple[Any, ...]
     if callable(name):
         return lambda args, kwargs: names.check_name(name(*args, **kwargs))
     if name is None:
-        whole = names.check_name(path_of(function))
+        whole = names.check_name(dotted_path(function))
         return lambda args, kwargs: whole
     if not isinstance(name, str) or not name:
         names.check_name(name)  # says why
@@ -133,10 +133,11 @@ def _check_arguments(template: names.Template, function: Callable[..., Any], sig
     for argument in template.arguments:
         if argument.isdecimal():
             raise InvalidLockName(
-                f"The template {template.text!r} fills a field by position; name an argument of {path_of(function)}."
+                f"The template {template.text!r} fills a field by position; name an argument of"
+                f" {dotted_path(function)}."
             )
         if argument not in named and not is_open:
             raise InvalidLockName(
-                f"The template {template.text!r} asks for {argument!r}, but {path_of(function)}{signature} has no such"
-                " argument."
+                f"The template {template.text!r} asks for {argument!r}, but {dotted_path(function)}{signature} has no"
+                " such argument."
             )

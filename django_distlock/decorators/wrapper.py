@@ -32,7 +32,7 @@ class Skip:
         return self.value
 
 
-class Guarded:
+class LockedCallable:
     """One decorated function, sync or async, that returns or that yields."""
 
     def __init__(
@@ -126,8 +126,8 @@ class Guarded:
         if given:
             return given
         if request is not None:
-            return http.label(request, key.path_of_view(self.function))
-        return task_context.label(args) or key.path_of(self.function)
+            return http.label(request, key.dotted_path_of_view(self.function))
+        return task_context.label(args) or key.dotted_path(self.function)
 
     def _answer(
         self, problem: Exception, request: Any, args: tuple[Any, ...], kwargs: dict[str, Any], run: Any = None
@@ -142,7 +142,7 @@ class Guarded:
                 return self._on_busy(problem, *args, **kwargs)
         if self._on_busy not in ("raise", "retry") and request is not None and http.is_view(request, self.decorated):
             form = self._on_busy if isinstance(self._on_busy, http.Respond) else http.DEFAULT
-            return form.answer(request, problem, key.path_of_view(self.function))
+            return form.answer(request, problem, key.dotted_path_of_view(self.function))
         raise problem
 
     async def _aanswer(self, problem: Exception, request: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -165,7 +165,7 @@ class Guarded:
         if inspect.iscoroutine(result):
             result.close()
         raise TypeError(
-            f"{key.path_of(self.function)} is no 'async def' but returned an awaitable, which would run without the"
+            f"{key.dotted_path(self.function)} is no 'async def' but returned an awaitable, which would run without the"
             " lock. Put @distributed_lock on the coroutine function itself, or mark this one by"
             " asgiref.sync.markcoroutinefunction."
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..backends.base import BaseLockBackend
-from ..types import Finding, Level
+from ..types import CheckResult, Level
 
 CAPABILITIES = {
     "supports_exclusion": "locks exclude",
@@ -20,11 +20,11 @@ def capabilities_of(backend: BaseLockBackend) -> dict[str, bool]:
     return {flag: bool(getattr(backend, flag)) for flag in CAPABILITIES}
 
 
-def capabilities_finding(backend: BaseLockBackend) -> Finding:
+def capabilities_finding(backend: BaseLockBackend) -> CheckResult:
     """Known without asking the store."""
     kept = capabilities_of(backend)
     words = {True: "", False: ""}
     for value in words:
         words[value] = ", ".join(CAPABILITIES[flag] for flag, flag_value in kept.items() if flag_value is value)
     message = f"{words[True] or 'nothing'}; not: {words[False]}." if words[False] else f"{words[True]}."
-    return Finding(Level.INFO, "keeps", message, data=kept)
+    return CheckResult(Level.INFO, "keeps", message, data=kept)

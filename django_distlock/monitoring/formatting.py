@@ -8,7 +8,7 @@ from math import isinf
 from typing import Any
 
 from ..utils.text import printable
-from .inventory import Inventory, Key, Seen, held_for, holding_nodes, in_words, long_held
+from .inventory import Inventory, Key, Seen, format_duration, held_for, holding_nodes, long_held
 
 HEADING = ("NAME", "BACKEND", "LABEL", "HOLDER", "HELD", "LEFT", "WAITING")
 FLEXIBLE = (0, 2, 3)  # columns that are cut where there is no room
@@ -38,8 +38,8 @@ def _row(seen: Seen, waiting: int | None) -> tuple[str, ...]:
         info.using,
         info.holder.label if info.holder else "",
         process if state(seen) == "held" else f"{process} ({state(seen)})".lstrip(),
-        "-" if held is None else in_words(held) + (" (long)" if long_held(info) else ""),
-        "-" if isinf(seen.remaining) else in_words(seen.remaining),
+        "-" if held is None else format_duration(held) + (" (long)" if long_held(info) else ""),
+        "-" if isinf(seen.remaining) else format_duration(seen.remaining),
         "-" if waiting is None else str(waiting),
     )
 

@@ -19,7 +19,7 @@ from ..celery.schedule_store import RunInfo, recorded_runs
 from ..core.registry import SETTING, locks
 from ..exceptions import LockBackendError
 from ..names import OWN
-from ..types import Holder, LockInfo, Ticket
+from ..types import Holder, LockInfo, LockRequest
 from ..utils.clock import clock
 from ..utils.parallel import ask_abreast
 from ..utils.text import printable
@@ -221,7 +221,7 @@ def force_release(info: LockInfo, *, by: str) -> bool:
     """
     holder = info.holder or Holder.here()
     backend = locks[info.using]
-    freed = backend.release(Ticket(info.name, 0.0, holder, token=info.token), FORCED)
+    freed = backend.release(LockRequest(info.name, 0.0, holder, token=info.token), FORCED)
     if freed:
         logger.warning(
             "Lock %r (%s) was freed by %s. It was held by %s, fencing number %d.",
@@ -248,7 +248,7 @@ def holding_nodes(info: LockInfo) -> str:
     return "" if info.nodes is None else f"{info.nodes} / {locks[info.using].node_count}"
 
 
-def in_words(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """A duration for people. The admin's script writes it in the same way."""
     whole = int(seconds)
     if whole < 60:

@@ -16,7 +16,7 @@ from ..core.registry import DEFAULT_ALIAS, SETTING, locks
 from ..exceptions import LockNotAcquired
 from ..names import render
 from ..options import check_ttl
-from ..types import Grant, Holder, LockInfo, Ticket, new_token
+from ..types import Grant, Holder, LockInfo, LockRequest, new_token
 
 LOCAL_MEMORY = "django_distlock.backends.locmem.LocMemBackend"
 
@@ -89,7 +89,7 @@ class held_elsewhere:  # noqa: N801 - reads as a sentence: with held_elsewhere("
         label: str = "somebody else",
     ) -> None:
         holder = Holder("elsewhere", 4711, "MainThread", label, Holder.here().since)
-        self._ticket = Ticket(render(name, values), check_ttl(ttl), holder)
+        self._ticket = LockRequest(render(name, values), check_ttl(ttl), holder)
         self._using = using
 
     def __enter__(self) -> LockInfo:
@@ -114,8 +114,8 @@ class held_elsewhere:  # noqa: N801 - reads as a sentence: with held_elsewhere("
                 f"held_elsewhere(): the lock {self._ticket.name!r} is held already, by {answer.holder}.",
                 holder=answer.holder,
             )
-        ticket = self._ticket
-        return LockInfo(ticket.name, self._using, ticket.holder, answer.fence, ticket.ttl, token=ticket.token)
+        request = self._ticket
+        return LockInfo(request.name, self._using, request.holder, answer.fence, request.ttl, token=request.token)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -134,19 +134,19 @@ def lose(lease: Lease) -> None:
     ``lease.state`` is "lost" at once, ``ensure_held()`` and the end of ``with`` raise LockLost, the loss is logged,
     and the signal ``lock_lost`` is sent, from a thread of its own.
     """
-    lease.backend.release(lease.ticket)
+    lease.backend.release(lease.request)
     _lost(lease)
 
 
 async def alose(lease: Lease) -> None:
     """``lose()`` for tasks."""
-    await lease.backend.arelease(lease.ticket)
+    await lease.backend.arelease(lease.request)
     _lost(lease)
 
 
 def _lost(lease: Lease) -> None:
-    if locks.service(lease.using).renewer.drop(lease):
-        lease.lose("a test let it be lost")
+    if locks.service(lease.using).renewer.unregister(lease):
+        lease._mark_lost("a test let it be lost")
 
 
 class assume_locked(TestContextDecorator):  # noqa: N801 - named as override_settings is
@@ -167,7 +167,7 @@ def held_here() -> list[Lease]:
 
     Those of a ``with`` inside a transaction are released at its end, which in a test case is the end of the test.
     """
-    return [lease for lease in locks.leases() if lease.entries]
+    return [lease for lease in locks.leases() if lease.hold_count]
 
 
 __all__ = ["alose", "assume_locked", "held_elsewhere", "held_here", "lose", "override_locks", "separate_locks"]

@@ -20,8 +20,8 @@ import pytest
 
 from ..backends.base import FORCED, BaseLockBackend
 from ..exceptions import ClockIsAhead
-from ..types import Grant, LockInfo, RunStamp
-from .tools import WAYS, calling, eventually, ticket
+from ..types import Grant, LastRun, LockInfo
+from .tools import WAYS, calling, eventually, lock_request
 
 
 class LockBackendContract:
@@ -37,11 +37,11 @@ class LockBackendContract:
             yield wrap(backend)
 
     def test_a_free_lock_is_granted(self, locks: Any) -> None:
-        assert isinstance(locks.acquire(ticket(), queue=False), Grant)
+        assert isinstance(locks.acquire(lock_request(), queue=False), Grant)
 
     def test_a_busy_lock_tells_who_has_it_and_for_how_long(self, locks: Any, backend: BaseLockBackend) -> None:
-        granted = locks.acquire(ticket(ttl=20, label="the holder"), queue=False)
-        busy = locks.acquire(ticket(), queue=False)
+        granted = locks.acquire(lock_request(ttl=20, label="the holder"), queue=False)
+        busy = locks.acquire(lock_request(), queue=False)
         assert isinstance(busy, LockInfo)
         assert busy.holder is not None
         assert busy.holder.label == "the holder"
@@ -50,28 +50,28 @@ class LockBackendContract:
         assert not busy.resting
 
     def test_other_names_are_other_locks(self, locks: Any) -> None:
-        locks.acquire(ticket("a"), queue=False)
-        assert isinstance(locks.acquire(ticket("b"), queue=False), Grant)
+        locks.acquire(lock_request("a"), queue=False)
+        assert isinstance(locks.acquire(lock_request("b"), queue=False), Grant)
 
     def test_an_attempt_repeated_with_its_ticket_is_granted_again_with_its_number(self, locks: Any) -> None:
-        mine = ticket()
+        mine = lock_request()
         first = locks.acquire(mine, queue=False)
         assert locks.acquire(mine, queue=False).fence == first.fence
 
     def test_a_released_lock_is_free(self, locks: Any) -> None:
-        mine = ticket()
+        mine = lock_request()
         locks.acquire(mine, queue=False)
         assert locks.release(mine) is True
-        assert isinstance(locks.acquire(ticket(), queue=False), Grant)
+        assert isinstance(locks.acquire(lock_request(), queue=False), Grant)
 
     def test_only_the_owner_releases(self, locks: Any) -> None:
-        mine = ticket()
+        mine = lock_request()
         locks.acquire(mine, queue=False)
-        assert locks.release(ticket()) is False
+        assert locks.release(lock_request()) is False
         assert locks.look(["name"])[0].token == mine.token
 
     def test_a_late_release_does_not_free_the_successor(self, locks: Any) -> None:
-        late, successor = ticket(), ticket()
+        late, successor = lock_request(), lock_request()
         locks.acquire(late, queue=False)
         locks.release(late)
         locks.acquire(successor, queue=False)
@@ -79,7 +79,7 @@ class LockBackendContract:
         assert locks.look(["name"])[0].token == successor.token
 
     def test_a_min_hold_above_the_ttl_is_kept_without_renewal_and_release(self, locks: Any) -> None:
-        mine = ticket(ttl=0.1)
+        mine = lock_request(ttl=0.1)
         mine.min_hold = 20.0
         locks.acquire(mine, queue=False)
         assert locks.renew([(mine, mine.ttl)]) == [True]
@@ -88,7 +88,7 @@ class LockBackendContract:
         assert 10 < locks.look(["name"])[0].remaining <= 20
 
     def test_a_min_hold_above_the_ttl_is_kept_for_a_waiter_that_was_handed_the_lock(self, locks: Any) -> None:
-        holder, waiter = ticket(), ticket(ttl=0.1)
+        holder, waiter = lock_request(), lock_request(ttl=0.1)
         waiter.min_hold = 20.0
         locks.acquire(holder, queue=False)
         locks.acquire(waiter, queue=True)
@@ -97,12 +97,12 @@ class LockBackendContract:
         assert 10 < locks.look(["name"])[0].remaining <= 20
 
     def test_only_the_owner_renews(self, locks: Any) -> None:
-        locks.acquire(ticket(ttl=5), queue=False)
-        assert locks.renew([(ticket(), 60.0)]) == [False]
+        locks.acquire(lock_request(ttl=5), queue=False)
+        assert locks.renew([(lock_request(), 60.0)]) == [False]
         assert locks.look(["name"])[0].remaining <= 5
 
     def test_renewal_extends_each_lease_and_tells_which_are_gone(self, locks: Any) -> None:
-        first, second, gone = ticket("first", 5), ticket("second", 5), ticket("gone", 5)
+        first, second, gone = lock_request("first", 5), lock_request("second", 5), lock_request("gone", 5)
         locks.acquire(first, queue=False)
         locks.acquire(second, queue=False)
         assert locks.renew([(first, 30.0), (gone, 30.0), (second, 60.0)]) == [True, False, True]
@@ -111,42 +111,42 @@ class LockBackendContract:
         assert locks.look(["gone"]) == [None]
 
     def test_renewal_never_shortens(self, locks: Any) -> None:
-        mine = ticket(ttl=60)
+        mine = lock_request(ttl=60)
         locks.acquire(mine, queue=False)
         assert locks.renew([(mine, 1.0)]) == [True]
         assert locks.look(["name"])[0].remaining > 50
 
     def test_a_lease_ends_with_its_ttl(self, locks: Any) -> None:
-        mine = ticket(ttl=0.1)
+        mine = lock_request(ttl=0.1)
         locks.acquire(mine, queue=False)
-        assert isinstance(locks.acquire(ticket(), queue=False), LockInfo)
+        assert isinstance(locks.acquire(lock_request(), queue=False), LockInfo)
         eventually(lambda: locks.look(["name"]) == [None], 2)
         assert locks.renew([(mine, 10.0)]) == [False]
         assert locks.release(mine) is False
-        assert isinstance(locks.acquire(ticket(), queue=False), Grant)
+        assert isinstance(locks.acquire(lock_request(), queue=False), Grant)
 
     def test_fencing_numbers_grow_over_release_and_expiry(self, locks: Any) -> None:
         numbers = []
         for _ in range(3):
-            mine = ticket()
+            mine = lock_request()
             numbers.append(locks.acquire(mine, queue=False).fence)
             locks.release(mine)
-        numbers.append(locks.acquire(ticket(ttl=0.05), queue=False).fence)
+        numbers.append(locks.acquire(lock_request(ttl=0.05), queue=False).fence)
         eventually(lambda: locks.look(["name"]) == [None], 2)
-        numbers.append(locks.acquire(ticket(), queue=False).fence)
+        numbers.append(locks.acquire(lock_request(), queue=False).fence)
         assert numbers == sorted(set(numbers))
 
     def test_renewal_keeps_the_number(self, locks: Any) -> None:
-        mine = ticket()
+        mine = lock_request()
         granted = locks.acquire(mine, queue=False)
         locks.renew([(mine, 60.0)])
         assert locks.look(["name"])[0].fence == granted.fence
 
     def test_a_resting_lock_stays_taken_and_is_nobodys_any_more(self, locks: Any) -> None:
-        mine = ticket(ttl=60)
+        mine = lock_request(ttl=60)
         locks.acquire(mine, queue=False)
         assert locks.release(mine, 0.3) is True
-        busy = locks.acquire(ticket(), queue=False)
+        busy = locks.acquire(lock_request(), queue=False)
         assert isinstance(busy, LockInfo)
         assert busy.resting
         assert 0 < busy.remaining <= 0.3
@@ -154,20 +154,20 @@ class LockBackendContract:
         eventually(lambda: locks.look(["name"]) == [None], 2)
 
     def test_force_frees_a_resting_lock_for_its_token_alone(self, locks: Any) -> None:
-        mine = ticket(ttl=60)
+        mine = lock_request(ttl=60)
         locks.acquire(mine, queue=False)
         locks.release(mine, 50)
-        locks.release(ticket(), FORCED)
+        locks.release(lock_request(), FORCED)
         assert locks.look(["name"])[0].resting
         assert locks.release(mine, FORCED) is True
         assert locks.look(["name"]) == [None]
-        locks.acquire(mine := ticket(), queue=False)
+        locks.acquire(mine := lock_request(), queue=False)
         assert locks.release(mine, FORCED) is True
         assert locks.look(["name"]) == [None]
 
     def test_who_waits_is_counted(self, locks: Any) -> None:
-        locks.acquire(ticket("busy"), queue=False)
-        waiters = [ticket("busy"), ticket("busy")]
+        locks.acquire(lock_request("busy"), queue=False)
+        waiters = [lock_request("busy"), lock_request("busy")]
         for waiter in waiters:
             locks.acquire(waiter, queue=True)
         assert locks.count_waiters(["busy", "free"]) in ([2, 0], [None, None])
@@ -185,13 +185,13 @@ class LockBackendContract:
     def test_any_text_is_a_name(self, locks: Any) -> None:
         names = ["a b", "ä/ß/日本", "x:y|z", "{curly}", "new\nline", "nul\0", "a*b?[c]\\d", "q", "f", "'quote\""]
         for name in names:
-            assert isinstance(locks.acquire(ticket(name), queue=False), Grant)
+            assert isinstance(locks.acquire(lock_request(name), queue=False), Grant)
         assert sorted(locks.names()) == sorted(names)
         assert [info.name for info in locks.look(names)] == names
 
     def test_names_are_listed_by_prefix_literally(self, locks: Any) -> None:
         for name in ("order:1", "order:2", "order*", "invoice:1", "or", "ord[e]r"):
-            locks.acquire(ticket(name), queue=False)
+            locks.acquire(lock_request(name), queue=False)
         assert sorted(locks.names("order:")) == ["order:1", "order:2"]
         assert locks.names("order*") == ["order*"]
         assert locks.names("ord[e]") == ["ord[e]r"]
@@ -199,7 +199,7 @@ class LockBackendContract:
 
     def test_held_lists_every_lock_once_with_its_holder(self, locks: Any) -> None:
         for number in range(25):
-            locks.acquire(ticket(f"n:{number}", label=f"holder {number}"), queue=False)
+            locks.acquire(lock_request(f"n:{number}", label=f"holder {number}"), queue=False)
         infos = locks.held("n:", step=10)
         assert sorted((info.name, info.holder.label) for info in infos) == sorted(
             (f"n:{number}", f"holder {number}") for number in range(25)
@@ -207,17 +207,17 @@ class LockBackendContract:
         assert all(info.granted_at is not None for info in infos)
 
     def test_looking_at_free_locks_says_none(self, locks: Any) -> None:
-        locks.acquire(ticket("taken"), queue=False)
+        locks.acquire(lock_request("taken"), queue=False)
         free, taken, other = locks.look(["free", "taken", "other"])
         assert (free, other) == (None, None)
         assert taken.name == "taken"
         assert locks.look([]) == []
 
     def test_holders_and_the_time_left_can_be_asked_for_alone(self, locks: Any) -> None:
-        resting = ticket("resting", ttl=60, label="the last one")
+        resting = lock_request("resting", ttl=60, label="the last one")
         locks.acquire(resting, queue=False)
         locks.release(resting, 50)
-        locks.acquire(ticket("taken", ttl=20, label="the holder"), queue=False)
+        locks.acquire(lock_request("taken", ttl=20, label="the holder"), queue=False)
         names = ["free", "taken", "resting", "other"]
         seen = locks.look(names)
         assert locks.holders(names) == [info and info.holder for info in seen]
@@ -229,25 +229,25 @@ class LockBackendContract:
         assert locks.holders([]) == locks.remaining([]) == []
 
     def test_the_token_is_never_shown(self, locks: Any) -> None:
-        mine = ticket()
+        mine = lock_request()
         locks.acquire(mine, queue=False)
         info = locks.look(["name"])[0]
         assert info.token == mine.token
         assert mine.token not in repr(info) + repr(mine) + info.digest
 
     def test_giving_up_a_request_that_was_never_granted_leaves_nothing(self, locks: Any) -> None:
-        locks.acquire(ticket(ttl=60), queue=False)
-        waiting = ticket()
+        locks.acquire(lock_request(ttl=60), queue=False)
+        waiting = lock_request()
         locks.acquire(waiting, queue=True)
         assert locks.release(waiting) is False
         assert locks.look(["name"])[0].token != waiting.token
 
     def test_a_wait_for_a_turn_ends_by_its_timeout(self, locks: Any) -> None:
-        locks.acquire(ticket(ttl=60), queue=False)
-        waiting = ticket()
+        locks.acquire(lock_request(ttl=60), queue=False)
+        waiting = lock_request()
         locks.acquire(waiting, queue=True)
         began = time.monotonic()
-        locks.wait_turn(waiting, 0.05)
+        locks.wait_for_turn(waiting, 0.05)
         assert time.monotonic() - began < 5
 
     def test_threads_are_granted_one_at_a_time(self, backend: BaseLockBackend) -> None:
@@ -256,9 +256,9 @@ class LockBackendContract:
         done: list[int] = []
 
         def work(number: int) -> None:
-            mine = ticket(ttl=30)
+            mine = lock_request(ttl=30)
             while not isinstance(backend.acquire(mine, queue=True), Grant):
-                backend.wait_turn(mine, 1.0)
+                backend.wait_for_turn(mine, 1.0)
             inside.append(number)
             most.append(len(inside))
             time.sleep(0.001)
@@ -277,7 +277,7 @@ class LockBackendContract:
     def test_waiters_are_granted_in_the_order_they_came(self, backend: BaseLockBackend, locks: Any) -> None:
         if not backend.supports_queue:
             pytest.skip("this backend has no queue and says so: supports_queue is False")
-        holder, waiters = ticket(ttl=60), [ticket(ttl=60) for _ in range(4)]
+        holder, waiters = lock_request(ttl=60), [lock_request(ttl=60) for _ in range(4)]
         locks.acquire(holder, queue=False)
         for waiter in waiters:
             locks.acquire(waiter, queue=True)
@@ -296,86 +296,86 @@ class RunsContract:
 
     @pytest.fixture(autouse=True)
     def settling(self, backend: BaseLockBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(backend, "runs_settle", 0.02)
+        monkeypatch.setattr(backend, "grace", 0.02)
 
-    def know(self, backend: BaseLockBackend, name: str, stamp: RunStamp) -> None:
+    def know(self, backend: BaseLockBackend, name: str, stamp: LastRun) -> None:
         assert backend.claim_run(name, stamp, stamp, 60) == stamp
         time.sleep(0.03)
 
     def test_a_store_without_a_stamp_keeps_what_the_caller_saw_and_grants_nothing_yet(self, backend: Any) -> None:
-        seen = RunStamp(100.0, "web-1", 130.0, "first")
-        assert backend.claim_run("entry", seen, RunStamp(130.0, "web-2", 160.0, "mine"), 60) == seen
+        seen = LastRun(100.0, "web-1", 130.0, "first")
+        assert backend.claim_run("entry", seen, LastRun(130.0, "web-2", 160.0, "mine"), 60) == seen
         assert backend.find_runs(["entry"]) == [seen]
 
     def test_what_a_store_did_not_know_is_nobodys_until_all_beats_had_time_to_tell_more(
         self, backend: Any, monkeypatch: Any
     ) -> None:
-        monkeypatch.setattr(backend, "runs_settle", 0.5)
-        old, new = RunStamp(100.0), RunStamp(130.0, "a", 160.0, "1")
+        monkeypatch.setattr(backend, "grace", 0.5)
+        old, new = LastRun(100.0), LastRun(130.0, "a", 160.0, "1")
         assert backend.claim_run("entry", old, old, 60) == old  # of a beat that did not hear of the run at 130
-        assert backend.claim_run("entry", old, RunStamp(131.0, token="2"), 60) == old
+        assert backend.claim_run("entry", old, LastRun(131.0, token="2"), 60) == old
         assert backend.claim_run("entry", new, new, 60) is None  # the beat that ran it tells
-        assert backend.claim_run("entry", old, RunStamp(131.0, token="2"), 60) == new
-        assert backend.claim_run("entry", new, RunStamp(160.0, token="2"), 60) == new
-        eventually(lambda: backend.claim_run("entry", new, RunStamp(160.0, token="2"), 60) is None, 5)
+        assert backend.claim_run("entry", old, LastRun(131.0, token="2"), 60) == new
+        assert backend.claim_run("entry", new, LastRun(160.0, token="2"), 60) == new
+        eventually(lambda: backend.claim_run("entry", new, LastRun(160.0, token="2"), 60) is None, 5)
 
     def test_the_first_to_move_the_stamp_has_the_run_and_the_others_are_told_its_stamp(self, backend: Any) -> None:
-        seen, first, second = RunStamp(100.0), RunStamp(130.0, "a", 160.0, "1"), RunStamp(130.0, "b", 160.0, "2")
+        seen, first, second = LastRun(100.0), LastRun(130.0, "a", 160.0, "1"), LastRun(130.0, "b", 160.0, "2")
         self.know(backend, "entry", seen)
         assert backend.claim_run("entry", seen, first, 60) is None
         assert backend.claim_run("entry", seen, second, 60) == first
         assert backend.find_runs(["entry"]) == [first]
 
     def test_who_adopted_the_newer_stamp_may_claim_the_next_run(self, backend: Any) -> None:
-        seen, first = RunStamp(100.0), RunStamp(130.0, token="1")
+        seen, first = LastRun(100.0), LastRun(130.0, token="1")
         self.know(backend, "entry", seen)
         backend.claim_run("entry", seen, first, 60)
-        assert backend.claim_run("entry", first, RunStamp(160.0, token="2"), 60) is None
+        assert backend.claim_run("entry", first, LastRun(160.0, token="2"), 60) is None
 
     def test_a_claim_repeated_with_its_token_is_granted_again(self, backend: Any) -> None:
-        seen = RunStamp(100.0)
+        seen = LastRun(100.0)
         self.know(backend, "entry", seen)
-        assert backend.claim_run("entry", seen, RunStamp(130.0, token="mine"), 60) is None
-        assert backend.claim_run("entry", seen, RunStamp(131.0, token="mine"), 60) is None
+        assert backend.claim_run("entry", seen, LastRun(130.0, token="mine"), 60) is None
+        assert backend.claim_run("entry", seen, LastRun(131.0, token="mine"), 60) is None
         assert backend.find_runs(["entry"])[0].at == 131.0
 
     def test_a_late_duplicate_of_a_claim_moves_nothing_back(self, backend: Any) -> None:
-        seen = RunStamp(100.0)
+        seen = LastRun(100.0)
         self.know(backend, "entry", seen)
-        backend.claim_run("entry", seen, RunStamp(131.0, token="mine"), 60)
-        backend.claim_run("entry", seen, RunStamp(130.0, token="mine"), 60)
+        backend.claim_run("entry", seen, LastRun(131.0, token="mine"), 60)
+        backend.claim_run("entry", seen, LastRun(130.0, token="mine"), 60)
         assert backend.find_runs(["entry"])[0].at == 131.0
 
     def test_a_caller_who_knows_a_newer_run_tells_it_and_one_who_does_not_changes_nothing(self, backend: Any) -> None:
-        old, new = RunStamp(100.0, "a", 130.0, "1"), RunStamp(130.0, "b", 160.0, "2")
+        old, new = LastRun(100.0, "a", 130.0, "1"), LastRun(130.0, "b", 160.0, "2")
         assert backend.claim_run("entry", old, old, 60) == old
         assert backend.claim_run("entry", new, new, 60) is None
         assert backend.claim_run("entry", old, old, 60) == new
         assert backend.find_runs(["entry"]) == [new]
 
     def test_times_are_exact_to_the_microsecond(self, backend: Any) -> None:
-        seen = RunStamp(1705305600.551894, token="1")
+        seen = LastRun(1705305600.551894, token="1")
         self.know(backend, "entry", seen)
         assert backend.find_runs(["entry"]) == [seen]
-        assert backend.claim_run("entry", RunStamp(1705305600.551893), RunStamp(1705305602.0, token="2"), 60) == seen
-        assert backend.claim_run("entry", RunStamp(1705305600.551894), RunStamp(1705305602.0, token="2"), 60) is None
+        assert backend.claim_run("entry", LastRun(1705305600.551893), LastRun(1705305602.0, token="2"), 60) == seen
+        assert backend.claim_run("entry", LastRun(1705305600.551894), LastRun(1705305602.0, token="2"), 60) is None
 
     def test_a_clock_that_is_far_ahead_of_the_stores_moves_nothing(self, backend: Any) -> None:
         """The stamp would keep all other beats from running the entry until then."""
-        for seen in (None, RunStamp(100.0)):
+        for seen in (None, LastRun(100.0)):
             if seen:
                 self.know(backend, "entry", seen)
-            wrong = RunStamp(time.time() + backend.runs_ahead + 30, token="wrong")
+            wrong = LastRun(time.time() + backend.runs_ahead + 30, token="wrong")
             for known in (seen or wrong, wrong):
                 with pytest.raises(ClockIsAhead):
                     backend.claim_run("entry", known, wrong, 60)
             assert backend.find_runs(["entry"]) == [seen]
-        a_little = RunStamp(time.time() + backend.runs_ahead - 30, token="a little")
-        assert backend.claim_run("entry", RunStamp(100.0), a_little, 60) is None
+        a_little = LastRun(time.time() + backend.runs_ahead - 30, token="a little")
+        assert backend.claim_run("entry", LastRun(100.0), a_little, 60) is None
 
     def test_stamps_are_found_by_name_and_listed(self, backend: Any) -> None:
         names = ["a", "shop:nightly", "ä/ß", "a*b?[c]", "'quote\"", "new\nline"]
-        stamps = {name: RunStamp(100.5 + number, "host", None, "t") for number, name in enumerate(names)}
+        stamps = {name: LastRun(100.5 + number, "host", None, "t") for number, name in enumerate(names)}
         for name, stamp in stamps.items():
             backend.claim_run(name, stamp, stamp, 60)
         assert backend.find_runs(["none", *names]) == [None, *stamps.values()]
@@ -383,16 +383,16 @@ class RunsContract:
         assert dict(backend.runs()) == stamps
 
     def test_stamps_and_locks_know_nothing_of_each_other(self, backend: Any) -> None:
-        stamp = RunStamp(100.0)
+        stamp = LastRun(100.0)
         backend.claim_run("name", stamp, stamp, 60)
         assert list(backend.names()) == []
-        mine = ticket()
+        mine = lock_request()
         assert isinstance(backend.acquire(mine, queue=False), Grant)
         assert [name for name, _ in backend.runs()] == ["name"]
         assert backend.release(mine) is True
 
     def test_a_stamp_is_kept_for_its_ttl(self, backend: Any) -> None:
-        stamp = RunStamp(100.0)
+        stamp = LastRun(100.0)
         backend.claim_run("entry", stamp, stamp, 0.2)
         assert backend.find_runs(["entry"]) == [stamp]
         eventually(lambda: backend.find_runs(["entry"]) == [None], 5)
@@ -405,7 +405,7 @@ class RunsContract:
         def tell(number: int) -> None:
             for entry in entries:
                 start.wait(10)
-                stamp = RunStamp(float(number), f"host {number}", None, f"{number}")
+                stamp = LastRun(float(number), f"host {number}", None, f"{number}")
                 backend.claim_run(entry, stamp, stamp, 60)
 
         threads = [threading.Thread(target=tell, args=(number,)) for number in range(tellers)]
@@ -417,7 +417,7 @@ class RunsContract:
 
     def test_every_run_belongs_to_one_of_many_claimants(self, backend: Any) -> None:
         runs, claimants = 50, 8
-        first = RunStamp(0.0)
+        first = LastRun(0.0)
         self.know(backend, "entry", first)
         start, won = threading.Barrier(claimants), []
 
@@ -425,7 +425,7 @@ class RunsContract:
             start.wait(10)
             seen = first
             while seen.at < runs:
-                mine = RunStamp(float(round(seen.at) + 1), f"host {number}", None, f"{number}/{seen.at}")
+                mine = LastRun(float(round(seen.at) + 1), f"host {number}", None, f"{number}/{seen.at}")
                 standing = backend.claim_run("entry", seen, mine, 60)
                 if standing is None:
                     won.append(mine.at)

@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ..types import Holder, Ticket
+from ..types import Holder, LockRequest
 
 WAYS = ("sync", "async")
 PATIENCE = 10.0  # seconds a test waits for what must happen; far above what it takes
 
 
-def ticket(name: str = "name", ttl: float = 10.0, label: str = "test") -> Ticket:
-    return Ticket(name, ttl, Holder.here(label))
+def lock_request(name: str = "name", ttl: float = 10.0, label: str = "test") -> LockRequest:
+    return LockRequest(name, ttl, Holder.here(label))
 
 
 def eventually(condition: Callable[[], Any], patience: float = PATIENCE) -> Any:
@@ -59,7 +59,7 @@ class AsyncCalls:
         self._runner = runner
 
     def __getattr__(self, method: str) -> Any:
-        twin = "await_turn" if method == "wait_turn" else f"a{method}"
+        twin = "await_for_turn" if method == "wait_for_turn" else f"a{method}"
         found = getattr(self._target, twin)
         if method in ("names", "held"):
             return lambda *args, **kwargs: self._runner.run(_collected(found(*args, **kwargs)))

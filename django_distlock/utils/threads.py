@@ -12,7 +12,7 @@ from weakref import WeakSet
 
 from . import fork
 from .clock import clock
-from .wakeup import Bell
+from .wakeup import WakeEvent
 
 logger = logging.getLogger("django_distlock")
 
@@ -98,7 +98,7 @@ class Worker:
 
     def _begin(self) -> None:
         self._post = Post()
-        self._bell = Bell()  # for who has the post
+        self._bell = WakeEvent()  # for who has the post
         self._is_nudged = False
         self._ends = False
         self._wakes_at = inf  # inf: whoever adds something nudges
@@ -108,7 +108,7 @@ class Worker:
         if due >= self._wakes_at:
             return
         self._is_nudged = True
-        self._bell.ring()
+        self._bell.set()
         if self._post.thread is None:
             self._start()
 
@@ -160,7 +160,7 @@ class Worker:
         thread = self._post.thread
         if thread is not None:
             self._ends = True
-            self._bell.ring()
+            self._bell.set()
         return thread
 
     def _due_after_work(self, pid: int) -> float | None:

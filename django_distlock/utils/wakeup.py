@@ -8,48 +8,48 @@ from collections.abc import Callable
 from contextlib import suppress
 
 
-class Bell:
-    """Rung from any thread, heard by the one thread or task that waits. A ring before the wait is not lost."""
+class WakeEvent:
+    """Set from any thread, waited for by one thread or task. One that is set before the wait is not lost."""
 
-    __slots__ = ("_rung", "_wake")
+    __slots__ = ("_is_set", "_wake")
 
     def __init__(self) -> None:
-        self._rung = False
+        self._is_set = False
         self._wake: Callable[[], object] | None = None
 
-    def ring(self) -> None:
-        self._rung = True
+    def set(self) -> None:
+        self._is_set = True
         if wake := self._wake:
             wake()
 
     def wait(self, timeout: float) -> bool:
-        """Return when the bell rings, or has rung since the last wait; at the latest after ``timeout`` seconds.
+        """Return when it is set, or was set since the last wait; at the latest after ``timeout`` seconds.
 
-        Whether it rang.
+        Whether it was set.
         """
         sleeping = threading.Lock()
         sleeping.acquire()
 
         def wake() -> None:
-            with suppress(RuntimeError):  # rung twice
+            with suppress(RuntimeError):  # set twice
                 sleeping.release()
 
         self._wake = wake
         try:
-            if not self._rung:
+            if not self._is_set:
                 sleeping.acquire(timeout=timeout)
-            return self._rung
+            return self._is_set
         finally:
             self._wake = None
-            self._rung = False
+            self._is_set = False
 
-    async def await_(self, timeout: float) -> bool:
+    async def await_set(self, timeout: float) -> bool:
         loop = asyncio.get_running_loop()
-        rung = loop.create_future()
+        done = loop.create_future()
 
         def settle() -> None:
-            if not rung.done():
-                rung.set_result(None)
+            if not done.done():
+                done.set_result(None)
 
         def wake() -> None:
             with suppress(RuntimeError):  # the loop was closed; nobody waits there any more
@@ -58,10 +58,10 @@ class Bell:
         self._wake = wake
         late = loop.call_later(timeout, settle)
         try:
-            if not self._rung:
-                await rung
-            return self._rung
+            if not self._is_set:
+                await done
+            return self._is_set
         finally:
             late.cancel()
             self._wake = None
-            self._rung = False
+            self._is_set = False

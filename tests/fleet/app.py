@@ -72,7 +72,7 @@ def noted_claim(self, name, seen, now, ttl):
 
 
 RedisBackend.claim_run = noted_claim
-RedisBackend.runs_settle = settings.PLAN["settle"]  # shorter, where no data is lost: the tests take less time
+RedisBackend.grace = settings.PLAN["settle"]  # shorter, where no data is lost: the tests take less time
 app = FleetApp("fleet")
 app.config_from_object("django.conf:settings", namespace="CELERY")
 app.conf.beat_schedule = {

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django_distlock.backends.redis.backend import GRANT_TTL, QUEUE_TTL
 from django_distlock.core.acquire import LOOK_INTERVAL
-from django_distlock.types import Grant, Ticket
+from django_distlock.types import Grant, LockRequest
 
 if TYPE_CHECKING:
     from .client import Process
@@ -214,46 +214,46 @@ class Checker:
         if works and self._world.faults.are_all_heard:
             raise Violation("a subscription that works was given up, and whoever waits is passed over meanwhile")
 
-    def asks(self, ticket: Ticket) -> None:
-        self._settled.pop(ticket.token, None)
-        self._left.discard(ticket.token)
+    def asks(self, lock_request: LockRequest) -> None:
+        self._settled.pop(lock_request.token, None)
+        self._left.discard(lock_request.token)
 
-    def fails(self, ticket: Ticket, *, waited: bool) -> None:
-        if waited and (ticket.give_up is None or self._world.now < ticket.give_up):
-            raise Violation(f"{ticket.token} was told an error of the store, though it had time left to wait")
+    def fails(self, lock_request: LockRequest, *, waited: bool) -> None:
+        if waited and (lock_request.give_up is None or self._world.now < lock_request.give_up):
+            raise Violation(f"{lock_request.token} was told an error of the store, though it had time left to wait")
 
-    def told_place(self, ticket: Ticket) -> None:
-        first = self._told_places.setdefault(ticket.token, float(ticket.place))
-        if float(ticket.place) > first:
-            raise Violation(f"{ticket.token} waited without a break and lost its place")
+    def told_place(self, lock_request: LockRequest) -> None:
+        first = self._told_places.setdefault(lock_request.token, float(lock_request.place))
+        if float(lock_request.place) > first:
+            raise Violation(f"{lock_request.token} waited without a break and lost its place")
 
-    def settled(self, ticket: Ticket) -> None:
+    def settled(self, lock_request: LockRequest) -> None:
         """The client holds that nothing of the ticket is left. One that hands back knows less than its owner did."""
-        if ticket.unanswered:
-            self._unanswered.add(ticket.token)
-        data = self._executed_data.get(ticket.token, self._data)
-        self._settled[ticket.token] = Settled(data, clean=ticket.token not in self._unanswered)
+        if lock_request.in_doubt:
+            self._unanswered.add(lock_request.token)
+        data = self._executed_data.get(lock_request.token, self._data)
+        self._settled[lock_request.token] = Settled(data, clean=lock_request.token not in self._unanswered)
 
-    def believes(self, process: Process, ticket: Ticket, grant: Grant, deadline: float) -> None:
-        data = self._granted_data[ticket.token]
+    def believes(self, process: Process, lock_request: LockRequest, grant: Grant, deadline: float) -> None:
+        data = self._granted_data[lock_request.token]
         for token, belief in self._beliefs.items():
             if belief.deadline > self._world.now and belief.data == data:
-                raise Violation(f"{ticket.token} and {token} both believe that they hold the lock")
-        self._beliefs[ticket.token] = Belief(process, deadline, data)
+                raise Violation(f"{lock_request.token} and {token} both believe that they hold the lock")
+        self._beliefs[lock_request.token] = Belief(process, deadline, data)
 
-    def renewed(self, ticket: Ticket, deadline: float) -> None:
-        self._beliefs[ticket.token].deadline = deadline
+    def renewed(self, lock_request: LockRequest, deadline: float) -> None:
+        self._beliefs[lock_request.token].deadline = deadline
 
-    def disbelieves(self, ticket: Ticket) -> None:
-        del self._beliefs[ticket.token]
+    def disbelieves(self, lock_request: LockRequest) -> None:
+        del self._beliefs[lock_request.token]
 
-    def was_lost(self, ticket: Ticket, deadline: float) -> None:
-        if self._world.now < deadline and self._granted_data[ticket.token] == self._data:
-            raise Violation(f"{ticket.token} lost its lease before its deadline")
+    def was_lost(self, lock_request: LockRequest, deadline: float) -> None:
+        if self._world.now < deadline and self._granted_data[lock_request.token] == self._data:
+            raise Violation(f"{lock_request.token} lost its lease before its deadline")
 
-    def rests(self, ticket: Ticket, until: float) -> None:
+    def rests(self, lock_request: LockRequest, until: float) -> None:
         """The holder gives the lock up, but not before that moment."""
-        if self._granted_data[ticket.token] == self._data:
+        if self._granted_data[lock_request.token] == self._data:
             self._kept_until = max(self._kept_until, until)
 
     # As time passes

@@ -18,12 +18,12 @@ from django_distlock.backends.redis.errors import NoReply
 from django_distlock.backends.redis.pubsub import AGAIN, NAP, Listener
 from django_distlock.backends.redis.scripts import Command
 from django_distlock.core.acquire import Acquisition
-from django_distlock.core.holds import Entries
-from django_distlock.core.local_queue import Lines
+from django_distlock.core.holds import Holds
+from django_distlock.core.local_queue import LocalQueue
 from django_distlock.core.renewal import RETRY
 from django_distlock.exceptions import LockBackendError
 from django_distlock.options import Terms
-from django_distlock.types import Grant, Holder, LockInfo, Ticket
+from django_distlock.types import Grant, Holder, LockInfo, LockRequest
 from django_distlock.utils.clock import safe_deadline
 from django_distlock.utils.drive import adrive
 
@@ -85,7 +85,7 @@ class Task:
         self._steps.close()
 
 
-class Bell:
+class WakeEvent:
     """As the package's, for tasks of the simulation."""
 
     def __init__(self, world: World) -> None:
@@ -107,10 +107,10 @@ class Bell:
         self._world.after(0.0 if self._rung else timeout, wake, None)
 
 
-class Tickets(dict[str, Ticket]):
+class Tickets(dict[str, LockRequest]):
     """For a WeakValueDictionary: freed as told, not as it happens."""
 
-    def valuerefs(self) -> list[Callable[[], Ticket]]:
+    def valuerefs(self) -> list[Callable[[], LockRequest]]:
         return [partial(self.get, token) for token in self]  # type: ignore[list-item]
 
 
@@ -209,20 +209,20 @@ class SimulatedBackend(RedisBackend):
         self._world = process.world
         self._listener = SimulatedListener(process, self._hand_back)
 
-    async def aacquire(self, ticket: Ticket, *, queue: bool) -> Grant | LockInfo:
-        self._world.checker.asks(ticket)
-        answer = await super().aacquire(ticket, queue=queue)
-        if isinstance(answer, LockInfo) and ticket.place:
-            self._world.checker.told_place(ticket)
+    async def aacquire(self, lock_request: LockRequest, *, queue: bool) -> Grant | LockInfo:
+        self._world.checker.asks(lock_request)
+        answer = await super().aacquire(lock_request, queue=queue)
+        if isinstance(answer, LockInfo) and lock_request.place:
+            self._world.checker.told_place(lock_request)
         return answer
 
-    async def arelease(self, ticket: Ticket, rest: float = 0.0) -> bool:
-        released = await super().arelease(ticket, rest)
-        if not ticket.is_offer:  # else somebody may have taken it
-            self._world.checker.settled(ticket)
+    async def arelease(self, lock_request: LockRequest, rest: float = 0.0) -> bool:
+        released = await super().arelease(lock_request, rest)
+        if not lock_request.is_offer:  # else somebody may have taken it
+            self._world.checker.settled(lock_request)
         return released
 
-    async def _astart_listener(self, ticket: Ticket) -> None:
+    async def _astart_listener(self, lock_request: LockRequest) -> None:
         await self._listener.started()
 
     async def _asend(self, *commands: Command, within: float | None = None, until: float | None = 0.0) -> Answer:
@@ -246,7 +246,7 @@ class Process:
         self.is_stopped = False
         self.waiting: list[float] = []  # since when each caller waits
         self.renewer = self
-        self.queue = Lines()
+        self.queue = LocalQueue()
         self.backend = SimulatedBackend(self)
         self.listener = self.backend._listener
         self.current: Task
@@ -294,22 +294,24 @@ class Process:
 
     last_of = find
 
-    def abandon(self, ticket: Ticket, *, rest: float = 0.0, until: float = 0.0) -> None:
-        known = self._abandoned & {(ticket.token, False), (ticket.token, ticket.is_offer)}
+    def abandon(self, lock_request: LockRequest, *, rest: float = 0.0, until: float = 0.0) -> None:
+        known = self._abandoned & {(lock_request.token, False), (lock_request.token, lock_request.is_offer)}
         if self.is_alive and not known:
-            self._abandoned.add((ticket.token, ticket.is_offer))
-            self.start(self._give_back(ticket, self.world.now + rest, max(until, self.world.now + ticket.ttl)))
+            self._abandoned.add((lock_request.token, lock_request.is_offer))
+            self.start(
+                self._give_back(lock_request, self.world.now + rest, max(until, self.world.now + lock_request.ttl))
+            )
 
-    async def _give_back(self, ticket: Ticket, free_at: float, until: float) -> None:
+    async def _give_back(self, lock_request: LockRequest, free_at: float, until: float) -> None:
         while True:
             try:
-                await self.backend.arelease(ticket, max(0.0, free_at - self.world.now))
+                await self.backend.arelease(lock_request, max(0.0, free_at - self.world.now))
                 break
             except LockBackendError:
                 if self.world.now >= until:
                     break
                 await self.sleep(RETRY)
-        self._abandoned.discard((ticket.token, ticket.is_offer))
+        self._abandoned.discard((lock_request.token, lock_request.is_offer))
 
     # Callers
 
@@ -324,18 +326,18 @@ class Process:
             seconds = pick([0.0, 0.0, self.world.between(0.02, 1.0), self.world.between(1.0, 10.0), None])
             ttl = pick(self.world.faults.ttls)
             holder = Holder("host", os.getpid(), str(self), "simulation", 0.0)
-            ticket = Ticket("name", ttl, holder, self.world.new_token(), bell=Bell(self.world))  # type: ignore[arg-type]
-            acquisition = Acquisition(self, ticket, seconds, Terms(), Entries(), me)  # type: ignore[arg-type]
+            lock_request = LockRequest("name", ttl, holder, self.world.new_token(), event=WakeEvent(self.world))  # type: ignore[arg-type]
+            acquisition = Acquisition(self, lock_request, seconds, Terms(), Holds(), me)  # type: ignore[arg-type]
             try:
                 answer = await self._wait(me, acquisition, seconds)
             except Cancelled:
                 continue
             except LockBackendError:
-                self.world.checker.fails(ticket, waited=acquisition.has_waited)
+                self.world.checker.fails(lock_request, waited=acquisition.has_waited)
                 continue
             if isinstance(answer, Grant):
                 await self._hold(acquisition.request, answer)
-            elif not acquisition.request.is_bequeathed:
+            elif not acquisition.request.is_inherited:
                 self.world.checker.settled(acquisition.request)
 
     async def _wait(self, me: Task, acquisition: Acquisition, seconds: float | None) -> Grant | LockInfo:
@@ -352,55 +354,57 @@ class Process:
             if since in self.waiting:
                 self.waiting.remove(since)
 
-    async def _hold(self, ticket: Ticket, grant: Grant) -> None:
+    async def _hold(self, lock_request: LockRequest, grant: Grant) -> None:
         """As Lease and Renewer: renew at a third of the TTL, rest for min_hold, do not release what is lost."""
         granted_at = self.world.now
-        deadline = safe_deadline(grant.sent_at, ticket.ttl)
-        self.world.checker.believes(self, ticket, grant, deadline)
-        self.world.tell("holds", self, ticket.token)
+        deadline = safe_deadline(grant.sent_at, lock_request.ttl)
+        self.world.checker.believes(self, lock_request, grant, deadline)
+        self.world.tell("holds", self, lock_request.token)
         if self.world.chance(0.2):
-            self.world.tell("adopted", self, ticket.token)  # by another process: this one knows it no more
-            self.listener.forget(ticket)
+            self.world.tell("adopted", self, lock_request.token)  # by another process: this one knows it no more
+            self.listener.forget(lock_request)
         until = granted_at + self.world.random.choice(
             [0.0, 0.01, 0.1, self.world.between(0.0, 2.0), self.world.between(0.0, 8.0)]
         )
         if self.world.chance(self.world.faults.run_out):
             await self.sleep(deadline - granted_at)
         else:
-            deadline = await self._renew(ticket, grant, deadline, until)
-        self.world.checker.disbelieves(ticket)
+            deadline = await self._renew(lock_request, grant, deadline, until)
+        self.world.checker.disbelieves(lock_request)
         if self.world.now >= deadline:
-            self.world.tell("lost", self, ticket.token)
-            self.listener.forget(ticket)
+            self.world.tell("lost", self, lock_request.token)
+            self.listener.forget(lock_request)
             return
         min_hold = self.world.random.choice([0.0, 0.0, 0.0, self.world.between(0.0, 2.0)])
         rest = max(0.0, granted_at + min_hold - self.world.now)
-        self.world.checker.rests(ticket, min(self.world.now + rest, deadline))
+        self.world.checker.rests(lock_request, min(self.world.now + rest, deadline))
         try:
-            released = await self.backend.arelease(ticket, rest)
+            released = await self.backend.arelease(lock_request, rest)
         except LockBackendError:
-            self.abandon(ticket, rest=rest, until=deadline)
+            self.abandon(lock_request, rest=rest, until=deadline)
         else:
             if not released:
-                self.world.checker.was_lost(ticket, deadline)
+                self.world.checker.was_lost(lock_request, deadline)
 
-    async def _renew(self, ticket: Ticket, grant: Grant, deadline: float, until: float) -> float:
+    async def _renew(self, lock_request: LockRequest, grant: Grant, deadline: float, until: float) -> float:
         """Return the deadline, which has passed if the lease was lost."""
-        due = grant.sent_at + ticket.ttl / 3
+        due = grant.sent_at + lock_request.ttl / 3
         while self.world.now < min(until, deadline):
             await self.sleep(max(0.0, min(due, until, deadline) - self.world.now))
             if self.world.now < due or self.world.now >= deadline:
                 continue
             sent_at = self.world.now
             try:
-                [renewed] = await self.backend.arenew([(ticket, ticket.ttl)], within=(deadline - sent_at) / 3)
+                [renewed] = await self.backend.arenew(
+                    [(lock_request, lock_request.ttl)], within=(deadline - sent_at) / 3
+                )
             except LockBackendError:
-                due = self.world.now + min(RETRY, ticket.ttl / 6)
+                due = self.world.now + min(RETRY, lock_request.ttl / 6)
                 continue
             if not renewed:
-                self.world.checker.was_lost(ticket, deadline)
+                self.world.checker.was_lost(lock_request, deadline)
                 return -inf
-            deadline = max(deadline, safe_deadline(sent_at, ticket.ttl))
-            due = sent_at + ticket.ttl / 3
-            self.world.checker.renewed(ticket, deadline)
+            deadline = max(deadline, safe_deadline(sent_at, lock_request.ttl))
+            due = sent_at + lock_request.ttl / 3
+            self.world.checker.renewed(lock_request, deadline)
         return deadline

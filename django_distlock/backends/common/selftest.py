@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 
 from ...exceptions import LockBackendError
-from ...types import Finding, Grant, Holder, Level, Ticket
+from ...types import CheckResult, Grant, Holder, Level, LockRequest
 from ...utils.clock import clock
 from ...utils.drive import Call, Steps
 
@@ -14,14 +14,14 @@ ROUNDS = 5  # of which the quickest counts, because the first one opens a connec
 SLOW = 0.05  # seconds of a round trip above which locks are felt
 
 
-def failed(error: LockBackendError) -> Finding:
-    return Finding(Level.ERROR, "reachable", str(error), "No lock can be had of this backend until that is mended.")
+def failed(error: LockBackendError) -> CheckResult:
+    return CheckResult(Level.ERROR, "reachable", str(error), "No lock can be had of this backend until that is mended.")
 
 
-def steps() -> Steps[list[Finding]]:
+def steps() -> Steps[list[CheckResult]]:
     """Calls to a backend; what they show of it. Raises LockBackendError."""
     name = f"distlock-check-{secrets.token_hex(4)}"
-    held, waiter = (Ticket(name, TTL, Holder.here("locks check")) for _ in range(2))
+    held, waiter = (LockRequest(name, TTL, Holder.here("locks check")) for _ in range(2))
     if not isinstance((yield Call("acquire", (held,), {"queue": False})), Grant):
         raise LockBackendError(f"A lock that nobody can know, {name!r}, was busy.")
     times = []
@@ -38,13 +38,16 @@ def steps() -> Steps[list[Finding]]:
     listed = yield Call("list_names", (name,))
     [renewed] = yield Call("renew", ([(held, TTL)],))
     released = yield Call("release", (held,))
-    findings = [Finding(Level.OK, "reachable", "A lock was taken, waited for, renewed, listed and released.")]
+    findings = [CheckResult(Level.OK, "reachable", "A lock was taken, waited for, renewed, listed and released.")]
     if not excludes:
-        findings = [Finding(Level.WARNING, "reachable", "Locks of this backend exclude nobody.")]
+        findings = [CheckResult(Level.WARNING, "reachable", "Locks of this backend exclude nobody.")]
     elif not (seen and name in listed and renewed and released):
         message = "The store did not keep a lock for the milliseconds of this test."
-        findings = [Finding(Level.ERROR, "reachable", message, "Does it evict keys, or does somebody empty it?")]
+        findings = [CheckResult(Level.ERROR, "reachable", message, "Does it evict keys, or does somebody empty it?")]
     took = f"A round trip takes {min(times) * 1000:.1f} ms."
     if min(times) > SLOW:
-        return [*findings, Finding(Level.WARNING, "latency", took, "Every acquisition and release takes one or more.")]
-    return [*findings, Finding(Level.OK, "latency", took)]
+        return [
+            *findings,
+            CheckResult(Level.WARNING, "latency", took, "Every acquisition and release takes one or more."),
+        ]
+    return [*findings, CheckResult(Level.OK, "latency", took)]

@@ -102,7 +102,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class Attempt:
     """An attempt to acquire. ``queue``: wait if busy; ``place``: the one it had, 0 for none; ``ttl``: microseconds."""
 
     token: str
@@ -124,30 +124,30 @@ class Decision:
     is_retired: bool = False
 
 
-def acquire(row: Row, request: Request) -> Decision:
+def acquire(row: Row, attempt: Attempt) -> Decision:
     row.forget_the_dead()
-    token = request.token
+    token = attempt.token
     if token in row.retired or (row.is_held_by(token) and row.state == RESTING):
         return Decision(False, is_retired=True)
     if row.is_held_by(token):
-        row.state, row.holder = HELD, request.holder
-        row.expires = max(row.expires, row.now + request.ttl)
+        row.state, row.holder = HELD, attempt.holder
+        row.expires = max(row.expires, row.now + attempt.ttl)
         row.leave(token)
         return Decision(True, row.in_time())
     told = None
     if not row.is_taken:
-        if request.place:
-            row.enqueue(Waiter(request.place, token, request.inbox, row.now))
+        if attempt.place:
+            row.enqueue(Waiter(attempt.place, token, attempt.inbox, row.now))
         if not row.waiters or row.waiters[0].token == token:
-            row.give(token, HELD, request.ttl, request.holder)
+            row.give(token, HELD, attempt.ttl, attempt.holder)
             return Decision(True, row.in_time())
         told = row.hand_on()
-    if not request.queue:
+    if not attempt.queue:
         row.leave(token)
         return Decision(False, told or row.in_time())
     mine = next((waiter.place for waiter in row.waiters if waiter.token == token), 0)
-    place = request.place or mine or row.next_place()
-    row.enqueue(Waiter(place, token, request.inbox, row.now))
+    place = attempt.place or mine or row.next_place()
+    row.enqueue(Waiter(place, token, attempt.inbox, row.now))
     return Decision(False, told, place, is_first=row.waiters[0].token == token)
 
 

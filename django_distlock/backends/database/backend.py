@@ -16,16 +16,16 @@ from django.db import connections
 
 from ...exceptions import InvalidLockName, LockBackendError
 from ...models import LONGEST_KEY
-from ...types import Grant, Holder, LockInfo, RunStamp, Ticket
+from ...types import Grant, Holder, LastRun, LockInfo, LockRequest
 from ...utils.clock import clock
 from ..base import BaseLockBackend
-from ..common.state import CLAIMED, HELD, RESTING, Request
+from ..common.state import CLAIMED, HELD, RESTING, Attempt
 from .beat import Runs
 from .calls import SHORTEST_PATIENCE, Calls
 from .config import check_app, read_location, read_prefix, read_timeout, settings_checks
 from .connections import Pool, address
 from .errors import NoReply, explain
-from .notify import Listener, Looks, can_listen
+from .notify import Listener, PollBackoff, can_listen
 from .operations import Steps, has_returning
 from .sql import Statements, Turn, unreadable
 from .sqlite import TemporaryFile, is_in_memory, own_file
@@ -61,7 +61,7 @@ class DatabaseBackend(BaseLockBackend):
         self._sql = Statements(self.vendor, has_returning=has_returning(self.vendor))
         self._steps = Steps(self.vendor, self._sql, self._timeout)
         self._runs = Runs(self.vendor)
-        self._looks: WeakKeyDictionary[Ticket, Looks] = WeakKeyDictionary()
+        self._looks: WeakKeyDictionary[LockRequest, PollBackoff] = WeakKeyDictionary()
         self._listener = Listener(self.pool, alias) if can_listen(self.location) else None
         if self._listener:
             self.pool.closes_with_it = self._listener.stop
@@ -109,108 +109,108 @@ class DatabaseBackend(BaseLockBackend):
 
     # One lock
 
-    def acquire(self, ticket: Ticket, *, queue: bool) -> Grant | LockInfo:
+    def acquire(self, request: LockRequest, *, queue: bool) -> Grant | LockInfo:
         try:
             answer, repeated = self._run_repeatedly(
-                partial(self._acquire, ticket=ticket, queue=queue), _patience(ticket)
+                partial(self._acquire, request=request, queue=queue), _patience(request)
             )
         except BaseException as error:
-            ticket.unanswered = ticket.unanswered or _may_be_executed(error)
+            request.in_doubt = request.in_doubt or _may_be_executed(error)
             raise
-        ticket.unanswered = ticket.unanswered or repeated  # what was sent first may still be executed
+        request.in_doubt = request.in_doubt or repeated  # what was sent first may still be executed
         return answer
 
-    def _acquire(self, connection: Any, ticket: Ticket, queue: bool) -> Grant | LockInfo:
+    def _acquire(self, connection: Any, request: LockRequest, queue: bool) -> Grant | LockInfo:
         if queue:
-            self._expect(ticket)
-        place, inbox = int(ticket.place or 0), ticket.inbox
-        request = Request(ticket.token, _us(ticket.lasts), ticket.holder.to_text(), queue, place, inbox)
-        answer, sent_at = self._steps.acquire(connection, self._key(ticket.name), request)
+            self._expect(request)
+        place, inbox = int(request.place or 0), request.inbox
+        attempt = Attempt(request.token, _us(request.lasts), request.holder.to_text(), queue, place, inbox)
+        answer, sent_at = self._steps.acquire(connection, self._key(request.name), attempt)
         if answer.granted:
-            self._forget(ticket)
+            self._forget(request)
             return Grant(answer.fence, sent_at)
-        ticket.place = f"{answer.place:016}" if answer.place else ""
+        request.place = f"{answer.place:016}" if answer.place else ""
         if not answer.place:
-            self._forget(ticket)
-            ticket.inbox = ""
+            self._forget(request)
+            request.inbox = ""
         # Those behind the first would only find that it is not their turn.
         told_later = queue and not answer.is_first
         left = inf if told_later else answer.left
-        return self._info(ticket.name, answer.token, answer.state, answer.fence, left, answer.holder)
+        return self._info(request.name, answer.token, answer.state, answer.fence, left, answer.holder)
 
-    def release(self, ticket: Ticket, rest: float = 0.0) -> bool:
-        released, repeated = self._run_repeatedly(partial(self._release, ticket=ticket, rest=rest))
-        self._forget(ticket)
+    def release(self, request: LockRequest, rest: float = 0.0) -> bool:
+        released, repeated = self._run_repeatedly(partial(self._release, request=request, rest=rest))
+        self._forget(request)
         # "Not the holder" on a repeat means that the first attempt, whose reply was lost, did it.
         return released or repeated
 
-    def _release(self, connection: Any, ticket: Ticket, rest: float) -> bool:
-        retire = _us(ticket.retires_for) if ticket.unanswered else 0
-        return self._steps.release(connection, self._key(ticket.name), ticket.token, _us(rest), retire)
+    def _release(self, connection: Any, request: LockRequest, rest: float) -> bool:
+        retire = _us(request.retires_for) if request.in_doubt else 0
+        return self._steps.release(connection, self._key(request.name), request.token, _us(rest), retire)
 
     def is_listening(self, name: str) -> bool:
         """Most locks are free, so a connection that listens is opened when one turns out to be busy."""
         return self._listener is None or self._listener.is_started
 
-    def succeed(self, heir: Ticket) -> None:
+    def succeed(self, successor: LockRequest) -> None:
         if self._listener:
-            self._listener.expect(heir)
+            self._listener.expect(successor)
 
     # Waiting
 
-    def wait_turn(self, ticket: Ticket, timeout: float) -> None:
-        looks = self._begin_to_look(ticket, timeout)
+    def wait_for_turn(self, request: LockRequest, timeout: float) -> None:
+        looks = self._begin_to_look(request, timeout)
         while looks.go_on():
-            if self._will_ring(ticket):
-                ticket.bell.wait(looks.left)
+            if self._will_ring(request):
+                request.event.wait(looks.left)
                 return
-            if ticket.bell.wait(looks.pause()) or looks.see(self._turn(ticket)):
+            if request.event.wait(looks.pause()) or looks.see(self._turn(request)):
                 return
 
-    async def await_turn(self, ticket: Ticket, timeout: float) -> None:
-        looks = self._begin_to_look(ticket, timeout)
+    async def await_for_turn(self, request: LockRequest, timeout: float) -> None:
+        looks = self._begin_to_look(request, timeout)
         while looks.go_on():
-            if self._will_ring(ticket):
-                await ticket.bell.await_(looks.left)
+            if self._will_ring(request):
+                await request.event.await_set(looks.left)
                 return
-            if await ticket.bell.await_(looks.pause()) or looks.see(await self._aturn(ticket)):
+            if await request.event.await_set(looks.pause()) or looks.see(await self._aturn(request)):
                 return
 
-    def _begin_to_look(self, ticket: Ticket, timeout: float) -> Looks:
+    def _begin_to_look(self, request: LockRequest, timeout: float) -> PollBackoff:
         """Each wait goes on at the pace of the one before."""
-        looks = self._looks.setdefault(ticket, Looks())
+        looks = self._looks.setdefault(request, PollBackoff())
         looks.begin(timeout)
         return looks
 
-    def _will_ring(self, ticket: Ticket) -> bool:
+    def _will_ring(self, request: LockRequest) -> bool:
         """Also for those who stand behind another one of this process and have no place in the store."""
-        return not ticket.place or (self._listener is not None and self._listener.hears)
+        return not request.place or (self._listener is not None and self._listener.hears)
 
-    def _turn(self, ticket: Ticket) -> Turn:
-        turn = partial(self._sql.turn, name=self._key(ticket.name), token=ticket.token)
-        return self._run(turn, _patience(ticket))
+    def _turn(self, request: LockRequest) -> Turn:
+        turn = partial(self._sql.turn, name=self._key(request.name), token=request.token)
+        return self._run(turn, _patience(request))
 
-    async def _aturn(self, ticket: Ticket) -> Turn:
-        return await self._in_thread(self._turn, ticket, turn_within=_turn_within(ticket))
+    async def _aturn(self, request: LockRequest) -> Turn:
+        return await self._in_thread(self._turn, request, turn_within=_turn_within(request))
 
-    def _expect(self, ticket: Ticket) -> None:
+    def _expect(self, request: LockRequest) -> None:
         if self._listener:
-            self._listener.expect(ticket)
-        ticket.inbox = ticket.inbox or self._inbox
+            self._listener.expect(request)
+        request.inbox = request.inbox or self._inbox
 
-    def _forget(self, ticket: Ticket) -> None:
+    def _forget(self, request: LockRequest) -> None:
         if self._listener:
-            self._listener.forget(ticket)
+            self._listener.forget(request)
 
     # Many locks
 
-    def renew(self, wanted: Sequence[tuple[Ticket, float]], *, within: float | None = None) -> list[bool]:
+    def renew(self, wanted: Sequence[tuple[LockRequest, float]], *, within: float | None = None) -> list[bool]:
         held: set[str] = set()
         by_ttl = sorted(wanted, key=lambda one: one[1])
         for ttl, leases in groupby(by_ttl, key=lambda one: one[1]):
-            for batch in _batches([(self._key(ticket.name), ticket.token) for ticket, _ in leases]):
+            for batch in _batches([(self._key(request.name), request.token) for request, _ in leases]):
                 held |= self._run(partial(self._sql.renew, leases=batch, ttl=_us(ttl)), within)
-        return [ticket.token in held for ticket, _ in wanted]
+        return [request.token in held for request, _ in wanted]
 
     def names(self, prefix: str = "") -> Iterator[str]:
         beginning, last = self._key(prefix), b""
@@ -252,18 +252,18 @@ class DatabaseBackend(BaseLockBackend):
 
     # The runs of beat
 
-    def claim_run(self, name: str, seen: RunStamp, now: RunStamp, ttl: float) -> RunStamp | None:
-        lengths = {"ttl": _us(ttl), "settle": _us(self.runs_settle), "ahead": _us(self.runs_ahead)}
+    def claim_run(self, name: str, seen: LastRun, now: LastRun, ttl: float) -> LastRun | None:
+        lengths = {"ttl": _us(ttl), "settle": _us(self.grace), "ahead": _us(self.runs_ahead)}
         claim = partial(self._runs.claim, name=self._key(name), seen=seen, now=now, **lengths, timeout=self._timeout)
         return self._run(claim)
 
-    def find_runs(self, names: Sequence[str]) -> list[RunStamp | None]:
-        found: dict[bytes, RunStamp] = {}
+    def find_runs(self, names: Sequence[str]) -> list[LastRun | None]:
+        found: dict[bytes, LastRun] = {}
         for batch in _batches([self._key(name) for name in names]):
             found |= self._run(partial(self._runs.find, names=batch))
         return [found.get(self._key(name)) for name in names]
 
-    def runs(self) -> Iterator[tuple[str, RunStamp]]:
+    def runs(self) -> Iterator[tuple[str, LastRun]]:
         beginning, last = self._key(""), b""
         while found := self._run(partial(self._runs.page, prefix=beginning, after=last, limit=STEP)):
             last = max(found)
@@ -271,18 +271,18 @@ class DatabaseBackend(BaseLockBackend):
 
     # The twins
 
-    async def aacquire(self, ticket: Ticket, *, queue: bool) -> Grant | LockInfo:
+    async def aacquire(self, request: LockRequest, *, queue: bool) -> Grant | LockInfo:
         try:
-            within = _turn_within(ticket)
-            return await self._in_thread(lambda: self.acquire(ticket, queue=queue), turn_within=within)
+            within = _turn_within(request)
+            return await self._in_thread(lambda: self.acquire(request, queue=queue), turn_within=within)
         except asyncio.CancelledError:
-            ticket.unanswered = True  # its thread goes on
+            request.in_doubt = True  # its thread goes on
             raise
 
-    async def arelease(self, ticket: Ticket, rest: float = 0.0) -> bool:
-        return await self._in_thread(self.release, ticket, rest)
+    async def arelease(self, request: LockRequest, rest: float = 0.0) -> bool:
+        return await self._in_thread(self.release, request, rest)
 
-    async def arenew(self, wanted: Sequence[tuple[Ticket, float]], *, within: float | None = None) -> list[bool]:
+    async def arenew(self, wanted: Sequence[tuple[LockRequest, float]], *, within: float | None = None) -> list[bool]:
         return await self._in_thread(lambda: self.renew(wanted, within=within))
 
     async def anames(self, prefix: str = "") -> AsyncIterator[str]:
@@ -358,14 +358,14 @@ def _may_be_executed(error: BaseException) -> bool:
     return isinstance(error, NoReply) or not isinstance(error, LockBackendError)
 
 
-def _patience(ticket: Ticket) -> float | None:
+def _patience(request: LockRequest) -> float | None:
     """Seconds for an answer to a caller who waits: it may be asked for twice. None: the backend's timeout counts."""
-    return None if ticket.give_up is None else max(SHORTEST_PATIENCE, (ticket.give_up - clock()) / 2)
+    return None if request.give_up is None else max(SHORTEST_PATIENCE, (request.give_up - clock()) / 2)
 
 
-def _turn_within(ticket: Ticket) -> float:
+def _turn_within(request: LockRequest) -> float:
     """Seconds until a thread is there for the caller: its own, and as long as two answers where it does not wait."""
-    return inf if ticket.give_up is None else max(2 * SHORTEST_PATIENCE, ticket.give_up - clock())
+    return inf if request.give_up is None else max(2 * SHORTEST_PATIENCE, request.give_up - clock())
 
 
 def _batches(items: Sequence[R]) -> Iterator[Sequence[R]]:

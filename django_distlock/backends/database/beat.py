@@ -6,9 +6,9 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from ...exceptions import ClockIsAhead, LockBackendError, UnreadableStamp
+from ...exceptions import ClockIsAhead, LockBackendError, UnreadableRun
 from ...models import DatabaseRun
-from ...types import DAY, RunStamp
+from ...types import DAY, LastRun
 from ...utils.clock import clock
 from .sql import CLOCKS, Pruning, end_of, insert_unless_there, placeholders
 
@@ -54,14 +54,14 @@ class Runs:
         self,
         connection: Any,
         name: bytes,
-        seen: RunStamp,
-        now: RunStamp,
+        seen: LastRun,
+        now: LastRun,
         *,
         ttl: int,
         settle: int,
         ahead: int,
         timeout: float,
-    ) -> RunStamp | None:
+    ) -> LastRun | None:
         """As ``claim_run``. Repeatable.
 
         No stamp is returned that would have let the claim through: if the row came or settled between two
@@ -78,14 +78,14 @@ class Runs:
                 raise LockBackendError(f"The row {name.decode()!r} of {TABLE} comes and goes; is its table emptied?")
         return None
 
-    def _is_moved(self, connection: Any, name: bytes, seen: RunStamp, now: RunStamp, ttl: int, ahead: int) -> bool:
+    def _is_moved(self, connection: Any, name: bytes, seen: LastRun, now: LastRun, ttl: int, ahead: int) -> bool:
         at = _moment(now)
         moved = [at, now.token, at, now.to_text(), at, ttl, at, at]
         with connection.cursor() as cursor:
             cursor.execute(self._move, [*moved, *_condition(connection, name, seen, now), at, ahead])
             return bool(cursor.rowcount)
 
-    def _read_refusing(self, connection: Any, name: bytes, seen: RunStamp, now: RunStamp) -> RunStamp | None:
+    def _read_refusing(self, connection: Any, name: bytes, seen: LastRun, now: LastRun) -> LastRun | None:
         with connection.cursor() as cursor:
             cursor.execute(self._refusing, _condition(connection, name, seen, now))
             found = cursor.fetchone()
@@ -94,14 +94,14 @@ class Runs:
         text, is_of_the_future = found
         return _stamp(name, "" if is_of_the_future else text)
 
-    def _check_clock(self, connection: Any, now: RunStamp, most: int) -> None:
+    def _check_clock(self, connection: Any, now: LastRun, most: int) -> None:
         with connection.cursor() as cursor:
             cursor.execute(self._clock)
             ahead = _moment(now) - cursor.fetchone()[0]
         if ahead > most:
             raise ClockIsAhead(ahead / 1_000_000, most / 1_000_000)
 
-    def _is_new(self, connection: Any, name: bytes, seen: RunStamp, ttl: int, settle: int) -> bool:
+    def _is_new(self, connection: Any, name: bytes, seen: LastRun, ttl: int, settle: int) -> bool:
         """Whether ``seen`` is kept now, because there was nothing, or what ran out."""
         binary, kept = connection.Database.Binary(name), [_moment(seen), seen.token, seen.to_text(), settle, ttl]
         with connection.cursor() as cursor:
@@ -110,16 +110,16 @@ class Runs:
                 cursor.execute(self._keep, [binary, *kept])
             return bool(cursor.rowcount)
 
-    def find(self, connection: Any, names: Sequence[bytes]) -> dict[bytes, RunStamp]:
+    def find(self, connection: Any, names: Sequence[bytes]) -> dict[bytes, LastRun]:
         """Of those that can be read."""
         with connection.cursor() as cursor:
             cursor.execute(
                 self._find.format(many=placeholders(names)), [connection.Database.Binary(name) for name in names]
             )
             read = [(bytes(name), _readable(bytes(name), text)) for name, text in cursor.fetchall()]
-        return {name: stamp for name, stamp in read if isinstance(stamp, RunStamp)}
+        return {name: stamp for name, stamp in read if isinstance(stamp, LastRun)}
 
-    def page(self, connection: Any, prefix: bytes, after: bytes, limit: int) -> dict[bytes, RunStamp | None]:
+    def page(self, connection: Any, prefix: bytes, after: bytes, limit: int) -> dict[bytes, LastRun | None]:
         """Those whose names begin with ``prefix``, in order, beyond ``after``; None, and an error in the log, for one
         that cannot be read."""
         bounds = map(connection.Database.Binary, (prefix, after, end_of(prefix)))
@@ -127,29 +127,29 @@ class Runs:
             cursor.execute(self._list, [*bounds, limit])
             read = [(bytes(name), _readable(bytes(name), text)) for name, text in cursor.fetchall()]
         for _, stamp in read:
-            if isinstance(stamp, UnreadableStamp):
+            if isinstance(stamp, UnreadableRun):
                 logger.error("%s", stamp)
-        return {name: stamp if isinstance(stamp, RunStamp) else None for name, stamp in read}
+        return {name: stamp if isinstance(stamp, LastRun) else None for name, stamp in read}
 
 
-def _condition(connection: Any, name: bytes, seen: RunStamp, now: RunStamp) -> list[Any]:
+def _condition(connection: Any, name: bytes, seen: LastRun, now: LastRun) -> list[Any]:
     """The parameters of a row that is kept and may, or may not, be moved."""
     return [connection.Database.Binary(name), _moment(seen), now.token, _moment(now), _moment(seen)]
 
 
-def _readable(name: bytes, text: str) -> RunStamp | UnreadableStamp:
+def _readable(name: bytes, text: str) -> LastRun | UnreadableRun:
     try:
         return _stamp(name, text)
-    except UnreadableStamp as error:
+    except UnreadableRun as error:
         return error
 
 
-def _stamp(name: bytes, text: str) -> RunStamp:
+def _stamp(name: bytes, text: str) -> LastRun:
     try:
-        return RunStamp.from_text(text)
+        return LastRun.from_text(text)
     except ValueError:
-        raise UnreadableStamp(f"The row {name.decode()!r} of {TABLE}") from None
+        raise UnreadableRun(f"The row {name.decode()!r} of {TABLE}") from None
 
 
-def _moment(stamp: RunStamp) -> int:
+def _moment(stamp: LastRun) -> int:
     return round(stamp.at * 1_000_000)

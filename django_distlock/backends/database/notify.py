@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary, finalize
 
 from django.db import Error
 
-from ...types import Ticket, new_token
+from ...types import LockRequest, new_token
 from ...utils import fork
 from ...utils.clock import clock
 from ...utils.threads import Post, end_with_interpreter
@@ -26,7 +26,7 @@ SHORTEST, LONGEST = 0.002, 0.25  # seconds between two looks
 GROWTH = 1.5
 
 
-class Looks:
+class PollBackoff:
     """The looks of one waiter, through all its waits for a turn.
 
     The pause grows while the lock stays with the same holder, and begins anew when it went to another. Those
@@ -71,7 +71,7 @@ DEAF_FOR = 60.0  # seconds for which a pooler that passes on no notifications is
 
 
 class Listener:
-    """Hears ``"token"`` when the lock was handed to the ticket of that token, and rings its bell.
+    """Hears ``"token"`` when the lock was handed to the request of that token, and sets its event.
 
     It is an improvement, not a need: until the echo of its own voice has come on another connection, and after
     that stays away, waiters look by themselves.
@@ -80,7 +80,7 @@ class Listener:
     def __init__(self, pool: Pool, name: str) -> None:
         self._pool = pool
         self._name = name
-        self._tickets: WeakValueDictionary[str, Ticket] = WeakValueDictionary()
+        self._tickets: WeakValueDictionary[str, LockRequest] = WeakValueDictionary()
         self._begin()
         fork.in_child(self._begin)
         end_with_interpreter(self)
@@ -100,17 +100,17 @@ class Listener:
         """Also where it is of no use to start it now."""
         return self._post.thread is not None or clock() < self._deaf_until
 
-    def expect(self, ticket: Ticket) -> None:
-        """Wake this ticket from now on."""
-        ticket.inbox = ticket.inbox or self.inbox
-        self._tickets[ticket.token] = ticket
+    def expect(self, request: LockRequest) -> None:
+        """Wake this request from now on."""
+        request.inbox = request.inbox or self.inbox
+        self._tickets[request.token] = request
         self._touched_at = clock()
         if self._post.thread is None and self._is_wanted:
             self._start()
 
-    def forget(self, ticket: Ticket) -> None:
-        if self._tickets.get(ticket.token) is ticket:
-            del self._tickets[ticket.token]
+    def forget(self, request: LockRequest) -> None:
+        if self._tickets.get(request.token) is request:
+            del self._tickets[request.token]
 
     def stop(self) -> None:
         """Close the connection now, unless somebody waits."""
@@ -200,10 +200,10 @@ class Listener:
     def _heard(self, text: str) -> None:
         if text == "?":
             self.hears = True
-            for ticket in list(self._tickets.values()):
-                ticket.bell.ring()  # what was said while nobody listened
+            for request in list(self._tickets.values()):
+                request.event.set()  # what was said while nobody listened
         elif told := self._tickets.get(text):
-            told.bell.ring()
+            told.event.set()
 
     def _give_up(self) -> None:
         self._deaf_until = clock() + DEAF_FOR

@@ -12,7 +12,7 @@ from typing import Any
 from ...exceptions import LockBackendError
 from ...utils.clock import clock
 from ..common import state
-from ..common.state import Decision, Request, Row
+from ..common.state import Attempt, Decision, Row
 from .sql import Answer, Quick, Statements
 
 LONGEST_BACK_OFF = 0.1  # seconds between two attempts to change a row that others change as well
@@ -26,14 +26,14 @@ class Steps:
         self._quick = Quick(vendor) if has_returning(vendor) else None
         self._give_up_after = give_up_after
 
-    def acquire(self, connection: Any, name: bytes, request: Request) -> tuple[Answer, float]:
+    def acquire(self, connection: Any, name: bytes, attempt: Attempt) -> tuple[Answer, float]:
         """And when what was answered was sent, on ``clock()``."""
         sent_at = clock()
-        is_short = request.ttl < state.LOOK  # others may have to be told when it ends
-        if self._quick and not is_short and (answer := self._quick.acquire(connection, name, request)):
+        is_short = attempt.ttl < state.LOOK  # others may have to be told when it ends
+        if self._quick and not is_short and (answer := self._quick.acquire(connection, name, attempt)):
             return answer, sent_at
         row, decision, sent_at = self._changed(
-            connection, name, lambda row: state.acquire(row, request), is_patient=True
+            connection, name, lambda row: state.acquire(row, attempt), is_patient=True
         )
         if decision.is_retired:
             raise LockBackendError(f"The request for {name.decode()!r} was given back before it was answered.")

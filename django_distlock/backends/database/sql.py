@@ -17,7 +17,7 @@ from ..common.state import (
     HELD,
     INBOX_LENGTH,
     RECORD_LENGTH,
-    Request,
+    Attempt,
     Row,
     Waiter,
     retired_from_text,
@@ -383,16 +383,16 @@ class Quick:
             f" SELECT CASE WHEN token <> '' THEN pg_notify('{CHANNEL}' || holder, token) END FROM released"
         )
 
-    def acquire(self, connection: Any, name: bytes, request: Request) -> Answer | None:
+    def acquire(self, connection: Any, name: bytes, attempt: Attempt) -> Answer | None:
         """Grant the lock to the request, or let it wait. Repeatable. None: nothing was done."""
-        key, token = connection.Database.Binary(name), request.token
-        if request.queue and request.place:
-            found = _first(connection, self._confirm, [request.ttl, request.holder, key, token])
+        key, token = connection.Database.Binary(name), attempt.token
+        if attempt.queue and attempt.place:
+            found = _first(connection, self._confirm, [attempt.ttl, attempt.holder, key, token])
             found = found or _first(connection, self._stay, [token, token, key, token])
         else:
-            inbox = [f"{request.inbox:<{INBOX_LENGTH}}"] if request.queue else []
-            sql = self._join if request.queue else self._take
-            found = _first(connection, sql, [key, token, request.ttl, request.holder, *inbox])
+            inbox = [f"{attempt.inbox:<{INBOX_LENGTH}}"] if attempt.queue else []
+            sql = self._join if attempt.queue else self._take
+            found = _first(connection, sql, [key, token, attempt.ttl, attempt.holder, *inbox])
         if found is None:
             return None
         fence, holding, state, left, holder, waiters = found

@@ -32,12 +32,12 @@ def own_file(name: str | Path) -> str:
     A transaction that writes has the whole file to itself. A caller that is in one would wait for its own lock,
     which waits for it.
     """
-    own, vfs = path_of(name) + SUFFIX, parse_qs(urlsplit(str(name)).query).get("vfs")
+    own, vfs = dotted_path(name) + SUFFIX, parse_qs(urlsplit(str(name)).query).get("vfs")
     # Of a URI only that is taken over: mode=ro, immutable or nolock say nothing of this file.
     return f"file:{quote(own)}?vfs={quote(vfs[0])}" if vfs and is_uri(name) else own
 
 
-def path_of(name: str | Path) -> str:
+def dotted_path(name: str | Path) -> str:
     """The file itself, whatever links lead to it, as SQLite finds its logs: one database has one file of locks."""
     return os.path.realpath(_without_scheme(name))
 
@@ -58,7 +58,7 @@ def databases_in(file: str | None) -> Iterator[str]:
     """The aliases of DATABASES that are in that file of SQLite."""
     for alias, settings in connections.settings.items():
         is_sqlite = str(settings["ENGINE"]).rpartition(".")[2].startswith(("sqlite", "spatialite"))
-        if file and is_sqlite and path_of(settings["NAME"]) == path_of(file):
+        if file and is_sqlite and dotted_path(settings["NAME"]) == dotted_path(file):
             yield alias
 
 

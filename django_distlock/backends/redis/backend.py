@@ -14,22 +14,22 @@ from typing import Any, ClassVar
 from django.core.checks import CheckMessage
 from redis.exceptions import RedisError
 
-from ...exceptions import ClockIsAhead, InvalidLockBackend, LockBackendError, UnreadableStamp
-from ...types import Finding, Grant, Holder, LockInfo, RunStamp, Ticket
+from ...exceptions import ClockIsAhead, InvalidLockBackend, LockBackendError, UnreadableRun
+from ...types import CheckResult, Grant, Holder, LastRun, LockInfo, LockRequest
 from ...utils.clock import clock
 from ...utils.text import quoted
 from ..base import BaseLockBackend
 from ..common.per_loop import PerLoop
 from ..common.selftest import failed
 from .client import Answer
-from .cluster.config import cluster_parts, is_cluster
+from .cluster.config import cluster_topology, is_cluster
 from .codec import read_holder, read_lease, read_remaining
 from .errors import InDoubt, NoReply, explain, is_wrong_type
 from .keys import LEASES, RUNS, SCAN_STEP, Listing
 from .pubsub import NoListener
 from .scripts import Command, Script, pack
 from .timeouts import SHORTEST
-from .topology import Parts, server_parts
+from .topology import Topology, server_topology
 
 ACQUIRE, RELEASE, RENEW = Script("acquire"), Script("release"), Script("renew")
 CLAIM_RUN = Script("claim_run")
@@ -65,56 +65,58 @@ class RedisBackend(BaseLockBackend):
                 needed = "a whole number above 0" if whole else "a number of seconds above 0"
                 raise InvalidLockBackend(f"{self.setting('OPTIONS')}[{option!r}] is {quoted(value)}; it is {needed}.")
         timeouts = {key: float(self.option[key]) for key in ("socket_timeout", "socket_connect_timeout")}
-        parts: Parts = (cluster_parts if is_cluster(self) else server_parts)(self, timeouts, self._hand_back)
+        parts: Topology = (cluster_topology if is_cluster(self) else server_topology)(self, timeouts, self._hand_back)
         self.location, self.keys = parts.location, parts.keys
-        self._wire, self._async_wires = parts.wire, PerLoop(parts.new_async_wire)
+        self._client, self._async_wires = parts.wire, PerLoop(parts.new_async_wire)
         self._listener, self._checkup = parts.listener, parts.checkup
 
-    def acquire(self, ticket: Ticket, *, queue: bool) -> Grant | LockInfo:
+    def acquire(self, request: LockRequest, *, queue: bool) -> Grant | LockInfo:
         try:
-            if queue and not ticket.inbox and not self.is_listening(ticket.name):
-                queue = self._start_listener(ticket)
-            answer = self._send(self._acquire(ticket, queue), within=self._patience(ticket), until=ticket.give_up)
-            return self._answered(ticket, answer)
+            if queue and not request.inbox and not self.is_listening(request.name):
+                queue = self._start_listener(request)
+            answer = self._send(self._acquire(request, queue), within=self._patience(request), until=request.give_up)
+            return self._answered(request, answer)
         except BaseException as error:
-            ticket.unanswered = ticket.unanswered or _may_be_executed(error)
+            request.in_doubt = request.in_doubt or _may_be_executed(error)
             raise
 
-    async def aacquire(self, ticket: Ticket, *, queue: bool) -> Grant | LockInfo:
+    async def aacquire(self, request: LockRequest, *, queue: bool) -> Grant | LockInfo:
         try:
-            if queue and not ticket.inbox and not self.is_listening(ticket.name):
-                queue = await self._astart_listener(ticket)
-            within = self._patience(ticket)
-            answer = await self._asend(self._acquire(ticket, queue), within=within, until=ticket.give_up)
-            return self._answered(ticket, answer)
+            if queue and not request.inbox and not self.is_listening(request.name):
+                queue = await self._astart_listener(request)
+            within = self._patience(request)
+            answer = await self._asend(self._acquire(request, queue), within=within, until=request.give_up)
+            return self._answered(request, answer)
         except BaseException as error:
-            ticket.unanswered = ticket.unanswered or _may_be_executed(error)
+            request.in_doubt = request.in_doubt or _may_be_executed(error)
             raise
 
     def is_listening(self, name: str) -> bool:
         """Most locks are free, so the subscription is made when one turns out to be busy."""
         return self._listener.hears(name)
 
-    def succeed(self, heir: Ticket) -> None:
-        self._listener.expect(heir)
+    def succeed(self, successor: LockRequest) -> None:
+        self._listener.expect(successor)
 
-    def places(self, queued: Sequence[Ticket]) -> list[Ticket]:
-        return [replace(ticket, is_offer=True) for ticket in queued]
+    def places(self, queued: Sequence[LockRequest]) -> list[LockRequest]:
+        return [replace(request, is_offer=True) for request in queued]
 
-    def release(self, ticket: Ticket, rest: float = 0.0) -> bool:
-        return self._released(ticket, self._send(self._release(ticket, rest), queues_until=_held_until([ticket])))
+    def release(self, request: LockRequest, rest: float = 0.0) -> bool:
+        return self._released(request, self._send(self._release(request, rest), queues_until=_held_until([request])))
 
-    async def arelease(self, ticket: Ticket, rest: float = 0.0) -> bool:
-        answer = await self._asend(self._release(ticket, rest), queues_until=_held_until([ticket]))
-        return self._released(ticket, answer)
+    async def arelease(self, request: LockRequest, rest: float = 0.0) -> bool:
+        answer = await self._asend(self._release(request, rest), queues_until=_held_until([request]))
+        return self._released(request, answer)
 
-    def renew(self, wanted: Sequence[tuple[Ticket, float]], *, within: float | None = None) -> list[bool | None]:
-        queues_until = 0.0 if within else _held_until([ticket for ticket, _ in wanted])
+    def renew(self, wanted: Sequence[tuple[LockRequest, float]], *, within: float | None = None) -> list[bool | None]:
+        queues_until = 0.0 if within else _held_until([request for request, _ in wanted])
         answer = self._send(*self._renewals(wanted), within=within, queues_until=queues_until)
         return self._renewed(answer)
 
-    async def arenew(self, wanted: Sequence[tuple[Ticket, float]], *, within: float | None = None) -> list[bool | None]:
-        queues_until = 0.0 if within else _held_until([ticket for ticket, _ in wanted])
+    async def arenew(
+        self, wanted: Sequence[tuple[LockRequest, float]], *, within: float | None = None
+    ) -> list[bool | None]:
+        queues_until = 0.0 if within else _held_until([request for request, _ in wanted])
         answer = await self._asend(*self._renewals(wanted), within=within, queues_until=queues_until)
         return self._renewed(answer)
 
@@ -161,10 +163,10 @@ class RedisBackend(BaseLockBackend):
                 for name in listing.new_names(self._only(await self._asend(command))):
                     yield name
 
-    def claim_run(self, name: str, seen: RunStamp, now: RunStamp, ttl: float) -> RunStamp | None:
+    def claim_run(self, name: str, seen: LastRun, now: LastRun, ttl: float) -> LastRun | None:
         command = CLAIM_RUN.call(
             self.keys.of_run(name),
-            repr(seen.at), repr(now.at), now.token, seen.to_text(), now.to_text(), _ms(ttl), _ms(self.runs_settle),
+            repr(seen.at), repr(now.at), now.token, seen.to_text(), now.to_text(), _ms(ttl), _ms(self.grace),
             repr(self.runs_ahead),
         )  # fmt: skip
         reply = self._only(self._send(command))
@@ -172,27 +174,27 @@ class RedisBackend(BaseLockBackend):
             raise ClockIsAhead(reply / 1000, self.runs_ahead)
         return self._stamp(name, reply)
 
-    def find_runs(self, names: Sequence[str]) -> list[RunStamp | None]:
-        return [stamp if isinstance(stamp, RunStamp) else None for stamp in self._find_runs(names)]
+    def find_runs(self, names: Sequence[str]) -> list[LastRun | None]:
+        return [stamp if isinstance(stamp, LastRun) else None for stamp in self._find_runs(names)]
 
-    def runs(self) -> Iterator[tuple[str, RunStamp]]:
+    def runs(self) -> Iterator[tuple[str, LastRun]]:
         names = self._names_of(RUNS)
         while batch := list(islice(names, SCAN_STEP)):
             for name, stamp in zip(batch, self._find_runs(batch), strict=True):
-                if isinstance(stamp, RunStamp):
+                if isinstance(stamp, LastRun):
                     yield name, stamp
                 elif stamp:
                     logger.error("%s", stamp)
 
-    def _find_runs(self, names: Sequence[str]) -> Iterator[RunStamp | UnreadableStamp | None]:
+    def _find_runs(self, names: Sequence[str]) -> Iterator[LastRun | UnreadableRun | None]:
         answer = self._send(*(Command(pack("GET", key), key=key) for key in map(self.keys.run, names)))
         for name, reply in zip(names, answer.replies, strict=True):
             try:
                 yield self._stamp(name, reply if is_wrong_type(reply) else self._checked(reply))
-            except UnreadableStamp as error:
+            except UnreadableRun as error:
                 yield error
 
-    def check(self) -> list[Finding]:
+    def check(self) -> list[CheckResult]:
         began = time.time()
         try:
             parts = list(dict.fromkeys(self._parts()))
@@ -202,7 +204,7 @@ class RedisBackend(BaseLockBackend):
         found = self._checkup.findings(parts, answer.replies, (began + time.time()) / 2)
         return super().check() + found
 
-    async def acheck(self) -> list[Finding]:
+    async def acheck(self) -> list[CheckResult]:
         began = time.time()
         try:
             parts = list(dict.fromkeys([part async for part in self._aparts()]))
@@ -221,30 +223,30 @@ class RedisBackend(BaseLockBackend):
 
     # Commands
 
-    def _acquire(self, ticket: Ticket, queue: bool) -> Command:
-        if queue and not ticket.inbox:
-            self._listener.expect(ticket)  # before the store knows of it
+    def _acquire(self, request: LockRequest, queue: bool) -> Command:
+        if queue and not request.inbox:
+            self._listener.expect(request)  # before the store knows of it
         if queue:
-            mode = "look" if ticket.place else "again" if ticket.unanswered else "wait"
+            mode = "look" if request.place else "again" if request.in_doubt else "wait"
             if mode == "look":
-                self._listener.will_look(ticket)
+                self._listener.will_look(request)
         else:
-            mode = "last" if ticket.inbox else "try"
+            mode = "last" if request.inbox else "try"
         return ACQUIRE.call(
-            self.keys.of_lock(ticket.name),
-            ticket.token, _ms(ticket.lasts), ticket.holder.to_text(), mode, ticket.place, ticket.inbox,
+            self.keys.of_lock(request.name),
+            request.token, _ms(request.lasts), request.holder.to_text(), mode, request.place, request.inbox,
             _ms(GRANT_TTL), _ms(QUEUE_TTL),
         )  # fmt: skip
 
-    def _release(self, ticket: Ticket, rest: float) -> Command:
-        retire = _ms(ticket.retires_for) if ticket.unanswered else 0
+    def _release(self, request: LockRequest, rest: float) -> Command:
+        retire = _ms(request.retires_for) if request.in_doubt else 0
         return RELEASE.call(
-            self.keys.of_lock(ticket.name),
-            ticket.token, _ms(rest), retire, ticket.inbox, _ms(GRANT_TTL), int(ticket.is_offer),
+            self.keys.of_lock(request.name),
+            request.token, _ms(rest), retire, request.inbox, _ms(GRANT_TTL), int(request.is_offer),
         )  # fmt: skip
 
-    def _renewals(self, wanted: Sequence[tuple[Ticket, float]]) -> list[Command]:
-        return [RENEW.call((self.keys.lease(ticket.name),), ticket.token, _ms(ttl)) for ticket, ttl in wanted]
+    def _renewals(self, wanted: Sequence[tuple[LockRequest, float]]) -> list[Command]:
+        return [RENEW.call((self.keys.lease(request.name),), request.token, _ms(ttl)) for request, ttl in wanted]
 
     def _looks(self, names: Sequence[str]) -> list[Command]:
         keys = map(self.keys.lease, names)
@@ -263,25 +265,25 @@ class RedisBackend(BaseLockBackend):
 
     # Replies
 
-    def _answered(self, ticket: Ticket, answer: Answer) -> Grant | LockInfo:
-        ticket.unanswered = ticket.unanswered or answer.repeated
+    def _answered(self, request: LockRequest, answer: Answer) -> Grant | LockInfo:
+        request.in_doubt = request.in_doubt or answer.repeated
         match self._only(answer):
             case [1, fence]:
                 return Grant(int(fence), answer.sent_at)
             case [0, place, left, value, ears]:
-                ticket.place = place.decode()
+                request.place = place.decode()
                 if not place:
-                    self._listener.forget(ticket)
-                    ticket.inbox = ""
+                    self._listener.forget(request)
+                    request.inbox = ""
                 elif ears >= 0:
-                    self._listener.looked(ticket, ears, answer.sent_at)
-                if info := read_lease(self.alias, ticket.name, value, left):
+                    self._listener.looked(request, ears, answer.sent_at)
+                if info := read_lease(self.alias, request.name, value, left):
                     return info
-                raise self._foreign_value(ticket.name)
-        raise LockBackendError(f"The request for lock {ticket.name!r} was given back before it was answered.")
+                raise self._foreign_value(request.name)
+        raise LockBackendError(f"The request for lock {request.name!r} was given back before it was answered.")
 
-    def _released(self, ticket: Ticket, answer: Answer) -> bool:
-        self._listener.forget(ticket)
+    def _released(self, request: LockRequest, answer: Answer) -> bool:
+        self._listener.forget(request)
         # "Not the holder" on a repeat means that the first attempt, whose reply was lost, did it.
         return bool(self._only(answer)) or answer.repeated
 
@@ -327,15 +329,15 @@ class RedisBackend(BaseLockBackend):
             logger.error("%s", self._foreign_value(name))
         return info
 
-    def _stamp(self, name: str, value: Any) -> RunStamp | None:
+    def _stamp(self, name: str, value: Any) -> LastRun | None:
         if value is None:
             return None
         try:
             if isinstance(value, bytes):
-                return RunStamp.from_text(value)
+                return LastRun.from_text(value)
         except ValueError:
             pass
-        raise UnreadableStamp(
+        raise UnreadableRun(
             f"The key {self.keys.run(name)!r} at {self.location.text}",
             f", or give the locks a prefix of their own in {self.setting('KEY_PREFIX')}",
         )
@@ -368,7 +370,7 @@ class RedisBackend(BaseLockBackend):
         queues_until: float = 0.0,
     ) -> Answer:
         try:
-            return self._wire.send(*commands, within=within, until=until, queues_until=queues_until)
+            return self._client.send(*commands, within=within, until=until, queues_until=queues_until)
         except InDoubt as error:
             raise self._explain(error.cause, NoReply) from error.cause
         except (RedisError, OSError) as error:
@@ -392,7 +394,7 @@ class RedisBackend(BaseLockBackend):
 
     def _parts(self) -> Iterator[Any]:
         try:
-            yield from self._wire.parts()
+            yield from self._client.parts()
         except (RedisError, OSError) as error:
             raise self._explain(error) from error
 
@@ -403,21 +405,21 @@ class RedisBackend(BaseLockBackend):
         except (RedisError, OSError) as error:
             raise self._explain(error) from error
 
-    def _start_listener(self, ticket: Ticket) -> bool:
+    def _start_listener(self, request: LockRequest) -> bool:
         """False if nobody can listen here, so that a place in the queue is of no use."""
         try:
-            self._wire.locate(self.keys.lease(ticket.name))
-            self._listener.start(ticket.name, self._patience_to_listen(ticket))
+            self._client.locate(self.keys.lease(request.name))
+            self._listener.start(request.name, self._patience_to_listen(request))
             return True
         except NoListener:
             return False
         except (RedisError, OSError) as error:
             raise self._explain(error) from error
 
-    async def _astart_listener(self, ticket: Ticket) -> bool:
+    async def _astart_listener(self, request: LockRequest) -> bool:
         try:
-            await (await self._async_wires.here()).locate(self.keys.lease(ticket.name))
-            await self._listener.astart(ticket.name, self._patience_to_listen(ticket))
+            await (await self._async_wires.here()).locate(self.keys.lease(request.name))
+            await self._listener.astart(request.name, self._patience_to_listen(request))
             return True
         except NoListener:
             return False
@@ -427,14 +429,14 @@ class RedisBackend(BaseLockBackend):
     def _explain(self, error: Exception, kind: type[LockBackendError] = LockBackendError) -> LockBackendError:
         return explain(error, self, self.location.text, kind)
 
-    def _patience(self, ticket: Ticket) -> float:
+    def _patience(self, request: LockRequest) -> float:
         """Seconds for an answer: what a caller who waits has left, if that is less than the timeout."""
         usual: float = self.option["socket_timeout"]
-        return usual if ticket.give_up is None else min(usual, max(SHORTEST, ticket.give_up - clock()))
+        return usual if request.give_up is None else min(usual, max(SHORTEST, request.give_up - clock()))
 
-    def _patience_to_listen(self, ticket: Ticket) -> float:
-        left = inf if ticket.give_up is None else ticket.give_up - clock()
-        return max(self._patience(ticket), min(self.location.patience, left))
+    def _patience_to_listen(self, request: LockRequest) -> float:
+        left = inf if request.give_up is None else request.give_up - clock()
+        return max(self._patience(request), min(self.location.patience, left))
 
     def _hand_back(self, token: str, key: str) -> None:
         """The lock was handed to a waiter that has left: on to the next one.
@@ -443,10 +445,10 @@ class RedisBackend(BaseLockBackend):
         started from one image of a memory) or have adopted the lease.
         """
         if self.on_orphan:
-            self.on_orphan(Ticket(self.keys.locked_by(key), GRANT_TTL, Holder.here(), token=token, is_offer=True))
+            self.on_orphan(LockRequest(self.keys.locked_by(key), GRANT_TTL, Holder.here(), token=token, is_offer=True))
 
     def close(self) -> None:
-        self._wire.close()
+        self._client.close()
         self._listener.stop()
         self.location.close()
 
@@ -456,9 +458,9 @@ def _may_be_executed(error: BaseException) -> bool:
     return isinstance(error, NoReply) or not isinstance(error, LockBackendError)
 
 
-def _held_until(tickets: Sequence[Ticket]) -> float:
+def _held_until(requests: Sequence[LockRequest]) -> float:
     """A moment on ``clock()`` at which the store has forgotten them, unless they are renewed."""
-    return clock() + max((ticket.lasts for ticket in tickets), default=0.0)
+    return clock() + max((request.lasts for request in requests), default=0.0)
 
 
 def _ms(seconds: float) -> int:

@@ -59,7 +59,7 @@ def _to_repeat(commands: Sequence[Command], replies: Sequence[Any]) -> tuple[lis
     return forgotten, loads + [commands[index].packed for index in forgotten]
 
 
-class Wire:
+class Client:
     """For threads. Opens at most ``most`` connections and waits nowhere longer than ``timeout`` seconds.
 
     ``send`` puts all commands on the wire at once and returns their replies. What fails it tries again as ``Call``
@@ -209,7 +209,7 @@ class Wire:
                 self._idle.popleft().connection.disconnect()
 
 
-class AsyncWire:
+class AsyncClient:
     """The same for the tasks of one event loop."""
 
     ending: AsyncIterator[None]  # held here because the loop itself keeps no more than a weak reference

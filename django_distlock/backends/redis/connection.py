@@ -21,7 +21,7 @@ import redis.asyncio
 
 from ...utils import fork
 from ...utils.clock import clock
-from ...utils.wakeup import Bell
+from ...utils.wakeup import WakeEvent
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.05  # seconds between attempts at a server that takes nobody in just now
 MOST_KNOWN = 1000  # addresses that failed
@@ -154,8 +154,8 @@ class _Tcp:
 
 class TcpConnection(_Tcp, redis.Connection):
     def _connect(self) -> socket.socket:
-        lookup, resolved = _lookup(self.host, self.port, self.socket_type), Bell()
-        lookup.add_done_callback(lambda _: resolved.ring())
+        lookup, resolved = _lookup(self.host, self.port, self.socket_type), WakeEvent()
+        lookup.add_done_callback(lambda _: resolved.set())
         resolved.wait(_left(self.connect_by))
         failure = OSError(f"The name {self.host} has no address")
         for address, seconds in _shares(_addresses(lookup, self.host), self.connect_by):
@@ -182,9 +182,9 @@ class TlsConnection(redis.SSLConnection, TcpConnection):
 
 class AsyncTcpConnection(_Tcp, redis.asyncio.Connection):
     async def _connect(self) -> None:
-        lookup, resolved = _lookup(self.host, self.port, self.socket_type), Bell()
-        lookup.add_done_callback(lambda _: resolved.ring())
-        await resolved.await_(_left(self.connect_by))
+        lookup, resolved = _lookup(self.host, self.port, self.socket_type), WakeEvent()
+        lookup.add_done_callback(lambda _: resolved.set())
+        await resolved.await_set(_left(self.connect_by))
         failure = OSError(f"The name {self.host} has no address")
         for address, seconds in _shares(_addresses(lookup, self.host), self.connect_by):
             opened = self._opened(address)

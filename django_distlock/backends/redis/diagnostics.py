@@ -11,7 +11,7 @@ from redis.connection import parse_url
 from redis.exceptions import RedisError
 
 from ...options import Terms
-from ...types import Finding, Level
+from ...types import CheckResult, Level
 from .config import SCHEMES, Location, server_of
 from .scripts import Command, pack
 
@@ -26,14 +26,14 @@ def read_info(reply: bytes) -> dict[str, str]:
     return {key: value for key, colon, value in pairs if colon}
 
 
-def findings(info: Any, server_time: Any, asked_at: float, terms: Terms, location: Location) -> list[Finding]:
+def findings(info: Any, server_time: Any, asked_at: float, terms: Terms, location: Location) -> list[CheckResult]:
     """From the replies to INFO and TIME, which may be errors. ``asked_at``: Unix time in the middle between
     sending and receiving."""
     found = [] if isinstance(server_time, RedisError) else [_clock(server_time, asked_at)]
     if isinstance(info, RedisError):
         message = f"The server does not tell of itself: {info}"
         hint = "Allow the user +info to see version, eviction, persistence, memory and replicas here."
-        found.append(Finding(Level.WARNING, "permissions", message, hint))
+        found.append(CheckResult(Level.WARNING, "permissions", message, hint))
     else:
         lines = read_info(info)
         checks = (_version, _eviction, _memory, _persistence, _replicas)
@@ -42,51 +42,57 @@ def findings(info: Any, server_time: Any, asked_at: float, terms: Terms, locatio
     return [*found, _cache(location)]
 
 
-def _clock(reply: Sequence[bytes], asked_at: float) -> Finding:
+def _clock(reply: Sequence[bytes], asked_at: float) -> CheckResult:
     ahead = int(reply[0]) + int(reply[1]) / 1_000_000 - asked_at
     message = f"The server's clock is {abs(ahead):.2f} s {'ahead of' if ahead > 0 else 'behind'} this machine's."
     if abs(ahead) < CLOCKS_APART:
-        return Finding(Level.OK, "clock", message)
+        return CheckResult(Level.OK, "clock", message)
     hint = "Locks do not depend on it, but times shown do, and fencing numbers after a failover. Let NTP set both."
-    return Finding(Level.WARNING, "clock", message, hint)
+    return CheckResult(Level.WARNING, "clock", message, hint)
 
 
-def _version(info: Mapping[str, str]) -> Finding:
+def _version(info: Mapping[str, str]) -> CheckResult:
     kind, version = ("Valkey", info["valkey_version"]) if "valkey_version" in info else ("Redis", info["redis_version"])
     compatible = tuple(int(part) for part in info["redis_version"].split(".")[:2])
     if compatible < OLDEST:
-        return Finding(Level.ERROR, "version", f"{kind} {version}", "Redis 6.2 is the oldest that has what locks need.")
-    return Finding(Level.OK, "version", f"{kind} {version}")
+        return CheckResult(
+            Level.ERROR, "version", f"{kind} {version}", "Redis 6.2 is the oldest that has what locks need."
+        )
+    return CheckResult(Level.OK, "version", f"{kind} {version}")
 
 
-def _eviction(info: Mapping[str, str]) -> Finding | None:
+def _eviction(info: Mapping[str, str]) -> CheckResult | None:
     if not (policy := info.get("maxmemory_policy")):
         return None
     if policy == "noeviction":
-        return Finding(Level.OK, "eviction", f"maxmemory-policy is {policy}.")
+        return CheckResult(Level.OK, "eviction", f"maxmemory-policy is {policy}.")
     which = "any key" if policy.startswith("allkeys-") else "keys with a TTL, and every lock has one"
     message = f"maxmemory-policy is {policy}: short of memory the server drops {which}, held locks among them."
-    return Finding(Level.ERROR, "eviction", message, "Set maxmemory-policy noeviction, or give locks another server.")
+    return CheckResult(
+        Level.ERROR, "eviction", message, "Set maxmemory-policy noeviction, or give locks another server."
+    )
 
 
-def _memory(info: Mapping[str, str]) -> Finding | None:
+def _memory(info: Mapping[str, str]) -> CheckResult | None:
     used, most = int(info.get("used_memory", 0)), int(info.get("maxmemory", 0))
     if not most:
-        return Finding(Level.OK, "memory", f"{used / 2**20:.1f} MiB used, no maxmemory.")
+        return CheckResult(Level.OK, "memory", f"{used / 2**20:.1f} MiB used, no maxmemory.")
     message = f"{used / 2**20:.1f} of {most / 2**20:.1f} MiB used."
     if used < LITTLE_MEMORY * most:
-        return Finding(Level.OK, "memory", message)
-    return Finding(Level.WARNING, "memory", message, "Without memory no lock is granted: raise maxmemory or free some.")
+        return CheckResult(Level.OK, "memory", message)
+    return CheckResult(
+        Level.WARNING, "memory", message, "Without memory no lock is granted: raise maxmemory or free some."
+    )
 
 
-def _persistence(info: Mapping[str, str]) -> Finding:
+def _persistence(info: Mapping[str, str]) -> CheckResult:
     if info.get("aof_enabled") == "1":
-        return Finding(Level.OK, "persistence", "The server keeps an append-only file.")
+        return CheckResult(Level.OK, "persistence", "The server keeps an append-only file.")
     message = "No append-only file: a restart of the server forgets locks, and their holders learn it when they renew."
-    return Finding(Level.INFO, "persistence", message, "Set appendonly yes if a restart must not free locks.")
+    return CheckResult(Level.INFO, "persistence", message, "Set appendonly yes if a restart must not free locks.")
 
 
-def _restart(info: Mapping[str, str], terms: Terms) -> Iterator[Finding]:
+def _restart(info: Mapping[str, str], terms: Terms) -> Iterator[CheckResult]:
     uptime, name, longest = int(info.get("uptime_in_seconds", 0)), "TTL", terms.ttl
     if terms.min_hold > longest:
         name, longest = "MIN_HOLD", terms.min_hold
@@ -95,26 +101,28 @@ def _restart(info: Mapping[str, str], terms: Terms) -> Iterator[Finding]:
             f"The server started {uptime} s ago, less than the {name} of {longest:g} s, and may have forgotten locks"
         )
         hint = f"Holders from before may still believe in theirs, until the {name} has passed."
-        yield Finding(Level.WARNING, "uptime", f"{message} that were held then.", hint)
+        yield CheckResult(Level.WARNING, "uptime", f"{message} that were held then.", hint)
 
 
-def _replicas(info: Mapping[str, str]) -> Finding:
+def _replicas(info: Mapping[str, str]) -> CheckResult:
     if info.get("role") in ("slave", "replica"):
-        return Finding(Level.ERROR, "replicas", "This server is a read-only replica.", "Name the primary in LOCATION.")
+        return CheckResult(
+            Level.ERROR, "replicas", "This server is a read-only replica.", "Name the primary in LOCATION."
+        )
     count = int(info.get("connected_slaves", 0))
     if not count:
-        return Finding(Level.OK, "replicas", "None.")
+        return CheckResult(Level.OK, "replicas", "None.")
     message = f"{count}. They learn of a lock a moment later: a failover may forget the newest ones."
     hint = "Let what the lock guards compare fencing numbers."
     if "min_slaves_good_slaves" not in info:  # told where min-replicas-to-write is set
         hint += " Set min-replicas-to-write 1, so that a primary which was cut off grants no more."
-    return Finding(Level.INFO, "replicas", message, hint)
+    return CheckResult(Level.INFO, "replicas", message, hint)
 
 
-def _cache(location: Location) -> Finding:
+def _cache(location: Location) -> CheckResult:
     if not (aliases := caches_in_database_of(location)):
-        return Finding(Level.OK, "cache", "No cache of this project is in the same database.")
-    return Finding(Level.WARNING, "cache", _shared(aliases), "Give locks a database or a server of their own.")
+        return CheckResult(Level.OK, "cache", "No cache of this project is in the same database.")
+    return CheckResult(Level.WARNING, "cache", _shared(aliases), "Give locks a database or a server of their own.")
 
 
 def _shared(aliases: Sequence[str]) -> str:
@@ -195,12 +203,12 @@ class Checkup:
     def questions(self, parts: Sequence[Any]) -> list[Command]:
         return [Command(question, at=part) for part in parts for question in (INFO, TIME)]
 
-    def findings(self, parts: Sequence[Any], replies: Sequence[Any], asked_at: float) -> list[Finding]:
+    def findings(self, parts: Sequence[Any], replies: Sequence[Any], asked_at: float) -> list[CheckResult]:
         info, server_time = replies
         found = findings(info, server_time, asked_at, self._terms, self._location)
         if isinstance(info, bytes) and read_info(info).get("cluster_enabled") == "1":
             hint = f"Set {self._options}['cluster'] to True."
-            found.append(Finding(Level.ERROR, "cluster", "This server is a node of a Cluster.", hint))
+            found.append(CheckResult(Level.ERROR, "cluster", "This server is a node of a Cluster.", hint))
         return found
 
     def of_settings(self, socket_timeout: float, where: str) -> list[CheckMessage]:

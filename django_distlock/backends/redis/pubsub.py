@@ -14,11 +14,11 @@ from weakref import WeakValueDictionary
 
 from redis.exceptions import RedisError, ResponseError, TimeoutError
 
-from ...types import Ticket
+from ...types import LockRequest
 from ...utils import fork
 from ...utils.clock import clock
 from ...utils.threads import Post, end_with_interpreter
-from ...utils.wakeup import Bell
+from ...utils.wakeup import WakeEvent
 from .config import Location
 from .errors import is_transient
 from .scripts import pack
@@ -39,7 +39,7 @@ class NoListener(RedisError):
 
 
 class Listener:
-    """Receives ``"token key"`` when the lock at the key was handed to the token, and rings the ticket's bell.
+    """Receives ``"token key"`` when the lock at the key was handed to the token, and sets the request's event.
 
     A hint is a hint: the truth is the lease in the store. A hint for a token that nobody here has any more
     goes to ``hand_back(token, key)``. A look publishes ``?`` to its own inbox, so that silence can be told
@@ -54,7 +54,7 @@ class Listener:
         self._hand_back = hand_back
         self._name = name
         # Weak, because a lease that was lost is never released here.
-        self._tickets: WeakValueDictionary[str, Ticket] = WeakValueDictionary()
+        self._tickets: WeakValueDictionary[str, LockRequest] = WeakValueDictionary()
         self._connection: Any = None
         self._has_told = False
         self._begin()
@@ -64,7 +64,7 @@ class Listener:
     def _begin(self) -> None:
         self._channel = self._new_channel()
         self.is_ready = False  # whether the subscription stands
-        self._starters: set[Bell] = set()
+        self._starters: set[WakeEvent] = set()
         self._failure: Exception | None = None
         self._post = Post()
         self._inbox = ""
@@ -89,27 +89,27 @@ class Listener:
 
         Raises redis-py's error if it does not in so many seconds, NoListener if there is no thread for it.
         """
-        with self.starter() as bell:
+        with self.starter() as event:
             if not self.is_ready:
-                bell.wait(within)
+                event.wait(within)
             self._check_ready(within)
 
     async def astart(self, name: str, within: float) -> None:
-        with self.starter() as bell:
+        with self.starter() as event:
             if not self.is_ready:
-                await bell.await_(within)
+                await event.await_set(within)
             self._check_ready(within)
 
     @contextmanager
-    def starter(self) -> Iterator[Bell]:
-        """A bell that rings when the subscription stands, or cannot."""
-        bell = Bell()
-        self._starters.add(bell)
+    def starter(self) -> Iterator[WakeEvent]:
+        """An event that is set when the subscription stands, or cannot."""
+        event = WakeEvent()
+        self._starters.add(event)
         try:
             self._revive()
-            yield bell
+            yield event
         finally:
-            self._starters.discard(bell)
+            self._starters.discard(event)
 
     def _check_ready(self, within: float) -> None:
         if not self.is_ready:
@@ -149,17 +149,17 @@ class Listener:
             connection._sock.shutdown(socket.SHUT_RDWR)  # redis-py has no public way to wake who reads
         return thread
 
-    def expect(self, ticket: Ticket) -> None:
-        """Wake this ticket from now on. To be called before the store may know of it."""
-        ticket.inbox = ticket.inbox or self._inbox
-        self._tickets[ticket.token] = ticket
+    def expect(self, request: LockRequest) -> None:
+        """Wake this request from now on. To be called before the store may know of it."""
+        request.inbox = request.inbox or self._inbox
+        self._tickets[request.token] = request
         self._touched_at = clock()
 
-    def forget(self, ticket: Ticket) -> None:
-        if self._tickets.get(ticket.token) is ticket:
-            del self._tickets[ticket.token]
+    def forget(self, request: LockRequest) -> None:
+        if self._tickets.get(request.token) is request:
+            del self._tickets[request.token]
 
-    def will_look(self, ticket: Ticket) -> None:
+    def will_look(self, request: LockRequest) -> None:
         """A look is about to be sent."""
         self._touched_at = now = clock()
         if self._post.thread is None:
@@ -168,7 +168,7 @@ class Listener:
         elif self._asked_at > self._heard_at and now - self._asked_at > DEAF:
             self._resubscribe = True
 
-    def looked(self, ticket: Ticket, ears: int, sent_at: float) -> None:
+    def looked(self, request: LockRequest, ears: int, sent_at: float) -> None:
         """A look was answered, and its echo sent to so many listeners. Looks that are granted the lock send none."""
         if ears == 0:
             self._resubscribe = self._resubscribe or self.is_ready
@@ -253,17 +253,17 @@ class Listener:
         if text == b"?":
             return
         token, _, key = text.decode().partition(" ")
-        if ticket := self._tickets.get(token):
-            ticket.bell.ring()
+        if request := self._tickets.get(token):
+            request.event.set()
         else:
             self._hand_back(token, key)
 
     def _wake_all(self) -> None:
         self._ring_starters()
         for reference in self._tickets.valuerefs():  # a list, where values() would meet those that come meanwhile
-            if ticket := reference():
-                ticket.bell.ring()
+            if request := reference():
+                request.event.set()
 
     def _ring_starters(self) -> None:
-        for bell in list(self._starters):
-            bell.ring()
+        for event in list(self._starters):
+            event.set()

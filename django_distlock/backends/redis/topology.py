@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from ...types import new_token
 from ..base import BaseLockBackend
-from .client import AsyncWire, Wire
-from .cluster.client import AsyncClusterWire, ClusterWire
+from .client import AsyncClient, Client
+from .cluster.client import AsyncClusterClient, ClusterClient
 from .cluster.pubsub import ClusterListener
 from .config import Location
 from .diagnostics import Checkup
@@ -18,21 +18,21 @@ from .pubsub import Listener
 from .sentinel.config import find_location
 
 
-class Parts(NamedTuple):
+class Topology(NamedTuple):
     location: Location
     keys: Keys
-    wire: Wire | ClusterWire
-    new_async_wire: Callable[[], AsyncWire | AsyncClusterWire]
+    wire: Client | ClusterClient
+    new_async_wire: Callable[[], AsyncClient | AsyncClusterClient]
     listener: Listener | ClusterListener
     checkup: Checkup
 
 
-def server_parts(
+def server_topology(
     backend: BaseLockBackend, timeouts: Mapping[str, float], hand_back: Callable[[str, str], None]
-) -> Parts:
+) -> Topology:
     keys = Keys(read_prefix(backend))
     location = find_location(backend, timeouts)
     shared = (location, backend.option["max_connections"], timeouts["socket_timeout"])
     listener = Listener(location, lambda: keys.inbox(new_token()), hand_back, backend.alias)
     checkup = Checkup(location, keys.prefix, backend.terms, backend.setting("OPTIONS"))
-    return Parts(location, keys, Wire(*shared), partial(AsyncWire, *shared), listener, checkup)
+    return Topology(location, keys, Client(*shared), partial(AsyncClient, *shared), listener, checkup)

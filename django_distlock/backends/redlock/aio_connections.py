@@ -17,11 +17,11 @@ from .messages import (
     LOADS,
     MOST_AWAITED,
     NOT_ASKED,
-    Arrival,
     Asked,
-    Contact,
+    ConnectWait,
+    Message,
+    NodeState,
     NotYetConnected,
-    Request,
     Round,
     Steps,
     time_out,
@@ -30,7 +30,7 @@ from .messages import (
 LATE_LOOKS = 5  # rounds of the loop in which it reads what came while it was blocked
 
 
-class AsyncNode(Contact):
+class AsyncNode(NodeState):
     """One server. Replies come in the order of the requests, whoever sent them."""
 
     def __init__(self, location: Location) -> None:
@@ -58,11 +58,11 @@ class AsyncNode(Contact):
         self.failure = TimeoutError(f"no answer for {self.silent_for:.2f} s")
         return urgent and len(self._awaited) < MOST_AWAITED
 
-    def send(self, request: Request, at: float) -> Asked:
-        asked = Asked(request.replies, at, self._connection)
+    def send(self, message: Message, at: float) -> Asked:
+        asked = Asked(message.replies, at, self._connection)
         self._awaited.append(asked)
         # Not by send_packed_command, which may suspend: the order of requests must be the order of what is awaited.
-        self._connection._writer.write(request.packed)
+        self._connection._writer.write(message.packed)
         return asked
 
     def may_come(self, since: float, *, persists: bool) -> bool:
@@ -183,14 +183,14 @@ class AsyncNodes:
                 heard.set_result(True)
 
         for number, (node, is_ready) in enumerate(zip(self._nodes, ready, strict=True)):
-            request = round_.request(number, node._connection)
-            if request is None:
+            message = round_.message(number, node._connection)
+            if message is None:
                 asked.append(NOT_ASKED)
             elif not is_ready or node._connection is None:
                 failure = node.failure or NotYetConnected()
-                asked.append(Asked(request.replies, at, failure=failure))
+                asked.append(Asked(message.replies, at, failure=failure))
             else:
-                one = node.send(request, at)
+                one = node.send(message, at)
                 one.notify = check
                 asked.append(one)
         if all(one.is_settled for one in asked) or round_.enough(asked):
@@ -212,7 +212,7 @@ class AsyncNodes:
         ready = [node.is_ready(patience, urgent=urgent) for node in self._nodes]
         if all(ready):
             return ready
-        arrival = Arrival(self._majority, within, persists=persists)
+        arrival = ConnectWait(self._majority, within, persists=persists)
         while True:
             missing = [node for node, is_ready in zip(self._nodes, ready, strict=True) if not is_ready]
             for node in missing:

@@ -12,20 +12,20 @@ from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
 from ...exceptions import LockBackendError
-from ...types import Grant, LockInfo, Ticket
+from ...types import Grant, LockInfo, LockRequest
 from ...utils.clock import clock
-from ...utils.wakeup import Bell
+from ...utils.wakeup import WakeEvent
 from ..redis.errors import is_wrong_type
 from ..redis.scripts import Command, pack
-from .messages import ACQUIRE, RELEASE, RENEW, Asked, Request, Round, Verdict, all_settled
-from .quorum import Numbers, Seen, Tally, fence_of, is_decided, is_final, is_known, majority_of
+from .messages import ACQUIRE, RELEASE, RENEW, Asked, Message, Round, Verdict, all_settled
+from .quorum import FenceClock, Seen, Votes, fence_of, is_decided, is_final, is_known, majority_of
 
 SCAN_STEP = 1000  # keys a node visits per SCAN: well below a millisecond
 
 Explain = Callable[[Sequence[Exception | None]], LockBackendError]
 
 
-class Faded(Verdict):
+class StaleConnections(Verdict):
     """No majority answered, but connections that had stood idle may be to blame: worth another try on new ones."""
 
 
@@ -36,71 +36,73 @@ class Rounds:
     released in the background, if it can.
     """
 
-    def __init__(self, alias: str, prefix: str, size: int, explain: Explain, abandon: Callable[[Ticket], bool]) -> None:
+    def __init__(
+        self, alias: str, prefix: str, size: int, explain: Explain, abandon: Callable[[LockRequest], bool]
+    ) -> None:
         self.alias, self.prefix, self.size, self.explain, self.abandon = alias, prefix, size, explain, abandon
         self.majority = majority_of(size)
-        self.numbers = Numbers()
-        # Requests of granted tickets where not all nodes had answered by then.
-        self._late: WeakKeyDictionary[Ticket, Sequence[Asked]] = WeakKeyDictionary()
-        self._pursued: WeakSet[Ticket] = WeakSet()
-        self._released: WeakSet[Ticket] = WeakSet()
+        self.numbers = FenceClock()
+        # Requests of granted requests where not all nodes had answered by then.
+        self._late: WeakKeyDictionary[LockRequest, Sequence[Asked]] = WeakKeyDictionary()
+        self._pursued: WeakSet[LockRequest] = WeakSet()
+        self._released: WeakSet[LockRequest] = WeakSet()
 
     # Acquire
 
-    def acquire(self, ticket: Ticket, last_try: bool) -> Generator[Round, list[Asked], Grant | LockInfo]:
+    def acquire(self, request: LockRequest, last_try: bool) -> Generator[Round, list[Asked], Grant | LockInfo]:
         proposal, sent_at = self.numbers.propose(), clock()
-        asked = yield self._to_all([self._acquire(ticket, proposal, "new")], is_decided)
-        tally = Tally.of(asked)
+        asked = yield self._to_all([self._acquire(request, proposal, "new")], is_decided)
+        tally = Votes.of(asked)
         if tally.is_granted:
             numbers = list(tally.granted.values())
             self.numbers.saw(max(numbers))
             fence = fence_of(numbers, self.majority)
             if not is_known(fence, numbers, self.majority):
-                told = yield self._to_all([self._acquire(ticket, fence, "keep")], is_decided)
-                asked, tally = _latest(asked, told), Tally.of(told)
+                told = yield self._to_all([self._acquire(request, fence, "keep")], is_decided)
+                asked, tally = _latest(asked, told), Votes.of(told)
             if tally.is_granted:
-                self._remember(ticket, asked)
+                self._remember(request, asked)
                 return Grant(fence, sent_at)
         if tally.is_down and not last_try and _may_have_faded(asked):
-            ticket.unanswered = True
-            raise Faded
-        if not ticket.is_held:
-            yield from self._undo(ticket, asked, tally)
+            request.in_doubt = True
+            raise StaleConnections
+        if not request.is_held:
+            yield from self._undo(request, asked, tally)
         if tally.is_down:
             raise self.explain([tally.failed.get(node) for node in range(self.size)])
-        return self._busy(ticket.name, tally)
+        return self._busy(request.name, tally)
 
-    def _undo(self, ticket: Ticket, asked: Sequence[Asked], tally: Tally) -> Generator[Round, list[Asked], None]:
+    def _undo(self, request: LockRequest, asked: Sequence[Asked], tally: Votes) -> Generator[Round, list[Asked], None]:
         """Also where no answer came; on the same connections, so that it is executed behind the request."""
         doubtful = [one.was_sent and node not in tally.taken for node, one in enumerate(asked)]
         if not any(doubtful):
             return
-        request = self._giving_back(ticket)
+        message = self._giving_back(request)
 
         def enough(undone: Sequence[Asked]) -> bool:
             return all(undone[node].is_settled for node in tally.granted)
 
-        undone = yield Round(lambda node, _: request if doubtful[node] else None, enough)
+        undone = yield Round(lambda node, _: message if doubtful[node] else None, enough)
         if any(there and not one.was_sent for there, one in zip(doubtful, undone, strict=True)):
-            ticket.unanswered = True  # its connection broke in between
-        if ticket.unanswered or not all(one.is_answered for one in undone):
-            self._renounce(ticket)
+            request.in_doubt = True  # its connection broke in between
+        if request.in_doubt or not all(one.is_answered for one in undone):
+            self._renounce(request)
 
-    def _renounce(self, ticket: Ticket) -> None:
+    def _renounce(self, request: LockRequest) -> None:
         """Go on with another token: what is on its way for this one would undo another try, too."""
-        if ticket.unanswered and not self.abandon(replace(ticket, bell=Bell())):
+        if request.in_doubt and not self.abandon(replace(request, event=WakeEvent())):
             return
-        ticket.anew()
+        request.anew()
 
-    def _remember(self, ticket: Ticket, asked: Sequence[Asked]) -> None:
+    def _remember(self, request: LockRequest, asked: Sequence[Asked]) -> None:
         late = [one for one in asked if not one.is_answered]
         if late:
-            self._late[ticket] = asked
-            remedy = partial(self._giving_back, ticket)
+            self._late[request] = asked
+            remedy = partial(self._giving_back, request)
             for one in late:
                 one.remedy = remedy
 
-    def _busy(self, name: str, tally: Tally) -> LockInfo:
+    def _busy(self, name: str, tally: Votes) -> LockInfo:
         seen = Seen(self.size, free=len(tally.granted), failed=len(tally.failed))
         for left, lease in tally.taken.values():
             seen.add(self.alias, name, lease, left)
@@ -120,17 +122,17 @@ class Rounds:
     # Release
 
     def release(
-        self, ticket: Ticket, rest: float, last_try: bool, repeated: bool
+        self, request: LockRequest, rest: float, last_try: bool, repeated: bool
     ) -> Generator[Round, list[Asked], bool]:
-        self._released.add(ticket)
-        late = self._late.pop(ticket, None)
-        plain = self._giving_back(ticket, rest)
-        retiring = cache(partial(self._giving_back, ticket, rest, ticket.lasts))
+        self._released.add(request)
+        late = self._late.pop(request, None)
+        plain = self._giving_back(request, rest)
+        retiring = cache(partial(self._giving_back, request, rest, request.lasts))
         is_late = [bool(late and late[node].was_sent and not late[node].is_answered) for node in range(self.size)]
 
-        def request(node: int, connection: object) -> Request:
+        def message(node: int, connection: object) -> Message:
             overtakes = late and is_late[node] and late[node].connection is not connection
-            return retiring() if ticket.unanswered or overtakes else plain
+            return retiring() if request.in_doubt or overtakes else plain
 
         def counted(asked: Sequence[Asked]) -> list[Any]:
             return [one.replies[0] for one in asked if one.is_answered]
@@ -139,38 +141,38 @@ class Rounds:
             replies = counted(asked)
             return max(replies.count(1), replies.count(0)) >= self.majority or all_settled(asked)
 
-        asked = yield Round(request, enough)
+        asked = yield Round(message, enough)
         replies = counted(asked)
         if replies.count(0) + replies.count(1) < self.majority:
-            ticket.unanswered = True
+            request.in_doubt = True
             raise self._no_majority(asked, last_try)
         if not rest:
-            if any((ticket.unanswered or there) and one.hangs for there, one in zip(is_late, asked, strict=True)):
-                self._pursue(ticket, asked)
+            if any((request.in_doubt or there) and one.hangs for there, one in zip(is_late, asked, strict=True)):
+                self._pursue(request, asked)
             elif any(one.was_missed and (late is None or late[node].was_sent) for node, one in enumerate(asked)):
-                self.abandon(replace(ticket, bell=Bell()))
+                self.abandon(replace(request, event=WakeEvent()))
         # While no majority has lost it, nobody else can have had the lock: nodes that failed stay away for a TTL.
         return repeated or replies.count(0) < self.majority
 
-    def _pursue(self, ticket: Ticket, asked: Sequence[Asked]) -> None:
+    def _pursue(self, request: LockRequest, asked: Sequence[Asked]) -> None:
         """A node that hangs may grant what it was asked for when it wakes up: tell it then that it is over."""
-        if ticket in self._pursued:
+        if request in self._pursued:
             raise self._down(asked)  # to be repeated
-        remainder = replace(ticket, unanswered=True, bell=Bell())
+        remainder = replace(request, in_doubt=True, event=WakeEvent())
         self._pursued.add(remainder)
         self.abandon(remainder)
 
     # Renew
 
     def renew(
-        self, wanted: Sequence[tuple[Ticket, float]], last_try: bool
+        self, wanted: Sequence[tuple[LockRequest, float]], last_try: bool
     ) -> Generator[Round, list[Asked], list[bool | None]]:
         """True, False where the lease is gone, None where no majority says either.
 
         A node that lost the lease, because it was restarted or did not hear of it, is given it again while
         no majority has lost it: so a lease outlives restarts of all nodes, one after another.
         """
-        commands = [RENEW.call(self._keys(ticket.name)[:1], ticket.token, _ms(ttl)) for ticket, ttl in wanted]
+        commands = [RENEW.call(self._keys(request.name)[:1], request.token, _ms(ttl)) for request, ttl in wanted]
         asked = yield self._to_all(commands, all_settled)
         answered = [one for one in asked if one.is_answered and not all(map(_is_refusal, one.replies))]
         if len(answered) < self.majority:
@@ -178,7 +180,7 @@ class Rounds:
         outcomes: list[bool | None] = []
         repairs: list[list[Command]] = [[] for _ in asked]
         repaired: list[tuple[int, int]] = []  # which lease, on which node
-        for index, (ticket, ttl) in enumerate(wanted):
+        for index, (request, ttl) in enumerate(wanted):
             replies = {node: one.replies[index] for node, one in enumerate(asked) if one.is_answered}
             kept = [int(reply) for reply in replies.values() if isinstance(reply, bytes)]
             lost = [node for node, reply in replies.items() if reply == 0]
@@ -186,7 +188,7 @@ class Rounds:
             if lost and kept and outcomes[-1] is not False:
                 fence = fence_of(kept, self.majority)
                 for node in lost:
-                    repairs[node].append(self._acquire(ticket, fence, "keep", ttl))
+                    repairs[node].append(self._acquire(request, fence, "keep", ttl))
                     repaired.append((index, node))
         if repaired:
             yield from self._repair(repairs, repaired, wanted, asked, outcomes)
@@ -196,23 +198,23 @@ class Rounds:
         self,
         commands: Sequence[Sequence[Command]],
         repaired: Sequence[tuple[int, int]],
-        wanted: Sequence[tuple[Ticket, float]],
+        wanted: Sequence[tuple[LockRequest, float]],
         asked: Sequence[Asked],
         outcomes: list[bool | None],
     ) -> Generator[Round, list[Asked], None]:
-        given = yield Round(lambda node, _: Request.of(*commands[node]) if commands[node] else None, all_settled)
+        given = yield Round(lambda node, _: Message.of(*commands[node]) if commands[node] else None, all_settled)
         answers = {node: iter(one.replies) for node, one in enumerate(given) if one.is_answered}
         again: dict[int, int] = {}
         for index, node in repaired:
             if node not in answers:
-                wanted[index][0].unanswered = True
+                wanted[index][0].in_doubt = True
                 continue
             match next(answers[node]):
                 case [1, _]:
                     again[index] = again.get(index, 0) + 1
         for index in {index for index, _ in repaired}:
-            if (ticket := wanted[index][0]) in self._released:  # meanwhile: a node may have executed that before
-                self.abandon(replace(ticket, unanswered=True, bell=Bell()))
+            if (request := wanted[index][0]) in self._released:  # meanwhile: a node may have executed that before
+                self.abandon(replace(request, in_doubt=True, event=WakeEvent()))
         for index, count in again.items():
             kept = sum(isinstance(one.replies[index], bytes) for one in asked if one.is_answered)
             if kept + count >= self.majority:
@@ -243,12 +245,12 @@ class Rounds:
         """The next page of each node that is not through."""
         pattern = re.sub(r"([*?\[\]\\])", r"\\\1", f"{self.prefix}:{prefix}") + "*"
 
-        def request(node: int, _: object) -> Request | None:
+        def message(node: int, _: object) -> Message | None:
             if (cursor := listing.cursors[node]) is None:
                 return None
-            return Request.of(Command(pack("SCAN", cursor, "MATCH", pattern, "COUNT", SCAN_STEP)))
+            return Message.of(Command(pack("SCAN", cursor, "MATCH", pattern, "COUNT", SCAN_STEP)))
 
-        asked = yield Round(request, all_settled)
+        asked = yield Round(message, all_settled)
         cursors: list[bytes | None] = [None] * self.size
         names: list[list[str]] = [[] for _ in asked]
         failures = dict(listing.failures)
@@ -263,7 +265,7 @@ class Rounds:
                     failures[node] = error
         if len(failures) > self.size - self.majority:
             if not last_try and _may_have_faded(asked):
-                raise Faded
+                raise StaleConnections
             raise self.explain([failures.get(node) for node in range(self.size)])
         listing.turn(cursors, names, failures)
 
@@ -278,9 +280,9 @@ class Rounds:
 
     # Of each request
 
-    def _acquire(self, ticket: Ticket, number: int, mode: str, ttl: float | None = None) -> Command:
+    def _acquire(self, request: LockRequest, number: int, mode: str, ttl: float | None = None) -> Command:
         return ACQUIRE.call(
-            self._keys(ticket.name), ticket.token, _ms(ttl or ticket.lasts), ticket.holder.to_text(), number, mode
+            self._keys(request.name), request.token, _ms(ttl or request.lasts), request.holder.to_text(), number, mode
         )  # fmt: skip
 
     def _keys(self, name: str) -> tuple[str, str, str]:
@@ -288,14 +290,14 @@ class Rounds:
         return f"{self.prefix}:{name}", f"{self.prefix}|x:{name}", f"{self.prefix}|f"
 
     def _to_all(self, commands: Sequence[Command], enough: Callable[[Sequence[Asked]], bool]) -> Round:
-        request = Request.of(*commands)
-        return Round(lambda node, connection: request, enough)
+        message = Message.of(*commands)
+        return Round(lambda node, connection: message, enough)
 
-    def _giving_back(self, ticket: Ticket, rest: float = 0.0, retire: float = 0.0) -> Request:
-        return Request.of(RELEASE.call(self._keys(ticket.name)[:2], ticket.token, _ms(rest), _ms(retire)))
+    def _giving_back(self, request: LockRequest, rest: float = 0.0, retire: float = 0.0) -> Message:
+        return Message.of(RELEASE.call(self._keys(request.name)[:2], request.token, _ms(rest), _ms(retire)))
 
     def _no_majority(self, asked: Sequence[Asked], last_try: bool) -> Exception:
-        return Faded() if not last_try and _may_have_faded(asked) else self._down(asked)
+        return StaleConnections() if not last_try and _may_have_faded(asked) else self._down(asked)
 
     def _down(self, asked: Sequence[Asked]) -> LockBackendError:
         return self.explain([_failure(one) for one in asked])

@@ -12,7 +12,7 @@ from django.core.checks import CheckMessage
 from redis.exceptions import MaxConnectionsError
 
 from ...exceptions import LockBackendError
-from ...types import Finding, Grant, LockInfo, Ticket
+from ...types import CheckResult, Grant, LockInfo, LockRequest
 from ...utils.clock import clock
 from ...utils.text import printable
 from ..base import BaseLockBackend
@@ -21,7 +21,7 @@ from ..redis.diagnostics import of_patience
 from ..redis.errors import NoReply, advice
 from ..redis.keys import read_prefix
 from .aio_connections import AsyncNodes
-from .algorithm import Faded, Listing, Rounds
+from .algorithm import Listing, Rounds, StaleConnections
 from .config import check_options, read_locations
 from .connections import Nodes
 from .diagnostics import examine, of_settings
@@ -76,82 +76,84 @@ class RedlockBackend(BaseLockBackend):
     def keyspace(self) -> Hashable:
         return frozenset(location.text for location in self.locations), self.prefix
 
-    def check(self) -> list[Finding]:
+    def check(self) -> list[CheckResult]:
         asked = self._run(lambda last: self._rounds.info(), self._node_timeout())
         found = examine(self.locations, asked, self._longest_ttl)  # before the probe, which has a TTL of its own
         return [*super().check(), *found]
 
-    async def acheck(self) -> list[Finding]:
+    async def acheck(self) -> list[CheckResult]:
         asked = await self._arun(lambda last: self._rounds.info(), self._node_timeout())
         found = examine(self.locations, asked, self._longest_ttl)
         return [*await super().acheck(), *found]
 
     # The contract
 
-    def acquire(self, ticket: Ticket, *, queue: bool) -> Grant | LockInfo:
-        self._longest_ttl = max(self._longest_ttl, ticket.lasts)
+    def acquire(self, request: LockRequest, *, queue: bool) -> Grant | LockInfo:
+        self._longest_ttl = max(self._longest_ttl, request.lasts)
         try:
-            answer: Grant | LockInfo = self._run(*self._acquiring(ticket), **self._patience(ticket))
+            answer: Grant | LockInfo = self._run(*self._acquiring(request), **self._patience(request))
         except BaseException as error:
-            ticket.unanswered = ticket.unanswered or not isinstance(error, LockBackendError)
+            request.in_doubt = request.in_doubt or not isinstance(error, LockBackendError)
             raise
         return answer
 
-    async def aacquire(self, ticket: Ticket, *, queue: bool) -> Grant | LockInfo:
-        self._longest_ttl = max(self._longest_ttl, ticket.lasts)
+    async def aacquire(self, request: LockRequest, *, queue: bool) -> Grant | LockInfo:
+        self._longest_ttl = max(self._longest_ttl, request.lasts)
         try:
-            answer: Grant | LockInfo = await self._arun(*self._acquiring(ticket), **self._patience(ticket))
+            answer: Grant | LockInfo = await self._arun(*self._acquiring(request), **self._patience(request))
         except BaseException as error:
-            ticket.unanswered = ticket.unanswered or not isinstance(error, LockBackendError)
+            request.in_doubt = request.in_doubt or not isinstance(error, LockBackendError)
             raise
         return answer
 
-    def _patience(self, ticket: Ticket) -> dict[str, Any]:
+    def _patience(self, request: LockRequest) -> dict[str, Any]:
         """How long to wait for connections, and whether to nodes that refuse, too: for callers who wait themselves."""
-        if ticket.give_up is None:
+        if request.give_up is None:
             return {"persists": True}
-        left = ticket.give_up - clock()
+        left = request.give_up - clock()
         return {"within": min(self._connecting, max(SHORTEST_WAIT, left) + HANDSHAKE), "persists": left > 0}
 
-    def _acquiring(self, ticket: Ticket) -> tuple[Callable[[bool], Steps], float]:
-        return lambda last: self._rounds.acquire(ticket, last), self._node_timeout(ticket.ttl)
+    def _acquiring(self, request: LockRequest) -> tuple[Callable[[bool], Steps], float]:
+        return lambda last: self._rounds.acquire(request, last), self._node_timeout(request.ttl)
 
-    def wait_turn(self, ticket: Ticket, timeout: float) -> None:
-        super().wait_turn(ticket, self._delay(timeout))
+    def wait_for_turn(self, request: LockRequest, timeout: float) -> None:
+        super().wait_for_turn(request, self._delay(timeout))
 
-    async def await_turn(self, ticket: Ticket, timeout: float) -> None:
-        await super().await_turn(ticket, self._delay(timeout))
+    async def await_for_turn(self, request: LockRequest, timeout: float) -> None:
+        await super().await_for_turn(request, self._delay(timeout))
 
     def _delay(self, most: float) -> float:
         # Random, so that those who took the lock from each other do not meet again.
         shortest, longest = self.option["retry_delay"]
         return min(most, random.uniform(shortest, longest))
 
-    def release(self, ticket: Ticket, rest: float = 0.0) -> bool:
-        return bool(self._run(*self._releasing(ticket, rest), urgent=True))
+    def release(self, request: LockRequest, rest: float = 0.0) -> bool:
+        return bool(self._run(*self._releasing(request, rest), urgent=True))
 
-    async def arelease(self, ticket: Ticket, rest: float = 0.0) -> bool:
-        return bool(await self._arun(*self._releasing(ticket, rest), urgent=True))
+    async def arelease(self, request: LockRequest, rest: float = 0.0) -> bool:
+        return bool(await self._arun(*self._releasing(request, rest), urgent=True))
 
-    def _releasing(self, ticket: Ticket, rest: float) -> tuple[Callable[[bool], Steps], float]:
+    def _releasing(self, request: LockRequest, rest: float) -> tuple[Callable[[bool], Steps], float]:
         self._longest_ttl = max(self._longest_ttl, rest)
         tries = iter((False, True))  # whether an earlier try may have done it
-        return lambda last: self._rounds.release(ticket, rest, last, next(tries)), self._node_timeout(ticket.ttl)
+        return lambda last: self._rounds.release(request, rest, last, next(tries)), self._node_timeout(request.ttl)
 
-    def renew(self, wanted: Sequence[tuple[Ticket, float]], *, within: float | None = None) -> list[bool | None]:
+    def renew(self, wanted: Sequence[tuple[LockRequest, float]], *, within: float | None = None) -> list[bool | None]:
         renewed: list[bool | None] = []
         for some in _in_steps(wanted, RENEWALS):
             renewed += self._run(*self._renewing(some, within), within=within)
         return renewed
 
-    async def arenew(self, wanted: Sequence[tuple[Ticket, float]], *, within: float | None = None) -> list[bool | None]:
+    async def arenew(
+        self, wanted: Sequence[tuple[LockRequest, float]], *, within: float | None = None
+    ) -> list[bool | None]:
         renewed: list[bool | None] = []
         for some in _in_steps(wanted, RENEWALS):
             renewed += await self._arun(*self._renewing(some, within), within=within)
         return renewed
 
     def _renewing(
-        self, wanted: Sequence[tuple[Ticket, float]], within: float | None
+        self, wanted: Sequence[tuple[LockRequest, float]], within: float | None
     ) -> tuple[Callable[[bool], Steps], float]:
         shortest = min(ttl for _, ttl in wanted)
         patience = self._node_timeout(shortest)
@@ -206,10 +208,10 @@ class RedlockBackend(BaseLockBackend):
         error.__cause__ = ExceptionGroup("what the nodes failed with", [failure for failure in failures if failure])
         return error
 
-    def _abandon(self, ticket: Ticket) -> bool:
+    def _abandon(self, request: LockRequest) -> bool:
         if self.on_orphan is None:
             return False
-        self.on_orphan(ticket)
+        self.on_orphan(request)
         return True
 
     # Nodes
@@ -235,7 +237,7 @@ class RedlockBackend(BaseLockBackend):
         try:
             try:
                 return self._nodes.run(steps(False), patience, within, **how)
-            except Faded:
+            except StaleConnections:
                 self._nodes.reset()
                 return self._nodes.run(steps(True), patience, _rest_of(within, began), **how)
         except MaxConnectionsError as error:
@@ -255,7 +257,7 @@ class RedlockBackend(BaseLockBackend):
         nodes = await self._async_nodes.here()
         try:
             return await nodes.run(steps(False), patience, within, **how)
-        except Faded:
+        except StaleConnections:
             nodes.reset()
             return await nodes.run(steps(True), patience, _rest_of(within, began), **how)
 

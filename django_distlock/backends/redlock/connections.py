@@ -32,11 +32,11 @@ from .messages import (
     LOADS,
     MOST_AWAITED,
     NOT_ASKED,
-    Arrival,
     Asked,
-    Contact,
+    ConnectWait,
+    Message,
+    NodeState,
     NotYetConnected,
-    Request,
     Round,
     Steps,
     Verdict,
@@ -67,11 +67,11 @@ class Link:
         """Seconds since the oldest request that is not answered."""
         return clock() - self.awaited[0].sent_at if self.awaited else 0.0
 
-    def send(self, request: Request, at: float) -> Asked:
-        asked = Asked(request.replies, at, self)
+    def send(self, message: Message, at: float) -> Asked:
+        asked = Asked(message.replies, at, self)
         self.awaited.append(asked)
         try:
-            self.connection.send_packed_command([request.packed], check_health=False)
+            self.connection.send_packed_command([message.packed], check_health=False)
         except (RedisError, OSError) as error:
             self.fail(error)
         return asked
@@ -108,10 +108,10 @@ class Link:
             self.awaited.popleft().fail(error)
 
 
-class Lineup:
+class ConnectionSet:
     """One link to each node, or None where there is none just now, for one thread at a time."""
 
-    def __init__(self, nodes: Sequence[Contact]) -> None:
+    def __init__(self, nodes: Sequence[NodeState]) -> None:
         self._nodes = nodes
         self.links: list[Link | None] = [None] * len(nodes)
         self._numbers: dict[int, int] = {}  # by file descriptor
@@ -139,14 +139,14 @@ class Lineup:
 
     def _send(self, number: int, round_: Round, at: float, patience: float, urgent: bool) -> Asked:
         link = self.links[number]
-        request = round_.request(number, link)
-        if request is None:
+        message = round_.message(number, link)
+        if message is None:
             return NOT_ASKED
         if link is None:
-            return Asked(request.replies, at, failure=self._nodes[number].failure or NotYetConnected())
+            return Asked(message.replies, at, failure=self._nodes[number].failure or NotYetConnected())
         if link.awaited and not link.is_ready(patience, urgent=urgent):
-            return Asked(request.replies, at, failure=TimeoutError(f"no answer for {link.silent_for:.2f} s"))
-        asked = link.send(request, at)
+            return Asked(message.replies, at, failure=TimeoutError(f"no answer for {link.silent_for:.2f} s"))
+        asked = link.send(message, at)
         if link.is_broken:
             self._leave_out(number, link)
         return asked
@@ -204,7 +204,7 @@ Poll: Any = getattr(select, "poll", Selection)
 POLLIN: int = getattr(select, "POLLIN", 1)
 
 
-class Node(Contact):
+class Node(NodeState):
     """One server, as the threads of this process see it. Its spare links wait for whoever has none."""
 
     def __init__(self, number: int, location: Location) -> None:
@@ -242,8 +242,8 @@ class Nodes:
     def _start(self) -> None:
         self._changed = threading.Condition(threading.RLock())  # a signal handler may ask while it is held
         self._nodes = [Node(number, location) for number, location in enumerate(self._locations)]
-        self._idle: deque[Lineup] = deque()
-        self._filling: list[Lineup] = []  # those that wait for connections, in the order in which they came
+        self._idle: deque[ConnectionSet] = deque()
+        self._filling: list[ConnectionSet] = []  # those that wait for connections, in the order in which they came
         self._permits = permits(self._most)  # one per lineup that may be in use
         self._is_open = True
         weakref.finalize(self, _disconnect, self._idle, self._nodes).atexit = False
@@ -291,19 +291,19 @@ class Nodes:
 
     # Connections
 
-    def _lineup(self, within: float, persists: bool) -> Lineup:
+    def _lineup(self, within: float, persists: bool) -> ConnectionSet:
         try:
             lineup = self._idle.pop()
         except IndexError:
-            lineup = Lineup(self._nodes)
+            lineup = ConnectionSet(self._nodes)
         lineup.refresh()
         if None in lineup.links:
             self._fill(lineup, within, persists)
             lineup.refresh()
         return lineup
 
-    def _fill(self, lineup: Lineup, within: float, persists: bool) -> None:
-        arrival = Arrival(self._majority, within, persists=persists)
+    def _fill(self, lineup: ConnectionSet, within: float, persists: bool) -> None:
+        arrival = ConnectWait(self._majority, within, persists=persists)
         with self._changed:
             try:
                 self._filling.append(lineup)
@@ -319,7 +319,7 @@ class Nodes:
                 with suppress(ValueError):  # interrupted before it was added
                     self._filling.remove(lineup)
 
-    def _missing(self, lineup: Lineup) -> list[Node]:
+    def _missing(self, lineup: ConnectionSet) -> list[Node]:
         missing = []
         for number, node in enumerate(self._nodes):
             if lineup.links[number] is None:
@@ -387,7 +387,7 @@ class Nodes:
         self.reset()
 
 
-def _disconnect(idle: deque[Lineup], nodes: Sequence[Node]) -> None:
+def _disconnect(idle: deque[ConnectionSet], nodes: Sequence[Node]) -> None:
     with suppress(IndexError):
         while True:
             idle.pop().close(ConnectionError("closed"))

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from django.core.checks import CheckMessage, Warning
 
-from ...types import Finding, Level
+from ...types import CheckResult, Level
 from ..redis.config import Location
 from ..redis.diagnostics import of_caches
 from .messages import Asked
@@ -23,18 +23,18 @@ def of_settings(setting: str, locations: Sequence[Location]) -> list[CheckMessag
     return found
 
 
-def examine(locations: Sequence[Location], asked: Sequence[Asked], longest_ttl: float) -> list[Finding]:
+def examine(locations: Sequence[Location], asked: Sequence[Asked], longest_ttl: float) -> list[CheckResult]:
     """From the replies to INFO."""
     return list(_examined(locations, asked, longest_ttl))
 
 
-def _examined(locations: Sequence[Location], asked: Sequence[Asked], longest_ttl: float) -> Iterator[Finding]:
+def _examined(locations: Sequence[Location], asked: Sequence[Asked], longest_ttl: float) -> Iterator[CheckResult]:
     by_server: dict[str, list[str]] = defaultdict(list)
     for location, one in zip(locations, asked, strict=True):
         reply = one.replies[0] if one.is_answered else one.failure
         if not isinstance(reply, bytes):
             hint = "Locks are granted while a majority of the nodes answers."
-            yield Finding(Level.ERROR, "nodes", f"{location.text} does not answer: {reply}", hint)
+            yield CheckResult(Level.ERROR, "nodes", f"{location.text} does not answer: {reply}", hint)
             continue
         about = _fields(reply)
         by_server[about.get("run_id", location.text)].append(location.text)
@@ -42,13 +42,13 @@ def _examined(locations: Sequence[Location], asked: Sequence[Asked], longest_ttl
     for names in by_server.values():
         if len(names) > 1:
             message = f"{' and '.join(names)} are one server, which then has {len(names)} votes."
-            yield Finding(Level.ERROR, "nodes", message, "Name each server once.")
+            yield CheckResult(Level.ERROR, "nodes", message, "Name each server once.")
 
 
-def _of_node(name: str, about: dict[str, str], longest_ttl: float) -> Iterator[Finding]:
+def _of_node(name: str, about: dict[str, str], longest_ttl: float) -> Iterator[CheckResult]:
     uptime = int(about.get("uptime_in_seconds", 0))
     if uptime < longest_ttl:
-        yield Finding(
+        yield CheckResult(
             Level.WARNING,
             "uptime",
             f"{name} runs for {uptime} s, less than the longest TTL of {longest_ttl:g} s. If it lost its locks when it"
@@ -57,16 +57,16 @@ def _of_node(name: str, about: dict[str, str], longest_ttl: float) -> Iterator[F
         )
     if about.get("role", "master") != "master":
         message = f"{name} is a replica. Nodes of a quorum are masters that know nothing of each other."
-        yield Finding(Level.ERROR, "replicas", message, "Name its master, or make it one.")
+        yield CheckResult(Level.ERROR, "replicas", message, "Name its master, or make it one.")
     elif int(about.get("connected_slaves", 0)):
-        yield Finding(
+        yield CheckResult(
             Level.WARNING,
             "replicas",
             f"{name} has replicas. A replica that takes over may not know the latest locks.",
             "Let the node be down instead, which is what the other nodes are for.",
         )
     if int(about.get("maxmemory", 0)) and about.get("maxmemory_policy") != "noeviction":
-        yield Finding(
+        yield CheckResult(
             Level.ERROR,
             "eviction",
             f"{name} may evict locks when its memory is full (maxmemory-policy {about.get('maxmemory_policy')}).",

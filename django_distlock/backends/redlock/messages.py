@@ -55,7 +55,7 @@ class Asked:
         self.is_answered = not expects
         self.is_settled = not self.was_sent
         self.notify: Callable[[], None] | None = None
-        self.remedy: Callable[[], Request] | None = None
+        self.remedy: Callable[[], Message] | None = None
 
     def take(self, reply: Any) -> bool:
         """Whether this was the last reply."""
@@ -90,14 +90,14 @@ class Asked:
 NOT_ASKED = Asked(0)
 
 
-class Request(NamedTuple):
+class Message(NamedTuple):
     """Commands, packed once for all nodes that are sent them."""
 
     packed: bytes
     replies: int
 
     @classmethod
-    def of(cls, *commands: Command) -> Request:
+    def of(cls, *commands: Command) -> Message:
         return cls(b"".join([command.packed for command in commands]), len(commands))
 
 
@@ -106,12 +106,12 @@ class Verdict(Exception):
 
 
 class Round(NamedTuple):
-    """``request``: what to send to a node, by its number, on a connection; None where it is not asked.
+    """``message``: what to send to a node, by its number, on a connection; None where it is not asked.
 
     ``enough``: whether the answers that came suffice; asked again with each further one, until all are settled.
     """
 
-    request: Callable[[int, object], Request | None]
+    message: Callable[[int, object], Message | None]
     enough: Callable[[Sequence[Asked]], bool]
 
 
@@ -128,7 +128,7 @@ def time_out(asked: Sequence[Asked], patience: float) -> None:
             one.fail(TimeoutError(f"no answer within {patience:g} s"))
 
 
-class Contact(ABC):
+class NodeState(ABC):
     """What is known of reaching one node, whoever asks."""
 
     failure: Exception | None = None  # why it is not asked just now
@@ -172,7 +172,7 @@ class Contact(ABC):
         self.failure, self._failed_at = error, clock()
 
 
-class Arrival:
+class ConnectWait:
     """How long to wait for nodes that are not connected.
 
     ``persists``: also for those that refuse a connection, which are asked again and again; else a majority that
@@ -186,7 +186,7 @@ class Arrival:
         self._patience = patience
         self._decided_after: float | None = None
 
-    def wait(self, ready: int, missing: Sequence[Contact]) -> float:
+    def wait(self, ready: int, missing: Sequence[NodeState]) -> float:
         """Seconds, at most ``PACE`` at a time; 0 or less: go on with those that are there.
 
         Once a majority is there, or has refused: as long again as that took, counted for each node from when we

@@ -34,7 +34,7 @@ def majority_of(nodes: int) -> int:
     return nodes // 2 + 1
 
 
-class Numbers:
+class FenceClock:
     """Proposes fencing numbers: the time in microseconds, or one more than the largest number seen.
 
     What makes the numbers of a name grow strictly. Let m be the majority of the n nodes, and let every node
@@ -80,7 +80,7 @@ def is_known(fence: int, numbers: Sequence[int], majority: int) -> bool:
 
 
 @dataclass
-class Tally:
+class Votes:
     """What the nodes answered to a request for a lock. "Taken" and "failed" never count for each other."""
 
     size: int
@@ -89,7 +89,7 @@ class Tally:
     failed: dict[int, Exception] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, asked: Sequence[Asked]) -> Tally:
+    def of(cls, asked: Sequence[Asked]) -> Votes:
         tally = cls(len(asked))
         for node, one in enumerate(asked):
             if one.is_answered:
@@ -133,7 +133,7 @@ class Tally:
 
 def is_decided(asked: Sequence[Asked]) -> bool:
     settled = sum([one.is_settled for one in asked])
-    return settled >= majority_of(len(asked)) and Tally.of(asked).is_decided
+    return settled >= majority_of(len(asked)) and Votes.of(asked).is_decided
 
 
 @dataclass

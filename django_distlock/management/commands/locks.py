@@ -22,9 +22,18 @@ from ...exceptions import InvalidLockName, LockBackendError
 from ...monitoring import formatting
 from ...monitoring.diagnostics import capabilities_finding
 from ...monitoring.formatting import FLEXIBLE, SPARE, as_json, looked_at, rows, state
-from ...monitoring.inventory import Inventory, Key, Seen, force_release, held_for, holding_nodes, in_words, long_held
+from ...monitoring.inventory import (
+    Inventory,
+    Key,
+    Seen,
+    force_release,
+    format_duration,
+    held_for,
+    holding_nodes,
+    long_held,
+)
 from ...names import stored_name
-from ...types import Finding, Level
+from ...types import CheckResult, Level
 from ...utils.parallel import ask_abreast
 from ...utils.text import printable
 
@@ -161,9 +170,9 @@ class Command(BaseCommand):
             "state": state(seen),
             "holder": str(info.holder or "-"),
             "granted at": info.granted_at.isoformat(" ", "seconds") if info.granted_at else "-",
-            "held for": ("-" if held is None else in_words(held))
-            + (f", longer than LONG_HELD ({in_words(long)})" if long else ""),
-            "time left": in_words(seen.remaining) if seen.remaining < float("inf") else "-",
+            "held for": ("-" if held is None else format_duration(held))
+            + (f", longer than LONG_HELD ({format_duration(long)})" if long else ""),
+            "time left": format_duration(seen.remaining) if seen.remaining < float("inf") else "-",
             "waiting": "-" if waiting is None else str(waiting),
             "fencing number": str(info.fence),
             "lease": info.digest,
@@ -262,7 +271,7 @@ class Command(BaseCommand):
             )
         else:
             for alias, rows in deleted.items():
-                done = f"{rows} row(s) deleted, of locks that nobody has held for {in_words(age)}"
+                done = f"{rows} row(s) deleted, of locks that nobody has held for {format_duration(age)}"
                 done += " and of runs of beat as old."
                 self.stdout.write(f"{alias}: {reasons[alias] if rows is None else done}")
         self._tell(inventory)
@@ -297,7 +306,7 @@ class Command(BaseCommand):
         if errors := sum(item.is_error for findings in found.values() for item in findings):
             raise CommandError(f"{errors} error(s).", returncode=NOT_SO)
 
-    def _print_finding(self, item: Finding) -> None:
+    def _print_finding(self, item: CheckResult) -> None:
         styles = {Level.OK: self.style.SUCCESS, Level.WARNING: self.style.WARNING, Level.ERROR: self.style.ERROR}
         level = formatting.padded(item.level, 7)
         styled = styles[item.level](level) if item.level in styles else level
@@ -323,11 +332,11 @@ def type_of(alias: str) -> str:
         return "not usable"
 
 
-def _checked(alias: str) -> list[Finding]:
+def _checked(alias: str) -> list[CheckResult]:
     try:
         return [*locks[alias].check(), capabilities_finding(locks[alias])]
     except ImproperlyConfigured as error:
-        return [Finding(Level.ERROR, "settings", str(error))]
+        return [CheckResult(Level.ERROR, "settings", str(error))]
 
 
 def _pruned(backend: BaseLockBackend, age: float) -> int | None:

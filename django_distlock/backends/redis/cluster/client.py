@@ -1,4 +1,4 @@
-"""Commands to a Cluster and their replies: the same as ``Wire`` and ``AsyncWire`` for one server."""
+"""Commands to a Cluster and their replies: the same as ``Client`` and ``AsyncClient`` for one server."""
 
 from __future__ import annotations
 
@@ -10,37 +10,37 @@ from math import inf
 
 from redis.exceptions import ClusterDownError
 
-from ..client import NOTHING, Answer, AsyncWire, Wire
+from ..client import NOTHING, Answer, AsyncClient, Client
 from ..config import Location
 from ..scripts import Command
 from ..timeouts import longest
-from .routing import Address, Errand, Outcome, Pause, Result, SlotMap, Steps, Trip, refresh, slot_of_key
+from .routing import Address, NodeBatch, Outcome, Pause, Result, RoutedRequest, SlotMap, Steps, refresh, slot_of_key
 
 MOST_ROUNDS = 5  # in which a listing asks all primaries, while slots move
 
 
-class NodeWire(Wire):
+class NodeClient(Client):
     waits = False  # a node that does not serve may have a successor, so the errand goes on
 
 
-class AsyncNodeWire(AsyncWire):
+class AsyncNodeClient(AsyncClient):
     waits = False
 
 
-class _ClusterWire:
+class _ClusterClient:
     def __init__(self, location: Location, slots: SlotMap, most: int, timeout: float) -> None:
         self._location, self._slots = location, slots
         self._most, self._timeout = most, timeout
 
     def _errand(
         self, commands: Sequence[Command], within: float | None, until: float | None, queues_until: float
-    ) -> Errand:
+    ) -> RoutedRequest:
         step = self._timeout if within is None else min(self._timeout, within)
         time = longest(self._location, self._timeout, within, until)
-        return Errand(commands, self._slots, step, time, max(queues_until, inf if until is None else until))
+        return RoutedRequest(commands, self._slots, step, time, max(queues_until, inf if until is None else until))
 
 
-class ClusterWire(_ClusterWire):
+class ClusterClient(_ClusterClient):
     """For threads. ``send`` finds the nodes by the keys of the commands and asks all of them at once.
 
     Opens at most ``most`` connections to each node. While a slot is between nodes, or its primary does not serve and
@@ -49,7 +49,7 @@ class ClusterWire(_ClusterWire):
 
     def __init__(self, location: Location, slots: SlotMap, most: int, timeout: float) -> None:
         super().__init__(location, slots, most, timeout)
-        self._wires: dict[Address, NodeWire] = {}
+        self._wires: dict[Address, NodeClient] = {}
 
     def send(
         self,
@@ -95,7 +95,7 @@ class ClusterWire(_ClusterWire):
             result: Result = end.value
             return result
 
-    def _travel(self, trips: Sequence[Trip]) -> list[Outcome]:
+    def _travel(self, trips: Sequence[NodeBatch]) -> list[Outcome]:
         if len(trips) == 1:
             return [self._go(trips[0])]
         outcomes: dict[int, Outcome] = {}
@@ -113,17 +113,17 @@ class ClusterWire(_ClusterWire):
             thread.join()
         return [outcomes[number] for number in range(len(trips))]
 
-    def _go(self, trip: Trip) -> Outcome:
+    def _go(self, trip: NodeBatch) -> Outcome:
         try:
             return self._to(trip.to).send(*trip.commands, within=trip.within, queues_until=trip.queues_until)
         except Exception as error:
             return error
 
-    def _to(self, address: Address) -> NodeWire:
+    def _to(self, address: Address) -> NodeClient:
         wire = self._wires.get(address)
         if wire is None:
             self._forget()
-            wire = NodeWire(self._location.at(*address), self._most, self._timeout)
+            wire = NodeClient(self._location.at(*address), self._most, self._timeout)
             wire = self._wires.setdefault(address, wire)
         return wire
 
@@ -138,14 +138,14 @@ class ClusterWire(_ClusterWire):
             wire.close()
 
 
-class AsyncClusterWire(_ClusterWire):
+class AsyncClusterClient(_ClusterClient):
     """The same for the tasks of one event loop."""
 
     ending: AsyncIterator[None]
 
     def __init__(self, location: Location, slots: SlotMap, most: int, timeout: float) -> None:
         super().__init__(location, slots, most, timeout)
-        self._wires: dict[Address, AsyncNodeWire] = {}
+        self._wires: dict[Address, AsyncNodeClient] = {}
         self._is_closed = False
 
     async def send(
@@ -195,7 +195,7 @@ class AsyncClusterWire(_ClusterWire):
             result: Result = end.value
             return result
 
-    async def _go(self, trip: Trip) -> Outcome:
+    async def _go(self, trip: NodeBatch) -> Outcome:
         try:
             return await (await self._to(trip.to)).send(
                 *trip.commands, within=trip.within, queues_until=trip.queues_until
@@ -203,12 +203,12 @@ class AsyncClusterWire(_ClusterWire):
         except Exception as error:
             return error
 
-    async def _to(self, address: Address) -> AsyncNodeWire:
+    async def _to(self, address: Address) -> AsyncNodeClient:
         if address not in self._wires:
             await self._forget()
         wire = self._wires.get(address)
         if wire is None:
-            wire = self._wires[address] = AsyncNodeWire(self._location.at(*address), self._most, self._timeout)
+            wire = self._wires[address] = AsyncNodeClient(self._location.at(*address), self._most, self._timeout)
             if self._is_closed:
                 await wire.aclose()
         return wire

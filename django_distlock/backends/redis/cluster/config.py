@@ -10,8 +10,8 @@ from ....exceptions import InvalidLockBackend
 from ...base import BaseLockBackend
 from ..config import Location, read_location
 from ..keys import SLOTS, ClusterKeys, read_prefix
-from ..topology import Parts
-from .client import AsyncClusterWire, ClusterWire
+from ..topology import Topology
+from .client import AsyncClusterClient, ClusterClient
 from .diagnostics import ClusterCheckup
 from .pubsub import ClusterListener
 from .routing import Address, Remap, SlotMap
@@ -43,17 +43,17 @@ def is_cluster(backend: BaseLockBackend) -> bool:
     return wanted
 
 
-def cluster_parts(
+def cluster_topology(
     backend: BaseLockBackend, timeouts: Mapping[str, float], hand_back: Callable[[str, str], None]
-) -> Parts:
+) -> Topology:
     keys = ClusterKeys(read_prefix(backend), _read_shards(backend))
     location, seeds = _read_seeds(backend, timeouts)
     slots = SlotMap(keys.slots(), seeds, _read_remap(backend))
     shared = (location, slots, backend.option["max_connections"], timeouts["socket_timeout"])
-    wire = ClusterWire(*shared)
+    wire = ClusterClient(*shared)
     listener = ClusterListener(wire, slots, keys, location, hand_back, backend.alias)
     checkup = ClusterCheckup(location, seeds, keys, backend.terms, backend.setting("OPTIONS"))
-    return Parts(location, keys, wire, partial(AsyncClusterWire, *shared), listener, checkup)
+    return Topology(location, keys, wire, partial(AsyncClusterClient, *shared), listener, checkup)
 
 
 def _read_shards(backend: BaseLockBackend) -> int:

@@ -10,7 +10,7 @@ from django.core.checks import CheckMessage
 from redis.exceptions import ConnectionError, RedisError
 
 from ....options import Terms
-from ....types import Finding, Level
+from ....types import CheckResult, Level
 from .. import diagnostics
 from ..config import Location
 from ..diagnostics import Checkup
@@ -32,22 +32,22 @@ class ClusterCheckup(Checkup):
         compare = [Command(pack("SET", agreed, shards, "NX"), key=agreed), Command(pack("GET", agreed), key=agreed)]
         return super().questions(parts) + compare
 
-    def findings(self, parts: Sequence[Address], replies: Sequence[Any], asked_at: float) -> list[Finding]:
+    def findings(self, parts: Sequence[Address], replies: Sequence[Any], asked_at: float) -> list[CheckResult]:
         grouped: dict[tuple[Level, str, str], dict[Address, str]] = defaultdict(dict)
         for part, info, server_time in zip(parts, replies[::2], replies[1::2], strict=False):
             for one in self._of_primary(part, info, server_time, asked_at):
                 grouped[one.level, one.about, one.hint][part] = one.message
-        found = [Finding(level, about, _told(of, parts), hint) for (level, about, hint), of in grouped.items()]
+        found = [CheckResult(level, about, _told(of, parts), hint) for (level, about, hint), of in grouped.items()]
         return [*found, self._of_shards(*replies[-2:])]
 
-    def _of_primary(self, part: Address, info: Any, server_time: Any, asked_at: float) -> list[Finding]:
+    def _of_primary(self, part: Address, info: Any, server_time: Any, asked_at: float) -> list[CheckResult]:
         if isinstance(info, ConnectionError):
             hint = "Its locks wait until it answers or a replica takes over."
-            return [Finding(Level.ERROR, "primary", f"does not answer: {info}", hint)]
+            return [CheckResult(Level.ERROR, "primary", f"does not answer: {info}", hint)]
         location = self._location.at(*part)
         return [_in_cluster(one) for one in diagnostics.findings(info, server_time, asked_at, self._terms, location)]
 
-    def _of_shards(self, written: Any, kept: Any) -> Finding:
+    def _of_shards(self, written: Any, kept: Any) -> CheckResult:
         shards, agreed = self._keys.shards, self._keys.agreed
         if kept is None and isinstance(written, RedisError):
             kept = written
@@ -55,10 +55,10 @@ class ClusterCheckup(Checkup):
             hint = "Check again when the Cluster takes new keys."
             if reason(kept) == "NOPERM":
                 hint = f"Allow the user to use the key {agreed}, with GET and SET."
-            return Finding(Level.WARNING, "shards", f"The number of shards cannot be compared: {kept}", hint)
+            return CheckResult(Level.WARNING, "shards", f"The number of shards cannot be compared: {kept}", hint)
         if kept in (None, str(shards).encode()):  # None: it was deleted since it was written, a moment ago
-            return Finding(Level.OK, "shards", f"{shards}, as wherever this was checked.")
-        return Finding(
+            return CheckResult(Level.OK, "shards", f"{shards}, as wherever this was checked.")
+        return CheckResult(
             Level.ERROR,
             "shards",
             f"{self._options}['shards'] is {shards} here, and was {kept.decode(errors='replace')} where this was first"
@@ -79,10 +79,10 @@ class ClusterCheckup(Checkup):
         return seeds, self._prefix, self._keys.shards
 
 
-def _in_cluster(finding: Finding) -> Finding:
+def _in_cluster(finding: CheckResult) -> CheckResult:
     if finding.about == "replicas" and finding.level is Level.OK:
         hint = "Give each primary a replica; until it is back, its locks are out of reach."
-        return Finding(Level.WARNING, "replicas", "No replica takes over if this primary fails.", hint)
+        return CheckResult(Level.WARNING, "replicas", "No replica takes over if this primary fails.", hint)
     return finding
 
 

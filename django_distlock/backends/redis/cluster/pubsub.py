@@ -14,16 +14,16 @@ from weakref import WeakValueDictionary
 
 from redis.exceptions import AskError, ClusterDownError, ConnectionError, MovedError, ResponseError, TimeoutError
 
-from ....types import Ticket, new_token
+from ....types import LockRequest, new_token
 from ....utils import fork
 from ....utils.clock import clock
-from ....utils.wakeup import Bell
+from ....utils.wakeup import WakeEvent
 from ..config import Location
 from ..errors import is_transient
 from ..keys import ClusterKeys
 from ..pubsub import KINDS, Listener, NoListener
 from ..scripts import pack
-from .client import ClusterWire
+from .client import ClusterClient
 from .routing import Address, SlotMap
 
 logger = logging.getLogger("django_distlock")
@@ -37,7 +37,7 @@ class ClusterListener:
 
     def __init__(
         self,
-        wire: ClusterWire,
+        wire: ClusterClient,
         slots: SlotMap,
         keys: ClusterKeys,
         location: Location,
@@ -49,7 +49,7 @@ class ClusterListener:
         self.hand_back = hand_back
         self._begin()
         fork.in_child(self._begin)
-        self.tickets: WeakValueDictionary[str, Ticket] = WeakValueDictionary()
+        self.requests: WeakValueDictionary[str, LockRequest] = WeakValueDictionary()
         self.kind = KINDS[0][1]
         self._nodes: dict[Address, NodeListener] = {}
 
@@ -61,47 +61,47 @@ class ClusterListener:
         return node is not None and node.is_ready and self._inbox(name) in node.channels
 
     def start(self, name: str, within: float) -> None:
-        for bell, left in self._starts(name, within):
-            bell.wait(left)
+        for event, left in self._starts(name, within):
+            event.wait(left)
 
     async def astart(self, name: str, within: float) -> None:
-        for bell, left in self._starts(name, within):
-            await bell.await_(left)
+        for event, left in self._starts(name, within):
+            await event.await_set(left)
 
-    def _starts(self, name: str, within: float) -> Iterator[tuple[Bell, float]]:
+    def _starts(self, name: str, within: float) -> Iterator[tuple[WakeEvent, float]]:
         """Until the subscription stands: what to wait for, and for how long."""
         give_up = clock() + within
         while not self.hears(name):
             if (node := self._find(name)) is None:
                 raise ClusterDownError(f"no primary serves the slot of lock {name!r}")
-            with node.starter() as bell:
+            with node.starter() as event:
                 if node.is_ready:
                     node.begin_anew()  # the slot came to it meanwhile
-                yield bell, min(RECONSIDERED, give_up - clock())
+                yield event, min(RECONSIDERED, give_up - clock())
             if not self.hears(name):
                 node.raise_if_refused()
                 if clock() >= give_up:
                     raise node.failure or TimeoutError(f"no answer to SUBSCRIBE within {within:.1f} s")
 
-    def expect(self, ticket: Ticket) -> None:
-        ticket.inbox = ticket.inbox or self.kind + self._inbox(ticket.name)
-        self.tickets[ticket.token] = ticket
-        if node := self._find(ticket.name):
+    def expect(self, request: LockRequest) -> None:
+        request.inbox = request.inbox or self.kind + self._inbox(request.name)
+        self.requests[request.token] = request
+        if node := self._find(request.name):
             node.touch()
 
-    def forget(self, ticket: Ticket) -> None:
-        if self.tickets.get(ticket.token) is ticket:
-            del self.tickets[ticket.token]
+    def forget(self, request: LockRequest) -> None:
+        if self.requests.get(request.token) is request:
+            del self.requests[request.token]
 
-    def will_look(self, ticket: Ticket) -> None:
-        if node := self._find(ticket.name):
-            node.will_look(ticket)
+    def will_look(self, request: LockRequest) -> None:
+        if node := self._find(request.name):
+            node.will_look(request)
 
-    def looked(self, ticket: Ticket, ears: int, sent_at: float) -> None:
-        if node := self._find(ticket.name):
+    def looked(self, request: LockRequest, ears: int, sent_at: float) -> None:
+        if node := self._find(request.name):
             if ears == 0:
                 node.revive()  # the slot may just have come to a node where nobody listened yet
-            node.looked(ticket, ears, sent_at)
+            node.looked(request, ears, sent_at)
 
     def stop(self) -> None:
         for node in list(self._nodes.values()):
@@ -146,7 +146,7 @@ class NodeListener(Listener):
         location = cluster.location.at(*address)
         super().__init__(location, str, self._hand_back_owned, f"{cluster.name}-{address}")
         self._cluster, self._address = cluster, address
-        self._tickets = cluster.tickets
+        self._tickets = cluster.requests
         self.channels: frozenset[str] = frozenset()
 
     @property
@@ -230,8 +230,8 @@ class NodeListener(Listener):
 
     def _wake(self, channels: frozenset[str] | set[str]) -> None:
         for reference in self._tickets.valuerefs():
-            if (ticket := reference()) and ticket.inbox[1:] in channels:
-                ticket.bell.ring()
+            if (request := reference()) and request.inbox[1:] in channels:
+                request.event.set()
 
     def _listen(self, connection: Any) -> None:
         while self._connection is connection and not self._resubscribe:

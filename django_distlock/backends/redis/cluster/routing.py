@@ -136,7 +136,7 @@ REFUSED = (AuthenticationError, MaxConnectionsError)  # errors of connections th
 Outcome = Answer | Exception
 
 
-class Trip(NamedTuple):
+class NodeBatch(NamedTuple):
     """What goes to one node at once, ``numbers`` telling which of the commands; within so many seconds.
 
     ``queues_until``: see ``Call``.
@@ -159,16 +159,16 @@ class Pause(NamedTuple):
 
 
 Result = TypeVar("Result")
-Steps = Generator[list[Trip] | Pause, list[Outcome], Result]  # a pause is answered by nothing: []
+Steps = Generator[list[NodeBatch] | Pause, list[Outcome], Result]  # a pause is answered by nothing: []
 
 slot_of_key = lru_cache(maxsize=1024)(slot_of)
 
 
-class Errand:
+class RoutedRequest:
     """Commands on their way, until each is answered or the time is over.
 
     A node that redirects a command did not execute it. One that did not answer may have: that is told, as a
-    ``Wire`` does, by InDoubt or by ``repeated``. Where several nodes were asked and only some of them failed,
+    ``Client`` does, by InDoubt or by ``repeated``. Where several nodes were asked and only some of them failed,
     their errors stand among the replies.
     """
 
@@ -232,8 +232,8 @@ class Errand:
     def _time(self) -> float:
         return min(self._patience, max(LAST_TRY, self._give_up - clock()))
 
-    def _trips(self, left: Sequence[int]) -> list[Trip]:
-        trips: dict[Address, Trip] = {}
+    def _trips(self, left: Sequence[int]) -> list[NodeBatch]:
+        trips: dict[Address, NodeBatch] = {}
         for number in left:
             command = self._commands[number]
             ask = self._ask.pop(number, None)
@@ -243,12 +243,12 @@ class Errand:
                 continue
             trip = trips.get(to)
             if trip is None:
-                trip = trips[to] = Trip(to, [], [], self._time(), self._queues_until)
+                trip = trips[to] = NodeBatch(to, [], [], self._time(), self._queues_until)
             trip.numbers.append(number)
             trip.commands.extend((ASKING, command) if ask else (command,))
         return list(trips.values())
 
-    def _take(self, trip: Trip, outcome: Outcome) -> None:
+    def _take(self, trip: NodeBatch, outcome: Outcome) -> None:
         if isinstance(outcome, Answer):
             self._slots.silent.discard(trip.to)
             self._repeated = self._repeated or outcome.repeated
@@ -307,7 +307,7 @@ def _ask_in_turn(slots: SlotMap, within: float, queues_until: float) -> Steps[Ex
     for asked, address in enumerate(slots.to_ask()):
         if asked >= LEAST_ASKED and clock() >= give_up:
             break
-        [outcome] = yield [Trip(address, [0], [CLUSTER_SLOTS], _share(within), queues_until)]
+        [outcome] = yield [NodeBatch(address, [0], [CLUSTER_SLOTS], _share(within), queues_until)]
         if isinstance(outcome, Answer):
             reply = outcome.replies[0]
             slots.silent.discard(address)

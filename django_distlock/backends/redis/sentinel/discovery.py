@@ -22,7 +22,7 @@ from ....utils import fork
 from ....utils.clock import clock
 from ....utils.text import printable
 from ....utils.threads import Worker
-from ....utils.wakeup import Bell
+from ....utils.wakeup import WakeEvent
 from ..config import Location
 from ..connection import RunningFor, hang_up
 from ..errors import NoMaster, NoSentinel, SentinelRefusal, UnknownService, is_transient
@@ -96,8 +96,8 @@ class Sentinels:
         self._order = deque(self.locations)
         self._named_by: Location | None = None
         self._found: Found | None = None
-        self._searcher: Bell | None = None  # of the thread or task that asks
-        self._waiting: list[Bell] = []  # of those who share what it finds
+        self._searcher: WakeEvent | None = None  # of the thread or task that asks
+        self._waiting: list[WakeEvent] = []  # of those who share what it finds
         self._guard = threading.RLock()  # a signal handler may ask while this very thread is inside
         self._lines: dict[str, Any] = {}  # of the watch, to sentinels
         self._round = deque(self.locations)
@@ -109,7 +109,7 @@ class Sentinels:
             try:
                 step, seconds = next(search)
                 while True:
-                    waits = isinstance(step, Bell)
+                    waits = isinstance(step, WakeEvent)
                     step, seconds = search.send(step.wait(seconds) if waits else self._asked(step, seconds))
             except StopIteration as end:
                 found: Master = end.value
@@ -120,8 +120,10 @@ class Sentinels:
             try:
                 step, seconds = next(search)
                 while True:
-                    waits = isinstance(step, Bell)
-                    step, seconds = search.send(await (step.await_(seconds) if waits else self._aasked(step, seconds)))
+                    waits = isinstance(step, WakeEvent)
+                    step, seconds = search.send(
+                        await (step.await_set(seconds) if waits else self._aasked(step, seconds))
+                    )
             except StopIteration as end:
                 found: Master = end.value
                 return found
@@ -152,21 +154,21 @@ class Sentinels:
             self._watch.nudge()
 
     def _shared_search(self, within: float) -> Generator[tuple[Any, float], Any, Master]:
-        """Yields sentinels to ask. Or a bell to wait for: who comes while others search shares what they find.
+        """Yields sentinels to ask. Or an event to wait for: who comes while others search shares what they find.
 
         With seconds for each.
         """
         within = min(within, sum(map(_timeout, self.locations)))
-        by, bell, is_late = clock() + within, Bell(), False
+        by, event, is_late = clock() + within, WakeEvent(), False
         while True:
             with self._guard:
                 if self._found and self._found.serves(within):
                     return self._found.told()
                 if self._searcher is None or is_late:
-                    self._searcher = bell
+                    self._searcher = event
                     break
-                self._waiting.append(bell)
-            is_late = not (yield bell, (by - clock()) / 2)
+                self._waiting.append(event)
+            is_late = not (yield event, (by - clock()) / 2)
         try:
             found = yield from self._search(by)
             self._found = Found(found, clock(), within)
@@ -175,11 +177,11 @@ class Sentinels:
             raise
         finally:
             with self._guard:
-                if self._searcher is bell:
+                if self._searcher is event:
                     self._searcher = None
                 waiting, self._waiting = self._waiting, []
             for other in waiting:
-                other.ring()
+                other.set()
         return found
 
     def _search(self, by: float) -> Search:
