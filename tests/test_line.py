@@ -10,7 +10,7 @@ import pytest
 from django_distlock import lock, locks
 from django_distlock.types import Grant
 
-from .tools import PATIENCE, aeventually, backend_on, eventually, lock_request, queue_of
+from .tools import aeventually, backend_on, eventually, lock_request, queue_of
 
 LONG = 60  # seconds that no sound test waits
 
@@ -61,32 +61,3 @@ def test_threads_get_in_as_they_came_though_the_first_is_not_answered_yet(proxy,
     for thread in threads:
         thread.join(LONG)
     assert order == list(range(8))
-
-
-@pytest.fixture(params=["postgres", "mariadb"])
-def database(request):
-    return request.getfixturevalue(f"{request.param}_locks")
-
-
-def test_whoever_waits_outlasts_a_database_that_fails(database, caplog):
-    def rename(old, new):
-        statement = f"ALTER TABLE {old} RENAME TO {new}"
-        database._run(lambda connection: connection.cursor().execute(statement))
-
-    def take():
-        with lock("name", wait=LONG):
-            granted.set()
-
-    holder, granted = lock_request(ttl=LONG), threading.Event()
-    assert isinstance(database.acquire(holder, queue=False), Grant)
-    waiter = threading.Thread(target=take)
-    waiter.start()
-    eventually(lambda: database.count_waiters(["name"]) == [1])
-    rename("distlock_lock", "away")
-    try:
-        eventually(lambda: "is waited for on" in caplog.text, LONG)
-    finally:
-        rename("away", "distlock_lock")
-    database.release(holder)
-    assert granted.wait(LONG)
-    waiter.join(PATIENCE)
