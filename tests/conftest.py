@@ -37,6 +37,7 @@ from .terminal import Terminal
 from .tools import backend_on, eventually, renewer_of
 
 REDIS = "django_distlock.backends.redis.RedisBackend"
+REDIS_CLUSTER = "django_distlock.backends.redis.RedisClusterBackend"
 REDLOCK = "django_distlock.backends.redlock.RedlockBackend"
 DATABASE = "django_distlock.backends.database.DatabaseBackend"
 LOCMEM = "django_distlock.backends.locmem.LocMemBackend"
@@ -230,9 +231,7 @@ def valkey_cluster() -> Iterator[Cluster]:
 def cluster_locks(valkey_cluster: Cluster, settings: Any) -> Iterator[RedisBackend]:
     """``locks["default"]`` is the emptied Cluster."""
     valkey_cluster.flush()
-    settings.DISTRIBUTED_LOCKS = {
-        "default": {"BACKEND": REDIS, "LOCATION": valkey_cluster.urls[:2], "OPTIONS": {"cluster": True}}
-    }
+    settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": REDIS_CLUSTER, "LOCATION": valkey_cluster.urls[:2]}}
     yield locks["default"]
     locks.close()
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from django_distlock import signals
-from django_distlock.backends.redis import RedisBackend
+from django_distlock.backends.redis import RedisBackend, RedisClusterBackend
 from django_distlock.core.lease import Lease
 from django_distlock.types import Grant, LockInfo, LockRequest
 from django_distlock.utils.clock import clock
@@ -60,7 +60,7 @@ class Journal:
         """From now on tell of every lease of this process, and of places where the backend is a recording one."""
         signals.lock_acquired.connect(self._granted, weak=False)
         signals.lock_lost.connect(self._lost, weak=False)
-        RecordingBackend.journal = RecordedLease.journal = self
+        Recording.journal = RecordedLease.journal = self
 
     def _granted(self, lease: Lease, **_: Any) -> None:
         about = {"name": lease.name, "fence": lease.fence}
@@ -87,7 +87,7 @@ class RecordedLease(Lease):
         return super().end()
 
 
-class RecordingBackend(RedisBackend):
+class Recording(RedisBackend):
     """Tells the journal each place that a waiter is given."""
 
     journal: Journal | None = None
@@ -98,6 +98,14 @@ class RecordingBackend(RedisBackend):
         if self.journal and lock_request.place and lock_request.place != before:
             self.journal.write("place", name=lock_request.name, place=lock_request.place)
         return answered
+
+
+class RecordingBackend(Recording):
+    """On one server, or on a master."""
+
+
+class RecordingClusterBackend(Recording, RedisClusterBackend):
+    """On a Cluster."""
 
 
 def read(folder: Path) -> list[Event]:

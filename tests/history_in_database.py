@@ -13,9 +13,9 @@ from .history import RecordingBackend
 class RecordingDatabaseBackend(DatabaseBackend):
     """Tells the journal each place that a waiter is given."""
 
-    def _acquire(self, connection: Any, lock_request: LockRequest, queue: bool) -> Grant | LockInfo:
-        before = lock_request.place
-        answered = super()._acquire(connection, lock_request, queue)
-        if RecordingBackend.journal and lock_request.place and lock_request.place != before:
-            RecordingBackend.journal.write("place", name=lock_request.name, place=lock_request.place)
+    def _acquire(self, connection: Any, request: LockRequest, queue: bool) -> Grant | LockInfo:
+        before = request.place
+        answered = super()._acquire(connection, request, queue)
+        if RecordingBackend.journal and request.place and request.place != before:
+            RecordingBackend.journal.write("place", name=request.name, place=request.place)
         return answered

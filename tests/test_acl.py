@@ -17,7 +17,7 @@ from django_distlock.types import Grant, LastRun, Level, LockInfo
 from example_project.valkey import Valkey, binary
 
 from . import servers
-from .conftest import REDIS, program_of
+from .conftest import REDIS, REDIS_CLUSTER, program_of
 from .sentinel import SERVICE, Watched
 from .test_sentinel import warm_up
 from .tools import eventually, lock_request
@@ -224,7 +224,7 @@ def test_in_a_cluster(settings, calls, valkey_cluster):
     for node in valkey_cluster.nodes:
         node.client.execute_command("ACL", "SETUSER", "distlock", "reset", *rule)
     urls = [url.replace("//", "//distlock:password@") for url in valkey_cluster.urls]
-    settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": REDIS, "LOCATION": urls, "OPTIONS": {"cluster": True}}}
+    settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": REDIS_CLUSTER, "LOCATION": urls}}
     try:
         assert_rights_are_needed(
             calls(locks["default"]), [lambda node=node: node.client for node in valkey_cluster.nodes]

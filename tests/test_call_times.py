@@ -20,7 +20,7 @@ from django_distlock.backends.redis import client, connection
 from django_distlock.backends.redlock import connections
 from django_distlock.testing.tools import WAYS, calling
 
-from .conftest import REDIS, REDLOCK
+from .conftest import REDIS, REDIS_CLUSTER, REDLOCK
 from .network import resolving, silent_listener, swallowing
 from .scripted import SERVICE, Scripted
 from .tools import eventually, renewer_of
@@ -85,7 +85,7 @@ class Stage:
                 "LOCATION": f"{scheme}://:pw@{SERVICE}/0?protocol=2{query}",
                 "OPTIONS": {**timeouts, "sentinels": [(self.host, self.servers[0].port)]},
             },
-            "cluster": {"LOCATION": urls[0], "OPTIONS": {**timeouts, "cluster": True}},
+            "cluster": {"BACKEND": REDIS_CLUSTER, "LOCATION": urls[0], "OPTIONS": timeouts},
             "quorum": {
                 "BACKEND": REDLOCK,
                 "LOCATION": urls,

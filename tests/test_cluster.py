@@ -27,7 +27,7 @@ from django_distlock.types import Grant, Level
 from . import servers
 from .admin_pages import hold
 from .cluster import Cluster, free_ports
-from .conftest import REDIS, program_of
+from .conftest import REDIS, REDIS_CLUSTER, program_of
 from .programs import in_a_fork
 from .test_admin import LIST
 from .test_locks_command import said
@@ -51,7 +51,7 @@ def names_on(cluster, backend, each=1):
 
 
 def entry(location, **options):
-    return {"BACKEND": REDIS, "LOCATION": location, "OPTIONS": {"cluster": True, **options}}
+    return {"BACKEND": REDIS_CLUSTER, "LOCATION": location, "OPTIONS": options}
 
 
 @pytest.fixture
@@ -422,10 +422,8 @@ class TestSettings:
             ("redis://a", {"shards": 0}, "['shards'] is 0; it is a whole number from 1 to 16384"),
             ("redis://a", {"shards": 16385}, "['shards'] is 16385; it is a whole number"),
             ("redis://a", {"shards": True}, "['shards'] is True; it is a whole number"),
-            ("redis://a", {"cluster": "yes"}, "['cluster'] is 'yes'; it is True for a Cluster"),
-            ("redis://a", {"sentinels": [("s", 1)], "service_name": "m"}, "has 'cluster' and sentinels"),
-            ("redis://a", {"cluster": False, "shards": 8}, "['shards'] is for a Cluster; set"),
-            ("redis://a", {"cluster": False, "address_remap": dict}, "['address_remap'] is for a Cluster; set"),
+            ("redis://a", {"cluster": True}, "unknown option 'cluster'. This backend is always for a Cluster"),
+            ("redis://a", {"sentinels": [("s", 1)]}, "unknown option 'sentinels'. A Cluster has no sentinels"),
             ("redis://a", {"address_remap": {"a": "b"}}, "['address_remap'] is {'a': 'b'}; it is a function that"),
         ],
     )
@@ -436,27 +434,33 @@ class TestSettings:
         assert message in str(caught.value)
         assert "secret" not in str(caught.value)
 
+    @pytest.mark.parametrize("option", ["cluster", "shards", "address_remap"])
+    def test_the_backend_of_one_server_names_the_one_of_a_cluster(self, settings, option):
+        settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": REDIS, "OPTIONS": {option: True}}}
+        with pytest.raises(InvalidLockBackend, match=f"unknown option '{option}'.*'{REDIS_CLUSTER}'"):
+            locks["default"]
+
     def test_aliases_of_one_cluster_keep_the_same_locks(self, settings):
         urls = ["redis://a:7001/0", "redis://b:7002"]
         settings.DISTRIBUTED_LOCKS = {"a": entry(urls), "b": entry(urls[::-1]), "c": entry(urls, shards=8)}
         assert locks["a"].keyspace == locks["b"].keyspace != locks["c"].keyspace
         locks.close()
 
-    def test_a_cluster_met_without_the_option(self, valkey_cluster, settings, calls):
+    def test_a_cluster_met_by_the_backend_of_one_server(self, valkey_cluster, settings, calls):
         settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": REDIS, "LOCATION": valkey_cluster.urls[0]}}
         with pytest.raises(
-            LockBackendError, match=r"set DISTRIBUTED_LOCKS\['default'\]\['OPTIONS'\]\['cluster'\] to True"
+            LockBackendError, match=rf"name '{REDIS_CLUSTER}' in DISTRIBUTED_LOCKS\['default'\]\['BACKEND'\]"
         ):
             calls(locks["default"]).acquire(lock_request(), queue=False)
         found = {finding.about: finding for finding in calls(locks["default"]).check()}
         assert found["cluster"].level is Level.ERROR
         locks.close()
 
-    def test_the_option_without_a_cluster(self, own_valkey, settings, calls):
+    def test_one_server_met_by_the_backend_of_a_cluster(self, own_valkey, settings, calls):
         [port] = free_ports(1)
         own_valkey("--port", str(port), "--bind", "127.0.0.1")
         settings.DISTRIBUTED_LOCKS = {"default": entry(f"redis://127.0.0.1:{port}")}
-        with pytest.raises(LockBackendError, match=r"this server is no Cluster; take 'cluster' out of"):
+        with pytest.raises(LockBackendError, match=rf"this server is no Cluster; name '{REDIS}' in"):
             calls(locks["default"]).acquire(lock_request(), queue=False)
         locks.close()
 

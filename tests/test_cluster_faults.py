@@ -24,21 +24,19 @@ from django_distlock.types import Grant
 from example_project.valkey import binary
 
 from .cluster import Node
-from .conftest import REDIS
+from .conftest import REDIS_CLUSTER
 from .history import EVERYBODY, Journal, _beliefs, _numbers, faults, read
 from .test_cluster import names_on, subscribed
 from .test_queue import Peer
 from .tools import PATIENCE, eventually, lock_request, renewer_of
 
 TAKEOVER = 8.0  # seconds within which a replica has taken over, on a busy machine
-OPTIONS = {"cluster": True}
 
 PROLOGUE = """
 import os, sys, threading, time
 from django.conf import settings
 settings.configure(DISTRIBUTED_LOCKS={"default": {
-    "BACKEND": "tests.history.RecordingBackend", "LOCATION": sys.argv[1].split(),
-    "OPTIONS": {"cluster": True}}})
+    "BACKEND": "tests.history.RecordingClusterBackend", "LOCATION": sys.argv[1].split()}})
 from django_distlock import *
 def say(*words):
     print(*words, flush=True)
@@ -90,7 +88,7 @@ def cluster(valkey_cluster, settings):
     """To be broken: it is healed afterwards. Two aliases wait as two processes do."""
     valkey_cluster.flush()
     settings.DISTRIBUTED_LOCKS = {
-        alias: {"BACKEND": REDIS, "LOCATION": valkey_cluster.urls, "OPTIONS": OPTIONS} for alias in ("default", "other")
+        alias: {"BACKEND": REDIS_CLUSTER, "LOCATION": valkey_cluster.urls} for alias in ("default", "other")
     }
     yield valkey_cluster
     valkey_cluster.heal()
@@ -238,8 +236,8 @@ class TestFailover:
 
     @pytest.mark.parametrize("way", ["thread", "task"])
     def test_more_waiters_than_connections_live_through_it(self, cluster, settings, way):
-        options = {**OPTIONS, "socket_timeout": 0.5, "max_connections": 1}
-        entry = {"BACKEND": REDIS, "LOCATION": cluster.urls, "OPTIONS": options}
+        options = {"socket_timeout": 0.5, "max_connections": 1}
+        entry = {"BACKEND": REDIS_CLUSTER, "LOCATION": cluster.urls, "OPTIONS": options}
         settings.DISTRIBUTED_LOCKS = {"default": entry, "other": entry}
         primary = node_of(cluster, "name")
         shard = locks["default"].keys.shard_of("name")
@@ -311,9 +309,9 @@ class TestHangingPrimary:
     def hanging(self, cluster, settings):
         """A primary and its replica hang, so nobody takes over. Returns a name there and one elsewhere."""
         entry = {
-            "BACKEND": REDIS,
+            "BACKEND": REDIS_CLUSTER,
             "LOCATION": cluster.urls,
-            "OPTIONS": {"cluster": True, "socket_timeout": 0.4, "failover_timeout": 0.4},
+            "OPTIONS": {"socket_timeout": 0.4, "failover_timeout": 0.4},
         }
         settings.DISTRIBUTED_LOCKS = {"default": entry, "other": entry}
         there, elsewhere, *_ = one_per_primary(cluster)
@@ -346,8 +344,10 @@ class TestHangingPrimary:
 
     def test_who_waits_is_told_when_the_wait_is_over(self, hanging, cluster, settings, calls):
         there, _, hang = hanging
-        options = {"cluster": True, "socket_timeout": 2.0}
-        settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": REDIS, "LOCATION": cluster.urls, "OPTIONS": options}}
+        options = {"socket_timeout": 2.0}
+        settings.DISTRIBUTED_LOCKS = {
+            "default": {"BACKEND": REDIS_CLUSTER, "LOCATION": cluster.urls, "OPTIONS": options}
+        }
         with lock(there):
             pass
         primary, began = hang(), time.monotonic()
@@ -401,7 +401,7 @@ class TestHangingSeeds:
             yield [f"redis://127.0.0.1:{one.getsockname()[1]}" for one in sockets]
 
     def test_all_of_them_take_no_longer_than_one(self, hanging_urls, settings, calls):
-        settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": REDIS, "LOCATION": hanging_urls, "OPTIONS": OPTIONS}}
+        settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": REDIS_CLUSTER, "LOCATION": hanging_urls}}
         began = time.monotonic()
         with pytest.raises(LockBackendError, match="does not answer"):
             calls(lock("name", wait=0)).acquire()
@@ -410,7 +410,7 @@ class TestHangingSeeds:
 
     def test_a_fresh_process_soon_asks_the_next(self, cluster, hanging_urls, settings, calls):
         urls = [hanging_urls[0], cluster.urls[0]]
-        settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": REDIS, "LOCATION": urls, "OPTIONS": OPTIONS}}
+        settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": REDIS_CLUSTER, "LOCATION": urls}}
         began = time.monotonic()
         assert isinstance(calls(locks["default"]).acquire(lock_request(), queue=False), Grant)
         assert time.monotonic() - began < 1.9
@@ -455,9 +455,9 @@ class TestNobodyServes:
     def test_a_cluster_that_stops_as_a_whole(self, cluster, settings):
         """With cluster-require-full-coverage yes, which is the default of servers."""
         entry = {
-            "BACKEND": REDIS,
+            "BACKEND": REDIS_CLUSTER,
             "LOCATION": cluster.urls,
-            "OPTIONS": {"cluster": True, "socket_timeout": 0.4, "failover_timeout": 0.4},
+            "OPTIONS": {"socket_timeout": 0.4, "failover_timeout": 0.4},
         }
         settings.DISTRIBUTED_LOCKS = {"default": entry, "other": entry}
         there, elsewhere, *_ = one_per_primary(cluster)
@@ -478,7 +478,7 @@ class TestNobodyServes:
     def test_who_waits_for_a_slot_without_an_owner_asks_for_it_in_turn(self, tmp_path, settings):
         node = Node(tmp_path, binary())
         try:
-            entry = {"BACKEND": REDIS, "OPTIONS": {"cluster": True, "socket_timeout": 0.5}}
+            entry = {"BACKEND": REDIS_CLUSTER, "OPTIONS": {"socket_timeout": 0.5}}
             settings.DISTRIBUTED_LOCKS = {"default": {**entry, "LOCATION": node.url}}
             node.cluster("ADDSLOTSRANGE", 0, 8191)
             eventually(lambda: "cluster_state:ok" in node.cluster("INFO"))
@@ -503,7 +503,7 @@ class TestNobodyServes:
             node.end()
 
     def test_slots_without_an_owner(self, tmp_path, settings, calls):
-        entry = {"BACKEND": REDIS, "OPTIONS": {"cluster": True, "socket_timeout": 0.2, "failover_timeout": 0.2}}
+        entry = {"BACKEND": REDIS_CLUSTER, "OPTIONS": {"socket_timeout": 0.2, "failover_timeout": 0.2}}
         node = Node(tmp_path, binary())
         try:
             settings.DISTRIBUTED_LOCKS = {"default": {**entry, "LOCATION": node.url}}

@@ -17,7 +17,7 @@ from django_distlock import LockBackendError, lock, locks
 from django_distlock.backends.redis import client, connection
 
 from .cluster import free_ports
-from .conftest import REDIS
+from .conftest import REDIS, REDIS_CLUSTER
 from .network import resolving, swallowing
 from .tools import eventually, renewer_of
 
@@ -102,7 +102,7 @@ class TestNames:
         "entry",
         [
             {"LOCATION": "redis://redis.test:6379/0"},
-            {"LOCATION": "redis://redis.test:6379/0", "OPTIONS": {"cluster": True}},
+            {"BACKEND": REDIS_CLUSTER, "LOCATION": "redis://redis.test:6379/0"},
             {"OPTIONS": {"sentinels": [("redis.test", 26379)], "service_name": "mymaster"}},
         ],
         ids=["server", "cluster", "master"],

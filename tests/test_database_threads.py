@@ -224,7 +224,7 @@ class TestWatchdog:
         """Some releases of Python 3.12 start none when the interpreter exits."""
         code = (
             "from django_distlock import lock\n"
-            "from django_distlock import workers\n"
+            "from django_distlock.utils import threads as workers\n"
             "workers.IDLE = 0.1\n"
             "handle = lock('name', ttl=60); handle.acquire()\n"
             "while any('watchdog' in thread.name for thread in threading.enumerate()): time.sleep(0.01)\n"

@@ -37,7 +37,7 @@ from django_distlock.testing.tools import WAYS, calling
 from django_distlock.types import Grant
 from django_distlock.utils.clock import clock
 
-from .conftest import REDIS, REDLOCK
+from .conftest import REDIS, REDIS_CLUSTER, REDLOCK
 from .scripted import SERVICE, Scripted
 from .tools import lock_request
 
@@ -188,7 +188,7 @@ def use(servers, settings, monkeypatch):
                 "LOCATION": f"redis://:pw@{SERVICE}/0?protocol=2",
                 "OPTIONS": {**timeouts, "sentinels": sentinels},
             },
-            "cluster": {"LOCATION": servers[0].url, "OPTIONS": {**timeouts, "cluster": True}},
+            "cluster": {"BACKEND": REDIS_CLUSTER, "LOCATION": servers[0].url, "OPTIONS": timeouts},
             "quorum": {
                 "BACKEND": REDLOCK,
                 "LOCATION": [server.url for server in servers],

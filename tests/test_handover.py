@@ -314,7 +314,7 @@ class TestRenewalOnItsWay:
     def is_held(self, backend, lease):
         eventually(lambda: not renewer_of(backend).is_cleaning)
         lease.renew()
-        assert renewer_of(backend).find(lease.token) is lease
+        assert renewer_of(backend).get(lease.token) is lease
         assert not lock("name", wait=0).acquire()
         lease.release()
 

@@ -19,6 +19,7 @@ from .history import (
     SETTLING,
     Event,
     Journal,
+    Recording,
     RecordingBackend,
     faults,
     left_behind,
@@ -152,7 +153,7 @@ class TestJournals:
         yield journal
         lock_signals.lock_acquired.disconnect(journal._granted)
         lock_signals.lock_lost.disconnect(journal._lost)
-        RecordingBackend.journal = None
+        Recording.journal = None
 
     def test_a_line_torn_by_a_kill_is_left_out(self, tmp_path):
         whole = json.dumps(asdict(grant(1, 1, 5)))

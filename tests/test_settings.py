@@ -105,7 +105,7 @@ class TestWrongSettings:
             ),
             (
                 {"default": {"BACKEND": REDIS, "OPTIONS": {"Socket_Timeout": 1}}},
-                "unknown option 'Socket_Timeout'. RedisBackend knows: address_remap, cluster, failover_timeout, ",
+                "unknown option 'Socket_Timeout'. RedisBackend knows: failover_timeout, max_connections, ",
             ),
             ({"default": {"BACKEND": LOCMEM, "TTL": 0}}, "DISTRIBUTED_LOCKS['default'] is not usable: ttl is 0."),
             ({"default": {"BACKEND": LOCMEM, "WAIT": -5}}, "DISTRIBUTED_LOCKS['default'] is not usable: wait is -5."),

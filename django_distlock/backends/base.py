@@ -31,6 +31,7 @@ class BaseLockBackend(ABC):
     """
 
     options: ClassVar[Mapping[str, Any]] = {}  # the keywords of OPTIONS with their defaults
+    options_elsewhere: ClassVar[Mapping[str, str]] = {}  # keywords that it does not have, and what to do instead
 
     supports_processes: ClassVar[bool] = True  # locks exclude other processes, not only other threads
     supports_hosts: ClassVar[bool] = True  # locks exclude processes of other machines as well
@@ -58,10 +59,9 @@ class BaseLockBackend(ABC):
         if not isinstance(given, Mapping):
             raise InvalidLockBackend(f"{where}['OPTIONS'] is {quoted(given)}; it is a dict of keywords.")
         if unknown := [option for option in given if option not in self.options]:
-            known = ", ".join(sorted(self.options)) or "none"
-            raise InvalidLockBackend(
-                f"{where}['OPTIONS'] has the unknown option {unknown[0]!r}. {type(self).__name__} knows: {known}."
-            )
+            known = f"{type(self).__name__} knows: {', '.join(sorted(self.options)) or 'none'}."
+            hint = self.options_elsewhere.get(unknown[0], known)
+            raise InvalidLockBackend(f"{where}['OPTIONS'] has the unknown option {unknown[0]!r}. {hint}")
         self.settings = settings
         self.option = {**self.options, **given}
         try:

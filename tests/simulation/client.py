@@ -289,10 +289,10 @@ class Process:
 
     # The keeper: as Renewer and Cleaner
 
-    def find(self, token: str) -> None:
+    def get(self, token: str) -> None:
         """The leases of its callers are their own affair here."""
 
-    last_of = find
+    latest = get
 
     def abandon(self, lock_request: LockRequest, *, rest: float = 0.0, until: float = 0.0) -> None:
         known = self._abandoned & {(lock_request.token, False), (lock_request.token, lock_request.is_offer)}

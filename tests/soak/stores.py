@@ -26,6 +26,7 @@ from tests.quorum import Quorum
 from tests.sentinel import Watched
 
 RECORDING_REDIS = "tests.history.RecordingBackend"
+RECORDING_CLUSTER = "tests.history.RecordingClusterBackend"
 RECORDING_DATABASE = "tests.history_in_database.RecordingDatabaseBackend"
 REDLOCK = "django_distlock.backends.redlock.RedlockBackend"
 
@@ -203,7 +204,7 @@ class RedisCluster(Store):
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self.locks = {"BACKEND": RECORDING_REDIS, "LOCATION": cluster.urls[:3], "OPTIONS": {"cluster": True}}
+        self.locks = {"BACKEND": RECORDING_CLUSTER, "LOCATION": cluster.urls[:3]}
 
     @classmethod
     @contextmanager

@@ -1,5 +1,6 @@
-"""Locks on a Redis or Valkey server."""
+"""Locks on a Redis or Valkey server, on the master that sentinels watch, and on a Cluster."""
 
 from .backend import RedisBackend
+from .cluster.backend import RedisClusterBackend
 
-__all__ = ["RedisBackend"]
+__all__ = ["RedisBackend", "RedisClusterBackend"]

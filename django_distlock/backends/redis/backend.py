@@ -22,9 +22,8 @@ from ..base import BaseLockBackend
 from ..common.per_loop import PerLoop
 from ..common.selftest import failed
 from .client import Answer
-from .cluster.config import cluster_topology, is_cluster
 from .codec import read_holder, read_lease, read_remaining
-from .errors import InDoubt, NoReply, explain, is_wrong_type
+from .errors import CLUSTER_BACKEND, InDoubt, NoReply, explain, is_wrong_type
 from .keys import LEASES, RUNS, SCAN_STEP, Listing
 from .pubsub import NoListener
 from .scripts import Command, Script, pack
@@ -52,9 +51,12 @@ class RedisBackend(BaseLockBackend):
 
     options: ClassVar[Mapping[str, Any]] = {
         "socket_timeout": 2.0, "socket_connect_timeout": 2.0, "max_connections": 50,
-        "cluster": False, "shards": 64, "address_remap": None,
         "sentinels": None, "service_name": None, "sentinel_kwargs": None, "failover_timeout": 30.0,
     }  # fmt: skip
+    options_elsewhere: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("cluster", "shards", "address_remap"), f"A Cluster has a backend of its own: {CLUSTER_BACKEND!r}."
+    )
+    in_cluster: ClassVar[bool] = False
 
     def __init__(self, alias: str, settings: Mapping[str, Any]) -> None:
         super().__init__(alias, settings)
@@ -65,10 +67,13 @@ class RedisBackend(BaseLockBackend):
                 needed = "a whole number above 0" if whole else "a number of seconds above 0"
                 raise InvalidLockBackend(f"{self.setting('OPTIONS')}[{option!r}] is {quoted(value)}; it is {needed}.")
         timeouts = {key: float(self.option[key]) for key in ("socket_timeout", "socket_connect_timeout")}
-        parts: Topology = (cluster_topology if is_cluster(self) else server_topology)(self, timeouts, self._hand_back)
-        self.location, self.keys = parts.location, parts.keys
-        self._client, self._async_wires = parts.wire, PerLoop(parts.new_async_wire)
-        self._listener, self._checkup = parts.listener, parts.checkup
+        topology = self._topology(timeouts)
+        self.location, self.keys = topology.location, topology.keys
+        self._client, self._async_clients = topology.client, PerLoop(topology.new_async_client)
+        self._listener, self._checkup = topology.listener, topology.checkup
+
+    def _topology(self, timeouts: Mapping[str, float]) -> Topology:
+        return server_topology(self, timeouts, self._hand_back)
 
     def acquire(self, request: LockRequest, *, queue: bool) -> Grant | LockInfo:
         try:
@@ -384,7 +389,7 @@ class RedisBackend(BaseLockBackend):
         queues_until: float = 0.0,
     ) -> Answer:
         try:
-            return await (await self._async_wires.here()).send(
+            return await (await self._async_clients.here()).send(
                 *commands, within=within, until=until, queues_until=queues_until
             )
         except InDoubt as error:
@@ -400,7 +405,7 @@ class RedisBackend(BaseLockBackend):
 
     async def _aparts(self) -> AsyncIterator[Any]:
         try:
-            async for part in (await self._async_wires.here()).parts():
+            async for part in (await self._async_clients.here()).parts():
                 yield part
         except (RedisError, OSError) as error:
             raise self._explain(error) from error
@@ -418,7 +423,7 @@ class RedisBackend(BaseLockBackend):
 
     async def _astart_listener(self, request: LockRequest) -> bool:
         try:
-            await (await self._async_wires.here()).locate(self.keys.lease(request.name))
+            await (await self._async_clients.here()).locate(self.keys.lease(request.name))
             await self._listener.astart(request.name, self._patience_to_listen(request))
             return True
         except NoListener:
@@ -427,7 +432,7 @@ class RedisBackend(BaseLockBackend):
             raise self._explain(error) from error
 
     def _explain(self, error: Exception, kind: type[LockBackendError] = LockBackendError) -> LockBackendError:
-        return explain(error, self, self.location.text, kind)
+        return explain(error, self, self.location.text, kind, in_cluster=self.in_cluster)
 
     def _patience(self, request: LockRequest) -> float:
         """Seconds for an answer: what a caller who waits has left, if that is less than the timeout."""

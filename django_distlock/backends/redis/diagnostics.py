@@ -13,6 +13,7 @@ from redis.exceptions import RedisError
 from ...options import Terms
 from ...types import CheckResult, Level
 from .config import SCHEMES, Location, server_of
+from .errors import CLUSTER_BACKEND
 from .scripts import Command, pack
 
 OLDEST = (6, 2)
@@ -207,7 +208,7 @@ class Checkup:
         info, server_time = replies
         found = findings(info, server_time, asked_at, self._terms, self._location)
         if isinstance(info, bytes) and read_info(info).get("cluster_enabled") == "1":
-            hint = f"Set {self._options}['cluster'] to True."
+            hint = f"Name {CLUSTER_BACKEND!r} in BACKEND."
             found.append(CheckResult(Level.ERROR, "cluster", "This server is a node of a Cluster.", hint))
         return found
 

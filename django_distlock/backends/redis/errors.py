@@ -33,6 +33,9 @@ from ...utils.text import printable
 if TYPE_CHECKING:
     from ..base import BaseLockBackend
 
+SERVER_BACKEND = "django_distlock.backends.redis.RedisBackend"
+CLUSTER_BACKEND = "django_distlock.backends.redis.RedisClusterBackend"
+
 
 class NotSent(ConnectionError):
     """The connection leads to a server that is of no use any more, so nothing was sent on it."""
@@ -158,15 +161,21 @@ def is_wrong_type(reply: object) -> bool:
 
 
 def explain(
-    error: Exception, backend: BaseLockBackend, where: str, kind: type[LockBackendError] = LockBackendError
+    error: Exception,
+    backend: BaseLockBackend,
+    where: str,
+    kind: type[LockBackendError] = LockBackendError,
+    *,
+    in_cluster: bool = False,
 ) -> LockBackendError:
     """What to raise for it, of that kind. ``where``: the server as people know it, without its password."""
-    explained = kind(f"Lock backend {backend.alias!r} at {where}: {advice(error, backend)} ({printable(str(error))})")
-    explained.is_final = not is_transient(error, in_cluster=bool(backend.option.get("cluster")))
+    what_to_do = advice(error, backend, in_cluster=in_cluster)
+    explained = kind(f"Lock backend {backend.alias!r} at {where}: {what_to_do} ({printable(str(error))})")
+    explained.is_final = not is_transient(error, in_cluster=in_cluster)
     return explained
 
 
-def advice(error: Exception, backend: BaseLockBackend) -> str:
+def advice(error: Exception, backend: BaseLockBackend, *, in_cluster: bool = False) -> str:
     """What to do about it."""
     match error:
         case AuthenticationError():
@@ -202,7 +211,7 @@ def advice(error: Exception, backend: BaseLockBackend) -> str:
                 f" check host, port and scheme (rediss:// for TLS) of {backend.setting('LOCATION')}."
             )
         case ResponseError() | BusyLoadingError():
-            return _advice_on_slots(error, backend) or _advice_on_refusal(reason(error), backend)
+            return _advice_on_slots(error, backend, in_cluster) or _advice_on_refusal(reason(error), backend)
     if is_about_certificates(error):
         return (
             f"TLS failed: check the certificates that {backend.setting('LOCATION')} names (ssl_ca_certs, ssl_certfile,"
@@ -238,21 +247,20 @@ def _advice_on_refusal(reason: str, backend: BaseLockBackend) -> str:
     return "the server refused the command."
 
 
-def _advice_on_slots(error: Exception, backend: BaseLockBackend) -> str:
+def _advice_on_slots(error: Exception, backend: BaseLockBackend, in_cluster: bool) -> str:
     """Where a Cluster was met unexpected, or in a state in which it serves nobody; "" for others."""
-    is_cluster = backend.option.get("cluster")
     match error:
         case MasterDownError():
             return ""
-        case ClusterDownError() if is_cluster:
+        case ClusterDownError() if in_cluster:
             return "the Cluster is down for these locks; CLUSTER INFO and CLUSTER NODES tell which primary is missing."
-        case MovedError() if is_cluster:
+        case MovedError() if in_cluster:
             return (
                 "nodes redirect these locks to each other; let every node announce an address that is reached from"
                 f" here (cluster-announce-ip, cluster-announce-hostname), or set {backend.setting('OPTIONS')}"
                 "['address_remap']."
             )
-        case AskError() | TryAgainError() if is_cluster:
+        case AskError() | TryAgainError() if in_cluster:
             return (
                 "the slot of these locks moves from node to node, which takes longer than"
                 f" {backend.setting('OPTIONS')}['socket_timeout']."
@@ -260,11 +268,11 @@ def _advice_on_slots(error: Exception, backend: BaseLockBackend) -> str:
         case ClusterDownError() | AskError() | TryAgainError() | ClusterCrossSlotError():
             return f"this server is a node of a Cluster; {_for_cluster(backend)}"
         case ResponseError() if "cluster support disabled" in str(error):
-            return f"this server is no Cluster; take 'cluster' out of {backend.setting('OPTIONS')}."
+            return f"this server is no Cluster; name {SERVER_BACKEND!r} in {backend.setting('BACKEND')}."
     return ""
 
 
 def _for_cluster(backend: BaseLockBackend) -> str:
-    if "cluster" in backend.options:
-        return f"set {backend.setting('OPTIONS')}['cluster'] to True."
+    if backend.node_count is None:
+        return f"name {CLUSTER_BACKEND!r} in {backend.setting('BACKEND')}."
     return f"name servers of their own in {backend.setting('LOCATION')}."

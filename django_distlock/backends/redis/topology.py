@@ -21,8 +21,8 @@ from .sentinel.config import find_location
 class Topology(NamedTuple):
     location: Location
     keys: Keys
-    wire: Client | ClusterClient
-    new_async_wire: Callable[[], AsyncClient | AsyncClusterClient]
+    client: Client | ClusterClient
+    new_async_client: Callable[[], AsyncClient | AsyncClusterClient]
     listener: Listener | ClusterListener
     checkup: Checkup
 

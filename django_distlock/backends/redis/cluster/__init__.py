@@ -1,1 +1,1 @@
-"""Locks on a Redis or Valkey Cluster: what ``OPTIONS={"cluster": True}`` puts in the place of one server."""
+"""Locks on a Redis or Valkey Cluster: what is other there than on one server."""

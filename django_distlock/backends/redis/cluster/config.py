@@ -28,21 +28,6 @@ class ClusterLocation(Location):
         return self.failover_timeout
 
 
-def is_cluster(backend: BaseLockBackend) -> bool:
-    """Raises InvalidLockBackend where OPTIONS["cluster"] is neither True nor False, or others do not fit to it."""
-    wanted, options = backend.option["cluster"], backend.setting("OPTIONS")
-    if not isinstance(wanted, bool):
-        raise InvalidLockBackend(f"{options}['cluster'] is {wanted!r}; it is True for a Cluster, else False.")
-    for option in () if wanted else ("shards", "address_remap"):
-        if option in (backend.settings.get("OPTIONS") or {}):
-            raise InvalidLockBackend(f"{options}[{option!r}] is for a Cluster; set {options}['cluster'] to True, too.")
-    if wanted and any(
-        backend.option[option] is not None for option in ("sentinels", "service_name", "sentinel_kwargs")
-    ):
-        raise InvalidLockBackend(f"{options} has 'cluster' and sentinels. A Cluster has none; take one of them out.")
-    return wanted
-
-
 def cluster_topology(
     backend: BaseLockBackend, timeouts: Mapping[str, float], hand_back: Callable[[str, str], None]
 ) -> Topology:
@@ -50,10 +35,10 @@ def cluster_topology(
     location, seeds = _read_seeds(backend, timeouts)
     slots = SlotMap(keys.slots(), seeds, _read_remap(backend))
     shared = (location, slots, backend.option["max_connections"], timeouts["socket_timeout"])
-    wire = ClusterClient(*shared)
-    listener = ClusterListener(wire, slots, keys, location, hand_back, backend.alias)
+    client = ClusterClient(*shared)
+    listener = ClusterListener(client, slots, keys, location, hand_back, backend.alias)
     checkup = ClusterCheckup(location, seeds, keys, backend.terms, backend.setting("OPTIONS"))
-    return Topology(location, keys, wire, partial(AsyncClusterClient, *shared), listener, checkup)
+    return Topology(location, keys, client, partial(AsyncClusterClient, *shared), listener, checkup)
 
 
 def _read_shards(backend: BaseLockBackend) -> int:

@@ -1,0 +1,27 @@
+"""Locks on a Redis or Valkey Cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from ..backend import RedisBackend
+from ..topology import Topology
+from .config import cluster_topology
+
+
+class RedisClusterBackend(RedisBackend):
+    """As on one server. All keys of a lock are in one slot; the node that owns it grants, and tells those who wait."""
+
+    options: ClassVar[Mapping[str, Any]] = {
+        "socket_timeout": 2.0, "socket_connect_timeout": 2.0, "max_connections": 50, "failover_timeout": 30.0,
+        "shards": 64, "address_remap": None,
+    }  # fmt: skip
+    options_elsewhere: ClassVar[Mapping[str, str]] = {
+        "cluster": "This backend is always for a Cluster; take it out.",
+        **dict.fromkeys(("sentinels", "service_name", "sentinel_kwargs"), "A Cluster has no sentinels; take it out."),
+    }
+    in_cluster = True
+
+    def _topology(self, timeouts: Mapping[str, float]) -> Topology:
+        return cluster_topology(self, timeouts, self._hand_back)
