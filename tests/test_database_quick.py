@@ -80,7 +80,7 @@ def test_they_come_to_what_the_algorithm_comes_to(backend):
             place = mine or dice.choice((0, row.version + 1))
             request = Attempt(token, 60 * SECOND, "me", dice.random() < 0.7, place, INBOX)
             decision = state.acquire(expected, request)
-            answer = backend._run(partial(quick.acquire, name=KEY, request=request))
+            answer = backend._run(partial(quick.acquire, name=KEY, attempt=request))
             if answer is None:
                 continue
             done["acquire"] += 1
@@ -101,7 +101,7 @@ def test_they_come_to_what_the_algorithm_comes_to(backend):
 
 def ask(backend, token, place=0, queue=True):
     request = Attempt(token, 60 * SECOND, "me", queue, place, INBOX)
-    return backend._run(partial(backend._steps._quick.acquire, name=KEY, request=request))
+    return backend._run(partial(backend._steps._quick.acquire, name=KEY, attempt=request))
 
 
 def test_a_lock_that_goes_from_hand_to_hand_takes_one_statement_per_step(backend, monkeypatch):

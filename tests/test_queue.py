@@ -1284,7 +1284,7 @@ class TestNothingGrows:
             backend = locks[alias]
             keeper = renewer_of(backend)
             assert queue_of(backend)._lines == {}
-            assert dict(backend._listener._tickets) == {}
+            assert dict(backend._listener._requests) == {}
             assert keeper._leases == {}
             assert not keeper.is_cleaning
 

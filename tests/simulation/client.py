@@ -93,12 +93,12 @@ class WakeEvent:
         self._rung = False
         self._wake: Wake | None = None
 
-    def ring(self) -> None:
+    def set(self) -> None:
         self._rung = True
         if self._wake:
             self._world.after(0.0, self._wake, None)
 
-    async def await_(self, timeout: float) -> None:
+    async def await_set(self, timeout: float) -> None:
         await suspended(partial(self._begin, timeout))
         self._rung, self._wake = False, None
 
@@ -107,7 +107,7 @@ class WakeEvent:
         self._world.after(0.0 if self._rung else timeout, wake, None)
 
 
-class Tickets(dict[str, LockRequest]):
+class Requests(dict[str, LockRequest]):
     """For a WeakValueDictionary: freed as told, not as it happens."""
 
     def valuerefs(self) -> list[Callable[[], LockRequest]]:
@@ -122,7 +122,7 @@ class SimulatedListener(Listener):
         self._process = process
         self._channel = f"lock|in:{process.number}"
         self._kind = process.world.random.choice("SP")
-        self._tickets: Tickets = Tickets()  # type: ignore[assignment]
+        self._requests: Requests = Requests()  # type: ignore[assignment]
         self._delivers = False
         self._post.take()  # as if it ran: it is never started
         self._is_running = False
@@ -225,7 +225,9 @@ class SimulatedBackend(RedisBackend):
     async def _astart_listener(self, lock_request: LockRequest) -> None:
         await self._listener.started()
 
-    async def _asend(self, *commands: Command, within: float | None = None, until: float | None = 0.0) -> Answer:
+    async def _asend(
+        self, *commands: Command, within: float | None = None, until: float | None = 0.0, queues_until: float = 0.0
+    ) -> Answer:
         """As Wire.send: twice, and then no more."""
         patience = min(TIMEOUT, TIMEOUT if within is None else within)
         for repeated in (False, True):

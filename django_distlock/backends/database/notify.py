@@ -80,7 +80,7 @@ class Listener:
     def __init__(self, pool: Pool, name: str) -> None:
         self._pool = pool
         self._name = name
-        self._tickets: WeakValueDictionary[str, LockRequest] = WeakValueDictionary()
+        self._requests: WeakValueDictionary[str, LockRequest] = WeakValueDictionary()
         self._begin()
         fork.in_child(self._begin)
         end_with_interpreter(self)
@@ -103,20 +103,20 @@ class Listener:
     def expect(self, request: LockRequest) -> None:
         """Wake this request from now on."""
         request.inbox = request.inbox or self.inbox
-        self._tickets[request.token] = request
+        self._requests[request.token] = request
         self._touched_at = clock()
         if self._post.thread is None and self._is_wanted:
             self._start()
 
     def forget(self, request: LockRequest) -> None:
-        if self._tickets.get(request.token) is request:
-            del self._tickets[request.token]
+        if self._requests.get(request.token) is request:
+            del self._requests[request.token]
 
     def stop(self) -> None:
         """Close the connection now, unless somebody waits."""
         thread = self._post.thread
         self._touched_at = -IDLE
-        if thread is not None and thread.is_alive() and not self._tickets:
+        if thread is not None and thread.is_alive() and not self._requests:
             with suppress(OSError):
                 self._waker.send(b"!")
             thread.join(NAP)
@@ -200,9 +200,9 @@ class Listener:
     def _heard(self, text: str) -> None:
         if text == "?":
             self.hears = True
-            for request in list(self._tickets.values()):
+            for request in list(self._requests.values()):
                 request.event.set()  # what was said while nobody listened
-        elif told := self._tickets.get(text):
+        elif told := self._requests.get(text):
             told.event.set()
 
     def _give_up(self) -> None:

@@ -54,7 +54,7 @@ class Listener:
         self._hand_back = hand_back
         self._name = name
         # Weak, because a lease that was lost is never released here.
-        self._tickets: WeakValueDictionary[str, LockRequest] = WeakValueDictionary()
+        self._requests: WeakValueDictionary[str, LockRequest] = WeakValueDictionary()
         self._connection: Any = None
         self._has_told = False
         self._begin()
@@ -152,12 +152,12 @@ class Listener:
     def expect(self, request: LockRequest) -> None:
         """Wake this request from now on. To be called before the store may know of it."""
         request.inbox = request.inbox or self._inbox
-        self._tickets[request.token] = request
+        self._requests[request.token] = request
         self._touched_at = clock()
 
     def forget(self, request: LockRequest) -> None:
-        if self._tickets.get(request.token) is request:
-            del self._tickets[request.token]
+        if self._requests.get(request.token) is request:
+            del self._requests[request.token]
 
     def will_look(self, request: LockRequest) -> None:
         """A look is about to be sent."""
@@ -253,14 +253,14 @@ class Listener:
         if text == b"?":
             return
         token, _, key = text.decode().partition(" ")
-        if request := self._tickets.get(token):
+        if request := self._requests.get(token):
             request.event.set()
         else:
             self._hand_back(token, key)
 
     def _wake_all(self) -> None:
         self._ring_starters()
-        for reference in self._tickets.valuerefs():  # a list, where values() would meet those that come meanwhile
+        for reference in self._requests.valuerefs():  # a list, where values() would meet those that come meanwhile
             if request := reference():
                 request.event.set()
 

@@ -146,7 +146,7 @@ class NodeListener(Listener):
         location = cluster.location.at(*address)
         super().__init__(location, str, self._hand_back_owned, f"{cluster.name}-{address}")
         self._cluster, self._address = cluster, address
-        self._tickets = cluster.requests
+        self._requests = cluster.requests
         self.channels: frozenset[str] = frozenset()
 
     @property
@@ -229,7 +229,7 @@ class NodeListener(Listener):
         self._wake(self.channels)
 
     def _wake(self, channels: frozenset[str] | set[str]) -> None:
-        for reference in self._tickets.valuerefs():
+        for reference in self._requests.valuerefs():
             if (request := reference()) and request.inbox[1:] in channels:
                 request.event.set()
 
