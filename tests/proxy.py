@@ -15,7 +15,7 @@ class Proxy:
     """
     ``cut_reply(marker)``: the next request that contains the marker is executed by the server, its reply is
     thrown away, and the connection is closed. ``delay(marker)``: the next such request is kept until
-    ``let_go()``; its connection is closed at once. ``hang``: while true, no request passes. ``silence()``:
+    ``deliver()``; its connection is closed at once. ``hang``: while true, no request passes. ``silence()``:
     on the connections that are there none ever will. ``slow``: seconds that each request is kept. ``refuse()``:
     nobody listens until ``accept()``.
     """
@@ -53,9 +53,9 @@ class Proxy:
     def delay(self, marker: str) -> None:
         self.to_delay.append(marker.encode())
 
-    def let_go(self) -> None:
+    def deliver(self) -> None:
         """Send what was delayed, and wait until the server has executed it."""
-        self._call(self._let_go())
+        self._call(self._deliver())
 
     def silence(self) -> None:
         self.silenced = self.accepted
@@ -98,7 +98,7 @@ class Proxy:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.sleep(0.01)  # the loop closes sockets in its next round
 
-    async def _let_go(self) -> None:
+    async def _deliver(self) -> None:
         while self.delayed:
             reader, writer = await asyncio.open_unix_connection(self.server)
             writer.write(self.delayed.pop(0))

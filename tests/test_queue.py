@@ -987,7 +987,7 @@ class TestTokensOfThoseWhoLeave:
         assert isinstance(eventually(lambda: slow.outcome), LockBackendError)
         quick.gets_in()
         assert len(through_proxy.delayed) == 2
-        through_proxy.release_in_background()
+        through_proxy.deliver()
         [lease] = quick.handle._entries.leases()
         lease.renew()
         assert store.get("lock:name").startswith(f"{lease.token} h ")

@@ -82,7 +82,7 @@ class TestLostReplies:
         handle = lock("name", ttl=60)
         assert calls(handle).acquire() is True
         calls(handle).release()
-        proxy.release_in_background()
+        proxy.deliver()
         assert store.keys("lock:*") == []
 
     def test_a_command_that_arrives_after_its_caller_gave_up_makes_no_ghost(self, proxied, proxy, calls, store):
@@ -91,7 +91,7 @@ class TestLostReplies:
         with pytest.raises(LockBackendError):
             calls(lock("name", ttl=60)).acquire()
         eventually(lambda: store.exists("lock|x:name"))
-        proxy.release_in_background()
+        proxy.deliver()
         assert store.keys("lock:*") == []
 
     def test_a_retired_token_is_forgotten_after_the_ttl(self, valkey_locks, store, calls):
