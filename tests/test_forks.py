@@ -244,9 +244,9 @@ class TestGreenlets:
 def test_copies_of_one_memory_never_hold_a_lock_together(program, store):
     """Restored from one image, both wait under one name: each hears what the other one is granted."""
     code = (
-        "from django_distlock.backends.redis import parts\n"
-        "drawn, parts.new_token = parts.new_token, lambda: '0' * 26\n"
-        "locks['default']; parts.new_token = drawn\n"
+        "from django_distlock.backends.redis import topology\n"
+        "drawn, topology.new_token = topology.new_token, lambda: '0' * 26\n"
+        "locks['default']; topology.new_token = drawn\n"
         "from tests.contention import contend\n"
         "say(dict(contend(sys.argv[1], threads=4))); time.sleep(60)"
     )

@@ -82,7 +82,7 @@ class World:
                 self.rounds_taken += 1
                 nodes = list(range(SIZE))
                 self.dice.shuffle(nodes)
-                asked = {node: self._asked(node, round_.request(node, self._connections[node])) for node in nodes}
+                asked = {node: self._asked(node, round.message(node, self._connections[node])) for node in nodes}
                 round_ = steps.send([asked[node] for node in range(SIZE)])
         except StopIteration as end:
             return end.value
@@ -176,18 +176,18 @@ def test_a_number_that_no_majority_can_be_told_grants_nothing(five_valkeys):
         mine, client, other = lock_request(), world.client(), lock_request()
         steps = client.acquire(mine, True)
         first = next(steps)
-        asked = [world._asked(node, first.request(node, None)) for node in range(3)]
+        asked = [world._asked(node, first.message(node, None)) for node in range(3)]
         ahead = Asked(1)
         ahead.take([1, b"%016d" % (int(asked[0].replies[0][1]) + 1)])
         told = steps.send([*asked[:2], ahead, *(world._refused() for _ in range(2))])
         for node in range(3):
             world._sent(world._connections[node], b"*2\r\n$3\r\nDEL\r\n$9\r\nlock:name\r\n", 1)
         assert isinstance(world.run(world.client().acquire(other, True)), Grant)
-        asked = [world._asked(node, told.request(node, None)) for node in range(5)]
+        asked = [world._asked(node, told.message(node, None)) for node in range(5)]
         try:
             while True:
                 given_back = steps.send(asked)
-                asked = [world._asked(node, given_back.request(node, None)) for node in range(5)]
+                asked = [world._asked(node, given_back.message(node, None)) for node in range(5)]
         except StopIteration as end:
             busy = end.value
         assert isinstance(busy, LockInfo)
@@ -202,16 +202,16 @@ def test_a_request_that_its_release_overtakes_gets_nothing(five_valkeys):
     try:
         mine, client = lock_request(), world.client()
         steps = client.acquire(mine, True)
-        request = next(steps).request(0, None)
+        request = next(steps).message(0, None)
         on_its_way = Asked(1, connection="first")
         with pytest.raises(StopIteration):
             steps.send([on_its_way, *(world._asked(node, request) for node in range(1, 5))])
         given_back = next(client.release(mine, 0.0, True, False))
         for node in range(5):
-            world._asked(node, given_back.request(node, "second"))
+            world._asked(node, given_back.message(node, "second"))
         world._asked(0, request)
         assert world._sent(world._connections[0], b"*2\r\n$3\r\nGET\r\n$9\r\nlock:name\r\n", 1) == [None]
-        assert given_back.request(0, "first") == given_back.request(1, "second") != given_back.request(0, "second")
+        assert given_back.message(0, "first") == given_back.message(1, "second") != given_back.message(0, "second")
     finally:
         world.close()
 

@@ -159,7 +159,7 @@ class TestFreed:
         task_id = worker.send("hold", name)
         worker.ran(name)
         began = time.monotonic()
-        worker.app.control.drop_retainer(task_id, terminate=True)
+        worker.app.control.revoke(task_id, terminate=True)
         assert freed(name, began) < AT_ONCE
         assert not worker.journal(name, "done")
 
