@@ -82,7 +82,7 @@ class World:
                 self.rounds_taken += 1
                 nodes = list(range(SIZE))
                 self.dice.shuffle(nodes)
-                asked = {node: self._asked(node, round.message(node, self._connections[node])) for node in nodes}
+                asked = {node: self._asked(node, round_.message(node, self._connections[node])) for node in nodes}
                 round_ = steps.send([asked[node] for node in range(SIZE)])
         except StopIteration as end:
             return end.value

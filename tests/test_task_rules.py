@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
-from celery import Celery, current_app, shared_task
+from celery import Celery, current_app, shared_task, uuid
 from celery import Task as CeleryTask
 from celery.app.trace import build_tracer
 from celery.exceptions import Ignore, Retry
@@ -359,8 +359,9 @@ class TestInAWorker:
     """By what a worker calls for a message that it has got."""
 
     def deliver(self, app, task):
-        build_tracer(task.name, task, app=app)("the-id", (), {}, {"id": "the-id", "delivery_info": {}})
-        return app.AsyncResult("the-id")
+        task_id = uuid()  # all apps of a process share the results in memory
+        build_tracer(task.name, task, app=app)(task_id, (), {}, {"id": task_id, "delivery_info": {}})
+        return app.AsyncResult(task_id)
 
     def test_a_wrong_setting_is_told_before_the_work_is_done(self, app, settings):
         settings.DISTRIBUTED_LOCKS_REMEMBER_TASKS = "1h"
