@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from django_distlock.backends.redis.backend import ACQUIRE
+from django_distlock.backends.redis.operations import ACQUIRE
 from django_distlock.backends.redlock.messages import ACQUIRE as ACQUIRE_ON_NODE
 from django_distlock.backends.redlock.messages import RENEW as RENEW_ON_NODE
 

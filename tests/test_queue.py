@@ -24,7 +24,8 @@ import redis
 
 from django_distlock import LockBackendError, LockLost, State, adopt, lock, locks
 from django_distlock.backends.redis import pubsub as listening
-from django_distlock.backends.redis.backend import GRANT_TTL, RELEASE, RedisBackend
+from django_distlock.backends.redis.backend import RedisBackend
+from django_distlock.backends.redis.operations import GRANT_TTL, RELEASE
 from django_distlock.core import acquire, local_queue
 from django_distlock.types import Grant, LockRequest
 from django_distlock.utils.clock import clock

@@ -13,8 +13,8 @@ import pytest
 import redis
 
 from django_distlock import LockBackendError, LockLost, State, lock, locks
-from django_distlock.backends.redis import RedisBackend, pubsub
-from django_distlock.backends.redis.backend import ACQUIRE, RELEASE, RENEW
+from django_distlock.backends.redis import pubsub
+from django_distlock.backends.redis.operations import ACQUIRE, RELEASE, RENEW, Operations
 from django_distlock.types import Grant, LockInfo
 from django_distlock.utils.clock import safe_deadline
 
@@ -342,14 +342,14 @@ class TestRenewalAndLoss:
             eventually(lambda: not store.exists("lock:name"))
 
     def test_a_renewal_by_hand_that_succeeded_too_late_neither(self, valkey_locks, store, monkeypatch, caplog, calls):
-        renewed = RedisBackend._renewed
+        renewed = Operations.renewed
 
         def late(self, answer):
             eventually(lambda: lease.state is State.LOST)
             return renewed(self, answer)
 
         with pytest.raises(LockLost), lock("name", ttl=0.5, renew=False) as lease:
-            monkeypatch.setattr(RedisBackend, "_renewed", late)
+            monkeypatch.setattr(Operations, "renewed", late)
             with pytest.raises(LockLost):
                 calls(lease).renew(60)
             assert lease.state is State.LOST

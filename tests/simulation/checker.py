@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from django_distlock.backends.redis.backend import GRANT_TTL, QUEUE_TTL
+from django_distlock.backends.redis.operations import GRANT_TTL, QUEUE_TTL
 from django_distlock.core.acquire import LOOK_INTERVAL
 from django_distlock.types import Grant, LockRequest
 

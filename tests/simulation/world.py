@@ -16,7 +16,7 @@ from unittest import mock
 
 from django_distlock import types
 from django_distlock.backends.redis import backend, pubsub
-from django_distlock.backends.redis.backend import ACQUIRE, QUEUE_TTL, RELEASE, RENEW
+from django_distlock.backends.redis.operations import ACQUIRE, QUEUE_TTL, RELEASE, RENEW
 from django_distlock.backends.redis.scripts import Command
 from django_distlock.core import acquire, local_queue
 

@@ -1,0 +1,191 @@
+"""The commands of each operation on locks, and what their replies mean. No I/O here."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from redis.exceptions import RedisError
+
+from ...exceptions import ClockIsAhead, LockBackendError, UnreadableRun
+from ...types import Holder, LastRun, LockInfo, LockRequest
+from .client import Answer
+from .codec import read_holder, read_lease, read_remaining
+from .errors import is_wrong_type
+from .keys import Keys
+from .scripts import Command, Script, pack
+
+ACQUIRE, RELEASE, RENEW = Script("acquire"), Script("release"), Script("renew")
+CLAIM_RUN = Script("claim_run")
+
+GRANT_TTL = 2.0  # seconds a waiter has to take what it was handed: two looks, because a hint can be lost
+QUEUE_TTL = 10.0  # seconds a queue is kept in which nobody looks any more
+GONE = -2  # says PTTL
+
+logger = logging.getLogger("django_distlock")
+
+
+class Operations:
+    """On the keys of one backend.
+
+    ``where``: the server as people know it; ``prefix_setting``: how messages name KEY_PREFIX; ``explain``: what to
+    raise for an error of the server.
+    """
+
+    def __init__(
+        self,
+        alias: str,
+        keys: Keys,
+        where: str,
+        prefix_setting: str,
+        explain: Callable[[Exception], LockBackendError],
+    ) -> None:
+        self._alias, self._keys, self._where, self._prefix_setting = alias, keys, where, prefix_setting
+        self._explain = explain
+
+    # Commands
+
+    def acquire(self, request: LockRequest, mode: str) -> Command:
+        """``mode``: see acquire.lua."""
+        return ACQUIRE.call(
+            self._keys.of_lock(request.name),
+            request.token, _ms(request.lasts), request.holder.to_text(), mode, request.place, request.inbox,
+            _ms(GRANT_TTL), _ms(QUEUE_TTL),
+        )  # fmt: skip
+
+    def release(self, request: LockRequest, rest: float) -> Command:
+        retire = _ms(request.retires_for) if request.in_doubt else 0
+        return RELEASE.call(
+            self._keys.of_lock(request.name),
+            request.token, _ms(rest), retire, request.inbox, _ms(GRANT_TTL), int(request.is_offer),
+        )  # fmt: skip
+
+    def renew(self, wanted: Sequence[tuple[LockRequest, float]]) -> list[Command]:
+        return [RENEW.call((self._keys.lease(request.name),), request.token, _ms(ttl)) for request, ttl in wanted]
+
+    def look(self, names: Sequence[str]) -> list[Command]:
+        keys = map(self._keys.lease, names)
+        return [Command(pack(verb, key), key=key) for key in keys for verb in ("GET", "PTTL")]
+
+    def holders(self, groups: Sequence[Sequence[str]]) -> list[Command]:
+        """Many in one command: a reply of its own costs more than a value."""
+        keys = [[*map(self._keys.lease, names)] for names in groups]
+        return [Command(pack("MGET", *together), key=together[0]) for together in keys]
+
+    def remaining(self, names: Sequence[str]) -> list[Command]:
+        return [Command(pack("PTTL", key), key=key) for key in map(self._keys.lease, names)]
+
+    def count_waiters(self, names: Sequence[str]) -> list[Command]:
+        return [Command(pack("ZCARD", key), key=key) for key in map(self._keys.queue, names)]
+
+    def claim_run(self, name: str, seen: LastRun, now: LastRun, ttl: float, grace: float, ahead: float) -> Command:
+        return CLAIM_RUN.call(
+            self._keys.of_run(name),
+            repr(seen.at), repr(now.at), now.token, seen.to_text(), now.to_text(), _ms(ttl), _ms(grace), repr(ahead),
+        )  # fmt: skip
+
+    def find_runs(self, names: Sequence[str]) -> list[Command]:
+        return [Command(pack("GET", key), key=key) for key in map(self._keys.run, names)]
+
+    # Replies
+
+    def only(self, answer: Answer) -> Any:
+        return self.checked(answer.replies[0])
+
+    def checked(self, reply: Any) -> Any:
+        """Raises LockBackendError for one by which the server refuses."""
+        if isinstance(reply, RedisError):
+            raise self._explain(reply) from reply
+        return reply
+
+    def busy(self, name: str, value: Any, left: Any) -> LockInfo:
+        """Who is in the way of an acquisition."""
+        if info := read_lease(self._alias, name, value, left):
+            return info
+        raise self._foreign_value(name)
+
+    def renewed(self, answer: Answer) -> list[bool | None]:
+        """A node that refuses must not hide what became of leases elsewhere; raises where that is all there is."""
+        renewed = list(map(self._is_renewed, answer.replies))
+        if all(still_held is None for still_held in renewed):
+            return list(map(self.checked, answer.replies))
+        failures = [reply for reply, still_held in zip(answer.replies, renewed, strict=True) if still_held is None]
+        for reason in dict.fromkeys(str(self._explain(failure)) for failure in failures):
+            logger.warning("Some leases are not renewed now: %s", reason)
+        return renewed
+
+    @staticmethod
+    def _is_renewed(reply: Any) -> bool | None:
+        if is_wrong_type(reply):
+            return False
+        return None if isinstance(reply, RedisError) else bool(reply)
+
+    def infos(self, names: Sequence[str], answer: Answer) -> list[LockInfo | None]:
+        replies = iter(answer.replies)
+        return [self._seen(name, value, left) for name, value, left in zip(names, replies, replies, strict=True)]
+
+    def found_holders(
+        self, names: Sequence[str], groups: Sequence[Sequence[str]], answer: Answer
+    ) -> list[Holder | None]:
+        values: dict[str, bytes | None] = {}
+        for group, reply in zip(groups, answer.replies, strict=True):
+            values.update(zip(group, self.checked(reply), strict=True))
+        return [read_holder(values[name]) for name in names]
+
+    def found_remaining(self, answer: Answer) -> list[float | None]:
+        return [None if self.checked(left) == GONE else read_remaining(left) for left in answer.replies]
+
+    def counted(self, answer: Answer) -> list[int | None]:
+        return [None if is_wrong_type(reply) else self.checked(reply) for reply in answer.replies]
+
+    def claimed_run(self, name: str, answer: Answer, ahead: float) -> LastRun | None:
+        reply = self.only(answer)
+        if isinstance(reply, int) and reply > 0:
+            raise ClockIsAhead(reply / 1000, ahead)
+        return self._run(name, reply)
+
+    def found_runs(self, names: Sequence[str], answer: Answer) -> list[LastRun | UnreadableRun | None]:
+        found: list[LastRun | UnreadableRun | None] = []
+        for name, reply in zip(names, answer.replies, strict=True):
+            try:
+                found.append(self._run(name, reply if is_wrong_type(reply) else self.checked(reply)))
+            except UnreadableRun as error:
+                found.append(error)
+        return found
+
+    def _seen(self, name: str, value: Any, left: Any) -> LockInfo | None:
+        if value is None or left == GONE:
+            return None
+        info = None
+        if not is_wrong_type(value):
+            info = read_lease(self._alias, name, self.checked(value), self.checked(left))
+        if info is None:
+            logger.error("%s", self._foreign_value(name))
+        return info
+
+    def _run(self, name: str, value: Any) -> LastRun | None:
+        if value is None:
+            return None
+        try:
+            if isinstance(value, bytes):
+                return LastRun.from_text(value)
+        except ValueError:
+            pass
+        raise UnreadableRun(
+            f"The key {self._keys.run(name)!r} at {self._where}",
+            f", or give the locks a prefix of their own in {self._prefix_setting}",
+        )
+
+    def _foreign_value(self, name: str) -> LockBackendError:
+        error = LockBackendError(
+            f"The key {self._keys.lease(name)!r} at {self._where} holds something that is no lock. Delete it,"
+            f" or give the locks a prefix of their own in {self._prefix_setting}."
+        )
+        error.is_final = True
+        return error
+
+
+def _ms(seconds: float) -> int:
+    return math.ceil(seconds * 1000)
