@@ -245,7 +245,7 @@ class TestConnections:
 
         for _ in range(3):
             asyncio.run(work())
-        assert len(cluster_locks._async_wires) == 0
+        assert len(cluster_locks._async_clients) == 0
 
     def test_a_cancelled_task_leaves_nothing(self, two, valkey_cluster):
         async def work():

@@ -547,7 +547,7 @@ class TestFaults:
         if quick := backend._steps._quick:
             for queue, place in ((True, 0), (True, 1), (False, 0)):
                 changed = replace(request, queue=queue, place=place)
-                assert backend._run(partial(quick.acquire, name=backend._key("name"), request=changed)) is None
+                assert backend._run(partial(quick.acquire, name=backend._key("name"), attempt=changed)) is None
         with pytest.raises(LockBackendError, match="given back"):
             backend.acquire(late, queue=True)
         assert backend.look(["name"]) == [None]

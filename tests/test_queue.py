@@ -1025,7 +1025,7 @@ class TestTokensOfThoseWhoLeave:
             inherit(heir, other)
 
         def ask():
-            line.asks(second)
+            line.mark_asking(second)
             tokens.append(second.token)
             asked.set()
 

@@ -698,7 +698,7 @@ class TestEventLoops:
         for _ in range(3):
             assert asyncio.run(main()) > before
             eventually(lambda: connected() == before)
-        assert len(valkey_locks._async_wires) == 0
+        assert len(valkey_locks._async_clients) == 0
 
     def test_what_ends_with_the_loop_leaves_no_connection(self, valkey_locks, store):
         """Generators that were left over are closed at the same time as the connections."""

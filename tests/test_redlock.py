@@ -332,7 +332,7 @@ class TestNothingIsLeftBehind:
         eventually(lambda: not any(_locks(quorum)))
 
     def test_when_the_connection_was_given_up_before_the_release(self, quorum, configured, calls, monkeypatch):
-        for module in ("lineup", "tasks"):
+        for module in ("connections", "aio_connections"):
             monkeypatch.setattr(f"django_distlock.backends.redlock.{module}.GIVEN_UP", 0.2)
         configured(quorum.urls, OPTIONS={"node_timeout": 0.05, "socket_connect_timeout": 0.3})
         handle, other = calls(lock("name", ttl=60)), calls(lock("other"))

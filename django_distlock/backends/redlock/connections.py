@@ -244,7 +244,7 @@ class Nodes:
         self._nodes = [Node(number, location) for number, location in enumerate(self._locations)]
         self._idle: deque[ConnectionSet] = deque()
         self._filling: list[ConnectionSet] = []  # those that wait for connections, in the order in which they came
-        self._permits = permits(self._most)  # one per lineup that may be in use
+        self._permits = permits(self._most)  # one per set that may be in use
         self._is_open = True
         weakref.finalize(self, _disconnect, self._idle, self._nodes).atexit = False
 
@@ -269,20 +269,20 @@ class Nodes:
         except Empty:
             raise MaxConnectionsError(exhausted(self._most)) from None
         try:
-            lineup = self._lineup(within, persists)
+            connections = self._connection_set(within, persists)
             try:
                 round_ = next(steps)
                 while True:
-                    round_ = steps.send(lineup.ask(round_, patience, urgent=urgent))
+                    round_ = steps.send(connections.ask(round_, patience, urgent=urgent))
             except StopIteration as end:
                 return end.value
             except (LockBackendError, Verdict):
                 raise
             except BaseException as error:  # interrupted: what stands on the links is not known any more
-                lineup.close(error if isinstance(error, Exception) else TimeoutError("interrupted"))
+                connections.close(error if isinstance(error, Exception) else TimeoutError("interrupted"))
                 raise
             finally:
-                idle.append(lineup)
+                idle.append(connections)
         finally:
             vacant.put(permit)
             del permit  # a traceback may keep this frame
@@ -291,23 +291,23 @@ class Nodes:
 
     # Connections
 
-    def _lineup(self, within: float, persists: bool) -> ConnectionSet:
+    def _connection_set(self, within: float, persists: bool) -> ConnectionSet:
         try:
-            lineup = self._idle.pop()
+            connections = self._idle.pop()
         except IndexError:
-            lineup = ConnectionSet(self._nodes)
-        lineup.refresh()
-        if None in lineup.links:
-            self._fill(lineup, within, persists)
-            lineup.refresh()
-        return lineup
+            connections = ConnectionSet(self._nodes)
+        connections.refresh()
+        if None in connections.links:
+            self._fill(connections, within, persists)
+            connections.refresh()
+        return connections
 
-    def _fill(self, lineup: ConnectionSet, within: float, persists: bool) -> None:
+    def _fill(self, connections: ConnectionSet, within: float, persists: bool) -> None:
         arrival = ConnectWait(self._majority, within, persists=persists)
         with self._changed:
             try:
-                self._filling.append(lineup)
-                while missing := self._missing(lineup):
+                self._filling.append(connections)
+                while missing := self._missing(connections):
                     ready = len(self._nodes) - len(missing)
                     for node in missing:
                         self._connect(node, insist=ready < self._majority)
@@ -317,22 +317,22 @@ class Nodes:
                     self._changed.wait(left)
             finally:
                 with suppress(ValueError):  # interrupted before it was added
-                    self._filling.remove(lineup)
+                    self._filling.remove(connections)
 
-    def _missing(self, lineup: ConnectionSet) -> list[Node]:
+    def _missing(self, connections: ConnectionSet) -> list[Node]:
         missing = []
         for number, node in enumerate(self._nodes):
-            if lineup.links[number] is None:
+            if connections.links[number] is None:
                 if node.spare:
-                    lineup.put(number, node.spare.pop())
+                    connections.put(number, node.spare.pop())
                 else:
                     missing.append(node)
         return missing
 
     def _connect(self, node: Node, *, insist: bool) -> None:
-        """As many connections at a time as lineups wait for one: a crowd that comes cold must not wait in a row."""
+        """As many connections at a time as sets wait for one: a crowd that comes cold must not wait in a row."""
         self._is_open = True
-        wanted = sum(lineup.links[node.number] is None for lineup in self._filling)
+        wanted = sum(connections.links[node.number] is None for connections in self._filling)
         if node.may_connect(wanted, insist=insist):
             name = f"distlock-connect-{node.location.text}"
             try:
@@ -356,10 +356,10 @@ class Nodes:
             self._changed.notify_all()
 
     def _hand_out(self, node: Node, link: Link) -> None:
-        """To the lineup that waits longest: when each takes what it finds, many have some and nobody a majority."""
-        for lineup in self._filling:
-            if lineup.links[node.number] is None:
-                lineup.put(node.number, link)
+        """To the set that waits longest: when each takes what it finds, many have some and nobody a majority."""
+        for connections in self._filling:
+            if connections.links[node.number] is None:
+                connections.put(node.number, link)
                 return
         if self._is_open:
             node.spare.append(link)
