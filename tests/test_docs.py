@@ -6,13 +6,16 @@ Blocks marked ``python`` run in one namespace per page; fragments, such as setti
 from __future__ import annotations
 
 import ast
+import importlib
 import re
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from django.utils.module_loading import import_string
 
 from django_distlock.backends.base import DEFAULTS, KEYS
 from django_distlock.backends.redis import RedisBackend
@@ -80,3 +83,38 @@ def test_settings_are_told_with_their_defaults(page: str) -> None:
     assert {key: ast.literal_eval(told[key]) for key in DEFAULTS} == {key: terms[key.lower()] for key in DEFAULTS}
     options = {option: ast.literal_eval(told.get(option, "None")) for option in RedisBackend.options}
     assert options == RedisBackend.options
+
+
+# What the pages for maintainers name in the code, in backquotes
+MAINTAINED = ["CONTRIBUTING.md", "docs/how.md", *(page for page in PAGES if page.startswith("docs/internals/"))]
+PACKAGE = ROOT / "django_distlock"
+PARTS = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or path.is_dir()}
+
+
+def quoted_in(page: str, pattern: str) -> Iterator[str]:
+    for code in re.findall(r"(?<!`)`([^`\n]+)`(?!`)", (ROOT / page).read_text(encoding="utf-8")):
+        if re.fullmatch(pattern, code):
+            yield code
+
+
+@pytest.mark.parametrize("page", MAINTAINED)
+def test_files_that_pages_name_exist(page: str) -> None:
+    """By their path in the repository, or within the package; ``file::name`` is a test or a helper of that file."""
+    for code in quoted_in(page, r"[\w./*-]+\.(?:py|lua|toml|txt)(?:::\w+)*|(?:tests|docs|benchmarks)/[\w./-]+"):
+        path, *names = code.split("::")
+        files = [*PACKAGE.glob(path), *ROOT.glob(path)]
+        assert files, f"{page} names {code}"
+        text = files[0].read_text(encoding="utf-8") if names else ""
+        assert all(re.search(rf"^ *(?:async )?(?:def|class) {name}\b", text, re.M) for name in names), code
+
+
+@pytest.mark.parametrize("page", MAINTAINED)
+def test_names_that_pages_give_exist(page: str) -> None:
+    """``core.acquire.Acquisition`` is there in the package."""
+    for code in quoted_in(page, r"(?:django_distlock\.)?(\w+)(?:\.\w+)+(?:\(\))?"):
+        name = code.removeprefix("django_distlock.").removesuffix("()")
+        if name.split(".")[0] in PARTS and not name.endswith((".py", ".lua")):
+            try:
+                importlib.import_module(f"django_distlock.{name}")
+            except ImportError:
+                assert import_string(f"django_distlock.{name}") is not None, f"{page} names {code}"
