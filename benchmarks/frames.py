@@ -1,0 +1,123 @@
+"""The Python frames of this package that ``with lock("x")`` goes through: ``python -m benchmarks.frames``.
+
+A free lock on Redis, with the options as they are by default, on a warm process: its backend is built, its connection
+stands, its scripts are loaded, and its renewing thread runs. Counts differ by version: Python 3.12 and later make no
+frames for comprehensions. Compare those of one version.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import sys
+from collections.abc import Callable
+from inspect import CO_GENERATOR
+from types import FrameType
+from typing import Any, NamedTuple
+
+import django
+from django.conf import settings
+
+from example_project.valkey import Valkey
+
+PACKAGE = "django_distlock"
+WARM_UP = 100  # acquisitions
+ROUNDS = 5  # the shortest counts: now and then one has more to do, as when the renewing thread is to wake earlier
+
+
+class Entered(NamedTuple):
+    """``goes_on``: a generator that had begun before."""
+
+    module: str
+    function: str
+    depth: int
+    goes_on: bool
+
+
+class Frames:
+    """Those of the package that the calling thread enters in ``with Frames() as frames``."""
+
+    def __init__(self) -> None:
+        self.entered: list[Entered] = []
+        self._kept: list[FrameType] = []  # so that no two have the same id
+        self._begun: set[int] = set()
+
+    def __enter__(self) -> Frames:
+        sys.setprofile(self._called)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        sys.setprofile(None)
+
+    def _called(self, frame: FrameType, event: str, argument: Any) -> None:
+        if event != "call" or not _is_ours(frame):
+            return
+        goes_on = bool(frame.f_code.co_flags & CO_GENERATOR) and id(frame) in self._begun
+        self._begun.add(id(frame))
+        self._kept.append(frame)
+        name = frame.f_code.co_qualname.removeprefix("__create_fn__.<locals>.")
+        self.entered.append(Entered(_module(frame), name, self._depth(frame), goes_on))
+
+    @staticmethod
+    def _depth(frame: FrameType) -> int:
+        depth, caller = 0, frame.f_back
+        while caller:
+            depth, caller = depth + _is_ours(caller), caller.f_back
+        return depth
+
+
+def _module(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", ""))
+
+
+def _is_ours(frame: FrameType) -> bool:
+    """Methods that dataclasses generate are of the module of their class."""
+    return f"{_module(frame)}.".startswith(f"{PACKAGE}.")
+
+
+def of_a_free_lock() -> list[Entered]:
+    from django_distlock import lock
+
+    def once() -> None:
+        with lock("x"):
+            pass
+
+    for _ in range(WARM_UP):
+        once()
+    return min((_entered(once) for _ in range(ROUNDS)), key=len)
+
+
+def _entered(call: Callable[[], None]) -> list[Entered]:
+    with Frames() as frames:
+        call()
+    return frames.entered
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser("benchmarks.frames", description=__doc__.replace("``", ""))
+    parser.add_argument("--url", help="of a server that runs already; else a private one")
+    options = parser.parse_args()
+    if options.url:
+        _print(options.url)
+        return
+    with Valkey() as server:
+        _print(server.url)
+
+
+def _print(url: str) -> None:
+    backend = "django_distlock.backends.redis.RedisBackend"
+    settings.configure(DISTRIBUTED_LOCKS={"default": {"BACKEND": backend, "LOCATION": url}}, LOGGING_CONFIG=None)
+    django.setup()
+    entered = of_a_free_lock()
+    for one in entered:
+        module, mark = one.module.removeprefix(f"{PACKAGE}."), "  (goes on)" if one.goes_on else ""
+        print(f"{'  ' * one.depth}{one.function:<{50 - 2 * one.depth}} {module}{mark}")
+    modules, go_on = {one.module for one in entered}, sum(one.goes_on for one in entered)
+    print(
+        f"\nPython {platform.python_version()}: {len(entered)} calls in {len(modules)} modules of {PACKAGE},"
+        f" of which {go_on} go on with a generator."
+    )
+
+
+if __name__ == "__main__":
+    main()
