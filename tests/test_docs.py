@@ -6,7 +6,7 @@ Blocks marked ``python`` run in one namespace per page; fragments, such as setti
 from __future__ import annotations
 
 import ast
-import importlib
+import pkgutil
 import re
 import sys
 from collections.abc import Iterator
@@ -15,7 +15,6 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from django.utils.module_loading import import_string
 
 from django_distlock.backends.base import DEFAULTS, KEYS
 from django_distlock.backends.redis import RedisBackend
@@ -114,7 +113,25 @@ def test_names_that_pages_give_exist(page: str) -> None:
     for code in quoted_in(page, r"(?:django_distlock\.)?(\w+)(?:\.\w+)+(?:\(\))?"):
         name = code.removeprefix("django_distlock.").removesuffix("()")
         if name.split(".")[0] in PARTS and not name.endswith((".py", ".lua")):
-            try:
-                importlib.import_module(f"django_distlock.{name}")
-            except ImportError:
-                assert import_string(f"django_distlock.{name}") is not None, f"{page} names {code}"
+            pkgutil.resolve_name(f"django_distlock.{name}")
+
+
+OTHERS_THAN_THREADS = {"distlock-check", "distlock-read"}  # a lock, and tasks of asyncio
+
+
+def calls_of(maker: str) -> Iterator[ast.Call]:
+    for path in PACKAGE.rglob("*.py"):
+        if path.parent.name != "testing":
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(maker):
+                    yield node
+
+
+def test_threads_of_a_process_are_told() -> None:
+    """Maintainers look up a name that they see in a dump of threads."""
+    text = (ROOT / "docs/internals/overview.md").read_text(encoding="utf-8")
+    table = text[text.index("### Threads") : text.index("### Sockets")]
+    source = "".join(path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py"))
+    begun = re.findall(r"(?:\bf|Worker\()\"(distlock-[a-z]+)", source)
+    assert set(re.findall(r"^\| `(distlock-[a-z]+)", table, re.M)) == {*begun} - OTHERS_THAN_THREADS
+    assert all("name" in {keyword.arg for keyword in call.keywords} for call in calls_of("threading.Thread"))

@@ -104,7 +104,10 @@ class ClusterClient(_ClusterClient):
             outcomes[number] = self._go(trips[number])
 
         # A node that hangs must not delay what is meant for the others, so each is read in a thread.
-        others = {n: threading.Thread(target=go, args=(n,), daemon=True) for n in range(1, len(trips))}
+        others = {
+            n: threading.Thread(target=go, args=(n,), name=f"distlock-node-{trips[n].to}", daemon=True)
+            for n in range(1, len(trips))
+        }
         started = {number: thread for number, thread in others.items() if _is_started(thread)}
         for number in range(len(trips)):
             if number not in started:
