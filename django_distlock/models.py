@@ -130,15 +130,15 @@ class DatabaseLock(models.Model):
     name = KeyField(primary_key=True, max_length=LONGEST_KEY)  # KEY_PREFIX, a colon, and the name, in UTF-8
     version: models.BigIntegerField[int, int] = models.BigIntegerField()  # grows with every change
     token: models.CharField[str, str] = models.CharField(max_length=26)  # of the lease; empty when the lock is free
-    state: models.CharField[str, str] = models.CharField(max_length=1)  # held, claimed, resting or free, see rows.py
+    state: models.CharField[str, str] = models.CharField(max_length=1)  # h, c, r or f, as state.py says
     fence: models.BigIntegerField[int, int] = models.BigIntegerField()  # the number of the last grant
     expires: models.BigIntegerField[int, int] = models.BigIntegerField()  # when the lease runs out, or ended
     holder: models.TextField[str, str] = (
         models.TextField()
     )  # JSON; empty when nobody holds it; of a claim: who was told
-    waiters: models.TextField[str, str] = models.TextField()  # records of one length, see rows.py
+    waiters: models.TextField[str, str] = models.TextField()  # records of one length, see state.py
     retired: models.TextField[str, str] = models.TextField()  # tokens that get the lock no more; JSON
-    careful_until: models.BigIntegerField[int, int] = models.BigIntegerField()  # see rows.py
+    careful_until: models.BigIntegerField[int, int] = models.BigIntegerField()  # see state.py
 
     objects = NoRows()
 
@@ -162,7 +162,7 @@ class DatabaseRun(models.Model):
     name = KeyField(primary_key=True, max_length=LONGEST_KEY)  # KEY_PREFIX, a colon, and the name, in UTF-8
     ran_at: models.BigIntegerField[int, int] = models.BigIntegerField()
     token: models.CharField[str, str] = models.CharField(max_length=26)  # of the claim that made the stamp
-    stamp: models.TextField[str, str] = models.TextField()  # JSON, see stamps.py
+    stamp: models.TextField[str, str] = models.TextField()  # JSON of a LastRun
     settled_at: models.BigIntegerField[int, int] = models.BigIntegerField()  # before, nobody is given a run
     expires: models.BigIntegerField[int, int] = models.BigIntegerField()
 

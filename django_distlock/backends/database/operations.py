@@ -42,7 +42,7 @@ class Steps:
         return Answer(decision.granted, row.fence, row.token, row.state, left, row.holder, place, is_first), sent_at
 
     def release(self, connection: Any, name: bytes, token: str, rest: int = 0, retire: int = 0) -> bool:
-        """Whether the token held the lock. As ``rows.release``."""
+        """Whether the token held the lock. As ``state.release``."""
         if self._quick and not rest and not retire and self._quick.release(connection, name, token):
             return True
         _, decision, _ = self._changed(connection, name, lambda row: state.release(row, token, rest, retire))

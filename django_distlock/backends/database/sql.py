@@ -402,7 +402,7 @@ class Quick:
             line = waiters_from_text(waiters)
             place = next(waiter.place for waiter in line if waiter.token == token)
         except (StopIteration, ValueError):
-            return None  # what others have written: rows.py says so
+            return None  # what others have written: the general way says so
         return Answer(False, fence, holding, state, left, holder, place, line[0].token == token)
 
     def release(self, connection: Any, name: bytes, token: str) -> bool:
