@@ -135,3 +135,16 @@ def test_threads_of_a_process_are_told() -> None:
     begun = re.findall(r"(?:\bf|Worker\()\"(distlock-[a-z]+)", source)
     assert set(re.findall(r"^\| `(distlock-[a-z]+)", table, re.M)) == {*begun} - OTHERS_THAN_THREADS
     assert all("name" in {keyword.arg for keyword in call.keywords} for call in calls_of("threading.Thread"))
+
+
+SCRIPTS = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.lua"))
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_arguments_of_scripts_are_told(script: str) -> None:
+    """Each of them in the table that follows the name of the script."""
+    text = (ROOT / "docs/internals/protocol.md").read_text(encoding="utf-8")
+    table = text.partition(f"`{script}`")[2].partition("| argument | content |\n")[2].partition("\n\n")[0]
+    used = set(re.findall(r"ARGV\[(\d+)\]", (PACKAGE / script).read_text(encoding="utf-8")))
+    assert used
+    assert re.findall(r"^\| (\d+) \|", table, re.M) == sorted(used)
