@@ -65,6 +65,11 @@ SLOW = {
 }  # fmt: skip
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """Two per processor: the tests wait for servers and for time to pass more than they compute."""
+    return 2 * (os.cpu_count() or 1)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.stem in SLOW:
