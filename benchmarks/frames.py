@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import platform
 import sys
+from collections import Counter
 from collections.abc import Callable
 from inspect import CO_GENERATOR
 from types import FrameType
@@ -112,7 +113,10 @@ def _print(url: str) -> None:
     for one in entered:
         module, mark = one.module.removeprefix(f"{PACKAGE}."), "  (goes on)" if one.goes_on else ""
         print(f"{'  ' * one.depth}{one.function:<{50 - 2 * one.depth}} {module}{mark}")
-    modules, go_on = {one.module for one in entered}, sum(one.goes_on for one in entered)
+    modules, go_on = Counter(one.module for one in entered), sum(one.goes_on for one in entered)
+    print()
+    for module, calls in modules.most_common():
+        print(f"{calls:>5} {module.removeprefix(f'{PACKAGE}.')}")
     print(
         f"\nPython {platform.python_version()}: {len(entered)} calls in {len(modules)} modules of {PACKAGE},"
         f" of which {go_on} go on with a generator."
