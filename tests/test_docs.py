@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import pkgutil
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -19,6 +20,7 @@ import pytest
 from django_distlock.backends.base import DEFAULTS, KEYS
 from django_distlock.backends.redis import RedisBackend
 from django_distlock.options import Terms
+from example_project.valkey import Valkey
 
 from .tools import eventually
 
@@ -148,3 +150,12 @@ def test_arguments_of_scripts_are_told(script: str) -> None:
     used = set(re.findall(r"ARGV\[(\d+)\]", (PACKAGE / script).read_text(encoding="utf-8")))
     assert used
     assert re.findall(r"^\| (\d+) \|", table, re.M) == sorted(used)
+
+
+def test_frames_of_a_free_lock_are_printed(valkey: Valkey) -> None:
+    """From the handle to its release, on a real server; in a process of its own, which has nobody else's profiler."""
+    command = [sys.executable, "-m", "benchmarks.frames", "--url", valkey.url]
+    printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True).stdout
+    functions = [line.split()[0] for line in printed.splitlines() if line.strip()]
+    way = ["Lock.__enter__", "RedisBackend.acquire", "Lock.__exit__", "RedisBackend.release"]
+    assert [function for function in functions if function in way] == way
