@@ -12,7 +12,8 @@ Every signal's ``sender`` is the class of the backend; ``name`` and ``using`` sa
 from __future__ import annotations
 
 from collections import deque
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from functools import partial
 
 from django.dispatch import Signal
 
@@ -27,39 +28,34 @@ lock_held_long = Signal()
 lock_forced = Signal()
 
 
-class News(NamedTuple):
-    """A signal that is about to be sent."""
-
-    signal: Signal
-    sender: type
-    about: dict[str, Any]
-
-    @property
-    def has_listeners(self) -> bool:
-        return bool(self.signal.receivers) and self.signal.has_listeners(self.sender)
+def send_signal(signal: Signal, sender: type, **about: object) -> None:
+    """Send it if it has receivers for that sender; their errors are logged."""
+    if _has_receivers(signal, sender):
+        signal.send_robust(sender, **about)
 
 
-def announce(news: News | None) -> None:
-    if news and news.has_listeners:
-        news.signal.send_robust(news.sender, **news.about)
+async def asend_signal(signal: Signal, sender: type, **about: object) -> None:
+    """``send_signal()`` for tasks."""
+    if _has_receivers(signal, sender):
+        await signal.asend_robust(sender, **about)
 
 
-async def aannounce(news: News | None) -> None:
-    if news and news.has_listeners:
-        await news.signal.asend_robust(news.sender, **news.about)
+def send_signal_in_background(signal: Signal, sender: type, **about: object) -> None:
+    """Send it from a thread of its own: a slow receiver must not delay the caller."""
+    if _has_receivers(signal, sender):
+        _unsent.append(partial(send_signal, signal, sender, **about))
+        _worker.nudge()
 
 
-def announce_in_background(news: News) -> None:
-    if news.has_listeners:
-        _untold.append(news)
-        _teller.nudge()
+def _has_receivers(signal: Signal, sender: type) -> bool:
+    return bool(signal.receivers) and signal.has_listeners(sender)
 
 
-def _tell() -> None:
-    while _untold:
-        announce(_untold.popleft())
+def _send_all() -> None:
+    while _unsent:
+        _unsent.popleft()()
 
 
-_untold: deque[News] = deque()
-_teller = Worker("distlock-signals", _tell)
-fork.in_child(_untold.clear)  # what its parent has to tell, the parent tells
+_unsent: deque[Callable[[], None]] = deque()
+_worker = Worker("distlock-signals", _send_all)
+fork.in_child(_unsent.clear)  # what its parent has to send, the parent sends

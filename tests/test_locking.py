@@ -25,6 +25,7 @@ from django_distlock import (
     locks,
 )
 from django_distlock import signals as lock_signals
+from django_distlock.core.acquire import Acquisition
 from django_distlock.types import Grant, current_execution
 
 from .tools import backend_on, eventually, lock_request, renewer_of
@@ -727,6 +728,12 @@ class TestSignals:
         assert name == "lock_busy"
         assert about["holder"].label == "somebody"
         assert 0.05 <= about["waited"] < 5
+
+    def test_nothing_is_made_for_signals_that_nobody_receives(self, calls, monkeypatch):
+        monkeypatch.delattr(Acquisition, "about")
+        with lock("name"):
+            assert calls(lock("name")).acquire(timeout=0) is False
+        assert lock_signals.send_signal(lock_signals.lock_busy, object) is None
 
     def test_a_failing_receiver_does_not_matter(self, calls, caplog):
         def broken(**_):

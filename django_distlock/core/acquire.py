@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from math import inf
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from .. import signals
 from ..backends.base import BaseLockBackend
@@ -22,6 +22,9 @@ from . import context, transactions
 from .holds import Entry, Holds
 from .lease import Lease
 from .registry import Service
+
+if TYPE_CHECKING:
+    from django.dispatch import Signal
 
 logger = logging.getLogger("django_distlock")
 
@@ -94,9 +97,11 @@ class Acquisition:
             self._interrupted(error)
             raise
 
-    def conclude(self, answer: Answer) -> signals.News | None:
-        """Make the lease of a grant, or enter the caller's own one that is in the way. Returns the signal to send."""
-        about: dict[str, Any] = {"name": self.request.name, "using": self._using}
+    def conclude(self, answer: Answer) -> Signal | None:
+        """Make the lease of a grant, or enter the caller's own one that is in the way.
+
+        Returns the signal to send with ``about()``; None where nothing is to be told or nobody listens.
+        """
         if isinstance(answer, Grant):
             service = self._service
             lease = self.lease = Lease(
@@ -105,7 +110,7 @@ class Acquisition:
             service.renewer.register(lease)
             context.remember(lease)
             self._enter(lease)
-            return signals.News(signals.lock_acquired, type(service.backend), {**about, "lease": lease})
+            return signals.lock_acquired if signals.lock_acquired.receivers else None
         self.busy = answer
         if own := self._enterable(answer):
             self.lease = own
@@ -113,8 +118,14 @@ class Acquisition:
             context.remember(own)
             self._enter(own, again=True)
             return None
-        about |= {"holder": answer.holder, "waited": clock() - self._began}
-        return signals.News(signals.lock_busy, type(self._service.backend), about)
+        return signals.lock_busy if signals.lock_busy.receivers else None
+
+    def about(self) -> dict[str, Any]:
+        """What the signal that ``conclude()`` returned carries."""
+        about: dict[str, Any] = {"name": self.request.name, "using": self._using}
+        if self.lease:
+            return {**about, "lease": self.lease}
+        return {**about, "holder": self.busy and self.busy.holder, "waited": clock() - self._began}
 
     def undo(self) -> None:
         """The caller is interrupted before it learns of its lease."""

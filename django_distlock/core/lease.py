@@ -314,7 +314,7 @@ class Lease:
         return True
 
     def tell_that_it_is_long(self) -> None:
-        signals.announce_in_background(self._news(signals.lock_held_long, held=self.held_for))
+        self._send_in_background(signals.lock_held_long, held=self.held_for)
 
     def stop_renewal(self) -> None:
         """Nobody is left to release it: let it run out."""
@@ -326,9 +326,7 @@ class Lease:
         self._ended = State.LOST
         if log:
             self.log_loss(reason)
-        news = self._news(signals.lock_lost, reason=reason)
-        # A slow receiver must not let other leases run out, and an async one cannot be awaited by the renewer.
-        signals.announce_in_background(news)
+        self._send_in_background(signals.lock_lost, reason=reason)
 
     def log_loss(self, reason: str) -> None:
         logger.error("Lock %r (%s) was lost: %s. Held by %s.", self.name, self.using, reason, self.holder)
@@ -358,7 +356,7 @@ class Lease:
             self.abandon()
             raise
         self._end_release(released)
-        signals.announce(self._news(signals.lock_released))
+        signals.send_signal(signals.lock_released, type(self.backend), name=self.name, using=self.using, lease=self)
 
     async def arelease(self) -> None:
         """``release()`` for tasks. Cancelled, it is finished in the background."""
@@ -370,7 +368,9 @@ class Lease:
             self.abandon()
             raise
         self._end_release(released)
-        await signals.aannounce(self._news(signals.lock_released))
+        await signals.asend_signal(
+            signals.lock_released, type(self.backend), name=self.name, using=self.using, lease=self
+        )
 
     def release_in_background(self) -> None:
         """Release it in the background, for one who cannot wait for the store."""
@@ -422,9 +422,10 @@ class Lease:
             )
             raise self._lost_error()
 
-    def _news(self, signal: Signal, **about: object) -> signals.News:
-        return signals.News(
-            signal, type(self.backend), {"name": self.name, "using": self.using, "lease": self, **about}
+    def _send_in_background(self, signal: Signal, **about: object) -> None:
+        """A slow receiver must not let other leases run out, and an async one cannot be awaited by the renewer."""
+        signals.send_signal_in_background(
+            signal, type(self.backend), name=self.name, using=self.using, lease=self, **about
         )
 
     def _over_error(self) -> LockNotHeld:

@@ -11,10 +11,10 @@ from typing import Unpack
 
 from django.utils.asyncio import async_unsafe
 
-from .. import signals
 from ..exceptions import LockError, LockNotHeld, LockTimeout
 from ..names import render
 from ..options import LockOptions, Options, settled
+from ..signals import asend_signal, send_signal
 from ..types import Holder, LockRequest, current_execution
 from ..utils.drive import adrive, drive
 from . import transactions
@@ -179,7 +179,8 @@ class Lock:
     def _made(self, acquisition: Acquisition) -> Acquisition:
         try:
             answer = drive(acquisition.steps(), acquisition.backend)
-            signals.announce(acquisition.conclude(answer))
+            if signal := acquisition.conclude(answer):
+                send_signal(signal, type(acquisition.backend), **acquisition.about())
         except BaseException:
             acquisition.undo()
             raise
@@ -189,7 +190,8 @@ class Lock:
         try:
             await acquisition.look_around()
             answer = await adrive(acquisition.steps(), acquisition.backend)
-            await signals.aannounce(acquisition.conclude(answer))
+            if signal := acquisition.conclude(answer):
+                await asend_signal(signal, type(acquisition.backend), **acquisition.about())
         except BaseException:  # cancelled: whoever asked will never know that the lock was granted
             acquisition.undo()
             raise

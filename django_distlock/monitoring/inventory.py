@@ -227,8 +227,7 @@ def force_release(info: LockInfo, *, by: str) -> bool:
             "Lock %r (%s) was freed by %s. It was held by %s, fencing number %d.",
             info.name, info.using, printable(by), info.holder or "a waiter that had not taken it yet", info.fence,
         )  # fmt: skip
-        about = {"name": info.name, "using": info.using, "info": info, "by": by}
-        signals.announce(signals.News(signals.lock_forced, type(backend), about))
+        signals.send_signal(signals.lock_forced, type(backend), name=info.name, using=info.using, info=info, by=by)
     return freed
 
 
