@@ -12,7 +12,6 @@ import redis
 from django_redis.pool import ConnectionFactory
 
 from django_distlock import LockBackendError, lock, locks
-from django_distlock.backends.base import FORCED
 from django_distlock.types import Grant, LastRun, Level, LockInfo
 from example_project.valkey import Valkey, binary
 
@@ -88,7 +87,7 @@ def test_the_documented_rights_suffice(user, admin, kind, calls, protocol):
     assert second.event.wait(5) is not False
     assert isinstance(wrapped.acquire(second, queue=True), Grant)
     assert wrapped.release(second, 30.0) is True
-    assert wrapped.release(second, FORCED) is True
+    assert wrapped.release(second, force=True) is True
     given_up.in_doubt = True
     wrapped.release(given_up)
     assert isinstance(wrapped.acquire(lock_request(ttl=0.05), queue=False), Grant)

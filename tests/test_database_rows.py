@@ -96,13 +96,13 @@ def test_a_retired_token_gets_nothing_until_its_time_is_over(row):
     assert state.acquire(row, request("gone")).granted
 
 
-def test_a_rest_is_final_but_for_an_operator(row):
+def test_a_cooldown_is_final_but_for_an_operator(row):
     state.acquire(row, request("a"))
-    assert state.release(row, "a", rest=SECOND).granted
+    assert state.release(row, "a", cooldown=SECOND).granted
     assert state.acquire(row, request("a")).is_retired
-    assert state.release(row, "a", rest=60 * SECOND).granted
+    assert state.release(row, "a", cooldown=60 * SECOND).granted
     assert row.expires == START + SECOND
-    assert state.release(row, "a", rest=-SECOND).granted
+    assert state.release(row, "a", force=True).granted
     assert not row.is_taken
 
 

@@ -1,4 +1,4 @@
-"""Who is first in the queue looks when the lease of the holder, or its rest, ends by itself."""
+"""Who is first in the queue looks when the lease of the holder, or its cooldown, ends by itself."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_rest(backend, gets_in):
     granted(backend, holder)
     second = gets_in()
     waits(1)
-    backend.release(holder, rest=0.3)
+    backend.release(holder, cooldown=0.3)
     assert second()
 
 

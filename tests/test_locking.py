@@ -652,10 +652,10 @@ class TestABackendThatMisbehaves:
     def test_one_request_that_cannot_be_given_back_keeps_no_other_waiting(self, monkeypatch):
         give_back = locks["default"].release
 
-        def refusing(lock_request, rest=0.0):
+        def refusing(lock_request, cooldown=0.0):
             if lock_request.name == "refused":
                 raise LockBackendError("no")
-            return give_back(lock_request, rest)
+            return give_back(lock_request, cooldown)
 
         refused, other = hold_elsewhere("refused", ttl=2), hold_elsewhere("other")
         monkeypatch.setattr(locks["default"], "release", refusing)
@@ -669,10 +669,10 @@ class TestABackendThatMisbehaves:
     def test_min_hold_counts_also_when_the_release_is_finished_later(self, monkeypatch):
         give_back, failures = locks["default"].release, [LockBackendError("blip")]
 
-        def flaky(lock_request, rest=0.0):
+        def flaky(lock_request, cooldown=0.0):
             if failures:
                 raise failures.pop()
-            return give_back(lock_request, rest)
+            return give_back(lock_request, cooldown)
 
         handle = lock("name", ttl=60, min_hold=30)
         handle.acquire()

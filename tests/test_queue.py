@@ -707,9 +707,9 @@ class TestHandingBack:
         handed_back = []
         release = RedisBackend.release
 
-        def released(backend, lock_request, rest=0.0):
+        def released(backend, lock_request, cooldown=0.0):
             handed_back.extend([lock_request.name] * lock_request.is_offer)
-            return release(backend, lock_request, rest)
+            return release(backend, lock_request, cooldown)
 
         monkeypatch.setattr(RedisBackend, "release", released)
         backend = locks["default"]

@@ -137,7 +137,7 @@ class TestMemory:
             with pytest.raises(LockBackendError, match="the server is out of memory.*raise its maxmemory"):
                 calls(lock(busy_or_free, wait=5)).acquire()
         with pytest.raises(LockBackendError, match="the server is out of memory"):
-            resting.release()  # for its rest the server would have to write
+            resting.release()  # for its cooldown the server would have to write
         client(server).config_set("maxmemory", 0)
         eventually(lambda: locks["default"].look(["resting"])[0].resting)
         assert calls(lock("held", wait=0)).acquire() is False

@@ -239,9 +239,9 @@ class TestOthers:
     def test_what_cannot_be_given_back_keeps_no_lease_from_being_renewed(self, valkey_locks, monkeypatch):
         stuck, release = threading.Event(), valkey_locks.release
 
-        def slow(lock_request, rest=0.0):
+        def slow(lock_request, cooldown=0.0):
             stuck.wait(PATIENCE)
-            return release(lock_request, rest)
+            return release(lock_request, cooldown)
 
         with lock("name", ttl=0.6) as lease:
             monkeypatch.setattr(valkey_locks, "release", slow)

@@ -17,7 +17,6 @@ from ..utils.text import quoted
 from .common import selftest
 
 DEFAULTS = ("TTL", "WAIT", "RENEW", "MAX_HOLD", "MIN_HOLD")
-FORCED = -1.0  # a rest: an operator frees a lock that was released already and is kept for its min_hold
 KEYS = ("BACKEND", "LOCATION", "KEY_PREFIX", *DEFAULTS, "LONG_HELD", "RESPONSE_MAX_HOLD", "OPTIONS")
 HOUR = 3600.0
 
@@ -117,15 +116,16 @@ class BaseLockBackend(ABC):
         return []
 
     @abstractmethod
-    def release(self, request: LockRequest, rest: float = 0.0) -> bool:
+    def release(self, request: LockRequest, cooldown: float = 0.0, *, force: bool = False) -> bool:
         """End the request's lease, give a grant back or leave the queue: afterwards nothing of the request is left.
 
-        With ``rest`` the lock stays taken for that many seconds more; ``FORCED`` frees it even while it rests.
+        ``cooldown``: seconds for which the lock stays taken. ``force``: an operator frees a lock that was released
+        already and is still in its cooldown.
         True if the request held the lock.
         """
 
     @abstractmethod
-    async def arelease(self, request: LockRequest, rest: float = 0.0) -> bool: ...
+    async def arelease(self, request: LockRequest, cooldown: float = 0.0, *, force: bool = False) -> bool: ...
 
     @abstractmethod
     def renew(

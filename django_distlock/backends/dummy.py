@@ -26,10 +26,10 @@ class DummyBackend(BaseLockBackend):
     async def aacquire(self, request: LockRequest, *, queue: bool) -> Grant:
         return self.acquire(request, queue=queue)
 
-    def release(self, request: LockRequest, rest: float = 0.0) -> bool:
+    def release(self, request: LockRequest, cooldown: float = 0.0, *, force: bool = False) -> bool:
         return True
 
-    async def arelease(self, request: LockRequest, rest: float = 0.0) -> bool:
+    async def arelease(self, request: LockRequest, cooldown: float = 0.0, *, force: bool = False) -> bool:
         return True
 
     def renew(self, wanted: Sequence[tuple[LockRequest, float]], *, within: float | None = None) -> list[bool]:

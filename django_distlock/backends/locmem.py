@@ -52,7 +52,9 @@ class LocMemBackend(BaseLockBackend):
         super().__init__(alias, settings)
         self._guard = threading.RLock()  # held for dictionary work only, never while waiting
         self._is_inside = False
-        self._put_off: deque[tuple[LockRequest, float]] = deque()  # releases that came in the midst of something else
+        self._put_off: deque[tuple[LockRequest, float, bool]] = (
+            deque()
+        )  # releases that came in the midst of something else
         self._held: dict[str, _Held] = {}
         self._last_fence = 0
         self._runs: dict[str, _Run] = {}
@@ -75,7 +77,8 @@ class LocMemBackend(BaseLockBackend):
             finally:
                 self._is_inside = False
         while self._put_off:
-            self.release(*self._put_off.popleft())
+            request, cooldown, force = self._put_off.popleft()
+            self.release(request, cooldown, force=force)
 
     def acquire(self, request: LockRequest, *, queue: bool) -> Grant | LockInfo:
         with self._alone() as is_alone:
@@ -98,29 +101,29 @@ class LocMemBackend(BaseLockBackend):
     async def aacquire(self, request: LockRequest, *, queue: bool) -> Grant | LockInfo:
         return self.acquire(request, queue=queue)
 
-    def release(self, request: LockRequest, rest: float = 0.0) -> bool:
+    def release(self, request: LockRequest, cooldown: float = 0.0, *, force: bool = False) -> bool:
         with self._alone() as is_alone:
             if not is_alone:
-                self._put_off.append((request, rest))
+                self._put_off.append((request, cooldown, force))
                 return True
             now = clock()
             held = self._current(request.name, now)
             if held is None:
                 return False
-            if held.token != request.token or (held.resting and rest >= 0):
+            if held.token != request.token or (held.resting and not force):
                 held.waiters.pop(request.token, None)
                 return False
-            if rest > 0:
+            if cooldown:
                 held.resting = True
-                held.expires = now + rest
+                held.expires = now + cooldown
                 if first := next(iter(held.waiters.values()), None):
                     first.event.set()  # to look when it ends
             else:
                 self._hand_on(request.name, held, now)
             return True
 
-    async def arelease(self, request: LockRequest, rest: float = 0.0) -> bool:
-        return self.release(request, rest)
+    async def arelease(self, request: LockRequest, cooldown: float = 0.0, *, force: bool = False) -> bool:
+        return self.release(request, cooldown, force=force)
 
     def renew(self, wanted: Sequence[tuple[LockRequest, float]], *, within: float | None = None) -> list[bool]:
         with self._alone() as is_alone:

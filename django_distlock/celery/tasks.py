@@ -22,7 +22,6 @@ from celery.utils.quorum_queues import detect_quorum_queues  # type: ignore[impo
 from kombu.exceptions import OperationalError
 
 from .. import names
-from ..backends.base import FORCED
 from ..core.lease import Lease, State
 from ..core.registry import locks
 from ..decorators.task_context import remembered
@@ -149,7 +148,7 @@ class Run:
             raise Reject(error, requeue=self._task.acks_late) from error
         return signature, pause
 
-    # Marks are leases that rest: every store of locks keeps them, and drops them in time.
+    # Marks are leases in their cooldown: every store of locks keeps them, and drops them in time.
 
     def _mark(self, lock_name: str) -> str:
         return names.own_name("done:{}:{}", self.message, lock_name)
@@ -169,9 +168,9 @@ class Run:
         try:
             standing = lease.backend.acquire(mark, queue=False)
             if isinstance(standing, LockInfo):
-                lease.backend.release(LockRequest(mark.name, MARK_TTL, holder, standing.token), rest=FORCED)
+                lease.backend.release(LockRequest(mark.name, MARK_TTL, holder, standing.token), force=True)
                 lease.backend.acquire(mark, queue=False)
-            lease.backend.release(mark, rest=max(_visibility_timeout(self._task.app), remembered()))
+            lease.backend.release(mark, cooldown=max(_visibility_timeout(self._task.app), remembered()))
         except LockBackendError as error:
             logger.warning("%s is done, but may run again if it is delivered again: %s", self.label, error)
 

@@ -36,7 +36,7 @@ class LeaseRenewer(Protocol):
 
     def unregister(self, lease: Lease) -> bool: ...
     def release_in_background(self, lease: Lease) -> None: ...
-    def abandon(self, request: LockRequest, *, rest: float = 0.0, until: float | None = None) -> None: ...
+    def abandon(self, request: LockRequest, *, cooldown: float = 0.0, until: float | None = None) -> None: ...
 
 
 class State(enum.StrEnum):
@@ -223,7 +223,7 @@ class Lease:
             else:
                 self._mark_lost("the store no longer knows it: its data was lost, or somebody freed the lock")
         if renewed and self._ended is State.LOST:  # it must not block others for a TTL, whoever told that it is lost
-            self._renewer.abandon(self.request, rest=self.rest)
+            self._renewer.abandon(self.request, cooldown=self.cooldown)
         self.ensure_held()
 
     def detach(self) -> str:
@@ -332,12 +332,12 @@ class Lease:
         logger.error("Lock %r (%s) was lost: %s. Held by %s.", self.name, self.using, reason, self.holder)
 
     def end(self) -> float:
-        """It is being released by whoever dropped it. Returns the seconds that the lock rests."""
+        """It is being released by whoever dropped it. Returns its cooldown."""
         self._ended = State.RELEASED
-        return self.rest
+        return self.cooldown
 
     @property
-    def rest(self) -> float:
+    def cooldown(self) -> float:
         """Seconds for which the lock stays taken after the lease."""
         return max(0.0, self._granted_clock + self.terms.min_hold - clock())
 
@@ -403,7 +403,7 @@ class Lease:
         if state is State.LOST:
             if dropped:
                 self._mark_lost("its TTL ran out")
-                self._renewer.abandon(self.request, rest=self.rest)
+                self._renewer.abandon(self.request, cooldown=self.cooldown)
             raise self._lost_error()
         if not dropped:
             raise self._over_error()
@@ -413,7 +413,7 @@ class Lease:
         """Whoever released it was interrupted, or it was never handed out: free it in the background."""
         self._renewer.unregister(self)
         if not self._is_detached:
-            self._renewer.abandon(self.request, rest=self.end(), until=self.deadline)
+            self._renewer.abandon(self.request, cooldown=self.end(), until=self.deadline)
 
     def _end_release(self, released: bool) -> None:
         if not released:

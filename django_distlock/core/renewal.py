@@ -69,22 +69,22 @@ class Renewer:
         """Whether some abandoned request is not released yet."""
         return self._cleaner.is_busy
 
-    def abandon(self, request: LockRequest, *, rest: float = 0.0, until: float | None = None) -> None:
+    def abandon(self, request: LockRequest, *, cooldown: float = 0.0, until: float | None = None) -> None:
         """Free whatever the request may have got, in the background.
 
-        ``rest``: seconds the lock shall stay taken from now. ``until``: when the store frees it anyway, on
+        ``cooldown``: seconds the lock shall stay taken from now. ``until``: when the store frees it anyway, on
         ``clock()``; default: after the request's TTL.
 
         Does nothing in a forked child: what its parent asked for, the parent takes back.
         """
         if self._pid != os.getpid():
             return
-        self._cleaner.add(request, rest, max(until or 0.0, clock() + request.ttl))
+        self._cleaner.add(request, cooldown, max(until or 0.0, clock() + request.ttl))
 
     def release_in_background(self, lease: Lease) -> None:
         """Release a lease in the background. The garbage collector may call it, from anywhere."""
         if self.unregister(lease):
-            self.abandon(lease.request, rest=lease.end(), until=lease.deadline)
+            self.abandon(lease.request, cooldown=lease.end(), until=lease.deadline)
 
     def release_all(self) -> None:
         """The process exits: free what nobody works under any more.
@@ -96,10 +96,10 @@ class Renewer:
         wanted = [(lease.request, lease.end()) for lease in left if self.unregister(lease)]
         wanted += self._cleaner.left()
         wanted += [(place, 0.0) for place in self._backend.places(self._queue.queued())]
-        for request, rest in wanted:
+        for request, cooldown in wanted:
             began = clock()
             try:
-                self._backend.release(request, rest)
+                self._backend.release(request, cooldown)
             except LockBackendError as error:
                 logger.warning("Lock %r is not released at exit but by its TTL: %s", request.name, error)
                 if clock() - began > PROMPT:
@@ -171,9 +171,8 @@ class Renewer:
                 continue
             if not lease.is_live:
                 if self._lose(lease, "its renewal did not succeed in time"):
-                    self.abandon(
-                        lease.request, rest=lease.rest
-                    )  # what was told as lost must not block others for a TTL
+                    # What was told as lost must not block others for a TTL.
+                    self.abandon(lease.request, cooldown=lease.cooldown)
                 continue
             is_last = ttl < lease.ttl
             if is_last:
@@ -276,13 +275,13 @@ class Abandoned:
     """Released until its TTL has freed it anyway."""
 
     request: LockRequest
-    free_at: float  # when its min_hold is over
+    cooldown_until: float
     until: float
     told: bool = False
 
     @property
-    def rest(self) -> float:
-        return max(0.0, self.free_at - clock())
+    def cooldown(self) -> float:
+        return max(0.0, self.cooldown_until - clock())
 
 
 class Cleaner:
@@ -293,10 +292,10 @@ class Cleaner:
         self._abandoned: dict[str, Abandoned] = {}
         self._worker = Worker(f"distlock-cleaning-{backend.alias}", self._release)
 
-    def add(self, request: LockRequest, rest: float, until: float) -> None:
+    def add(self, request: LockRequest, cooldown: float, until: float) -> None:
         if request.is_offer and request.token in self._abandoned:
             return  # what is there gives back more
-        self._abandoned[request.token] = Abandoned(request, clock() + rest, until)
+        self._abandoned[request.token] = Abandoned(request, clock() + cooldown, until)
         self._worker.nudge()
 
     @property
@@ -304,8 +303,8 @@ class Cleaner:
         return bool(self._abandoned)
 
     def left(self) -> list[tuple[LockRequest, float]]:
-        """What is not released yet, and how long each is still to rest."""
-        return [(abandoned.request, abandoned.rest) for abandoned in list(self._abandoned.values())]
+        """What is not released yet, and the cooldown that each has left."""
+        return [(abandoned.request, abandoned.cooldown) for abandoned in list(self._abandoned.values())]
 
     def forget(self) -> None:
         """In a forked child: the parent releases what was abandoned there."""
@@ -319,7 +318,7 @@ class Cleaner:
                 continue
             name, began = abandoned.request.name, clock()
             try:
-                self._backend.release(abandoned.request, abandoned.rest)
+                self._backend.release(abandoned.request, abandoned.cooldown)
             except LockBackendError as error:
                 if began < abandoned.until:
                     if not abandoned.told:

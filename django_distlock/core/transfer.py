@@ -55,9 +55,9 @@ class AdoptedLease(Lease):
     # Once the store knows the token no more, nobody can adopt it, and the proof is not needed.
 
     def _begin_release(self) -> float:
-        rest = super()._begin_release()
+        cooldown = super()._begin_release()
         self._renewer.abandon(self._proof)
-        return rest
+        return cooldown
 
     def _mark_lost(self, reason: str, *, log: bool = True) -> None:
         self._renewer.abandon(self._proof)

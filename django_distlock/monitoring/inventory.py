@@ -14,7 +14,7 @@ from urllib.parse import quote, unquote
 from django.core.exceptions import ImproperlyConfigured
 
 from .. import signals
-from ..backends.base import FORCED, BaseLockBackend
+from ..backends.base import BaseLockBackend
 from ..celery.schedule_store import RunInfo, recorded_runs
 from ..core.registry import SETTING, locks
 from ..exceptions import LockBackendError
@@ -221,7 +221,7 @@ def force_release(info: LockInfo, *, by: str) -> bool:
     """
     holder = info.holder or Holder.here()
     backend = locks[info.using]
-    freed = backend.release(LockRequest(info.name, 0.0, holder, token=info.token), FORCED)
+    freed = backend.release(LockRequest(info.name, 0.0, holder, token=info.token), force=True)
     if freed:
         logger.warning(
             "Lock %r (%s) was freed by %s. It was held by %s, fencing number %d.",

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from ..backends.base import FORCED, BaseLockBackend
+from ..backends.base import BaseLockBackend
 from ..exceptions import ClockIsAhead
 from ..types import Grant, LastRun, LockInfo
 from .tools import WAYS, calling, eventually, lock_request
@@ -157,12 +157,12 @@ class LockBackendContract:
         mine = lock_request(ttl=60)
         locks.acquire(mine, queue=False)
         locks.release(mine, 50)
-        locks.release(lock_request(), FORCED)
+        locks.release(lock_request(), force=True)
         assert locks.look(["name"])[0].resting
-        assert locks.release(mine, FORCED) is True
+        assert locks.release(mine, force=True) is True
         assert locks.look(["name"]) == [None]
         locks.acquire(mine := lock_request(), queue=False)
-        assert locks.release(mine, FORCED) is True
+        assert locks.release(mine, force=True) is True
         assert locks.look(["name"]) == [None]
 
     def test_who_waits_is_counted(self, locks: Any) -> None:
@@ -222,10 +222,10 @@ class LockBackendContract:
         seen = locks.look(names)
         assert locks.holders(names) == [info and info.holder for info in seen]
         assert locks.holders(names)[1].label == "the holder"
-        free, taken, rest, other = locks.remaining(names)
+        free, taken, cooldown, other = locks.remaining(names)
         assert (free, other) == (None, None)
         assert 19 < taken <= 20
-        assert 49 < rest <= 50
+        assert 49 < cooldown <= 50
         assert locks.holders([]) == locks.remaining([]) == []
 
     def test_the_token_is_never_shown(self, locks: Any) -> None:

@@ -144,8 +144,8 @@ class Checker:
         self._left.add(token)
         if after.lease and after.lease.token == token and after.lease.state != "r":
             raise Violation(f"{token} gave the lock up and still has it")
-        if before.lease and before.lease[:2] == (token, "h") and call["rest"]:
-            self._kept_until = max(self._kept_until, self._world.now + call["rest"])
+        if before.lease and before.lease[:2] == (token, "h") and call["cooldown"]:
+            self._kept_until = max(self._kept_until, self._world.now + call["cooldown"])
 
     def _note_drops(self, before: Snapshot, after: Snapshot) -> None:
         for token in before.queue.keys() - after.queue.keys():
@@ -251,7 +251,7 @@ class Checker:
         if self._world.now < deadline and self._granted_data[lock_request.token] == self._data:
             raise Violation(f"{lock_request.token} lost its lease before its deadline")
 
-    def rests(self, lock_request: LockRequest, until: float) -> None:
+    def cools_down(self, lock_request: LockRequest, until: float) -> None:
         """The holder gives the lock up, but not before that moment."""
         if self._granted_data[lock_request.token] == self._data:
             self._kept_until = max(self._kept_until, until)

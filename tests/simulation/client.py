@@ -216,8 +216,8 @@ class SimulatedBackend(RedisBackend):
             self._world.checker.told_place(lock_request)
         return answer
 
-    async def arelease(self, lock_request: LockRequest, rest: float = 0.0) -> bool:
-        released = await super().arelease(lock_request, rest)
+    async def arelease(self, lock_request: LockRequest, cooldown: float = 0.0, *, force: bool = False) -> bool:
+        released = await super().arelease(lock_request, cooldown, force=force)
         if not lock_request.is_offer:  # else somebody may have taken it
             self._world.checker.settled(lock_request)
         return released
@@ -296,12 +296,12 @@ class Process:
 
     latest = get
 
-    def abandon(self, lock_request: LockRequest, *, rest: float = 0.0, until: float = 0.0) -> None:
+    def abandon(self, lock_request: LockRequest, *, cooldown: float = 0.0, until: float = 0.0) -> None:
         known = self._abandoned & {(lock_request.token, False), (lock_request.token, lock_request.is_offer)}
         if self.is_alive and not known:
             self._abandoned.add((lock_request.token, lock_request.is_offer))
             self.start(
-                self._give_back(lock_request, self.world.now + rest, max(until, self.world.now + lock_request.ttl))
+                self._give_back(lock_request, self.world.now + cooldown, max(until, self.world.now + lock_request.ttl))
             )
 
     async def _give_back(self, lock_request: LockRequest, free_at: float, until: float) -> None:
@@ -357,7 +357,7 @@ class Process:
                 self.waiting.remove(since)
 
     async def _hold(self, lock_request: LockRequest, grant: Grant) -> None:
-        """As Lease and Renewer: renew at a third of the TTL, rest for min_hold, do not release what is lost."""
+        """As Lease and Renewer: renew at a third of the TTL, keep min_hold, do not release what is lost."""
         granted_at = self.world.now
         deadline = safe_deadline(grant.sent_at, lock_request.ttl)
         self.world.checker.believes(self, lock_request, grant, deadline)
@@ -378,12 +378,12 @@ class Process:
             self.listener.forget(lock_request)
             return
         min_hold = self.world.random.choice([0.0, 0.0, 0.0, self.world.between(0.0, 2.0)])
-        rest = max(0.0, granted_at + min_hold - self.world.now)
-        self.world.checker.rests(lock_request, min(self.world.now + rest, deadline))
+        cooldown = max(0.0, granted_at + min_hold - self.world.now)
+        self.world.checker.cools_down(lock_request, min(self.world.now + cooldown, deadline))
         try:
-            released = await self.backend.arelease(lock_request, rest)
+            released = await self.backend.arelease(lock_request, cooldown)
         except LockBackendError:
-            self.abandon(lock_request, rest=rest, until=deadline)
+            self.abandon(lock_request, cooldown=cooldown, until=deadline)
         else:
             if not released:
                 self.world.checker.was_lost(lock_request, deadline)

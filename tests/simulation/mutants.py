@@ -71,7 +71,7 @@ MUTANTS = {
         "release", "local left = inbox ~= '' and", "local left = false and", "calm"
     ),
     "release keeps what was handed over": Mutant(
-        "release", "if state == 'r' and rest >= 0 then return 1 end", "if state ~= 'h' then return 1 end", "calm"
+        "release", "if state == 'r' and ARGV[7] ~= '1' then return 1 end", "if state ~= 'h' then return 1 end", "calm"
     ),
     "a hand-back ends a lease that was taken": Mutant(
         "release", "if ARGV[6] == '1' and state ~= 'c' then return 0 end", "", "deaf"
@@ -90,8 +90,8 @@ MUTANTS = {
     "who stands behind one that is cancelled is not told": Mutant(
         "release", "if left and redis.call('PTTL', LEASE) < LOOK then", "if false then", "short leases"
     ),
-    "nobody is told of a min_hold": Mutant("release", "if rest < LOOK then", "if false then", "calm"),
-    "min_hold is not kept": Mutant("release", "if rest > 0 and state == 'h' then", "if false then", "calm"),
+    "nobody is told of a min_hold": Mutant("release", "if cooldown < LOOK then", "if false then", "calm"),
+    "min_hold is not kept": Mutant("release", "if cooldown > 0 and state == 'h' then", "if false then", "calm"),
     "renewal does not compare tokens": Mutant(
         "renew", "if redis.call('GETRANGE', KEYS[1], 0, 27) ~= ARGV[1] .. ' h' then", "if false then", "network"
     ),

@@ -274,8 +274,8 @@ def _read_call(script: str, arguments: list[str]) -> dict[str, Any]:
     if script == "acquire":
         return call | {"mode": arguments[3], "place": arguments[4]}
     if script == "release":
-        rest, retire = int(arguments[1]) / 1000, int(arguments[2]) / 1000
-        return call | {"rest": rest, "retire": retire, "is_offer": arguments[5] == "1"}
+        cooldown, retire = int(arguments[1]) / 1000, int(arguments[2]) / 1000
+        return call | {"cooldown": cooldown, "retire": retire, "is_offer": arguments[5] == "1"}
     return call
 
 

@@ -151,11 +151,11 @@ def acquire(row: Row, attempt: Attempt) -> Decision:
     return Decision(False, told, place, is_first=row.waiters[0].token == token)
 
 
-def release(row: Row, token: str, rest: int = 0, retire: int = 0) -> Decision:
+def release(row: Row, token: str, cooldown: int = 0, retire: int = 0, force: bool = False) -> Decision:
     """Give up a lease, hand a grant back or leave the queue. ``granted``: the token held the lock.
 
-    ``rest``: microseconds for which the lock stays taken, below 0: it is freed even while it rests; ``retire``: for
-    which the token gets nothing, because a command that carries it may still arrive.
+    ``cooldown``: microseconds for which the lock stays taken. ``retire``: microseconds for which the token gets
+    nothing, because a command that carries it may still arrive. ``force``: the lock is freed even in its cooldown.
     """
     row.forget_the_dead()
     row.leave(token)
@@ -163,10 +163,10 @@ def release(row: Row, token: str, rest: int = 0, retire: int = 0) -> Decision:
         row.retired[token] = row.now + retire
     if not row.is_held_by(token):
         return Decision(False, row.in_time())
-    if row.state == RESTING and rest >= 0:
+    if row.state == RESTING and not force:
         return Decision(True)
-    if rest > 0 and row.state == HELD:
-        row.state, row.expires = RESTING, row.now + rest
+    if cooldown and row.state == HELD:
+        row.state, row.expires = RESTING, row.now + cooldown
         return Decision(True, row.in_time())
     return Decision(True, row.hand_on())
 

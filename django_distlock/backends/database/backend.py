@@ -138,15 +138,17 @@ class DatabaseBackend(BaseLockBackend):
         left = inf if told_later else answer.left
         return self._info(request.name, answer.token, answer.state, answer.fence, left, answer.holder)
 
-    def release(self, request: LockRequest, rest: float = 0.0) -> bool:
-        released, repeated = self._run_repeatedly(partial(self._release, request=request, rest=rest))
+    def release(self, request: LockRequest, cooldown: float = 0.0, *, force: bool = False) -> bool:
+        released, repeated = self._run_repeatedly(
+            partial(self._release, request=request, cooldown=cooldown, force=force)
+        )
         self._forget(request)
         # "Not the holder" on a repeat means that the first attempt, whose reply was lost, did it.
         return released or repeated
 
-    def _release(self, connection: Any, request: LockRequest, rest: float) -> bool:
+    def _release(self, connection: Any, request: LockRequest, cooldown: float, force: bool) -> bool:
         retire = _us(request.retires_for) if request.in_doubt else 0
-        return self._steps.release(connection, self._key(request.name), request.token, _us(rest), retire)
+        return self._steps.release(connection, self._key(request.name), request.token, _us(cooldown), retire, force)
 
     def is_listening(self, name: str) -> bool:
         """Most locks are free, so a connection that listens is opened when one turns out to be busy."""
@@ -279,8 +281,8 @@ class DatabaseBackend(BaseLockBackend):
             request.in_doubt = True  # its thread goes on
             raise
 
-    async def arelease(self, request: LockRequest, rest: float = 0.0) -> bool:
-        return await self._in_thread(self.release, request, rest)
+    async def arelease(self, request: LockRequest, cooldown: float = 0.0, *, force: bool = False) -> bool:
+        return await self._in_thread(partial(self.release, request, cooldown, force=force))
 
     async def arenew(self, wanted: Sequence[tuple[LockRequest, float]], *, within: float | None = None) -> list[bool]:
         return await self._in_thread(lambda: self.renew(wanted, within=within))

@@ -41,11 +41,13 @@ class Steps:
         place, is_first = decision.place, decision.is_first
         return Answer(decision.granted, row.fence, row.token, row.state, left, row.holder, place, is_first), sent_at
 
-    def release(self, connection: Any, name: bytes, token: str, rest: int = 0, retire: int = 0) -> bool:
+    def release(
+        self, connection: Any, name: bytes, token: str, cooldown: int = 0, retire: int = 0, force: bool = False
+    ) -> bool:
         """Whether the token held the lock. As ``state.release``."""
-        if self._quick and not rest and not retire and self._quick.release(connection, name, token):
+        if self._quick and not (cooldown or retire or force) and self._quick.release(connection, name, token):
             return True
-        _, decision, _ = self._changed(connection, name, lambda row: state.release(row, token, rest, retire))
+        _, decision, _ = self._changed(connection, name, lambda row: state.release(row, token, cooldown, retire, force))
         return decision.granted
 
     def _changed(

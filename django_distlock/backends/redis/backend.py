@@ -99,13 +99,13 @@ class RedisBackend(BaseLockBackend):
     def places(self, queued: Sequence[LockRequest]) -> list[LockRequest]:
         return [replace(request, is_offer=True) for request in queued]
 
-    def release(self, request: LockRequest, rest: float = 0.0) -> bool:
+    def release(self, request: LockRequest, cooldown: float = 0.0, *, force: bool = False) -> bool:
         return self._released(
-            request, self._send(self._operations.release(request, rest), queues_until=_held_until([request]))
+            request, self._send(self._operations.release(request, cooldown, force), queues_until=_held_until([request]))
         )
 
-    async def arelease(self, request: LockRequest, rest: float = 0.0) -> bool:
-        answer = await self._asend(self._operations.release(request, rest), queues_until=_held_until([request]))
+    async def arelease(self, request: LockRequest, cooldown: float = 0.0, *, force: bool = False) -> bool:
+        answer = await self._asend(self._operations.release(request, cooldown, force), queues_until=_held_until([request]))
         return self._released(request, answer)
 
     def renew(self, wanted: Sequence[tuple[LockRequest, float]], *, within: float | None = None) -> list[bool | None]:

@@ -55,11 +55,11 @@ class Operations:
             _ms(GRANT_TTL), _ms(QUEUE_TTL),
         )  # fmt: skip
 
-    def release(self, request: LockRequest, rest: float) -> Command:
+    def release(self, request: LockRequest, cooldown: float, force: bool) -> Command:
         retire = _ms(request.retires_for) if request.in_doubt else 0
         return RELEASE.call(
             self._keys.of_lock(request.name),
-            request.token, _ms(rest), retire, request.inbox, _ms(GRANT_TTL), int(request.is_offer),
+            request.token, _ms(cooldown), retire, request.inbox, _ms(GRANT_TTL), int(request.is_offer), int(force),
         )  # fmt: skip
 
     def renew(self, wanted: Sequence[tuple[LockRequest, float]]) -> list[Command]:

@@ -122,12 +122,12 @@ class Rounds:
     # Release
 
     def release(
-        self, request: LockRequest, rest: float, last_try: bool, repeated: bool
+        self, request: LockRequest, cooldown: float, last_try: bool, repeated: bool, *, force: bool = False
     ) -> Generator[Round, list[Asked], bool]:
         self._released.add(request)
         late = self._late.pop(request, None)
-        plain = self._giving_back(request, rest)
-        retiring = cache(partial(self._giving_back, request, rest, request.lasts))
+        plain = self._giving_back(request, cooldown, force=force)
+        retiring = cache(partial(self._giving_back, request, cooldown, request.lasts, force=force))
         is_late = [bool(late and late[node].was_sent and not late[node].is_answered) for node in range(self.size)]
 
         def message(node: int, connection: object) -> Message:
@@ -146,7 +146,7 @@ class Rounds:
         if replies.count(0) + replies.count(1) < self.majority:
             request.in_doubt = True
             raise self._no_majority(asked, last_try)
-        if not rest:
+        if not cooldown and not force:
             if any((request.in_doubt or there) and one.hangs for there, one in zip(is_late, asked, strict=True)):
                 self._pursue(request, asked)
             elif any(one.was_missed and (late is None or late[node].was_sent) for node, one in enumerate(asked)):
@@ -293,8 +293,11 @@ class Rounds:
         message = Message.of(*commands)
         return Round(lambda node, connection: message, enough)
 
-    def _giving_back(self, request: LockRequest, rest: float = 0.0, retire: float = 0.0) -> Message:
-        return Message.of(RELEASE.call(self._keys(request.name)[:2], request.token, _ms(rest), _ms(retire)))
+    def _giving_back(
+        self, request: LockRequest, cooldown: float = 0.0, retire: float = 0.0, *, force: bool = False
+    ) -> Message:
+        keys = self._keys(request.name)[:2]
+        return Message.of(RELEASE.call(keys, request.token, _ms(cooldown), _ms(retire), int(force)))
 
     def _no_majority(self, asked: Sequence[Asked], last_try: bool) -> Exception:
         return StaleConnections() if not last_try and _may_have_faded(asked) else self._down(asked)

@@ -127,16 +127,20 @@ class RedlockBackend(BaseLockBackend):
         shortest, longest = self.option["retry_delay"]
         return min(most, random.uniform(shortest, longest))
 
-    def release(self, request: LockRequest, rest: float = 0.0) -> bool:
-        return bool(self._run(*self._releasing(request, rest), urgent=True))
+    def release(self, request: LockRequest, cooldown: float = 0.0, *, force: bool = False) -> bool:
+        return bool(self._run(*self._releasing(request, cooldown, force), urgent=True))
 
-    async def arelease(self, request: LockRequest, rest: float = 0.0) -> bool:
-        return bool(await self._arun(*self._releasing(request, rest), urgent=True))
+    async def arelease(self, request: LockRequest, cooldown: float = 0.0, *, force: bool = False) -> bool:
+        return bool(await self._arun(*self._releasing(request, cooldown, force), urgent=True))
 
-    def _releasing(self, request: LockRequest, rest: float) -> tuple[Callable[[bool], Steps], float]:
-        self._longest_ttl = max(self._longest_ttl, rest)
+    def _releasing(self, request: LockRequest, cooldown: float, force: bool) -> tuple[Callable[[bool], Steps], float]:
+        self._longest_ttl = max(self._longest_ttl, cooldown)
         tries = iter((False, True))  # whether an earlier try may have done it
-        return lambda last: self._rounds.release(request, rest, last, next(tries)), self._node_timeout(request.ttl)
+
+        def steps(last: bool) -> Steps:
+            return self._rounds.release(request, cooldown, last, next(tries), force=force)
+
+        return steps, self._node_timeout(request.ttl)
 
     def renew(self, wanted: Sequence[tuple[LockRequest, float]], *, within: float | None = None) -> list[bool | None]:
         renewed: list[bool | None] = []

@@ -1,11 +1,12 @@
 -- Give up a lease, hand a grant back, or leave the queue. Hands the lock to the first waiter who listens. Safe to repeat.
 -- KEYS  1 lease  2 queue (zset: place -> "token inbox")  3 retired tokens (zset: token by its end)  4 last fencing number
--- ARGV  1 token  2 rest in ms: how long the lock stays taken (0 = given up at once, below 0 = even if it rests)
+-- ARGV  1 token  2 cooldown in ms: how long the lock stays taken (0 = given up at once)
 --       3 ms for which the token is retired, because a command that carries it may still arrive (0 = none can)
 --       4 inbox ('' = the token never queued)  5 grant in ms: how long a waiter has to take what it was handed
 --       6 1 = hand back: what is still being handed over, but never a lease that somebody has taken since; else 0
+--       7 1 = an operator frees the lock even in its cooldown; else 0
 -- reply 2 handed on | 1 released | 0 the token did not hold the lock; its place, if any, is gone
-local token, rest, retire, inbox = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
+local token, cooldown, retire, inbox = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
 local LEASE, QUEUE, RETIRED, LAST = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local LOOK = 1000 -- ms after which each waiter looks by itself
 
@@ -45,11 +46,11 @@ if string.sub(lease, 1, 27) ~= token .. ' ' then
 end
 local state = string.sub(lease, 28, 28)
 if ARGV[6] == '1' and state ~= 'c' then return 0 end
-if state == 'r' and rest >= 0 then return 1 end
-if rest > 0 and state == 'h' then
+if state == 'r' and ARGV[7] ~= '1' then return 1 end
+if cooldown > 0 and state == 'h' then
   redis.call('SETRANGE', LEASE, 27, 'r')
-  redis.call('PEXPIRE', LEASE, rest)
-  if rest < LOOK then wake_first() end
+  redis.call('PEXPIRE', LEASE, cooldown)
+  if cooldown < LOOK then wake_first() end
   return 1
 end
 

@@ -1,9 +1,10 @@
 -- Give up a lease, or a request for one, on this node. Safe to repeat.
 -- KEYS  1 lease  2 retired tokens (zset: token by its end)
--- ARGV  1 token  2 rest in ms: how long the lock stays taken (0 = given up at once, below 0 = even if it rests)
+-- ARGV  1 token  2 cooldown in ms: how long the lock stays taken (0 = given up at once)
 --       3 ms for which the token is retired, because a command that carries it may still arrive (0 = none can)
+--       4 1 = an operator frees the lock even in its cooldown; else 0
 -- reply 1 released | 0 the token did not hold the lock here
-local token, rest, retire = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+local token, cooldown, retire = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local LEASE, RETIRED = KEYS[1], KEYS[2]
 
 if retire > 0 then
@@ -16,10 +17,10 @@ end
 
 local head = redis.call('GETRANGE', LEASE, 0, 27)
 if string.sub(head, 1, 27) ~= token .. ' ' then return 0 end
-if string.sub(head, 28, 28) == 'r' and rest >= 0 then return 1 end
-if rest > 0 then
+if string.sub(head, 28, 28) == 'r' and ARGV[4] ~= '1' then return 1 end
+if cooldown > 0 then
   redis.call('SETRANGE', LEASE, 27, 'r')
-  redis.call('PEXPIRE', LEASE, rest)
+  redis.call('PEXPIRE', LEASE, cooldown)
 else
   redis.call('DEL', LEASE)
 end
