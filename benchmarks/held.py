@@ -77,7 +77,7 @@ def _hold(url: str, ticks: int) -> dict[str, float]:
         "threads": threads,
         "round_trips": len(renewals.took) / ticks,
         "tick_ms": sum(renewals.took) / ticks * 1000,
-        "lost": LEASES - sum(lease.is_live for lease in leases),
+        "lost": LEASES - sum(lease.remaining > 0 for lease in leases),
     }
     for handle in handles:
         handle.release()

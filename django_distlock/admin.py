@@ -41,9 +41,9 @@ BACKEND_DOWN = "distlock-down"  # class of a message, by which the script knows 
 
 def inventory_of(request: HttpRequest) -> Inventory:
     """One snapshot per request."""
-    if not hasattr(request, "_distlock_inventory"):
-        request._distlock_inventory = Inventory()  # type: ignore[attr-defined]
-    return cast(Inventory, request._distlock_inventory)  # type: ignore[attr-defined]
+    if not hasattr(request, "distlock_inventory"):
+        request.distlock_inventory = Inventory()  # type: ignore[attr-defined]
+    return cast(Inventory, request.distlock_inventory)  # type: ignore[attr-defined]
 
 
 class CountedFilter(admin.SimpleListFilter):

@@ -29,8 +29,8 @@ def application(environ, start_response):
         found |= contend(os.environ["LOCKS"], threads=4)
     elif environ["PATH_INFO"] == "/renewed":
         with lock(f"worker {os.getpid()}", ttl=1) as lease:
-            first = lease.deadline
-            while lease.deadline == first and lease.is_live:
+            first = lease._deadline
+            while lease._deadline == first and lease._is_live:
                 time.sleep(0.05)
             found["state"] = lease.state
     start_response("200 OK", [("Content-Type", "application/json")])

@@ -64,9 +64,9 @@ class Journal:
 
     def _granted(self, lease: Lease, **_: Any) -> None:
         about = {"name": lease.name, "fence": lease.fence}
-        sent = lease.deadline - lease.ttl * 0.99 + 0.002
+        sent = lease._deadline - lease.ttl * 0.99 + 0.002
         lease.__class__ = RecordedLease
-        self.write("grant", place=lease.request.place, sent=sent, deadline=lease.deadline, **about)
+        self.write("grant", place=lease._request.place, sent=sent, deadline=lease._deadline, **about)
 
     def _lost(self, lease: Lease, **_: Any) -> None:
         self.write("loss", name=lease.name, fence=lease.fence)

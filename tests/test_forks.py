@@ -62,7 +62,7 @@ class TestAChild:
         """As the garbage collector and transactions do, for whoever does not wait for the store."""
 
         def let_go():
-            lease.release_in_background()
+            lease._release_in_background()
             lock("other").acquire()
             time.sleep(0.3)
 
@@ -98,13 +98,13 @@ class TestAChild:
 
         def work():
             with lock("child's", ttl=1) as lease:
-                first = lease.deadline
-                eventually(lambda: lease.deadline > first)
+                first = lease._deadline
+                eventually(lambda: lease._deadline > first)
                 return lease.state
 
         with lock("parent's", ttl=1) as lease:
-            first = lease.deadline
-            eventually(lambda: lease.deadline > first)
+            first = lease._deadline
+            eventually(lambda: lease._deadline > first)
             assert in_a_fork(work, fork) == "held"
             lease.ensure_held()
 

@@ -107,7 +107,7 @@ class TestDetaching:
     def test_a_lease_taken_by_acquire_can_be_detached_too(self, backend):
         mutex = lock("name")
         mutex.acquire()
-        [lease] = mutex._entries.leases()
+        [lease] = mutex._holds.leases()
         lease.detach()
         with pytest.raises(LockNotHeld, match="detached"):
             mutex.release()
@@ -155,7 +155,7 @@ class TestAdopting:
             text = first.detach()
         lease = worker.adopt(text)
         assert (lease.name, lease.using, lease.fence, lease.token) == ("name", "default", first.fence, first.token)
-        assert (lease.ttl, lease.terms, lease.state) == (20, first.terms, State.HELD)
+        assert (lease.ttl, lease._terms, lease.state) == (20, first._terms, State.HELD)
         assert 19 < lease.remaining <= 20
         assert abs(lease.granted_at - first.granted_at) < timedelta(milliseconds=2)
         worker.release(lease)
@@ -214,7 +214,7 @@ class TestAdopting:
             time.sleep(0.3)
             text = first.detach()
         lease = worker.adopt(text)
-        assert lease.renewal_ttl(lease._granted_clock + 0.8) == pytest.approx(0.2)
+        assert lease._renewal_ttl(lease._granted_clock + 0.8) == pytest.approx(0.2)
         worker.release(lease)
         [info] = backend.look(["name"])
         assert info.resting
@@ -337,11 +337,11 @@ class TestRenewalOnItsWay:
 
             def detach_when_it_is_too_late():
                 text = lease.detach()
-                lease.deadline = 0.0
+                lease._deadline = 0.0
                 return adopt(text)
 
             adopted = meanwhile(detach_when_it_is_too_late)
-            lease.due = 0.0
+            lease._due = 0.0
             renewer_of(backend)._worker.nudge()
             [of_another] = eventually(lambda: adopted)
         self.is_held(backend, of_another)
@@ -351,7 +351,7 @@ class TestRenewalOnItsWay:
         lock_lost.connect(lambda **about: told.append(about), weak=False, dispatch_uid="told")
         mutex = lock("name")
         mutex.acquire()
-        [lease] = mutex._entries.leases()
+        [lease] = mutex._holds.leases()
         meanwhile(mutex.release)
         with pytest.raises(LockNotHeld, match="was released already"):
             calls(lease).renew()
@@ -392,7 +392,7 @@ class TestRefusing:
     def test_one_that_somebody_freed_is_lost_also_while_another_holds_the_lock(self, backend, worker):
         with lock("name") as first:
             text = first.detach()
-        assert backend.release(first.request)
+        assert backend.release(first._request)
         with lock("name") as successor:
             with pytest.raises(LockLost, match="'name'"):
                 worker.adopt(text)
@@ -401,7 +401,7 @@ class TestRefusing:
     def test_the_loss_is_signalled(self, backend, worker):
         with lock("name") as first:
             text = first.detach()
-        backend.release(first.request)
+        backend.release(first._request)
         heard = []
 
         def hear(sender, **news):
@@ -425,7 +425,7 @@ class TestRefusing:
     def test_a_resting_one_is_lost(self, backend, worker):
         with lock("name") as first:
             text = first.detach()
-        backend.release(first.request, 30)
+        backend.release(first._request, 30)
         with pytest.raises(LockLost):
             worker.adopt(text)
 

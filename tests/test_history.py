@@ -168,7 +168,7 @@ class TestJournals:
         assert (granted.kind, renewed.kind, released.kind) == ("grant", "renewal", "release")
         assert {event.fence for event in (granted, renewed, released)} == {lease.fence}
         assert before <= granted.sent <= granted.at <= renewed.at <= released.at
-        assert renewed.deadline == lease.deadline > granted.deadline + 9
+        assert renewed.deadline == lease._deadline > granted.deadline + 9
 
     @pytest.mark.parametrize("kind", ["tests.history.RecordingBackend", "tests.test_history.Careless"])
     def test_real_threads_and_a_backend_that_ignores_the_holder(self, journal, tmp_path, valkey, store, settings, kind):

@@ -82,7 +82,7 @@ def held_for_ever(way, *files):
         assert len(points) > 20
         gc.collect()
         held = {
-            lease.name: points.get(lease.name, "") for lease in locks.leases() if lease.renews and not lease.is_free
+            lease.name: points.get(lease.name, "") for lease in locks.leases() if lease._renews and not lease._is_free
         }
         handles.clear()
     eventually(lambda: not renewer_of(locks["default"]).is_cleaning)

@@ -251,13 +251,13 @@ class TestWith:
     def test_the_bodys_exception_is_never_replaced(self, caplog):
         """S6, also when the lease was lost meanwhile."""
         with pytest.raises(ZeroDivisionError), lock("name") as lease:
-            locks["default"].release(lease.request)
+            locks["default"].release(lease._request)
             _ = 1 / 0
         assert "was lost" in caplog.text
 
         async def main():
             async with lock("name") as lease:
-                await locks["default"].arelease(lease.request)
+                await locks["default"].arelease(lease._request)
                 _ = 1 / 0
 
         with pytest.raises(ZeroDivisionError):
@@ -265,19 +265,19 @@ class TestWith:
 
     def test_leaving_after_the_lease_was_lost_raises(self):
         with pytest.raises(LockLost, match="'name' .* somebody else may have held it"), lock("name") as lease:
-            locks["default"].release(lease.request)
+            locks["default"].release(lease._request)
         assert lease.state is State.LOST
 
         async def main():
             async with lock("name") as lease:
-                await locks["default"].arelease(lease.request)
+                await locks["default"].arelease(lease._request)
 
         with pytest.raises(LockLost):
             asyncio.run(main())
 
     def test_on_lost_log_does_not_raise(self, caplog):
         with lock("name", on_lost="log") as lease:
-            locks["default"].release(lease.request)
+            locks["default"].release(lease._request)
         assert lease.state is State.LOST
         assert "was lost" in caplog.text
 
@@ -290,7 +290,7 @@ class TestWith:
 
     def test_a_lost_lease_never_frees_its_successor(self):
         with pytest.raises(LockLost), lock("name") as lease:
-            locks["default"].release(lease.request)
+            locks["default"].release(lease._request)
             successor = hold_elsewhere()
         assert locks["default"].look(["name"])[0].token == successor.token
 
@@ -299,7 +299,7 @@ class TestWith:
         handle = lock("name", wait=5)
         handle.acquire()
         [info] = locks["default"].held()
-        locks["default"].release(handle._entries.leases()[0].request)
+        locks["default"].release(handle._holds.leases()[0]._request)
         taken, leave = threading.Event(), threading.Event()
 
         def successor():
@@ -345,7 +345,7 @@ class TestWith:
 
         async def main():
             async with lock("name") as lease:
-                await locks["default"].arelease(lease.request)
+                await locks["default"].arelease(lease._request)
                 _ = 1 / 0
 
         lock_signals.lock_lost.connect(receiver)
@@ -459,7 +459,7 @@ class TestReentry:
     def test_a_lost_lease_is_not_entered_again(self):
         """The store decides, not what this process remembers."""
         with pytest.raises(LockLost), lock("name", reentrant=True) as lease:
-            locks["default"].release(lease.request)
+            locks["default"].release(lease._request)
             hold_elsewhere()
             with pytest.raises(LockNotAcquired), lock("name", wait=0, reentrant=True):
                 pytest.fail("the body ran")
@@ -468,8 +468,8 @@ class TestReentry:
 class TestTimes:
     def test_a_lease_is_renewed_while_it_is_held(self):
         with lock("name", ttl=2) as lease:
-            first = lease.deadline
-            eventually(lambda: lease.deadline > first)
+            first = lease._deadline
+            eventually(lambda: lease._deadline > first)
             lease.ensure_held()
             assert lock("name").locked()
         assert not lock("name").locked()
@@ -477,8 +477,8 @@ class TestTimes:
     def test_a_blocked_event_loop_loses_no_lease(self):
         async def main():
             async with lock("name", ttl=2) as lease:
-                first = lease.deadline
-                eventually(lambda: lease.deadline > first)  # meanwhile the loop is blocked
+                first = lease._deadline
+                eventually(lambda: lease._deadline > first)  # meanwhile the loop is blocked
                 lease.ensure_held()
 
         asyncio.run(main())
@@ -531,14 +531,14 @@ class TestTimes:
 
     def test_renewing_a_lost_lease_by_hand_says_so(self, calls):
         with pytest.raises(LockLost), lock("name") as lease:
-            locks["default"].release(lease.request)
+            locks["default"].release(lease._request)
             with pytest.raises(LockLost):
                 calls(lease).renew()
             assert lease.state is State.LOST
 
     def test_a_lease_that_another_freed_is_told_lost_by_its_renewal(self, caplog):
         with pytest.raises(LockLost), lock("name", ttl=2) as lease:
-            locks["default"].release(lease.request)
+            locks["default"].release(lease._request)
             eventually(lambda: lease.state is State.LOST)
         eventually(lambda: "the store no longer knows it" in caplog.text)
 
@@ -623,7 +623,7 @@ class TestLateRenewal:
 
     def test_of_a_thread_that_did_not_run_is_told(self, caplog):
         with lock("name", ttl=5) as lease:
-            lease.due -= 10  # as if the process had been stopped since
+            lease._due -= 10  # as if the process had been stopped since
             renewer_of(locks["default"])._worker.nudge()
             eventually(lambda: "begins late, that of 'name' by" in caplog.text)
 
@@ -632,8 +632,8 @@ class TestABackendThatMisbehaves:
     def test_renewal_ends_a_lease_also_where_a_backend_changed_the_token_of_its_ticket(self):
         handle = lock("name", ttl=0.3, on_lost="log")
         with handle as lease:
-            lease.request.anew()
-            eventually(lambda: lease not in renewer_of(lease.backend)._leases.values())
+            lease._request.anew()
+            eventually(lambda: lease not in renewer_of(lease._backend)._leases.values())
             assert lease.state is State.LOST
 
     def test_renewal_survives_errors_that_no_backend_should_raise(self, monkeypatch, caplog):
@@ -660,8 +660,8 @@ class TestABackendThatMisbehaves:
         refused, other = hold_elsewhere("refused", ttl=2), hold_elsewhere("other")
         monkeypatch.setattr(locks["default"], "release", refusing)
         renewer = renewer_of(locks["default"])
-        renewer.abandon(refused)
-        renewer.abandon(other)
+        renewer.release_in_background(refused)
+        renewer.release_in_background(other)
         eventually(lambda: not lock("other").locked(), 5)
         monkeypatch.undo()
         eventually(lambda: not renewer.is_cleaning)

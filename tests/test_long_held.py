@@ -199,7 +199,7 @@ class TestResponses:
         configured(RESPONSE_MAX_HOLD=0.2)
         with lock("name", ttl=TTL, reentrant=True) as lease:
             response = distributed_lock("name", ttl=TTL, reentrant=True)(streaming)(RequestFactory().get("/"))
-            assert lease.retainers
+            assert lease._retainers
             time.sleep(1.5 * TTL)
             lease.ensure_held()
         eventually(lambda: not lock("name").locked())

@@ -734,7 +734,7 @@ class TestHandingBack:
         backend, mine = locks["default"], lock_request(ttl=60)
         assert isinstance(backend.acquire(mine, queue=False), Grant)
         through_proxy.refuse()
-        renewer_of(backend).abandon(mine)
+        renewer_of(backend).release_in_background(mine)
         eventually(lambda: "is tried again" in caplog.text)
         backend._listener._hand_back(mine.token, "lock:name")
         through_proxy.accept()
@@ -989,7 +989,7 @@ class TestTokensOfThoseWhoLeave:
         quick.gets_in()
         assert len(through_proxy.delayed) == 2
         through_proxy.deliver()
-        [lease] = quick.handle._entries.leases()
+        [lease] = quick.handle._holds.leases()
         lease.renew()
         assert store.get("lock:name").startswith(f"{lease.token} h ")
         quick.leaves()

@@ -388,7 +388,7 @@ class TestRenewalAndLoss:
 
         before = clock()
         with lock("name", ttl=10) as lease:
-            assert before <= lease.deadline - 10 * 0.99 + 0.002 <= clock()
+            assert before <= lease._deadline - 10 * 0.99 + 0.002 <= clock()
         assert safe_deadline(100.0, 10.0) == pytest.approx(109.898)
 
 

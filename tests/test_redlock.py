@@ -308,9 +308,9 @@ class TestValidity:
         woken.start()
         began = clock()
         assert calls(handle).acquire()
-        [lease] = handle._entries.leases()
+        [lease] = handle._holds.leases()
         assert clock() - began > 0.7
-        assert lease.deadline - lease._granted_clock > 0.1  # granted anew
+        assert lease._deadline - lease._granted_clock > 0.1  # granted anew
         calls(handle).release()
         woken.join()
 
@@ -351,7 +351,7 @@ class TestNothingIsLeftBehind:
     def test_where_connections_broke_before_the_release(self, nodes, redlock_locks, calls):
         handle = lock("name", ttl=60)
         calls(handle).acquire()
-        spread(calls(redlock_locks), handle._entries.leases()[0].request)
+        spread(calls(redlock_locks), handle._holds.leases()[0]._request)
         for node in nodes[:2]:
             node.client_kill_filter(skipme=True, _type="normal")
         calls(handle).release()
@@ -445,8 +445,8 @@ def test_an_adoption_whose_majority_hangs_leaves_the_lease_to_the_next(quorum, c
     backend = configured(quorum.urls, OPTIONS={"node_timeout": 0.1, "socket_connect_timeout": 0.2})
     handle = lock("name", ttl=120)
     assert handle.acquire()
-    [first] = handle._entries.leases()
-    spread(backend, first.request)
+    [first] = handle._holds.leases()
+    spread(backend, first._request)
     text = first.detach()
 
     def hang(name):
@@ -484,7 +484,7 @@ class TestRenewal:
         configured(quorum.urls, OPTIONS={"node_timeout": 0.05, "socket_connect_timeout": 0.1})
         handle = lock("name", ttl=1.2, on_lost="log")
         assert calls(handle).acquire()
-        lease = handle._entries.leases()[0]
+        lease = handle._holds.leases()[0]
         for number in range(3):
             quorum.kill(number)
         assert lease.state is State.HELD
@@ -813,9 +813,9 @@ class TestOpeningConnections:
                     await redlock_locks.alook(["name"])
             nodes = await redlock_locks._async_nodes.here()
             until = clock() + PATIENCE
-            while any(node._connection is None for node in nodes._nodes) and clock() < until:
+            while any(node.connection is None for node in nodes._nodes) and clock() < until:
                 await redlock_locks.alook(["name"])
-            assert all(node._connection for node in nodes._nodes)
+            assert all(node.connection for node in nodes._nodes)
 
         asyncio.run(main())
 

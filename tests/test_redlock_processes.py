@@ -179,8 +179,8 @@ class TestRestart:
         with lock("name", using="second", wait=1) as second:
             assert (first.state, second.state) == (State.HELD, State.HELD)
             history = [
-                Event("grant", clock() - 0.1, 1, "name", first.fence, deadline=first.deadline),
-                Event("grant", clock(), 2, "name", second.fence, deadline=second.deadline),
+                Event("grant", clock() - 0.1, 1, "name", first.fence, deadline=first._deadline),
+                Event("grant", clock(), 2, "name", second.fence, deadline=second._deadline),
             ]
             [fault] = faults(history)
             assert "two holders at once" in fault

@@ -51,7 +51,7 @@ def hold(keeper):
     def held(name, ttl):
         handles.append(lock(name, ttl=ttl, on_lost="log"))
         lease = handles[-1].__enter__()
-        lease.due = clock()
+        lease._due = clock()
         return lease
 
     yield held
@@ -64,7 +64,7 @@ def test_many_are_renewed_in_batches_and_what_comes_due_meanwhile_between_them(k
     for number in range(35):
         hold(f"long {number}", 600)
     short = hold("short", 60)
-    store.after = lambda: setattr(short, "due", clock())
+    store.after = lambda: setattr(short, "_due", clock())
     keeper._renew_due()
     assert store.batches[0] == ["short"]
     longs = [batch for batch in store.batches if "short" not in batch]
@@ -75,18 +75,18 @@ def test_many_are_renewed_in_batches_and_what_comes_due_meanwhile_between_them(k
 
 def test_one_that_the_store_is_too_slow_for_does_not_cost_others_their_renewal(keeper, store, hold):
     short, long = hold("short", 1), hold("long", 60)
-    first = long.deadline
+    first = long._deadline
     store.fails = lambda names: "short" in names
     keeper._renew_due()
     assert (short.state, long.state) == ("unknown", "held")
-    assert long.deadline > first
+    assert long._deadline > first
     assert store.batches == [["short"], ["long"]]
 
 
 def test_those_that_were_taken_together_are_not_due_at_the_same_moment(keeper, hold):
     leases = [hold(f"name {number}", 60) for number in range(20)]
     keeper._renew_due()
-    dues = [lease.due - clock() for lease in leases]
+    dues = [lease._due - clock() for lease in leases]
     assert max(dues) - min(dues) > 0.1
     assert all(15 < due <= 20 for due in dues)
 
@@ -97,7 +97,7 @@ def test_a_store_that_is_away_costs_two_lines(keeper, store, hold, caplog):
     keeper._renew_due()
     keeper._renew_due()
     for lease in leases:
-        lease.deadline = clock()
+        lease._deadline = clock()
     keeper._renew_due()
     doubt, loss = [record.getMessage() for record in caplog.records if "name" in record.getMessage()]
     assert doubt.startswith("Renewal of 20 locks of 'default' failed; the first of them, 'name 19', is lost in ")

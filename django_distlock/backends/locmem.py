@@ -67,7 +67,7 @@ class LocMemBackend(BaseLockBackend):
         The garbage collector and handlers of signals run at any point of a thread, also where it is inside. Let them
         change nothing there, and not wait for what goes on only when they have returned.
         """
-        if self._is_inside and self._guard._is_owned():  # type: ignore[attr-defined]
+        if self._is_inside and self._guard._is_owned():  # type: ignore[attr-defined]  # noqa: SLF001 - what Condition asks
             yield False
             return
         with self._guard:

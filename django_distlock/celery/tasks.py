@@ -22,7 +22,7 @@ from celery.utils.quorum_queues import detect_quorum_queues  # type: ignore[impo
 from kombu.exceptions import OperationalError
 
 from .. import names
-from ..core.lease import Lease, State
+from ..core.lease import Lease, State, raises_when_lost
 from ..core.registry import locks
 from ..decorators.task_context import remembered
 from ..exceptions import LockBackendError, LockNotAcquired
@@ -104,9 +104,7 @@ class Run:
             yield
         finally:
             self._request.lease = outer
-        is_success = (
-            lease.state is not State.LOST or lease.terms.on_lost == "log"
-        )  # else LockLost is about to be raised
+        is_success = lease.state is not State.LOST or not raises_when_lost(lease)  # else LockLost is about to be raised
         if is_success and self._task.acks_late and self._is_in_worker:
             self._leave_mark(lease)
 
@@ -166,11 +164,12 @@ class Run:
         holder = Holder.here(f"done: {self.label}", message=str(self._request.retries))
         mark = LockRequest(self._mark(lease.name), MARK_TTL, holder)
         try:
-            standing = lease.backend.acquire(mark, queue=False)
+            backend = locks[lease.using]
+            standing = backend.acquire(mark, queue=False)
             if isinstance(standing, LockInfo):
-                lease.backend.release(LockRequest(mark.name, MARK_TTL, holder, standing.token), force=True)
-                lease.backend.acquire(mark, queue=False)
-            lease.backend.release(mark, cooldown=max(_visibility_timeout(self._task.app), remembered()))
+                backend.release(LockRequest(mark.name, MARK_TTL, holder, standing.token), force=True)
+                backend.acquire(mark, queue=False)
+            backend.release(mark, cooldown=max(_visibility_timeout(self._task.app), remembered()))
         except LockBackendError as error:
             logger.warning("%s is done, but may run again if it is delivered again: %s", self.label, error)
 

@@ -19,7 +19,7 @@ from ..types import Grant, LockInfo, LockRequest, current_execution
 from ..utils.clock import clock, safe_deadline
 from ..utils.drive import Call, Steps
 from . import context, transactions
-from .holds import Entry, Holds
+from .holds import Hold, Holds
 from .lease import Lease
 from .registry import Service
 
@@ -51,7 +51,7 @@ class Acquisition:
     busy: LockInfo | None = None  # who has the lock, where it was not granted
     around: transactions.Around | None = None  # None: those of this very thread are looked up
     _grant: Grant | None = None
-    _hold: Entry | None = None
+    _hold: Hold | None = None
     _pending: LockRequest | None = None  # of the call that is being made for it
     _was_asked = False  # whether the store was told of the request
     _has_queued = False  # by the last attempt
@@ -114,7 +114,7 @@ class Acquisition:
         self.busy = answer
         if own := self._enterable(answer):
             self.lease = own
-            own.pass_to(self._execution)
+            own._pass_to(self._execution)
             context.remember(own)
             self._enter(own, again=True)
             return None
@@ -134,12 +134,12 @@ class Acquisition:
             with suppress(LookupError):
                 left = self._holds.leave(self._hold, by_with=True)
         if not self._grant:
-            if left and left.is_free:
-                left.release_in_background()
+            if left and left._is_free:
+                left._release_in_background()
         elif self.lease:
-            self.lease.abandon()
+            self.lease._release_after_interrupt()
         else:
-            self._service.renewer.abandon(self.request)
+            self._service.renewer.release_in_background(self.request)
 
     def fail(self) -> NoReturn:
         """Raise what a busy lock means for a caller who must have it."""
@@ -162,7 +162,7 @@ class Acquisition:
         self.around = transactions.Around()
         last = self._service.renewer.latest(self.request.name)
         refuses = self._terms.in_atomic == "refuse"
-        if not refuses and not (last and last.retainers):
+        if not refuses and not (last and last._retainers):
             return
         within = None if self._timeout is None else max(self._timeout, SHORTEST_LOOK_AROUND)
         if not await self.around.is_known(within) and refuses:
@@ -302,11 +302,11 @@ class Acquisition:
             self._leave_line(hand_place_on=True, again=True)
         pending, renewer = self._pending, self._service.renewer
         if pending and pending is not self.request:
-            renewer.abandon(pending)  # a grant that came too late
+            renewer.release_in_background(pending)  # a grant that came too late
         has_failed = pending is self.request and isinstance(error, LockBackendError)
         was_asked = self._was_asked and not has_failed and not self.request.is_inherited
         if self._is_left_behind or was_asked:
-            renewer.abandon(self.request)
+            renewer.release_in_background(self.request)
 
     # Whose the lock is that is in the way
 
@@ -331,22 +331,22 @@ class Acquisition:
         Not one that it has left, and that an open response holds.
         """
         lease = self._service.renewer.get(busy.token)
-        return lease if lease and lease.hold_count and self._is_own(lease) else None
+        return lease if lease and lease._hold_count and self._is_own(lease) else None
 
     def _is_own(self, lease: Lease) -> bool:
-        return lease.is_live and lease.belongs_to(self._execution) and context.remembers(lease)
+        return lease._is_live and lease._belongs_to(self._execution) and context.remembers(lease)
 
     def _is_deferred(self, lease: Lease) -> bool:
         """Whether it was left already, and is held for a transaction that is open here."""
-        if lease.hold_count or not lease.retainers or not lease.is_live:
+        if lease._hold_count or not lease._retainers or not lease._is_live:
             return False
-        return any(transaction in lease.retainers for transaction in self._open_transactions())
+        return any(transaction in lease._retainers for transaction in self._open_transactions())
 
     def _open_transactions(self) -> Sequence[transactions.Transaction]:
         return transactions.open_here() if self.around is None else self.around.known()
 
     def _enter(self, lease: Lease, *, again: bool = False) -> None:
-        self._hold = Entry(self._execution, self._insists, self._terms.reentrant)
+        self._hold = Hold(self._execution, self._insists, self._terms.reentrant)
         self._holds.enter(self._hold, lease, again=again)
 
     @property

@@ -16,7 +16,7 @@ def remember(lease: Lease) -> None:
     known = _acquired.get()
     count = len(known)
     if count >= 8 and count & (count - 1) == 0:  # now and then, because every lease is looked at
-        known = tuple(known_lease for known_lease in known if (held := known_lease()) and held.is_live)
+        known = tuple(known_lease for known_lease in known if (held := known_lease()) and held._is_live)
     _acquired.set((*known, ref(lease)))
 
 

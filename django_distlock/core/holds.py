@@ -14,7 +14,7 @@ from .lease import Lease, State
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
+class Hold:
     """One acquisition. ``lease`` is None once it was left, also by a release in the body of its ``with``."""
 
     execution: object  # the thread or task that made it
@@ -29,87 +29,92 @@ class Holds:
     A handler of a signal may raise after any call. So what belongs together is done without a call in between.
     """
 
-    __slots__ = ("_entries",)
+    __slots__ = ("_holds",)
 
     def __init__(self) -> None:
-        self._entries: list[Entry] = []
+        self._holds: list[Hold] = []
 
-    def enter(self, entry: Entry, lease: Lease, *, again: bool = False) -> None:
-        """``again``: the lease has another entry already."""
-        if self._entries:
-            self._forget_what_is_over(entry.execution)
-        self._entries.append(entry)
-        entry.lease = lease
+    def enter(self, hold: Hold, lease: Lease, *, again: bool = False) -> None:
+        """``again``: the lease has another hold already."""
+        if self._holds:
+            self._forget_what_is_over(hold.execution)
+        self._holds.append(hold)
+        hold.lease = lease
         if again:
-            lease.hold_count += 1
+            lease._hold_count += 1
 
-    def to_leave(self) -> Entry:
+    def to_leave(self) -> Hold:
         """What a release means. Raises LookupError when there is nothing to leave."""
-        entries = list(self._entries)
-        mine = _of(current_execution(), entries)
-        if not mine and entries and not entries[-1].reentrant:
-            mine = _of(entries[-1].execution, entries)
-        return _last([entry for entry in mine if entry.lease])
+        holds = list(self._holds)
+        mine = _of(current_execution(), holds)
+        if not mine and holds and not holds[-1].reentrant:
+            mine = _of(holds[-1].execution, holds)
+        return _last([hold for hold in mine if hold.lease])
 
-    def to_leave_by_with(self) -> Entry:
+    def to_leave_by_with(self) -> Hold:
         """What the end of a ``with`` means, whatever its body released."""
-        entries = list(self._entries)
-        mine = _of(current_execution(), entries)
-        if not [entry for entry in mine if entry.by_with]:
-            mine = entries  # an iterator may end in another thread or task than it began in
-        ended = _last([entry for entry in mine if entry.by_with])
+        holds = list(self._holds)
+        mine = _of(current_execution(), holds)
+        if not [hold for hold in mine if hold.by_with]:
+            mine = holds  # an iterator may end in another thread or task than it began in
+        ended = _last([hold for hold in mine if hold.by_with])
         if ended.lease is None or ended.lease.state is State.RELEASED:
             # As of threading.Lock, it releases what the body has acquired since.
-            since = [entry for entry in mine[mine.index(ended) :] if entry.lease and not entry.by_with]
+            since = [hold for hold in mine[mine.index(ended) :] if hold.lease and not hold.by_with]
             if since:
                 ended.lease, since[-1].lease = since[-1].lease, None
         return ended
 
-    def leave(self, entry: Entry, *, by_with: bool = False) -> Lease | None:
+    def leave(self, hold: Hold, *, by_with: bool = False) -> Lease | None:
         """The lease to release now; None for one that was entered again, or that its ``with`` finds released.
 
         Raises LookupError when it was left already.
         """
-        lease = entry.lease
+        lease = hold.lease
         if lease is not None:
-            entry.lease = None
-            lease.hold_count -= 1  # if nothing more happens, it runs out
-        if by_with or not entry.by_with:  # "with" finds its own entry at its end, whatever its body released
-            self._remove(entry)
+            hold.lease = None
+            lease._hold_count -= 1  # if nothing more happens, it runs out
+        if by_with or not hold.by_with:  # "with" finds its own hold at its end, whatever its body released
+            self._remove(hold)
         if lease is None:
             raise LookupError
-        is_over = by_with and (lease.pid != os.getpid() or lease.state is State.RELEASED)
-        return None if lease.hold_count or is_over else lease
+        is_over = by_with and (lease._pid != os.getpid() or lease.state is State.RELEASED)
+        return None if lease._hold_count or is_over else lease
 
     def leases(self) -> list[Lease]:
-        return [entry.lease for entry in list(self._entries) if entry.lease]
+        return [hold.lease for hold in list(self._holds) if hold.lease]
 
     def depth(self) -> int:
         """How often this very thread or task is in."""
-        return sum(entry.lease is not None for entry in _of(current_execution(), list(self._entries)))
+        return sum(hold.lease is not None for hold in _of(current_execution(), list(self._holds)))
 
-    def _remove(self, entry: Entry) -> None:
+    def _remove(self, hold: Hold) -> None:
         with suppress(ValueError):
-            self._entries.remove(entry)
+            self._holds.remove(hold)
 
     def _forget_what_is_over(self, execution: object) -> None:
         """Nobody releases leases that ran out, where a lock is taken once per TTL. Those of others say so to them."""
-        for entry in list(self._entries):
-            lease = entry.lease
-            if entry.by_with or (lease and lease.is_live):
+        for hold in list(self._holds):
+            lease = hold.lease
+            if hold.by_with or (lease and lease._is_live):
                 continue
-            if lease is None or entry.execution is execution or _is_over(entry.execution):
-                self._remove(entry)
+            if lease is None or hold.execution is execution or _is_over(hold.execution):
+                self._remove(hold)
 
 
-def _of(execution: object, entries: list[Entry]) -> list[Entry]:
-    return [entry for entry in entries if entry.execution is execution]
+def is_entered(lease: Lease) -> bool:
+    """Whether its holder is in; else it was left already and is released later, or right now."""
+    return lease._hold_count > 0
 
 
-def _last(entries: list[Entry]) -> Entry:
-    if not entries:
+def _of(execution: object, holds: list[Hold]) -> list[Hold]:
+    return [hold for hold in holds if hold.execution is execution]
+
+
+def _last(holds: list[Hold]) -> Hold:
+    if not holds:
         raise LookupError
-    return entries[-1]
+    return holds[-1]
 
 
 def _is_over(execution: object) -> bool:

@@ -35,8 +35,9 @@ class LeaseRenewer(Protocol):
     """Who keeps leases alive and cleans up behind callers that cannot (see renewal.py)."""
 
     def unregister(self, lease: Lease) -> bool: ...
-    def release_in_background(self, lease: Lease) -> None: ...
-    def abandon(self, request: LockRequest, *, cooldown: float = 0.0, until: float | None = None) -> None: ...
+    def release_in_background(
+        self, request: LockRequest, *, cooldown: float = 0.0, until: float | None = None
+    ) -> None: ...
 
 
 class State(enum.StrEnum):
@@ -56,9 +57,9 @@ class Lease:
     """
 
     __slots__ = (
-        "__weakref__", "_ended", "_granted_clock", "_is_detached", "_is_doubted", "_is_known_as_long", "_owner",
-        "_renewer", "_retainers", "_token", "backend", "deadline", "due", "fence", "hold_count", "pid", "renews",
-        "request", "terms",
+        "__weakref__", "_backend", "_deadline", "_due", "_ended", "_granted_clock", "_hold_count", "_is_detached",
+        "_is_doubted", "_is_known_as_long", "_owner", "_pid", "_renewer", "_renews", "_request", "_retainer_deadlines",
+        "_terms", "_token", "fence",
     )  # fmt: skip
 
     def __init__(
@@ -70,53 +71,53 @@ class Lease:
         renewer: LeaseRenewer,
         owner: object,
     ) -> None:
-        self.backend = backend
-        self.request = request
+        self._backend = backend
+        self._request = request
         self._token = request.token  # by which its renewer finds it to the end, whatever becomes of the request
-        self.terms = terms
+        self._terms = terms
         self.fence = grant.fence
-        self.pass_to(owner)
-        self.pid = os.getpid()
-        self.hold_count = 1  # how often it was entered by its owner and not left yet
-        self._retainers: dict[object, float] | None = None  # with until when, on clock(), they keep it renewed
-        self.renews = terms.renew
+        self._pass_to(owner)
+        self._pid = os.getpid()
+        self._hold_count = 1  # how often it was entered by its owner and not left yet
+        self._retainer_deadlines: dict[object, float] | None = None  # with until when, on clock(), they keep it renewed
+        self._renews = terms.renew
         self._renewer = renewer
         self._granted_clock = clock()
         self._is_doubted = False
         self._is_detached = False
         self._is_known_as_long = False
         self._ended: State | None = None  # set once; a renewal that is still on its way changes nothing then
-        self.deadline = 0.0
-        self.extend(grant.sent_at, request.lasts)
+        self._deadline = 0.0
+        self._extend(grant.sent_at, request.lasts)
 
     @property
-    def retainers(self) -> Set[object]:
+    def _retainers(self) -> Set[object]:
         """What it is held for after it was left: transactions, an open response."""
-        return self._retainers.keys() if self._retainers else frozenset()
+        return self._retainer_deadlines.keys() if self._retainer_deadlines else frozenset()
 
-    def retain(self, to: object, *, most: float | None = None) -> None:
+    def _retain(self, to: object, *, most: float | None = None) -> None:
         """``most``: seconds for which it is renewed on account of this; None: no bound. Whoever is in, and a retainer
         that lasts longer, keep it renewed beyond.
         """
-        if self._retainers is None:
-            self._retainers = {}
-        self._retainers[to] = inf if most is None else clock() + most
+        if self._retainer_deadlines is None:
+            self._retainer_deadlines = {}
+        self._retainer_deadlines[to] = inf if most is None else clock() + most
 
-    def drop_retainer(self, retainer: object) -> bool:
+    def _drop_retainer(self, retainer: object) -> bool:
         """Take a retainer back without releasing the lease. False if there is none, or in a forked child."""
-        if not self._retainers or retainer not in self._retainers or self.pid != os.getpid():
+        if not self._retainer_deadlines or retainer not in self._retainer_deadlines or self._pid != os.getpid():
             return False
-        return self._retainers.pop(retainer, None) is not None
+        return self._retainer_deadlines.pop(retainer, None) is not None
 
-    def pass_to(self, owner: object) -> None:
+    def _pass_to(self, owner: object) -> None:
         """The thread or task that holds it now."""
         self._owner = ref(owner)  # a task that is done has its result, and so perhaps the response that holds the lease
 
-    def belongs_to(self, execution: object) -> bool:
+    def _belongs_to(self, execution: object) -> bool:
         return self._owner() is execution
 
     @property
-    def may_be_in_use(self) -> bool:
+    def _may_be_in_use(self) -> bool:
         """Whether its thread or task goes on beside the caller, who ends the process."""
         owner = self._owner()
         if isinstance(owner, asyncio.Task):
@@ -126,12 +127,12 @@ class Lease:
     @property
     def name(self) -> str:
         """The lock's, as stores know it."""
-        return self.request.name
+        return self._request.name
 
     @property
     def using(self) -> str:
         """The alias of its backend."""
-        return self.backend.alias
+        return self._backend.alias
 
     @property
     def token(self) -> str:
@@ -141,7 +142,7 @@ class Lease:
     @property
     def holder(self) -> Holder:
         """Host, process, thread or task, and label, as others see them."""
-        return self.request.holder
+        return self._request.holder
 
     @property
     def granted_at(self) -> datetime:
@@ -151,38 +152,38 @@ class Lease:
     @property
     def ttl(self) -> float:
         """Seconds the store keeps the lease unless it is renewed."""
-        return self.request.ttl
+        return self._request.ttl
 
     @property
     def remaining(self) -> float:
         """Seconds until the holder must stop unless the lease is renewed before; 0.0 once it ended."""
-        return max(0.0, self.deadline - clock()) if self.is_live else 0.0
+        return max(0.0, self._deadline - clock()) if self._is_live else 0.0
 
     @property
     def state(self) -> State:
         """Told from what this process knows, without asking the store. In a forked child: lost."""
         if self._ended:
             return self._ended
-        if not self.is_live:
+        if not self._is_live:
             return State.LOST
         return State.UNKNOWN if self._is_doubted else State.HELD
 
     @property
-    def is_live(self) -> bool:
+    def _is_live(self) -> bool:
         """Whether the lease certainly holds at this moment, in this process."""
-        return self._ended is None and clock() < self.deadline and self.pid == os.getpid()
+        return self._ended is None and clock() < self._deadline and self._pid == os.getpid()
 
     @property
-    def is_free(self) -> bool:
+    def _is_free(self) -> bool:
         """Whether its holder has left it and nothing else needs it. A lost one is free, to be told at once."""
-        return not self.hold_count and not (self.retainers and self.is_live)
+        return not self._hold_count and not (self._retainers and self._is_live)
 
     def ensure_held(self) -> None:
         """Return if the lease certainly holds at this moment, by the local clock; no I/O.
 
         Raises LockLost, or LockNotHeld after a release.
         """
-        if self.is_live:
+        if self._is_live:
             return
         if self._ended is State.RELEASED:
             raise self._over_error()
@@ -196,14 +197,14 @@ class Lease:
         """
         ttl = self._renewable(ttl)
         sent_at = clock()
-        [renewed] = self.backend.renew([(self.request, ttl)])
+        [renewed] = self._backend.renew([(self._request, ttl)])
         self._was_renewed(renewed, sent_at, ttl)
 
     async def arenew(self, ttl: float | None = None) -> None:
         """``renew()`` for tasks."""
         ttl = self._renewable(ttl)
         sent_at = clock()
-        [renewed] = await self.backend.arenew([(self.request, ttl)])
+        [renewed] = await self._backend.arenew([(self._request, ttl)])
         self._was_renewed(renewed, sent_at, ttl)
 
     def _renewable(self, ttl: float | None) -> float:
@@ -215,15 +216,15 @@ class Lease:
             raise LockBackendError(
                 f"No majority of nodes says whether the lock {self.name!r} stands; it is not renewed."
             )
-        if renewed and self.is_live:
-            self.extend(sent_at, ttl)
+        if renewed and self._is_live:
+            self._extend(sent_at, ttl)
         elif self._renewer.unregister(self):  # else it was released or detached meanwhile, or is known to be lost
             if renewed:
                 self._mark_lost("its renewal did not succeed in time")
             else:
                 self._mark_lost("the store no longer knows it: its data was lost, or somebody freed the lock")
         if renewed and self._ended is State.LOST:  # it must not block others for a TTL, whoever told that it is lost
-            self._renewer.abandon(self.request, cooldown=self.cooldown)
+            self._renewer.release_in_background(self._request, cooldown=self._cooldown)
         self.ensure_held()
 
     def detach(self) -> str:
@@ -245,14 +246,14 @@ class Lease:
             since=self.holder.since,
             until=time.time() + self.remaining,
             text_id=new_token(),
-            terms=asdict(self.terms),
+            terms=asdict(self._terms),
         ).to_text()
-        self.leave()
+        self._mark_detached()
         return text
 
-    # For the renewer and the hand-over
+    # For the modules of this package
 
-    def leave(self) -> None:
+    def _mark_detached(self) -> None:
         """Another process goes on with it."""
         self.ensure_held()
         self._is_detached = True  # before it is dropped: from then on its token is no longer this process's
@@ -261,85 +262,85 @@ class Lease:
             raise self._over_error()
         self._ended = State.RELEASED
 
-    def extend(self, sent_at: float, ttl: float) -> None:
+    def _extend(self, sent_at: float, ttl: float) -> None:
         """The store promised ``ttl`` seconds, asked at ``sent_at``."""
-        self.deadline = max(self.deadline, safe_deadline(sent_at, ttl))
+        self._deadline = max(self._deadline, safe_deadline(sent_at, ttl))
         # Not all at the same moment that were taken at the same moment.
-        self.due = sent_at + self.ttl / 3 * random.uniform(0.9, 1.0) if self.renews else self.deadline
+        self._due = sent_at + self.ttl / 3 * random.uniform(0.9, 1.0) if self._renews else self._deadline
         self._is_doubted = False
 
     def _mark_unknown(self, retry_at: float) -> None:
         """The store did not answer."""
-        self.due = min(retry_at, self.deadline)
+        self._due = min(retry_at, self._deadline)
         self._is_doubted = True
 
-    def renewal_ttl(self, now: float) -> float:
+    def _renewal_ttl(self, now: float) -> float:
         """What to ask the store for. The last renewal before its bound is a shorter one."""
         return max(SHORTEST_TTL, min(self.ttl, min(self._bounds()) - now))
 
     def _bounds(self) -> tuple[float, float]:
         """Until when it is renewed, on ``clock()``: for its max_hold, and for what it is held for after it was left."""
-        max_hold = inf if self.terms.max_hold is None else self.terms.max_hold
-        retainers = self._retainers if self._retainers and not self.hold_count else {}
+        max_hold = inf if self._terms.max_hold is None else self._terms.max_hold
+        retainers = self._retainer_deadlines if self._retainer_deadlines and not self._hold_count else {}
         return self._granted_clock + max_hold, max(retainers.values(), default=inf)
 
     @property
-    def bound(self) -> str:
+    def _bound(self) -> str:
         """What ends its renewal, for people."""
         by_max_hold, by_response = self._bounds()
         if by_max_hold <= by_response:
-            return f"its max_hold of {self.terms.max_hold:g} s"
-        return f"the RESPONSE_MAX_HOLD of {self.using!r}, {self.backend.response_max_hold:g} s,"
+            return f"its max_hold of {self._terms.max_hold:g} s"
+        return f"the RESPONSE_MAX_HOLD of {self.using!r}, {self._backend.response_max_hold:g} s,"
 
     @property
-    def wakes_at(self) -> float:
+    def _wakes_at(self) -> float:
         """When there is something to do for it, on ``clock()``."""
-        return min(self.due, self._long_at)
+        return min(self._due, self._long_at)
 
     @property
-    def held_for(self) -> float:
+    def _held_for(self) -> float:
         """Seconds since it was granted."""
         return clock() - self._granted_clock
 
     @property
     def _long_at(self) -> float:
-        long_held = self.backend.long_held
+        long_held = self._backend.long_held
         return inf if self._is_known_as_long or long_held is None else self._granted_clock + long_held
 
-    def becomes_long(self, now: float) -> bool:
+    def _becomes_long(self, now: float) -> bool:
         """Whether it is held for longer than LONG_HELD. True once."""
-        if now < self._long_at or now >= self.deadline:
+        if now < self._long_at or now >= self._deadline:
             return False
         self._is_known_as_long = True
         return True
 
-    def tell_that_it_is_long(self) -> None:
-        self._send_in_background(signals.lock_held_long, held=self.held_for)
+    def _send_held_long(self) -> None:
+        self._send_in_background(signals.lock_held_long, held=self._held_for)
 
-    def stop_renewal(self) -> None:
+    def _stop_renewal(self) -> None:
         """Nobody is left to release it: let it run out."""
-        self.renews = False
-        self.due = self.deadline
+        self._renews = False
+        self._due = self._deadline
 
     def _mark_lost(self, reason: str, *, log: bool = True) -> None:
         """The lease is over without a release: called once, by whoever dropped it from its renewer."""
         self._ended = State.LOST
         if log:
-            self.log_loss(reason)
+            self._log_loss(reason)
         self._send_in_background(signals.lock_lost, reason=reason)
 
-    def log_loss(self, reason: str) -> None:
+    def _log_loss(self, reason: str) -> None:
         logger.error("Lock %r (%s) was lost: %s. Held by %s.", self.name, self.using, reason, self.holder)
 
-    def end(self) -> float:
+    def _mark_released(self) -> float:
         """It is being released by whoever dropped it. Returns its cooldown."""
         self._ended = State.RELEASED
-        return self.cooldown
+        return self._cooldown
 
     @property
-    def cooldown(self) -> float:
+    def _cooldown(self) -> float:
         """Seconds for which the lock stays taken after the lease."""
-        return max(0.0, self._granted_clock + self.terms.min_hold - clock())
+        return max(0.0, self._granted_clock + self._terms.min_hold - clock())
 
     def release(self) -> None:
         """Give the lock up, for others at once or after ``min_hold``.
@@ -349,43 +350,44 @@ class Lease:
         the release is then tried again in the background until the TTL has passed.
         """
         try:
-            released = self.backend.release(self.request, self._begin_release())
+            released = self._backend.release(self._request, self._begin_release())
         except (LockLost, LockNotHeld):
             raise
         except BaseException:
-            self.abandon()
+            self._release_after_interrupt()
             raise
         self._end_release(released)
-        signals.send_signal(signals.lock_released, type(self.backend), name=self.name, using=self.using, lease=self)
+        signals.send_signal(signals.lock_released, type(self._backend), name=self.name, using=self.using, lease=self)
 
     async def arelease(self) -> None:
         """``release()`` for tasks. Cancelled, it is finished in the background."""
         try:
-            released = await self.backend.arelease(self.request, self._begin_release())
+            released = await self._backend.arelease(self._request, self._begin_release())
         except (LockLost, LockNotHeld):
             raise
         except BaseException:
-            self.abandon()
+            self._release_after_interrupt()
             raise
         self._end_release(released)
         await signals.asend_signal(
-            signals.lock_released, type(self.backend), name=self.name, using=self.using, lease=self
+            signals.lock_released, type(self._backend), name=self.name, using=self.using, lease=self
         )
 
-    def release_in_background(self) -> None:
+    def _release_in_background(self) -> None:
         """Release it in the background, for one who cannot wait for the store."""
-        self._renewer.release_in_background(self)
+        if self._renewer.unregister(self):
+            self._renewer.release_in_background(self._request, cooldown=self._mark_released(), until=self._deadline)
 
-    def release_retainer(self, retainer: object, *, promptly: bool = True) -> None:
+    def _release_retainer(self, retainer: object, *, promptly: bool = True) -> None:
         """What it was held for after it was left is over: release it if that was the last.
 
         Nobody can be told of errors, so they are logged. ``promptly=False``: in the background, without
         waiting for anything; the garbage collector calls.
         """
-        if not self.drop_retainer(retainer) or self._retainers or self.hold_count or self._ended:
+        if not self._drop_retainer(retainer) or self._retainer_deadlines or self._hold_count or self._ended:
             return
         if not promptly:
-            self.release_in_background()
+            self._release_in_background()
             return
         try:
             self.release()
@@ -393,9 +395,9 @@ class Lease:
             logger.error("%s", problem)
 
     def _begin_release(self) -> float:
-        if self.pid != os.getpid():
+        if self._pid != os.getpid():
             raise LockNotHeld(
-                f"The lock {self.name!r} is held by process {self.pid}, which forked this one; only that one"
+                f"The lock {self.name!r} is held by process {self._pid}, which forked this one; only that one"
                 " releases it."
             )
         state = self.state
@@ -403,17 +405,17 @@ class Lease:
         if state is State.LOST:
             if dropped:
                 self._mark_lost("its TTL ran out")
-                self._renewer.abandon(self.request, cooldown=self.cooldown)
+                self._renewer.release_in_background(self._request, cooldown=self._cooldown)
             raise self._lost_error()
         if not dropped:
             raise self._over_error()
-        return self.end()
+        return self._mark_released()
 
-    def abandon(self) -> None:
-        """Whoever released it was interrupted, or it was never handed out: free it in the background."""
+    def _release_after_interrupt(self) -> None:
+        """Free it in the background, also if a release has begun: the caller was interrupted, or the store failed."""
         self._renewer.unregister(self)
         if not self._is_detached:
-            self._renewer.abandon(self.request, cooldown=self.end(), until=self.deadline)
+            self._renewer.release_in_background(self._request, cooldown=self._mark_released(), until=self._deadline)
 
     def _end_release(self, released: bool) -> None:
         if not released:
@@ -425,7 +427,7 @@ class Lease:
     def _send_in_background(self, signal: Signal, **about: object) -> None:
         """A slow receiver must not let other leases run out, and an async one cannot be awaited by the renewer."""
         signals.send_signal_in_background(
-            signal, type(self.backend), name=self.name, using=self.using, lease=self, **about
+            signal, type(self._backend), name=self.name, using=self.using, lease=self, **about
         )
 
     def _over_error(self) -> LockNotHeld:
@@ -441,3 +443,8 @@ class Lease:
 
     def __repr__(self) -> str:
         return f"<Lease {self.name!r} using {self.using!r} fence={self.fence} {self.state}>"
+
+
+def raises_when_lost(lease: Lease) -> bool:
+    """Whether the end of its ``with`` raises LockLost if it was lost."""
+    return lease._terms.on_lost == "raise"

@@ -20,7 +20,7 @@ from ..utils.drive import adrive, drive
 from . import transactions
 from .acquire import Acquisition, kind, seconds_to_wait
 from .context import acquired_here
-from .holds import Entry, Holds
+from .holds import Hold, Holds
 from .lease import Lease, State, logger
 from .registry import DEFAULT_ALIAS, locks
 
@@ -74,7 +74,7 @@ class Lock:
         self.label = label
         self._message = message
         self._options = options
-        self._entries = Holds()
+        self._holds = Holds()
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         """True when the lock is held now, False when it stayed busy.
@@ -95,24 +95,24 @@ class Lock:
         Raises LockNotHeld, LockLost, LockBackendError (the release is then repeated in the background).
         """
         refuse_in_a_loop()
-        entry = None
+        hold = None
         try:
-            entry = self._entry()
-            if (lease := self._left(entry)) and self._frees(lease):
+            hold = self._hold_to_leave()
+            if (lease := self._left(hold)) and self._frees(lease):
                 lease.release()
         except BaseException:
-            self._let_run_out(entry)
+            self._let_run_out(hold)
             raise
 
     async def arelease(self) -> None:
         """``release()`` for tasks. Cancelled, it is finished in the background."""
-        entry = None
+        hold = None
         try:
-            entry = self._entry()
-            if (lease := self._left(entry)) and self._frees(lease):
+            hold = self._hold_to_leave()
+            if (lease := self._left(hold)) and self._frees(lease):
                 await lease.arelease()
         except BaseException:
-            self._let_run_out(entry)
+            self._let_run_out(hold)
             raise
 
     def locked(self) -> bool:
@@ -136,10 +136,10 @@ class Lock:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        entry = None
+        hold = None
         try:
-            entry = self._entry(by_with=True)
-            if lease := self._left(entry, by_with=True):
+            hold = self._hold_to_leave(by_with=True)
+            if lease := self._left(hold, by_with=True):
                 if self._defers(lease):
                     transactions.hold(lease)
                 if self._frees(lease):
@@ -147,16 +147,16 @@ class Lock:
         except LockError as problem:
             self._tell(problem, error)
         except BaseException:
-            self._let_run_out(entry, by_with=True)
+            self._let_run_out(hold, by_with=True)
             raise
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        entry = None
+        hold = None
         try:
-            entry = self._entry(by_with=True)
-            if lease := self._left(entry, by_with=True):
+            hold = self._hold_to_leave(by_with=True)
+            if lease := self._left(hold, by_with=True):
                 if self._defers(lease):
                     await transactions.ahold(lease)
                 if self._frees(lease):
@@ -164,7 +164,7 @@ class Lock:
         except LockError as problem:
             self._tell(problem, error)
         except BaseException:
-            self._let_run_out(entry, by_with=True)
+            self._let_run_out(hold, by_with=True)
             raise
 
     def _acquisition(self, blocking: bool = True, timeout: float = -1, *, insists: bool = False) -> Acquisition:
@@ -174,7 +174,7 @@ class Lock:
         execution = current_execution()
         holder = Holder.here(self.label or terms.label, execution, self._message)
         request = LockRequest(self.name, terms.ttl, holder, min_hold=terms.min_hold)
-        return Acquisition(service, request, seconds, terms, self._entries, execution, insists=insists)
+        return Acquisition(service, request, seconds, terms, self._holds, execution, insists=insists)
 
     def _made(self, acquisition: Acquisition) -> Acquisition:
         try:
@@ -198,11 +198,11 @@ class Lock:
         return acquisition
 
     def _defers(self, lease: Lease) -> bool:
-        return lease.is_live and self._options.terms(locks[self.using].terms).in_atomic == "defer"
+        return lease._is_live and self._options.terms(locks[self.using].terms).in_atomic == "defer"
 
     def _frees(self, lease: Lease) -> bool:
         """Whether it is to be released now. One that is held for a transaction may be entered by others of it."""
-        if lease.is_free:
+        if lease._is_free:
             return True
         locks.service(self.using).queue.wake(lease.name)
         return False
@@ -213,33 +213,33 @@ class Lock:
             raise problem
         logger.error("%s", problem)
 
-    def _entry(self, *, by_with: bool = False) -> Entry:
+    def _hold_to_leave(self, *, by_with: bool = False) -> Hold:
         try:
-            return self._entries.to_leave_by_with() if by_with else self._entries.to_leave()
+            return self._holds.to_leave_by_with() if by_with else self._holds.to_leave()
         except LookupError:
             raise self._not_held() from None
 
-    def _left(self, entry: Entry, *, by_with: bool = False) -> Lease | None:
+    def _left(self, hold: Hold, *, by_with: bool = False) -> Lease | None:
         try:
-            return self._entries.leave(entry, by_with=by_with)
+            return self._holds.leave(hold, by_with=by_with)
         except LookupError:
             raise self._not_held() from None
 
     def _not_held(self) -> LockNotHeld:
         return LockNotHeld(f"The lock {self.name!r} ({self.using}) is not held by this handle and {kind()}.")
 
-    def _let_run_out(self, entry: Entry | None, *, by_with: bool = False) -> None:
+    def _let_run_out(self, hold: Hold | None, *, by_with: bool = False) -> None:
         """A handler of a signal raised at the end of an acquisition. Nobody will end it once more."""
         with suppress(LockNotHeld):
-            self._left(entry or self._entry(by_with=by_with), by_with=by_with)
+            self._left(hold or self._hold_to_leave(by_with=by_with), by_with=by_with)
 
     # What threading.Condition asks of a reentrant lock
 
     def _is_owned(self) -> bool:
-        return bool(self._entries.depth())
+        return bool(self._holds.depth())
 
     def _recursion_count(self) -> int:
-        return self._entries.depth()
+        return self._holds.depth()
 
     def _release_save(self) -> int:
         count = self._recursion_count()
@@ -253,15 +253,15 @@ class Lock:
                 raise LockTimeout(f"The lock {self.name!r} ({self.using}) stayed busy after a wait for a condition.")
 
     def __repr__(self) -> str:
-        status = "locked" if self._entries.leases() else "unlocked"
+        status = "locked" if self._holds.leases() else "unlocked"
         kind = f"{type(self).__module__}.{type(self).__qualname__}"
         return f"<{status} {kind} object {self.name!r} using {self.using!r} at {id(self):#x}>"
 
     def __del__(self) -> None:
-        entries = getattr(self, "_entries", None)  # not there if it was not made to the end
-        for lease in entries.leases() if entries else ():
+        holds = getattr(self, "_holds", None)  # not there if it was not made to the end
+        for lease in holds.leases() if holds else ():
             if lease.state in (State.HELD, State.UNKNOWN) and not sys.is_finalizing():
-                lease.stop_renewal()
+                lease._stop_renewal()
                 warnings.warn(
                     f"A handle of lock {self.name!r} ({self.using}) was dropped while it held the lock, which now"
                     " runs out by its TTL. Use 'with', or keep the handle and release it.",
@@ -287,9 +287,9 @@ def assert_locked(name: str, /, *values: object, using: str = DEFAULT_ALIAS) -> 
         return
     name = render(name, values)
     mine = [lease for lease in acquired_here() if lease.name == name and lease.using == using]
-    if any(lease.is_live for lease in mine):
+    if any(lease._is_live for lease in mine):
         return
-    if mine and mine[-1].state is State.LOST and mine[-1].hold_count:
+    if mine and mine[-1].state is State.LOST and mine[-1]._hold_count:
         mine[-1].ensure_held()
     raise LockNotHeld(
         f"This code must run under the lock {name!r} ({using}), which its caller does not hold. Call it inside"

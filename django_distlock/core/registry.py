@@ -39,7 +39,7 @@ class Service:
         self.backend = backend
         self.queue = LocalQueue()
         self.renewer = Renewer(backend, self.queue)
-        backend.on_orphan = self.renewer.abandon
+        backend.on_orphan = self.renewer.release_in_background
 
 
 class LockBackends:

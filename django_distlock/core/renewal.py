@@ -45,7 +45,7 @@ class Renewer:
 
     def register(self, lease: Lease) -> None:
         self._leases[lease.token] = self._by_name[lease.name] = lease
-        self._worker.nudge(lease.wakes_at)
+        self._worker.nudge(lease._wakes_at)
 
     def leases(self) -> list[Lease]:
         return list(self._leases.values())
@@ -66,25 +66,21 @@ class Renewer:
 
     @property
     def is_cleaning(self) -> bool:
-        """Whether some abandoned request is not released yet."""
+        """Whether some request is not released yet."""
         return self._cleaner.is_busy
 
-    def abandon(self, request: LockRequest, *, cooldown: float = 0.0, until: float | None = None) -> None:
+    def release_in_background(self, request: LockRequest, *, cooldown: float = 0.0, until: float | None = None) -> None:
         """Free whatever the request may have got, in the background.
 
         ``cooldown``: seconds the lock shall stay taken from now. ``until``: when the store frees it anyway, on
         ``clock()``; default: after the request's TTL.
 
-        Does nothing in a forked child: what its parent asked for, the parent takes back.
+        The garbage collector may call it, from anywhere. Does nothing in a forked child: what its parent asked for,
+        the parent takes back.
         """
         if self._pid != os.getpid():
             return
         self._cleaner.add(request, cooldown, max(until or 0.0, clock() + request.ttl))
-
-    def release_in_background(self, lease: Lease) -> None:
-        """Release a lease in the background. The garbage collector may call it, from anywhere."""
-        if self.unregister(lease):
-            self.abandon(lease.request, cooldown=lease.end(), until=lease.deadline)
 
     def release_all(self) -> None:
         """The process exits: free what nobody works under any more.
@@ -92,8 +88,8 @@ class Renewer:
         Daemon threads run on until the interpreter stops, which others who do something at the exit may delay by
         seconds. What they hold is renewed until then, and freed by its TTL.
         """
-        left = [lease for lease in self.leases() if lease.is_free or not lease.may_be_in_use]
-        wanted = [(lease.request, lease.end()) for lease in left if self.unregister(lease)]
+        left = [lease for lease in self.leases() if lease._is_free or not lease._may_be_in_use]
+        wanted = [(lease._request, lease._mark_released()) for lease in left if self.unregister(lease)]
         wanted += self._cleaner.left()
         wanted += [(place, 0.0) for place in self._backend.places(self._queue.queued())]
         for request, cooldown in wanted:
@@ -113,7 +109,7 @@ class Renewer:
 
     def _renew(self) -> float | None:
         self._renew_due()
-        return min((lease.wakes_at for lease in self.leases()), default=None)
+        return min((lease._wakes_at for lease in self.leases()), default=None)
 
     def _renew_due(self) -> None:
         """Renew what is due, and again what comes due meanwhile, but for what failed, until all had their turn."""
@@ -134,24 +130,24 @@ class Renewer:
         """Leases to renew, those that end soonest first. If one is due, so are those that nearly are."""
         now, wanted, is_due = clock(), [], False
         for lease in self.leases():
-            if now >= lease.deadline:
-                self._lose(lease, "its renewal did not succeed in time" if lease.renews else "its TTL ran out")
-            elif lease.is_free and lease.renews:
+            if now >= lease._deadline:
+                self._lose(lease, "its renewal did not succeed in time" if lease._renews else "its TTL ran out")
+            elif lease._is_free and lease._renews:
                 # About to be released. If its release was interrupted before it began, it runs out.
-                lease.due = min(now + lease.ttl / 6, lease.deadline)
-            elif lease.renews and now >= lease.due - lease.ttl / 6 and lease.token not in failed:
+                lease._due = min(now + lease.ttl / 6, lease._deadline)
+            elif lease._renews and now >= lease._due - lease.ttl / 6 and lease.token not in failed:
                 wanted.append(lease)
-                is_due = is_due or now >= lease.due
-        return sorted(wanted, key=lambda lease: lease.deadline) if is_due else []
+                is_due = is_due or now >= lease._due
+        return sorted(wanted, key=lambda lease: lease._deadline) if is_due else []
 
     def _renew_together(self, leases: list[Lease]) -> set[str]:
         """In one round trip. Returns the tokens of those that are not renewed."""
         now = clock()
-        wanted = [(lease, lease.renewal_ttl(now)) for lease in leases]
+        wanted = [(lease, lease._renewal_ttl(now)) for lease in leases]
         try:
             # A third of what the shortest lease has left, so that there is time for another attempt.
             within = min(lease.remaining for lease in leases) / 3
-            renewed = self._backend.renew([(lease.request, ttl) for lease, ttl in wanted], within=within)
+            renewed = self._backend.renew([(lease._request, ttl) for lease, ttl in wanted], within=within)
         except LockBackendError as error:
             for lease in leases:
                 if self._leases.get(lease.token) is lease:
@@ -169,19 +165,19 @@ class Renewer:
             if not still_held:
                 self._lose(lease, "the store no longer knows it: its data was lost, or somebody freed the lock")
                 continue
-            if not lease.is_live:
+            if not lease._is_live:
                 if self._lose(lease, "its renewal did not succeed in time"):
                     # What was told as lost must not block others for a TTL.
-                    self.abandon(lease.request, cooldown=lease.cooldown)
+                    self.release_in_background(lease._request, cooldown=lease._cooldown)
                 continue
             is_last = ttl < lease.ttl
             if is_last:
-                lease.renews = False
-            lease.extend(now, ttl)
+                lease._renews = False
+            lease._extend(now, ttl)
             if is_last:
                 logger.warning(
                     "Lock %r reaches %s and is renewed no more; it is lost in %.1f s. Held by %s.",
-                    lease.name, lease.bound, lease.remaining, lease.holder,
+                    lease.name, lease._bound, lease.remaining, lease.holder,
                 )  # fmt: skip
         return failed
 
@@ -204,7 +200,7 @@ class Renewer:
         self._doubted.clear()
         self._lost.clear()
         if doubted:
-            lease, reason = min(doubted, key=lambda told: told[0].deadline)
+            lease, reason = min(doubted, key=lambda told: told[0]._deadline)
             which = f"lock {lease.name!r}" if len(doubted) == 1 else f"{len(doubted)} locks of {lease.using!r}"
             first = "it" if len(doubted) == 1 else f"the first of them, {lease.name!r},"
             logger.warning(
@@ -212,9 +208,9 @@ class Renewer:
                 which, first, lease.remaining, reason,
             )  # fmt: skip
         if lost:
-            lease, reason = max(lost, key=lambda told: told[0].held_for)
+            lease, reason = max(lost, key=lambda told: told[0]._held_for)
             if len(lost) == 1:
-                lease.log_loss(reason)
+                lease._log_loss(reason)
                 return
             logger.error(
                 "%d locks of %r were lost. The one that was held longest, %r, was lost: %s. Held by %s.",
@@ -223,27 +219,27 @@ class Renewer:
 
     def _warn_if_late(self, now: float) -> None:
         """Renewal that began late is a process that was stopped, or whose threads do not get to run."""
-        late = [lease for lease in self.leases() if lease.renews and now - lease.due > lease.ttl / 6]
+        late = [lease for lease in self.leases() if lease._renews and now - lease._due > lease.ttl / 6]
         if late:
-            worst = max(late, key=lambda lease: now - lease.due)
+            worst = max(late, key=lambda lease: now - lease._due)
             logger.warning(
                 "Renewal of %d lock(s) of %r begins late, that of %r by %.1f s of its TTL of %g s: this process was"
                 " stopped, or its threads do not get to run.",
-                len(late), self._backend.alias, worst.name, now - worst.due, worst.ttl,
+                len(late), self._backend.alias, worst.name, now - worst._due, worst.ttl,
             )  # fmt: skip
 
     def _warn_of_long_ones(self, now: float) -> None:
-        long_ones = [lease for lease in self.leases() if lease.becomes_long(now)]
+        long_ones = [lease for lease in self.leases() if lease._becomes_long(now)]
         if long_ones:
-            longest = max(long_ones, key=lambda lease: lease.held_for)
+            longest = max(long_ones, key=lambda lease: lease._held_for)
             others = f" and {len(long_ones) - 1} more are" if len(long_ones) > 1 else " is"
             logger.warning(
                 "Lock %r%s held for longer than the LONG_HELD of %r, %g s: for %.0f s now, by %s. A holder that hangs"
                 " keeps it until its process ends or it is released by force; max_hold= sets a bound.",
-                longest.name, others, self._backend.alias, self._backend.long_held, longest.held_for, longest.holder,
+                longest.name, others, self._backend.alias, self._backend.long_held, longest._held_for, longest.holder,
             )  # fmt: skip
         for lease in long_ones:
-            lease.tell_that_it_is_long()
+            lease._send_held_long()
 
     def _warn_if_slow(self, took: float, leases: list[Lease]) -> None:
         shortest = min(leases, key=lambda lease: lease.ttl)
@@ -252,6 +248,12 @@ class Renewer:
                 "The store of %r took %.1f s to renew %d lock(s), much of the TTL of %g s of %r.",
                 self._backend.alias, took, len(leases), shortest.ttl, shortest.name,
             )  # fmt: skip
+
+
+def mark_lost(lease: Lease, reason: str) -> None:
+    """The caller knows that the store has the lease no more: tell its holder."""
+    if lease._renewer.unregister(lease):
+        lease._mark_lost(reason)
 
 
 def _batches(leases: list[Lease]) -> Iterator[list[Lease]]:
@@ -271,8 +273,8 @@ PROMPT = 0.1  # a store that refuses sooner is there; of one that needs longer, 
 
 
 @dataclass(slots=True)
-class Abandoned:
-    """Released until its TTL has freed it anyway."""
+class PendingRelease:
+    """A release that is tried until its TTL has freed the lock anyway."""
 
     request: LockRequest
     cooldown_until: float
@@ -285,49 +287,49 @@ class Abandoned:
 
 
 class Cleaner:
-    """Releases what was abandoned at one backend. In a thread of its own, so that renewal never waits for it."""
+    """Releases in the background, in a thread of its own, so that renewal never waits for it."""
 
     def __init__(self, backend: BaseLockBackend) -> None:
         self._backend = backend
-        self._abandoned: dict[str, Abandoned] = {}
+        self._pending: dict[str, PendingRelease] = {}
         self._worker = Worker(f"distlock-cleaning-{backend.alias}", self._release)
 
     def add(self, request: LockRequest, cooldown: float, until: float) -> None:
-        if request.is_offer and request.token in self._abandoned:
+        if request.is_offer and request.token in self._pending:
             return  # what is there gives back more
-        self._abandoned[request.token] = Abandoned(request, clock() + cooldown, until)
+        self._pending[request.token] = PendingRelease(request, clock() + cooldown, until)
         self._worker.nudge()
 
     @property
     def is_busy(self) -> bool:
-        return bool(self._abandoned)
+        return bool(self._pending)
 
     def left(self) -> list[tuple[LockRequest, float]]:
         """What is not released yet, and the cooldown that each has left."""
-        return [(abandoned.request, abandoned.cooldown) for abandoned in list(self._abandoned.values())]
+        return [(pending.request, pending.cooldown) for pending in list(self._pending.values())]
 
     def forget(self) -> None:
-        """In a forked child: the parent releases what was abandoned there."""
-        self._abandoned.clear()
+        """In a forked child: the parent makes its own releases."""
+        self._pending.clear()
 
     def _release(self) -> float | None:
-        waiting = list(self._abandoned.items())
+        waiting = list(self._pending.items())
         waiting.sort(key=lambda item: item[1].told)  # those at a part of the store that does not answer come last
-        for token, abandoned in waiting:
-            if token not in self._abandoned:
+        for token, pending in waiting:
+            if token not in self._pending:
                 continue
-            name, began = abandoned.request.name, clock()
+            name, began = pending.request.name, clock()
             try:
-                self._backend.release(abandoned.request, abandoned.cooldown)
+                self._backend.release(pending.request, pending.cooldown)
             except LockBackendError as error:
-                if began < abandoned.until:
-                    if not abandoned.told:
+                if began < pending.until:
+                    if not pending.told:
                         logger.warning("Lock %r could not be given back and is tried again: %s", name, error)
-                    abandoned.told = True
+                    pending.told = True
                     if clock() - began > PROMPT:
                         break
                     continue
                 logger.error("Lock %r could not be given back; its TTL has freed it: %s", name, error)
-            if self._abandoned.get(token) is abandoned:  # and was not given up once more meanwhile
-                del self._abandoned[token]
-        return clock() + RETRY if self._abandoned else None
+            if self._pending.get(token) is pending:  # and was not given up once more meanwhile
+                del self._pending[token]
+        return clock() + RETRY if self._pending else None

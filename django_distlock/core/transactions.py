@@ -21,7 +21,8 @@ from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.transaction import Atomic, TransactionManagementError
 
-from .lease import Lease
+from .lease import Lease, raises_when_lost
+from .retainer import Retainer
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -68,10 +69,8 @@ def hold(lease: Lease) -> None:
     With autocommit off, the end of ``atomic()`` is no COMMIT, and Django tells of none.
     """
     for opened in open_here():
-        if opened not in lease.retainers and (connection := opened()) and connection.commit_on_exit:
-            deferral = Deferral(lease, opened)  # first, so that there is no retainer that nothing ends
-            lease.retain(opened)
-            _give(connection, deferral)
+        if opened not in lease._retainers and (connection := opened()) and connection.commit_on_exit:
+            _give(connection, Deferral(lease, opened))
 
 
 async def ahold(lease: Lease) -> None:
@@ -79,41 +78,15 @@ async def ahold(lease: Lease) -> None:
     hold(lease)
     if not _is_awaited_by_a_thread():
         return
-    meanwhile = _Meanwhile(lease)
+    # Belongs to what that thread is given to do, which may be dropped undone when the thread waits no more.
+    meanwhile = Retainer(lease)
     if (held := _submit_to_waiting_thread(hold, lease)) is not None:
         try:
             await asyncio.shield(asyncio.wrap_future(held))
         except BaseException:
-            held.add_done_callback(meanwhile.end)
+            held.add_done_callback(lambda _: meanwhile.release(promptly=False))
             raise
-    meanwhile.drop_retainer()
-
-
-class _Meanwhile:
-    """Holds a lease until the thread that waits for this task has taken it over.
-
-    Belongs to what that thread was given to do, which may be dropped undone when the thread waits no more.
-    """
-
-    _lease: Lease | None = None  # until it is made
-
-    def __init__(self, lease: Lease) -> None:
-        self._retainer = object()
-        self._lease = lease
-        lease.retain(self._retainer)
-
-    def drop_retainer(self) -> None:
-        """The task itself goes on, and releases what nothing else holds."""
-        if self._lease:
-            self._lease.drop_retainer(self._retainer)
-
-    def end(self, _: Future[None] | None = None) -> None:
-        if self._lease:
-            self._lease.release_retainer(self._retainer, promptly=False)
-
-    def __del__(self) -> None:
-        if not sys.is_finalizing():
-            self.end()
+    meanwhile.drop()
 
 
 class AllDatabases(set[str]):
@@ -154,7 +127,7 @@ def opened(aliases: Sequence[str], lease: Lease, released: ExitStack) -> Iterato
         for alias in aliases:
             stack.enter_context(_opened(alias, released))
         yield
-        if lease.terms.on_lost == "raise":
+        if raises_when_lost(lease):
             lease.ensure_held()
 
 
@@ -180,27 +153,24 @@ def _run_hooks(connection: BaseDatabaseWrapper, hooks: list[Any]) -> None:
     connection.run_and_clear_commit_hooks()
 
 
-class Deferral:
+class Deferral(Retainer):
     """Owned by its connection alone, which calls it after COMMIT, and drops it at ROLLBACK and at ``close()``.
 
     Django tells nobody of a rollback; but on every way out of a transaction it gives up its hooks. Those that
     belong to no savepoint outlive the rollback of every savepoint.
     """
 
-    _lease: Lease | None = None  # until it is made
-
     def __init__(self, lease: Lease, opened: Transaction) -> None:
+        super().__init__(lease, opened)
         self._transaction = opened
-        self._lease = lease
 
     def over(self) -> None:
-        if self._lease:
-            self._lease.release_retainer(self._transaction)
+        self.release()
 
     def __del__(self) -> None:
         if self._lease and not sys.is_finalizing():
             is_collected = self._transaction() is None  # with its connection, and maybe by the garbage collector
-            self._lease.release_retainer(self._transaction, promptly=not is_collected)
+            self.release(promptly=not is_collected)
 
 
 class _Block(Atomic):

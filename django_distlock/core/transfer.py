@@ -19,7 +19,7 @@ from ..types import Grant, Holder, LockInfo, LockRequest, current_execution
 from ..utils.clock import clock, safe_deadline
 from . import context
 from .detached import Detached
-from .holds import Entry
+from .holds import Hold
 from .lease import Lease
 from .lock import Lock, refuse_in_a_loop
 from .registry import locks
@@ -56,16 +56,16 @@ class AdoptedLease(Lease):
 
     def _begin_release(self) -> float:
         cooldown = super()._begin_release()
-        self._renewer.abandon(self._proof)
+        self._renewer.release_in_background(self._proof)
         return cooldown
 
     def _mark_lost(self, reason: str, *, log: bool = True) -> None:
-        self._renewer.abandon(self._proof)
+        self._renewer.release_in_background(self._proof)
         super()._mark_lost(reason, log=log)
 
     def __enter__(self) -> Self:
         self.ensure_held()
-        self._handle._entries.enter(Entry(current_execution(), by_with=True, reentrant=self.terms.reentrant), self)
+        self._handle._holds.enter(Hold(current_execution(), by_with=True, reentrant=self._terms.reentrant), self)
         return self
 
     async def __aenter__(self) -> Self:
@@ -96,9 +96,9 @@ def adopt(text: str) -> AdoptedLease:
     refuse_in_a_loop()
     with Adoption(text) as adoption:
         lease = adoption.lease
-        adoption.is_first(lease.backend.acquire(adoption.proof, queue=False))
+        adoption.is_first(lease._backend.acquire(adoption.proof, queue=False))
         lease.renew()
-        adoption.is_known(lease.backend.acquire(lease.request, queue=False))
+        adoption.is_known(lease._backend.acquire(lease._request, queue=False))
     return lease
 
 
@@ -107,9 +107,9 @@ async def aadopt(text: str) -> AdoptedLease:
     """``adopt()`` for tasks: ``async with await aadopt(text) as lease:``."""
     with Adoption(text) as adoption:
         lease = adoption.lease
-        adoption.is_first(await lease.backend.aacquire(adoption.proof, queue=False))
+        adoption.is_first(await lease._backend.aacquire(adoption.proof, queue=False))
         await lease.arenew()
-        adoption.is_known(await lease.backend.aacquire(lease.request, queue=False))
+        adoption.is_known(await lease._backend.aacquire(lease._request, queue=False))
     return lease
 
 
@@ -137,7 +137,7 @@ class Adoption:
         """The store shows this process as the holder from now on."""
         is_same = isinstance(answer, Grant) and answer.fence == self.lease.fence
         if not is_same and self._renewer.unregister(self.lease):
-            self._renewer.abandon(self.lease.request)
+            self._renewer.release_in_background(self.lease._request)
             self.lease._mark_lost("its TTL ran out while it was adopted")
         self.lease.ensure_held()
 
@@ -147,4 +147,4 @@ class Adoption:
         if error is not None:
             if self._renewer.get(self.lease.token) is self.lease:
                 self._renewer.unregister(self.lease)
-            self._renewer.abandon(self.proof)
+            self._renewer.release_in_background(self.proof)

@@ -20,6 +20,7 @@ from django.http.response import HttpResponseBase
 from django.shortcuts import render
 
 from ..core.lease import Lease
+from ..core.retainer import ResponseRetainer
 from ..exceptions import LockNotAcquired, UnusableLockName
 from ..types import shown
 
@@ -35,7 +36,7 @@ def request_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
 
 def original(request: Any) -> Any:
     """Django's own request, which Django REST framework wraps."""
-    return request._request if is_rest_framework(request) else request
+    return request._request if is_rest_framework(request) else request  # noqa: SLF001 - so its documentation says
 
 
 def is_rest_framework(request: Any) -> bool:
@@ -218,33 +219,21 @@ def is_unfinished(result: Any) -> bool:
 def hold(lease: Lease, response: Any, request: Any) -> None:
     """Hold it until the content is made, the response is closed, or another one is sent in its place."""
     held = _Hold(lease)
-    response._resource_closers.append(held)
+    response._resource_closers.append(held)  # noqa: SLF001 - where Django keeps what it closes
     if not response.streaming:
         response.__class__ = _until_rendered(response.__class__)
     elif hasattr(response, "_iterator"):
         wrapper = _AsyncParts if response.is_async else _parts
-        response._iterator = wrapper(response._iterator, held)
+        response._iterator = wrapper(response._iterator, held)  # noqa: SLF001 - streaming_content would wrap it twice
     if request is not None:
         _close_with(original(request), held)
 
 
-class _Hold:
+class _Hold(ResponseRetainer):
     """Owned by a response alone: ended when its content is made or it is closed, or collected with it."""
 
-    _lease: Lease | None = None  # until it is made
-
-    def __init__(self, lease: Lease) -> None:
-        self._retainer = object()
-        self._lease = lease
-        lease.retain(self._retainer, most=lease.backend.response_max_hold)
-
     def __call__(self) -> None:
-        if self._lease:
-            self._lease.release_retainer(self._retainer, promptly=not _is_in_event_loop())
-
-    def __del__(self) -> None:
-        if self._lease and not sys.is_finalizing():
-            self._lease.release_retainer(self._retainer, promptly=False)
+        self.release(promptly=not _is_in_event_loop())
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         """Responses are pickled by caches; their copies hold nothing."""
@@ -260,7 +249,7 @@ def _until_rendered(kind: Any) -> Any:
     """
 
     def end_holds(response: Any) -> None:
-        for closer in response._resource_closers:
+        for closer in response._resource_closers:  # noqa: SLF001 - as above
             if isinstance(closer, _Hold):
                 closer()
 

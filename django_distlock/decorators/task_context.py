@@ -37,7 +37,7 @@ def celery_run_of(function: Callable[..., Any]) -> Any:
     celery = sys.modules.get("celery")
     if celery is None or not (task := getattr(celery, "current_task", None)):
         return None
-    return import_string("django_distlock.celery.tasks.Run")(task._get_current_object(), function)
+    return import_string("django_distlock.celery.tasks.Run")(task._get_current_object(), function)  # noqa: SLF001 - Celery's
 
 
 def label(args: tuple[Any, ...]) -> str:

@@ -73,7 +73,7 @@ class Snapshot(Generic[Row]):
             for child in cast("list[Q | tuple[str, Any]]", condition.children):
                 found = found.filter(child) if isinstance(child, Q) else found._where(*child)
         for lookup, value in lookups.items():
-            found = found._where(lookup, value)
+            found = found._where(lookup, value)  # noqa: SLF001 - a copy
         return found
 
     def _where(self, lookup: str, value: Any) -> Self:
@@ -117,7 +117,7 @@ class Snapshot(Generic[Row]):
     def keys(self) -> list[Key]:
         """What fits, in order."""
         every = replace(self, window=(None, None))
-        found: list[Key] = every._once("keys", lambda: self._sorted(self._fitting()))
+        found: list[Key] = every._once("keys", lambda: self._sorted(self._fitting()))  # noqa: SLF001 - a copy
         return found
 
     def rows(self) -> list[Row]:
@@ -181,7 +181,7 @@ class HeldLocks(Snapshot[HeldLock]):
     def as_queryset(self) -> QuerySet[HeldLock]:
         """The rows in a real one, for code that asks for its class."""
         queryset = HeldLock.objects.none()
-        queryset._result_cache = self.rows()
+        queryset._result_cache = self.rows()  # noqa: SLF001 - Django has no public way
         return queryset
 
     def _where(self, lookup: str, value: Any) -> Self:
@@ -261,7 +261,7 @@ class BeatRuns(Snapshot[BeatRun]):
         runs = self.inventory.runs()
         found = [BeatRun(id=str(key), **_printable(asdict(runs[key]))) for key in keys]
         for row in found:
-            row._state.adding = False
+            row._state.adding = False  # noqa: SLF001 - of the documented Model API
         return found
 
 

@@ -11,14 +11,17 @@ from django.test.utils import TestContextDecorator, override_settings
 
 from ..backends.base import DEFAULTS, BaseLockBackend
 from ..core import lock
+from ..core.holds import is_entered
 from ..core.lease import Lease
 from ..core.registry import DEFAULT_ALIAS, SETTING, locks
+from ..core.renewal import mark_lost
 from ..exceptions import LockNotAcquired
 from ..names import render
 from ..options import check_ttl
 from ..types import Grant, Holder, LockInfo, LockRequest, new_token
 
 LOCAL_MEMORY = "django_distlock.backends.locmem.LocMemBackend"
+LOSS = "a test let it be lost"
 
 
 class override_locks(TestContextDecorator):  # noqa: N801 - named as override_settings is
@@ -89,14 +92,14 @@ class held_elsewhere:  # noqa: N801 - reads as a sentence: with held_elsewhere("
         label: str = "somebody else",
     ) -> None:
         holder = Holder("elsewhere", 4711, "MainThread", label, Holder.here().since)
-        self._ticket = LockRequest(render(name, values), check_ttl(ttl), holder)
+        self._request = LockRequest(render(name, values), check_ttl(ttl), holder)
         self._using = using
 
     def __enter__(self) -> LockInfo:
-        return self._held(self._backend.acquire(self._ticket, queue=False))
+        return self._held(self._backend.acquire(self._request, queue=False))
 
     async def __aenter__(self) -> LockInfo:
-        return self._held(await self._backend.aacquire(self._ticket, queue=False))
+        return self._held(await self._backend.aacquire(self._request, queue=False))
 
     @property
     def _backend(self) -> BaseLockBackend:
@@ -111,21 +114,21 @@ class held_elsewhere:  # noqa: N801 - reads as a sentence: with held_elsewhere("
     def _held(self, answer: Grant | LockInfo) -> LockInfo:
         if isinstance(answer, LockInfo):
             raise LockNotAcquired(
-                f"held_elsewhere(): the lock {self._ticket.name!r} is held already, by {answer.holder}.",
+                f"held_elsewhere(): the lock {self._request.name!r} is held already, by {answer.holder}.",
                 holder=answer.holder,
             )
-        request = self._ticket
+        request = self._request
         return LockInfo(request.name, self._using, request.holder, answer.fence, request.ttl, token=request.token)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        locks[self._using].release(self._ticket)
+        locks[self._using].release(self._request)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await locks[self._using].arelease(self._ticket)
+        await locks[self._using].arelease(self._request)
 
 
 def lose(lease: Lease) -> None:
@@ -134,19 +137,18 @@ def lose(lease: Lease) -> None:
     ``lease.state`` is "lost" at once, ``ensure_held()`` and the end of ``with`` raise LockLost, the loss is logged,
     and the signal ``lock_lost`` is sent, from a thread of its own.
     """
-    lease.backend.release(lease.request)
-    _lost(lease)
+    locks[lease.using].release(_request_of(lease))
+    mark_lost(lease, LOSS)
 
 
 async def alose(lease: Lease) -> None:
     """``lose()`` for tasks."""
-    await lease.backend.arelease(lease.request)
-    _lost(lease)
+    await locks[lease.using].arelease(_request_of(lease))
+    mark_lost(lease, LOSS)
 
 
-def _lost(lease: Lease) -> None:
-    if locks.service(lease.using).renewer.unregister(lease):
-        lease._mark_lost("a test let it be lost")
+def _request_of(lease: Lease) -> LockRequest:
+    return LockRequest(lease.name, lease.ttl, lease.holder, token=lease.token)
 
 
 class assume_locked(TestContextDecorator):  # noqa: N801 - named as override_settings is
@@ -167,7 +169,7 @@ def held_here() -> list[Lease]:
 
     Those of a ``with`` inside a transaction are released at its end, which in a test case is the end of the test.
     """
-    return [lease for lease in locks.leases() if lease.hold_count]
+    return [lease for lease in locks.leases() if is_entered(lease)]
 
 
 __all__ = ["alose", "assume_locked", "held_elsewhere", "held_here", "lose", "override_locks", "separate_locks"]

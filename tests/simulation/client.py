@@ -204,7 +204,7 @@ class SimulatedBackend(RedisBackend):
 
     def __init__(self, process: Process) -> None:
         super().__init__("default", {"LOCATION": "redis://127.0.0.1:6379/0", "OPTIONS": {"socket_timeout": TIMEOUT}})
-        self.on_orphan = process.abandon
+        self.on_orphan = process.release_in_background
         self._process = process
         self._world = process.world
         self._listener = SimulatedListener(process, self._hand_back)
@@ -252,7 +252,7 @@ class Process:
         self.backend = SimulatedBackend(self)
         self.listener = self.backend._listener
         self.current: Task
-        self._abandoned: set[tuple[str, bool]] = set()
+        self._pending: set[tuple[str, bool]] = set()
         self._tasks: list[Task] = []
         self._backlog: list[Callable[[], object]] = []
 
@@ -289,17 +289,17 @@ class Process:
     async def sleep(self, seconds: float) -> None:
         await suspended(lambda wake: self.world.after(seconds, wake, None))
 
-    # The keeper: as Renewer and Cleaner
+    # As Renewer and Cleaner
 
     def get(self, token: str) -> None:
         """The leases of its callers are their own affair here."""
 
     latest = get
 
-    def abandon(self, lock_request: LockRequest, *, cooldown: float = 0.0, until: float = 0.0) -> None:
-        known = self._abandoned & {(lock_request.token, False), (lock_request.token, lock_request.is_offer)}
+    def release_in_background(self, lock_request: LockRequest, *, cooldown: float = 0.0, until: float = 0.0) -> None:
+        known = self._pending & {(lock_request.token, False), (lock_request.token, lock_request.is_offer)}
         if self.is_alive and not known:
-            self._abandoned.add((lock_request.token, lock_request.is_offer))
+            self._pending.add((lock_request.token, lock_request.is_offer))
             self.start(
                 self._give_back(lock_request, self.world.now + cooldown, max(until, self.world.now + lock_request.ttl))
             )
@@ -313,7 +313,7 @@ class Process:
                 if self.world.now >= until:
                     break
                 await self.sleep(RETRY)
-        self._abandoned.discard((lock_request.token, lock_request.is_offer))
+        self._pending.discard((lock_request.token, lock_request.is_offer))
 
     # Callers
 
@@ -383,7 +383,7 @@ class Process:
         try:
             released = await self.backend.arelease(lock_request, cooldown)
         except LockBackendError:
-            self.abandon(lock_request, cooldown=cooldown, until=deadline)
+            self.release_in_background(lock_request, cooldown=cooldown, until=deadline)
         else:
             if not released:
                 self.world.checker.was_lost(lock_request, deadline)

@@ -142,7 +142,7 @@ class Worker:
             text = mine.read_text()
             mine.unlink()
             with adopt(text) as lease:
-                self._journal.write("adoption", name=lease.name, fence=lease.fence, deadline=lease.deadline)
+                self._journal.write("adoption", name=lease.name, fence=lease.fence, deadline=lease._deadline)
                 self._hold_for_a_moment()
                 self._journal.write("release", name=lease.name, fence=lease.fence)
             return

@@ -105,7 +105,9 @@ class RedisBackend(BaseLockBackend):
         )
 
     async def arelease(self, request: LockRequest, cooldown: float = 0.0, *, force: bool = False) -> bool:
-        answer = await self._asend(self._operations.release(request, cooldown, force), queues_until=_held_until([request]))
+        answer = await self._asend(
+            self._operations.release(request, cooldown, force), queues_until=_held_until([request])
+        )
         return self._released(request, answer)
 
     def renew(self, wanted: Sequence[tuple[LockRequest, float]], *, within: float | None = None) -> list[bool | None]:

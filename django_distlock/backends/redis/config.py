@@ -134,9 +134,9 @@ class Location:
 def _shake_hands(by: float, connection: Any) -> None:
     """In the time that is left. What comes after the handshake has the usual timeout."""
     usual = connection.socket_timeout
-    connection._sock.settimeout(max(0.01, min(usual, by - clock())))  # redis-py has no public way
+    connection._sock.settimeout(max(0.01, min(usual, by - clock())))  # noqa: SLF001 - redis-py has no public way
     connection.on_connect()
-    connection._sock.settimeout(usual)
+    connection._sock.settimeout(usual)  # noqa: SLF001
 
 
 def server_of(arguments: Mapping[str, Any]) -> tuple[object, ...]:

@@ -279,6 +279,6 @@ def twin(connection_class: type[Any]) -> type[Any]:
 
 async def hang_up(connection: Any) -> None:
     """Close a connection of asyncio at once: TLS would wait for the other side, and a loop that ends does not."""
-    if writer := connection._writer:  # redis-py has no public way
+    if writer := connection._writer:  # noqa: SLF001 - redis-py has no public way
         writer.transport.abort()
     await connection.disconnect(nowait=True)

@@ -146,7 +146,7 @@ class Listener:
         self.stop()
         thread, connection = self._post.thread, self._connection
         with suppress(AttributeError, OSError):
-            connection._sock.shutdown(socket.SHUT_RDWR)  # redis-py has no public way to wake who reads
+            connection._sock.shutdown(socket.SHUT_RDWR)  # noqa: SLF001 - redis-py has no public way to wake who reads
         return thread
 
     def expect(self, request: LockRequest) -> None:

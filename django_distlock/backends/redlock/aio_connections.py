@@ -35,7 +35,7 @@ class AsyncNode(NodeState):
 
     def __init__(self, location: Location) -> None:
         self.location = location
-        self._connection: Any = None
+        self.connection: Any = None
         self._reader: asyncio.Task[None] | None = None
         self._awaited: deque[Asked] = deque()
         self.connecting: asyncio.Task[None] | None = None
@@ -47,7 +47,7 @@ class AsyncNode(NodeState):
 
     def is_ready(self, patience: float, *, urgent: bool) -> bool:
         """Whether an answer can be expected; with ``urgent`` also where one is overdue."""
-        if self._connection is None:
+        if self.connection is None:
             return False
         if self.silent_for > GIVEN_UP:
             self.failure = TimeoutError(f"no answer for {self.silent_for:.1f} s")
@@ -59,14 +59,14 @@ class AsyncNode(NodeState):
         return urgent and len(self._awaited) < MOST_AWAITED
 
     def send(self, message: Message, at: float) -> Asked:
-        asked = Asked(message.replies, at, self._connection)
+        asked = Asked(message.replies, at, self.connection)
         self._awaited.append(asked)
         # Not by send_packed_command, which may suspend: the order of requests must be the order of what is awaited.
-        self._connection._writer.write(message.packed)
+        self.connection._writer.write(message.packed)  # noqa: SLF001 - see above
         return asked
 
     def may_come(self, since: float, *, persists: bool) -> bool:
-        return (persists or self._connection is None) and super().may_come(since, persists=persists)
+        return (persists or self.connection is None) and super().may_come(since, persists=persists)
 
     @property
     def openings(self) -> int:
@@ -95,7 +95,7 @@ class AsyncNode(NodeState):
                 await connection.disconnect(nowait=True)
             raise
         else:
-            self._connection = connection
+            self.connection = connection
             self._reader = asyncio.create_task(self._read(connection), name=f"distlock-read-{self.location.text}")
             self.failure = None
 
@@ -121,10 +121,10 @@ class AsyncNode(NodeState):
 
     def end(self, error: Exception) -> None:
         """Close the connection; should the node wake up and execute what it was sent, the remedy is behind that."""
-        if self._connection is not None:
+        if self.connection is not None:
             for remedy in [asked.remedy() for asked in self._awaited if asked.remedy]:
                 self.send(remedy, clock())
-            self._lose(error, self._connection)
+            self._lose(error, self.connection)
         for task in self.tasks:
             task.cancel()
 
@@ -133,8 +133,8 @@ class AsyncNode(NodeState):
         return [task for task in (self._reader, self.connecting) if task and not task.done()]
 
     def _lose(self, error: Exception, connection: Any) -> None:
-        if self._connection is connection:
-            self._connection = None
+        if self.connection is connection:
+            self.connection = None
             while self._awaited:
                 self._awaited.popleft().fail(error)
 
@@ -183,10 +183,10 @@ class AsyncNodes:
                 heard.set_result(True)
 
         for number, (node, is_ready) in enumerate(zip(self._nodes, ready, strict=True)):
-            message = round_.message(number, node._connection)
+            message = round_.message(number, node.connection)
             if message is None:
                 asked.append(NOT_ASKED)
-            elif not is_ready or node._connection is None:
+            elif not is_ready or node.connection is None:
                 failure = node.failure or NotYetConnected()
                 asked.append(Asked(message.replies, at, failure=failure))
             else:
@@ -216,7 +216,7 @@ class AsyncNodes:
         while True:
             missing = [node for node, is_ready in zip(self._nodes, ready, strict=True) if not is_ready]
             for node in missing:
-                if node._connection is None and node.may_connect(1, insist=sum(ready) < self._majority):
+                if node.connection is None and node.may_connect(1, insist=sum(ready) < self._majority):
                     node.connect()
             if (left := arrival.wait(sum(ready), missing)) <= 0:
                 return ready

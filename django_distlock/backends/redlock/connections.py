@@ -52,7 +52,7 @@ class Link:
 
     def __init__(self, connection: Any) -> None:
         self.connection = connection
-        self.fileno: int = connection._sock.fileno()  # redis-py has no public way to poll many connections
+        self.fileno: int = connection._sock.fileno()  # noqa: SLF001 - redis-py has no public way to poll many connections
         self.awaited: deque[Asked] = deque()
         self.is_broken = False
 

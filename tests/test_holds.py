@@ -114,15 +114,15 @@ class TestNothingGrows:
         handle = lock("name", ttl=60, renew=False)
         for _ in range(10):
             assert handle.acquire()
-            lose(handle._entries.leases()[-1])
-        assert len(handle._entries._entries) == 1
+            lose(handle._holds.leases()[-1])
+        assert len(handle._holds._holds) == 1
 
     def test_by_threads_that_have_ended(self):
         handle = lock("name", ttl=60, renew=False)
         for _ in range(10):
             assert in_another_thread(handle.acquire)
-            lose(handle._entries.leases()[-1])
-        assert len(handle._entries._entries) == 1
+            lose(handle._holds.leases()[-1])
+        assert len(handle._holds._holds) == 1
 
 
 def test_a_receiver_that_exits_does_not_end_what_others_are_told():
@@ -136,7 +136,7 @@ def test_a_receiver_that_exits_does_not_end_what_others_are_told():
     handles = [lock(name) for name in "abc"]
     for handle in handles:
         handle.acquire()
-        lose(handle._entries.leases()[0])
+        lose(handle._holds.leases()[0])
     eventually(lambda: sorted(told) == ["a", "b", "c"])
     lock_lost.disconnect(receive)
 
