@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from typing import Any, Literal, TypedDict
 
@@ -11,81 +11,118 @@ SHORTEST_TTL = 0.01
 LONGEST_TTL = 10 * 366 * 86_400.0
 
 
-def _is_seconds(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= LONGEST_TTL
+Check = Callable[[str, object], object]  # of a name and a value; raises ValueError that says what to write
+
+
+@dataclass(frozen=True, slots=True)
+class Seconds:
+    """The check of a length of time, which is at most ten years. Returns what it was given.
+
+    ``least``: so many or more. ``above``: more than so many. ``or_none``: None is allowed, too.
+    """
+
+    meaning: str  # what follows on "the number of seconds"
+    least: float = 0.0
+    above: float = -1.0
+    or_none: bool = False
+
+    def __call__(self, name: str, value: object) -> float | None:
+        if value is None and self.or_none:
+            return None
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if is_number and self.least <= value <= LONGEST_TTL and value > self.above:  # type: ignore[operator]
+            return value  # type: ignore[return-value]
+        raise ValueError(f"{name} is {value!r}. It is the number of seconds {self.meaning}")
+
+
+def _choice(*choices: str, hint: str) -> Check:
+    def check(name: str, value: object) -> None:
+        if value not in choices:
+            raise ValueError(f"{name} is {value!r}; choose {hint}.")
+
+    return check
+
+
+def _flag(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} is {value!r}; choose True or False.")
+
+
+def _label(name: str, value: object) -> None:
+    if not isinstance(value, str):
+        raise ValueError(f"{name} is {value!r}; it is a text for people that says what holds the lock.")
+
+
+TTL = Seconds(
+    f"that the store keeps a lease nobody renews, from {SHORTEST_TTL} to ten years; work that takes longer is covered"
+    " by renew=True.",
+    least=SHORTEST_TTL,
+)
 
 
 def check_ttl(ttl: object) -> float:
     """Return the TTL in seconds, or raise ValueError that says what one looks like."""
-    if not _is_seconds(ttl) or ttl < SHORTEST_TTL:  # type: ignore[operator]
-        raise ValueError(
-            f"ttl is {ttl!r}. It is the number of seconds that the store keeps a lease nobody renews,"
-            f" from {SHORTEST_TTL} to ten years; work that takes longer is covered by renew=True."
-        )
-    return float(ttl)  # type: ignore[arg-type]
+    return float(TTL("ttl", ttl) or 0.0)
 
 
-def check_wait(wait: object) -> float | None:
-    """Return the wait in seconds or None, or raise ValueError."""
-    if wait is not None and not _is_seconds(wait):
-        raise ValueError(
-            f"wait is {wait!r}. It is the number of seconds to wait for a busy lock: 0 does not wait,"
-            " None waits as long as it takes."
-        )
-    return wait  # type: ignore[return-value]
-
-
-def check_bound(name: str, bound: object, meaning: str) -> float | None:
-    """Return the seconds, above 0, or None, or raise ValueError that tells what they mean."""
-    if bound is not None and not (_is_seconds(bound) and bound > 0):  # type: ignore[operator]
-        raise ValueError(f"{name} is {bound!r}. It is the number of seconds {meaning}")
-    return bound  # type: ignore[return-value]
+def _option(default: Any, check: Check, *, has_key: bool = False) -> Any:
+    """``has_key``: the entry of an alias in the settings may set it, under its name in capitals."""
+    return field(default=default, metadata={"check": check, "has_key": has_key})
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """The options of one lock, in seconds where they are times; what they mean is told by ``lock()``."""
+    """The options of a lock, settled: their names, defaults and checks. ``lock()`` says what they mean."""
 
-    ttl: float = 30.0
-    wait: float | None = 10.0
-    renew: bool = True
-    max_hold: float | None = None
-    min_hold: float = 0.0
-    reentrant: bool = False
-    on_lost: Literal["raise", "log"] = "raise"
-    in_atomic: Literal["defer", "refuse", "ignore"] = "defer"
-    label: str = ""
-
-    def __post_init__(self) -> None:
-        check_ttl(self.ttl)
-        check_wait(self.wait)
-        check_bound(
-            "max_hold",
-            self.max_hold,
+    ttl: float = _option(30.0, TTL, has_key=True)
+    wait: float | None = _option(
+        10.0,
+        Seconds("to wait for a busy lock: 0 does not wait, None waits as long as it takes.", or_none=True),
+        has_key=True,
+    )
+    renew: bool = _option(True, _flag, has_key=True)
+    max_hold: float | None = _option(
+        None,
+        Seconds(
             "after which a lease is renewed no more; None renews for as long as the process lives, even if the holder"
             " hangs.",
-        )
-        if not _is_seconds(self.min_hold):
-            raise ValueError(
-                f"min_hold is {self.min_hold!r}. It is the number of seconds for which a lock stays taken after it"
-                " was granted, however soon it is released; 0 frees it at once."
-            )
-        if self.on_lost not in ("raise", "log"):
-            raise ValueError(f"on_lost is {self.on_lost!r}; choose 'raise' or 'log'.")
-        if self.in_atomic not in ("defer", "refuse", "ignore"):
-            raise ValueError(
-                f"in_atomic is {self.in_atomic!r}; choose 'defer' (free the lock when the transaction around it ends),"
-                " 'refuse' (raise inside a transaction) or 'ignore' (free the lock before COMMIT)."
-            )
-        for flag in ("renew", "reentrant"):
-            if not isinstance(getattr(self, flag), bool):
-                raise ValueError(f"{flag} is {getattr(self, flag)!r}; choose True or False.")
-        if not isinstance(self.label, str):
-            raise ValueError(f"label is {self.label!r}; it is a text for people that says what holds the lock.")
+            above=0.0,
+            or_none=True,
+        ),
+        has_key=True,
+    )
+    min_hold: float = _option(
+        0.0,
+        Seconds("for which a lock stays taken after it was granted, however soon it is released; 0 frees it at once."),
+        has_key=True,
+    )
+    reentrant: bool = _option(False, _flag)
+    on_lost: Literal["raise", "log"] = _option("raise", _choice("raise", "log", hint="'raise' or 'log'"))
+    in_atomic: Literal["defer", "refuse", "ignore"] = _option(
+        "defer",
+        _choice(
+            "defer", "refuse", "ignore",
+            hint="'defer' (free the lock when the transaction around it ends), 'refuse' (raise inside a transaction) or"
+            " 'ignore' (free the lock before COMMIT)",
+        ),
+    )  # fmt: skip
+    label: str = _option("", _label)
+
+    def __post_init__(self) -> None:
+        for name, check in _CHECKS:
+            check(name, getattr(self, name))
+
+
+_CHECKS: list[tuple[str, Check]] = [(option.name, option.metadata["check"]) for option in fields(Terms)]
+_KNOWN = tuple(name for name, _ in _CHECKS)
+OPTION_KEYS = tuple(option.name.upper() for option in fields(Terms) if option.metadata["has_key"])
 
 
 class LockOptions(TypedDict, total=False):
-    """Keywords of ``lock()`` and ``@distributed_lock``. What is not given comes from the alias' settings."""
+    """Keywords of ``lock()`` and ``@distributed_lock``, as type checkers need them: the fields of ``Terms``.
+
+    What is not given comes from the alias' settings.
+    """
 
     ttl: float
     wait: float | None
@@ -98,7 +135,6 @@ class LockOptions(TypedDict, total=False):
     label: str
 
 
-_KNOWN = tuple(option.name for option in fields(Terms))
 _MISTAKEN = {
     "timeout": "ttl or wait? ttl=30 is how long the store keeps a lease nobody renews (what redis-py calls timeout);"
     " wait=5 is how long to wait for a busy lock.",

@@ -17,9 +17,9 @@ from types import ModuleType
 
 import pytest
 
-from django_distlock.backends.base import DEFAULTS, KEYS
+from django_distlock.backends.base import KEYS
 from django_distlock.backends.redis import RedisBackend
-from django_distlock.options import Terms
+from django_distlock.options import OPTION_KEYS, Terms
 from example_project.valkey import Valkey
 
 from .tools import eventually
@@ -81,7 +81,7 @@ def test_settings_are_told_with_their_defaults(page: str) -> None:
     told = defaults_told(page)
     terms = asdict(Terms())
     assert set(KEYS) <= set(told)
-    assert {key: ast.literal_eval(told[key]) for key in DEFAULTS} == {key: terms[key.lower()] for key in DEFAULTS}
+    assert {key: ast.literal_eval(told[key]) for key in OPTION_KEYS} == {key: terms[key.lower()] for key in OPTION_KEYS}
     options = {option: ast.literal_eval(told.get(option, "None")) for option in RedisBackend.options}
     assert options == RedisBackend.options
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import threading
+from dataclasses import fields
+from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
@@ -12,6 +16,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django_distlock import InvalidLockBackend, LockBackendDoesNotExist, lock, locks
 from django_distlock.backends.dummy import DummyBackend
 from django_distlock.backends.locmem import LocMemBackend
+from django_distlock.options import OPTION_KEYS, LockOptions, Terms
 
 LOCMEM = "django_distlock.backends.locmem.LocMemBackend"
 REDIS = "django_distlock.backends.redis.RedisBackend"
@@ -67,6 +72,18 @@ class TestAliases:
             inner.ensure_held()
             assert not lock("name").locked()
             assert list(locks["default"].held()) == []
+
+
+def test_there_is_one_list_of_options():
+    """In the documentation, and for type checkers, which cannot read it."""
+    names = [option.name for option in fields(Terms)]
+    hints = get_type_hints(Terms)
+    assert get_type_hints(LockOptions) == {name: hints[name] for name in names}
+    assert re.findall(r"^ *- ``(\w+)``", lock.__doc__, re.MULTILINE) == names
+    page = (Path(__file__).parent.parent / "docs" / "settings.md").read_text(encoding="utf-8")
+    [told] = re.findall(r"The other options of `lock\(\)` have no key here: ([^.]*)\.", page)
+    assert set(re.findall(r"`(\w+)`", told)) == {name for name in names if name.upper() not in OPTION_KEYS}
+    assert set(OPTION_KEYS) <= set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE))
 
 
 class TestDefaultsOfAnAlias:

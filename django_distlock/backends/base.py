@@ -10,15 +10,22 @@ from typing import Any, ClassVar
 from django.core.checks import CheckMessage
 
 from ..exceptions import InvalidLockBackend, LockBackendError
-from ..options import Terms, check_bound
+from ..options import OPTION_KEYS, Seconds, Terms
 from ..types import CheckResult, Grant, Holder, LastRun, LockInfo, LockRequest
 from ..utils.drive import adrive, drive
 from ..utils.text import quoted
 from .common import selftest
 
-DEFAULTS = ("TTL", "WAIT", "RENEW", "MAX_HOLD", "MIN_HOLD")
-KEYS = ("BACKEND", "LOCATION", "KEY_PREFIX", *DEFAULTS, "LONG_HELD", "RESPONSE_MAX_HOLD", "OPTIONS")
+KEYS = ("BACKEND", "LOCATION", "KEY_PREFIX", *OPTION_KEYS, "LONG_HELD", "RESPONSE_MAX_HOLD", "OPTIONS")
 HOUR = 3600.0
+LONG_HELD = Seconds(
+    "after which a lease that is still held is reported, once; None reports none.", above=0.0, or_none=True
+)
+RESPONSE_MAX_HOLD = Seconds(
+    "for which a response that is not finished keeps the lock of its view; None: as long as it takes.",
+    above=0.0,
+    or_none=True,
+)
 
 
 class BaseLockBackend(ABC):
@@ -64,17 +71,9 @@ class BaseLockBackend(ABC):
         self.settings = settings
         self.option = {**self.options, **given}
         try:
-            self.terms = Terms(**{key.lower(): settings[key] for key in DEFAULTS if key in settings})
-            self.long_held = check_bound(
-                "LONG_HELD",
-                settings.get("LONG_HELD", HOUR),
-                "after which a lease that is still held is reported, once; None reports none.",
-            )
-            self.response_max_hold = check_bound(
-                "RESPONSE_MAX_HOLD",
-                settings.get("RESPONSE_MAX_HOLD", HOUR),
-                "for which a response that is not finished keeps the lock of its view; None: as long as it takes.",
-            )
+            self.terms = Terms(**{key.lower(): settings[key] for key in OPTION_KEYS if key in settings})
+            self.long_held = LONG_HELD("LONG_HELD", settings.get("LONG_HELD", HOUR))
+            self.response_max_hold = RESPONSE_MAX_HOLD("RESPONSE_MAX_HOLD", settings.get("RESPONSE_MAX_HOLD", HOUR))
         except ValueError as error:
             raise InvalidLockBackend(f"{where} is not usable: {error}") from error
 
@@ -224,7 +223,7 @@ class BaseLockBackend(ABC):
         that has none keeps ``seen``; and because it may have lost a newer one, it gives no run of that entry to
         anybody for ``grace`` seconds, in which all beats tell it what they know.
 
-        Raises UnreadableStamp for what is no stamp, and is left as it is, and ClockIsAhead if ``now`` is more than
+        Raises UnreadableRun for what is no stamp, and is left as it is, and ClockIsAhead if ``now`` is more than
         ``runs_ahead`` seconds ahead of the store's clock: the other beats would wait until then.
         """
         raise NotImplementedError(f"{type(self).__name__} keeps no runs: supports_runs is False.")

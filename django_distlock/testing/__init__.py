@@ -9,7 +9,7 @@ from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.test.utils import TestContextDecorator, override_settings
 
-from ..backends.base import DEFAULTS, BaseLockBackend
+from ..backends.base import BaseLockBackend
 from ..core import lock
 from ..core.holds import is_entered
 from ..core.lease import Lease
@@ -17,7 +17,7 @@ from ..core.registry import DEFAULT_ALIAS, SETTING, locks
 from ..core.renewal import mark_lost
 from ..exceptions import LockNotAcquired
 from ..names import render
-from ..options import check_ttl
+from ..options import OPTION_KEYS, check_ttl
 from ..types import Grant, Holder, LockInfo, LockRequest, new_token
 
 LOCAL_MEMORY = "django_distlock.backends.locmem.LocMemBackend"
@@ -34,15 +34,15 @@ class override_locks(TestContextDecorator):  # noqa: N801 - named as override_se
 
     def __init__(self, backend: str = LOCAL_MEMORY, **defaults: Any) -> None:
         super().__init__()
-        if unknown := [key for key in defaults if key not in DEFAULTS]:
-            raise TypeError(f"override_locks() knows no {unknown[0]!r}; it changes {', '.join(DEFAULTS)}.")
+        if unknown := [key for key in defaults if key not in OPTION_KEYS]:
+            raise TypeError(f"override_locks() knows no {unknown[0]!r}; it changes {', '.join(OPTION_KEYS)}.")
         self._backend = backend
         self._defaults = defaults
 
     def enable(self) -> None:
         entries = {
             alias: {
-                **{key: entry[key] for key in DEFAULTS if key in entry},
+                **{key: entry[key] for key in OPTION_KEYS if key in entry},
                 **self._defaults,
                 "BACKEND": self._backend,
             }
