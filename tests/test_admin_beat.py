@@ -33,7 +33,7 @@ def utc(settings):
 
 
 def ran(entry: str, *, at: float = NOON, host: str = "web-1", next_at: float | None = NOON + 3600) -> None:
-    ScheduleStore("shop").tell(entry, LastRun(at, host, next_at))
+    ScheduleStore("shop").publish(entry, LastRun(at, host, next_at))
 
 
 def entries_in(page) -> list[str]:

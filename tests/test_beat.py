@@ -63,7 +63,7 @@ def world(locmem_locks, monkeypatch):
 @pytest.fixture
 def rarely(monkeypatch):
     """Days pass more quickly without a look each second whether the store lost its data."""
-    monkeypatch.setattr(beat, "LOOK", 86_400.0)
+    monkeypatch.setattr(beat, "VERIFY_INTERVAL", 86_400.0)
 
 
 def everything():
@@ -329,7 +329,7 @@ def test_a_beat_that_is_told_to_end_after_it_claimed_a_run_sends_it_before(
     assert signal.getsignal(number).__name__ == "end"
     with pytest.raises(SystemExit):  # as ever
         signal.raise_signal(number)
-    assert only._ledger.known["interval"].host
+    assert only._schedule_store.known["interval"].host
 
 
 @pytest.mark.parametrize("how", ["a second signal", "its time is over"])
@@ -386,10 +386,10 @@ def test_a_row_that_is_newer_than_this_hosts_clock_is_claimed_once(world, locmem
     first, second = fleet.start(MemoryBeat), fleet.start(MemoryBeat)
     ahead = (START + timedelta(seconds=1)).timestamp()
     for one in (first, second):
-        one._ledger.meet(["entry"])
-        one._ledger.tell("entry", beat.LastRun(ahead))
+        one._schedule_store.sync(["entry"])
+        one._schedule_store.publish("entry", beat.LastRun(ahead))
     fleet.now += timedelta(seconds=locmem_locks.grace)
-    claims = [one._ledger.claim("entry", ahead, ahead - 1, None) for one in (first, second)]
+    claims = [one._schedule_store.claim("entry", ahead, ahead - 1, None) for one in (first, second)]
     assert claims[0] is None
     assert claims[1].at > ahead
 
@@ -443,7 +443,7 @@ def test_entries_that_come_change_and_go_while_beats_run(world):
         one._tick_at, fleet.wakes[one] = 0.0, fleet.now
     fleet.run(START + timedelta(seconds=300))
     assert len(fleet.times("b")) == 3
-    assert list(beats[0]._ledger.known) == ["a"]
+    assert list(beats[0]._schedule_store.known) == ["a"]
 
 
 def test_an_entry_that_comes_is_seen_after_the_longest_time_between_two_loops(world):
@@ -500,7 +500,7 @@ def test_schedulers_keep_nothing_in_an_entry_and_touch_no_store_before_they_tick
     assert "db -> " in lazy.info
     fleet.kill(lazy)
     eager = fleet.start(MemoryBeat)
-    assert eager.tick() <= beat.LOOK
+    assert eager.tick() <= beat.VERIFY_INTERVAL
     assert set(vars(eager.schedule["a"])) == set(vars(StockBeat(eager.app).schedule["a"]))
 
 

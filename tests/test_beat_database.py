@@ -83,7 +83,7 @@ def world(locmem_locks, monkeypatch):
 @pytest.fixture
 def rarely(monkeypatch):
     """Hours pass more quickly without a look each second whether the store lost its data."""
-    monkeypatch.setattr(beat, "LOOK", 60.0)
+    monkeypatch.setattr(beat, "VERIFY_INTERVAL", 60.0)
 
 
 def row(name, one_off=False, **when):
@@ -309,7 +309,7 @@ def test_a_beat_that_reads_an_old_row_after_the_store_lost_its_data_remembers_it
     assert fleet.times("interval") == [before, last]
     fleet.run_for(10)
     assert len(fleet.times("interval")) == 3
-    assert edited.name in only._ledger.known
+    assert edited.name in only._schedule_store.known
 
 
 def test_a_row_that_is_enabled_again_waits_for_its_next_time(world, rarely):
@@ -369,7 +369,7 @@ def test_a_store_that_lost_its_data_is_told_what_the_beats_know(world):
     ],
 )
 def test_rows_in_time_zones_of_their_own_run_as_with_one_stock_beat_when_clocks_change(zone, begin, world, monkeypatch):
-    monkeypatch.setattr(beat, "LOOK", 86_400.0)
+    monkeypatch.setattr(beat, "VERIFY_INTERVAL", 86_400.0)
     conf = {"now": begin, "zone": zone, "beat_max_loop_interval": 300}
     sent = []
     for kind in (StockDatabaseBeat, DatabaseBeat):

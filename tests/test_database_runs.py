@@ -88,15 +88,15 @@ def test_the_reply_to_a_claim_is_lost(
     """Once lost it is repeated unseen; twice, and the caller is told and asks again."""
     with through(postgres, tmp_path_factory.mktemp("p"), settings, timeout=2.0) as proxy:
         monkeypatch.setattr(locks["default"], "grace", 0.01)
-        ledger = ScheduleStore("shop")
+        store = ScheduleStore("shop")
         if statement == "UPDATE":
-            ledger.tell("entry", LastRun(100.0))
+            store.publish("entry", LastRun(100.0))
             time.sleep(0.02)
         proxy.cut_reply(f"{statement} {TABLE}", times)
         if times == 2:
             with pytest.raises(LockBackendError):
-                ledger.claim("entry", 100.0, 130.0, 30.0)
-        assert eventually(lambda: ledger.claim("entry", 100.0, 131.0, 30.0) is None)
+                store.claim("entry", 100.0, 130.0, 30.0)
+        assert eventually(lambda: store.claim("entry", 100.0, 131.0, 30.0) is None)
         assert proxy.cuts == times
         assert ScheduleStore("shop").claim("entry", 100.0, 132.0, 30.0).at == 131.0  # of another beat
 

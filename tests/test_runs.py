@@ -1,4 +1,4 @@
-"""What beats share of their runs: the setting, the stamps, and what is refused."""
+"""What beats share of their runs: the setting, the last runs, and what is refused."""
 
 from __future__ import annotations
 
@@ -76,20 +76,20 @@ def test_a_backend_that_keeps_no_runs_is_refused_as_the_docs_say(kind, settings)
 
 def test_apps_that_share_a_store_do_not_meet(backend, settings):
     for app in ("shop", "office"):
-        ScheduleStore(app).tell("celery.backend_cleanup", LastRun(100.0))
+        ScheduleStore(app).publish("celery.backend_cleanup", LastRun(100.0))
     settings.DISTRIBUTED_LOCKS_BEAT = {"PREFIX": "both/"}
-    ScheduleStore("third").tell("celery.backend_cleanup", LastRun(100.0))
+    ScheduleStore("third").publish("celery.backend_cleanup", LastRun(100.0))
     entries = sorted(run.entry for run in recorded_runs("default"))
     assert entries == ["both/celery.backend_cleanup", "office:celery.backend_cleanup", "shop:celery.backend_cleanup"]
 
 
-def test_stamps_run_out_a_week_or_two_periods_after_their_entry_is_gone(valkey_locks, store):
-    ledger = ScheduleStore("shop")
+def test_runs_are_kept_for_a_week_or_two_periods_after_their_entry_is_gone(valkey_locks, store):
+    schedule = ScheduleStore("shop")
     week, month, now = 7 * 86_400, 30 * 86_400, time.time()
-    ledger.tell("often", LastRun(now, next_at=now + 2))
-    ledger.tell("monthly", LastRun(now, next_at=now + month))
-    ledger.tell("begins in a month", LastRun(now - 365 * month, next_at=now + month))
-    ledger.tell("overdue", LastRun(now - month, next_at=now - 1))
+    schedule.publish("often", LastRun(now, next_at=now + 2))
+    schedule.publish("monthly", LastRun(now, next_at=now + month))
+    schedule.publish("begins in a month", LastRun(now - 365 * month, next_at=now + month))
+    schedule.publish("overdue", LastRun(now - month, next_at=now - 1))
     for entry, kept in (("often", week + 4), ("monthly", week + 2 * month), ("overdue", week)):
         assert kept - 60 <= store.ttl(f"lock|r:shop:{entry}") <= kept
     assert week + 2 * month - 60 <= store.ttl("lock|r:shop:begins in a month") <= week + 2 * month
@@ -97,10 +97,10 @@ def test_stamps_run_out_a_week_or_two_periods_after_their_entry_is_gone(valkey_l
 
 def test_of_an_entry_that_is_done_nobody_expects_another_run(valkey_locks, store, monkeypatch):
     monkeypatch.setattr(valkey_locks, "grace", 0.001)
-    ledger, now = ScheduleStore("shop"), time.time()
+    schedule, now = ScheduleStore("shop"), time.time()
     for entry, wait in (("without", None), ("never", NEVER)):
-        ledger.tell(entry, LastRun(now - 10))
-        eventually(lambda entry=entry, wait=wait: ledger.claim(entry, now - 10, now, wait) is None)
+        schedule.publish(entry, LastRun(now - 10))
+        eventually(lambda entry=entry, wait=wait: schedule.claim(entry, now - 10, now, wait) is None)
         assert store.ttl(f"lock|r:shop:{entry}") <= 7 * 86_400
     assert {run.next_run_at for run in recorded_runs("default")} == {None}
 
@@ -109,14 +109,14 @@ def test_of_an_entry_that_is_done_nobody_expects_another_run(valkey_locks, store
 def test_a_claim_whose_reply_is_lost_is_granted_when_it_is_asked_again(times, proxied, proxy, monkeypatch):
     """Once lost it is repeated unseen; twice, and the caller is told and asks again."""
     monkeypatch.setattr(proxied, "grace", 0.01)
-    ledger = ScheduleStore("shop")
-    ledger.tell("entry", LastRun(100.0))
-    eventually(lambda: ledger.claim("entry", 100.0, 110.0, 30.0) is None)
+    schedule = ScheduleStore("shop")
+    schedule.publish("entry", LastRun(100.0))
+    eventually(lambda: schedule.claim("entry", 100.0, 110.0, 30.0) is None)
     proxy.cut_reply("EVALSHA", times)
     if times == 2:
         with pytest.raises(LockBackendError):
-            ledger.claim("entry", 110.0, 130.0, 30.0)
-    assert ledger.claim("entry", 110.0, 131.0, 30.0) is None
+            schedule.claim("entry", 110.0, 130.0, 30.0)
+    assert schedule.claim("entry", 110.0, 131.0, 30.0) is None
     standing = ScheduleStore("shop").claim("entry", 110.0, 132.0, 30.0)  # of another beat
     assert standing.at == 131.0
 
@@ -124,18 +124,18 @@ def test_a_claim_whose_reply_is_lost_is_granted_when_it_is_asked_again(times, pr
 def test_a_beat_never_claims_again_what_it_knows_to_have_run(locmem_locks, monkeypatch):
     """The store may have forgotten it, and the row or the file that the caller read, too."""
     monkeypatch.setattr(locmem_locks, "grace", 0.0)
-    ledger = ScheduleStore("shop")
-    ledger.tell("entry", LastRun(100.0))
-    assert ledger.claim("entry", 100.0, 110.0, 10.0) is None
+    schedule = ScheduleStore("shop")
+    schedule.publish("entry", LastRun(100.0))
+    assert schedule.claim("entry", 100.0, 110.0, 10.0) is None
     locmem_locks._runs.clear()
     for _ in range(2):
-        assert ledger.claim("entry", 100.0, 111.0, 10.0).at == 110.0
-    assert ledger.known["entry"].at == 110.0
+        assert schedule.claim("entry", 100.0, 111.0, 10.0).at == 110.0
+    assert schedule.known["entry"].at == 110.0
     locmem_locks._runs.clear()
     older = LastRun(90.0)
     locmem_locks.claim_run("shop:entry", older, older, 60)
-    assert ledger.claim("entry", 100.0, 112.0, 10.0).at == 110.0
-    assert ledger.claim("entry", 110.0, 120.0, 10.0) is None
+    assert schedule.claim("entry", 100.0, 112.0, 10.0).at == 110.0
+    assert schedule.claim("entry", 110.0, 120.0, 10.0) is None
 
 
 UNREADABLE = {
@@ -177,8 +177,11 @@ def test_a_foreign_value_is_told_and_not_touched_and_the_other_entries_are_well(
     assert "'lock|r:shop:bad' at" in told.message
     assert "holds something that is no run of beat, or a run of more than a day after now" in told.message
     assert told.message.index("Correct that clock") < told.message.index("delete")
-    ledger = ScheduleStore("shop")
-    for call in (lambda: ledger.tell("bad", LastRun(now.at)), lambda: ledger.claim("bad", now.at, now.at + 1, 30.0)):
+    schedule = ScheduleStore("shop")
+    for call in (
+        lambda: schedule.publish("bad", LastRun(now.at)),
+        lambda: schedule.claim("bad", now.at, now.at + 1, 30.0),
+    ):
         with pytest.raises(UnreadableRun, match="no run of beat"):
             call()
     assert [record.levelname for record in caplog.records] == ["ERROR", "ERROR"]

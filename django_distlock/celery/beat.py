@@ -27,9 +27,9 @@ if celery.VERSION[:2] < (5, 7):
 
 RETRY = 1.0  # seconds before a store is asked again that failed, or that waits for what other beats know
 PAUSE = 1.0  # seconds after which a tick was interrupted, so that what it counted from is over
-LOOK = 1.0  # seconds between looks whether the store lost its data
+VERIFY_INTERVAL = 1.0  # seconds after which it is verified again that the store has its data
 RETIREMENT = 10.0  # seconds for the beat that sent a one-off to disable it, before another one does
-CLOCKS_DIFFER = 5.0  # seconds that a stamp may be ahead of this host's clock before somebody is told
+CLOCKS_DIFFER = 5.0  # seconds that a run may be ahead of this host's clock before somebody is told
 
 logger = logging.getLogger("django_distlock")
 
@@ -45,21 +45,21 @@ class SharedRuns(Scheduler):  # type: ignore[misc]
     _heap: Any  # of Scheduler
 
     def __init__(self, app: Any, *args: Any, **kwargs: Any) -> None:
-        self._ledger = ScheduleStore(app.main or "")
-        self._has_met = False  # the other beats, by way of the store
+        self._schedule_store = ScheduleStore(app.main or "")
+        self._has_synced = False  # the other beats, by way of the store
         self._is_cut_off = False
         self._clocks_told: set[str] = set()
         self._stopping = Stopping()
-        self._tick_at = self._look_at = self._filled_at = 0.0  # on clock()
+        self._tick_at = self._verify_at = self._filled_at = 0.0  # on clock()
         super().__init__(app, *args, **kwargs)
 
     def setup_schedule(self) -> None:
-        if not self._ledger.spans_processes:
+        if not self._schedule_store.spans_processes:
             logger.warning(
                 "Beats of other processes are not kept from sending the same runs: %s names the alias %r, whose locks"
                 " are in the memory of one process.",
                 SETTING,
-                self._ledger.using,
+                self._schedule_store.using,
             )
         super().setup_schedule()
 
@@ -68,10 +68,10 @@ class SharedRuns(Scheduler):  # type: ignore[misc]
         if clock() >= self._tick_at:
             wait = self._tick(*args, **kwargs)
             self._tick_at = clock() + (wait or 0.0)
-        if clock() >= self._look_at:
-            self._look()
-            self._look_at = clock() + LOOK
-        return max(0.0, min(self._tick_at, self._look_at) - clock())
+        if clock() >= self._verify_at:
+            self._verify()
+            self._verify_at = clock() + VERIFY_INTERVAL
+        return max(0.0, min(self._tick_at, self._verify_at) - clock())
 
     def _tick(self, *args: Any, **kwargs: Any) -> float | None:
         began = clock()
@@ -89,11 +89,11 @@ class SharedRuns(Scheduler):  # type: ignore[misc]
             return 0.0
         return wait
 
-    def _look(self) -> None:
-        if not self._ledger.known:
+    def _verify(self) -> None:
+        if not self._schedule_store.known:
             return
         try:
-            newest = self._ledger.look()
+            newest = self._schedule_store.verify()
         except LockBackendError as error:
             self._cut_off(error)
         else:
@@ -104,34 +104,34 @@ class SharedRuns(Scheduler):  # type: ignore[misc]
     def populate_heap(self, *args: Any, **kwargs: Any) -> None:
         """At the start and whenever entries came, went or changed: first of all, when did they run?"""
         entries: list[ScheduleEntry] = list(self.schedule.values())
-        before = set(self._ledger.known)
-        stamps = self._ledger.meet(entry.name for entry in entries)
+        before = set(self._schedule_store.known)
+        runs = self._schedule_store.sync(entry.name for entry in entries)
         for entry in entries:
             self._catch_up(entry)
-            if (stamp := stamps.get(entry.name)) and not self._join(entry, stamp, is_new=entry.name not in before):
-                del stamps[entry.name]
+            if (run := runs.get(entry.name)) and not self._join(entry, run, is_new=entry.name not in before):
+                del runs[entry.name]
         super().populate_heap(*args, **kwargs)
         for event in self._heap:
-            if (name := event.entry.name) not in stamps:
+            if (name := event.entry.name) not in runs:
                 now = _seconds(event.entry.default_now())
                 with suppress(RunRefused):
                     due = next_time(now, event.time - now)
-                    self._ledger.tell(name, LastRun(_seconds(event.entry.last_run_at), next_at=due))
-        self._has_met = True
+                    self._schedule_store.publish(name, LastRun(_seconds(event.entry.last_run_at), next_at=due))
+        self._has_synced = True
         self._filled_at = clock()  # which takes long where there are many
 
-    def _join(self, entry: ScheduleEntry, stamp: LastRun, is_new: bool) -> bool:
+    def _join(self, entry: ScheduleEntry, run: LastRun, is_new: bool) -> bool:
         """Go on where the fleet is, and not at the start of this beat; False if it is the fleet that is behind."""
         own = _seconds(entry.last_run_at)
-        if self._ledger.is_unanswered(entry.name, stamp):
+        if self._schedule_store.is_in_doubt(entry.name, run):
             return True
-        if stamp.at > own:
-            self._adopt(entry, stamp)
-        elif is_new and (self._has_met or (entry.total_run_count and not self._is_saved_anew(entry))):
+        if run.at > own:
+            self._adopt(entry, run)
+        elif is_new and (self._has_synced or (entry.total_run_count and not self._is_saved_anew(entry))):
             # It was enabled again, or a file or a row remembers a run that the store lost.
-            return stamp.at == own
+            return run.at == own
         elif not entry.total_run_count or _counts_from_change(entry):
-            _set_back(entry, stamp.at, entry.total_run_count)
+            _set_back(entry, run.at, entry.total_run_count)
         return True
 
     def _catch_up(self, entry: ScheduleEntry) -> None:
@@ -158,7 +158,7 @@ class SharedRuns(Scheduler):  # type: ignore[misc]
             seen, now = _seconds(entry.last_run_at), _seconds(entry.default_now())
             self._stopping.hold_back()  # until the run is sent
             try:
-                standing = self._ledger.claim(entry.name, seen, now, None if _is_one_off(entry) else wait)
+                standing = self._schedule_store.claim(entry.name, seen, now, None if _is_one_off(entry) else wait)
             except RunRefused:
                 return schedstate(False, RETRY)  # type: ignore[no-any-return]
             except LockBackendError as error:
@@ -178,23 +178,23 @@ class SharedRuns(Scheduler):  # type: ignore[misc]
     def reserve(self, entry: ScheduleEntry) -> ScheduleEntry:
         """The run counts from its claim, also where this beat was stopped since: all beats have one ``last_run_at``."""
         reserved = super().reserve(entry)
-        if claimed := self._ledger.known.get(entry.name):
+        if claimed := self._schedule_store.known.get(entry.name):
             _set_back(reserved, claimed.at, reserved.total_run_count)
         return reserved
 
-    def _adopt(self, entry: ScheduleEntry, stamp: LastRun) -> None:
+    def _adopt(self, entry: ScheduleEntry, run: LastRun) -> None:
         """Another beat ran it."""
-        self._check_clock(stamp)
-        _set_back(entry, stamp.at, entry.total_run_count + bool(stamp.host))
+        self._check_clock(run)
+        _set_back(entry, run.at, entry.total_run_count + bool(run.host))
 
-    def _check_clock(self, stamp: LastRun) -> None:
-        ahead = stamp.at - _seconds(self.app.now())
-        if ahead > CLOCKS_DIFFER and stamp.host not in self._clocks_told:
-            self._clocks_told.add(stamp.host)
+    def _check_clock(self, run: LastRun) -> None:
+        ahead = run.at - _seconds(self.app.now())
+        if ahead > CLOCKS_DIFFER and run.host not in self._clocks_told:
+            self._clocks_told.add(run.host)
             logger.warning(
                 "A run of beat on %s is stamped %.1f s in the future: the clock there is ahead, or the one of this host"
                 " is behind. Runs come early or late by that, set the clocks by NTP.",
-                stamp.host or "another host",
+                run.host or "another host",
                 ahead,
             )
 
@@ -205,13 +205,13 @@ class SharedRuns(Scheduler):  # type: ignore[misc]
 
     def _in_touch(self) -> None:
         if self._is_cut_off:
-            logger.warning("The store of lock backend %r answers again.", self._ledger.using)
+            logger.warning("The store of lock backend %r answers again.", self._schedule_store.using)
         self._is_cut_off = False
 
     @property
     def info(self) -> str:
         """For beat's banner."""
-        shared = f"    . runs -> shared in lock backend {self._ledger.using!r} ({self._ledger.prefix}*)"
+        shared = f"    . runs -> shared in lock backend {self._schedule_store.using!r} ({self._schedule_store.prefix}*)"
         return "\n".join(filter(None, (super().info, shared)))
 
 

@@ -25,7 +25,7 @@ from ..utils.text import quoted
 SETTING = "DISTRIBUTED_LOCKS_BEAT"
 KEYS = ("ALIAS", "PREFIX")
 
-SHORTEST_KEPT = 7 * 86_400.0  # seconds that a stamp stays after its entry is gone, or all beats are
+SHORTEST_KEPT = 7 * 86_400.0  # seconds that a run stays after its entry is gone, or all beats are
 LONGEST_KEPT = 10 * 366 * 86_400.0
 NEVER = 1e8  # seconds; what django-celery-beat waits for rows that are done
 MICROSECOND = 1e-6
@@ -89,9 +89,9 @@ def recorded_runs(using: str = DEFAULT_ALIAS) -> Iterator[RunInfo]:
     """
     backend = locks[using]
     if backend.supports_runs:
-        for entry, stamp in backend.runs():
-            last, due = _moment(stamp.at if stamp.host else None), _moment(stamp.next_at)
-            yield RunInfo(entry, using, last, stamp.host, due)
+        for entry, run in backend.runs():
+            last, due = _moment(run.at if run.host else None), _moment(run.next_at)
+            yield RunInfo(entry, using, last, run.host, due)
 
 
 def _moment(seconds: float | None) -> datetime | None:
@@ -104,7 +104,7 @@ def next_time(now: float, wait: float | None) -> float | None:
 
 
 class ScheduleStore:
-    """The stamps of the entries of one Celery app, in the store and as this beat knows them.
+    """The last runs of the entries of one Celery app, in the store and as this beat knows them.
 
     What reaches the store raises LockBackendError when that does not answer.
     """
@@ -116,7 +116,7 @@ class ScheduleStore:
         self.using, prefix = setting
         self.prefix = prefix if prefix is not None else app_name and f"{app_name}:"
         self.known: dict[str, LastRun] = {}
-        self._unanswered: dict[str, str] = {}  # the tokens of claims that the store may have executed, by entry
+        self._in_doubt: dict[str, str] = {}  # the tokens of claims that the store may have executed, by entry
         self._refused: set[str] = set()  # the reasons, in short, that were told
 
     @property
@@ -131,43 +131,43 @@ class ScheduleStore:
         """None if the run that is due belongs to this beat; it is the first to claim it.
 
         ``seen``: when the entry last ran, as its row or file says; ``wait``: seconds from ``now`` to the next run.
-        Else the stamp that stands: a newer one if the run was claimed already; one not newer than ``seen`` if the
+        Else the run that stands: a newer one if the run was claimed already; one not newer than ``seen`` if the
         store did not know the entry, and waits for what other beats tell it: then ask again in a second.
 
         After an error the run is claimed again with the same token, because the store may have given it already.
         Raises RunRefused if the store answers, but gives this run to nobody here.
         """
         known = self.known.get(entry, LastRun(seen))
-        if known.at > seen and not self.is_unanswered(entry, known):
+        if known.at > seen and not self.is_in_doubt(entry, known):
             return known  # which the store may have forgotten, as the row or the file has
-        token = self._unanswered.setdefault(entry, new_token())
+        token = self._in_doubt.setdefault(entry, new_token())
         at = round(max(now, seen + MICROSECOND), 6)  # a claim that moved nothing would leave the run to others, too
-        stamp = LastRun(at, socket.gethostname(), next_time(at, wait), token)
+        run = LastRun(at, socket.gethostname(), next_time(at, wait), token)
         before = known if known.at == seen else LastRun(seen)
-        standing = self._claimed(entry, before, stamp)
-        del self._unanswered[entry]
-        self.known[entry] = max(before, standing or stamp, key=lambda stamp: stamp.at)
+        standing = self._claimed(entry, before, run)
+        del self._in_doubt[entry]
+        self.known[entry] = max(before, standing or run, key=lambda run: run.at)
         return standing
 
-    def meet(self, entries: Iterable[str]) -> dict[str, LastRun]:
-        """The stamps of those entries that have one; all others are forgotten."""
+    def sync(self, entries: Iterable[str]) -> dict[str, LastRun]:
+        """The last runs of those entries that have one; all others are forgotten."""
         wanted = list(entries)
         stored = self._backend.find_runs([self._name(entry) for entry in wanted])
         known = {
-            entry: max(filter(None, (stamp, self.known.get(entry))), key=lambda stamp: stamp.at, default=None)
-            for entry, stamp in zip(wanted, stored, strict=True)
+            entry: max(filter(None, (run, self.known.get(entry))), key=lambda run: run.at, default=None)
+            for entry, run in zip(wanted, stored, strict=True)
         }
-        self.known = {entry: stamp for entry, stamp in known.items() if stamp}
+        self.known = {entry: run for entry, run in known.items() if run}
         return self.known.copy()
 
-    def is_unanswered(self, entry: str, stamp: LastRun) -> bool:
-        """Whether the stamp is of this beat's own claim, whose answer it did not hear."""
-        return self._unanswered.get(entry) == stamp.token
+    def is_in_doubt(self, entry: str, run: LastRun) -> bool:
+        """Whether the run is of this beat's own claim, whose answer it did not receive."""
+        return self._in_doubt.get(entry) == run.token
 
-    def tell(self, entry: str, stamp: LastRun) -> None:
-        """The store keeps this stamp unless it has a newer one. Raises RunRefused."""
-        stamp = replace(stamp, token=stamp.token or new_token())
-        self.known[entry] = self._claimed(entry, stamp, stamp) or stamp
+    def publish(self, entry: str, run: LastRun) -> None:
+        """Let the store keep this run unless it has a newer one. Raises RunRefused."""
+        run = replace(run, token=run.token or new_token())
+        self.known[entry] = self._claimed(entry, run, run) or run
 
     def _claimed(self, entry: str, seen: LastRun, now: LastRun) -> LastRun | None:
         try:
@@ -183,18 +183,18 @@ class ScheduleStore:
         self._refused -= {entry, CLOCK}
         return standing
 
-    def look(self) -> LastRun | None:
-        """Tell the store again what it lost. It forgets the newest run first, so that one is looked at.
+    def verify(self) -> LastRun | None:
+        """Publish again what the store lost. It forgets the newest run first, so that one is looked up.
 
-        Returns the stamp of that entry as it stands now; None for what cannot be read.
+        Returns the last run of that entry as it stands now; None for what cannot be read.
         """
         newest = max(self.known, key=lambda entry: self.known[entry].at)
         [stored] = self._backend.find_runs([self._name(newest)])
         if stored is None or stored.at < self.known[newest].at:
             logger.warning("The store of lock backend %r lost runs of beat; it is told again.", self.using)
-            for entry, stamp in list(self.known.items()):
+            for entry, run in list(self.known.items()):
                 with suppress(RunRefused):
-                    self.tell(entry, stamp)
+                    self.publish(entry, run)
             return self.known.get(newest)
         return stored
 
@@ -206,7 +206,7 @@ class ScheduleStore:
         return stored_name(name.decode(errors="ignore"))
 
 
-def _kept(stamp: LastRun) -> float:
-    """Seconds that the store keeps a stamp: entries that are gone must not stay for ever."""
-    wait = 0.0 if stamp.next_at is None else max(0.0, stamp.next_at - max(stamp.at, time.time()))
+def _kept(run: LastRun) -> float:
+    """Seconds that the store keeps a run: entries that are gone must not stay for ever."""
+    wait = 0.0 if run.next_at is None else max(0.0, run.next_at - max(run.at, time.time()))
     return min(LONGEST_KEPT, SHORTEST_KEPT + 2 * wait)
