@@ -1235,7 +1235,7 @@ class TestTasks:
 
     @pytest.mark.parametrize("tasks", [1, 3])
     def test_tasks_of_a_blocked_loop_do_not_stop_threads_behind_them(self, fleet, store, callers, monkeypatch, tasks):
-        monkeypatch.setattr(local_queue, "SILENT", 1.5)
+        monkeypatch.setattr(local_queue, "UNRESPONSIVE_AFTER", 1.5)
         go_on, blocked = threading.Event(), threading.Event()
 
         async def work():

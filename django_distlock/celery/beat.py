@@ -82,7 +82,7 @@ class SharedRuns(Scheduler):  # type: ignore[misc]
             self._cut_off(error)
             return RETRY
         finally:
-            self._stopping.let_go()
+            self._stopping.deliver()
         if clock() - max(began, self._filled_at) > PAUSE:
             # This beat was stopped, or the broker kept it: it would wait from now on for what is due sooner.
             self._heap = None
@@ -233,8 +233,8 @@ def _set_back(entry: ScheduleEntry, at: float, count: int) -> None:
     when = datetime.fromtimestamp(at, entry.last_run_at.tzinfo or UTC)
     if entry.last_run_at.tzinfo is None:
         when = when.replace(tzinfo=None)
-    for keeper in filter(None, (entry, getattr(entry, "model", None))):
-        keeper.last_run_at, keeper.total_run_count = when, count
+    for remembering in filter(None, (entry, getattr(entry, "model", None))):
+        remembering.last_run_at, remembering.total_run_count = when, count
 
 
 def _counts_from_change(entry: ScheduleEntry) -> bool:

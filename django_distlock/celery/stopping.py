@@ -30,7 +30,7 @@ class Stopping:
             if signal.getsignal(number) is not None:  # else it is none of Python's, and could not be put back
                 self._handlers[number] = signal.signal(number, self._hear)
 
-    def let_go(self) -> None:
+    def deliver(self) -> None:
         """What was held back happens now."""
         if self._timer:
             self._timer.cancel()
@@ -43,7 +43,7 @@ class Stopping:
     def _hear(self, number: int, frame: object) -> None:
         is_second, self._heard = self._heard is not None, number
         if is_second:
-            self.let_go()
+            self.deliver()
             return
         self._timer = threading.Timer(PATIENCE, os.kill, (os.getpid(), number))
         self._timer.daemon = True

@@ -43,7 +43,7 @@ class Acquisition:
     Whatever ends it, nothing of it stays in the store but what was granted. What cannot be taken back at once is left
     to the renewer, because whoever was interrupted must not wait for the store.
 
-    ``timeout``: seconds to wait; None: as long as it takes. ``insists``: ``with`` and the decorator, which must have
+    ``timeout``: seconds to wait; None: as long as it takes. ``required``: ``with`` and the decorator, which must have
     the lock and so do not wait for themselves.
     """
 
@@ -68,7 +68,7 @@ class Acquisition:
         holds: Holds,
         execution: object,
         *,
-        insists: bool = False,
+        required: bool = False,
     ) -> None:
         self.request = request
         self._service = service
@@ -76,7 +76,7 @@ class Acquisition:
         self._terms = terms
         self._holds = holds
         self._execution = execution
-        self._insists = insists
+        self._required = required
         self._began = clock()
         self._deadline = request.give_up = None if timeout is None else self._began + timeout
 
@@ -232,7 +232,7 @@ class Acquisition:
                 return answer
             if retry:
                 yield from self._rest("pause", retry)
-        # Whoever stands behind goes on with the place in the store; without an heir it is given up.
+        # Whoever stands behind goes on with the place in the store; without a successor it is given up.
         queue = self._service.queue
         queue.mark_asking(self.request)
         return (yield from self._attempt(queue=bool(self.request.inbox) and queue.has_successor(self.request)))
@@ -316,7 +316,7 @@ class Acquisition:
         return last is not None and (self._is_own(last) or self._is_deferred(last))
 
     def _waits_for_itself(self, busy: LockInfo) -> bool:
-        return self._enterable(busy) is not None or (self._insists and self._own(busy) is not None)
+        return self._enterable(busy) is not None or (self._required and self._own(busy) is not None)
 
     def _enterable(self, busy: LockInfo) -> Lease | None:
         """The lease that is in the way and that may be entered again."""
@@ -346,7 +346,7 @@ class Acquisition:
         return transactions.open_here() if self.around is None else self.around.known()
 
     def _enter(self, lease: Lease, *, again: bool = False) -> None:
-        self._hold = Hold(self._execution, self._insists, self._terms.reentrant)
+        self._hold = Hold(self._execution, self._required, self._terms.reentrant)
         self._holds.enter(self._hold, lease, again=again)
 
     @property

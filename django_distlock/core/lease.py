@@ -58,8 +58,8 @@ class Lease:
 
     __slots__ = (
         "__weakref__", "_backend", "_deadline", "_due", "_ended", "_granted_clock", "_hold_count", "_is_detached",
-        "_is_doubted", "_is_known_as_long", "_owner", "_pid", "_renewer", "_renews", "_request", "_retainer_deadlines",
-        "_terms", "_token", "fence",
+        "_is_known_as_long", "_is_unknown", "_owner", "_pid", "_renewer", "_renews", "_request",
+        "_retainer_deadlines", "_terms", "_token", "fence",
     )  # fmt: skip
 
     def __init__(
@@ -83,7 +83,7 @@ class Lease:
         self._renews = terms.renew
         self._renewer = renewer
         self._granted_clock = clock()
-        self._is_doubted = False
+        self._is_unknown = False
         self._is_detached = False
         self._is_known_as_long = False
         self._ended: State | None = None  # set once; a renewal that is still on its way changes nothing then
@@ -166,7 +166,7 @@ class Lease:
             return self._ended
         if not self._is_live:
             return State.LOST
-        return State.UNKNOWN if self._is_doubted else State.HELD
+        return State.UNKNOWN if self._is_unknown else State.HELD
 
     @property
     def _is_live(self) -> bool:
@@ -267,12 +267,12 @@ class Lease:
         self._deadline = max(self._deadline, safe_deadline(sent_at, ttl))
         # Not all at the same moment that were taken at the same moment.
         self._due = sent_at + self.ttl / 3 * random.uniform(0.9, 1.0) if self._renews else self._deadline
-        self._is_doubted = False
+        self._is_unknown = False
 
     def _mark_unknown(self, retry_at: float) -> None:
         """The store did not answer."""
         self._due = min(retry_at, self._deadline)
-        self._is_doubted = True
+        self._is_unknown = True
 
     def _renewal_ttl(self, now: float) -> float:
         """What to ask the store for. The last renewal before its bound is a shorter one."""

@@ -1,4 +1,4 @@
-"""The waiters of one process: for each name one of them speaks to the store, the others stand behind it."""
+"""The waiters of one process: for each name one of them, the leader, asks the store; the others stand behind it."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from collections.abc import Callable
 from ..types import LockRequest
 from ..utils.clock import clock
 
-SILENT = 3.0  # seconds after which a speaker that does nothing is passed over: its event loop is stuck or gone
+UNRESPONSIVE_AFTER = (
+    3.0  # seconds after which a leader that does nothing is passed over: its event loop is stuck or gone
+)
 
 
 class LocalQueue:
     """By name, in the order of arrival, threads and tasks alike.
 
-    A speaker that leaves without the lock bequeaths its place in the store's queue to the next one, so that
-    a process keeps its turn while anybody in it waits.
+    A leader that leaves without the lock hands its place in the store's queue to the next one, so that a process
+    keeps its turn while anybody in it waits.
     """
 
     def __init__(self) -> None:
@@ -28,10 +30,10 @@ class LocalQueue:
             self._lines.setdefault(request.name, deque()).append(request)
 
     def is_leader(self, request: LockRequest) -> bool:
-        """Whether it is this one's turn to speak to the store."""
+        """Whether it is this one's turn to ask the store."""
         with self._guard:
             request.heard_at = clock()
-            return _first_heard(self._lines[request.name]) is request
+            return _first_responsive(self._lines[request.name]) is request
 
     def mark_asking(self, request: LockRequest) -> None:
         """From now on, until it waits again, it inherits nothing: its attempt goes on with the token that it has."""
@@ -61,7 +63,7 @@ class LocalQueue:
     def leave(
         self, request: LockRequest, *, hand_place_on: bool, succeed: Callable[[LockRequest], None], again: bool = False
     ) -> None:
-        """Wake who speaks next. ``succeed`` is told who goes on with the place in the store, if anybody does.
+        """Wake the next leader. ``succeed`` gets the request that goes on with the place in the store, if anybody does.
 
         ``again``: it was interrupted and has done an unknown part of this.
         """
@@ -73,7 +75,7 @@ class LocalQueue:
             if not line:
                 self._lines.pop(request.name, None)
                 return
-            first = _first_heard(line)
+            first = _first_responsive(line)
             # A process has one place, so not if the next one has its own; and not to one that is about to leave.
             if hand_place_on and request.inbox and not (request.is_inherited or first.inbox or first.in_doubt):
                 successor = next((one for one in line if not (one.asking or one.inbox or one.in_doubt)), None)
@@ -86,11 +88,11 @@ class LocalQueue:
                 first.event.set()
 
 
-def _first_heard(line: deque[LockRequest]) -> LockRequest:
-    """Puts silent ones behind; they keep their own places in the store."""
+def _first_responsive(line: deque[LockRequest]) -> LockRequest:
+    """Puts unresponsive ones behind; they keep their own places in the store."""
     now = clock()
     for _ in range(len(line)):
-        if now - line[0].heard_at <= SILENT:
+        if now - line[0].heard_at <= UNRESPONSIVE_AFTER:
             break
         line.rotate(-1)
     return line[0]

@@ -126,11 +126,11 @@ class Lock:
 
     def __enter__(self) -> Lease:
         refuse_in_a_loop()
-        acquisition = self._made(self._acquisition(insists=True))
+        acquisition = self._made(self._acquisition(required=True))
         return acquisition.lease or acquisition.fail()
 
     async def __aenter__(self) -> Lease:
-        acquisition = await self._amade(self._acquisition(insists=True))
+        acquisition = await self._amade(self._acquisition(required=True))
         return acquisition.lease or acquisition.fail()
 
     def __exit__(
@@ -167,14 +167,14 @@ class Lock:
             self._let_run_out(hold, by_with=True)
             raise
 
-    def _acquisition(self, blocking: bool = True, timeout: float = -1, *, insists: bool = False) -> Acquisition:
+    def _acquisition(self, blocking: bool = True, timeout: float = -1, *, required: bool = False) -> Acquisition:
         service = locks.service(self.using)
         terms = self._options.terms(service.backend.terms)
         seconds = seconds_to_wait(blocking, timeout, terms.wait)
         execution = current_execution()
         holder = Holder.here(self.label or terms.label, execution, self._message)
         request = LockRequest(self.name, terms.ttl, holder, min_hold=terms.min_hold)
-        return Acquisition(service, request, seconds, terms, self._holds, execution, insists=insists)
+        return Acquisition(service, request, seconds, terms, self._holds, execution, required=required)
 
     def _made(self, acquisition: Acquisition) -> Acquisition:
         try:

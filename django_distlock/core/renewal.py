@@ -38,7 +38,7 @@ class Renewer:
         self._pid = os.getpid()
         self._leases: dict[str, Lease] = {}
         self._by_name: dict[str, Lease] = {}  # the last one of each
-        self._doubted: list[tuple[Lease, object]] = []  # with the reasons, to be logged together
+        self._unknown: list[tuple[Lease, object]] = []  # with the reasons, to be logged together
         self._lost: list[tuple[Lease, str]] = []
         self._worker = Worker(f"distlock-renewal-{backend.alias}", self._renew, lambda: bool(self._leases))
         self._cleaner = Cleaner(backend)
@@ -124,14 +124,14 @@ class Renewer:
                     tried.update(lease.token for lease in batch)
                     failed |= self._renew_together(batch)
         finally:
-            self._tell()
+            self._log()
 
     def _due(self, failed: Set[str]) -> list[Lease]:
         """Leases to renew, those that end soonest first. If one is due, so are those that nearly are."""
         now, wanted, is_due = clock(), [], False
         for lease in self.leases():
             if now >= lease._deadline:
-                self._lose(lease, "its renewal did not succeed in time" if lease._renews else "its TTL ran out")
+                self._mark_lost(lease, "its renewal did not succeed in time" if lease._renews else "its TTL ran out")
             elif lease._is_free and lease._renews:
                 # About to be released. If its release was interrupted before it began, it runs out.
                 lease._due = min(now + lease.ttl / 6, lease._deadline)
@@ -151,7 +151,7 @@ class Renewer:
         except LockBackendError as error:
             for lease in leases:
                 if self._leases.get(lease.token) is lease:
-                    self._doubt(lease, error)
+                    self._mark_unknown(lease, error)
             return {lease.token for lease in leases}
         self._warn_if_slow(clock() - now, leases)
         failed = set()
@@ -159,14 +159,14 @@ class Renewer:
             if self._leases.get(lease.token) is not lease:
                 continue  # released or detached meanwhile
             if still_held is None:
-                self._doubt(lease, "too few nodes of the store tell that it stands")
+                self._mark_unknown(lease, "too few nodes of the store tell that it stands")
                 failed.add(lease.token)
                 continue
             if not still_held:
-                self._lose(lease, "the store no longer knows it: its data was lost, or somebody freed the lock")
+                self._mark_lost(lease, "the store no longer knows it: its data was lost, or somebody freed the lock")
                 continue
             if not lease._is_live:
-                if self._lose(lease, "its renewal did not succeed in time"):
+                if self._mark_lost(lease, "its renewal did not succeed in time"):
                     # What was told as lost must not block others for a TTL.
                     self.release_in_background(lease._request, cooldown=lease._cooldown)
                 continue
@@ -181,12 +181,12 @@ class Renewer:
                 )  # fmt: skip
         return failed
 
-    def _doubt(self, lease: Lease, reason: object) -> None:
+    def _mark_unknown(self, lease: Lease, reason: object) -> None:
         if lease.state is State.HELD:
-            self._doubted.append((lease, reason))
+            self._unknown.append((lease, reason))
         lease._mark_unknown(clock() + min(RETRY, lease.ttl / 6))
 
-    def _lose(self, lease: Lease, reason: str) -> bool:
+    def _mark_lost(self, lease: Lease, reason: str) -> bool:
         """False if somebody else ended it before."""
         if not self.unregister(lease):
             return False
@@ -194,15 +194,15 @@ class Renewer:
         lease._mark_lost(reason, log=False)
         return True
 
-    def _tell(self) -> None:
+    def _log(self) -> None:
         """A line for all: where a store is away, there may be thousands of leases."""
-        doubted, lost = self._doubted.copy(), self._lost.copy()
-        self._doubted.clear()
+        unknown, lost = self._unknown.copy(), self._lost.copy()
+        self._unknown.clear()
         self._lost.clear()
-        if doubted:
-            lease, reason = min(doubted, key=lambda told: told[0]._deadline)
-            which = f"lock {lease.name!r}" if len(doubted) == 1 else f"{len(doubted)} locks of {lease.using!r}"
-            first = "it" if len(doubted) == 1 else f"the first of them, {lease.name!r},"
+        if unknown:
+            lease, reason = min(unknown, key=lambda told: told[0]._deadline)
+            which = f"lock {lease.name!r}" if len(unknown) == 1 else f"{len(unknown)} locks of {lease.using!r}"
+            first = "it" if len(unknown) == 1 else f"the first of them, {lease.name!r},"
             logger.warning(
                 "Renewal of %s failed; %s is lost in %.1f s unless the store answers before: %s",
                 which, first, lease.remaining, reason,

@@ -133,7 +133,7 @@ def _decorated(function: Any, *how: Any) -> Any:
     return guarded.decorated
 
 
-# The bodies of these wrappers use no globals: see calls.disguised().
+# The bodies of these wrappers use no globals: see key.wraps_like().
 
 
 def _plain(guarded: LockedCallable) -> Any:

@@ -82,7 +82,7 @@ def dotted_path_of_view(function: Callable[..., Any]) -> str:
     return f"{dotted_path(owner if inspect.isclass(owner) else type(owner))}.{function.__name__}"
 
 
-def naming(function: Callable[..., Any], name: Any) -> Callable[[tuple[Any, ...], dict[str, Any]], str]:
+def make_key(function: Callable[..., Any], name: Any) -> Callable[[tuple[Any, ...], dict[str, Any]], str]:
     """How to get from the arguments of a call to the name of its lock."""
     if callable(name):
         return lambda args, kwargs: names.check_name(name(*args, **kwargs))

@@ -47,7 +47,7 @@ class LockedCallable:
         self.function = function
         self.kind = key.kind_of(function)
         self.decorated: Any = None
-        self._name_of_call = key.naming(function, name)
+        self._name_of_call = key.make_key(function, name)
         self._using = using
         self._on_busy = on_busy
         self._hold_until = hold_until

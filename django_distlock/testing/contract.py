@@ -375,12 +375,12 @@ class RunsContract:
 
     def test_stamps_are_found_by_name_and_listed(self, backend: Any) -> None:
         names = ["a", "shop:nightly", "ä/ß", "a*b?[c]", "'quote\"", "new\nline"]
-        stamps = {name: LastRun(100.5 + number, "host", None, "t") for number, name in enumerate(names)}
-        for name, stamp in stamps.items():
-            backend.claim_run(name, stamp, stamp, 60)
-        assert backend.find_runs(["none", *names]) == [None, *stamps.values()]
+        last_runs = {name: LastRun(100.5 + number, "host", None, "t") for number, name in enumerate(names)}
+        for name, run in last_runs.items():
+            backend.claim_run(name, run, run, 60)
+        assert backend.find_runs(["none", *names]) == [None, *last_runs.values()]
         assert backend.find_runs([]) == []
-        assert dict(backend.runs()) == stamps
+        assert dict(backend.runs()) == last_runs
 
     def test_stamps_and_locks_know_nothing_of_each_other(self, backend: Any) -> None:
         stamp = LastRun(100.0)
