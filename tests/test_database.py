@@ -478,8 +478,8 @@ def through(postgres, folder, settings, timeout=0.5):
         yield proxy
         proxy.hang = False
         proxy.accept()
-        keeper = renewer_of(locks["default"])
-        eventually(lambda: not keeper.is_cleaning)
+        renewer = renewer_of(locks["default"])
+        eventually(lambda: not renewer.is_cleaning)
         locks.close()
 
 

@@ -17,6 +17,7 @@ from types import ModuleType
 
 import pytest
 
+from django_distlock import AdoptedLease, Lease
 from django_distlock.backends.base import KEYS
 from django_distlock.backends.redis import RedisBackend
 from django_distlock.options import OPTION_KEYS, Terms
@@ -159,3 +160,13 @@ def test_frames_of_a_free_lock_are_printed(valkey: Valkey) -> None:
     functions = [line.split()[0] for line in printed.splitlines() if line.strip()]
     way = ["Lock.__enter__", "RedisBackend.acquire", "Lock.__exit__", "RedisBackend.release"]
     assert [function for function in functions if function in way] == way
+
+
+def test_a_lease_has_what_the_reference_tells_and_no_more() -> None:
+    """What else it has begins with an underscore, and is used in core alone."""
+    page = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
+    [told] = re.findall(r"autoclass:: Lease\n((?:.+\n|\n(?=   ))*)", page)
+    [members] = re.findall(r":members:((?:.*\n)+?)   :undoc", told)
+    attributes = re.findall(r"attribute:: (\w+)", told)
+    for lease_class in (Lease, AdoptedLease):
+        assert {*re.findall(r"\w+", members), *attributes} == {one for one in dir(lease_class) if one[0] != "_"}

@@ -203,7 +203,7 @@ def use(servers, settings, monkeypatch):
 
 
 def acquire(backend, way, wait):
-    """One attempt by a caller with so much time: its ticket, what came of it, and how long that took."""
+    """One attempt by a caller with so much time: its request, what came of it, and how long that took."""
     asked = lock_request("name", ttl=30)
     with calling(way) as calls:
         calls(backend)

@@ -83,13 +83,13 @@ class TestLongHeld:
             eventually(lambda: told)
 
     def test_many_are_told_in_one_line(self, configured, told, caplog):
-        keeper = renewer_of(configured(LONG_HELD=600))
+        renewer = renewer_of(configured(LONG_HELD=600))
         mutexes = [lock(f"name:{number}", ttl=60) for number in range(10)]
         for mutex in mutexes:
             assert mutex.acquire()
-        for lease in keeper.leases():  # all at once, however long a busy machine took to get them
+        for lease in renewer.leases():  # all at once, however long a busy machine took to get them
             lease._granted_clock -= 600
-        keeper._worker.nudge()
+        renewer._worker.nudge()
         eventually(lambda: len(told) == 10)
         for mutex in mutexes:
             mutex.release()

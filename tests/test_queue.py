@@ -911,7 +911,7 @@ class TestInheritance:
         stranger = callers("a")
         before = in_queue(store, 2)
         leave()
-        gc.collect()  # a ticket that nobody has any more is nobody's
+        gc.collect()  # a request that nobody has any more is nobody's
         in_line(1)
         assert in_queue(store, 2) == before
         left = time.monotonic()
@@ -1283,11 +1283,11 @@ class TestNothingGrows:
         assert store.keys() == ["lock|f"]
         for alias in ("default", "a"):
             backend = locks[alias]
-            keeper = renewer_of(backend)
+            renewer = renewer_of(backend)
             assert queue_of(backend)._lines == {}
             assert dict(backend._listener._requests) == {}
-            assert keeper._leases == {}
-            assert not keeper.is_cleaning
+            assert renewer._leases == {}
+            assert not renewer.is_cleaning
 
 
 RANDOM_WORKER = """

@@ -31,10 +31,10 @@ class Store:
 
 
 @pytest.fixture
-def keeper(locmem_locks, monkeypatch):
-    keeper = renewer_of(locmem_locks)
-    monkeypatch.setattr(keeper._worker, "_work", lambda: None)  # the test does it
-    return keeper
+def renewer(locmem_locks, monkeypatch):
+    renewer = renewer_of(locmem_locks)
+    monkeypatch.setattr(renewer._worker, "_work", lambda: None)  # the test does it
+    return renewer
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def store(locmem_locks, monkeypatch):
 
 
 @pytest.fixture
-def hold(keeper):
+def hold(renewer):
     handles = []
 
     def held(name, ttl):
@@ -59,13 +59,13 @@ def hold(keeper):
         handle.__exit__(None, None, None)
 
 
-def test_many_are_renewed_in_batches_and_what_comes_due_meanwhile_between_them(keeper, store, hold, monkeypatch):
+def test_many_are_renewed_in_batches_and_what_comes_due_meanwhile_between_them(renewer, store, hold, monkeypatch):
     monkeypatch.setattr(renewal, "BATCH", 10)
     for number in range(35):
         hold(f"long {number}", 600)
     short = hold("short", 60)
     store.after = lambda: setattr(short, "_due", clock())
-    keeper._renew_due()
+    renewer._renew_due()
     assert store.batches[0] == ["short"]
     longs = [batch for batch in store.batches if "short" not in batch]
     assert [len(batch) for batch in longs] == [10, 10, 10, 5]
@@ -73,32 +73,32 @@ def test_many_are_renewed_in_batches_and_what_comes_due_meanwhile_between_them(k
     assert store.batches[:8:2] == [["short"]] * 4
 
 
-def test_one_that_the_store_is_too_slow_for_does_not_cost_others_their_renewal(keeper, store, hold):
+def test_one_that_the_store_is_too_slow_for_does_not_cost_others_their_renewal(renewer, store, hold):
     short, long = hold("short", 1), hold("long", 60)
     first = long._deadline
     store.fails = lambda names: "short" in names
-    keeper._renew_due()
+    renewer._renew_due()
     assert (short.state, long.state) == ("unknown", "held")
     assert long._deadline > first
     assert store.batches == [["short"], ["long"]]
 
 
-def test_those_that_were_taken_together_are_not_due_at_the_same_moment(keeper, hold):
+def test_those_that_were_taken_together_are_not_due_at_the_same_moment(renewer, hold):
     leases = [hold(f"name {number}", 60) for number in range(20)]
-    keeper._renew_due()
+    renewer._renew_due()
     dues = [lease._due - clock() for lease in leases]
     assert max(dues) - min(dues) > 0.1
     assert all(15 < due <= 20 for due in dues)
 
 
-def test_a_store_that_is_away_costs_two_lines(keeper, store, hold, caplog):
+def test_a_store_that_is_away_costs_two_lines(renewer, store, hold, caplog):
     leases = [hold(f"name {number}", 60 - number) for number in range(20)]
     store.fails = lambda names: True
-    keeper._renew_due()
-    keeper._renew_due()
+    renewer._renew_due()
+    renewer._renew_due()
     for lease in leases:
         lease._deadline = clock()
-    keeper._renew_due()
+    renewer._renew_due()
     doubt, loss = [record.getMessage() for record in caplog.records if "name" in record.getMessage()]
     assert doubt.startswith("Renewal of 20 locks of 'default' failed; the first of them, 'name 19', is lost in ")
     assert loss.startswith("20 locks of 'default' were lost. The one that was held longest, 'name 0', was lost: ")

@@ -138,7 +138,7 @@ class TestWorker:
 
     @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
     def test_one_that_is_killed_at_rest_leaves_nothing_that_is_waited_for(self, work, monkeypatch):
-        """As a greenlet is, on its way out of the bell."""
+        """As a greenlet is, on its way out of the event."""
         wait, doomed, killed = WakeEvent.wait, [], []
 
         def killing(event, seconds):

@@ -228,7 +228,7 @@ class Checker:
             raise Violation(f"{lock_request.token} waited without a break and lost its place")
 
     def settled(self, lock_request: LockRequest) -> None:
-        """The client holds that nothing of the ticket is left. One that hands back knows less than its owner did."""
+        """The client holds that nothing of the request is left. One that hands back knows less than its owner did."""
         if lock_request.in_doubt:
             self._unanswered.add(lock_request.token)
         data = self._executed_data.get(lock_request.token, self._data)

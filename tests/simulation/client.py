@@ -1,5 +1,5 @@
 """Processes that ask for the lock. What they do is the package's own code, in its asynchronous form; simulated
-are what it stands on: tasks, sockets, bells, and the keeper of leases, because these follow the clock."""
+are what it stands on: tasks, sockets, events, and the renewer, because these follow the clock."""
 
 from __future__ import annotations
 
@@ -239,7 +239,7 @@ class SimulatedBackend(RedisBackend):
 
 
 class Process:
-    """Threads and tasks that share a backend, a listener and a keeper: a Service of its own."""
+    """Threads and tasks that share a backend, a listener and a renewer: a Service of its own."""
 
     def __init__(self, world: World, number: int) -> None:
         self.world = world
