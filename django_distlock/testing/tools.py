@@ -11,7 +11,7 @@ from typing import Any
 from ..types import Holder, LockRequest
 
 WAYS = ("sync", "async")
-PATIENCE = 10.0  # seconds a test waits for what must happen; far above what it takes
+PATIENCE = 30.0  # seconds a test waits for what must happen; far above what it takes, also on a busy machine
 
 
 def lock_request(name: str = "name", ttl: float = 10.0, label: str = "test") -> LockRequest:
