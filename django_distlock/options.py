@@ -147,14 +147,17 @@ _MISTAKEN = {
 
 
 class Options:
-    """Options as given, and the terms that follow from them with the defaults of an alias."""
+    """Options as given, and the terms that follow from them with the defaults of an alias.
+
+    ``own``: with the defaults of the package; for options that an alias has no key for.
+    """
 
     def __init__(self, given: Mapping[str, Any]) -> None:
         for option in given:
             if option not in _KNOWN:
                 hint = _MISTAKEN.get(option) or f"The options are {', '.join(_KNOWN)}, using."
                 raise TypeError(f"A lock has no option {option!r}: {hint}")
-        Terms(**given)  # tells bad values where they are written, not where they are first used
+        self.own = Terms(**given)  # also tells bad values where they are written, not where they are first used
         self.given = given
         self._last: tuple[Terms, Terms] | None = None
 

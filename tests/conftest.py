@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 import redis
 from django.core.signals import request_finished
@@ -43,6 +44,10 @@ DATABASE = "django_distlock.backends.database.DatabaseBackend"
 LOCMEM = "django_distlock.backends.locmem.LocMemBackend"
 
 pytest.register_assert_rewrite("django_distlock.testing.contract")  # as the plugin does where it is installed
+
+# How fast examples are made says more about what else the machine does.
+hypothesis.settings.register_profile("suite", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("suite")
 
 # What nohup or the background of a script ignores, programs under test would ignore, too. They inherit no handler.
 for number in (signal.SIGHUP, signal.SIGINT):

@@ -78,13 +78,13 @@ class RecordedLease(Lease):
     __slots__ = ()
     journal: Journal
 
-    def extend(self, sent_at: float, ttl: float) -> None:
-        super().extend(sent_at, ttl)
-        self.journal.write("renewal", deadline=self.deadline, name=self.name, fence=self.fence)
+    def _extend(self, sent_at: float, ttl: float) -> None:
+        super()._extend(sent_at, ttl)
+        self.journal.write("renewal", deadline=self._deadline, name=self.name, fence=self.fence)
 
-    def end(self) -> float:
+    def _mark_released(self) -> float:
         self.journal.write("release", name=self.name, fence=self.fence)
-        return super().end()
+        return super()._mark_released()
 
 
 class Recording(RedisBackend):

@@ -42,7 +42,9 @@ def write(backend, name, column, text):
         cursor.execute(f"UPDATE {TABLE} SET {column} = %s, careful_until = {2**62} WHERE name = %s", [text, binary])
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(column=st.sampled_from(["waiters", "retired", "holder", "state", "token", "fence", "version"]), text=TEXTS)
 def test_every_call_answers_or_raises_its_own_error(sqlite_locks, column, text):
     """SQLite takes any text in any column."""

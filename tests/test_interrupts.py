@@ -9,7 +9,7 @@ import warnings
 import pytest
 from django.db import transaction
 
-from django_distlock import distributed_lock, lock, locks
+from django_distlock import adopt, distributed_lock, lock, locks
 from django_distlock.core import acquire
 
 from .interrupts import at_each_point
@@ -104,6 +104,16 @@ def test_a_handle_that_is_kept_holds_what_nobody_has_begun_to_leave(backend, way
     held = {name: point for name, point in held_for_ever(way).items() if not point.endswith(begins)}
     assert held == {}
     eventually(lambda: not list(backend.names()))
+
+
+@pytest.mark.parametrize("backend", ["redis", "locmem"], indirect=True)
+def test_an_adoption_that_does_not_end_leaves_the_lease_to_run_out(backend):
+    def adopted(name):
+        lease = lock(name, ttl=TTL)
+        lease.acquire()
+        adopt(lease._holds.leases()[0].detach()).release()
+
+    assert held_for_ever(adopted, "core/transfer.py", "core/detached.py", "utils/drive.py") == {}
 
 
 @pytest.mark.django_db(transaction=True)

@@ -521,6 +521,42 @@ class TestTheServerRefuses:
         asyncio.run(main())
         assert store.keys("lock:*") == []
 
+    def test_a_connection_that_breaks_costs_those_who_queue_nothing(self, valkey, store, settings):
+        """However long they have queued: it is replaced at once, so the server was not silent."""
+        point_at(settings, valkey.url, max_connections=1, socket_timeout=0.2)
+
+        async def one(number):
+            async with lock("name:{}", number, wait=None):
+                pass
+
+        async def main():
+            tasks = [asyncio.create_task(one(number)) for number in range(1500)]
+            await asyncio.wait(tasks, timeout=0.8)
+            await asyncio.to_thread(store.client_kill_filter, _type="normal", skipme=True)
+            await asyncio.gather(*tasks)
+
+        asyncio.run(main())
+
+    def test_a_connection_that_comes_back_is_taken_by_who_was_woken(self, proxy, settings):
+        """All who wait were woken to see that the server is silent, when it was not any more."""
+        backend = point_at(settings, proxy.url, max_connections=1, socket_timeout=0.5)
+        outcomes = []
+
+        async def ask(number):
+            try:
+                outcomes.append(await backend.aacquire(lock_request(f"{number}"), queue=False))
+            except LockBackendError as error:
+                outcomes.append(error)
+                proxy.accept()
+
+        async def main():
+            proxy.refuse()
+            await asyncio.gather(*map(ask, range(20)))
+
+        asyncio.run(main())
+        assert isinstance(outcomes[0], LockBackendError)
+        assert [type(outcome) for outcome in outcomes[1:]] == [Grant] * 19
+
     def test_who_gives_up_waiting_for_a_connection_keeps_none(self, proxy, settings):
         backend = point_at(settings, proxy.url, max_connections=1, socket_timeout=5)
 

@@ -13,7 +13,7 @@ from typing import get_type_hints
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 
-from django_distlock import InvalidLockBackend, LockBackendDoesNotExist, lock, locks
+from django_distlock import InvalidLockBackend, LockBackendDoesNotExist, State, lock, locks
 from django_distlock.backends.dummy import DummyBackend
 from django_distlock.backends.locmem import LocMemBackend
 from django_distlock.options import OPTION_KEYS, LockOptions, Terms
@@ -84,6 +84,29 @@ def test_there_is_one_list_of_options():
     [told] = re.findall(r"The other options of `lock\(\)` have no key here: ([^.]*)\.", page)
     assert set(re.findall(r"`(\w+)`", told)) == {name for name in names if name.upper() not in OPTION_KEYS}
     assert set(OPTION_KEYS) <= set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE))
+
+
+class TestBackendsThatAreReplaced:
+    def test_what_is_built_while_they_are_closed_serves_that_call_alone(self, settings):
+        class Slow(LocMemBackend):
+            def __init__(self, alias, entry):
+                super().__init__(alias, entry)
+                locks.close()
+
+        globals()["Slow"] = Slow
+        settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": f"{__name__}.Slow"}}
+        assert type(locks["default"]) is Slow
+        settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": LOCMEM}}
+        assert type(locks["default"]) is LocMemBackend
+
+    def test_a_lease_ends_where_it_began(self, settings):
+        """Also if its alias is gone, and whatever its body raised is kept."""
+        settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": LOCMEM}}
+        handle = lock("name")
+        with pytest.raises(ZeroDivisionError), handle as lease:
+            settings.DISTRIBUTED_LOCKS = {"other": {"BACKEND": LOCMEM}}
+            _ = 1 / 0
+        assert lease.state is State.RELEASED
 
 
 class TestDefaultsOfAnAlias:

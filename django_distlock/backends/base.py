@@ -52,9 +52,9 @@ class BaseLockBackend(ABC):
 
     node_count: int | None = None  # of independent servers, a majority of which holds each lock; None: it is one store
 
-    # Told of a request that nobody waits for any more and that must be released. None, as of a backend that is not in
-    # ``locks``: its TTL frees it.
-    on_orphan: Callable[[LockRequest], None] | None = None
+    # Told of a request that nobody waits for any more and that must be released; False if it cannot be. None, as of a
+    # backend that is not in ``locks``: its TTL frees it.
+    on_orphan: Callable[[LockRequest], bool] | None = None
 
     def __init__(self, alias: str, settings: Mapping[str, Any]) -> None:
         self.alias = alias

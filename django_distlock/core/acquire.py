@@ -186,7 +186,8 @@ class Acquisition:
                 return answer
             # This process was stopped in between: others may have the lock by now. The request is finished before it
             # is given back, because that may be executed at any time, and nobody may go on with its token then.
-            late, self.request = self.request, self.request.afresh()
+            self._pending = late = self.request
+            self.request = late.afresh()
             self._was_asked = self._has_queued = False
             yield from self._call("release", late)
             if self._time_left() <= 0:
@@ -261,8 +262,9 @@ class Acquisition:
 
     def _attempt(self, *, queue: bool) -> Steps[Answer]:
         self._service.queue.mark_asking(self.request)
-        self._has_queued, self._was_asked = queue, True
+        self._has_queued, self._was_asked = self._has_queued or queue, True  # it has its place until it is told
         answer: Answer = yield from self._call("acquire", self.request, queue=queue)
+        self._has_queued = queue
         self._check_process()
         return answer
 

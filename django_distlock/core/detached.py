@@ -12,7 +12,7 @@ from django.views.decorators.debug import sensitive_variables
 from ..exceptions import LockLost, LockNotHeld
 from ..options import Terms
 
-SALT = "django_distlock.core.transfer"
+SALT = "django_distlock.handover"  # signs texts that are on their way now: it stays
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,9 +35,10 @@ class LeaseRenewer(Protocol):
     """Who keeps leases alive and cleans up behind callers that cannot (see renewal.py)."""
 
     def unregister(self, lease: Lease) -> bool: ...
+    def wake(self, name: str) -> None: ...
     def release_in_background(
         self, request: LockRequest, *, cooldown: float = 0.0, until: float | None = None
-    ) -> None: ...
+    ) -> bool: ...
 
 
 class State(enum.StrEnum):
@@ -426,9 +427,8 @@ class Lease:
 
     def _send_in_background(self, signal: Signal, **about: object) -> None:
         """A slow receiver must not let other leases run out, and an async one cannot be awaited by the renewer."""
-        signals.send_signal_in_background(
-            signal, type(self._backend), name=self.name, using=self.using, lease=self, **about
-        )
+        about |= {"name": self.name, "using": self.using, "lease": self}
+        signals.send_signal_in_background(signal, type(self._backend), **about)
 
     def _over_error(self) -> LockNotHeld:
         if self._is_detached:

@@ -198,18 +198,18 @@ class Lock:
         return acquisition
 
     def _defers(self, lease: Lease) -> bool:
-        return lease._is_live and self._options.terms(locks[self.using].terms).in_atomic == "defer"
+        return lease._is_live and self._options.own.in_atomic == "defer"
 
     def _frees(self, lease: Lease) -> bool:
         """Whether it is to be released now. One that is held for a transaction may be entered by others of it."""
         if lease._is_free:
             return True
-        locks.service(self.using).queue.wake(lease.name)
+        lease._renewer.wake(lease.name)
         return False
 
     def _tell(self, problem: LockError, body_error: BaseException | None) -> None:
         """An error at the end of ``with`` never takes the place of one that the body raised."""
-        if body_error is None and self._options.terms(locks[self.using].terms).on_lost == "raise":
+        if body_error is None and self._options.own.on_lost == "raise":
             raise problem
         logger.error("%s", problem)
 

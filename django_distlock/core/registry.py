@@ -79,12 +79,13 @@ class LockBackends:
         if service := self._services.get(alias):
             return service
         with self._building:
-            if alias not in self._services:
+            services = self._services  # what is built from settings that close() drops meanwhile serves this call alone
+            if alias not in services:
                 service = Service(self._build(alias))
-                service = self._services.setdefault(alias, service)  # a signal handler may have built one meanwhile
                 self._renewers.add(service.renewer)
                 _watch_the_exit()
-            return self._services[alias]
+                services.setdefault(alias, service)  # a signal handler may have built one meanwhile
+            return services[alias]
 
     def _build(self, alias: str) -> BaseLockBackend:
         configured = self.settings
@@ -117,9 +118,9 @@ class LockBackends:
 
     def close(self) -> None:
         """Forget the backends; the next use builds them anew from the settings."""
-        services = list(self._services.values())
+        services = self._services
         self._reset()
-        for service in services:
+        for service in list(services.values()):
             service.backend.close()
 
     def leases(self) -> list[Lease]:

@@ -64,13 +64,17 @@ class Renewer:
             self._by_name.pop(lease.name, None)
         return self._leases.pop(lease.token, None) is not None
 
+    def wake(self, name: str) -> None:
+        """Let the waiters of this process look whether they may enter."""
+        self._queue.wake(name)
+
     @property
     def is_cleaning(self) -> bool:
         """Whether some request is not released yet."""
         return self._cleaner.is_busy
 
-    def release_in_background(self, request: LockRequest, *, cooldown: float = 0.0, until: float | None = None) -> None:
-        """Free whatever the request may have got, in the background.
+    def release_in_background(self, request: LockRequest, *, cooldown: float = 0.0, until: float | None = None) -> bool:
+        """Free whatever the request may have got, in the background. False if it cannot be.
 
         ``cooldown``: seconds the lock shall stay taken from now. ``until``: when the store frees it anyway, on
         ``clock()``; default: after the request's TTL.
@@ -79,8 +83,9 @@ class Renewer:
         the parent takes back.
         """
         if self._pid != os.getpid():
-            return
+            return False
         self._cleaner.add(request, cooldown, max(until or 0.0, clock() + request.ttl))
+        return True
 
     def release_all(self) -> None:
         """The process exits: free what nobody works under any more.

@@ -12,17 +12,19 @@ from typing import Self
 
 from django.views.decorators.debug import sensitive_variables
 
+from ..backends.base import BaseLockBackend
 from ..exceptions import LockNotHeld
 from ..names import own_name
 from ..options import Options, Terms
 from ..types import Grant, Holder, LockInfo, LockRequest, current_execution
 from ..utils.clock import clock, safe_deadline
+from ..utils.drive import Call, Steps, adrive, drive
 from . import context
 from .detached import Detached
 from .holds import Hold
 from .lease import Lease
 from .lock import Lock, refuse_in_a_loop
-from .registry import locks
+from .registry import Service, locks
 
 CLOCKS_DIFFER = 300.0  # seconds at most between the wall clocks of two hosts
 
@@ -32,8 +34,7 @@ class AdoptedLease(Lease):
 
     __slots__ = ("_handle", "_proof")
 
-    def __init__(self, detached: Detached) -> None:
-        service = locks.service(detached.using)
+    def __init__(self, detached: Detached, service: Service) -> None:
         terms = Terms(**detached.terms)
         here = Holder.here(detached.label)
         holder = Holder(here.host, here.pid, here.thread, here.label, detached.since)
@@ -94,57 +95,63 @@ def adopt(text: str) -> AdoptedLease:
     then be adopted later).
     """
     refuse_in_a_loop()
-    with Adoption(text) as adoption:
-        lease = adoption.lease
-        adoption.is_first(lease._backend.acquire(adoption.proof, queue=False))
-        lease.renew()
-        adoption.is_known(lease._backend.acquire(lease._request, queue=False))
-    return lease
+    adoption = Adoption(text)
+    try:
+        drive(adoption.steps(), adoption.backend)
+        return adoption.lease
+    except BaseException:
+        adoption.undo()
+        raise
 
 
 @sensitive_variables("text")
 async def aadopt(text: str) -> AdoptedLease:
     """``adopt()`` for tasks: ``async with await aadopt(text) as lease:``."""
-    with Adoption(text) as adoption:
-        lease = adoption.lease
-        adoption.is_first(await lease._backend.aacquire(adoption.proof, queue=False))
-        await lease.arenew()
-        adoption.is_known(await lease._backend.aacquire(lease._request, queue=False))
-    return lease
+    adoption = Adoption(text)
+    try:
+        await adrive(adoption.steps(), adoption.backend)
+        return adoption.lease
+    except BaseException:
+        adoption.undo()
+        raise
 
 
 class Adoption:
     """What has to be true of a lease before this process may go on with it. Undone if something is not."""
 
     def __init__(self, text: str) -> None:
-        self.lease = AdoptedLease(Detached.from_text(text))
-        self.proof = self.lease._proof
-        self._renewer = locks.service(self.lease.using).renewer
+        detached = Detached.from_text(text)
+        service = locks.service(detached.using)
+        self.lease = AdoptedLease(detached, service)
+        self._proof = self.lease._proof
+        self._renewer = service.renewer
 
-    def __enter__(self) -> Self:
-        return self
+    @property
+    def backend(self) -> BaseLockBackend:
+        """Which makes the calls of ``steps()``."""
+        return self.lease._backend
 
-    def is_first(self, answer: Grant | LockInfo) -> None:
-        if isinstance(answer, LockInfo):
+    def steps(self) -> Steps[None]:
+        lease, request = self.lease, self.lease._request
+        first = yield Call("acquire", (self._proof,), {"queue": False})
+        if isinstance(first, LockInfo):
             raise LockNotHeld(
-                f"The lock {self.lease.name!r} ({self.lease.using}) was adopted already, by {answer.holder}. What"
-                " detach() returns can be adopted once."
+                f"The lock {lease.name!r} ({lease.using}) was adopted already, by {first.holder}. What detach() returns"
+                " can be adopted once."
             )
-        self._renewer.register(self.lease)
-        context.remember(self.lease)
+        self._renewer.register(lease)
+        context.remember(lease)
+        ttl, sent_at = lease._renewable(None), clock()
+        [renewed] = yield Call("renew", ([(request, ttl)],))
+        lease._was_renewed(renewed, sent_at, ttl)
+        shown = yield Call("acquire", (request,), {"queue": False})  # this process as the holder, from now on
+        is_same = isinstance(shown, Grant) and shown.fence == lease.fence
+        if not is_same and self._renewer.unregister(lease):
+            self._renewer.release_in_background(request)
+            lease._mark_lost("its TTL ran out while it was adopted")
+        lease.ensure_held()
 
-    def is_known(self, answer: Grant | LockInfo) -> None:
-        """The store shows this process as the holder from now on."""
-        is_same = isinstance(answer, Grant) and answer.fence == self.lease.fence
-        if not is_same and self._renewer.unregister(self.lease):
-            self._renewer.release_in_background(self.lease._request)
-            self.lease._mark_lost("its TTL ran out while it was adopted")
-        self.lease.ensure_held()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if error is not None:
-            if self._renewer.get(self.lease.token) is self.lease:
-                self._renewer.unregister(self.lease)
-            self._renewer.release_in_background(self.proof)
+    def undo(self) -> None:
+        if self._renewer.get(self.lease.token) is self.lease:
+            self._renewer.unregister(self.lease)
+        self._renewer.release_in_background(self._proof)

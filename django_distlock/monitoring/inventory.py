@@ -162,10 +162,11 @@ class Inventory:
 
         def ask(backend: BaseLockBackend, keys: Sequence[Key]) -> None:
             in_store = backend.count_waiters([key.name for key in keys])
-            # Of the waiters of one process one has a place in the store. Those of this process are all known.
-            length = locks.service(backend.alias).queue.length
             for key, count in zip(keys, in_store, strict=True):
-                counted[key] = None if count is None else max(count, length(key.name))
+                counted[key] = count
+                if count is not None and not backend.supports_processes:
+                    # One of all waiters has a place in the store; the others stand behind it in this very process.
+                    counted[key] = max(count, locks.service(backend.alias).queue.length(key.name))
 
         self._ask_in_steps(keys, ask)
         return counted

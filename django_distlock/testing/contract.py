@@ -53,7 +53,7 @@ class LockBackendContract:
         locks.acquire(lock_request("a"), queue=False)
         assert isinstance(locks.acquire(lock_request("b"), queue=False), Grant)
 
-    def test_an_attempt_repeated_with_its_ticket_is_granted_again_with_its_number(self, locks: Any) -> None:
+    def test_an_attempt_repeated_with_its_token_is_granted_again_with_its_number(self, locks: Any) -> None:
         mine = lock_request()
         first = locks.acquire(mine, queue=False)
         assert locks.acquire(mine, queue=False).fence == first.fence

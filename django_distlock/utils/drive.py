@@ -26,7 +26,8 @@ Steps = Generator[Call, Any, T]
 def drive(steps: Steps[T], target: object) -> T:
     """Return what the generator returns, or raise what it raises.
 
-    An interrupt that hits this function itself, such as an exception of a signal handler, closes the generator.
+    What interrupts this function itself closes the generator, and so does a BaseException in a call, such as the one of
+    Ctrl-C.
     """
     try:
         call = next(steps)

@@ -296,13 +296,14 @@ class Process:
 
     latest = get
 
-    def release_in_background(self, lock_request: LockRequest, *, cooldown: float = 0.0, until: float = 0.0) -> None:
+    def release_in_background(self, lock_request: LockRequest, *, cooldown: float = 0.0, until: float = 0.0) -> bool:
         known = self._pending & {(lock_request.token, False), (lock_request.token, lock_request.is_offer)}
         if self.is_alive and not known:
             self._pending.add((lock_request.token, lock_request.is_offer))
             self.start(
                 self._give_back(lock_request, self.world.now + cooldown, max(until, self.world.now + lock_request.ttl))
             )
+        return self.is_alive
 
     async def _give_back(self, lock_request: LockRequest, free_at: float, until: float) -> None:
         while True:

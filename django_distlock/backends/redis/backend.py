@@ -46,7 +46,7 @@ class RedisBackend(BaseLockBackend):
         "sentinels": None, "service_name": None, "sentinel_kwargs": None, "failover_timeout": 30.0,
     }  # fmt: skip
     options_elsewhere: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("cluster", "shards", "address_remap"), f"A Cluster has a backend of its own: {CLUSTER_BACKEND!r}."
+        ("cluster", "shards", "address_remap"), f"Take it out; for a Cluster, name {CLUSTER_BACKEND!r} in BACKEND."
     )
     in_cluster: ClassVar[bool] = False
 

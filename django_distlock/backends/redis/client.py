@@ -85,7 +85,7 @@ class Client:
 
     def _start(self) -> None:
         self._idle: deque[Idle] = deque()
-        self._answered_at, self._is_silent = 0.0, False  # see Call.queued
+        self._answered_at, self._silent_since = 0.0, inf  # see Call.queued
         weakref.finalize(self, _disconnect, self._idle).atexit = False
         self._permits = permits(self._most)  # one per connection that may be in use
 
@@ -118,7 +118,7 @@ class Client:
         except Empty:
             queued_at = clock()
             while True:
-                seconds = call.queued(self._most, is_silent=self._is_silent)
+                seconds = call.queued(self._most, self._silent_since)
                 with suppress(Empty):
                     permit = vacant.get(timeout=min(seconds, self._timeout))
                     call.admitted(queued_at)
@@ -139,16 +139,20 @@ class Client:
                     for index, reply in zip(forgotten, fresh, strict=True):
                         replies[index] = reply
             except BaseException as error:
-                self._is_silent = self._is_silent or (self._answered_at < sent_at and is_silence(error))
                 if connection is not None:
                     connection.disconnect()
-                pause = call.failed(error, was_sent=connection is not None, was_idle=was_idle)
+                pause = None
+                try:
+                    pause = call.failed(error, was_sent=connection is not None, was_idle=was_idle)
+                finally:
+                    if pause != 0 and self._answered_at < sent_at and is_silence(error):
+                        self._silent_since = min(self._silent_since, clock())
                 self.close()  # what killed this connection may have killed the idle ones
                 if pause:
                     return pause
             else:
                 self._answered_at = now = clock()
-                self._is_silent = False
+                self._silent_since = inf
                 idle.append(Idle(connection, now))
                 self._close_old(now)
                 return Answer(replies, sent_at, call.is_in_doubt)
@@ -219,7 +223,7 @@ class AsyncClient:
         self._location = location
         self._most, self._timeout = most, timeout
         self._idle: deque[Idle] = deque()
-        self._answered_at, self._is_silent = 0.0, False
+        self._answered_at, self._silent_since = 0.0, inf
         self._permits = TaskPermits(most)
         self._keeps = True  # connections for the next call
 
@@ -247,11 +251,11 @@ class AsyncClient:
         if self._permits.take():
             return
         queued_at = clock()
-        while True:
-            seconds = call.queued(self._most, is_silent=self._is_silent)
+        while not self._permits.take():  # one may be free that came back after wake()
+            seconds = call.queued(self._most, self._silent_since)
             if await self._permits.wait(None if seconds == inf else seconds):
-                call.admitted(queued_at)
-                return
+                break
+        call.admitted(queued_at)
 
     async def _attempt(self, commands: Sequence[Command], call: Call) -> Answer | float:
         cancelled = _cancellations()
@@ -266,19 +270,22 @@ class AsyncClient:
                     for index, reply in zip(forgotten, fresh, strict=True):
                         replies[index] = reply
             except BaseException as error:
-                if self._answered_at < sent_at and is_silence(error) and not self._is_silent:
-                    self._is_silent = True
-                    self._permits.wake()
                 if connection is not None:
                     await hang_up(connection)
                 _check_cancelled(cancelled)
-                pause = call.failed(error, was_sent=connection is not None, was_idle=was_idle)
+                pause = None
+                try:
+                    pause = call.failed(error, was_sent=connection is not None, was_idle=was_idle)
+                finally:
+                    if pause != 0 and self._answered_at < sent_at and is_silence(error) and self._silent_since == inf:
+                        self._silent_since = clock()
+                        self._permits.wake()
                 await self._close_idle()
                 if pause:
                     return pause
             else:
                 self._answered_at = now = clock()
-                self._is_silent = False
+                self._silent_since = inf
                 if self._keeps:
                     self._idle.append(Idle(connection, now))
                     while now - self._idle[0].since > IDLE_KEPT:

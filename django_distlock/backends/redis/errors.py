@@ -265,7 +265,7 @@ def _advice_on_slots(error: Exception, backend: BaseLockBackend, in_cluster: boo
                 "the slot of these locks moves from node to node, which takes longer than"
                 f" {backend.setting('OPTIONS')}['socket_timeout']."
             )
-        case ClusterDownError() | AskError() | TryAgainError() | ClusterCrossSlotError():
+        case ClusterDownError() | AskError() | TryAgainError() | ClusterCrossSlotError() if not in_cluster:
             return f"this server is a node of a Cluster; {_for_cluster(backend)}"
         case ResponseError() if "cluster support disabled" in str(error):
             return f"this server is no Cluster; name {SERVER_BACKEND!r} in {backend.setting('BACKEND')}."

@@ -116,18 +116,18 @@ class Call:
 
     # For one of ``most`` connections, where all are in use.
 
-    def queued(self, most: int, *, is_silent: bool) -> float:
-        """Seconds to wait on for a connection, while ``is_silent`` is what it is. Raises if it is no use.
+    def queued(self, most: int, silent_since: float) -> float:
+        """Seconds to wait on for a connection, while ``silent_since`` is what it is. Raises if it is no use.
 
-        ``is_silent``: the last attempt of anybody ended without an answer, and nobody had one while it lasted. Else
-        the server is busy with others, and only the caller's own wait counts.
+        ``silent_since``: when, on ``clock()``, somebody gave an attempt up without an answer, where nobody has had one
+        since; inf: the server is busy with others, and only the caller's own wait counts.
         """
         now = clock()
-        end = self._end if is_silent else max(self._end, self._queues_until)
+        end = max(self._end, min(self._queues_until, silent_since + self._timeout))
         if now < end:
             return end - now
         busy = f"all {most} connections wait for an answer"
-        raise self._to_tell(TimeoutError(busy) if is_silent else MaxConnectionsError(exhausted(most)))
+        raise self._to_tell(TimeoutError(busy) if silent_since < inf else MaxConnectionsError(exhausted(most)))
 
     def admitted(self, queued_at: float) -> None:
         """A connection is free at last. The time for which it was waited for is not the server's."""

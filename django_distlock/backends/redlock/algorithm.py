@@ -42,7 +42,7 @@ class Rounds:
         self.alias, self.prefix, self.size, self.explain, self.abandon = alias, prefix, size, explain, abandon
         self.majority = majority_of(size)
         self.numbers = FenceClock()
-        # Requests of granted requests where not all nodes had answered by then.
+        # Messages of granted requests where not all nodes had answered by then.
         self._late: WeakKeyDictionary[LockRequest, Sequence[Asked]] = WeakKeyDictionary()
         self._pursued: WeakSet[LockRequest] = WeakSet()
         self._released: WeakSet[LockRequest] = WeakSet()

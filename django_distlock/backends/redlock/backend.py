@@ -213,10 +213,7 @@ class RedlockBackend(BaseLockBackend):
         return error
 
     def _abandon(self, request: LockRequest) -> bool:
-        if self.on_orphan is None:
-            return False
-        self.on_orphan(request)
-        return True
+        return self.on_orphan is not None and self.on_orphan(request)
 
     # Nodes
 
