@@ -79,7 +79,7 @@ class TestInterrupts:
             lock("name", ttl=60).acquire()
         eventually(lambda: not lock("name").locked())
 
-    @pytest.mark.parametrize("method", ["_begin_release", "end"])
+    @pytest.mark.parametrize("method", ["_begin_release", "_mark_released"])
     def test_at_the_beginning_of_a_release(self, backend, monkeypatch, method):
         handle = lock("name", ttl=60)
         assert handle.acquire()
