@@ -23,7 +23,7 @@ from django_distlock.testing.tools import WAYS, calling
 from .conftest import REDIS, REDIS_CLUSTER, REDLOCK
 from .network import resolving, silent_listener, swallowing
 from .scripted import SERVICE, Scripted
-from .tools import eventually, renewer_of
+from .tools import eventually, insist, renewer_of
 
 EVERYTHING = bool(os.environ.get("DISTLOCK_SOAK"))
 SAMPLE = 12  # of so many cases one runs by default
@@ -168,8 +168,8 @@ def test_a_call_ends_within_its_time(stage, three, store, fault, call, wait, way
     with calling(way) as calls:
         held, lease = lock("held", ttl=30), None
         if fault not in AT_FIRST:
-            lease = held.__enter__()
-            calls(lock("name")).locked()  # its connection stands, too
+            lease = insist(held.__enter__)
+            insist(calls(lock("name")).locked)  # its connection stands, too
             on.break_(fault)
         handle = lock("name", wait=wait if call == "acquire" else 0, ttl=30)
         made = {

@@ -23,7 +23,7 @@ from django_distlock.testing.tools import WAYS, calling
 from .conftest import DATABASE
 from .databases import ALIAS, known_database
 from .proxy import Proxy
-from .tools import PATIENCE, eventually, renewer_of
+from .tools import PATIENCE, eventually, insist, renewer_of
 
 EVERYTHING = bool(os.environ.get("DISTLOCK_SOAK"))
 SAMPLE = 12  # of so many cases one runs by default
@@ -194,17 +194,6 @@ def on(request, store, fault, settings, tmp_path_factory, django_db_blocker):
         yield stage
         stage.close()
     gc.collect()  # now, while it is expected: PyMySQL leaves the socket of an attempt that failed to it
-
-
-def insist(call):
-    """On a busy machine, what nothing is the matter with may also take too long."""
-    give_up = time.monotonic() + 6 * PATIENCE
-    while True:
-        try:
-            return call()
-        except LockBackendError:
-            if time.monotonic() > give_up:
-                raise
 
 
 @pytest.mark.filterwarnings("ignore:.*socket.socket:pytest.PytestUnraisableExceptionWarning")

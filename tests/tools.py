@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
+from django_distlock import LockBackendError
 from django_distlock.backends.base import BaseLockBackend
 from django_distlock.core.local_queue import LocalQueue
 from django_distlock.core.renewal import Renewer
 from django_distlock.testing.tools import PATIENCE, eventually, lock_request
 
-__all__ = ["PATIENCE", "aeventually", "backend_on", "eventually", "lock_request", "queue_of", "renewer_of"]
+__all__ = ["PATIENCE", "aeventually", "backend_on", "eventually", "insist", "lock_request", "queue_of", "renewer_of"]
 
 
 def renewer_of(backend: BaseLockBackend) -> Renewer:
@@ -47,3 +48,14 @@ def backend_on(*kinds: str) -> Any:
         return found
 
     return backend
+
+
+def insist(call):
+    """On a busy machine, what nothing is the matter with may also take too long."""
+    give_up = time.monotonic() + 6 * PATIENCE
+    while True:
+        try:
+            return call()
+        except LockBackendError:
+            if time.monotonic() > give_up:
+                raise
