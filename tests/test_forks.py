@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import subprocess
+import sys
 import threading
 import time
 
@@ -13,7 +14,7 @@ import pytest
 from django_distlock import State, lock, locks
 from django_distlock.types import LockRequest, new_token
 
-from .programs import FORKS, heard, in_a_fork
+from .programs import FORKS, ROOT, heard, in_a_fork
 from .tools import PATIENCE, eventually, lock_request
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
@@ -239,6 +240,61 @@ class TestGreenlets:
         other = program("from tests.contention import contend\nsay(dict(contend(sys.argv[1], threads=4)))")
         assert ast.literal_eval(heard(parent)).keys() == {"held"}
         assert ast.literal_eval(heard(other)).keys() == {"held"}
+
+    @pytest.mark.parametrize("kind", ["redlock", "redis"])
+    def test_of_a_child_do_not_hear_what_its_parent_is_answered(self, kind):
+        """They wait for answers, and for connections, of servers that go on when the parent has forked."""
+        pytest.importorskip("gevent")
+        told = subprocess.run(
+            [sys.executable, "-c", MONKEY + ASKS_WHEN_FORKED, kind],
+            cwd=ROOT, capture_output=True, text=True, timeout=4 * PATIENCE,
+        )  # fmt: skip
+        lines = sorted(told.stdout.splitlines())
+        assert lines == ["child: forked"] * 4 + ["parent: held"] * 4, told.stdout + told.stderr
+
+
+ASKS_WHEN_FORKED = """
+import os, signal, sys, time
+import gevent
+from django.conf import settings
+from tests.quorum import Quorum
+with Quorum(3 if sys.argv[1] == "redlock" else 1) as quorum:
+    kind = {"redlock": "redlock.RedlockBackend", "redis": "redis.RedisBackend"}[sys.argv[1]]
+    location = quorum.urls if len(quorum.urls) > 1 else quorum.urls[0]
+    timeout = {"node_timeout": 20.0} if len(quorum.urls) > 1 else {"socket_timeout": 20.0}
+    settings.configure(DISTRIBUTED_LOCKS={"default": {
+        "BACKEND": "django_distlock.backends." + kind, "LOCATION": location, "TTL": 60,
+        "OPTIONS": {"socket_connect_timeout": 20.0, **timeout}}})
+    from django_distlock import LockBackendError, lock
+    parent = os.getpid()
+    def ask(name):
+        try:
+            with lock(name, wait=30) as lease:
+                gevent.sleep(1.0)
+                lease.ensure_held()
+            outcome = "held"
+        except LockBackendError as error:
+            outcome = "forked" if "was forked" in str(error) else str(error)
+        except BaseException as error:
+            outcome = repr(error)
+        # One write each, because the child's must not be mixed with its parent's.
+        os.write(1, f"{'parent' if os.getpid() == parent else 'child'}: {outcome}\\n".encode())
+    with lock("connects"):
+        pass
+    for number in range(len(quorum.urls)):
+        quorum.stop(number)
+    asking = [gevent.spawn(ask, str(number)) for number in range(4)]
+    gevent.sleep(0.3)
+    child = os.fork()
+    if not child:
+        gevent.joinall(asking, timeout=50)
+        os._exit(0)
+    gevent.sleep(0.3)
+    for number in range(len(quorum.urls)):
+        quorum.go_on(number)
+    gevent.joinall(asking, timeout=50)
+    os.waitpid(child, 0)
+"""
 
 
 def test_copies_of_one_memory_never_hold_a_lock_together(program, store):

@@ -95,6 +95,8 @@ class Acquisition:
             return (yield from self._granted_in_time())
         except BaseException as error:
             self._interrupted(error)
+            if isinstance(error, LockBackendError):
+                self._check_process()
             raise
 
     def conclude(self, answer: Answer) -> Signal | None:

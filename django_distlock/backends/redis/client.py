@@ -15,7 +15,6 @@ from contextlib import suppress
 from math import inf
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
-from weakref import WeakSet
 
 from redis.exceptions import BusyLoadingError, ConnectionError, NoScriptError, RedisError, ResponseError, TimeoutError
 
@@ -72,16 +71,8 @@ class Client:
     def __init__(self, location: Location, most: int, timeout: float) -> None:
         self._location = location
         self._most, self._timeout = most, timeout
-        self._connections: WeakSet[Any] = WeakSet()
         self._start()
-        fork.in_child(self._begin_anew)
-
-    def _begin_anew(self) -> None:
-        """In a forked child, where greenlets that wait for the parent's answers must not hear them."""
-        for connection in list(self._connections):
-            connection.disconnect()  # here; the parent's goes on
-        self._connections.clear()
-        self._start()
+        fork.in_child(self._start)
 
     def _start(self) -> None:
         self._idle: deque[Idle] = deque()
@@ -139,6 +130,8 @@ class Client:
                     for index, reply in zip(forgotten, fresh, strict=True):
                         replies[index] = reply
             except BaseException as error:
+                if idle is not self._idle and isinstance(error, Exception):
+                    raise ConnectionError("the process was forked") from error
                 if connection is not None:
                     connection.disconnect()
                 pause = None
@@ -170,9 +163,7 @@ class Client:
             if age < IDLE_KEPT and not self._is_stale(connection):
                 return connection, True
             connection.disconnect()
-        connection = self._location.connected(within=call.to_connect())
-        self._connections.add(connection)
-        return connection, False
+        return self._location.connected(within=call.to_connect()), False
 
     @staticmethod
     def _is_stale(connection: Any) -> bool:

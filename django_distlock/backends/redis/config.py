@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from math import inf
 from typing import Any
+from weakref import WeakSet
 
 import redis
 from django.core.cache import InvalidCacheBackendError
@@ -16,6 +18,7 @@ from redis.retry import Retry
 from redis.sentinel import SentinelConnectionPool
 
 from ...exceptions import InvalidLockBackend
+from ...utils import fork
 from ...utils.clock import clock
 from ...utils.text import printable, quoted
 from .connection import RunningFor, hang_up, ours, twin
@@ -32,6 +35,19 @@ _LENT = {
     "host", "port", "path", "db", "username", "password", "credential_provider", "protocol",
     "socket_keepalive", "socket_keepalive_options", "socket_type",
 }  # fmt: skip
+
+
+_connections: WeakSet[Any] = WeakSet()  # all that threads use
+
+
+def _hang_up_in_child() -> None:
+    """Greenlets that a fork has copied must not hear what their parent is answered."""
+    for connection in list(_connections):
+        connection.disconnect()  # here; the parent's goes on
+    _connections.clear()
+
+
+fork.in_child(_hang_up_in_child)
 
 
 class Secret(str):
@@ -91,6 +107,7 @@ class Location:
         by, arguments = clock() + within, {**self.arguments, **arguments}
         shake_hands = partial(_shake_hands, by)
         connection = self.connection_class(**arguments, retry=Retry(NoBackoff(), 0), redis_connect_func=shake_hands)
+        _connections.add(connection)
         connection.connect_by = min(by, clock() + arguments["socket_connect_timeout"])
         try:
             connection.connect()
@@ -133,6 +150,8 @@ class Location:
 
 def _shake_hands(by: float, connection: Any) -> None:
     """In the time that is left. What comes after the handshake has the usual timeout."""
+    if connection.pid != os.getpid():
+        raise redis.ConnectionError("the process was forked")
     usual = connection.socket_timeout
     connection._sock.settimeout(max(0.01, min(usual, by - clock())))  # noqa: SLF001 - redis-py has no public way
     connection.on_connect()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import random
 from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Mapping, Sequence
 from functools import partial
@@ -23,7 +24,7 @@ from ..redis.keys import read_prefix
 from .aio_connections import AsyncNodes
 from .algorithm import Listing, Rounds, StaleConnections
 from .config import check_options, read_locations
-from .connections import Nodes
+from .connections import Nodes, check_process
 from .diagnostics import examine, of_settings
 from .messages import HANDSHAKE, Steps
 from .quorum import Seen, is_final, majority_of
@@ -234,12 +235,13 @@ class RedlockBackend(BaseLockBackend):
     ) -> Any:
         """``within``: seconds to wait for connections."""
         how: Any = {"urgent": urgent, "persists": persists}
-        within, began = self._connecting if within is None else within, clock()
+        within, began, pid = self._connecting if within is None else within, clock(), os.getpid()
         try:
             try:
                 return self._nodes.run(steps(False), patience, within, **how)
             except StaleConnections:
                 self._nodes.reset()
+                check_process(pid)
                 return self._nodes.run(steps(True), patience, _rest_of(within, began), **how)
         except MaxConnectionsError as error:
             raise LockBackendError(f"Lock backend {self.alias!r}: {advice(error, self)} ({error})") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import select
 import threading
 import weakref
@@ -44,6 +45,18 @@ from .messages import (
 )
 
 
+def check_process(pid: int) -> None:
+    """Raise LockBackendError where process ``pid`` began what runs here: a fork copies greenlets, too.
+
+    What the parent asked for is the parent's. Its copy neither sends anything nor reads what the parent is answered.
+    """
+    if os.getpid() != pid:
+        raise LockBackendError(
+            f"Process {pid} was forked while it asked its nodes. It goes on to ask; in its child, process"
+            f" {os.getpid()}, nobody does. Ask anew there."
+        )
+
+
 class Link:
     """One connection to one node, used by one thread at a time. Replies come in the order of the requests.
 
@@ -52,6 +65,7 @@ class Link:
 
     def __init__(self, connection: Any) -> None:
         self.connection = connection
+        self._pid = os.getpid()
         self.fileno: int = connection._sock.fileno()  # noqa: SLF001 - redis-py has no public way to poll many connections
         self.awaited: deque[Asked] = deque()
         self.is_broken = False
@@ -68,6 +82,7 @@ class Link:
         return clock() - self.awaited[0].sent_at if self.awaited else 0.0
 
     def send(self, message: Message, at: float) -> Asked:
+        check_process(self._pid)
         asked = Asked(message.replies, at, self)
         self.awaited.append(asked)
         try:
@@ -78,6 +93,7 @@ class Link:
 
     def read(self) -> None:
         """Take the replies that have come, at least one: it is known to be there."""
+        check_process(self._pid)
         if not self.awaited:
             self.fail(ConnectionError("the node closed the connection"))
         try:
@@ -263,17 +279,22 @@ class Nodes:
         refuse. ``urgent``: also ask nodes that owe an answer. Raises MaxConnectionsError.
         """
         fork.notice()  # a child must not talk on its parent's connections
-        vacant, idle = self._permits, self._idle
+        pid, vacant, idle = os.getpid(), self._permits, self._idle
         try:
             permit = vacant.get(timeout=within)
         except Empty:
+            check_process(pid)
             raise MaxConnectionsError(exhausted(self._most)) from None
         try:
+            check_process(pid)
             connections = self._connection_set(within, persists)
             try:
+                check_process(pid)
                 round_ = next(steps)
                 while True:
-                    round_ = steps.send(connections.ask(round_, patience, urgent=urgent))
+                    asked = connections.ask(round_, patience, urgent=urgent)
+                    check_process(pid)
+                    round_ = steps.send(asked)
             except StopIteration as end:
                 return end.value
             except (LockBackendError, Verdict):
@@ -304,17 +325,20 @@ class Nodes:
 
     def _fill(self, connections: ConnectionSet, within: float, persists: bool) -> None:
         arrival = ConnectWait(self._majority, within, persists=persists)
-        with self._changed:
+        pid, changed = os.getpid(), self._changed
+        with changed:
             try:
                 self._filling.append(connections)
                 while missing := self._missing(connections):
                     ready = len(self._nodes) - len(missing)
                     for node in missing:
                         self._connect(node, insist=ready < self._majority)
+                        check_process(pid)
                     left = arrival.wait(ready, missing)
                     if left <= 0:
                         return
-                    self._changed.wait(left)
+                    changed.wait(left)
+                    check_process(pid)
             finally:
                 with suppress(ValueError):  # interrupted before it was added
                     self._filling.remove(connections)
@@ -341,11 +365,14 @@ class Nodes:
                 node.fail(ConnectionError(str(error)))
 
     def _connected(self, node: Node) -> None:
+        pid = os.getpid()
         failure: Exception | None = None
         try:
             link = Link(self._opened(node.location))
         except Exception as error:  # told to whoever asks the node
             failure = error
+        if fork.is_copy(pid):
+            return
         with self._changed:
             node.opened()
             if failure:
