@@ -1024,6 +1024,29 @@ class TestEventLoops:
             eventually(lambda: all(_clients(node) <= then for node, then in zip(nodes, before, strict=True)))
         assert len(redlock_locks._async_nodes) == 0
 
+    def test_the_impatient_end_no_connection_on_which_others_wait(self, quorum, configured, monkeypatch):
+        """The tasks of a loop share their connections, and the timeout of a node follows the TTL."""
+        backend = configured(quorum.urls)
+        monkeypatch.setattr("django_distlock.backends.redlock.aio_connections.GIVEN_UP", PATIENCE)
+        monkeypatch.setattr(backend, "_node_timeout", lambda ttl=None: PATIENCE if ttl == 60 else 0.05)
+        patient, hasty = lock_request("patient", ttl=60), lock_request("hasty", ttl=1)
+        hasty.give_up = 0.0
+
+        async def main():
+            assert isinstance(await backend.aacquire(lock_request("connects", ttl=60), queue=False), Grant)
+            for number in range(5):
+                quorum.stop(number)
+            waiting = asyncio.create_task(backend.aacquire(patient, queue=False))
+            await asyncio.sleep(0)  # it has asked
+            with pytest.raises(LockBackendError, match="does not answer"):
+                await backend.aacquire(hasty, queue=False)
+            for number in range(5):
+                quorum.go_on(number)
+            return await waiting
+
+        assert isinstance(asyncio.run(main()), Grant)
+        assert not patient.in_doubt  # it was asked for once
+
     def test_what_ends_with_the_loop_leaves_no_connection(self, redlock_locks, nodes):
         """Generators that were left over are closed at the same time as the connections."""
         left_over = []

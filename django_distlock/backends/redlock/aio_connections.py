@@ -45,6 +45,12 @@ class AsyncNode(NodeState):
         """Seconds since the oldest request that is not answered."""
         return clock() - self._awaited[0].sent_at if self._awaited else 0.0
 
+    @property
+    def is_overdue(self) -> bool:
+        """Whether it was silent for longer than anybody's patience: the tasks of a loop share the connection."""
+        longest = max((asked.patience for asked in self._awaited if not asked.is_settled), default=0.0)
+        return self.silent_for > longest
+
     def is_ready(self, patience: float, *, urgent: bool) -> bool:
         """Whether an answer can be expected; with ``urgent`` also where one is overdue."""
         if self.connection is None:
@@ -191,7 +197,7 @@ class AsyncNodes:
                 asked.append(Asked(message.replies, at, failure=failure))
             else:
                 one = node.send(message, at)
-                one.notify = check
+                one.notify, one.patience = check, patience
                 asked.append(one)
         if all(one.is_settled for one in asked) or round_.enough(asked):
             return asked
@@ -228,9 +234,9 @@ class AsyncNodes:
             ready = [node.is_ready(patience, urgent=urgent) for node in self._nodes]
 
     def reset(self) -> None:
-        """Close connections that owe an answer: they may have died unnoticed."""
+        """Close connections that owe an answer to nobody who is more patient: they may have died unnoticed."""
         for node in self._nodes:
-            if node.silent_for:
+            if node.is_overdue:
                 node.end(TimeoutError(f"no answer for {node.silent_for:.2f} s"))
 
     async def aclose(self) -> None:

@@ -37,12 +37,12 @@ class Asked:
 
     ``was_sent``: the node may have executed it, or may do so yet, whatever is known. ``connection``: on which.
     ``is_settled``: it was answered, or failed for this round. ``remedy``: makes what undoes the request, to be
-    sent behind it if nobody can wait for its reply any more.
+    sent behind it if nobody can wait for its reply any more. ``patience``: seconds that its round lasts.
     """
 
     __slots__ = (
-        "connection", "expects", "failure", "is_answered", "is_settled", "notify", "remedy", "replies", "sent_at",
-        "was_sent",
+        "connection", "expects", "failure", "is_answered", "is_settled", "notify", "patience", "remedy", "replies",
+        "sent_at", "was_sent",
     )  # fmt: skip
 
     def __init__(
@@ -56,6 +56,7 @@ class Asked:
         self.is_settled = not self.was_sent
         self.notify: Callable[[], None] | None = None
         self.remedy: Callable[[], Message] | None = None
+        self.patience = 0.0
 
     def take(self, reply: Any) -> bool:
         """Whether this was the last reply."""
