@@ -161,7 +161,7 @@ def _advice(error: Exception, backend: BaseLockBackend, location: str, file: str
         )
     if "database is locked" in text:
         return (
-            f"{where} is in the file {file}, to which another process wrote for longer than"
+            f"{where} is in the file {file}, to which others wrote for longer than"
             f" {backend.setting('OPTIONS')}['timeout']: {text}"
         )
     if "could not serialize" in text:

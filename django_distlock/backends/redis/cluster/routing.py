@@ -313,7 +313,8 @@ def _ask_in_turn(slots: SlotMap, within: float, queues_until: float) -> Steps[Ex
             slots.silent.discard(address)
         else:
             reply = _of_node(address, outcome)
-            slots.silent.add(address)
+            if not isinstance(outcome, REFUSED):
+                slots.silent.add(address)
         if isinstance(reply, Exception):
             failure = reply
         elif slots.learn(reply, address):
