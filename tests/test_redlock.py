@@ -17,6 +17,7 @@ import pytest
 import redis
 
 from django_distlock import LockBackendError, LockNotAcquired, State, aadopt, adopt, lock, locks
+from django_distlock.backends.common.permits import permits
 from django_distlock.backends.redis.config import Location
 from django_distlock.backends.redlock.connections import Nodes, Selection
 from django_distlock.backends.redlock.messages import AGAIN, PACE
@@ -700,6 +701,71 @@ class TestConnections:
         threading.Timer(0.05, inside.wait).start()
         assert isinstance(backend.acquire(lock_request(), queue=False), Grant)
         busy.join()
+
+    def test_who_waits_for_a_lock_waits_as_long_for_a_connection(self, five_valkeys, configured):
+        backend = configured(
+            [node.url for node in five_valkeys], OPTIONS={"max_connections": 1, "socket_connect_timeout": 0.05}
+        )
+        ends = threading.Event()
+
+        def steps(last_try):
+            ends.wait(PATIENCE)
+            return
+            yield
+
+        busy = threading.Thread(target=backend._run, args=(steps, 1.0))
+        busy.start()
+        threading.Timer(3 * backend._connecting, ends.set).start()
+        patient = lock_request("queued for")
+        patient.give_up = clock() + PATIENCE
+        assert isinstance(backend.acquire(patient, queue=False), Grant)
+        busy.join()
+
+    def test_who_finds_all_in_use_is_told_what_the_others_failed_with(self, quorum, configured):
+        backend = configured(quorum.urls, OPTIONS={"max_connections": 1, "node_timeout": 0.1})
+        inside, ends = threading.Event(), threading.Event()
+
+        def steps(last_try):
+            inside.set()
+            ends.wait(PATIENCE)
+            return
+            yield
+
+        for number in range(5):
+            quorum.kill(number)
+        hasty = lock_request()
+        hasty.give_up = 0.0
+        with pytest.raises(LockBackendError, match="of 5 nodes failed"):
+            backend.acquire(hasty, queue=False)
+        busy = threading.Thread(target=backend._run, args=(steps, 0.1))
+        busy.start()
+        inside.wait(PATIENCE)
+        try:
+            with pytest.raises(LockBackendError, match="of 5 nodes failed"):
+                backend.acquire(hasty, queue=False)
+        finally:
+            ends.set()
+            busy.join()
+
+    @pytest.mark.parametrize("busy_for", [0.0, 0.5])
+    def test_the_time_to_wait_for_connections_is_spent_once(self, redlock_locks, monkeypatch, busy_for):
+        """First while all are in use, then until they are opened."""
+        nodes, left = redlock_locks._nodes, []
+
+        def note(connections, within, persists):
+            left.append(within)
+
+        def steps():
+            return
+            yield
+
+        monkeypatch.setattr(nodes, "_fill", note)
+        nodes._permits = taken = permits(1)
+        permit = taken.get()
+        threading.Timer(busy_for, taken.put, [permit]).start()
+        nodes.run(steps(), 1.0, PATIENCE)
+        assert left
+        assert left[0] <= PATIENCE - busy_for
 
     def test_where_no_thread_can_be_started(self, redlock_locks, monkeypatch):
         def refuse(thread):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import random
 from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Mapping, Sequence
@@ -24,9 +25,9 @@ from ..redis.keys import read_prefix
 from .aio_connections import AsyncNodes
 from .algorithm import Listing, Rounds, StaleConnections
 from .config import check_options, read_locations
-from .connections import Nodes, check_process
+from .connections import Nodes
 from .diagnostics import examine, of_settings
-from .messages import HANDSHAKE, Steps
+from .messages import HANDSHAKE, Steps, check_process
 from .quorum import Seen, is_final, majority_of
 
 RENEWALS = 250  # leases that are renewed in one round: what a node that hangs takes in without blocking us
@@ -92,7 +93,8 @@ class RedlockBackend(BaseLockBackend):
     def acquire(self, request: LockRequest, *, queue: bool) -> Grant | LockInfo:
         self._longest_ttl = max(self._longest_ttl, request.lasts)
         try:
-            answer: Grant | LockInfo = self._run(*self._acquiring(request), **self._patience(request))
+            end = math.inf if request.give_up is None else request.give_up
+            answer: Grant | LockInfo = self._run(*self._acquiring(request), **self._patience(request), queues_until=end)
         except BaseException as error:
             request.in_doubt = request.in_doubt or not isinstance(error, LockBackendError)
             raise
@@ -232,9 +234,10 @@ class RedlockBackend(BaseLockBackend):
         urgent: bool = False,
         within: float | None = None,
         persists: bool = False,
+        queues_until: float = -math.inf,
     ) -> Any:
-        """``within``: seconds to wait for connections."""
-        how: Any = {"urgent": urgent, "persists": persists}
+        """``within``: seconds to wait for connections. ``queues_until``: see ``Nodes.run``."""
+        how: Any = {"urgent": urgent, "persists": persists, "queues_until": queues_until}
         within, began, pid = self._connecting if within is None else within, clock(), os.getpid()
         try:
             try:

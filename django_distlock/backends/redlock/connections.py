@@ -9,7 +9,8 @@ import weakref
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from queue import Empty
+from math import inf
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from redis.exceptions import (
@@ -24,11 +25,13 @@ from redis.exceptions import (
 from ...exceptions import LockBackendError
 from ...utils import fork
 from ...utils.clock import clock
-from ..common.permits import permits
+from ..common.permits import Permit, permits
 from ..redis.client import IDLE_TRUSTED
 from ..redis.config import Location
+from ..redis.errors import NoReply
 from ..redis.timeouts import exhausted
 from .messages import (
+    AGAIN,
     GIVEN_UP,
     LOADS,
     MOST_AWAITED,
@@ -41,20 +44,9 @@ from .messages import (
     Round,
     Steps,
     Verdict,
+    check_process,
     time_out,
 )
-
-
-def check_process(pid: int) -> None:
-    """Raise LockBackendError where process ``pid`` began what runs here: a fork copies greenlets, too.
-
-    What the parent asked for is the parent's. Its copy neither sends anything nor reads what the parent is answered.
-    """
-    if os.getpid() != pid:
-        raise LockBackendError(
-            f"Process {pid} was forked while it asked its nodes. It goes on to ask; in its child, process"
-            f" {os.getpid()}, nobody does. Ask anew there."
-        )
 
 
 class Link:
@@ -261,6 +253,7 @@ class Nodes:
         self._idle: deque[ConnectionSet] = deque()
         self._filling: list[ConnectionSet] = []  # those that wait for connections, in the order in which they came
         self._permits = permits(self._most)  # one per set that may be in use
+        self._failure: NoReply | None = None  # what the last run ended with, if no majority answered
         self._is_open = True
         weakref.finalize(self, _disconnect, self._idle, self._nodes).atexit = False
 
@@ -272,22 +265,22 @@ class Nodes:
         *,
         urgent: bool = False,
         persists: bool = False,
+        queues_until: float = -inf,
     ) -> Any:
         """Take the steps, each round of which may last ``patience`` seconds; their result.
 
-        ``within``: seconds to wait for connections, if a majority is not connected; ``persists``: also to nodes that
-        refuse. ``urgent``: also ask nodes that owe an answer. Raises MaxConnectionsError.
+        ``within``: seconds to wait for connections, while all are in use or a majority is not connected; ``persists``:
+        also to nodes that refuse. ``queues_until``: the moment on ``clock()`` to which the caller waits at least where
+        all are in use and the nodes answer. ``urgent``: also ask nodes that owe an answer. Raises MaxConnectionsError,
+        or what the others failed with where the nodes do not answer them.
         """
         fork.notice()  # a child must not talk on its parent's connections
         pid, vacant, idle = os.getpid(), self._permits, self._idle
-        try:
-            permit = vacant.get(timeout=within)
-        except Empty:
-            check_process(pid)
-            raise MaxConnectionsError(exhausted(self._most)) from None
+        by = clock() + within
+        permit = self._permit(vacant, by, queues_until, pid)
         try:
             check_process(pid)
-            connections = self._connection_set(within, persists)
+            connections = self._connection_set(_left(by, within, queues_until), persists)
             try:
                 check_process(pid)
                 round_ = next(steps)
@@ -296,8 +289,11 @@ class Nodes:
                     check_process(pid)
                     round_ = steps.send(asked)
             except StopIteration as end:
+                self._failure = None
                 return end.value
-            except (LockBackendError, Verdict):
+            except (LockBackendError, Verdict) as error:
+                if isinstance(error, NoReply):
+                    self._failure = _same(error)
                 raise
             except BaseException as error:  # interrupted: what stands on the links is not known any more
                 connections.close(error if isinstance(error, Exception) else TimeoutError("interrupted"))
@@ -309,6 +305,18 @@ class Nodes:
             del permit  # a traceback may keep this frame
             if not self._is_open:
                 self.close()
+
+    def _permit(self, vacant: SimpleQueue[Permit], by: float, queues_until: float, pid: int) -> Permit:
+        while True:
+            left = (by if self._failure else max(by, queues_until)) - clock()
+            with suppress(Empty):
+                return vacant.get(timeout=max(0.0, min(left, AGAIN)))  # whether the nodes answer may change meanwhile
+            check_process(pid)
+            if left <= AGAIN:
+                break
+        if failure := self._failure:
+            raise _same(failure)
+        raise MaxConnectionsError(exhausted(self._most))
 
     # Connections
 
@@ -412,6 +420,19 @@ class Nodes:
     def close(self) -> None:
         self._is_open = False
         self.reset()
+
+
+def _left(by: float, within: float, queues_until: float) -> float:
+    """Seconds to wait for connections. Who queued for longer than that would take has as much again for them."""
+    now = clock()
+    return max(0.0, by - now, min(within, queues_until - now))
+
+
+def _same(error: NoReply) -> NoReply:
+    """To be kept, or told to somebody else: without the traceback, which holds connections."""
+    same = NoReply(*error.args)
+    same.is_final, same.__cause__ = error.is_final, error.__cause__
+    return same
 
 
 def _disconnect(idle: deque[ConnectionSet], nodes: Sequence[Node]) -> None:

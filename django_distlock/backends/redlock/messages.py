@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
 from math import inf
@@ -10,6 +11,7 @@ from typing import Any, NamedTuple
 
 from redis.exceptions import ConnectionError, TimeoutError
 
+from ...exceptions import LockBackendError
 from ...utils.clock import clock
 from ..redis.errors import is_transient
 from ..redis.scripts import Command, Script, pack
@@ -23,6 +25,18 @@ GIVEN_UP = 2.0  # seconds without a reply after which a connection is closed
 MOST_AWAITED = 16  # replies that one connection may owe: what a node that hangs takes in without blocking us
 GRACE = 0.01  # seconds that a node which is being connected to may come later than the majority
 HANDSHAKE = 0.35  # seconds that a caller waits for a connection beyond the time in which it is opened
+
+
+def check_process(pid: int) -> None:
+    """Raise LockBackendError where process ``pid`` began what runs here: a fork copies greenlets, too.
+
+    What the parent asked for is the parent's. Its copy neither sends anything nor reads what the parent is answered.
+    """
+    if os.getpid() != pid:
+        raise LockBackendError(
+            f"Process {pid} was forked while it asked its nodes. It goes on to ask; in its child, process"
+            f" {os.getpid()}, nobody does. Ask anew there."
+        )
 
 
 class NotYetConnected(TimeoutError):
