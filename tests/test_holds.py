@@ -141,7 +141,7 @@ def test_a_receiver_that_exits_does_not_end_what_others_are_told():
     lock_lost.disconnect(receive)
 
 
-def test_a_lock_that_only_a_response_holds_is_busy_for_its_own_thread(rf):
+def test_a_lock_that_only_a_response_holds_is_busy_for_its_own_thread(rf, keep_connections):
     @distributed_lock("export")
     def export(request):
         return StreamingHttpResponse(["a"])
