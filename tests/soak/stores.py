@@ -15,6 +15,9 @@ from typing import Any
 
 import redis
 from django.db import connections
+from redis.backoff import ConstantBackoff
+from redis.exceptions import BusyLoadingError, ConnectionError
+from redis.retry import Retry
 
 from example_project.valkey import Valkey
 from tests import mariadb, postgres
@@ -121,7 +124,9 @@ class OneRedis(Store):
         return nothing
 
     def _client(self) -> redis.Redis:
-        return redis.Redis.from_url(self._server.url, socket_timeout=5, decode_responses=True)
+        """Waits for a server that was started a moment ago and still reads its data."""
+        patient = Retry(ConstantBackoff(0.1), 100, supported_errors=(BusyLoadingError, ConnectionError))
+        return redis.Redis.from_url(self._server.url, socket_timeout=5, decode_responses=True, retry=patient)
 
     def left_behind(self) -> list[str]:
         with self._client() as client:
