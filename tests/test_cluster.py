@@ -262,7 +262,7 @@ class TestConnections:
 
     def test_many_more_tasks_than_connections(self, cluster_locks, valkey_cluster, settings):
         """To each node. Who waits for one, or holds a lock, waits while the nodes answer others."""
-        options = {"max_connections": 1, "socket_timeout": 0.1}
+        options = {"max_connections": 1, "socket_timeout": 1.0}
         settings.DISTRIBUTED_LOCKS = {"default": entry(valkey_cluster.urls, **options)}
 
         async def one(number):
