@@ -193,7 +193,10 @@ def test_a_call_ends_within_its_time(stage, three, store, fault, call, wait, way
             locks.close()
         on.end()
         if lease and call != "release":
-            held.release()
+            try:
+                held.release()
+            except LockBackendError:  # connections to nodes that are back since a moment are opened at a pace
+                eventually(lambda: not renewer_of(locks["default"]).is_cleaning)
     assert took < longest(store, call, wait) + 1 + SLOW_MACHINE
     assert cpu < (CPU + 0.02 * took) * (3 if store == "quorum" else 1)  # of one core, while it tries again
     if call == "check":
