@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from .admin_pages import MIDDLEWARE, hold, use_admin
 from .browser import Browser
 from .conftest import LOCMEM, REDIS
 from .test_example import chromium  # noqa: F401 - a fixture
-from .tools import PATIENCE, lock_request
+from .tools import PATIENCE, eventually, lock_request
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -79,6 +80,8 @@ def server(site, backend, settings, transactional_db):
     settings.ALLOWED_HOSTS = ["localhost"]
     server = LiveServer("localhost")
     yield server
+    # Its stop takes the database from threads that still answer a browser which has just ended.
+    eventually(lambda: not any("process_request_thread" in thread.name for thread in threading.enumerate()))
     server.stop()
 
 

@@ -84,7 +84,7 @@ ROWS = {
     "NOAUTH": Row("NOAUTH Authentication required.", False, "refused the user or password"),
     "WRONGPASS": Row("WRONGPASS invalid username-password pair", False, "refused the user or password"),
     "NOPERM": Row("NOPERM User has no permissions to run the command", False, "may not run this command"),
-    "CROSSSLOT": Row("CROSSSLOT Keys in request don't hash to the same slot", False, "Cluster"),
+    "CROSSSLOT": Row("CROSSSLOT Keys in request don't hash to the same slot", False, "Cluster|refused the command"),
     "WRONGTYPE": Row("WRONGTYPE Operation against a key", False, "another type of value"),
     "EXECABORT": Row("EXECABORT Transaction discarded because of previous errors.", False, "refused the command"),
     "NOPROTO": Row("NOPROTO unsupported protocol version", False, "refused the command"),

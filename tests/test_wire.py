@@ -101,7 +101,7 @@ class TestNoConnectionIsFree:
 
     def test_for_a_first_attempt_it_is_waited_for_as_long_as_for_another_server(self):
         wire = Client(Service(Connection()), 1, 0.3)
-        taken, wire._is_silent = wire._permits.get(), True
+        taken, wire._silent_since = wire._permits.get(), clock()
         began = time.monotonic()
         with pytest.raises(TimeoutError, match="all 1 connections wait for an answer"):
             wire.send(COMMAND, until=clock() + 0.9)
@@ -112,7 +112,7 @@ class TestNoConnectionIsFree:
         async def main():
             wire = AsyncClient(Service(AsyncConnection()), 1, 0.3)
             assert wire._permits.take()
-            wire._is_silent = True
+            wire._silent_since = clock()
             began = time.monotonic()
             with pytest.raises(TimeoutError, match="all 1 connections wait for an answer"):
                 await wire.send(COMMAND, until=clock() + 0.9)
