@@ -30,7 +30,7 @@ SAMPLE = 12  # of so many cases one runs by default
 SLOW_MACHINE = 0.5 if EVERYTHING else 20.0  # seconds that a machine under load may add to any call
 TIMEOUT = 0.5  # seconds
 FAILOVER = 1.5  # seconds
-CPU = 0.2 if EVERYTHING else 1.0  # seconds of the processor, which count for more where many share it
+CPU = 0.2  # seconds of the processor that a call may take
 
 STORES = ("server", "master", "cluster", "quorum")
 FAULTS = (
@@ -193,10 +193,7 @@ def test_a_call_ends_within_its_time(stage, three, store, fault, call, wait, way
             locks.close()
         on.end()
         if lease and call != "release":
-            try:
-                held.release()
-            except LockBackendError:  # connections to nodes that are back since a moment are opened at a pace
-                eventually(lambda: not renewer_of(locks["default"]).is_cleaning)
+            held.release()
     assert took < longest(store, call, wait) + 1 + SLOW_MACHINE
     assert cpu < (CPU + 0.02 * took) * (3 if store == "quorum" else 1)  # of one core, while it tries again
     if call == "check":

@@ -31,7 +31,7 @@ SLOW_MACHINE = 0.5 if EVERYTHING else 20.0  # seconds that a machine under load 
 TIMEOUT = 0.5  # seconds
 PATIENT = 3.0  # seconds, where calls succeed in the end, and for a file: who has less time waits less
 SHORTEST = 1.0  # seconds that a call has which itself has less time
-CPU = 0.2 if EVERYTHING else 1.0  # seconds of the processor, which count for more where many share it
+CPU = 0.2  # seconds of the processor that a call may take
 
 FAULTS = {
     "postgres": ("refuses", "hangs", "hangs at first", "silent", "cut", "full"),

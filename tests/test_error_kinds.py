@@ -45,7 +45,7 @@ from .tools import eventually, lock_request, renewer_of
 EVERYTHING = bool(os.environ.get("DISTLOCK_SOAK"))
 SAMPLE = 12  # of so many cases one runs by default
 SLOW_MACHINE = 20.0  # seconds that a machine under load may add to any call
-CPU = 0.2 if EVERYTHING else 1.0  # seconds of the processor that a call may take; many share it in the suite
+CPU = 0.2  # seconds of the processor that a call may take
 
 SLOT = slot_of(ClusterKeys("lock", 64).lease("name"))
 CLOSE, SILENCE = Scripted.CLOSE, Scripted.SILENCE

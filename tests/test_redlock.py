@@ -19,7 +19,8 @@ import redis
 from django_distlock import LockBackendError, LockNotAcquired, State, aadopt, adopt, lock, locks
 from django_distlock.backends.common.permits import permits
 from django_distlock.backends.redis.config import Location
-from django_distlock.backends.redlock.connections import Nodes, Selection
+from django_distlock.backends.redlock import connections
+from django_distlock.backends.redlock.connections import Link, Nodes, Selection
 from django_distlock.backends.redlock.messages import AGAIN, PACE
 from django_distlock.backends.redlock.quorum import Votes, fence_of, is_known
 from django_distlock.exceptions import InvalidLockBackend
@@ -622,6 +623,18 @@ class TestConnections:
             node.client_kill_filter(skipme=True, _type="normal")
         assert handle.acquire()
         handle.release()
+
+    def test_that_died_before_anybody_used_them_are_opened_anew(self, redlock_locks, nodes, monkeypatch):
+        monkeypatch.setattr(connections, "IDLE_TRUSTED", 0.0)
+        every = redlock_locks._nodes
+        for node in every._nodes:
+            for _ in range(3):
+                node.spare.append(Link(every._opened(node.location)))
+        for node in nodes:
+            node.client_kill_filter(skipme=True, _type="normal")
+        taken = lock_request()
+        assert isinstance(redlock_locks.acquire(taken, queue=False), Grant)
+        assert redlock_locks.release(taken)
 
     def test_after_the_servers_forgot_their_scripts(self, redlock_locks, nodes, calls):
         handle = calls(lock("name"))

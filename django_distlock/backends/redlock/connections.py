@@ -171,8 +171,9 @@ class ConnectionSet:
                 self._leave_out(number, link)
         return bool(readable)
 
-    def refresh(self) -> None:
-        """Read what came while nobody waited; notice which connections ended, and which nodes keep silent too long."""
+    def refresh(self) -> bool:
+        """Read what came while nobody waited, leave out what ended or keeps silent for too long. Whether any did."""
+        missing = self.links.count(None)
         waits = any(link and link.awaited for link in self.links)
         if waits or clock() - self._used_at > IDLE_TRUSTED:
             self._read(0.0)
@@ -182,6 +183,7 @@ class ConnectionSet:
                     self._nodes[number].failure = failure = TimeoutError(f"no answer for {link.silent_for:.1f} s")
                     link.give_up(failure)
                     self._leave_out(number, link)
+        return self.links.count(None) > missing
 
     def close(self, error: Exception) -> None:
         for number, link in enumerate(self.links):
@@ -326,9 +328,11 @@ class Nodes:
         except IndexError:
             connections = ConnectionSet(self._nodes)
         connections.refresh()
-        if None in connections.links:
-            self._fill(connections, within, persists)
-            connections.refresh()
+        by = clock() + within
+        while None in connections.links:
+            self._fill(connections, by - clock(), persists)
+            if not connections.refresh():
+                break  # else some that stood spare had died unnoticed
         return connections
 
     def _fill(self, connections: ConnectionSet, within: float, persists: bool) -> None:
