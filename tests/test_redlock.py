@@ -82,8 +82,9 @@ def prepare(nodes, name, pattern):
 
 
 def stands(node, name):
-    """The token under the name."""
-    return node.get(f"lock:{name}")[:26] if node.type(f"lock:{name}") == "string" else None
+    """The token under the name, if any; it may be given back between the two commands."""
+    value = node.get(f"lock:{name}") if node.type(f"lock:{name}") == "string" else None
+    return value[:26] if value else None
 
 
 class TestEveryPattern:
