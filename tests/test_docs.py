@@ -143,6 +143,24 @@ def test_threads_of_a_process_are_told() -> None:
 SCRIPTS = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.lua"))
 
 
+def test_system_checks_are_told() -> None:
+    """Each of them in the table of the page for operators."""
+    written: set[str] = set()
+    for path in PACKAGE.rglob("*.py"):
+        written.update(re.findall(r'"(distlock\.[EW]\d+)"', path.read_text(encoding="utf-8")))
+    text = (ROOT / "docs/operating.md").read_text(encoding="utf-8")
+    assert sorted(re.findall(r"^\| `(distlock\.[EW]\d+)`", text, re.M)) == sorted(written)
+
+
+def test_names_of_own_locks_are_told() -> None:
+    """``django_distlock.done:…`` is made somewhere."""
+    made = {ast.literal_eval(call.args[0]).partition(":")[0] for call in calls_of("own_name")}
+    told: set[str] = set()
+    for page in PAGES:
+        told.update(re.findall(r"`django_distlock\.(\w[\w.]*):…`", (ROOT / page).read_text(encoding="utf-8")))
+    assert told == made
+
+
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_arguments_of_scripts_are_told(script: str) -> None:
     """Each of them in the table that follows the name of the script."""
