@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from asyncio import CancelledError
 from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from django.core.checks import CheckMessage
 
@@ -16,8 +17,11 @@ from ..utils.drive import adrive, drive
 from ..utils.text import quoted
 from .common import selftest
 
+T = TypeVar("T")
+
 KEYS = ("BACKEND", "LOCATION", "KEY_PREFIX", *OPTION_KEYS, "LONG_HELD", "RESPONSE_MAX_HOLD", "OPTIONS")
 HOUR = 3600.0
+STEP = 500  # locks that are listed or looked at together
 LONG_HELD = Seconds(
     "after which a lease that is still held is reported, once; None reports none.", above=0.0, or_none=True
 )
@@ -28,25 +32,13 @@ RESPONSE_MAX_HOLD = Seconds(
 )
 
 
-class BaseLockBackend(ABC):
-    """One store of locks, named by an alias of the setting ``DISTRIBUTED_LOCKS``.
-
-    One object serves all threads and event loops of a process. Methods with the prefix ``a`` are the
-    native twins for asyncio. A store that does not answer, or refuses, raises LockBackendError within
-    the timeouts of the backend.
-    """
-
-    options: ClassVar[Mapping[str, Any]] = {}  # the keywords of OPTIONS with their defaults
-    options_elsewhere: ClassVar[Mapping[str, str]] = {}  # keywords that it does not have, and what to do instead
+class LockingBackend(ABC):
+    """What acquisitions, leases and renewal need of a store."""
 
     supports_processes: ClassVar[bool] = True  # locks exclude other processes, not only other threads
     supports_hosts: ClassVar[bool] = True  # locks exclude processes of other machines as well
     supports_exclusion: ClassVar[bool] = True
     supports_queue: ClassVar[bool] = False  # waiters are granted the lock in the order they came
-    supports_runs: ClassVar[bool] = False  # keeps the runs of beat: claim_run(), find_runs(), runs()
-    grace = 5.0  # seconds, above what a beat needs to notice that the store lost its data
-    runs_ahead = 60.0  # seconds at most that the clock of a beat may be ahead of the store's
-    supports_pruning: ClassVar[bool] = False  # keeps something of free locks that prune() can delete
     supports_wakeup: bool = True  # waiters are woken; otherwise they ask the store several times a second
     supports_failover: ClassVar[bool] = False  # a server that is lost takes no lock with it
 
@@ -55,27 +47,6 @@ class BaseLockBackend(ABC):
     # Told of a request that nobody waits for any more and that must be released; False if it cannot be. None, as of a
     # backend that is not in ``locks``: its TTL frees it.
     on_orphan: Callable[[LockRequest], bool] | None = None
-
-    def __init__(self, alias: str, settings: Mapping[str, Any]) -> None:
-        self.alias = alias
-        where = f"DISTRIBUTED_LOCKS[{alias!r}]"
-        if unknown := [key for key in settings if key not in KEYS]:
-            raise InvalidLockBackend(f"{where} has the unknown key {unknown[0]!r}. Known: {', '.join(KEYS)}.")
-        given = settings.get("OPTIONS") or {}
-        if not isinstance(given, Mapping):
-            raise InvalidLockBackend(f"{where}['OPTIONS'] is {quoted(given)}; it is a dict of keywords.")
-        if unknown := [option for option in given if option not in self.options]:
-            known = f"{type(self).__name__} knows: {', '.join(sorted(self.options)) or 'none'}."
-            hint = self.options_elsewhere.get(unknown[0], known)
-            raise InvalidLockBackend(f"{where}['OPTIONS'] has the unknown option {unknown[0]!r}. {hint}")
-        self.settings = settings
-        self.option = {**self.options, **given}
-        try:
-            self.terms = Terms(**{key.lower(): settings[key] for key in OPTION_KEYS if key in settings})
-            self.long_held = LONG_HELD("LONG_HELD", settings.get("LONG_HELD", HOUR))
-            self.response_max_hold = RESPONSE_MAX_HOLD("RESPONSE_MAX_HOLD", settings.get("RESPONSE_MAX_HOLD", HOUR))
-        except ValueError as error:
-            raise InvalidLockBackend(f"{where} is not usable: {error}") from error
 
     @abstractmethod
     def acquire(self, request: LockRequest, *, queue: bool) -> Grant | LockInfo:
@@ -141,6 +112,10 @@ class BaseLockBackend(ABC):
         self, wanted: Sequence[tuple[LockRequest, float]], *, within: float | None = None
     ) -> Sequence[bool | None]: ...
 
+
+class InspectionBackend(ABC):
+    """What lists and pages need: which locks there are, who holds them, and who waits."""
+
     @abstractmethod
     def names(self, prefix: str = "") -> Iterator[str]:
         """The names that are locked now and begin with ``prefix``, each once, in no order.
@@ -186,13 +161,13 @@ class BaseLockBackend(ABC):
     async def acount_waiters(self, names: Sequence[str]) -> list[int | None]:
         return [None] * len(names)
 
-    def held(self, prefix: str = "", *, step: int = 500) -> Iterator[LockInfo]:
+    def held(self, prefix: str = "", *, step: int = STEP) -> Iterator[LockInfo]:
         """What is locked now under names that begin with ``prefix``, looked at ``step`` locks at a time."""
         names = self.names(prefix)
         while batch := list(islice(names, step)):
             yield from filter(None, self.look(batch))
 
-    async def aheld(self, prefix: str = "", *, step: int = 500) -> AsyncIterator[LockInfo]:
+    async def aheld(self, prefix: str = "", *, step: int = STEP) -> AsyncIterator[LockInfo]:
         batch: list[str] = []
         async for name in self.anames(prefix):
             batch.append(name)
@@ -203,15 +178,17 @@ class BaseLockBackend(ABC):
         for info in filter(None, await self.alook(batch) if batch else ()):
             yield info
 
-    def prune(self, older_than_seconds: float) -> int:
-        """Delete what is kept of locks that nobody has held for so long. Returns of how many."""
-        raise NotImplementedError(f"{type(self).__name__} keeps nothing of free locks: supports_pruning is False.")
 
-    async def aprune(self, older_than_seconds: float) -> int:
-        raise NotImplementedError(f"{type(self).__name__} keeps nothing of free locks: supports_pruning is False.")
+class RunsBackend(ABC):
+    """What beat needs: the runs of its entries. Without twins, because beat has no event loop.
 
-    # The runs of beat. Without twins: beat has no event loop.
+    Inherited, beside ``BaseLockBackend``, by a store that keeps them.
+    """
 
+    grace = 5.0  # seconds, above what a beat needs to notice that the store lost its data
+    runs_ahead = 60.0  # seconds at most that the clock of a beat may be ahead of the store's
+
+    @abstractmethod
     def claim_run(self, name: str, seen: LastRun, now: LastRun, ttl: float) -> LastRun | None:
         """Move the stamp of an entry from ``seen`` to ``now``, in one step of the store; None if it is moved.
 
@@ -226,32 +203,63 @@ class BaseLockBackend(ABC):
         Raises UnreadableRun for what is no stamp, and is left as it is, and ClockIsAhead if ``now`` is more than
         ``runs_ahead`` seconds ahead of the store's clock: the other beats would wait until then.
         """
-        raise NotImplementedError(f"{type(self).__name__} keeps no runs: supports_runs is False.")
 
+    @abstractmethod
     def find_runs(self, names: Sequence[str]) -> list[LastRun | None]:
         """The stamp of each entry; None where there is none that can be read."""
-        raise NotImplementedError(f"{type(self).__name__} keeps no runs: supports_runs is False.")
 
+    @abstractmethod
     def runs(self) -> Iterator[tuple[str, LastRun]]:
         """All entries that have a stamp, each once, in no order. One that cannot be read is logged as an error."""
-        raise NotImplementedError(f"{type(self).__name__} keeps no runs: supports_runs is False.")
 
+
+class MaintenanceBackend(ABC):
+    """What operators and Django need: settings, checks, pruning, and an end."""
+
+    options: ClassVar[Mapping[str, Any]] = {}  # the keywords of OPTIONS with their defaults
+    options_elsewhere: ClassVar[Mapping[str, str]] = {}  # keywords that it does not have, and what to do instead
+
+    def __init__(self, alias: str, settings: Mapping[str, Any]) -> None:
+        self.alias = alias
+        where = f"DISTRIBUTED_LOCKS[{alias!r}]"
+        if unknown := [key for key in settings if key not in KEYS]:
+            raise InvalidLockBackend(f"{where} has the unknown key {unknown[0]!r}. Known: {', '.join(KEYS)}.")
+        given = settings.get("OPTIONS") or {}
+        if not isinstance(given, Mapping):
+            raise InvalidLockBackend(f"{where}['OPTIONS'] is {quoted(given)}; it is a dict of keywords.")
+        if unknown := [option for option in given if option not in self.options]:
+            known = f"{type(self).__name__} knows: {', '.join(sorted(self.options)) or 'none'}."
+            hint = self.options_elsewhere.get(unknown[0], known)
+            raise InvalidLockBackend(f"{where}['OPTIONS'] has the unknown option {unknown[0]!r}. {hint}")
+        self.settings = settings
+        self.option = {**self.options, **given}
+        try:
+            self.terms = Terms(**{key.lower(): settings[key] for key in OPTION_KEYS if key in settings})
+            self.long_held = LONG_HELD("LONG_HELD", settings.get("LONG_HELD", HOUR))
+            self.response_max_hold = RESPONSE_MAX_HOLD("RESPONSE_MAX_HOLD", settings.get("RESPONSE_MAX_HOLD", HOUR))
+        except ValueError as error:
+            raise InvalidLockBackend(f"{where} is not usable: {error}") from error
+
+    @abstractmethod
     def check(self) -> list[CheckResult]:
         """What an operator should know of the store, by asking it. Raises nothing when it does not answer."""
-        try:
-            return drive(selftest.steps(), self)
-        except LockBackendError as error:
-            return [selftest.failed(error)]
 
-    async def acheck(self) -> list[CheckResult]:
-        try:
-            return await adrive(selftest.steps(), self)
-        except LockBackendError as error:
-            return [selftest.failed(error)]
+    @abstractmethod
+    async def acheck(self) -> list[CheckResult]: ...
 
     def check_settings(self) -> list[CheckMessage]:
         """Django's system checks of this entry; no I/O."""
         return []
+
+    def prune(self, older_than_seconds: float) -> int | None:
+        """Delete what is kept of locks that nobody has held for so long. Returns of how many.
+
+        None where the store keeps nothing of free locks.
+        """
+        return None
+
+    async def aprune(self, older_than_seconds: float) -> int | None:
+        return None
 
     @property
     def keyspace(self) -> Hashable | None:
@@ -270,3 +278,71 @@ class BaseLockBackend(ABC):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.alias!r}>"
+
+
+class BaseLockBackend(LockingBackend, InspectionBackend, MaintenanceBackend):
+    """One store of locks, named by an alias of the setting ``DISTRIBUTED_LOCKS``.
+
+    One object serves all threads and event loops of a process. Methods with the prefix ``a`` are the
+    native twins for asyncio. A store that does not answer, or refuses, raises LockBackendError within
+    the timeouts of the backend.
+    """
+
+    def check(self) -> list[CheckResult]:
+        try:
+            return drive(selftest.steps(), self)
+        except LockBackendError as error:
+            return [selftest.failed(error)]
+
+    async def acheck(self) -> list[CheckResult]:
+        try:
+            return await adrive(selftest.steps(), self)
+        except LockBackendError as error:
+            return [selftest.failed(error)]
+
+
+class ThreadedBackend(BaseLockBackend):
+    """A store whose client knows no asyncio: the twins run the methods in threads.
+
+    Waiting costs no thread: ``await_for_turn()`` sleeps in the event loop.
+    """
+
+    @abstractmethod
+    async def _in_thread(self, call: Callable[[], T], waiter: LockRequest | None = None) -> T:
+        """What ``call()`` returns or raises. ``waiter``: for whose attempt, which may be urgent."""
+
+    async def aacquire(self, request: LockRequest, *, queue: bool) -> Grant | LockInfo:
+        try:
+            return await self._in_thread(lambda: self.acquire(request, queue=queue), request)
+        except CancelledError:
+            request.in_doubt = True  # its thread goes on
+            raise
+
+    async def arelease(self, request: LockRequest, cooldown: float = 0.0, *, force: bool = False) -> bool:
+        return await self._in_thread(lambda: self.release(request, cooldown, force=force))
+
+    async def arenew(
+        self, wanted: Sequence[tuple[LockRequest, float]], *, within: float | None = None
+    ) -> Sequence[bool | None]:
+        return await self._in_thread(lambda: self.renew(wanted, within=within))
+
+    async def anames(self, prefix: str = "") -> AsyncIterator[str]:
+        names = self.names(prefix)
+        while batch := await self._in_thread(lambda: list(islice(names, STEP))):
+            for name in batch:
+                yield name
+
+    async def alook(self, names: Sequence[str]) -> list[LockInfo | None]:
+        return await self._in_thread(lambda: self.look(names))
+
+    async def aholders(self, names: Sequence[str]) -> list[Holder | None]:
+        return await self._in_thread(lambda: self.holders(names))
+
+    async def aremaining(self, names: Sequence[str]) -> list[float | None]:
+        return await self._in_thread(lambda: self.remaining(names))
+
+    async def acount_waiters(self, names: Sequence[str]) -> list[int | None]:
+        return await self._in_thread(lambda: self.count_waiters(names))
+
+    async def aprune(self, older_than_seconds: float) -> int | None:
+        return await self._in_thread(lambda: self.prune(older_than_seconds))

@@ -14,7 +14,7 @@ from typing import Any
 from ..exceptions import ClockIsAhead
 from ..types import Grant, Holder, LastRun, LockInfo, LockRequest
 from ..utils.clock import clock
-from .base import BaseLockBackend
+from .base import BaseLockBackend, RunsBackend
 
 GRANT_TTL = 2.0  # seconds a waiter has to notice that the lock was handed to it
 
@@ -40,13 +40,12 @@ class _Run:
     settled: float
 
 
-class LocMemBackend(BaseLockBackend):
+class LocMemBackend(BaseLockBackend, RunsBackend):
     """Excludes the threads and tasks of one process, in the order they came; other processes not at all."""
 
     supports_processes = False
     supports_hosts = False
     supports_queue = True
-    supports_runs = True
 
     def __init__(self, alias: str, settings: Mapping[str, Any]) -> None:
         super().__init__(alias, settings)

@@ -15,7 +15,7 @@ from typing import NamedTuple, Self
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 
-from ..backends.base import BaseLockBackend
+from ..backends.base import RunsBackend
 from ..core.registry import DEFAULT_ALIAS, locks
 from ..exceptions import RunRefused, UnreadableRun
 from ..names import LONGEST_ACCEPTED, stored_name
@@ -56,10 +56,10 @@ class BeatSettings(NamedTuple):
             )
         return cls(alias, prefix)
 
-    def backend(self) -> BaseLockBackend:
+    def backend(self) -> RunsBackend:
         """Raises ImproperlyConfigured if the alias does not exist or cannot keep runs; no I/O."""
         backend = locks[self.alias]
-        if not backend.supports_runs:
+        if not isinstance(backend, RunsBackend):
             raise ImproperlyConfigured(
                 f"{SETTING}['ALIAS'] is {self.alias!r}, a {type(backend).__name__}, which cannot keep the runs of beat."
                 " Name an alias on Redis or on a database."
@@ -88,7 +88,7 @@ def recorded_runs(using: str = DEFAULT_ALIAS) -> Iterator[RunInfo]:
     Raises LockBackendError when the store does not answer.
     """
     backend = locks[using]
-    if backend.supports_runs:
+    if isinstance(backend, RunsBackend):
         for entry, run in backend.runs():
             last, due = _moment(run.at if run.host else None), _moment(run.next_at)
             yield RunInfo(entry, using, last, run.host, due)
@@ -111,21 +111,21 @@ class ScheduleStore:
 
     def __init__(self, app_name: str) -> None:
         """Raises ImproperlyConfigured for settings that no beat can run with; no I/O."""
-        setting = BeatSettings.read()
-        setting.backend()
-        self.using, prefix = setting
+        self._setting = BeatSettings.read()
+        self._setting.backend()
+        self.using, prefix = self._setting
         self.prefix = prefix if prefix is not None else app_name and f"{app_name}:"
         self.known: dict[str, LastRun] = {}
         self._in_doubt: dict[str, str] = {}  # the tokens of claims that the store may have executed, by entry
         self._refused: set[str] = set()  # the reasons, in short, that were told
 
     @property
-    def _backend(self) -> BaseLockBackend:
-        return locks[self.using]  # never kept: a forked process has another one
+    def _backend(self) -> RunsBackend:
+        return self._setting.backend()  # never kept: a forked process has another one
 
     @property
     def spans_processes(self) -> bool:
-        return self._backend.supports_processes
+        return locks[self.using].supports_processes
 
     def claim(self, entry: str, seen: float, now: float, wait: float | None) -> LastRun | None:
         """None if the run that is due belongs to this beat; it is the first to claim it.

@@ -1,8 +1,8 @@
-"""What a backend keeps and what it cannot keep: flags of its class, told by ``manage.py locks check``."""
+"""What a backend keeps and what it cannot keep, told by ``manage.py locks check``."""
 
 from __future__ import annotations
 
-from ..backends.base import BaseLockBackend
+from ..backends.base import BaseLockBackend, RunsBackend
 from ..types import CheckResult, Level
 
 CAPABILITIES = {
@@ -17,7 +17,9 @@ CAPABILITIES = {
 
 
 def capabilities_of(backend: BaseLockBackend) -> dict[str, bool]:
-    return {flag: bool(getattr(backend, flag)) for flag in CAPABILITIES}
+    """Flags of its class, and what its bases say."""
+    keeps_runs = {"supports_runs": isinstance(backend, RunsBackend)}
+    return {flag: keeps_runs[flag] if flag in keeps_runs else bool(getattr(backend, flag)) for flag in CAPABILITIES}
 
 
 def capabilities_finding(backend: BaseLockBackend) -> CheckResult:

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from ..backends.base import BaseLockBackend
+from ..backends.base import BaseLockBackend, RunsBackend
 from ..exceptions import ClockIsAhead
 from ..types import Grant, LastRun, LockInfo
 from .tools import WAYS, calling, eventually, lock_request
@@ -292,13 +292,13 @@ class LockBackendContract:
 
 
 class RunsContract:
-    """What a backend promises that keeps the runs of beat: supports_runs is True. They have no async twins."""
+    """What a ``RunsBackend`` promises, which keeps the runs of beat. They have no async twins."""
 
     @pytest.fixture(autouse=True)
     def settling(self, backend: BaseLockBackend, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(backend, "grace", 0.02)
 
-    def know(self, backend: BaseLockBackend, name: str, stamp: LastRun) -> None:
+    def know(self, backend: RunsBackend, name: str, stamp: LastRun) -> None:
         assert backend.claim_run(name, stamp, stamp, 60) == stamp
         time.sleep(0.03)
 

@@ -1,9 +1,15 @@
 """The contract, on each backend that excludes."""
 
+import asyncio
+import threading
+
 import pytest
 
 from django_distlock import locks
+from django_distlock.backends.base import ThreadedBackend
+from django_distlock.backends.locmem import LocMemBackend
 from django_distlock.testing.contract import LockBackendContract, RunsContract
+from django_distlock.testing.tools import lock_request
 
 
 class TestRedisByUrl(LockBackendContract, RunsContract):
@@ -66,3 +72,41 @@ class TestSQLiteWithoutReturning(LockBackendContract):
     def backend(self, sqlite_locks, monkeypatch):
         monkeypatch.setattr(sqlite_locks._steps, "_quick", None)
         return sqlite_locks
+
+
+class InThreads(ThreadedBackend, LocMemBackend):
+    """As of a store whose client knows no asyncio."""
+
+    async def _in_thread(self, call, waiter=None):
+        def called():
+            assert threading.current_thread() is not threading.main_thread()
+            return call()
+
+        return await asyncio.to_thread(called)
+
+
+class TestThreaded(LockBackendContract):
+    @pytest.fixture
+    def backend(self):
+        return InThreads("default", {})
+
+    def test_a_cancelled_attempt_is_in_doubt_because_its_thread_goes_on(self, backend, monkeypatch):
+        begun, may_end, asked = threading.Event(), threading.Event(), lock_request()
+
+        def acquire(request, *, queue):
+            begun.set()
+            may_end.wait(60)
+
+        async def cancelled():
+            attempt = asyncio.create_task(backend.aacquire(asked, queue=False))
+            await asyncio.to_thread(begun.wait, 60)
+            attempt.cancel()
+            try:
+                await attempt
+            except asyncio.CancelledError:
+                return asked.in_doubt
+            finally:
+                may_end.set()
+
+        monkeypatch.setattr(backend, "acquire", acquire)
+        assert asyncio.run(cancelled())

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import AsyncIterator, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import groupby
 from math import ceil, inf
@@ -18,7 +17,7 @@ from ...exceptions import InvalidLockName, LockBackendError
 from ...models import LONGEST_KEY
 from ...types import Grant, Holder, LastRun, LockInfo, LockRequest
 from ...utils.clock import clock
-from ..base import BaseLockBackend
+from ..base import STEP, RunsBackend, ThreadedBackend
 from ..common.state import CLAIMED, HELD, RESTING, Attempt
 from .beat import Runs
 from .calls import SHORTEST_PATIENCE, Calls
@@ -34,10 +33,8 @@ logger = logging.getLogger("django_distlock")
 
 R = TypeVar("R")
 
-STEP = 500  # rows per statement
 
-
-class DatabaseBackend(BaseLockBackend):
+class DatabaseBackend(ThreadedBackend, RunsBackend):
     """One row per lock, changed by one statement per step, by the clock of the database.
 
     ``LOCATION`` is an alias of ``DATABASES``; by default the one that routers write the rows to. Locks have
@@ -45,8 +42,6 @@ class DatabaseBackend(BaseLockBackend):
     """
 
     supports_queue = True
-    supports_runs = True
-    supports_pruning = True
 
     options: ClassVar[Mapping[str, Any]] = {"timeout": 2.0}
 
@@ -67,7 +62,7 @@ class DatabaseBackend(BaseLockBackend):
             self.pool.closes_with_it = self._listener.stop
         self._inbox = self._listener.inbox if self._listener else "looks"
         self.calls = calls = Calls(self.pool, self._timeout, self._explain, alias)
-        self._run, self._run_repeatedly, self._in_thread = calls.run, calls.run_repeatedly, calls.in_thread
+        self._run, self._run_repeatedly = calls.run, calls.run_repeatedly
 
     @property
     def supports_processes(self) -> bool:  # type: ignore[override]
@@ -193,7 +188,7 @@ class DatabaseBackend(BaseLockBackend):
         return self._run(turn, _patience(request))
 
     async def _aturn(self, request: LockRequest) -> Turn:
-        return await self._in_thread(self._turn, request, turn_within=_turn_within(request))
+        return await self._in_thread(lambda: self._turn(request), request)
 
     def _expect(self, request: LockRequest) -> None:
         if self._listener:
@@ -271,36 +266,8 @@ class DatabaseBackend(BaseLockBackend):
             last = max(found)
             yield from ((self._name(key), stamp) for key, stamp in found.items() if stamp)
 
-    # The twins
-
-    async def aacquire(self, request: LockRequest, *, queue: bool) -> Grant | LockInfo:
-        try:
-            within = _turn_within(request)
-            return await self._in_thread(lambda: self.acquire(request, queue=queue), turn_within=within)
-        except asyncio.CancelledError:
-            request.in_doubt = True  # its thread goes on
-            raise
-
-    async def arelease(self, request: LockRequest, cooldown: float = 0.0, *, force: bool = False) -> bool:
-        return await self._in_thread(partial(self.release, request, cooldown, force=force))
-
-    async def arenew(self, wanted: Sequence[tuple[LockRequest, float]], *, within: float | None = None) -> list[bool]:
-        return await self._in_thread(lambda: self.renew(wanted, within=within))
-
-    async def anames(self, prefix: str = "") -> AsyncIterator[str]:
-        names = self.names(prefix)
-        while batch := await self._in_thread(lambda: [name for _, name in zip(range(STEP), names, strict=False)]):
-            for name in batch:
-                yield name
-
-    async def alook(self, names: Sequence[str]) -> list[LockInfo | None]:
-        return await self._in_thread(self.look, names)
-
-    async def acount_waiters(self, names: Sequence[str]) -> list[int | None]:
-        return await self._in_thread(self.count_waiters, names)
-
-    async def aprune(self, older_than_seconds: float) -> int:
-        return await self._in_thread(self.prune, older_than_seconds)
+    async def _in_thread(self, call: Callable[[], R], waiter: LockRequest | None = None) -> R:
+        return await self.calls.in_thread(call, turn_within=None if waiter is None else _turn_within(waiter))
 
     def close(self) -> None:
         if self._listener:

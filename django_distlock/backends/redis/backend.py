@@ -17,7 +17,7 @@ from ...exceptions import InvalidLockBackend, LockBackendError, UnreadableRun
 from ...types import CheckResult, Grant, Holder, LastRun, LockInfo, LockRequest
 from ...utils.clock import clock
 from ...utils.text import quoted
-from ..base import BaseLockBackend
+from ..base import BaseLockBackend, RunsBackend
 from ..common.per_loop import PerLoop
 from ..common.selftest import failed
 from .client import Answer
@@ -32,14 +32,13 @@ from .topology import Topology, server_topology
 logger = logging.getLogger("django_distlock")
 
 
-class RedisBackend(BaseLockBackend):
+class RedisBackend(BaseLockBackend, RunsBackend):
     """One key per lock: token, state, fencing number and holder in its value, the TTL on the key.
 
     A grant is an atomic script on the server, as are renewal and release, which compare the token first.
     """
 
     supports_queue = True
-    supports_runs = True
 
     options: ClassVar[Mapping[str, Any]] = {
         "socket_timeout": 2.0, "socket_connect_timeout": 2.0, "max_connections": 50,

@@ -17,7 +17,6 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from ... import locks
-from ...backends.base import BaseLockBackend
 from ...exceptions import InvalidLockName, LockBackendError
 from ...monitoring import formatting
 from ...monitoring.diagnostics import capabilities_finding
@@ -260,7 +259,7 @@ class Command(BaseCommand):
 
     def do_prune(self, options: dict[str, Any]) -> None:
         inventory, age = Inventory(self.aliases), options["older_than"]
-        deleted = inventory.ask_each(dict.fromkeys(inventory.aliases, lambda backend: _pruned(backend, age)))
+        deleted = inventory.ask_each(dict.fromkeys(inventory.aliases, lambda backend: backend.prune(age)))
         reasons = {alias: f"{type_of(alias)} keeps no rows of free locks." for alias in deleted} | inventory.errors
         if self.as_json:
             self._print_json(
@@ -337,10 +336,6 @@ def _checked(alias: str) -> list[CheckResult]:
         return [*locks[alias].check(), capabilities_finding(locks[alias])]
     except ImproperlyConfigured as error:
         return [CheckResult(Level.ERROR, "settings", str(error))]
-
-
-def _pruned(backend: BaseLockBackend, age: float) -> int | None:
-    return backend.prune(age) if backend.supports_pruning else None
 
 
 def _name(text: str) -> str:
