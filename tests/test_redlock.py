@@ -683,7 +683,7 @@ class TestConnections:
         before = clients()
 
         async def work(number):
-            async with lock(f"n:{number}", renew=False):
+            async with lock(f"n:{number}", renew=False, wait=PATIENCE):
                 await asyncio.sleep(0.01)
 
         async def main():
