@@ -139,6 +139,16 @@ def test_a_beat_never_claims_again_what_it_knows_to_have_run(locmem_locks, monke
     assert schedule.claim("entry", 110.0, 120.0, 10.0) is None
 
 
+def test_a_run_that_a_row_or_a_file_tells_has_nothing_of_another_one(locmem_locks):
+    """Neither where that one was sent from, nor when the next one was expected then."""
+    schedule = ScheduleStore("shop")
+    schedule.publish("entry", LastRun(100.0, "web-1", 110.0))
+    locmem_locks._runs.clear()
+    assert schedule.claim("entry", 150.0, 160.0, 10.0).at == 150.0
+    [run] = recorded_runs("default")
+    assert (run.host, run.next_run_at) == ("", None)
+
+
 UNREADABLE = {
     "garbage": b"something else",
     "another kind of key": None,
