@@ -115,14 +115,14 @@ class TestNothingGrows:
         for _ in range(10):
             assert handle.acquire()
             lose(handle._holds.leases()[-1])
-        assert len(handle._holds._holds) == 1
+        assert len(handle._holds) == 1
 
     def test_by_threads_that_have_ended(self):
         handle = lock("name", ttl=60, renew=False)
         for _ in range(10):
             assert in_another_thread(handle.acquire)
             lose(handle._holds.leases()[-1])
-        assert len(handle._holds._holds) == 1
+        assert len(handle._holds) == 1
 
 
 def test_a_receiver_that_exits_does_not_end_what_others_are_told():

@@ -18,8 +18,8 @@ from ..options import Terms
 from ..types import Grant, LockInfo, LockRequest, current_execution
 from ..utils.clock import clock, safe_deadline
 from ..utils.drive import Call, Steps
-from . import context, transactions
-from .holds import Hold, Holds
+from . import transactions
+from .holds import Hold, Holds, remember, remembers
 from .lease import Lease
 from .registry import Service
 
@@ -110,14 +110,14 @@ class Acquisition:
                 service.backend, self.request, answer, self._terms, service.renewer, self._execution
             )
             service.renewer.register(lease)
-            context.remember(lease)
+            remember(lease)
             self._enter(lease)
             return signals.lock_acquired if signals.lock_acquired.receivers else None
         self.busy = answer
         if own := self._enterable(answer):
             self.lease = own
             own._pass_to(self._execution)
-            context.remember(own)
+            remember(own)
             self._enter(own, again=True)
             return None
         return signals.lock_busy if signals.lock_busy.receivers else None
@@ -338,7 +338,7 @@ class Acquisition:
         return lease if lease and lease._hold_count and self._is_own(lease) else None
 
     def _is_own(self, lease: Lease) -> bool:
-        return lease._is_live and lease._belongs_to(self._execution) and context.remembers(lease)
+        return lease._is_live and lease._belongs_to(self._execution) and remembers(lease)
 
     def _is_deferred(self, lease: Lease) -> bool:
         """Whether it was left already, and is held for a transaction that is open here."""

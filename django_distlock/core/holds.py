@@ -1,16 +1,21 @@
-"""What one handle holds, and which lease a release means."""
+"""Who holds what: the holds of a handle, of which a release means one, and the leases that a context has acquired."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import threading
-from contextlib import suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import cast
+from weakref import ReferenceType, ref
 
 from ..types import current_execution
 from .lease import Lease, State
+
+
+class NothingToLeave(LookupError):
+    """No hold is there that a release could mean, or it was left already."""
 
 
 @dataclass(slots=True, eq=False)
@@ -23,42 +28,41 @@ class Hold:
     lease: Lease | None = None
 
 
-class Holds:
+class Holds(list[Hold]):
     """The acquisitions of a handle that are not left yet, in their order.
 
     A handler of a signal may raise after any call. So what belongs together is done without a call in between.
     """
 
-    __slots__ = ("_holds",)
-
-    def __init__(self) -> None:
-        self._holds: list[Hold] = []
+    __slots__ = ()
 
     def enter(self, hold: Hold, lease: Lease, *, again: bool = False) -> None:
         """``again``: the lease has another hold already."""
-        if self._holds:
+        if self:
             self._forget_what_is_over(hold.execution)
-        self._holds.append(hold)
+        self.append(hold)
         hold.lease = lease
         if again:
             lease._hold_count += 1
 
     def to_leave(self) -> Hold:
-        """What a release means. Raises LookupError when there is nothing to leave."""
-        holds = list(self._holds)
+        """What a release means. Raises NothingToLeave."""
+        holds = list(self)
         mine = _of(current_execution(), holds)
         if not mine and holds and not holds[-1].reentrant:
             mine = _of(holds[-1].execution, holds)
         return _last([hold for hold in mine if hold.lease])
 
     def to_leave_by_with(self) -> Hold:
-        """What the end of a ``with`` means, whatever its body released."""
-        holds = list(self._holds)
+        """What the end of a ``with`` means, whatever its body released. Raises NothingToLeave."""
+        holds = list(self)
+        if len(holds) == 1 and holds[0].by_with:
+            return holds[0]  # whoever asks
         mine = _of(current_execution(), holds)
         if not [hold for hold in mine if hold.by_with]:
             mine = holds  # an iterator may end in another thread or task than it began in
         ended = _last([hold for hold in mine if hold.by_with])
-        if ended.lease is None or ended.lease.state is State.RELEASED:
+        if ended.lease is None or ended.lease._ended is State.RELEASED:
             # As of threading.Lock, it releases what the body has acquired since.
             since = [hold for hold in mine[mine.index(ended) :] if hold.lease and not hold.by_with]
             if since:
@@ -68,38 +72,40 @@ class Holds:
     def leave(self, hold: Hold, *, by_with: bool = False) -> Lease | None:
         """The lease to release now; None for one that was entered again, or that its ``with`` finds released.
 
-        Raises LookupError when it was left already.
+        Raises NothingToLeave when it was left already.
         """
         lease = hold.lease
         if lease is not None:
             hold.lease = None
             lease._hold_count -= 1  # if nothing more happens, it runs out
         if by_with or not hold.by_with:  # "with" finds its own hold at its end, whatever its body released
-            self._remove(hold)
+            self._drop(hold)
         if lease is None:
-            raise LookupError
-        is_over = by_with and (lease._pid != os.getpid() or lease.state is State.RELEASED)
+            raise NothingToLeave
+        is_over = by_with and (lease._ended is State.RELEASED or lease._pid != os.getpid())
         return None if lease._hold_count or is_over else lease
 
     def leases(self) -> list[Lease]:
-        return [hold.lease for hold in list(self._holds) if hold.lease]
+        return [hold.lease for hold in list(self) if hold.lease]
 
     def depth(self) -> int:
         """How often this very thread or task is in."""
-        return sum(hold.lease is not None for hold in _of(current_execution(), list(self._holds)))
+        return sum(hold.lease is not None for hold in _of(current_execution(), list(self)))
 
-    def _remove(self, hold: Hold) -> None:
-        with suppress(ValueError):
-            self._holds.remove(hold)
+    def _drop(self, hold: Hold) -> None:
+        try:
+            self.remove(hold)
+        except ValueError:
+            return  # another thread was quicker
 
     def _forget_what_is_over(self, execution: object) -> None:
         """Nobody releases leases that ran out, where a lock is taken once per TTL. Those of others say so to them."""
-        for hold in list(self._holds):
+        for hold in list(self):
             lease = hold.lease
             if hold.by_with or (lease and lease._is_live):
                 continue
             if lease is None or hold.execution is execution or _is_over(hold.execution):
-                self._remove(hold)
+                self._drop(hold)
 
 
 def is_entered(lease: Lease) -> bool:
@@ -113,9 +119,32 @@ def _of(execution: object, holds: list[Hold]) -> list[Hold]:
 
 def _last(holds: list[Hold]) -> Hold:
     if not holds:
-        raise LookupError
+        raise NothingToLeave
     return holds[-1]
 
 
 def _is_over(execution: object) -> bool:
     return execution.done() if isinstance(execution, asyncio.Task) else not cast(threading.Thread, execution).is_alive()
+
+
+# Child tasks inherit the context and sync_to_async lends one thread to many, so an execution owns a
+# lease only when the thread or task is the same *and* the context remembers having acquired it.
+_acquired: ContextVar[tuple[ReferenceType[Lease], ...]] = ContextVar("django_distlock_acquired", default=())
+
+
+def remember(lease: Lease) -> None:
+    """This context has acquired it: a thread or a task, and what it lends its context to."""
+    known = _acquired.get()
+    count = len(known)
+    if count >= 8 and count & (count - 1) == 0:  # now and then, because every lease is looked at
+        known = tuple(known_lease for known_lease in known if (held := known_lease()) and held._is_live)
+    _acquired.set((*known, ref(lease)))
+
+
+def remembers(lease: Lease) -> bool:
+    return ref(lease) in _acquired.get()
+
+
+def acquired_here() -> list[Lease]:
+    """What this context has acquired and still remembers: that of its thread or task, and of the one it came from."""
+    return [lease for known in _acquired.get() if (lease := known())]

@@ -55,12 +55,15 @@ class Lease:
 
     ``fence`` grows with every grant of the name: a resource that remembers the largest number it was
     shown can refuse a holder that was overtaken.
+
+    ``name``: the lock's, as stores know it. ``using``: the alias of its backend. ``ttl``: seconds the store keeps the
+    lease unless it is renewed. ``token``: the secret that renews and releases the lease; never show it.
     """
 
     __slots__ = (
         "__weakref__", "_backend", "_deadline", "_due", "_ended", "_granted_clock", "_hold_count", "_is_detached",
-        "_is_known_as_long", "_is_unknown", "_owner", "_pid", "_renewer", "_renews", "_request",
-        "_retainer_deadlines", "_terms", "_token", "fence",
+        "_is_unknown", "_long_at", "_owner", "_pid", "_renewer", "_renews", "_request", "_retainer_deadlines", "_terms",
+        "fence", "name", "token", "ttl", "using",
     )  # fmt: skip
 
     def __init__(
@@ -71,22 +74,27 @@ class Lease:
         terms: Terms,
         renewer: LeaseRenewer,
         owner: object,
+        granted_clock: float | None = None,
     ) -> None:
+        """``granted_clock``: when it was granted, on ``clock()``; default: now."""
+        self.name = request.name
+        self.using = backend.alias
+        self.ttl = request.ttl
+        self.token = request.token  # by which its renewer finds it to the end, whatever becomes of the request
+        self.fence = grant.fence
         self._backend = backend
         self._request = request
-        self._token = request.token  # by which its renewer finds it to the end, whatever becomes of the request
         self._terms = terms
-        self.fence = grant.fence
-        self._pass_to(owner)
+        self._owner = ref(owner)
         self._pid = os.getpid()
         self._hold_count = 1  # how often it was entered by its owner and not left yet
         self._retainer_deadlines: dict[object, float] | None = None  # with until when, on clock(), they keep it renewed
         self._renews = terms.renew
         self._renewer = renewer
-        self._granted_clock = clock()
+        self._granted_clock = clock() if granted_clock is None else granted_clock
+        self._long_at = inf if backend.long_held is None else self._granted_clock + backend.long_held  # then it is told
         self._is_unknown = False
         self._is_detached = False
-        self._is_known_as_long = False
         self._ended: State | None = None  # set once; a renewal that is still on its way changes nothing then
         self._deadline = 0.0
         self._extend(grant.sent_at, request.lasts)
@@ -126,21 +134,6 @@ class Lease:
         return isinstance(owner, threading.Thread) and owner.is_alive() and owner is not threading.current_thread()
 
     @property
-    def name(self) -> str:
-        """The lock's, as stores know it."""
-        return self._request.name
-
-    @property
-    def using(self) -> str:
-        """The alias of its backend."""
-        return self._backend.alias
-
-    @property
-    def token(self) -> str:
-        """The secret that renews and releases the lease. Never show it."""
-        return self._token
-
-    @property
     def holder(self) -> Holder:
         """Host, process, thread or task, and label, as others see them."""
         return self._request.holder
@@ -149,11 +142,6 @@ class Lease:
     def granted_at(self) -> datetime:
         """By this machine's wall clock, in UTC."""
         return datetime.fromtimestamp(self.holder.since, UTC)
-
-    @property
-    def ttl(self) -> float:
-        """Seconds the store keeps the lease unless it is renewed."""
-        return self._request.ttl
 
     @property
     def remaining(self) -> float:
@@ -177,7 +165,7 @@ class Lease:
     @property
     def _is_free(self) -> bool:
         """Whether its holder has left it and nothing else needs it. A lost one is free, to be told at once."""
-        return not self._hold_count and not (self._retainers and self._is_live)
+        return not self._hold_count and not (self._retainer_deadlines and self._is_live)
 
     def ensure_held(self) -> None:
         """Return if the lease certainly holds at this moment, by the local clock; no I/O.
@@ -303,16 +291,11 @@ class Lease:
         """Seconds since it was granted."""
         return clock() - self._granted_clock
 
-    @property
-    def _long_at(self) -> float:
-        long_held = self._backend.long_held
-        return inf if self._is_known_as_long or long_held is None else self._granted_clock + long_held
-
     def _becomes_long(self, now: float) -> bool:
         """Whether it is held for longer than LONG_HELD. True once."""
         if now < self._long_at or now >= self._deadline:
             return False
-        self._is_known_as_long = True
+        self._long_at = inf
         return True
 
     def _send_held_long(self) -> None:
@@ -336,7 +319,7 @@ class Lease:
     def _mark_released(self) -> float:
         """It is being released by whoever dropped it. Returns its cooldown."""
         self._ended = State.RELEASED
-        return self._cooldown
+        return self._cooldown if self._terms.min_hold else 0.0
 
     @property
     def _cooldown(self) -> float:
@@ -357,8 +340,12 @@ class Lease:
         except BaseException:
             self._release_after_interrupt()
             raise
-        self._end_release(released)
-        signals.send_signal(signals.lock_released, type(self._backend), name=self.name, using=self.using, lease=self)
+        if not released:
+            raise self._lost_before_release()
+        if signals.lock_released.receivers:
+            signals.send_signal(
+                signals.lock_released, type(self._backend), name=self.name, using=self.using, lease=self
+            )
 
     async def arelease(self) -> None:
         """``release()`` for tasks. Cancelled, it is finished in the background."""
@@ -369,10 +356,16 @@ class Lease:
         except BaseException:
             self._release_after_interrupt()
             raise
-        self._end_release(released)
-        await signals.asend_signal(
-            signals.lock_released, type(self._backend), name=self.name, using=self.using, lease=self
-        )
+        if not released:
+            raise self._lost_before_release()
+        if signals.lock_released.receivers:
+            await signals.asend_signal(
+                signals.lock_released, type(self._backend), name=self.name, using=self.using, lease=self
+            )
+
+    def _let_others_enter(self) -> None:
+        """Its holder has left it, and it is held on: others of the same transaction may enter it."""
+        self._renewer.wake(self.name)
 
     def _release_in_background(self) -> None:
         """Release it in the background, for one who cannot wait for the store."""
@@ -401,9 +394,9 @@ class Lease:
                 f"The lock {self.name!r} is held by process {self._pid}, which forked this one; only that one"
                 " releases it."
             )
-        state = self.state
+        ended, is_over = self._ended, clock() >= self._deadline
         dropped = self._renewer.unregister(self)
-        if state is State.LOST:
+        if ended is State.LOST or (ended is None and is_over):
             if dropped:
                 self._mark_lost("its TTL ran out")
                 self._renewer.release_in_background(self._request, cooldown=self._cooldown)
@@ -418,12 +411,11 @@ class Lease:
         if not self._is_detached:
             self._renewer.release_in_background(self._request, cooldown=self._mark_released(), until=self._deadline)
 
-    def _end_release(self, released: bool) -> None:
-        if not released:
-            self._mark_lost(
-                "the store no longer knew it when it was released: its data was lost, or somebody freed the lock"
-            )
-            raise self._lost_error()
+    def _lost_before_release(self) -> LockLost:
+        self._mark_lost(
+            "the store no longer knew it when it was released: its data was lost, or somebody freed the lock"
+        )
+        return self._lost_error()
 
     def _send_in_background(self, signal: Signal, **about: object) -> None:
         """A slow receiver must not let other leases run out, and an async one cannot be awaited by the renewer."""

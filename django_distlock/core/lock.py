@@ -19,8 +19,7 @@ from ..types import Holder, LockRequest, current_execution
 from ..utils.drive import adrive, drive
 from . import transactions
 from .acquire import Acquisition, kind, seconds_to_wait
-from .context import acquired_here
-from .holds import Hold, Holds
+from .holds import Hold, Holds, NothingToLeave, acquired_here
 from .lease import Lease, State, logger
 from .registry import DEFAULT_ALIAS, locks
 
@@ -97,9 +96,14 @@ class Lock:
         refuse_in_a_loop()
         hold = None
         try:
-            hold = self._hold_to_leave()
-            if (lease := self._left(hold)) and self._frees(lease):
-                lease.release()
+            hold = self._holds.to_leave()
+            if lease := self._holds.leave(hold):
+                if lease._is_free:
+                    lease.release()
+                else:
+                    lease._let_others_enter()
+        except NothingToLeave:
+            raise self._not_held() from None
         except BaseException:
             self._let_run_out(hold)
             raise
@@ -108,9 +112,14 @@ class Lock:
         """``release()`` for tasks. Cancelled, it is finished in the background."""
         hold = None
         try:
-            hold = self._hold_to_leave()
-            if (lease := self._left(hold)) and self._frees(lease):
-                await lease.arelease()
+            hold = self._holds.to_leave()
+            if lease := self._holds.leave(hold):
+                if lease._is_free:
+                    await lease.arelease()
+                else:
+                    lease._let_others_enter()
+        except NothingToLeave:
+            raise self._not_held() from None
         except BaseException:
             self._let_run_out(hold)
             raise
@@ -138,12 +147,16 @@ class Lock:
     ) -> None:
         hold = None
         try:
-            hold = self._hold_to_leave(by_with=True)
-            if lease := self._left(hold, by_with=True):
-                if self._defers(lease):
+            hold = self._holds.to_leave_by_with()
+            if lease := self._holds.leave(hold, by_with=True):
+                if self._options.own.in_atomic == "defer":
                     transactions.hold(lease)
-                if self._frees(lease):
+                if lease._is_free:
                     lease.release()
+                else:
+                    lease._let_others_enter()
+        except NothingToLeave:
+            self._tell(self._not_held(), error)
         except LockError as problem:
             self._tell(problem, error)
         except BaseException:
@@ -155,12 +168,16 @@ class Lock:
     ) -> None:
         hold = None
         try:
-            hold = self._hold_to_leave(by_with=True)
-            if lease := self._left(hold, by_with=True):
-                if self._defers(lease):
+            hold = self._holds.to_leave_by_with()
+            if lease := self._holds.leave(hold, by_with=True):
+                if self._options.own.in_atomic == "defer":
                     await transactions.ahold(lease)
-                if self._frees(lease):
+                if lease._is_free:
                     await lease.arelease()
+                else:
+                    lease._let_others_enter()
+        except NothingToLeave:
+            self._tell(self._not_held(), error)
         except LockError as problem:
             self._tell(problem, error)
         except BaseException:
@@ -197,41 +214,20 @@ class Lock:
             raise
         return acquisition
 
-    def _defers(self, lease: Lease) -> bool:
-        return lease._is_live and self._options.own.in_atomic == "defer"
-
-    def _frees(self, lease: Lease) -> bool:
-        """Whether it is to be released now. One that is held for a transaction may be entered by others of it."""
-        if lease._is_free:
-            return True
-        lease._renewer.wake(lease.name)
-        return False
-
     def _tell(self, problem: LockError, body_error: BaseException | None) -> None:
         """An error at the end of ``with`` never takes the place of one that the body raised."""
         if body_error is None and self._options.own.on_lost == "raise":
             raise problem
         logger.error("%s", problem)
 
-    def _hold_to_leave(self, *, by_with: bool = False) -> Hold:
-        try:
-            return self._holds.to_leave_by_with() if by_with else self._holds.to_leave()
-        except LookupError:
-            raise self._not_held() from None
-
-    def _left(self, hold: Hold, *, by_with: bool = False) -> Lease | None:
-        try:
-            return self._holds.leave(hold, by_with=by_with)
-        except LookupError:
-            raise self._not_held() from None
-
     def _not_held(self) -> LockNotHeld:
         return LockNotHeld(f"The lock {self.name!r} ({self.using}) is not held by this handle and {kind()}.")
 
     def _let_run_out(self, hold: Hold | None, *, by_with: bool = False) -> None:
         """A handler of a signal raised at the end of an acquisition. Nobody will end it once more."""
-        with suppress(LockNotHeld):
-            self._left(hold or self._hold_to_leave(by_with=by_with), by_with=by_with)
+        with suppress(NothingToLeave):
+            hold = hold or (self._holds.to_leave_by_with() if by_with else self._holds.to_leave())
+            self._holds.leave(hold, by_with=by_with)
 
     # What threading.Condition asks of a reentrant lock
 
@@ -258,7 +254,7 @@ class Lock:
         return f"<{status} {kind} object {self.name!r} using {self.using!r} at {id(self):#x}>"
 
     def __del__(self) -> None:
-        holds = getattr(self, "_holds", None)  # not there if it was not made to the end
+        holds: Holds | None = getattr(self, "_holds", None)  # not there if it was not made to the end
         for lease in holds.leases() if holds else ():
             if lease.state in (State.HELD, State.UNKNOWN) and not sys.is_finalizing():
                 lease._stop_renewal()

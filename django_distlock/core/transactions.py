@@ -64,19 +64,21 @@ def refuse(lock: str, opened: Sequence[Transaction]) -> NoReturn:
 
 
 def hold(lease: Lease) -> None:
-    """Hold it until the transactions that are open in this thread have ended.
+    """Hold it, unless it is lost, until the transactions that are open in this thread have ended.
 
     With autocommit off, the end of ``atomic()`` is no COMMIT, and Django tells of none.
     """
-    for opened in open_here():
-        if opened not in lease._retainers and (connection := opened()) and connection.commit_on_exit:
-            _give(connection, Deferral(lease, opened))
+    for connection in connections.all(initialized_only=True):
+        if _is_open(connection) and connection.commit_on_exit and lease._is_live:
+            opened = ref(connection)
+            if opened not in lease._retainers:
+                _give(connection, Deferral(lease, opened))
 
 
 async def ahold(lease: Lease) -> None:
     """``hold()`` for tasks. Cancelled, it is finished by the thread that has the transactions."""
     hold(lease)
-    if not _is_awaited_by_a_thread():
+    if not _is_awaited_by_a_thread() or not lease._is_live:
         return
     # Belongs to what that thread is given to do, which may be dropped undone when the thread waits no more.
     meanwhile = Retainer(lease)

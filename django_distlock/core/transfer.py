@@ -19,9 +19,8 @@ from ..options import Options, Terms
 from ..types import Grant, Holder, LockInfo, LockRequest, current_execution
 from ..utils.clock import clock, safe_deadline
 from ..utils.drive import Call, Steps, adrive, drive
-from . import context
 from .detached import Detached
-from .holds import Hold
+from .holds import Hold, remember
 from .lease import Lease
 from .lock import Lock, refuse_in_a_loop
 from .registry import Service, locks
@@ -44,9 +43,9 @@ class AdoptedLease(Lease):
         now, wall_clock = clock(), time.time()
         sent_at = now + detached.until - wall_clock - safe_deadline(0.0, terms.ttl)
         super().__init__(
-            service.backend, request, Grant(detached.fence, sent_at), terms, service.renewer, current_execution()
-        )
-        self._granted_clock = min(now, now - (wall_clock - detached.since))
+            service.backend, request, Grant(detached.fence, sent_at), terms, service.renewer, current_execution(),
+            granted_clock=min(now, now - (wall_clock - detached.since)),
+        )  # fmt: skip
         self._handle = Lock(self.name, self.using, Options(detached.terms))
         valid = detached.until - wall_clock + CLOCKS_DIFFER
         self._proof = LockRequest(
@@ -140,7 +139,7 @@ class Adoption:
                 " can be adopted once."
             )
         self._renewer.register(lease)
-        context.remember(lease)
+        remember(lease)
         ttl, sent_at = lease._renewable(None), clock()
         [renewed] = yield Call("renew", ([(request, ttl)],))
         lease._was_renewed(renewed, sent_at, ttl)
