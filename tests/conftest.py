@@ -22,20 +22,19 @@ from django_distlock.backends.redis import RedisBackend
 from django_distlock.backends.redlock import RedlockBackend
 from django_distlock.testing.tools import WAYS, calling
 from example_project.valkey import Valkey
-
-from . import mariadb as mariadb_server
-from . import postgres as postgres_server
-from . import rabbitmq as rabbitmq_server
-from . import servers
-from .cluster import Cluster
-from .databases import known_database
-from .mariadb import MariaDB
-from .postgres import Postgres
-from .programs import Programs
-from .proxy import Proxy
-from .rabbitmq import RabbitMQ
-from .terminal import Terminal
-from .tools import backend_on, eventually, renewer_of
+from tests.support import mariadb as mariadb_server
+from tests.support import postgres as postgres_server
+from tests.support import rabbitmq as rabbitmq_server
+from tests.support import servers
+from tests.support.cluster import Cluster
+from tests.support.databases import known_database
+from tests.support.mariadb import MariaDB
+from tests.support.postgres import Postgres
+from tests.support.programs import Programs
+from tests.support.proxy import Proxy
+from tests.support.rabbitmq import RabbitMQ
+from tests.support.terminal import Terminal
+from tests.support.tools import backend_on, eventually, renewer_of
 
 REDIS = "django_distlock.backends.redis.RedisBackend"
 REDIS_CLUSTER = "django_distlock.backends.redis.RedisClusterBackend"
@@ -54,20 +53,10 @@ for number in (signal.SIGHUP, signal.SIGINT):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, lambda *_: None)
 
-# Of real workers, beats, browsers, topologies and databases, of random runs and of time that has to pass. The rest is
-# done in a minute or two: -m "not slow".
-SLOW = {
-    "test_acl", "test_admin_browser", "test_beat", "test_beat_database", "test_beat_stamps", "test_cluster",
-    "test_cluster_faults",
-    "test_cpython_suite", "test_database", "test_database_call_times",
-    "test_database_history", "test_docs", "test_example", "test_fleet",
-    "test_handover", "test_hanging_aliases", "test_history", "test_lease_ends", "test_locks_terminal",
-    "test_lost_updates", "test_mutants", "test_other_servers", "test_processes", "test_queue", "test_redis_faults",
-    "test_redlock", "test_redlock_processes", "test_responses", "test_runlocked", "test_runlocked_terminal",
-    "test_sentinel", "test_sentinel_settings", "test_server_faults", "test_servers", "test_simulation", "test_tasks",
-    "test_testing", "test_tls", "test_typing", "test_unreadable_values", "test_waiting",
-    "test_database_isolation", "test_database_threads", "test_forking_servers", "test_forks", "test_interrupts",
-}  # fmt: skip
+# Of real programs and topologies, and of random runs. Modules elsewhere that wait for servers or for time to pass say
+# so themselves; the rest is done in a minute or two: -m "not slow".
+SLOW = ("backends/cluster", "backends/sentinel", "processes", "simulation")
+TESTS = Path(__file__).parent
 
 
 def pytest_xdist_auto_num_workers() -> int:
@@ -77,7 +66,7 @@ def pytest_xdist_auto_num_workers() -> int:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.path.stem in SLOW:
+        if item.path.parent.relative_to(TESTS).as_posix() in SLOW:
             item.add_marker("slow")
 
 
@@ -321,7 +310,7 @@ def terminal(valkey: Valkey, store: redis.Redis) -> Iterator[Terminal]:
 @pytest.fixture
 def pages(settings):
     """Django's admin, at /admin/."""
-    from .admin_pages import use_admin
+    from tests.support.admin_pages import use_admin
 
     use_admin(settings)
 

@@ -68,7 +68,7 @@ class Report:
 
 class Run:
     def __init__(self, store: Any, report: Report, folder: Path) -> None:
-        from tests.history import Journal
+        from tests.support.history import Journal
 
         self._store, self._report, self._folder = store, report, folder
         self._chance = random.Random(report.seed)
@@ -113,7 +113,7 @@ class Run:
     @contextmanager
     def _disturbed(self) -> Iterator[None]:
         """Whoever waits during a fault may be overtaken: a failover drops it until its next look."""
-        from tests.history import EVERYBODY
+        from tests.support.history import EVERYBODY
 
         is_over = threading.Event()
 
@@ -191,8 +191,8 @@ class Run:
                   file=sys.stderr, flush=True)  # fmt: skip
 
     def judge(self) -> None:
-        from tests.history import faults, overlaps, overruns, read
-        from tests.tools import eventually
+        from tests.support.history import faults, overlaps, overruns, read
+        from tests.support.tools import eventually
 
         report, events = self._report, read(self._folder)
         grants = [event.at for event in events if event.kind == "grant"]

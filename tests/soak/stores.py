@@ -20,17 +20,17 @@ from redis.exceptions import BusyLoadingError, ConnectionError
 from redis.retry import Retry
 
 from example_project.valkey import Valkey
-from tests import mariadb, postgres
-from tests.cluster import Cluster
-from tests.databases import known_database
-from tests.history import left_behind
-from tests.proxy import Proxy
-from tests.quorum import Quorum
-from tests.sentinel import Watched
+from tests.support import mariadb, postgres
+from tests.support.cluster import Cluster
+from tests.support.databases import known_database
+from tests.support.history import left_behind
+from tests.support.proxy import Proxy
+from tests.support.quorum import Quorum
+from tests.support.sentinel import Watched
 
-RECORDING_REDIS = "tests.history.RecordingBackend"
-RECORDING_CLUSTER = "tests.history.RecordingClusterBackend"
-RECORDING_DATABASE = "tests.history_in_database.RecordingDatabaseBackend"
+RECORDING_REDIS = "tests.support.history.RecordingBackend"
+RECORDING_CLUSTER = "tests.support.history.RecordingClusterBackend"
+RECORDING_DATABASE = "tests.support.history_in_database.RecordingDatabaseBackend"
 REDLOCK = "django_distlock.backends.redlock.RedlockBackend"
 
 Heal = Callable[[], None]

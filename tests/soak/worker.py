@@ -22,8 +22,8 @@ from typing import Any
 import django
 from django.conf import settings
 
-from tests import mariadb
-from tests.history import Journal
+from tests.support import mariadb
+from tests.support.history import Journal
 
 THREADS = 3
 TASKS = 4

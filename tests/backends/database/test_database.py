@@ -1,0 +1,792 @@
+"""The database backend: transactions, connections, waiting, and faults. What every backend does is tested elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import io
+import json
+import shutil
+import threading
+import time
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+from django.core.management import call_command
+from django.core.signals import request_finished
+from django.db import connections, transaction
+from django.test import override_settings
+
+from django_distlock import InvalidLockBackend, LockBackendError, LockNotAcquired, lock, locks
+from django_distlock.backends.common.state import Attempt
+from django_distlock.backends.database import connections as database_connections
+from django_distlock.backends.database import notify
+from django_distlock.backends.database.notify import PollBackoff
+from django_distlock.backends.database.sql import Turn
+from django_distlock.models import DatabaseLock
+from django_distlock.types import Grant
+from django_distlock.utils.clock import clock
+from tests.conftest import DATABASE, missing
+from tests.support.databases import ALIAS, known_database
+from tests.support.postgres import PLACES_OF_BOUNCER, Bouncer
+from tests.support.programs import in_a_fork
+from tests.support.proxy import Proxy
+from tests.support.tools import PATIENCE, eventually, lock_request, queue_of, renewer_of
+
+pytestmark = pytest.mark.slow
+
+TABLE = DatabaseLock._meta.db_table
+
+
+@pytest.fixture(params=["postgres", "sqlite", "mariadb"])
+def backend(request):
+    return request.getfixturevalue(f"{request.param}_locks")
+
+
+@pytest.fixture
+def bouncer(postgres, postgres_database):
+    """The alias ``pooled`` leads through pgbouncer."""
+    if (program := shutil.which("pgbouncer", path=PLACES_OF_BOUNCER)) is None:
+        missing("pgbouncer", "install the package pgbouncer")
+    with Bouncer(program, postgres) as bouncer, known_database(bouncer.settings(), "pooled"):
+        connections["pooled"].close()
+        yield bouncer
+
+
+def sessions():
+    """How many connections the server has, without the one that asks."""
+    with connections[ALIAS].cursor() as cursor:
+        cursor.execute(
+            "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
+        )
+        return cursor.fetchone()[0]
+
+
+def end_sessions():
+    with connections[ALIAS].cursor() as cursor:
+        cursor.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
+        )
+
+
+class Waiter:
+    """A thread that waits for a lock and keeps it until told."""
+
+    def __init__(self, name="name", wait=PATIENCE, using="default"):
+        self.got_in = threading.Event()
+        self.leave = threading.Event()
+        self.at = 0.0
+        self._thread = threading.Thread(target=self._run, args=(name, wait, using))
+        self._thread.start()
+
+    def _run(self, name, wait, using):
+        with lock(name, wait=wait, ttl=60, using=using):
+            self.at = time.monotonic()
+            self.got_in.set()
+            self.leave.wait(PATIENCE)
+
+    def end(self):
+        self.leave.set()
+        self._thread.join(PATIENCE)
+        assert not self._thread.is_alive()
+
+
+def waiting(backend, name="name"):
+    """How many processes (here: backends) have a place in the queue."""
+    return backend._run(lambda connection: len(backend._sql.read(connection, backend._key(name)).waiters))
+
+
+class TestTransactions:
+    """The caller's transaction neither holds nor hides a lock."""
+
+    def test_a_lock_taken_in_a_transaction_is_seen_by_others_at_once(self, backend):
+        with transaction.atomic(using=ALIAS), lock("name", ttl=60):
+            assert isinstance(backend.acquire(lock_request(), queue=False), type(backend.look(["name"])[0]))
+
+    def test_a_rollback_does_not_free_it(self, backend):
+        mine = lock("name", ttl=60)
+        with pytest.raises(ZeroDivisionError), transaction.atomic(using=ALIAS):
+            assert mine.acquire()
+            raise ZeroDivisionError
+        assert mine.locked()
+        mine.release()
+
+    def test_inside_a_transaction_that_writes(self, backend):
+        """On SQLite it has its whole file to itself; so the locks are in another one."""
+        with transaction.atomic(using=ALIAS):
+            with connections[ALIAS].cursor() as cursor:
+                cursor.execute("CREATE TABLE own (id integer)")
+                cursor.execute("INSERT INTO own VALUES (1)")
+            began = time.monotonic()
+            with lock("name", ttl=60):
+                pass
+            assert time.monotonic() - began < 1
+        with connections[ALIAS].cursor() as cursor:
+            cursor.execute("DROP TABLE own")
+
+    def test_a_database_in_memory_has_its_locks_in_a_file_that_goes_with_them(self, settings, django_db_blocker):
+        memory = {"ENGINE": "django.db.backends.sqlite3", "NAME": "file:tests?mode=memory&cache=shared"}
+        settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": DATABASE, "LOCATION": ALIAS}}
+        with django_db_blocker.unblock(), known_database(memory):
+            with transaction.atomic(using=ALIAS), lock("name"):
+                file = locks["default"].pool.file
+                assert Path(file).exists()
+            locks.close()
+        assert not Path(file).exists()
+
+
+class TestTestCase:
+    @pytest.mark.django_db
+    def test_inside_the_transaction_of_a_test(self, settings):
+        """The default database of these tests is in memory, and a test runs inside its transaction."""
+        settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": DATABASE}}
+        assert locks["default"].location == "default"
+        with lock("name") as lease:
+            assert [info.fence for info in locks["default"].held()] == [lease.fence]
+        locks.close()
+
+    def test_a_test_database_is_made_and_dropped_though_locks_had_connections(self, postgres_locks):
+        """CREATE DATABASE and DROP DATABASE are refused while others are connected."""
+        with lock("name"):
+            pass
+        creation = connections[ALIAS].creation
+        before = connections[ALIAS].settings_dict["NAME"]
+        connections.settings[ALIAS]["TEST"]["MIGRATE"] = False
+        creation.create_test_db(verbosity=0, autoclobber=True)
+        try:
+            assert connections[ALIAS].settings_dict["NAME"] != before
+            holder = lock_request(ttl=60)
+            assert isinstance(postgres_locks.acquire(holder, queue=False), Grant)
+            with connections[ALIAS].cursor() as cursor:
+                cursor.execute(f"SELECT count(*) FROM {TABLE}")
+                assert cursor.fetchone() == (1,)
+            postgres_locks.release(holder)
+        finally:
+            creation.destroy_test_db(before, verbosity=0)
+        assert connections[ALIAS].settings_dict["NAME"] == before
+        with lock("name"):
+            pass
+
+    @pytest.mark.django_db
+    def test_dumps_and_checks_know_nothing_of_the_rows(self):
+        DatabaseLock.objects.create(
+            name=b"lock:x", version=1, token="", state="f", fence=1, expires=1, holder="", waiters="", retired="",
+            careful_until=0,
+        )  # fmt: skip
+        out = io.StringIO()
+        call_command("dumpdata", "distlock", stdout=out)
+        assert json.loads(out.getvalue()) == []
+        call_command("makemigrations", "distlock", check_changes=True, dry_run=True, verbosity=0)
+        assert str(DatabaseLock(name=b"lock:x")) == "lock:x"
+
+
+class TestConnections:
+    def test_a_thread_that_waits_has_none(self, postgres_locks):
+        with lock("name", ttl=60):
+            waiters = [Waiter() for _ in range(12)]
+            eventually(lambda: waiting(postgres_locks) == 1 and postgres_locks._listener.hears)
+            eventually(lambda: len(queue_of(postgres_locks)._lines["name"]) == 12)
+            time.sleep(0.2)
+            # One that listens, one or two that asked last, one of the renewal.
+            assert sessions() <= 6
+        for waiter in waiters:
+            waiter.leave.set()
+        for waiter in waiters:
+            waiter.end()
+
+    @pytest.mark.parametrize(("max_age", "stays"), [(0, False), (600, True), (None, True)])
+    def test_they_are_closed_by_the_rules_of_django(self, postgres_locks, max_age, stays):
+        connections.settings[ALIAS]["CONN_MAX_AGE"] = max_age
+        eventually(lambda: sessions() == 0)
+        postgres_locks.look(["name"])
+        assert sessions() == 1
+        request_finished.send(sender=None)
+        eventually(lambda: sessions() == stays)
+        postgres_locks.close()
+        eventually(lambda: sessions() == 0)
+
+    def test_one_past_its_age_is_not_used_again(self, postgres_locks, monkeypatch):
+        connections.settings[ALIAS]["CONN_MAX_AGE"] = 600
+        postgres_locks.look(["name"])
+        [(_, wrapper)] = postgres_locks.pool._idle
+        wrapper.close_at = time.monotonic() - 1
+        postgres_locks.look(["name"])
+        [(_, other)] = postgres_locks.pool._idle
+        assert other is not wrapper
+        assert wrapper.connection is None
+
+    def test_after_all_were_cut_the_next_call_works(self, postgres_locks):
+        mine = lock_request(ttl=60)
+        assert isinstance(postgres_locks.acquire(mine, queue=False), Grant)
+        end_sessions()
+        assert postgres_locks.renew([(mine, 60.0)]) == [True]
+        end_sessions()
+        assert postgres_locks.release(mine) is True
+        assert not mine.in_doubt
+
+    def test_those_that_fail_their_health_check_are_not_used(self, postgres_locks):
+        connections.settings[ALIAS].update(CONN_MAX_AGE=None, CONN_HEALTH_CHECKS=True)
+        before = postgres_locks._run(_server_pid)
+        request_finished.send(sender=None)
+        assert postgres_locks._run(_server_pid) == before
+        request_finished.send(sender=None)
+        end_sessions()
+        _, repeated = postgres_locks._run_repeatedly(_server_pid)
+        assert not repeated
+
+    def test_a_child_neither_uses_nor_ends_those_of_its_parent(self, postgres_locks):
+        with lock("name", ttl=60) as lease:
+            pid = postgres_locks._run(_server_pid)
+
+            def work():
+                locks["default"].look(["name"])
+                gc.collect()
+                return str(locks["default"]._run(_server_pid))
+
+            assert int(in_a_fork(work)) != pid
+            assert postgres_locks._run(_server_pid) == pid
+            lease.ensure_held()
+
+    def test_the_begin_of_a_request_is_no_query(self, sqlite_locks, django_db_blocker):
+        with lock("name"):
+            pass
+        with django_db_blocker.block():  # which forbids Django's own receivers to look after open connections
+            database_connections._on_request()
+
+    def test_many_may_open_a_new_file_at_once(self, sqlite_locks, tmp_path):
+        for number in range(60):
+            sqlite_locks.pool.file = str(tmp_path / str(number))
+            start, failures = threading.Barrier(6), []
+
+            def open_it(start=start, failures=failures):
+                start.wait(10)
+                try:
+                    sqlite_locks.pool.close(sqlite_locks.pool.open())
+                except Exception as error:
+                    failures.append(error)
+
+            threads = [threading.Thread(target=open_it) for _ in range(6)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert failures == []
+
+    def test_a_lock_that_is_free_needs_one(self, postgres_locks):
+        for _ in range(3):
+            with lock("name"):
+                assert postgres_locks._listener._post.thread is None
+        assert len(postgres_locks.pool._idle) == 1
+
+    def test_those_of_a_burst_are_not_all_kept(self, sqlite_locks):
+        pool = sqlite_locks.pool
+        with ExitStack() as stack:
+            for _ in range(12):
+                stack.enter_context(pool.connection(1))
+        assert len(pool._idle) == 8
+
+    def test_what_was_not_used_for_long_is_closed(self, sqlite_locks):
+        pool = sqlite_locks.pool
+        with pool.connection(1), pool.connection(1):
+            pass
+        (since, old), kept = pool._idle
+        pool._idle[:] = [(since - 60, old), kept]
+        sqlite_locks.look(["name"])
+        assert [wrapper for _, wrapper in pool._idle] == [kept[1]]
+
+
+def _server_pid(connection):
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_backend_pid()")
+        return cursor.fetchone()[0]
+
+
+class TestWaiting:
+    def test_on_postgresql_they_are_woken_and_hardly_ask(self, postgres_locks, monkeypatch):
+        assert postgres_locks.supports_wakeup
+        with lock("name", ttl=60):
+            waiter = Waiter()
+            eventually(lambda: postgres_locks._listener.hears)
+            asked = []
+            monkeypatch.setattr(postgres_locks, "_turn", asked.append)
+            time.sleep(0.3)
+            left = time.monotonic()
+        assert waiter.got_in.wait(PATIENCE)
+        assert waiter.at - left < 0.5
+        assert asked == []
+        waiter.end()
+
+    def test_looks_become_rare_while_nothing_moves_and_with_the_distance(self):
+        looks, behind = PollBackoff(60), PollBackoff(60)
+        pauses = []
+        for _ in range(20):
+            looks.see(Turn(False, fence=7))
+            pauses.append(looks.pause())
+        assert pauses[0] < 0.01
+        assert 0.17 < pauses[-1] <= 0.25
+        looks.see(Turn(False, fence=8))
+        assert looks.pause() < 0.01
+        behind.see(Turn(False, fence=7, ahead=9))
+        assert 0.012 < behind.pause() < 0.03
+        assert looks.see(Turn(True))
+
+    def test_a_waiter_looks_some_four_times_a_second_at_a_lock_that_does_not_move(self, sqlite_locks, monkeypatch):
+        looks, real = [], sqlite_locks._turn
+        monkeypatch.setattr(sqlite_locks, "_turn", lambda lock_request: (looks.append(clock()), real(lock_request))[1])
+        with lock("name", ttl=60):
+            waiter = Waiter()
+            eventually(lambda: looks and clock() - looks[0] > 1)  # at first they are quicker
+            before, began = len(looks), clock()
+            eventually(lambda: clock() - began > 3)
+            assert len(looks) - before < 7 * (clock() - began)
+        waiter.end()
+
+    def test_elsewhere_they_look_and_say_so(self, sqlite_locks):
+        assert not sqlite_locks.supports_wakeup
+        with lock("name", ttl=60):
+            waiter = Waiter()
+            eventually(lambda: waiting(sqlite_locks) == 1)
+            left = time.monotonic()
+        assert waiter.got_in.wait(PATIENCE)
+        assert waiter.at - left < 0.9  # less than a look at the full second
+        waiter.end()
+
+    def test_a_pooler_that_passes_on_nothing(self, postgres_locks, monkeypatch, caplog):
+        monkeypatch.setattr(notify, "ECHO_WITHIN", 0.2)
+        monkeypatch.setattr(notify, "NAP", 0.05)
+        monkeypatch.setattr(notify.Listener, "_heard", lambda *_: None)
+        with lock("name", ttl=60):
+            waiter = Waiter()
+            eventually(lambda: "LOCATION that leads directly to the server" in caplog.text)
+            left = time.monotonic()
+        assert waiter.got_in.wait(PATIENCE)
+        assert waiter.at - left < 0.9
+        waiter.end()
+        eventually(lambda: postgres_locks._listener._post.thread is None)
+
+    def test_behind_pgbouncer_in_transaction_mode(self, bouncer, settings, monkeypatch, caplog):
+        """Nothing that locks say depends on a session; only notifications do, and are done without."""
+        monkeypatch.setattr(notify, "ECHO_WITHIN", 0.3)
+        monkeypatch.setattr(notify, "NAP", 0.05)
+        entry = {"BACKEND": DATABASE, "LOCATION": "pooled"}
+        settings.DISTRIBUTED_LOCKS = dict.fromkeys(("default", "a", "b", "c"), entry)
+        inside, numbers = [], []
+
+        def work(alias):
+            for _ in range(5):
+                with lock("name", using=alias, wait=PATIENCE) as lease:
+                    inside.append(lease.fence)
+                    assert inside == [lease.fence]
+                    time.sleep(0.02)
+                    inside.remove(lease.fence)
+                    numbers.append(lease.fence)
+
+        threads = [threading.Thread(target=work, args=(alias,)) for alias in ("default", "a", "b", "c")]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(3 * PATIENCE)
+        assert numbers == sorted(set(numbers))
+        assert len(numbers) == 20
+        assert "LOCATION that leads directly to the server" in caplog.text
+        locks.close()
+
+    @pytest.mark.parametrize("recognised", [True, False])
+    def test_statements_are_not_prepared_behind_a_pooler(self, bouncer, settings, monkeypatch, recognised):
+        """One session knows them; the next call of the same connection may be sent to another."""
+        monkeypatch.setattr(database_connections, "PREPARE_AFTER", 0)
+        if not recognised:
+            monkeypatch.setattr(database_connections, "_set_up_session", lambda _: True)
+        settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": DATABASE, "LOCATION": "pooled"}}
+        backend = locks["default"]
+        backend.look(["name"])
+        sessions_before = backend._run(_server_pid)
+        with transaction.atomic(using="pooled"):
+            assert _server_pid(connections["pooled"]) == sessions_before
+            assert backend._run(_server_pid) != sessions_before
+            assert backend.look(["name"]) == [None]
+        assert backend.pool.prepares == recognised
+        assert backend.look(["name"]) == [None]
+        locks.close()
+
+    def test_statements_are_prepared_where_no_pooler_is_in_between(self, postgres_locks):
+        for _ in range(database_connections.PREPARE_AFTER + 1):
+            postgres_locks.look(["name"])
+
+        def prepared(connection):
+            with connection.cursor() as cursor:
+                cursor.execute("SELECT count(*) FROM pg_prepared_statements WHERE statement LIKE %s", ["%distlock%"])
+                return cursor.fetchone()[0]
+
+        assert postgres_locks._run(prepared) == 1
+
+    def test_a_listener_that_was_cut_listens_again(self, postgres_locks, monkeypatch):
+        with lock("name", ttl=60):
+            waiter = Waiter()
+            eventually(lambda: postgres_locks._listener.hears)
+            end_sessions()
+            eventually(lambda: not postgres_locks._listener.hears)
+            eventually(lambda: postgres_locks._listener.hears)
+        assert waiter.got_in.wait(PATIENCE)
+        waiter.end()
+
+    def test_idle_it_closes_its_connection(self, postgres_locks, monkeypatch):
+        monkeypatch.setattr(notify, "IDLE", 0.2)
+        monkeypatch.setattr(notify, "NAP", 0.05)
+        postgres_locks.acquire(lock_request(ttl=60), queue=False)
+        with pytest.raises(LockNotAcquired), lock("name", wait=0.1):
+            pass
+        eventually(lambda: postgres_locks._listener._post.thread is None)
+
+    def test_many_tasks_wait_without_blocking_their_loop(self, backend):
+        async def main():
+            longest, done = 0.0, []
+
+            async def work():
+                async with lock("name", wait=60, ttl=60, renew=False):
+                    done.append(1)
+
+            async def beat():
+                nonlocal longest
+                while len(done) < 200:
+                    began = time.monotonic()
+                    await asyncio.sleep(0.01)
+                    longest = max(longest, time.monotonic() - began)
+
+            await asyncio.gather(beat(), *(work() for _ in range(200)))
+            return longest
+
+        assert asyncio.run(main()) < 1
+        assert len(backend.pool._idle) <= 8
+
+
+@contextmanager
+def through(postgres, folder, settings, timeout=0.5):
+    """``locks["default"]`` reaches PostgreSQL through a proxy."""
+    proxy = Proxy(postgres.folder / ".s.PGSQL.5432", folder)
+    proxy.socket = folder / ".s.PGSQL.5432"
+    database = {**postgres.settings(), "HOST": str(folder)}
+    settings.DISTRIBUTED_LOCKS = {
+        "default": {"BACKEND": DATABASE, "LOCATION": "proxied", "OPTIONS": {"timeout": timeout}},
+        "direct": {"BACKEND": DATABASE, "LOCATION": ALIAS},
+    }
+    with proxy, known_database(database, "proxied"):
+        connections["proxied"].close()
+        yield proxy
+        proxy.hang = False
+        proxy.accept()
+        renewer = renewer_of(locks["default"])
+        eventually(lambda: not renewer.is_cleaning)
+        locks.close()
+
+
+@contextmanager
+def known_wrong(database, alias="wrong"):
+    """The alias leads nowhere, or to somebody who may not make the table."""
+    connections.settings[alias] = connections.configure_settings({"default": {}, alias: database})[alias]
+    yield
+    del connections.settings[alias]
+
+
+@pytest.fixture
+def proxy(postgres, postgres_database, settings, tmp_path_factory):
+    with through(postgres, tmp_path_factory.mktemp("p"), settings) as proxy:
+        yield proxy
+
+
+class TestFaults:
+    @pytest.mark.parametrize("times", [1, 2])
+    def test_the_reply_to_acquire_is_lost(self, proxy, calls, times):
+        """S3: asked again with the same token; S4: and if that fails as well, nothing is left."""
+        proxy.cut_reply("INSERT INTO distlock_lock", times)
+        handle = calls(lock("name", ttl=60, wait=0))
+        if times == 1:
+            assert handle.acquire()
+            assert locks["direct"].look(["name"]) != [None]
+            handle.release()
+        else:
+            with pytest.raises(LockBackendError):
+                handle.acquire()
+        assert proxy.cuts == times
+        eventually(lambda: locks["direct"].look(["name"]) == [None])
+
+    def test_the_reply_to_release_is_lost(self, proxy, calls):
+        handle = calls(lock("name", ttl=60))
+        assert handle.acquire()
+        proxy.cut_reply("UPDATE distlock_lock SET version = GREATEST")
+        handle.release()
+        assert proxy.cuts == 1
+        assert locks["direct"].look(["name"]) == [None]
+
+    def test_the_reply_to_a_renewal_is_lost(self, proxy):
+        with lock("name", ttl=60, renew=False) as lease:
+            proxy.cut_reply("UPDATE distlock_lock SET version = version + 1")
+            lease.renew(120)
+            assert lease.remaining > 60
+        assert proxy.cuts == 1
+
+    @pytest.mark.parametrize("marker", ["WITH released AS", "state = 'h', expires = GREATEST"])
+    def test_the_reply_to_a_hand_off_is_lost(self, proxy, marker):
+        """Of the release that hands the lock on, and of the attempt that takes it."""
+        with lock("name", ttl=60):
+            waiter = Waiter()
+            eventually(lambda: waiting(locks["direct"]) == 1)
+            proxy.cut_reply(marker)
+        assert waiter.got_in.wait(PATIENCE)
+        waiter.end()
+        assert proxy.cuts == 1
+
+    def test_a_command_that_arrives_late_makes_no_ghost(self, backend):
+        late = lock_request(ttl=60)
+        request = Attempt(late.token, 60_000_000, "", queue=True, inbox="x")
+        late.in_doubt = True
+        assert backend.release(late) is False
+        if quick := backend._steps._quick:
+            for queue, place in ((True, 0), (True, 1), (False, 0)):
+                changed = replace(request, queue=queue, place=place)
+                assert backend._run(partial(quick.acquire, name=backend._key("name"), attempt=changed)) is None
+        with pytest.raises(LockBackendError, match="given back"):
+            backend.acquire(late, queue=True)
+        assert backend.look(["name"]) == [None]
+        assert isinstance(backend.acquire(lock_request(), queue=False), Grant)
+
+    def test_a_write_that_arrives_late_changes_nothing(self, backend):
+        key = backend._key("name")
+        backend.acquire(lock_request(ttl=60), queue=False)
+        row = backend._run(lambda it: backend._sql.read(it, key))
+        backend.acquire(lock_request(), queue=True)
+        row.token, row.expires = "late", row.expires * 2
+        assert backend._run(lambda it: backend._sql.write(it, key, row)) is False
+        assert backend.look(["name"])[0].token != "late"
+
+    def test_a_server_that_hangs_is_an_error_in_time(self, proxy, calls):
+        """S16, also for a call that has a connection."""
+        calls(locks["default"]).look(["name"])
+        proxy.hang = True
+        began = clock()
+        with pytest.raises(LockBackendError, match="'proxied' of the locks 'default'"):
+            calls(lock("name", wait=0)).acquire()
+        assert clock() - began < 4.5  # libpq waits two seconds for a connection at least
+
+    @pytest.mark.parametrize("way", ["acquire", "release", "renew"])
+    def test_a_server_that_restarts_is_tried_again(self, postgres, postgres_database, settings, tmp_path_factory, way):
+        """It takes no connections for a moment; nobody who has that time is told."""
+        folder = tmp_path_factory.mktemp("p")
+        with through(postgres, folder, settings, timeout=3 * PATIENCE) as proxy:
+            mine = lock_request(ttl=60)
+            locks["default"].acquire(mine, queue=False)
+            locks["default"].pool.close_idle()
+            proxy.refuse()
+            again = threading.Timer(0.5, proxy.accept)
+            again.start()
+            try:
+                if way == "acquire":
+                    with lock("another", wait=3 * PATIENCE):
+                        pass
+                elif way == "release":
+                    assert locks["default"].release(mine) is True
+                else:
+                    assert locks["default"].renew([(mine, 120.0)]) == [True]
+            finally:
+                again.join()
+
+    @pytest.mark.parametrize(
+        ("wrong", "says"), [({"NAME": "nowhere"}, "does not exist"), ({"USER": "nobody"}, "does not exist")]
+    )
+    def test_settings_that_are_wrong_are_told_at_once(self, postgres_database, settings, wrong, says):
+        settings.DISTRIBUTED_LOCKS = {
+            "default": {"BACKEND": DATABASE, "LOCATION": "wrong", "OPTIONS": {"timeout": 6 * PATIENCE}}
+        }
+        with known_wrong({**postgres_database, **wrong}), pytest.raises(LockBackendError, match=says):
+            began = time.monotonic()
+            try:
+                lock("name").acquire()
+            finally:
+                assert time.monotonic() - began < 6 * PATIENCE
+        locks.close()
+
+    def test_a_server_that_is_gone_is_an_error(self, proxy):
+        proxy.refuse()
+        with pytest.raises(LockBackendError) as caught:
+            lock("name", wait=0).acquire()
+        assert caught.value.__cause__ is not None
+
+    def test_a_lease_outlives_a_short_outage(self, proxy):
+        with lock("name", ttl=6) as lease:
+            proxy.refuse()
+            eventually(lambda: lease.state == "unknown", 8)
+            proxy.accept()
+            eventually(lambda: lease.state == "held")
+
+    def test_without_its_table(self, postgres_locks):
+        with connections[ALIAS].cursor() as cursor:
+            cursor.execute(f"ALTER TABLE {TABLE} RENAME TO elsewhere")
+        try:
+            with pytest.raises(LockBackendError, match=f"no table {TABLE}. Run manage.py migrate --database=locks"):
+                lock("name").acquire()
+        finally:
+            with connections[ALIAS].cursor() as cursor:
+                cursor.execute(f"ALTER TABLE elsewhere RENAME TO {TABLE}")
+
+    def test_a_sqlite_file_that_another_process_writes_to_for_long(self, sqlite_database, settings):
+        settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": DATABASE, "LOCATION": ALIAS, "OPTIONS": {"timeout": 0.2}}}
+        pool = locks["default"].pool
+        with pool.connection(1) as writer:
+            writer.connection.execute("BEGIN IMMEDIATE")
+            with pytest.raises(LockBackendError, match="longer than DISTRIBUTED_LOCKS"):
+                lock("name").acquire()
+            writer.connection.execute("ROLLBACK")
+        locks.close()
+
+    def test_a_transaction_that_writes_to_the_file_of_the_locks_itself(self, sqlite_locks, settings):
+        settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": DATABASE, "LOCATION": ALIAS, "OPTIONS": {"timeout": 0.2}}}
+        wrong = {"ENGINE": "django.db.backends.sqlite3", "NAME": locks["default"].pool.file}
+        with known_database(wrong, "wrong"), transaction.atomic(using="wrong"):
+            with connections["wrong"].cursor() as cursor:
+                cursor.execute("CREATE TABLE own (id integer)")
+            with pytest.raises(LockBackendError, match="database 'wrong'.*would wait for itself.*Give DATABASES"):
+                lock("name").acquire()
+        locks.close()
+
+
+class TestPruning:
+    def test_old_rows_go_and_what_is_needed_stays(self, backend):
+        free, waited, held = lock_request("free"), lock_request("waited", ttl=60), lock_request("held", ttl=60)
+        number = backend.acquire(free, queue=False).fence
+        backend.release(free)
+        backend.acquire(held, queue=False)
+        backend.acquire(waited, queue=False)
+        backend.acquire(lock_request("waited"), queue=True)
+        assert backend.prune(3600) == 0
+        time.sleep(0.01)
+        assert backend.prune(0) == 1
+        assert sorted(backend.names()) == ["held", "waited"]
+        assert backend.acquire(lock_request("free"), queue=False).fence > number
+
+    def test_a_row_whose_number_is_ahead_of_the_clock_stays(self, backend):
+        """After the clock was set back: the next number would be smaller."""
+        free = lock_request()
+        number = backend.acquire(free, queue=False).fence
+        backend.release(free)
+
+        def set_back(connection):
+            row = backend._sql.read(connection, backend._key("name"))
+            row.fence = number + 3_600_000_000
+            assert backend._sql.write(connection, backend._key("name"), row)
+
+        backend._run(set_back)
+        assert backend.prune(0) == 0
+        assert backend.acquire(lock_request(), queue=False).fence == number + 3_600_000_001
+
+    @pytest.mark.parametrize("age", [-1, float("inf"), float("nan")])
+    def test_an_age_that_is_none(self, sqlite_locks, age):
+        with pytest.raises(ValueError, match="older_than_seconds is"):
+            sqlite_locks.prune(age)
+
+
+class TestSettings:
+    @pytest.mark.parametrize(
+        ("entry", "says"),
+        [
+            ({"LOCATION": "nope"}, "is 'nope'. It is an alias of DATABASES, which has 'default'"),
+            ({"KEY_PREFIX": ""}, "of 1 to 100 bytes"),
+            ({"OPTIONS": {"timeout": 0}}, "is 0; it is a number of seconds above 0"),
+            ({"OPTIONS": {"timeout": None}}, "is None; it is a number"),
+            ({"OPTIONS": {"socket_timeout": 1}}, "unknown option 'socket_timeout'. DatabaseBackend knows: timeout"),
+        ],
+    )
+    def test_mistakes(self, settings, entry, says):
+        settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": DATABASE, **entry}}
+        with pytest.raises(InvalidLockBackend, match=says):
+            locks["default"]
+
+    def test_the_app_must_be_installed(self, settings):
+        settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": DATABASE}}
+        with (
+            override_settings(INSTALLED_APPS=["django.contrib.auth", "django.contrib.contenttypes"]),
+            pytest.raises(InvalidLockBackend, match="INSTALLED_APPS"),
+        ):
+            locks["default"]
+
+    def test_routers_choose_where_no_location_does(self, sqlite_database, settings):
+        class Router:
+            def db_for_write(self, model, **hints):
+                return ALIAS if model is DatabaseLock else None
+
+        settings.DATABASE_ROUTERS = [Router()]
+        settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": DATABASE}}
+        assert locks["default"].location == ALIAS
+        locks.close()
+
+    def test_two_prefixes_share_a_table(self, sqlite_database, settings):
+        entry = {"BACKEND": DATABASE, "LOCATION": ALIAS}
+        settings.DISTRIBUTED_LOCKS = {"default": entry, "other": {**entry, "KEY_PREFIX": "other"}}
+        with lock("name", wait=0), lock("name", wait=0, using="other"):
+            assert list(locks["default"].names()) == list(locks["other"].names()) == ["name"]
+        locks.close()
+
+    def test_entries_on_the_same_table_with_the_same_prefix_are_the_same_locks(self, sqlite_database, settings):
+        entry = {"BACKEND": DATABASE, "LOCATION": ALIAS}
+        settings.DISTRIBUTED_LOCKS = {"default": entry, "same": entry, "other": {**entry, "KEY_PREFIX": "other"}}
+        assert locks["default"].keyspace == locks["same"].keyspace != locks["other"].keyspace
+        locks.close()
+
+
+class TestChecks:
+    def test_silent_when_all_is_well(self, backend):
+        assert backend.check_settings() == []
+        assert backend.supports_processes
+
+    def test_a_database_in_the_file_of_the_locks(self, sqlite_locks):
+        """A transaction that writes there would keep its own locks from being written."""
+        with known_database({"ENGINE": "django.db.backends.sqlite3", "NAME": sqlite_locks.pool.file}, "wrong"):
+            [error] = sqlite_locks.check_settings()
+        assert error.id == "distlock.E020"
+        assert "would wait for itself" in error.msg
+
+    def test_routers_that_keep_the_table_away(self, postgres_locks, settings):
+        class Router:
+            def allow_migrate(self, db, app_label, **hints):
+                return None if app_label != "distlock" else False
+
+        settings.DATABASE_ROUTERS = [Router()]
+        [warning] = postgres_locks.check_settings()
+        assert warning.id == "distlock.W020"
+
+    def test_routers_that_could_send_each_process_elsewhere(self, sqlite_database, settings):
+        class Router:
+            def db_for_write(self, model, **hints):
+                return ALIAS
+
+        settings.DATABASE_ROUTERS = [Router()]
+        settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": DATABASE}}
+        [warning] = locks["default"].check_settings()
+        assert warning.id == "distlock.W021"
+        assert "processes do not exclude each other" in warning.msg
+        assert warning.hint.endswith("'LOCATION': 'locks'.")
+        settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": DATABASE, "LOCATION": ALIAS}}
+        assert locks["default"].check_settings() == []
+        locks.close()
+
+    def test_in_memory_locks_exclude_one_process(self, settings):
+        settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": DATABASE}}
+        assert not locks["default"].supports_processes
+
+
+def test_waiters_are_counted(backend, calls):
+    backend.acquire(lock_request(ttl=60), queue=False)
+    for _ in range(3):
+        backend.acquire(lock_request(), queue=True)
+    assert calls(backend).count_waiters(["name", "other"]) == [3, 0]
+
+
+def test_an_operator_frees_a_lock_that_rests(backend):
+    mine = lock_request(ttl=60)
+    backend.acquire(mine, queue=False)
+    assert backend.release(mine, 60) is True
+    assert backend.release(mine, force=True) is True
+    assert backend.look(["name"]) == [None]

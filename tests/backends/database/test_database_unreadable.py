@@ -1,0 +1,97 @@
+"""Rows of the database backend that others have written to: each says so, and the rest goes on."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from django_distlock import LockBackendError
+from django_distlock.backends.common.state import retired_from_text, waiters_from_text
+from django_distlock.models import DatabaseLock
+from django_distlock.types import Grant, LockInfo
+from tests.support.tools import lock_request
+
+TABLE = DatabaseLock._meta.db_table
+RECORD = "1700000000000000" * 2 + "f" * 26 + "inbox       "
+TEXTS = (
+    st.text(st.characters(exclude_categories=["Cs"]), max_size=200)
+    | st.sampled_from(
+        ["[" * 100_000, "[]", "null", '{"a": "b"}', '{"a": 1e400}', '{"a": NaN}', '{"a": true}', '{"a": -1}', "\0"]
+    )
+    | st.sampled_from(
+        [RECORD[:-1], RECORD + "x", "-" + RECORD[1:], "\uff11" + RECORD[1:], "1_" + RECORD[2:], RECORD * 2]
+    )
+)
+
+
+@pytest.mark.parametrize("read", [waiters_from_text, retired_from_text])
+@given(text=TEXTS)
+def test_what_is_stored_is_read_or_refused(read, text):
+    try:
+        found = read(text)
+    except ValueError:
+        return
+    assert isinstance(found, list | dict)
+
+
+def write(backend, name, column, text):
+    with backend.pool.connection(5) as connection, connection.cursor() as cursor:
+        binary = connection.Database.Binary(backend._key(name))
+        cursor.execute(f"UPDATE {TABLE} SET {column} = %s, careful_until = {2**62} WHERE name = %s", [text, binary])
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
+@given(column=st.sampled_from(["waiters", "retired", "holder", "state", "token", "fence", "version"]), text=TEXTS)
+def test_every_call_answers_or_raises_its_own_error(sqlite_locks, column, text):
+    """SQLite takes any text in any column."""
+    backend = sqlite_locks
+    backend._run(lambda connection: connection.connection.execute(f"DELETE FROM {TABLE}"))
+    good, mine = lock_request("good", ttl=60), lock_request("bad", ttl=60)
+    backend.acquire(good, queue=False)
+    backend.acquire(mine, queue=False)
+    write(backend, "bad", column, text)
+    assert "good" in list(backend.names())
+    assert isinstance(backend.look(["bad", "good"])[1], LockInfo)
+    assert backend.count_waiters(["bad", "good"])[1] == 0
+    assert [info.name for info in backend.held()][-1] == "good"
+    waiter = lock_request("bad")
+    calls = [
+        lambda: backend.acquire(waiter, queue=True),
+        lambda: backend.acquire(waiter, queue=True),
+        lambda: backend._turn(waiter),
+        lambda: backend.acquire(lock_request("bad"), queue=False),
+        lambda: backend.renew([(mine, 60.0), (good, 60.0)]),
+        lambda: backend.release(waiter),
+        lambda: backend.release(mine, 1.0),
+        lambda: backend.release(mine),
+        lambda: backend.prune(0),
+    ]
+    refused = []
+    for call in calls:
+        try:
+            call()
+        except LockBackendError as error:
+            refused.append(str(error))
+    assert set(refused) <= {"The row 'lock:bad' of distlock_lock holds something that is no lock. Delete it."}
+    assert backend.release(good) is True
+
+
+@pytest.fixture(params=["postgres", "mariadb"])
+def backend(request):
+    return request.getfixturevalue(f"{request.param}_locks")
+
+
+def test_on_servers(backend, caplog):
+    mine = lock_request("bad", ttl=60)
+    backend.acquire(mine, queue=False)
+    backend.acquire(lock_request("good", ttl=60), queue=False)
+    write(backend, "bad", "waiters", "x" * 70)
+    assert backend.count_waiters(["bad", "good"]) == [None, 0]
+    assert caplog.text.count("The row 'lock:bad' of distlock_lock holds something that is no lock") == 1
+    with pytest.raises(LockBackendError, match="Delete it"):
+        backend.acquire(lock_request("bad"), queue=True)
+    assert sorted(info.name for info in backend.held()) == ["bad", "good"]
+    assert isinstance(backend.acquire(lock_request("other"), queue=True), Grant)

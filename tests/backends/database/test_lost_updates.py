@@ -1,0 +1,73 @@
+"""The demonstration of the documentation: what is lost when a lock is released before COMMIT."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import missing
+from tests.support.postgres import Postgres, programs
+from tests.support.programs import ROOT
+
+pytestmark = pytest.mark.slow
+
+NAIVE = "released before COMMIT"
+GUARDED = [
+    "@distributed_lock on a view",
+    "on dispatch of a class view",
+    "on a handler of a class view",
+    "on a function the view calls",
+    "with lock(...) in the view",
+]
+READ_COMMITTED, REPEATABLE_READ = 2, 3  # psycopg.IsolationLevel
+
+
+@pytest.fixture(scope="module")
+def postgres():
+    if (folder := programs()) is None:
+        missing("postgresql", "no initdb and postgres found; install PostgreSQL's server package")
+    with Postgres(folder) as server:
+        yield server.settings()
+
+
+def outcomes(database):
+    """Updates that were lost, and requests that the database refused, by what guarded them."""
+    program = [sys.executable, "-W", "error", ROOT / "docs" / "lost_updates.py", json.dumps(database)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(program, env=environment, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    lines = re.findall(r"^(.+?) +(\d+) of 200 lost, +(\d+) refused$", done.stdout, re.MULTILINE)
+    return {kind: (int(lost), int(refused)) for kind, lost, refused in lines}
+
+
+def test_at_read_committed(postgres):
+    found = outcomes({**postgres, "OPTIONS": {"isolation_level": READ_COMMITTED}})
+    lost, refused = found.pop(NAIVE)
+    assert lost > 0
+    assert refused == 0
+    assert found == dict.fromkeys(GUARDED, (0, 0))
+
+
+def test_at_repeatable_read(postgres):
+    """Without a query before the lock, the snapshot of a transaction is taken under the lock."""
+    found = outcomes({**postgres, "OPTIONS": {"isolation_level": REPEATABLE_READ}})
+    lost, refused = found.pop(NAIVE)
+    assert lost == 0
+    assert refused > 0
+    assert found == dict.fromkeys(GUARDED, (0, 0))
+
+
+@pytest.mark.parametrize("journal", ["DELETE", "WAL"])
+def test_on_sqlite(tmp_path, journal):
+    name = str(tmp_path / "db.sqlite3")
+    options = {"timeout": 60, "init_command": f"PRAGMA journal_mode = {journal}"}
+    found = outcomes({"ENGINE": "django.db.backends.sqlite3", "NAME": name, "OPTIONS": options})
+    lost, refused = found.pop(NAIVE)
+    assert lost == 0
+    assert refused > 0
+    assert found == dict.fromkeys(GUARDED, (0, 0))

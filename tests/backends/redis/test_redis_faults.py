@@ -1,0 +1,785 @@
+"""The Redis backend when the network, the server, or its data fails."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import redis
+
+from django_distlock import LockBackendError, LockLost, State, lock, locks
+from django_distlock.backends.redis import pubsub
+from django_distlock.backends.redis.operations import ACQUIRE, RELEASE, RENEW, Operations
+from django_distlock.types import Grant, LockInfo
+from django_distlock.utils.clock import safe_deadline
+from tests.support.tools import eventually, lock_request
+
+pytestmark = pytest.mark.slow
+
+REDIS = "django_distlock.backends.redis.RedisBackend"
+
+
+def point_at(settings, location, **options):
+    settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": REDIS, "LOCATION": location, "OPTIONS": options}}
+    return locks["default"]
+
+
+@pytest.fixture(autouse=True)
+def _close():
+    yield
+    locks.close()
+
+
+class TestLostReplies:
+    """S3: what the server did, though nobody heard of it, counts."""
+
+    def test_of_acquire(self, proxied, proxy, calls, store):
+        proxy.cut_reply(ACQUIRE.sha)
+        handle = lock("name")
+        assert calls(handle).acquire() is True
+        assert proxy.cuts == 1
+        assert store.keys("lock:*") == ["lock:name"]
+        calls(handle).release()
+        assert store.keys("lock:*") == []
+
+    def test_of_release(self, proxied, proxy, calls, store):
+        handle = lock("name")
+        calls(handle).acquire()
+        proxy.cut_reply(RELEASE.sha)
+        calls(handle).release()
+        assert proxy.cuts == 1
+        assert store.keys("lock:*") == []
+
+    def test_of_renewal(self, proxied, proxy, calls):
+        with lock("name", ttl=5) as lease:
+            proxy.cut_reply(RENEW.sha)
+            calls(lease).renew(60)
+            assert proxy.cuts == 1
+            assert lease.remaining > 50
+            assert lease.state is State.HELD
+
+    def test_of_a_background_renewal(self, proxied, proxy):
+        with lock("name", ttl=1.5) as lease:
+            proxy.cut_reply(RENEW.sha, times=2)
+            eventually(lambda: proxy.cuts == 2)
+            time.sleep(1.5)
+            lease.ensure_held()
+
+    def test_twice_is_an_error_and_what_was_granted_unseen_is_given_back(self, proxied, proxy, calls, store):
+        """S4: no lease that nobody knows of."""
+        proxy.cut_reply(ACQUIRE.sha, times=2)
+        with pytest.raises(LockBackendError):
+            calls(lock("name", ttl=60)).acquire()
+        eventually(lambda: store.keys("lock:*") == [])
+
+    def test_a_command_that_arrives_after_its_lock_was_given_up_makes_no_ghost(self, proxied, proxy, calls, store):
+        """The network delivers the first attempt after its retry was granted and released."""
+        proxy.delay(ACQUIRE.sha)
+        handle = lock("name", ttl=60)
+        assert calls(handle).acquire() is True
+        calls(handle).release()
+        proxy.deliver()
+        assert store.keys("lock:*") == []
+
+    def test_a_command_that_arrives_after_its_caller_gave_up_makes_no_ghost(self, proxied, proxy, calls, store):
+        proxy.delay(ACQUIRE.sha)
+        proxy.delay(ACQUIRE.sha)
+        with pytest.raises(LockBackendError):
+            calls(lock("name", ttl=60)).acquire()
+        eventually(lambda: store.exists("lock|x:name"))
+        proxy.deliver()
+        assert store.keys("lock:*") == []
+
+    def test_a_retired_token_is_forgotten_after_the_ttl(self, valkey_locks, store, calls):
+        mine = lock_request(ttl=0.2)
+        mine.in_doubt = True
+        calls(valkey_locks).release(mine)
+        assert 0 < store.pttl("lock|x:name") <= 200
+        eventually(lambda: not store.exists("lock|x:name"), 3)
+
+    def test_retired_tokens_do_not_pile_up_under_a_name_with_many_faults(self, valkey_locks, store, calls):
+        def give_up(ttl):
+            mine = lock_request(ttl=ttl)
+            mine.in_doubt = True
+            calls(valkey_locks).release(mine)
+            return mine.token
+
+        long = give_up(60)
+        short = give_up(0.05)
+        assert set(store.zrange("lock|x:name", 0, -1)) == {long, short}
+
+        def pruned():
+            give_up(0.01)
+            return short not in store.zrange("lock|x:name", 0, -1)
+
+        eventually(pruned)
+        assert store.zscore("lock|x:name", long)
+        assert store.pttl("lock|x:name") > 50_000
+
+    def test_a_late_duplicate_of_renewal_shortens_nothing(self, valkey_locks):
+        mine = lock_request(ttl=60)
+        valkey_locks.acquire(mine, queue=False)
+        valkey_locks.renew([(mine, 5.0)])
+        assert valkey_locks.look(["name"])[0].remaining > 50
+
+    def test_a_late_duplicate_of_acquire_does_not_wake_a_resting_lock(self, valkey_locks):
+        mine = lock_request(ttl=60)
+        valkey_locks.acquire(mine, queue=False)
+        valkey_locks.release(mine, 5.0)
+        with pytest.raises(LockBackendError, match="was given back before it was answered"):
+            valkey_locks.acquire(mine, queue=False)
+        assert valkey_locks.look(["name"])[0].resting
+
+    def test_a_repeated_release_with_rest_is_no_error(self, proxied, proxy, calls):
+        handle = lock("name", min_hold=0.5)
+        calls(handle).acquire()
+        proxy.cut_reply(RELEASE.sha)
+        calls(handle).release()
+        assert locks["default"].look(["name"])[0].resting
+
+
+class TestStoreDown:
+    """S16: LockBackendError within the timeouts, and the body never runs."""
+
+    def test_refused(self, proxied, proxy, calls):
+        proxy.refuse()
+        with pytest.raises(LockBackendError) as caught:
+            calls(lock("name", wait=None)).acquire()
+        message = str(caught.value)
+        assert message.startswith(f"Lock backend 'default' at unix://{proxy.socket}?db=0: the server does not answer")
+        assert "DISTRIBUTED_LOCKS['default']['LOCATION']" in message
+        assert isinstance(caught.value.__cause__, redis.ConnectionError)
+        proxy.accept()
+
+    def test_hung(self, proxied, proxy, calls):
+        proxy.hang = True
+        began = time.monotonic()
+        with pytest.raises(LockBackendError, match="does not answer"):
+            calls(lock("name", wait=None)).acquire()
+        assert time.monotonic() - began < 5
+
+    def test_the_body_does_not_run(self, proxied, proxy):
+        proxy.refuse()
+        with pytest.raises(LockBackendError), lock("name"):
+            pytest.fail("the body ran")
+
+        async def main():
+            async with lock("name"):
+                pytest.fail("the body ran")
+
+        with pytest.raises(LockBackendError):
+            asyncio.run(main())
+        proxy.accept()
+
+    def test_every_call_says_so(self, proxied, proxy, calls):
+        backend = calls(proxied)
+        proxy.refuse()
+        for call in (
+            lambda: backend.acquire(lock_request(), queue=False),
+            lambda: backend.release(lock_request()),
+            lambda: backend.renew([(lock_request(), 5.0)]),
+            lambda: backend.look(["name"]),
+            lambda: backend.names(),
+            lambda: backend.held(),
+        ):
+            with pytest.raises(LockBackendError):
+                call()
+        proxy.accept()
+
+    def test_connections_cut_while_idle_are_replaced_unnoticed(self, proxied, proxy, calls):
+        handle = lock("name")
+        for _ in range(3):
+            assert calls(handle).acquire()
+            calls(handle).release()
+            proxy.refuse()
+            proxy.accept()
+
+    def test_all_connections_cut_at_once_are_no_error(self, valkey_locks, store):
+        async def main():
+            await asyncio.gather(*(valkey_locks.alook(["name"]) for _ in range(3)))
+            store.client_kill_filter(_type="normal", skipme=True)
+            handle = lock("name")
+            assert await handle.aacquire()
+            await handle.arelease()
+
+        asyncio.run(main())
+        gate = threading.Barrier(3)
+        threads = [threading.Thread(target=lambda: (gate.wait(10), valkey_locks.look(["name"]))) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(10)
+        store.client_kill_filter(_type="normal", skipme=True)
+        with lock("name"):
+            pass
+
+    def test_a_hung_store_costs_no_lease_whose_renewal_can_still_succeed(self, proxy, settings):
+        """The answer to a renewal is waited for a third of what the lease has left, whatever the timeout says."""
+        point_at(settings, proxy.url, socket_timeout=5)
+        with lock("name", ttl=3) as lease:
+            time.sleep(0.7)
+            proxy.hang = True
+            time.sleep(1.2)
+            proxy.hang = False
+            eventually(lambda: lease.state is State.HELD and lease.remaining > 1.5)
+
+    def test_a_caller_with_little_time_waits_little_for_a_hung_store(self, proxy, settings, calls):
+        point_at(settings, proxy.url, socket_timeout=30)
+        warm = lock("other")
+        calls(warm).acquire()
+        calls(warm).release()
+        proxy.hang = True
+        began = time.monotonic()
+        with pytest.raises(LockBackendError):
+            calls(lock("name")).acquire(timeout=0.1)
+        assert time.monotonic() - began < 5
+        proxy.hang = False
+
+    def test_a_new_connection_is_waited_for_no_longer(self, proxy, settings, calls):
+        """Nor is the server's part in its handshake."""
+        point_at(settings, proxy.url, socket_timeout=30, socket_connect_timeout=30)
+        proxy.hang = True
+        began = time.monotonic()
+        with pytest.raises(LockBackendError):
+            calls(lock("name")).acquire(timeout=0.1)
+        assert time.monotonic() - began < 5
+        proxy.hang = False
+
+    @pytest.mark.parametrize("protocol", [2, 3])
+    def test_a_connection_made_in_a_hurry_waits_as_long_as_any_other_afterwards(self, proxy, settings, store, protocol):
+        backend = point_at(settings, f"{proxy.url}&protocol={protocol}", socket_timeout=10)
+        with lock("name", wait=0):
+            made = store.info("stats")["total_connections_received"]
+            [(connection, _)] = backend._client._idle
+            assert connection.socket_timeout == connection._sock.gettimeout() == 10
+            proxy.hang = True
+            timer = threading.Timer(0.8, setattr, (proxy, "hang", False))
+            timer.start()
+            assert lock("name").locked()
+            timer.join()
+            assert connection._sock.gettimeout() == 10
+        assert store.info("stats")["total_connections_received"] == made
+
+    def test_a_wait_whose_store_dies_ends_at_its_deadline_and_leaves_nothing(self, proxied, proxy, store, calls):
+        def refuse_when_it_waits():
+            eventually(lambda: store.zcard("lock|q:name") == 1)
+            proxy.refuse()
+
+        other = lock_request(ttl=60)
+        store.set("lock:name", f"{other.token} h {1:016d} {other.holder.to_text()}", px=60_000)
+        with ThreadPoolExecutor(1) as threads:
+            refused = threads.submit(refuse_when_it_waits)
+            with pytest.raises(LockBackendError, match="does not answer"):
+                calls(lock("name", wait=3)).acquire()
+            refused.result()
+        proxy.accept()
+        eventually(lambda: not store.exists("lock|q:name"))
+        store.delete("lock:name")
+        assert calls(lock("name")).locked() is False
+
+    def test_release_with_a_dead_store_is_an_error_and_is_made_up_for(self, proxied, proxy, store, calls):
+        handle = lock("name", ttl=60)
+        calls(handle).acquire()
+        proxy.refuse()
+        with pytest.raises(LockBackendError):
+            calls(handle).release()
+        assert store.keys("lock:*") == ["lock:name"]
+        proxy.accept()
+        eventually(lambda: store.keys("lock:*") == [])
+
+    def test_the_bodys_exception_survives_a_dead_store(self, proxied, proxy):
+        with pytest.raises(ZeroDivisionError), lock("name"):
+            proxy.refuse()
+            _ = 1 / 0
+        proxy.accept()
+
+
+class TestRenewalAndLoss:
+    """S5: one failed renewal loses nothing, a loss is told."""
+
+    def test_an_outage_shorter_than_the_lease_loses_nothing(self, proxied, proxy, caplog):
+        with lock("name", ttl=3) as lease:
+            proxy.refuse()
+            eventually(lambda: lease.state is State.UNKNOWN)
+            lease.ensure_held()
+            proxy.accept()
+            eventually(lambda: lease.state is State.HELD)
+            time.sleep(2)
+            lease.ensure_held()
+        assert "Renewal of lock 'name' failed; it is lost in" in caplog.text
+
+    def test_an_outage_longer_than_the_lease_is_told_as_loss(self, proxied, proxy, caplog):
+        with pytest.raises(LockLost), lock("name", ttl=0.5) as lease:
+            proxy.refuse()
+            eventually(lambda: "was lost: its renewal did not succeed in time" in caplog.text)
+            assert lease.state is State.LOST
+        proxy.accept()
+
+    def test_a_hung_store_cannot_hide_the_loss(self, proxied, proxy):
+        with pytest.raises(LockLost), lock("name", ttl=0.5) as lease:
+            proxy.hang = True
+            began = time.monotonic()
+            eventually(lambda: lease.state is State.LOST)
+            assert time.monotonic() - began < 2
+            proxy.hang = False
+
+    def test_a_renewal_that_succeeded_too_late_undoes_no_loss(self, valkey_locks, store, monkeypatch, caplog):
+        with pytest.raises(LockLost), lock("name", ttl=0.5) as lease:
+            renew = valkey_locks.renew
+
+            def late(wanted, **_):
+                renewed = renew([(lock_request, 60.0) for lock_request, _ in wanted])
+                eventually(lambda: lease.state is State.LOST)
+                return renewed
+
+            monkeypatch.setattr(valkey_locks, "renew", late)
+            eventually(lambda: "was lost: its renewal did not succeed in time" in caplog.text)
+            assert lease.state is State.LOST
+            eventually(lambda: not store.exists("lock:name"))
+
+    def test_a_renewal_by_hand_that_succeeded_too_late_neither(self, valkey_locks, store, monkeypatch, caplog, calls):
+        renewed = Operations.renewed
+
+        def late(self, answer):
+            eventually(lambda: lease.state is State.LOST)
+            return renewed(self, answer)
+
+        with pytest.raises(LockLost), lock("name", ttl=0.5, renew=False) as lease:
+            monkeypatch.setattr(Operations, "renewed", late)
+            with pytest.raises(LockLost):
+                calls(lease).renew(60)
+            assert lease.state is State.LOST
+            eventually(lambda: not store.exists("lock:name"))
+        assert caplog.text.count("was lost: ") == 1
+
+    def test_a_store_emptied_is_told_as_loss(self, valkey_locks, store, caplog):
+        with pytest.raises(LockLost), lock("name", ttl=0.5) as lease:
+            store.flushall()
+            eventually(lambda: lease.state is State.LOST, 3)
+        eventually(lambda: "the store no longer knows it" in caplog.text)  # by the thread that renews
+
+    def test_a_store_emptied_just_before_release_is_told(self, valkey_locks, store):
+        with pytest.raises(LockLost), lock("name"):
+            store.flushall()
+
+    def test_a_grant_that_took_too_long_to_hear_of_is_given_back(self, valkey_locks, monkeypatch):
+        """A process stopped between the grant and its reply must not believe in a lease that may be over."""
+        given_back = []
+        answer = valkey_locks.acquire
+
+        def late(lock_request, *, queue):
+            grant = answer(lock_request, queue=queue)
+            if not given_back:
+                given_back.append(lock_request.token)
+                return Grant(grant.fence, grant.sent_at - lock_request.ttl)
+            return grant
+
+        monkeypatch.setattr(valkey_locks, "acquire", late)
+        with lock("name", ttl=5) as lease:
+            assert [lease.token] != given_back
+            assert valkey_locks.look(["name"])[0].token == lease.token
+
+    def test_the_deadline_counts_from_before_the_request(self, valkey_locks):
+        from django_distlock.utils.clock import clock
+
+        before = clock()
+        with lock("name", ttl=10) as lease:
+            assert before <= lease._deadline - 10 * 0.99 + 0.002 <= clock()
+        assert safe_deadline(100.0, 10.0) == pytest.approx(109.898)
+
+
+class TestTheServerRefuses:
+    def test_a_wrong_password(self, own_valkey, settings, calls):
+        server = own_valkey("--requirepass", "right")
+        point_at(settings, f"unix://:wrong@{server.socket}")
+        with pytest.raises(LockBackendError) as caught:
+            calls(lock("name")).acquire()
+        assert "the server refused the user or password; correct DISTRIBUTED_LOCKS['default']" in str(caught.value)
+        assert "wrong" not in str(caught.value).replace("wrong number", "")
+        point_at(settings, f"unix://:right@{server.socket}")
+        handle = lock("name")
+        assert calls(handle).acquire()
+        calls(handle).release()
+
+    def test_a_read_only_replica(self, own_valkey, settings, calls):
+        server = own_valkey("--replicaof", "127.0.0.1", "1")
+        point_at(settings, server.url)
+        with pytest.raises(LockBackendError, match="this server is a read-only replica; point .*LOCATION"):
+            calls(lock("name")).acquire()
+
+    @pytest.mark.parametrize("refuses", [["--replicaof", "127.0.0.1", "1"], ["--min-replicas-to-write", "1"]])
+    def test_the_chain_of_its_causes_ends(self, own_valkey, settings, calls, refuses):
+        """What reports errors walks it."""
+        point_at(settings, own_valkey(*refuses).url)
+        with pytest.raises(LockBackendError) as caught:
+            calls(lock("name")).acquire()
+        chain, link = [], caught.value
+        while link is not None:
+            assert link not in chain
+            chain.append(link)
+            link = link.__cause__ or link.__context__
+        assert any(isinstance(link, redis.ResponseError) for link in chain)
+
+    def test_out_of_memory(self, own_valkey, settings, calls):
+        server = own_valkey()
+        point_at(settings, server.url)
+        with redis.Redis.from_url(server.url) as client:
+            holder = lock("held before")
+            calls(holder).acquire()
+            client.config_set("maxmemory", 1)
+            with pytest.raises(LockBackendError, match="the server is out of memory.*raise its maxmemory"):
+                calls(lock("name")).acquire()
+            calls(holder).release()
+
+    def test_a_user_without_rights(self, own_valkey, settings, calls):
+        server = own_valkey("--user", "small", "on", ">pw", "~other:*", "+@all")
+        point_at(settings, f"unix://small:pw@{server.socket}")
+        with pytest.raises(LockBackendError, match="may not run this command or use this key; widen its ACL rule"):
+            calls(lock("name")).acquire()
+
+    @pytest.mark.parametrize("write", [lambda s: s.set("lock:name", "foreign"), lambda s: s.lpush("lock:name", "x")])
+    def test_a_foreign_value_under_our_key(self, valkey_locks, store, calls, write, caplog):
+        write(store)
+        with pytest.raises(LockBackendError) as caught:
+            calls(lock("name")).acquire()
+        message = str(caught.value).lower()
+        assert "delete" in message
+        assert "DISTRIBUTED_LOCKS['default']['KEY_PREFIX']".lower() in message
+        other = lock("other")
+        calls(other).acquire()
+        assert [info.name for info in calls(valkey_locks).held()] == ["other"]
+        assert "'lock:name'" in caplog.text
+        nobody, holder = calls(valkey_locks).holders(["name", "other"])
+        assert (nobody, holder is None) == (None, False)
+        assert 0 < calls(valkey_locks).remaining(["name", "other"])[1] <= 30
+        calls(other).release()
+        assert store.exists("lock:name")
+
+    def test_a_foreign_value_under_one_key_hides_nothing_of_the_others(self, valkey_locks, store):
+        with lock("healthy", ttl=1.5) as healthy, pytest.raises(LockLost), lock("spoilt", ttl=1.5) as spoilt:
+            store.delete("lock:spoilt")
+            store.lpush("lock:spoilt", "foreign")
+            eventually(lambda: spoilt.state is State.LOST)
+            healthy.ensure_held()
+            eventually(lambda: store.pttl("lock:healthy") > 1200)
+            store.delete("lock:spoilt")
+
+    def test_scripts_forgotten_by_the_server_are_loaded_again(self, valkey_locks, store, calls):
+        for _ in range(2):
+            store.script_flush()
+            handle = lock("name")
+            assert calls(handle).acquire()
+            store.script_flush()
+            with_another = lock_request("other")
+            valkey_locks.acquire(with_another, queue=False)
+            store.script_flush()
+            assert calls(valkey_locks).renew([(with_another, 5.0), (lock_request("none"), 5.0)]) == [True, False]
+            store.script_flush()
+            assert calls(valkey_locks).release(with_another) is True
+            calls(handle).release()
+
+    @pytest.mark.parametrize(
+        ("fault", "advice"),
+        [
+            ("slow", r"raise DISTRIBUTED_LOCKS\['default'\]\['OPTIONS'\]\['max_connections'\]"),
+            ("hang", "the server does not answer; check that it runs .*all 1 connections wait for an answer"),
+        ],
+    )
+    def test_a_pool_that_is_exhausted_says_why(self, proxy, settings, fault, advice):
+        """Raising the number of connections is of no use where the server does not answer on those that are there."""
+        backend = point_at(settings, proxy.url, socket_timeout=0.6, max_connections=1)
+        backend.look(["name"])
+        setattr(proxy, fault, 0.1)
+
+        def ask(_):
+            try:
+                backend.look(["name"])
+            except LockBackendError as error:
+                return str(error)
+
+        with ThreadPoolExecutor(40) as threads:
+            errors = list(threads.map(ask, range(40)))
+        setattr(proxy, fault, 0)
+        assert any(re.search(advice, error) for error in errors if error), errors
+
+    def test_many_more_tasks_than_connections(self, valkey, store, settings):
+        """However long the event loop is busy, that is no silence of the server."""
+        point_at(settings, valkey.url, max_connections=2, socket_timeout=0.5)
+
+        async def one(number):
+            async with lock("name:{}", number, wait=120):
+                if number % 400 == 0:
+                    time.sleep(0.5)  # noqa: ASYNC251
+
+        async def main():
+            await asyncio.gather(*(one(number) for number in range(2000)))
+
+        asyncio.run(main())
+        assert store.keys("lock:*") == []
+
+    def test_a_connection_that_breaks_costs_those_who_queue_nothing(self, valkey, store, settings):
+        """However long they have queued: it is replaced at once, so the server was not silent."""
+        point_at(settings, valkey.url, max_connections=1, socket_timeout=1.0)
+
+        async def one(number):
+            async with lock("name:{}", number, wait=None):
+                pass
+
+        async def main():
+            tasks = [asyncio.create_task(one(number)) for number in range(4000)]
+            await asyncio.wait(tasks, timeout=3.0)
+            for client in await asyncio.to_thread(store.client_list):  # by number: none that comes in their place
+                await asyncio.to_thread(store.client_kill_filter, _id=client["id"], skipme=True)
+            await asyncio.gather(*tasks)
+
+        asyncio.run(main())
+
+    def test_a_connection_that_comes_back_is_taken_by_who_was_woken(self, proxy, settings):
+        """All who wait were woken to see that the server is silent, when it was not any more."""
+        backend = point_at(settings, proxy.url, max_connections=1, socket_timeout=0.5)
+        outcomes = []
+
+        async def ask(number):
+            try:
+                outcomes.append(await backend.aacquire(lock_request(f"{number}"), queue=False))
+            except LockBackendError as error:
+                outcomes.append(error)
+                proxy.accept()
+
+        async def main():
+            proxy.refuse()
+            await asyncio.gather(*map(ask, range(20)))
+
+        asyncio.run(main())
+        assert isinstance(outcomes[0], LockBackendError)
+        assert [type(outcome) for outcome in outcomes[1:]] == [Grant] * 19
+
+    def test_who_gives_up_waiting_for_a_connection_keeps_none(self, proxy, settings):
+        backend = point_at(settings, proxy.url, max_connections=1, socket_timeout=5)
+
+        async def main():
+            await backend.alook(["name"])
+            proxy.slow = 0.3
+            asking = [asyncio.create_task(backend.alook(["name"])) for _ in range(4)]
+            await asyncio.sleep(0.1)
+            proxy.slow = 0
+            asking[1].cancel()
+            asking[2].cancel()
+            assert await asking[0] == await asking[3] == [None]
+            assert await asyncio.gather(asking[1], return_exceptions=True) != [[None]]
+            assert await backend.alook(["name"]) == [None]
+
+        asyncio.run(main())
+
+    @pytest.mark.parametrize("call", ["release", "renew"])
+    @pytest.mark.parametrize("way", ["threads", "tasks"])
+    def test_who_holds_a_lock_waits_for_a_connection_while_the_server_answers_others(self, proxy, settings, call, way):
+        """Two timeouts are for the server; the others who ask are not its fault."""
+        point_at(settings, proxy.url, max_connections=1, socket_timeout=0.5)
+        handles = [lock("name:{}", number, ttl=120) for number in range(30)]
+        held = [handle.__enter__() for handle in handles]
+
+        async def each_by_a_task():
+            await asyncio.gather(*(getattr(lease, f"a{call}")() for lease in held))
+
+        proxy.slow = 0.05  # for each, one after another
+        if way == "tasks":
+            asyncio.run(each_by_a_task())
+        else:
+            with ThreadPoolExecutor(len(held)) as threads:
+                assert len(list(threads.map(lambda lease: getattr(lease, call)(), held))) == len(held)
+        proxy.slow = 0
+        for handle, lease in zip(handles, held, strict=True):
+            assert lease.state is (State.HELD if call == "renew" else State.RELEASED)
+            if call == "renew":
+                handle.release()
+
+
+class TestTheServerRestarts:
+    def test_empty(self, own_valkey, settings):
+        server = own_valkey()
+        point_at(settings, server.url)
+        with pytest.raises(LockLost), lock("name", ttl=1) as lease:
+            server.process.kill()
+            server.process.wait()
+            server.start()
+            eventually(lambda: lease.state is State.LOST, 5)
+        with lock("name") as lease:
+            assert lease.state is State.HELD
+
+
+class TestWhatIsStored:
+    def test_one_key_per_lock_with_its_ttl_and_one_counter(self, valkey_locks, store):
+        with lock("a", ttl=20), lock("b"):
+            assert sorted(store.keys()) == ["lock:a", "lock:b", "lock|f"]
+            assert 19_000 < store.pttl("lock:a") <= 20_000
+        assert store.keys() == ["lock|f"]
+
+    def test_nothing_is_left_of_many_names(self, valkey_locks, store):
+        for number in range(2000):
+            with lock("n:{}", number):
+                pass
+        assert store.keys() == ["lock|f"]
+
+    def test_fencing_numbers_grow_though_the_stores_clock_steps_back(self, valkey_locks, store):
+        ahead = (int(time.time()) + 3600) * 1_000_000
+        store.set("lock|f", ahead)
+        with lock("name") as first:
+            pass
+        with lock("name") as second:
+            pass
+        assert (first.fence, second.fence) == (ahead + 1, ahead + 2)
+
+    def test_fencing_numbers_grow_though_the_store_lost_everything(self, valkey_locks, store):
+        with lock("name") as first:
+            pass
+        store.flushall()
+        with lock("name") as second:
+            pass
+        assert second.fence > first.fence
+
+    def test_prefixes_keep_locks_apart(self, valkey, store, settings):
+        entry = {"BACKEND": REDIS, "LOCATION": valkey.url}
+        settings.DISTRIBUTED_LOCKS = {
+            "default": {**entry, "KEY_PREFIX": "shop"},
+            "other": {**entry, "KEY_PREFIX": "shop2"},
+        }
+        with lock("name"), lock("name", using="other"):
+            assert sorted(store.keys()) == ["shop2:name", "shop2|f", "shop:name", "shop|f"]
+            assert [info.name for info in locks["default"].held()] == ["name"]
+
+    def test_listing_among_many_foreign_keys(self, valkey_locks, store):
+        store.mset({f"other:{number}": "x" for number in range(20_000)})
+        with lock("one"), lock("two"):
+            assert sorted(valkey_locks.names()) == ["one", "two"]
+
+    def test_without_hiredis_and_with_resp2(self, valkey, store, settings, calls):
+        point_at(settings, f"{valkey.url}&protocol=2")
+        handle = lock("name")
+        assert calls(handle).acquire()
+        assert isinstance(calls(locks["default"]).acquire(lock_request(), queue=False), LockInfo)
+        calls(handle).release()
+
+
+class TestPlainPubSub:
+    def test_waiters_are_woken_where_the_server_has_no_sharded_one(self, valkey_locks, store, monkeypatch, calls):
+        """As before Redis 7."""
+        monkeypatch.setattr(pubsub, "KINDS", (("NOSUCHCOMMAND", "S"), ("SUBSCRIBE", "P")))
+        first, waiting = lock("name", ttl=60), lock("name", wait=10)
+        first.acquire()
+        timer = threading.Timer(0.2, first.release)
+        timer.start()
+        began = time.monotonic()
+        assert calls(waiting).acquire()
+        assert time.monotonic() - began < 0.9  # woken, before the look of the first second
+        assert store.pubsub_channels("lock|in:*")
+        timer.join()
+        calls(waiting).release()
+
+
+class TestLocations:
+    def test_a_tcp_url(self, own_valkey, settings, calls):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        server = own_valkey("--port", str(port))
+        point_at(settings, f"redis://127.0.0.1:{port}/3")
+        handle = lock("name")
+        calls(handle).acquire()
+        assert locks["default"].location.text == f"redis://127.0.0.1:{port}/3"
+        with redis.Redis.from_url(server.url.replace("db=0", "db=3")) as client:
+            assert client.exists("lock:name")
+        calls(handle).release()
+
+    def test_timeouts_are_finite_whatever_the_url_or_the_cache_says(self, valkey, store, settings):
+        settings.CACHES = {
+            "default": {
+                "BACKEND": "django_redis.cache.RedisCache",
+                "LOCATION": valkey.url,
+                "OPTIONS": {"SOCKET_TIMEOUT": None, "CONNECTION_POOL_KWARGS": {"max_connections": 1}},
+            }
+        }
+        for location in (f"{valkey.url}&socket_timeout=9999", "cache:default"):
+            backend = point_at(settings, location, socket_timeout=1.5)
+            assert backend.location.arguments["socket_timeout"] == 1.5
+            assert backend.location.arguments["socket_connect_timeout"] == 2.0
+
+    def test_locks_do_not_go_when_a_cache_is_cleared_that_has_another_database(self, valkey, store, settings):
+        from django.core.cache import caches
+
+        settings.CACHES = {
+            "c": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": f"unix://{valkey.socket}?db=1"}
+        }
+        point_at(settings, valkey.url)
+        with lock("name") as lease:
+            caches["c"].set("key", "value")
+            caches["c"].clear()
+            assert locks["default"].look(["name"])[0].token == lease.token
+
+
+class TestEventLoops:
+    def test_connections_are_closed_with_their_loop(self, valkey_locks, store):
+        def connected():
+            return int(store.info("clients")["connected_clients"])
+
+        before = connected()
+
+        async def main():
+            async with lock("name"):
+                return connected()
+
+        for _ in range(3):
+            assert asyncio.run(main()) > before
+            eventually(lambda: connected() == before)
+        assert len(valkey_locks._async_clients) == 0
+
+    def test_what_ends_with_the_loop_leaves_no_connection(self, valkey_locks, store):
+        """Generators that were left over are closed at the same time as the connections."""
+        left_over = []
+
+        async def guarded():
+            async with lock("name"):
+                yield
+
+        async def main():
+            left_over.append(guarded())
+            await anext(left_over[0])
+
+        def others():  # of earlier tests, or of the listener
+            return {one["id"] for one in store.client_list()}
+
+        before = others()
+        asyncio.run(main())
+        assert not store.exists("lock:name")
+        eventually(lambda: others() <= before)
+
+    def test_a_loop_closed_without_shutdown_leaves_the_backend_usable(self, valkey_locks):
+        loop = asyncio.new_event_loop()
+        handle = lock("name")
+        assert loop.run_until_complete(handle.aacquire())
+        loop.run_until_complete(handle.arelease())
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.close()
+        assert asyncio.run(handle.aacquire())
+        asyncio.run(handle.arelease())
+
+    def test_a_cancelled_command_breaks_no_connection_for_others(self, proxied, proxy):
+        async def main():
+            async with lock("other"):
+                proxy.hang = True
+                task = asyncio.create_task(lock("name", ttl=60).aacquire())
+                await asyncio.sleep(0.05)
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+                proxy.hang = False
+            assert not await lock("other").alocked()
+            free = lock("name", wait=5)
+            assert await free.aacquire()
+            await free.arelease()
+
+        asyncio.run(main())

@@ -1,0 +1,211 @@
+"""Whatever others write under our keys: what cannot be read is skipped with an error in the log, the rest goes on."""
+
+from __future__ import annotations
+
+import io
+import json
+import time
+from datetime import UTC, datetime, timedelta, timezone
+
+import pytest
+import redis
+from django.core.management import CommandError, call_command
+from django.test import Client
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from django_distlock import LockBackendError, LockNotAcquired, lock, locks
+from django_distlock.backends.redis.codec import read_holder, read_lease
+from django_distlock.backends.redis.keys import ClusterKeys, Keys, Listing
+from django_distlock.backends.redlock.quorum import Seen
+from django_distlock.types import Holder, LastRun
+from tests.support.admin_pages import hold, names_in
+from tests.support.tools import lock_request
+
+pytestmark = pytest.mark.slow
+
+TOKEN = b"a" * 26
+FENCE = b"1700000000000000"
+HOLDER = b'["web-1",7,"MainThread","report",%s]'
+UNREADABLE = {
+    "something else": b"\x80\x04garbage",
+    "nested JSON": TOKEN + b" h " + FENCE + b" " + b"[" * 200_000,
+    "a moment after all calendars": TOKEN + b" h " + FENCE + b" " + HOLDER % b"1e300",
+    "a moment at the end of the calendar": TOKEN + b" h " + FENCE + b" " + HOLDER % b"253402300799",
+    "infinity": TOKEN + b" h " + FENCE + b" " + HOLDER % b"Infinity",
+    "no number": TOKEN + b" h " + FENCE + b" " + HOLDER % b"NaN",
+    "a moment before all calendars": TOKEN + b" h " + FENCE + b" " + HOLDER % b"-1e20",
+    "a moment of 400 digits": TOKEN + b" h " + FENCE + b" " + HOLDER % (b"9" * 400),
+    "a process of 4000 digits": TOKEN + b" h " + FENCE + b' ["h",' + b"9" * 4000 + b',"t","l",1.0]',
+    "a number of 5000 digits": TOKEN + b" h " + b"9" * 5000 + b" " + HOLDER % b"1.0",
+    "bytes that are no text": TOKEN + b" h " + FENCE + b" \xff\xfe",
+    "a list": None,
+}
+STRANGE = {
+    "half a character": TOKEN + b" h " + FENCE + b' ["h\\ud800",1,"t","\\udfff",1.0]',
+    "control characters": TOKEN + b" h " + FENCE + b' ["h",1,"t","\\u0000\\u001b[2J\\r\\nx",1.0]',
+    "truth": TOKEN + b" h " + FENCE + b' ["h",true,"t","l",true]',
+}
+
+any_json = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text(), inner, max_size=3),
+)
+numbers = st.integers() | st.floats() | st.integers(0, 2**33)
+holders = st.tuples(st.text(), numbers, st.text(), st.text(), numbers) | st.tuples(*[st.text() | any_json] * 6)
+holder_texts = st.text() | any_json.map(json.dumps) | holders.map(json.dumps)
+
+
+@st.composite
+def leases(draw):
+    token = draw(st.sampled_from([TOKEN, b"A" * 26, b""]))
+    fence = str(draw(st.integers(0, 10**25))).zfill(16).encode()
+    holder = draw(holder_texts).encode(errors="surrogatepass")
+    return b" ".join([token, draw(st.sampled_from([b"h", b"c", b"r", b"x"])), fence, holder])
+
+
+def is_fit_to_be_shown(holder) -> bool:
+    """On pages and in JSON, in any time zone."""
+    texts = (holder.host, holder.thread, holder.label, str(holder))
+    return all(text.isprintable() and text.encode() is not None for text in texts)
+
+
+@given(holder_texts)
+@example('["h",1,"t","l",1e300]')
+@example("[" * 200_000)
+def test_any_text_is_a_holder_or_a_value_error(text):
+    try:
+        holder = Holder.from_text(text)
+    except ValueError:
+        return
+    assert is_fit_to_be_shown(holder)
+    assert Holder.from_text(holder.to_text()) == holder
+
+
+@given(leases() | st.binary(), st.integers(-2, 2**63 - 1))
+def test_any_value_is_a_lease_or_none(value, left):
+    info = read_lease("default", "name", value, left)
+    assert read_holder(value) == (info.holder if info else None)
+    if info is None:
+        return
+    assert 0 <= info.fence < 10**19
+    assert info.remaining >= 0
+    if info.holder:
+        assert is_fit_to_be_shown(info.holder)
+        for hours in (-23, 23):
+            info.granted_at.astimezone(timezone(timedelta(hours=hours)))
+
+
+@given(
+    st.text()
+    | st.binary()
+    | any_json.map(json.dumps)
+    | st.tuples(numbers, st.text(), numbers, st.text()).map(json.dumps)
+)
+@example("[" * 5000)
+def test_any_text_is_a_run_of_beat_or_a_value_error(text):
+    try:
+        stamp = LastRun.from_text(text)
+    except ValueError:
+        return
+    assert stamp.host.isprintable()
+    for moment in filter(None, (stamp.at, stamp.next_at)):
+        datetime.fromtimestamp(moment, UTC)
+
+
+@given(st.lists(leases() | st.binary(), max_size=5))
+def test_any_values_on_the_nodes_of_a_quorum(values):
+    seen = Seen(5)
+    for value in values:
+        seen.add("default", "name", value, 1000)
+    assert seen.held is None or is_fit_to_be_shown(seen.held.holder or Holder.here())
+    assert len(seen.copies) + seen.failed == len(values)
+    assert seen.foreign == bool(seen.failed)
+
+
+@given(st.lists(st.binary(max_size=20)), st.sampled_from([Keys("lock"), ClusterKeys("lock", 64)]))
+def test_any_keys_are_listed_or_skipped(tails, keys):
+    found = [tail for start in ("lock:", "lock:{7}:", "lock|r:") for tail in (start.encode() + each for each in tails)]
+    listing = Listing(keys, "", "")
+    for name in listing.new_names([b"0", found]):
+        name.encode()
+
+
+@pytest.fixture(params=["redis", "redlock"])
+def written(request):
+    """Puts a value under a key, as somebody else would."""
+    if request.param == "redis":
+        request.getfixturevalue("valkey_locks")
+        urls = [request.getfixturevalue("valkey").url]
+    else:
+        request.getfixturevalue("redlock_locks")
+        urls = [server.url for server in request.getfixturevalue("five_valkeys")]
+
+    def write(key: str, value: bytes | str | None) -> None:
+        for url in urls:
+            with redis.Redis.from_url(url) as client:
+                if value is None:
+                    client.rpush(key, "x")
+                else:
+                    client.set(key, value, px=2**50)
+
+    return write
+
+
+def said(*arguments: str) -> str:
+    out = io.StringIO()
+    try:
+        call_command("locks", *arguments, stdout=out, no_color=True)
+    except CommandError as error:
+        out.write(f"\n{error}")
+    out.getvalue().encode()
+    return out.getvalue()
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("what", [*UNREADABLE, *STRANGE])
+def test_one_bad_value_hides_no_other_lock(written, what, operator: Client, caplog):
+    written("lock:bad", (UNREADABLE | STRANGE)[what])
+    hold(locks["default"], "good")
+    is_readable = what in STRANGE
+    names = ["bad", "good"] if is_readable else ["good"]
+    assert names_in(operator.get("/admin/distlock/heldlock/", {"o": "5"})) == names
+    assert names_in(operator.get("/admin/distlock/heldlock/", {"q": "good"})) == ["good"]
+    errors = {record.getMessage() for record in caplog.records if record.levelname == "ERROR"}
+    assert len(errors) == (0 if is_readable else 1)
+    assert all("'lock:bad'" in error and len(error) < 500 for error in errors)
+    assert said().splitlines()[-1] == f"{len(names)} held"
+    assert [each["name"] for each in json.loads(said("--json"))] == names
+    assert ("Nobody holds" in said("show", "bad")) is not is_readable
+    with pytest.raises(LockNotAcquired if is_readable else LockBackendError):
+        lock("bad", wait=0).__enter__()
+
+
+def test_a_lock_that_is_kept_for_longer_than_any_clock_counts_can_be_waited_for(valkey_locks, store):
+    hold(valkey_locks, "name")
+    store.persist("lock:name")
+    assert not lock("name").acquire(timeout=0.1)
+    store.pexpire("lock:name", 2**60)
+    assert not lock("name").acquire(timeout=0.1)
+    assert said().splitlines()[-1] == "1 held"
+
+
+@pytest.mark.parametrize(
+    "counter", ["garbage", "1e300", "inf", "nan", "-5", "9" * 400, "9" * 16, "0x7fffffffffffff", ""]
+)
+def test_a_last_number_that_is_none_counts_for_nothing(written, counter):
+    """The fencing numbers go on by the clock of the store, and others can read the locks."""
+    backend, now = locks["default"], time.time_ns() // 1000
+    first, second = lock_request("name"), lock_request("name")
+    written("lock|f", counter)
+    fences = [backend.acquire(first, queue=False).fence]
+    if backend.supports_queue:
+        backend.acquire(second, queue=True)
+    written("lock|f", counter)
+    backend.release(first)  # which hands it on where somebody waits
+    fences.append(backend.acquire(second, queue=backend.supports_queue).fence)
+    [info] = backend.held()
+    assert info.fence == fences[1]
+    assert fences[0] < fences[1]
+    assert all(now - 60_000_000 < fence < now + 600_000_000 for fence in fences)
+    backend.release(second)

@@ -1,0 +1,212 @@
+"""What beats share of their runs: the setting, the last runs, and what is refused."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+import time
+
+import celery
+import pytest
+import redis
+from django.core.exceptions import ImproperlyConfigured
+
+from django_distlock import LockBackendError, locks
+from django_distlock.backends.base import RunsBackend
+from django_distlock.backends.database import DatabaseBackend
+from django_distlock.backends.dummy import DummyBackend
+from django_distlock.backends.locmem import LocMemBackend
+from django_distlock.backends.redis import RedisBackend
+from django_distlock.backends.redlock import RedlockBackend
+from django_distlock.celery.schedule_store import NEVER, ScheduleStore, recorded_runs
+from django_distlock.exceptions import UnreadableRun
+from django_distlock.types import LastRun
+from tests.support.programs import ROOT
+from tests.support.tools import backend_on, eventually
+
+backend = backend_on("redis", "sqlite")
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ([], "it is a dict"),
+        ({"alias": "default"}, "unknown key 'alias'. Known: ALIAS, PREFIX"),
+        ({"ALIAS": None}, "both are texts"),
+        ({"PREFIX": 1}, "both are texts"),
+        ({"ALIAS": "nope"}, "no alias 'nope'"),
+    ],
+)
+def test_a_wrong_setting_is_named(setting, message, settings, locmem_locks):
+    settings.DISTRIBUTED_LOCKS_BEAT = setting
+    with pytest.raises(ImproperlyConfigured, match=message):
+        ScheduleStore("shop")
+
+
+KEEPERS = {
+    "Redis": (RedisBackend, "redis://nowhere.invalid"),
+    "database": (DatabaseBackend, "default"),
+    "local memory": (LocMemBackend, None),
+    "Redlock": (RedlockBackend, [f"redis://nowhere{number}.invalid" for number in range(3)]),
+    "dummy": (DummyBackend, None),
+}
+
+
+@pytest.mark.parametrize("kind", KEEPERS)
+def test_a_backend_that_keeps_no_runs_is_refused_as_the_docs_say(kind, settings):
+    backend, location = KEEPERS[kind]
+    where = {} if location is None else {"LOCATION": location}
+    settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": f"{backend.__module__}.{backend.__name__}", **where}}
+    if keeps_runs := issubclass(backend, RunsBackend):
+        assert ScheduleStore("shop").using == "default"
+    else:
+        refused = (
+            rf"DISTRIBUTED_LOCKS_BEAT\['ALIAS'\] is 'default', a {backend.__name__}, .* on Redis or on a database\."
+        )
+        with pytest.raises(ImproperlyConfigured, match=refused):
+            ScheduleStore("shop")
+        assert list(recorded_runs("default")) == []
+    locks.close()
+    page = ROOT.joinpath("docs", "beat.md").read_text()
+    [row] = [line for line in page.splitlines() if line.startswith("| `ALIAS`")]
+    [said] = [clause for clause in row.split(";") if kind in clause]
+    assert ("cannot" not in said) == keeps_runs
+
+
+def test_apps_that_share_a_store_do_not_meet(backend, settings):
+    for app in ("shop", "office"):
+        ScheduleStore(app).publish("celery.backend_cleanup", LastRun(100.0))
+    settings.DISTRIBUTED_LOCKS_BEAT = {"PREFIX": "both/"}
+    ScheduleStore("third").publish("celery.backend_cleanup", LastRun(100.0))
+    entries = sorted(run.entry for run in recorded_runs("default"))
+    assert entries == ["both/celery.backend_cleanup", "office:celery.backend_cleanup", "shop:celery.backend_cleanup"]
+
+
+def test_runs_are_kept_for_a_week_or_two_periods_after_their_entry_is_gone(valkey_locks, store):
+    schedule = ScheduleStore("shop")
+    week, month, now = 7 * 86_400, 30 * 86_400, time.time()
+    schedule.publish("often", LastRun(now, next_at=now + 2))
+    schedule.publish("monthly", LastRun(now, next_at=now + month))
+    schedule.publish("begins in a month", LastRun(now - 365 * month, next_at=now + month))
+    schedule.publish("overdue", LastRun(now - month, next_at=now - 1))
+    for entry, kept in (("often", week + 4), ("monthly", week + 2 * month), ("overdue", week)):
+        assert kept - 60 <= store.ttl(f"lock|r:shop:{entry}") <= kept
+    assert week + 2 * month - 60 <= store.ttl("lock|r:shop:begins in a month") <= week + 2 * month
+
+
+def test_of_an_entry_that_is_done_nobody_expects_another_run(valkey_locks, store, monkeypatch):
+    monkeypatch.setattr(valkey_locks, "grace", 0.001)
+    schedule, now = ScheduleStore("shop"), time.time()
+    for entry, wait in (("without", None), ("never", NEVER)):
+        schedule.publish(entry, LastRun(now - 10))
+        eventually(lambda entry=entry, wait=wait: schedule.claim(entry, now - 10, now, wait) is None)
+        assert store.ttl(f"lock|r:shop:{entry}") <= 7 * 86_400
+    assert {run.next_run_at for run in recorded_runs("default")} == {None}
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_claim_whose_reply_is_lost_is_granted_when_it_is_asked_again(times, proxied, proxy, monkeypatch):
+    """Once lost it is repeated unseen; twice, and the caller is told and asks again."""
+    monkeypatch.setattr(proxied, "grace", 0.01)
+    schedule = ScheduleStore("shop")
+    schedule.publish("entry", LastRun(100.0))
+    eventually(lambda: schedule.claim("entry", 100.0, 110.0, 30.0) is None)
+    proxy.cut_reply("EVALSHA", times)
+    if times == 2:
+        with pytest.raises(LockBackendError):
+            schedule.claim("entry", 110.0, 130.0, 30.0)
+    assert schedule.claim("entry", 110.0, 131.0, 30.0) is None
+    standing = ScheduleStore("shop").claim("entry", 110.0, 132.0, 30.0)  # of another beat
+    assert standing.at == 131.0
+
+
+def test_a_beat_never_claims_again_what_it_knows_to_have_run(locmem_locks, monkeypatch):
+    """The store may have forgotten it, and the row or the file that the caller read, too."""
+    monkeypatch.setattr(locmem_locks, "grace", 0.0)
+    schedule = ScheduleStore("shop")
+    schedule.publish("entry", LastRun(100.0))
+    assert schedule.claim("entry", 100.0, 110.0, 10.0) is None
+    locmem_locks._runs.clear()
+    for _ in range(2):
+        assert schedule.claim("entry", 100.0, 111.0, 10.0).at == 110.0
+    assert schedule.known["entry"].at == 110.0
+    locmem_locks._runs.clear()
+    older = LastRun(90.0)
+    locmem_locks.claim_run("shop:entry", older, older, 60)
+    assert schedule.claim("entry", 100.0, 112.0, 10.0).at == 110.0
+    assert schedule.claim("entry", 110.0, 120.0, 10.0) is None
+
+
+def test_a_run_that_a_row_or_a_file_tells_has_nothing_of_another_one(locmem_locks):
+    """Neither where that one was sent from, nor when the next one was expected then."""
+    schedule = ScheduleStore("shop")
+    schedule.publish("entry", LastRun(100.0, "web-1", 110.0))
+    locmem_locks._runs.clear()
+    assert schedule.claim("entry", 150.0, 160.0, 10.0).at == 150.0
+    [run] = recorded_runs("default")
+    assert (run.host, run.next_run_at) == ("", None)
+
+
+UNREADABLE = {
+    "garbage": b"something else",
+    "another kind of key": None,
+    "deep": b"[" * 200_000,
+    "bytes": b"\xff\xfe[",
+    "a huge time": b'[1e18,"t",null,"h"]',
+    "NaN": b'[NaN,"t",null,"h"]',
+    "infinity": b'[Infinity,"t",null,"h"]',
+    "400 digits": b"[" + b"9" * 400 + b',"t",null,"h"]',
+    "another form": b'{"at": 1.0}',
+    "no times": b'["1.0","t",null,"h"]',
+    "days ahead": b'[%d.0,"t",null,"h"]' % (time.time() + 2 * 86_400),
+    "the year 2999": b'[32472144000.0,"t",null,"h"]',
+}
+
+
+@pytest.fixture
+def unreadable(request, valkey_locks, store):
+    """What stands where the run of an entry should: how it reads for Redis."""
+    key, value = "lock|r:shop:bad", UNREADABLE[request.param]
+    with redis.Redis.from_url(locks["default"].location.text, socket_timeout=5) as client:
+        if value is None:
+            client.rpush(key, "x")
+            return lambda: client.type(key) == b"list"
+        client.set(key, value)
+        return lambda: client.get(key) == value
+
+
+@pytest.mark.parametrize("unreadable", UNREADABLE, indirect=True)
+def test_a_foreign_value_is_told_and_not_touched_and_the_other_entries_are_well(unreadable, valkey_locks, caplog):
+    now = LastRun(time.time() - 1, "web-1", None, "token")
+    valkey_locks.claim_run("shop:good", now, now, 60)
+    assert valkey_locks.find_runs(["shop:bad", "shop:good"]) == [None, now]
+    assert [run.entry for run in recorded_runs("default")] == ["shop:good"]
+    [told] = caplog.records
+    assert told.levelname == "ERROR"
+    assert "'lock|r:shop:bad' at" in told.message
+    assert "holds something that is no run of beat, or a run of more than a day after now" in told.message
+    assert told.message.index("Correct that clock") < told.message.index("delete")
+    schedule = ScheduleStore("shop")
+    for call in (
+        lambda: schedule.publish("bad", LastRun(now.at)),
+        lambda: schedule.claim("bad", now.at, now.at + 1, 30.0),
+    ):
+        with pytest.raises(UnreadableRun, match="no run of beat"):
+            call()
+    assert [record.levelname for record in caplog.records] == ["ERROR", "ERROR"]
+    assert unreadable()
+
+
+def test_the_host_of_a_run_is_printable_whatever_was_written(valkey_locks, store):
+    store.set("lock|r:shop:entry", json.dumps([1.0, "t", 1e300, "web\x1b[2J\r\n\ud800"]))
+    [run] = recorded_runs("default")
+    assert run.next_run_at is None
+    assert run.host == "web\\x1b[2J\\r\\n\\ud800"
+
+
+def test_an_older_celery_is_refused_with_what_to_do(monkeypatch):
+    monkeypatch.setattr(celery, "VERSION", celery.VERSION._replace(minor=6))
+    monkeypatch.delitem(sys.modules, "django_distlock.celery.beat", raising=False)
+    with pytest.raises(ImproperlyConfigured, match=r"need Celery 5\.7 or later.*pip install"):
+        importlib.import_module("django_distlock.celery.beat")

@@ -1,0 +1,71 @@
+"""CPython's own tests of threading.Lock and threading.RLock, run against ours."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import unittest
+from functools import partial
+
+import pytest
+
+from django_distlock import Lock, lock
+from tests.conftest import missing
+from tests.support.tools import renewer_of
+
+pytestmark = pytest.mark.slow
+
+try:
+    from test import lock_tests
+except ImportError:
+    lock_tests = None
+
+# threading re-initialises its own locks in a forked child by a private method, which makes them free there.
+# A lock in a store stays its holder's: a child that freed it would break S8.
+DOES_NOT_APPLY = {"test_at_fork_reinit"}
+
+
+def cases(suite: type[unittest.TestCase]) -> list[str]:
+    return [test for test in unittest.TestLoader().getTestCaseNames(suite) if test not in DOES_NOT_APPLY]
+
+
+def run(suite: type[unittest.TestCase], test: str, make: object) -> None:
+    kind = type(suite.__name__, (suite, unittest.TestCase), {"locktype": staticmethod(make)})
+    result = unittest.TestResult()
+    kind(test).run(result)
+    problems = [text for _, text in result.errors + result.failures]
+    assert not problems, problems[0]
+    if result.skipped:
+        pytest.skip(result.skipped[0][1])
+
+
+numbers = itertools.count()
+
+
+def new_lock(**options: bool) -> Lock:
+    return lock("cpython:{}", next(numbers), wait=None, **options)
+
+
+@pytest.mark.filterwarnings("ignore:A handle of lock .* was dropped:ResourceWarning")
+class TestCPython:
+    @pytest.fixture(autouse=True)
+    def _renewal_runs_already(self, backend):
+        """CPython's tests look for threads that they leave behind."""
+        if lock_tests is None:
+            missing("lock_tests", "this Python comes without its package test")
+        with lock("held all the time"):
+            yield
+        renewer_of(backend).release_all()
+
+    @pytest.mark.parametrize("test", cases(lock_tests.LockTests) if lock_tests else [None])
+    def test_lock(self, backend, test):
+        run(lock_tests.LockTests, test, new_lock)
+
+    @pytest.mark.parametrize("test", cases(lock_tests.RLockTests) if lock_tests else [None])
+    def test_rlock(self, backend, test):
+        run(lock_tests.RLockTests, test, partial(new_lock, reentrant=True))
+
+    @pytest.mark.parametrize("test", cases(lock_tests.ConditionTests) if lock_tests else [None])
+    def test_condition(self, backend, test):
+        made = staticmethod(lambda held=None: threading.Condition(held or new_lock(reentrant=True)))
+        run(type("ConditionTests", (lock_tests.ConditionTests,), {"condtype": made}), test, new_lock)

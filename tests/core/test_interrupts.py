@@ -1,0 +1,199 @@
+"""A handler of a signal may raise between any two steps. Whatever was acquired then is given back, or runs out."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import warnings
+
+import pytest
+from django.db import transaction
+
+from django_distlock import adopt, distributed_lock, lock, locks
+from django_distlock.core import acquire
+from tests.support.interrupts import at_each_point
+from tests.support.quorum import spread
+from tests.support.tools import PATIENCE, backend_on, eventually, lock_request, queue_of, renewer_of
+
+TTL = 2.0
+
+backend = backend_on("redis", "locmem", "sqlite")
+
+handles = []
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings(
+        "ignore::pytest.PytestUnraisableExceptionWarning",  # what is raised in a finalizer
+        "ignore:A handle of lock .* was dropped:ResourceWarning",
+    ),
+]
+
+
+def kept_handle(name, **options):
+    handles.append(lock(name, ttl=TTL, **options))
+    return handles[-1]
+
+
+def with_a_handle_that_is_kept(name):
+    with kept_handle(name):
+        pass
+
+
+def with_a_handle(name):
+    with lock(name, ttl=TTL):
+        pass
+
+
+def acquired_and_released(name):
+    handle = kept_handle(name)
+    handle.acquire()
+    handle.release()
+
+
+def entered_again(name):
+    outer, inner = kept_handle(name, reentrant=True), kept_handle(name, reentrant=True)
+    with outer, inner, outer:
+        pass
+
+
+@distributed_lock(name=lambda name: name, ttl=TTL)
+def decorated(name):
+    pass
+
+
+@distributed_lock(name=lambda name: name, ttl=TTL)
+def iterator(name):
+    yield
+
+
+def iterated(name):
+    list(iterator(name))
+
+
+def in_a_transaction(name):
+    with transaction.atomic(), lock(name, ttl=TTL):
+        pass
+
+
+def held_for_ever(way, *files):
+    """What is renewed after it was interrupted: by name, the point."""
+    way("warm")
+    with warnings.catch_warnings(action="ignore", category=ResourceWarning):
+        points = dict(at_each_point(way, *files))
+        assert len(points) > 20
+        gc.collect()
+        held = {
+            lease.name: points.get(lease.name, "") for lease in locks.leases() if lease._renews and not lease._is_free
+        }
+        handles.clear()
+    eventually(lambda: not renewer_of(locks["default"]).is_cleaning)
+    return held
+
+
+@pytest.mark.parametrize("way", [with_a_handle, decorated, iterated])
+def test_nothing_is_held_for_ever(backend, way):
+    assert held_for_ever(way) == {}
+    eventually(lambda: not list(backend.names()))
+    assert not queue_of(backend)._lines
+
+
+@pytest.mark.parametrize("backend", ["redis", "locmem"], indirect=True)
+@pytest.mark.parametrize("way", [with_a_handle_that_is_kept, acquired_and_released, entered_again])
+def test_a_handle_that_is_kept_holds_what_nobody_has_begun_to_leave(backend, way):
+    """Before its first step, the end of a ``with`` cannot know that it was called."""
+    begins = ("__exit__ at its begin", "release at its begin", "<lambda> at its begin")
+    held = {name: point for name, point in held_for_ever(way).items() if not point.endswith(begins)}
+    assert held == {}
+    eventually(lambda: not list(backend.names()))
+
+
+@pytest.mark.parametrize("backend", ["redis", "locmem"], indirect=True)
+def test_an_adoption_that_does_not_end_leaves_the_lease_to_run_out(backend):
+    def adopted(name):
+        lease = lock(name, ttl=TTL)
+        lease.acquire()
+        adopt(lease._holds.leases()[0].detach()).release()
+
+    assert held_for_ever(adopted, "core/transfer.py", "core/detached.py", "utils/drive.py") == {}
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("backend", ["locmem"], indirect=True)
+def test_the_end_of_a_transaction_frees_what_was_being_left_for_it(backend):
+    """What a handler raises inside a finalizer is lost, and its call with it."""
+    held = held_for_ever(in_a_transaction, "core/transactions.py")
+    assert [point for point in held.values() if "__del__" not in point and " over" not in point] == []
+    eventually(lambda: not [name for name in backend.names() if name not in held])
+
+
+@pytest.mark.parametrize("kind", ["valkey_locks", "redlock_locks"])
+def test_every_connection_may_be_used_again(kind, request, settings):
+    request.getfixturevalue(kind)
+    entry = settings.DISTRIBUTED_LOCKS["default"]
+    settings.DISTRIBUTED_LOCKS = {"default": {**entry, "OPTIONS": {**entry.get("OPTIONS", {}), "max_connections": 1}}}
+    assert held_for_ever(with_a_handle) == {}
+    with_a_handle("afterwards")
+
+
+def test_nodes_of_a_quorum_are_connected_to_however_often_that_was_interrupted(redlock_locks):
+    def with_a_handle_over_new_connections(name):
+        redlock_locks.close()
+        with_a_handle(name)
+
+    assert held_for_ever(with_a_handle_over_new_connections, "backends/redlock/connections.py") == {}
+    nodes = redlock_locks._nodes
+    eventually(lambda: not any(node.is_connecting for node in nodes._nodes))
+    assert nodes._filling == []
+    redlock_locks.close()
+    spread(redlock_locks, lock_request("afterwards"))
+
+
+def test_who_stands_behind_in_the_line_is_woken(valkey_locks, settings, monkeypatch):
+    """Not by a look, which would come a minute later."""
+    entry = settings.DISTRIBUTED_LOCKS["default"]
+    settings.DISTRIBUTED_LOCKS = {"default": entry, "other": entry}
+    monkeypatch.setattr(acquire, "LOOK_INTERVAL", 60.0)
+    backend, other = locks["default"], locks["other"]
+    backend._listener.start("name", PATIENCE)
+    late, heirs = [], {}
+
+    def leave_to_an_heir(name):
+        held, heir = lock_request(name, ttl=60.0), Heir(name)
+        heirs[name] = held, heir
+        other.acquire(held, queue=False)
+        heir.thread.start()
+        try:
+            lock(name, wait=0.2).acquire()
+        finally:
+            heir.may_come.set()
+
+    def heir_comes(name):
+        held, heir = heirs[name]
+        eventually(lambda: queue_of(backend).length(name) == 1)
+        other.release(held)
+        heir.thread.join(PATIENCE)
+        return heir.is_in
+
+    for name, point in at_each_point(leave_to_an_heir, "core/local_queue.py", "core/acquire.py", "utils/drive.py"):
+        if not heir_comes(name):
+            late.append(point)
+    assert len(heirs) > 40
+    assert late == []
+    assert heir_comes(max(heirs))  # of the call that was not interrupted
+    assert not queue_of(backend)._lines
+
+
+class Heir:
+    """A thread that wants the lock after another one of its process."""
+
+    def __init__(self, name):
+        self.thread = threading.Thread(target=self._come, args=(name,))
+        self.may_come = threading.Event()
+        self.is_in = False
+
+    def _come(self, name):
+        lines = locks.service("default").queue
+        eventually(lambda: lines.length(name) or self.may_come.is_set())
+        with lock(name, wait=5.0):
+            self.is_in = True

@@ -1,0 +1,62 @@
+"""The waiters of one process: they get the lock as they came, and outlast a store that fails."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from django_distlock import lock, locks
+from django_distlock.types import Grant
+from tests.support.tools import aeventually, backend_on, eventually, lock_request, queue_of
+
+LONG = 60  # seconds that no sound test waits
+
+backend = backend_on("redis", "cluster", "redlock", "locmem", "postgres", "mariadb", "sqlite")
+
+
+async def get_in(number, order):
+    async with lock("name", wait=LONG):
+        order.append(number)
+
+
+@pytest.mark.parametrize("held", [False, True], ids=["free", "busy"])
+def test_tasks_that_come_at_one_moment_get_in_as_they_came(backend, held):
+    """Also the first one, which nobody stands before, and whose attempt is still on its way when the others come."""
+
+    async def main():
+        holder = lock_request(ttl=LONG)
+        if held:
+            assert isinstance(await backend.aacquire(holder, queue=False), Grant)
+        tasks = [asyncio.create_task(get_in(number, order)) for number in range(8)]
+        if held:
+            await aeventually(lambda: queue_of(backend).length("name") == 8)
+            await backend.arelease(holder)
+        await asyncio.gather(*tasks)
+
+    order = []
+    asyncio.run(main())
+    assert order == list(range(8))
+
+
+def test_threads_get_in_as_they_came_though_the_first_is_not_answered_yet(proxy, valkey_locks, settings):
+    def take(number):
+        with lock("name", wait=LONG):
+            order.append(number)
+
+    settings.DISTRIBUTED_LOCKS = {"default": {**settings.DISTRIBUTED_LOCKS["default"], "LOCATION": proxy.url}}
+    with lock("warm"):  # scripts are loaded
+        pass
+    order, threads = [], []
+    proxy.hang = True
+    try:
+        for number in range(8):
+            threads.append(threading.Thread(target=take, args=(number,)))
+            threads[-1].start()
+            eventually(lambda number=number: locks.service("default").queue.length("name") == number + 1)
+    finally:
+        proxy.hang = False
+    for thread in threads:
+        thread.join(LONG)
+    assert order == list(range(8))

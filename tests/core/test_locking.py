@@ -1,0 +1,914 @@
+"""The handle: threading.Lock's protocol, ``with``, what a lease tells, and how it ends. On each kind of store."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import pickle
+import threading
+import time
+import weakref
+
+import pytest
+from django.core.exceptions import SynchronousOnlyOperation
+
+from django_distlock import (
+    LockBackendError,
+    LockLost,
+    LockNotAcquired,
+    LockNotHeld,
+    LockReentry,
+    LockTimeout,
+    State,
+    lock,
+    locks,
+)
+from django_distlock import signals as lock_signals
+from django_distlock.core.acquire import Acquisition
+from django_distlock.types import Grant, current_execution
+from tests.support.tools import backend_on, eventually, lock_request, renewer_of
+
+backend = backend_on("redis", "locmem", "postgres", "sqlite")
+
+pytestmark = pytest.mark.usefixtures("backend")
+
+
+def hold_elsewhere(name="name", ttl=60.0, label="somebody else"):
+    """Another owner takes the lock."""
+    other = lock_request(name, ttl, label)
+    assert isinstance(locks["default"].acquire(other, queue=False), Grant)
+    return other
+
+
+def in_a_thread(work):
+    """Run in another thread and return what the function returned or raised."""
+    result = []
+
+    def run():
+        try:
+            result.append(work())
+        except BaseException as error:
+            result.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(20)
+    return result[0]
+
+
+@pytest.fixture
+def heard():
+    """Every signal by its name, with its arguments."""
+    news = []
+    names = ("lock_acquired", "lock_busy", "lock_released", "lock_lost")
+    receivers = {name: lambda _name=name, **about: news.append((_name, about)) for name in names}
+    for name, receiver in receivers.items():
+        getattr(lock_signals, name).connect(receiver)
+    yield news
+    for name, receiver in receivers.items():
+        getattr(lock_signals, name).disconnect(receiver)
+
+
+class TestTheProtocolOfThreadingLock:
+    def test_acquire_and_release(self, calls):
+        handle = lock("name")
+        mutex = calls(handle)
+        assert mutex.locked() is False
+        assert mutex.acquire() is True
+        assert mutex.locked() is True
+        mutex.release()
+        assert mutex.locked() is False
+
+    def test_a_busy_lock_is_not_acquired(self, calls):
+        hold_elsewhere()
+        mutex = calls(lock("name"))
+        assert mutex.acquire(blocking=False) is False
+        assert mutex.acquire(timeout=0.05) is False
+
+    def test_locked_tells_of_any_holder(self, calls):
+        hold_elsewhere()
+        assert calls(lock("name")).locked() is True
+
+    def test_the_locks_own_wait_counts_unless_a_timeout_is_given(self, calls):
+        hold_elsewhere()
+        began = time.monotonic()
+        assert calls(lock("name", wait=0.2)).acquire() is False
+        assert 0.2 <= time.monotonic() - began < 3
+        assert calls(lock("name", wait=60)).acquire(timeout=0.05) is False
+
+    def test_waits_until_the_holder_releases(self, calls):
+        other = hold_elsewhere()
+        timer = threading.Timer(0.15, locks["default"].release, [other])
+        timer.start()
+        handle = lock("name", wait=None)
+        assert calls(handle).acquire() is True
+        timer.join()
+        calls(handle).release()
+
+    def test_waits_until_the_holders_lease_runs_out(self, calls):
+        hold_elsewhere(ttl=0.2)
+        handle = lock("name", wait=10)
+        assert calls(handle).acquire() is True
+        calls(handle).release()
+
+    @pytest.mark.parametrize(
+        ("arguments", "error"),
+        [
+            ({"blocking": False, "timeout": 1}, ValueError),
+            ({"timeout": -2}, ValueError),
+            ({"timeout": float("nan")}, ValueError),
+            ({"timeout": 1e100}, OverflowError),
+        ],
+    )
+    def test_arguments_that_threading_refuses(self, calls, arguments, error):
+        with pytest.raises(error):
+            calls(lock("name")).acquire(**arguments)
+
+    def test_release_of_what_is_not_held(self, calls):
+        with pytest.raises(LockNotHeld, match="'name' .* not held by this handle") as caught:
+            calls(lock("name")).release()
+        assert isinstance(caught.value, RuntimeError)
+
+    def test_release_by_another_thread(self):
+        handle = lock("name")
+        handle.acquire()
+        assert in_a_thread(handle.release) is None
+        assert not handle.locked()
+
+    def test_one_handle_serves_many_threads(self):
+        handle, inside, most = lock("name", wait=20), [], []
+
+        def work():
+            for _ in range(5):
+                with handle:
+                    inside.append(1)
+                    most.append(len(inside))
+                    inside.pop()
+
+        threads = [threading.Thread(target=work) for _ in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        assert (len(most), set(most)) == (30, {1})
+
+    def test_one_handle_serves_many_tasks(self):
+        async def main():
+            handle, inside, most = lock("name", wait=20), [], []
+
+            async def work():
+                async with handle:
+                    inside.append(1)
+                    most.append(len(inside))
+                    await asyncio.sleep(0.001)
+                    inside.pop()
+
+            await asyncio.gather(*(work() for _ in range(12)))
+            assert (len(most), set(most)) == (12, {1})
+
+        asyncio.run(main())
+
+    def test_a_handle_works_in_one_event_loop_after_another(self):
+        handle = lock("name")
+
+        async def once():
+            async with handle:
+                return await handle.alocked()
+
+        assert [asyncio.run(once()) for _ in range(3)] == [True, True, True]
+
+
+class TestWith:
+    def test_gives_a_lease_and_frees_the_lock(self):
+        with lock("order:{}", 42, label="billing") as lease:
+            assert (lease.name, lease.using, lease.ttl, lease.state) == ("order:42", "default", 30.0, State.HELD)
+            assert 29 < lease.remaining <= 30
+            assert lease.fence > 0
+            assert lease.holder.label == "billing"
+            assert abs(lease.granted_at.timestamp() - time.time()) < 5
+            lease.ensure_held()
+            [info] = locks["default"].held()
+            assert (info.fence, info.token, info.holder) == (lease.fence, lease.token, lease.holder)
+        assert lease.state is State.RELEASED
+        assert lease.remaining == 0
+        assert list(locks["default"].held()) == []
+        with pytest.raises(LockNotHeld):
+            lease.ensure_held()
+
+    def test_async_with_gives_the_same(self):
+        async def main():
+            async with lock("order:{}", 42) as lease:
+                lease.ensure_held()
+                assert [info.fence async for info in locks["default"].aheld()] == [lease.fence]
+            assert lease.state is State.RELEASED
+            assert [info async for info in locks["default"].aheld()] == []
+
+        asyncio.run(main())
+
+    def test_a_busy_lock_raises_at_once_when_it_does_not_wait(self):
+        hold_elsewhere(label="the nightly import")
+        with (
+            pytest.raises(LockNotAcquired, match="'name' .* is busy: held by the nightly import") as caught,
+            lock("name", wait=0),
+        ):
+            pytest.fail("the body ran")
+        assert not isinstance(caught.value, LockTimeout)
+        assert 59 < caught.value.retry_after <= 60
+        assert caught.value.holder.label == "the nightly import"
+
+    def test_a_lock_that_stays_busy_raises_lock_timeout(self):
+        hold_elsewhere()
+        with pytest.raises(LockTimeout, match=r"after 0\.\d s of waiting") as caught, lock("name", wait=0.1):
+            pytest.fail("the body ran")
+        assert not isinstance(caught.value, TimeoutError)
+
+    def test_async_with_raises_the_same(self):
+        hold_elsewhere()
+
+        async def enter(wait):
+            async with lock("name", wait=wait):
+                pytest.fail("the body ran")
+
+        with pytest.raises(LockNotAcquired):
+            asyncio.run(enter(0))
+        with pytest.raises(LockTimeout):
+            asyncio.run(enter(0.05))
+
+    def test_errors_survive_pickling(self):
+        hold_elsewhere()
+        with pytest.raises(LockNotAcquired) as caught, lock("name", wait=0):
+            pass
+        copy = pickle.loads(pickle.dumps(caught.value))
+        assert (type(copy), str(copy), copy.holder) == (LockNotAcquired, str(caught.value), caught.value.holder)
+
+    def test_the_bodys_exception_comes_out_and_the_lock_is_freed(self):
+        with pytest.raises(ZeroDivisionError), lock("name"):
+            _ = 1 / 0
+        assert not lock("name").locked()
+
+    def test_the_bodys_exception_is_never_replaced(self, caplog):
+        """S6, also when the lease was lost meanwhile."""
+        with pytest.raises(ZeroDivisionError), lock("name") as lease:
+            locks["default"].release(lease._request)
+            _ = 1 / 0
+        assert "was lost" in caplog.text
+
+        async def main():
+            async with lock("name") as lease:
+                await locks["default"].arelease(lease._request)
+                _ = 1 / 0
+
+        with pytest.raises(ZeroDivisionError):
+            asyncio.run(main())
+
+    def test_leaving_after_the_lease_was_lost_raises(self):
+        with pytest.raises(LockLost, match="'name' .* somebody else may have held it"), lock("name") as lease:
+            locks["default"].release(lease._request)
+        assert lease.state is State.LOST
+
+        async def main():
+            async with lock("name") as lease:
+                await locks["default"].arelease(lease._request)
+
+        with pytest.raises(LockLost):
+            asyncio.run(main())
+
+    def test_on_lost_log_does_not_raise(self, caplog):
+        with lock("name", on_lost="log") as lease:
+            locks["default"].release(lease._request)
+        assert lease.state is State.LOST
+        assert "was lost" in caplog.text
+
+    def test_the_body_may_release(self):
+        with lock("name") as lease:
+            lease.release()
+            assert not lock("name").locked()
+        with pytest.raises(LockNotHeld, match="released already"):
+            lease.release()
+
+    def test_a_lost_lease_never_frees_its_successor(self):
+        with pytest.raises(LockLost), lock("name") as lease:
+            locks["default"].release(lease._request)
+            successor = hold_elsewhere()
+        assert locks["default"].look(["name"])[0].token == successor.token
+
+    def test_a_late_release_by_a_shared_handle_never_frees_the_successor(self):
+        """The handle's owner lost it; another thread holds it by the same handle."""
+        handle = lock("name", wait=5)
+        handle.acquire()
+        [info] = locks["default"].held()
+        locks["default"].release(handle._holds.leases()[0]._request)
+        taken, leave = threading.Event(), threading.Event()
+
+        def successor():
+            with handle:
+                taken.set()
+                leave.wait(10)
+
+        thread = threading.Thread(target=successor)
+        thread.start()
+        assert taken.wait(10)
+        with pytest.raises(LockLost):
+            handle.release()
+        assert locks["default"].look(["name"])[0].token != info.token
+        leave.set()
+        thread.join(10)
+
+    def test_with_never_frees_what_another_thread_took_after_its_body_released(self):
+        handle = lock("name")
+        there, leave = threading.Event(), threading.Event()
+
+        def successor():
+            with handle as lease:
+                there.set()
+                leave.wait(10)
+                return lease.state
+
+        states = []
+        thread = threading.Thread(target=lambda: states.append(successor()))
+        with pytest.raises(LockNotHeld), handle:
+            handle.release()
+            thread.start()
+            assert there.wait(10)
+        leave.set()
+        thread.join(10)
+        assert states == [State.HELD]
+
+    def test_a_loss_is_announced_to_async_receivers_too(self):
+        heard, told = [], threading.Event()
+
+        async def receiver(*, name, **_):
+            heard.append(name)
+            told.set()
+
+        async def main():
+            async with lock("name") as lease:
+                await locks["default"].arelease(lease._request)
+                _ = 1 / 0
+
+        lock_signals.lock_lost.connect(receiver)
+        try:
+            with pytest.raises(ZeroDivisionError):
+                asyncio.run(main())
+            assert told.wait(10)
+        finally:
+            lock_signals.lock_lost.disconnect(receiver)
+        assert heard == ["name"]
+
+    def test_lock_in_an_event_loop_is_refused(self, monkeypatch):
+        async def main():
+            with pytest.raises(SynchronousOnlyOperation, match="async with lock"), lock("name"):
+                pytest.fail("the body ran")
+            for call in (lock("name").acquire, lock("name").release, lock("name").locked):
+                with pytest.raises(SynchronousOnlyOperation):
+                    call()
+            monkeypatch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "1")
+            with lock("name"):
+                return "allowed"
+
+        assert asyncio.run(main()) == "allowed"
+
+
+class TestReentry:
+    def test_waiting_for_oneself_is_told_at_once(self):
+        with lock("name"):
+            began = time.monotonic()
+            with pytest.raises(LockReentry, match="this very thread already.*reentrant=True"), lock("name", wait=60):
+                pytest.fail("the body ran")
+            assert time.monotonic() - began < 5
+            assert lock("name").acquire(blocking=False) is False
+        assert not lock("name").locked()
+
+    def test_a_task_that_waits_for_itself_is_told(self):
+        async def main():
+            async with lock("name"):
+                with pytest.raises(LockReentry, match="this very task"):
+                    async with lock("name", wait=60):
+                        pytest.fail("the body ran")
+            assert not await lock("name").alocked()
+
+        asyncio.run(main())
+
+    def test_another_thread_is_no_reentry(self):
+        with lock("name"):
+            assert isinstance(in_a_thread(lambda: lock("name", wait=0).__enter__()), LockNotAcquired)
+
+    def test_a_child_task_is_no_reentry_though_it_inherits_the_context(self):
+        async def main():
+            async with lock("name", reentrant=True):
+
+                async def child():
+                    async with lock("name", wait=0, reentrant=True):
+                        pytest.fail("two at once")
+
+                with pytest.raises(LockNotAcquired):
+                    await asyncio.create_task(child())
+
+        asyncio.run(main())
+
+    def test_tasks_that_share_a_thread_by_sync_to_async_are_no_reentry(self):
+        from asgiref.sync import sync_to_async
+
+        async def main():
+            first, second = lock("name", wait=0, reentrant=True), lock("name", wait=0, reentrant=True)
+            acquired, done = asyncio.Event(), asyncio.Event()
+
+            async def one():
+                assert await sync_to_async(first.acquire)()
+                acquired.set()
+                await done.wait()
+                await sync_to_async(first.release)()
+
+            async def two():
+                await acquired.wait()
+                try:
+                    return await sync_to_async(second.acquire)()
+                finally:
+                    done.set()
+
+            _, entered = await asyncio.gather(one(), two())
+            assert entered is False
+
+        asyncio.run(main())
+
+    def test_a_reentrant_lock_is_entered_again_with_the_same_number_and_freed_by_the_last(self):
+        with lock("name", reentrant=True) as outer:
+            with lock("name", reentrant=True) as inner:
+                assert inner.fence == outer.fence
+            outer.ensure_held()
+            assert lock("name").locked()
+        assert not lock("name").locked()
+
+    def test_a_reentrant_lock_in_a_task(self):
+        async def main():
+            handle = lock("name", reentrant=True)
+            async with handle as outer, handle as inner:
+                assert inner.fence == outer.fence
+            assert not await handle.alocked()
+
+        asyncio.run(main())
+
+    def test_only_the_owner_leaves_a_reentrant_lock(self):
+        handle = lock("name", reentrant=True)
+        with handle:
+            assert isinstance(in_a_thread(handle.release), LockNotHeld)
+            assert handle.locked()
+
+    def test_a_lost_lease_is_not_entered_again(self):
+        """The store decides, not what this process remembers."""
+        with pytest.raises(LockLost), lock("name", reentrant=True) as lease:
+            locks["default"].release(lease._request)
+            hold_elsewhere()
+            with pytest.raises(LockNotAcquired), lock("name", wait=0, reentrant=True):
+                pytest.fail("the body ran")
+
+
+class TestTimes:
+    def test_a_lease_is_renewed_while_it_is_held(self):
+        with lock("name", ttl=2) as lease:
+            first = lease._deadline
+            eventually(lambda: lease._deadline > first)
+            lease.ensure_held()
+            assert lock("name").locked()
+        assert not lock("name").locked()
+
+    def test_a_blocked_event_loop_loses_no_lease(self):
+        async def main():
+            async with lock("name", ttl=2) as lease:
+                first = lease._deadline
+                eventually(lambda: lease._deadline > first)  # meanwhile the loop is blocked
+                lease.ensure_held()
+
+        asyncio.run(main())
+
+    def test_without_renewal_the_ttl_is_all_there_is(self, heard, caplog):
+        with pytest.raises(LockLost), lock("name", ttl=0.5, renew=False) as lease:
+            eventually(lambda: lease.state is State.LOST)
+            assert lease.remaining == 0
+            with pytest.raises(LockLost):
+                lease.ensure_held()
+            eventually(lambda: len(heard) == 2)
+        name, about = heard[-1]
+        assert (name, about["name"], about["lease"], about["reason"]) == ("lock_lost", "name", lease, "its TTL ran out")
+        eventually(lambda: "was lost: its TTL ran out" in caplog.text)
+
+    def test_the_local_deadline_comes_before_the_stores(self):
+        """S1: the holder stops believing before anybody else can be granted the lock."""
+        with lock("name", ttl=10) as lease:
+            assert lease.remaining < locks["default"].look(["name"])[0].remaining
+
+    def test_max_hold_ends_renewal_with_a_warning(self, caplog):
+        began = time.monotonic()
+        with pytest.raises(LockLost), lock("name", ttl=1, max_hold=1.5) as lease:
+            eventually(lambda: lease.state is State.LOST)
+            took = time.monotonic() - began
+        assert took > 1.2
+        assert "reaches its max_hold of 1.5 s" in caplog.text
+        eventually(lambda: not lock("name").locked())
+
+    def test_min_hold_keeps_the_lock_taken_after_its_release(self):
+        with lock("name", min_hold=1.5):
+            pass
+        assert lock("name").locked()
+        assert lock("name").acquire(blocking=False) is False
+        eventually(lambda: not lock("name").locked())
+
+    def test_min_hold_that_has_passed_frees_at_once(self):
+        with lock("name", min_hold=0.05):
+            time.sleep(0.06)
+        assert not lock("name").locked()
+
+    def test_a_lease_is_renewed_by_hand(self, calls):
+        with lock("name", ttl=5, renew=False) as lease:
+            calls(lease).renew(60)
+            assert 58 < lease.remaining <= 60
+            calls(lease).renew(1)
+            assert lease.remaining > 50
+            with pytest.raises(ValueError, match="ttl is 0"):
+                calls(lease).renew(0)
+
+    def test_renewing_a_lost_lease_by_hand_says_so(self, calls):
+        with pytest.raises(LockLost), lock("name") as lease:
+            locks["default"].release(lease._request)
+            with pytest.raises(LockLost):
+                calls(lease).renew()
+            assert lease.state is State.LOST
+
+    def test_a_lease_that_another_freed_is_told_lost_by_its_renewal(self, caplog):
+        with pytest.raises(LockLost), lock("name", ttl=2) as lease:
+            locks["default"].release(lease._request)
+            eventually(lambda: lease.state is State.LOST)
+        eventually(lambda: "the store no longer knows it" in caplog.text)
+
+
+class TestRenewalOnItsWay:
+    """A renewal whose answer comes after the lease has ended changes nothing."""
+
+    @pytest.fixture
+    def renewal(self, monkeypatch):
+        """The next renewal stops until told to go on; then it is answered, or fails."""
+        backend, inside, go_on = locks["default"], threading.Event(), threading.Event()
+        ask = backend.renew
+
+        def slow(wanted, *, within=None):
+            answer = ask(wanted)
+            if not inside.is_set():
+                inside.set()
+                go_on.wait(10)
+                if slow.fails:
+                    raise LockBackendError("cut")
+            return answer
+
+        slow.fails, slow.inside, slow.go_on = False, inside, go_on
+        monkeypatch.setattr(backend, "renew", slow)
+        yield slow
+        go_on.set()
+
+    @pytest.mark.parametrize("fails", [True, False])
+    def test_a_released_lease_stays_released(self, renewal, fails):
+        renewal.fails = fails
+        with lock("name", ttl=1.5) as lease:
+            assert renewal.inside.wait(10)
+            lease.release()
+            renewal.go_on.set()
+            other = lock("name", wait=0)
+            assert other.acquire()
+            time.sleep(0.05)
+            assert lease.state is State.RELEASED
+            other.release()
+
+    def test_a_dropped_handle_is_renewed_no_more(self, renewal):
+        handle = lock("name", ttl=0.6)
+        handle.acquire()
+        assert renewal.inside.wait(10)
+        with pytest.warns(ResourceWarning):
+            del handle
+            gc.collect()
+        renewal.go_on.set()
+        eventually(lambda: not lock("name").locked(), 5)
+
+    def test_a_lease_lost_by_the_local_clock_is_not_entered_again(self, renewal):
+        with pytest.raises(LockLost), lock("name", ttl=0.6, reentrant=True) as lease:
+            assert renewal.inside.wait(10)
+            eventually(lambda: lease.state is State.LOST)
+            renewer_of(locks["default"])  # still keeps the lease: its thread waits for the answer
+            other = hold_elsewhere_or_busy()
+            with pytest.raises(LockNotAcquired), lock("name", wait=0, reentrant=True):
+                pytest.fail("the body ran")
+            locks["default"].release(other)
+            renewal.go_on.set()
+
+
+def hold_elsewhere_or_busy():
+    """The lock is taken, by the lost lease still or by another owner."""
+    other = lock_request(ttl=60)
+    locks["default"].acquire(other, queue=False)
+    return other
+
+
+class TestLateRenewal:
+    def test_of_a_slow_store_is_told(self, monkeypatch, caplog):
+        ask = locks["default"].renew
+
+        def slow(wanted, *, within=None):
+            time.sleep(0.4)
+            return ask(wanted)
+
+        monkeypatch.setattr(locks["default"], "renew", slow)
+        with lock("name", ttl=2):
+            eventually(lambda: "took 0." in caplog.text)
+        assert "to renew 1 lock(s), much of the TTL of 2 s of 'name'" in caplog.text
+
+    def test_of_a_thread_that_did_not_run_is_told(self, caplog):
+        with lock("name", ttl=5) as lease:
+            lease._due -= 10  # as if the process had been stopped since
+            renewer_of(locks["default"])._worker.nudge()
+            eventually(lambda: "begins late, that of 'name' by" in caplog.text)
+
+
+class TestABackendThatMisbehaves:
+    def test_renewal_ends_a_lease_also_where_a_backend_changed_the_token_of_its_ticket(self):
+        handle = lock("name", ttl=0.3, on_lost="log")
+        with handle as lease:
+            lease._request.anew()
+            eventually(lambda: lease not in renewer_of(lease._backend)._leases.values())
+            assert lease.state is State.LOST
+
+    def test_renewal_survives_errors_that_no_backend_should_raise(self, monkeypatch, caplog):
+        asked = []
+
+        def broken(wanted, *, within=None):
+            asked.append(wanted)
+            raise ZeroDivisionError
+
+        monkeypatch.setattr(locks["default"], "renew", broken)
+        with pytest.raises(LockLost), lock("name", ttl=1) as lease:
+            eventually(lambda: lease.state is State.LOST)
+        assert 1 <= len(asked) < 10
+        assert "is tried again" in caplog.text
+
+    def test_one_request_that_cannot_be_given_back_keeps_no_other_waiting(self, monkeypatch):
+        give_back = locks["default"].release
+
+        def refusing(lock_request, cooldown=0.0):
+            if lock_request.name == "refused":
+                raise LockBackendError("no")
+            return give_back(lock_request, cooldown)
+
+        refused, other = hold_elsewhere("refused", ttl=2), hold_elsewhere("other")
+        monkeypatch.setattr(locks["default"], "release", refusing)
+        renewer = renewer_of(locks["default"])
+        renewer.release_in_background(refused)
+        renewer.release_in_background(other)
+        eventually(lambda: not lock("other").locked(), 5)
+        monkeypatch.undo()
+        eventually(lambda: not renewer.is_cleaning)
+
+    def test_min_hold_counts_also_when_the_release_is_finished_later(self, monkeypatch):
+        give_back, failures = locks["default"].release, [LockBackendError("blip")]
+
+        def flaky(lock_request, cooldown=0.0):
+            if failures:
+                raise failures.pop()
+            return give_back(lock_request, cooldown)
+
+        handle = lock("name", ttl=60, min_hold=30)
+        handle.acquire()
+        monkeypatch.setattr(locks["default"], "release", flaky)
+        with pytest.raises(LockBackendError):
+            handle.release()
+        eventually(lambda: locks["default"].look(["name"])[0].resting)
+        assert 20 < locks["default"].look(["name"])[0].remaining <= 30
+
+    def test_a_store_slower_than_the_ttl_is_an_error_and_no_endless_loop(self, monkeypatch):
+        ask = locks["default"].acquire
+
+        def slow(lock_request, *, queue):
+            answer = ask(lock_request, queue=queue)
+            time.sleep(0.06)
+            return answer
+
+        monkeypatch.setattr(locks["default"], "acquire", slow)
+        with pytest.raises(LockBackendError, match="so slowly that its TTL of 0.05 s has passed"):
+            lock("name", ttl=0.05).acquire(blocking=False)
+        monkeypatch.undo()
+        assert not lock("name").locked()
+
+    def test_without_a_thread_for_renewal_the_lease_still_ends(self, monkeypatch, caplog):
+        start = threading.Thread.start
+
+        def failing(thread):
+            if thread.name.startswith("distlock-renewal"):
+                raise RuntimeError("can't start new thread")
+            start(thread)
+
+        monkeypatch.setattr(threading.Thread, "start", failing)
+        with pytest.raises(LockLost), lock("name", ttl=0.3) as lease:
+            eventually(lambda: lease.state is State.LOST)
+            monkeypatch.undo()
+        assert "distlock-renewal-default cannot be started" in caplog.text
+
+
+class TestSignals:
+    def test_acquired_and_released(self, calls, heard, backend):
+        handle = lock("name")
+        calls(handle).acquire()
+        calls(handle).release()
+        assert [name for name, _ in heard] == ["lock_acquired", "lock_released"]
+        for _, about in heard:
+            assert (about["sender"], about["name"], about["using"]) == (type(backend), "name", "default")
+            assert about["lease"].name == "name"
+
+    def test_busy(self, calls, heard):
+        hold_elsewhere(label="somebody")
+        calls(lock("name")).acquire(timeout=0.05)
+        [(name, about)] = heard
+        assert name == "lock_busy"
+        assert about["holder"].label == "somebody"
+        assert 0.05 <= about["waited"] < 5
+
+    def test_nothing_is_made_for_signals_that_nobody_receives(self, calls, monkeypatch):
+        monkeypatch.delattr(Acquisition, "about")
+        with lock("name"):
+            assert calls(lock("name")).acquire(timeout=0) is False
+        assert lock_signals.send_signal(lock_signals.lock_busy, object) is None
+
+    def test_a_failing_receiver_does_not_matter(self, calls, caplog):
+        def broken(**_):
+            raise ZeroDivisionError
+
+        lock_signals.lock_acquired.connect(broken)
+        try:
+            handle = lock("name")
+            assert calls(handle).acquire() is True
+            calls(handle).release()
+        finally:
+            lock_signals.lock_acquired.disconnect(broken)
+        assert "ZeroDivisionError" in caplog.text
+
+
+class TestNothingIsLeftBehind:
+    def test_by_a_task_cancelled_while_it_waits(self):
+        other = hold_elsewhere()
+
+        async def main():
+            waiting = asyncio.create_task(lock("name", wait=None).aacquire())
+            await asyncio.sleep(0.2)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+
+        asyncio.run(main())
+        eventually(lambda: not renewer_of(locks["default"]).is_cleaning)  # a cancelled task does not wait for the store
+        locks["default"].release(other)
+        assert not lock("name").locked()
+        with lock("name", wait=0):
+            pass
+
+    def test_by_a_task_cancelled_while_it_holds(self):
+        async def main():
+            async def work():
+                async with lock("name"):
+                    inside.set()
+                    await asyncio.sleep(60)
+
+            inside = asyncio.Event()
+            task = asyncio.create_task(work())
+            await inside.wait()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert not await lock("name").alocked()
+
+        asyncio.run(main())
+
+    def test_by_tasks_cancelled_at_any_moment(self):
+        """A cancellation lands before, in, or after each step of acquire and release."""
+
+        async def main():
+            async def work():
+                async with lock("name", wait=None, ttl=60):
+                    await asyncio.sleep(0)
+
+            for steps in range(60):
+                task = asyncio.create_task(work())
+                for _ in range(steps):
+                    await asyncio.sleep(0)
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+            free = lock("name", wait=10)
+            assert await free.aacquire()
+            await free.arelease()
+
+        asyncio.run(main())
+
+    def test_by_a_cancelled_receiver_of_lock_acquired(self):
+        async def main():
+            async def slow(**_):
+                reached.set()
+                await asyncio.sleep(60)
+
+            reached = asyncio.Event()
+            lock_signals.lock_acquired.connect(slow)
+            try:
+                task = asyncio.create_task(lock("name").aacquire())
+                await reached.wait()
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+            finally:
+                lock_signals.lock_acquired.disconnect(slow)
+            await asyncio.to_thread(eventually, lambda: locks["default"].look(["name"]) == [None])
+
+        asyncio.run(main())
+
+    def test_by_an_interrupted_thread(self, monkeypatch):
+        hold_elsewhere(ttl=60)
+
+        def interrupted(lock_request, timeout):
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(locks["default"], "wait_for_turn", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            lock("name").acquire()
+        monkeypatch.undo()
+        assert len(list(locks["default"].held())) == 1
+
+    def test_a_handle_dropped_while_it_holds_stops_renewing_and_warns(self):
+        handle = lock("name", ttl=0.3)
+        handle.acquire()
+        with pytest.warns(ResourceWarning, match="'name' .* was dropped while it held the lock"):
+            del handle
+            gc.collect()
+        eventually(lambda: not lock("name").locked(), 3)
+
+    def test_handles_and_leases_are_garbage_when_they_are_done(self):
+        handle = lock("name")
+        with handle as lease:
+            pass
+        handles, leases = weakref.ref(handle), weakref.ref(lease)
+        del handle, lease
+        with lock("other"):
+            pass
+        gc.collect()
+        assert handles() is None
+        assert leases() is None
+
+
+class TestBadInput:
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"ttl": 0}, "ttl is 0. It is the number of seconds"),
+            ({"ttl": -1}, "ttl is -1"),
+            ({"ttl": None}, "ttl is None"),
+            ({"ttl": "30"}, "ttl is '30'"),
+            ({"ttl": True}, "ttl is True"),
+            ({"ttl": float("inf")}, "ttl is inf"),
+            ({"ttl": float("nan")}, "ttl is nan"),
+            ({"wait": -1}, "wait is -1. It is the number of seconds to wait"),
+            ({"wait": "5"}, "wait is '5'"),
+            ({"max_hold": 0}, "max_hold is 0"),
+            ({"min_hold": -1}, "min_hold is -1"),
+            ({"min_hold": None}, "min_hold is None"),
+            ({"on_lost": "explode"}, "on_lost is 'explode'; choose 'raise' or 'log'"),
+            ({"renew": "yes"}, "renew is 'yes'; choose True or False"),
+            ({"label": 5}, "label is 5"),
+        ],
+    )
+    def test_values_out_of_range_are_told_at_once(self, options, message):
+        with pytest.raises(ValueError, match="^" + message.replace(".", r"\.")):
+            lock("name", **options)
+
+    @pytest.mark.parametrize(
+        ("option", "message"),
+        [
+            ("timeout", "has no option 'timeout': ttl or wait?"),
+            ("blocking_timeout", "has no option 'blocking_timeout': ttl or wait?"),
+            ("tll", "has no option 'tll': The options are ttl, wait, renew"),
+        ],
+    )
+    def test_unknown_options_are_told_with_advice(self, option, message):
+        with pytest.raises(TypeError) as caught:
+            lock("name", **{option: 5})
+        assert message in str(caught.value)
+
+    def test_errors_of_each_kind_are_told_apart(self):
+        kinds = [LockNotAcquired, LockLost, LockBackendError, LockNotHeld, LockReentry]
+        for kind in kinds:
+            assert not any(issubclass(kind, other) for other in kinds if other is not kind)
+
+    def test_repr_says_locked_or_not_without_asking_the_store(self, monkeypatch):
+        handle = lock("name")
+        assert repr(handle).startswith("<unlocked django_distlock.core.lock.Lock object 'name' using 'default' at 0x")
+        with handle as lease:
+            monkeypatch.setattr(locks["default"], "look", None)
+            assert repr(handle).startswith("<locked ")
+            assert lease.token not in repr(lease)
+            assert "held" in repr(lease)
+
+    def test_the_logger_is_named_after_the_package(self):
+        from django_distlock.core.lease import logger
+
+        assert logger is logging.getLogger("django_distlock")
+        assert current_execution() is threading.current_thread()

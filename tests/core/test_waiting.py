@@ -1,0 +1,333 @@
+"""Waiters among others who are hasty, stuck, interrupted or refused."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+import time
+from contextlib import contextmanager
+
+import pytest
+
+from django_distlock import LockBackendError, lock, locks
+from django_distlock.backends.redis import pubsub as listening
+from django_distlock.core import acquire
+from django_distlock.core.acquire import Acquisition
+from django_distlock.core.lease import Lease
+from django_distlock.types import Holder, new_token
+from django_distlock.utils.clock import clock
+from tests.support.tools import PATIENCE, eventually, lock_request, queue_of, renewer_of
+
+pytestmark = pytest.mark.slow
+
+HELD = "lock:name"
+QUEUE = "lock|q:name"
+
+
+@pytest.fixture
+def held_elsewhere(store):
+    """The lock ``name`` is held by another process."""
+    store.set(HELD, f"{new_token()} h {1:016d} {Holder.here('other').to_text()}", px=60_000)
+
+
+class TimeLimit(Exception):
+    """As Celery raises from a handler of a signal."""
+
+
+@contextmanager
+def time_limit(seconds):
+    def out(*_):
+        raise TimeLimit
+
+    before = signal.signal(signal.SIGALRM, out)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+class TestTimeLimits:
+    """What the handler of a signal raises is no failure of the store."""
+
+    def test_while_acquiring(self, proxied, proxy, store):
+        proxy.hang = True
+        with pytest.raises(TimeLimit), time_limit(0.1):
+            lock("name").acquire()
+        proxy.hang = False
+        eventually(lambda: not renewer_of(proxied).is_cleaning)
+        assert not store.exists(HELD)
+
+    @pytest.mark.parametrize("on_lost", ["raise", "log"])
+    def test_while_releasing(self, proxied, proxy, store, on_lost):
+        handle = lock("name", on_lost=on_lost)
+        handle.__enter__()
+        proxy.hang = True
+        with pytest.raises(TimeLimit), time_limit(0.1):
+            handle.__exit__(None, None, None)
+        proxy.hang = False
+        eventually(lambda: not store.exists(HELD))
+
+
+class TestInterrupts:
+    """Wherever an interrupt strikes, the lock is free in the end, and nothing renews it for ever."""
+
+    def test_between_the_grant_and_the_lease(self, backend, monkeypatch):
+        strike(monkeypatch, Acquisition, "conclude")
+        with pytest.raises(KeyboardInterrupt):
+            lock("name", ttl=60).acquire()
+        eventually(lambda: not lock("name").locked())
+
+    @pytest.mark.parametrize("method", ["_begin_release", "_mark_released"])
+    def test_at_the_beginning_of_a_release(self, backend, monkeypatch, method):
+        handle = lock("name", ttl=60)
+        assert handle.acquire()
+        strike(monkeypatch, Lease, method)
+        with pytest.raises(KeyboardInterrupt):
+            handle.release()
+        eventually(lambda: not lock("name").locked())
+        assert not renewer_of(backend)._leases
+
+    def test_between_the_handle_and_its_lease_it_runs_out(self, backend, monkeypatch):
+        handle = lock("name", ttl=0.6)
+        assert handle.acquire()
+        strike(monkeypatch, Lease, "release")
+        with pytest.raises(KeyboardInterrupt):
+            handle.release()
+        eventually(lambda: not lock("name").locked() and not renewer_of(backend)._leases)
+
+
+def strike(monkeypatch, owner, method):
+    """The next call of the method is interrupted."""
+    original = getattr(owner, method)
+
+    def interrupted(*args, **kwargs):
+        monkeypatch.setattr(owner, method, original)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(owner, method, interrupted)
+
+
+class TestListener:
+    def test_it_outlives_any_error(self, valkey_locks, store, held_elsewhere, monkeypatch):
+        wake_all, faults = listening.Listener._wake_all, [RuntimeError("dictionary changed size during iteration")]
+
+        def wake(listener):
+            if faults:
+                raise faults.pop()
+            wake_all(listener)
+
+        monkeypatch.setattr(listening.Listener, "_wake_all", wake)
+        assert lock("name", wait=1.0).acquire() is False
+        assert not faults
+        store.delete(HELD)
+        with lock("name", wait=PATIENCE):
+            assert lock("name", wait=0).acquire() is False
+
+    def test_a_refused_subscription_is_told_at_once(self, valkey, store, settings, held_elsewhere):
+        rules = ("on", ">word", "~lock:*", "~lock|*", "resetchannels", "+@all")
+        store.execute_command("ACL", "SETUSER", "deaf", *rules)
+        url = f"unix://deaf:word@{valkey.socket}?db=0"
+        settings.DISTRIBUTED_LOCKS = {
+            "default": {**settings.DISTRIBUTED_LOCKS["default"], "LOCATION": url, "OPTIONS": {"socket_timeout": 20}}
+        }
+        try:
+            began = time.monotonic()
+            with pytest.raises(LockBackendError, match="widen its ACL rule"):
+                lock("name", wait=30).acquire()
+            assert time.monotonic() - began < PATIENCE
+        finally:
+            locks.close()
+            store.execute_command("ACL", "DELUSER", "deaf")
+
+    @pytest.fixture(autouse=True)
+    def backend(self, valkey_locks):
+        return valkey_locks
+
+    def test_a_busy_default_executor_does_not_prolong_the_wait(self, held_elsewhere):
+        async def wait():
+            free = threading.Event()
+            jobs = [asyncio.create_task(asyncio.to_thread(free.wait, 2 * PATIENCE)) for _ in range(40)]
+            await asyncio.sleep(0)
+            began = time.monotonic()
+            assert await lock("name", wait=0.2).aacquire() is False
+            took = time.monotonic() - began
+            free.set()
+            await asyncio.gather(*jobs)
+            return took
+
+        assert asyncio.run(wait()) < PATIENCE
+
+
+class TestOthers:
+    def test_a_hasty_caller_does_not_fail_a_patient_one(self, proxy, settings, valkey_locks, store, held_elsewhere):
+        settings.DISTRIBUTED_LOCKS = {"default": {**settings.DISTRIBUTED_LOCKS["default"], "LOCATION": proxy.url}}
+        outcomes = []
+
+        def patient():
+            try:
+                with lock("name", wait=30):
+                    outcomes.append("in")
+            except LockBackendError as error:
+                outcomes.append(error)
+
+        waiter = threading.Thread(target=patient)
+        waiter.start()
+        eventually(lambda: store.zcard(QUEUE) == 1)
+        proxy.hang = True  # for less than the timeout of the backend, for more than the hasty caller has
+        try:
+            with pytest.raises(LockBackendError):
+                lock("name", wait=0.01).acquire()
+        finally:
+            proxy.hang = False
+        assert outcomes == []
+        store.delete(HELD)
+        waiter.join(2 * PATIENCE)
+        assert outcomes == ["in"]
+
+    def test_a_waiting_task_whose_loop_rests_stops_nobody(self, valkey_locks, store):
+        """Its event loop may run again, or never."""
+        holder = lock("name")
+        assert holder.acquire()
+        with asyncio.Runner() as runner:
+
+            async def begin():
+                task = asyncio.create_task(lock("name", wait=None).aacquire())
+                await asyncio.sleep(0.1)
+                return task
+
+            waiter = runner.run(begin())
+            eventually(lambda: store.zcard(QUEUE) == 1)
+            queue_of(valkey_locks)._lines["name"][0].heard_at = clock() - 60
+            holder.release()
+            began, passed = time.monotonic(), []
+
+            def work():
+                for _ in range(10):
+                    with lock("name", wait=60):
+                        passed.append(None)
+
+            threads = [threading.Thread(target=work) for _ in range(2)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(60)
+            assert len(passed) == 20
+            assert time.monotonic() - began < PATIENCE  # it had taken 3 s each
+            waiter.cancel()
+
+    def test_waiters_that_never_asked_the_store_leave_without_asking(self, valkey_locks, store, held_elsewhere):
+        def asked():
+            return store.info("commandstats")["cmdstat_evalsha"]["calls"]
+
+        async def come_and_go():
+            tasks = [asyncio.create_task(lock("name", wait=None).aacquire()) for _ in range(200)]
+            while not store.zcard(QUEUE):
+                await asyncio.sleep(0.01)
+            before = asked()
+            for task in reversed(tasks):
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            return before
+
+        before = asyncio.run(come_and_go())
+        eventually(lambda: not renewer_of(valkey_locks).is_cleaning)
+        assert asked() - before < 20
+        assert not store.exists(QUEUE)
+
+    def test_what_cannot_be_given_back_keeps_no_lease_from_being_renewed(self, valkey_locks, monkeypatch):
+        stuck, release = threading.Event(), valkey_locks.release
+
+        def slow(lock_request, cooldown=0.0):
+            stuck.wait(PATIENCE)
+            return release(lock_request, cooldown)
+
+        with lock("name", ttl=0.6) as lease:
+            monkeypatch.setattr(valkey_locks, "release", slow)
+            renewer_of(valkey_locks).release_in_background(lock_request("other"))
+            before = lease._deadline
+            eventually(lambda: lease._deadline > before + 0.6)
+            assert renewer_of(valkey_locks).is_cleaning
+            stuck.set()
+
+    def test_a_ttl_that_no_answer_keeps_is_told_however_long_the_wait(self, valkey_locks, monkeypatch):
+        monkeypatch.setattr(acquire, "safe_deadline", lambda sent_at, ttl: sent_at)
+        with pytest.raises(LockBackendError, match="Give it a longer ttl"):
+            lock("name", ttl=0.01, wait=None).acquire()
+
+
+@pytest.fixture
+def no_more_threads(monkeypatch):
+    """None that listens or does the work of tasks can be started, as at the limit of a container."""
+    start = threading.Thread.start
+
+    def refuse(thread):
+        if thread.name.startswith(("distlock-listener", "distlock-async")):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+
+
+class TestWithoutThreads:
+    @pytest.mark.parametrize("way", ["sync", "async"])
+    @pytest.mark.parametrize("kind", ["valkey", "cluster"])
+    def test_waiters_look(self, request, kind, way, no_more_threads, caplog):
+        request.getfixturevalue(f"{kind}_locks")
+        first = lock("name")
+        assert first.acquire()
+        threading.Timer(0.5, first.release).start()
+        second = lock("name", wait=60)
+        if way == "sync":
+            assert second.acquire()
+            second.release()
+        else:
+            asyncio.run(_hold(second))
+        assert "cannot be started: can't start new thread" in caplog.text
+
+    def test_tasks_are_told_by_a_database(self, sqlite_locks, no_more_threads):
+        with pytest.raises(LockBackendError, match="can't start new thread"):
+            asyncio.run(_hold(lock("name")))
+
+
+async def _hold(handle):
+    assert await handle.aacquire()
+    await handle.arelease()
+
+
+class TestFinalErrors:
+    """What does not pass by itself is told at once to whoever waits, however long the wait."""
+
+    @pytest.mark.parametrize("way", ["sync", "async"])
+    @pytest.mark.parametrize("fault", ["type", "value", "password"])
+    def test_are_told_to_waiters(self, valkey_locks, store, held_elsewhere, fault, way):
+        told = []
+
+        def wait():
+            handle = lock("name", wait=None)
+            try:
+                handle.acquire() if way == "sync" else asyncio.run(handle.aacquire())
+            except LockBackendError as error:
+                told.append(error)
+
+        waiter = threading.Thread(target=wait, daemon=True)
+        waiter.start()
+        eventually(lambda: store.exists(QUEUE))
+        try:
+            if fault == "password":
+                store.execute_command("ACL", "SETUSER", "default", "resetpass", ">changed")
+                store.execute_command("CLIENT", "KILL", "SKIPME", "yes", "TYPE", "normal")
+            elif fault == "type":
+                store.delete(HELD)
+                store.rpush(HELD, "foreign")
+            else:
+                store.set(HELD, "foreign", px=60_000)
+            eventually(lambda: told)
+        finally:
+            if fault == "password":
+                store.execute_command("ACL", "SETUSER", "default", "nopass")
+            store.delete(HELD)
+        waiter.join(PATIENCE)
+        assert told[0].is_final

@@ -1,0 +1,503 @@
+"""The admin's page of held locks, as its views answer. What its script does is seen in test_admin_browser.py."""
+
+from __future__ import annotations
+
+import html
+import io
+import re
+
+import pytest
+import redis
+from django.contrib.admin.models import LogEntry
+from django.contrib.admin.utils import quote
+from django.contrib.auth.models import User
+from django.core.management import call_command
+from django.db import connection
+from django.test import Client
+from django.urls import reverse
+
+from django_distlock import locks
+from django_distlock.models import HeldLock
+from django_distlock.monitoring.inventory import Key, Lease
+from django_distlock.signals import lock_forced
+from django_distlock.types import Grant
+from tests.conftest import LOCMEM, REDIS
+from tests.support.admin_pages import hold, login, names_in, said
+from tests.support.quorum import spread
+from tests.support.tools import lock_request
+
+pytestmark = pytest.mark.django_db
+
+LIST = "/admin/distlock/heldlock/"
+
+
+@pytest.fixture
+def forced():
+    told = []
+
+    def note(sender, **about):
+        told.append(about)
+
+    lock_forced.connect(note)
+    yield told
+    lock_forced.disconnect(note)
+
+
+def key_of(backend, name: str) -> str:
+    return str(Lease(Key(backend.alias, name), backend.look([name])[0].digest))
+
+
+def release(browser, ids, **fields):
+    """What the button of the confirmation page sends."""
+    form = {"action": "delete_selected", "post": "yes", "_selected_action": ids, **fields}
+    return browser.post(LIST, form, follow=True)
+
+
+def test_a_lock_that_is_held_long_is_marked(operator, settings):
+    settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": LOCMEM, "LONG_HELD": 120}}
+    backend = locks["default"]
+    hold(backend, "long", ago=125.0)
+    hold(backend, "short", ago=110.0)
+    backend.release(hold(backend, "resting", ago=125.0), 30)
+    pages = [
+        operator.get(LIST),
+        operator.get(reverse("admin:distlock_heldlock_change", args=[quote(key_of(backend, "long"))])),
+    ]
+    for page in pages:
+        marks = re.findall(r'<strong class="distlock-long" title="(.*?)">(.*?)</strong>', page.content.decode())
+        assert marks == [("longer than LONG_HELD, 2 min 00 s", "long")]
+    settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": LOCMEM, "LONG_HELD": None}}
+    hold(locks["default"], "long", ago=1e6)
+    assert "distlock-long" not in operator.get(LIST).content.decode()
+
+
+def test_the_list_shows_who_holds_what(operator, backend):
+    hold(backend, "order:7", label="POST /orders/7/pay", host="web-3", pid=123)
+    page = operator.get(LIST)
+    assert names_in(page) == ["order:7"]
+    text = page.content.decode()
+    for shown in ("POST /orders/7/pay", "web-3, pid 123", "12 s", "59 s", "default", "1 held lock"):
+        assert shown in text
+
+
+def test_what_the_package_keeps_for_itself_is_not_listed(operator, backend):
+    hold(backend, "order:1")
+    hold(backend, "django_distlock.core.transfer:1")
+    for query in ({}, {"q": "1"}, {"o": "5"}, {"prefix": "django_distlock."}):
+        assert "handover" not in operator.get(LIST, query).content.decode()
+
+
+def test_tokens_are_on_no_page(operator, backend):
+    taken = hold(backend, "secret")
+    key = key_of(backend, "secret")
+    detail = reverse("admin:distlock_heldlock_change", args=[quote(key)])
+    confirmation = operator.post(LIST, {"action": "delete_selected", "_selected_action": [key]})
+    for page in (operator.get(LIST), operator.get(detail), confirmation):
+        assert page.status_code == 200
+        assert "secret" in page.content.decode()
+        assert taken.token not in page.content.decode()
+    release(operator, [key])
+    assert LogEntry.objects.count() == 1
+    assert not LogEntry.objects.filter(object_id__contains=taken.token).exists()
+
+
+@pytest.mark.parametrize(
+    ("order", "names"),
+    [("1", "abc"), ("-1", "cba"), ("2", "bca"), ("-2", "acb"), ("3", "cab"), ("-3", "bac"), ("5", "bca"), ("8", "abc")],
+)
+def test_columns_sort(operator, backend, order, names):
+    hold(backend, "a", ttl=90, label="z", ago=20)
+    hold(backend, "b", ttl=30, label="x", ago=30)
+    hold(backend, "c", ttl=60, label="y", ago=10)
+    assert names_in(operator.get(LIST, {"o": order})) == list(names)
+
+
+def test_search_looks_at_names_labels_and_holders(operator, backend):
+    hold(backend, "order:1", label="POST /pay", host="web-1")
+    hold(backend, "order:2", label="report", host="worker-9")
+    hold(backend, "Straße", label="x", host="web-1")
+    assert names_in(operator.get(LIST, {"q": "ORDER"})) == ["order:1", "order:2"]
+    assert names_in(operator.get(LIST, {"q": "worker-9"})) == ["order:2"]
+    assert names_in(operator.get(LIST, {"q": "order post"})) == ["order:1"]
+    assert names_in(operator.get(LIST, {"q": "STRASSE"})) == ["Straße"]
+    assert names_in(operator.get(LIST, {"q": "nobody"})) == []
+
+
+def test_filters_by_backend_and_prefix_with_counts(operator, valkey, store, settings):
+    settings.DISTRIBUTED_LOCKS = {
+        "default": {"BACKEND": REDIS, "LOCATION": valkey.url},
+        "batch": {"BACKEND": LOCMEM},
+    }
+    for name in ("order:1", "order:2", "mail:1", "plain"):
+        hold(locks["default"], name)
+    hold(locks["batch"], "order:1")
+    assert names_in(operator.get(LIST)) == ["mail:1", "order:1", "order:1", "order:2", "plain"]
+    assert names_in(operator.get(LIST, {"using": "batch"})) == ["order:1"]
+    assert names_in(operator.get(LIST, {"prefix": "order:"})) == ["order:1", "order:1", "order:2"]
+    assert names_in(operator.get(LIST, {"prefix": "order:", "using": "default"})) == ["order:1", "order:2"]
+    text = operator.get(LIST, {"_facets": "True"}).content.decode()
+    for choice in ("order: (3)", "mail: (1)", "batch (1)", "default (4)"):
+        assert choice in text
+    text = operator.get(LIST, {"_facets": "True", "using": "batch"}).content.decode()
+    assert "order: (1)" in text
+    assert "mail: (0)" in text
+    locks.close()
+
+
+def test_a_filter_that_the_page_does_not_have_is_no_error(operator, backend):
+    hold(backend, "a")
+    assert operator.get(LIST, {"name__regex": "x"}, follow=True).redirect_chain == [(f"{LIST}?e=1", 302)]
+
+
+def test_the_list_pages(operator, backend):
+    for number in range(120):
+        backend.acquire(lock_request(f"n:{number:03}"), queue=False)
+    assert names_in(operator.get(LIST, {"p": 2})) == [f"n:{number:03}" for number in range(100, 120)]
+    assert len(names_in(operator.get(LIST, {"all": ""}))) == 120
+
+
+def test_who_waits_is_counted(operator, backend):
+    hold(backend, "busy")
+    hold(backend, "calm")
+    waiters = [lock_request("busy"), lock_request("busy")]
+    for waiter in waiters:
+        backend.acquire(waiter, queue=True)
+    rows = {row.name: row.waiting for row in operator.get(LIST).context["cl"].result_list}
+    assert rows == {"busy": 2, "calm": 0}
+    for waiter in waiters:
+        backend.release(waiter)
+
+
+def test_the_page_of_one_lock(operator, backend):
+    hold(backend, "a/b c%:ä\n\0'<b>", label="<script>")
+    page = operator.get(LIST)
+    link = re.search(r'href="(/admin/distlock/heldlock/[^"]+/change/[^"]*)"', page.content.decode())[1]
+    detail = operator.get(html.unescape(link))
+    assert detail.status_code == 200
+    assert "<script>alert" not in detail.content.decode()
+    assert "&lt;script&gt;" in detail.content.decode()
+
+
+def test_where_nodes_are_several_it_says_how_many_have_the_lock(operator, redlock_locks, five_valkeys, settings):
+    settings.DISTRIBUTED_LOCKS = {
+        **settings.DISTRIBUTED_LOCKS,
+        "one": {"BACKEND": REDIS, "LOCATION": five_valkeys[0].url},
+    }
+    backend = locks["default"]
+    spread(backend, hold(backend, "on five"))
+    hold(locks["one"], "of one")
+    with redis.Redis.from_url(five_valkeys[0].url) as node:
+        node.delete("lock:on five")
+
+    def shown(page):
+        cells = re.findall(r'<(?:td|div) class="(?:field-nodes|readonly)[^"]*">([^<]*)</', page.content.decode())
+        return [cell for cell in cells if " / " in cell]
+
+    page = operator.get(LIST)
+    assert "column-nodes" in page.content.decode()
+    assert shown(page) == ["4 / 5"]
+    for name, alias, nodes in (("on five", "default", ["4 / 5"]), ("of one", "one", [])):
+        key = key_of(locks[alias], name)
+        assert shown(operator.get(reverse("admin:distlock_heldlock_change", args=[quote(key)]))) == nodes
+
+
+def test_without_a_quorum_there_is_no_column_of_nodes(operator, backend):
+    hold(backend, "order:1")
+    assert "column-nodes" not in operator.get(LIST).content.decode()
+
+
+@pytest.mark.parametrize("name", ["a", "a/b", "a@b", "x\r\ny", "nul\0", "50%", "%41", " space ", "ä/日本", "{}"])
+def test_any_name_can_be_released(operator, backend, name):
+    hold(backend, name)
+    page = operator.get(LIST).content.decode()
+    assert re.search(r'name="_selected_action" value="([^"\r\n\0]*)"', page)
+    assert said(release(operator, [key_of(backend, name)]))[0].startswith("success: Released 1 lock")
+    assert backend.look([name]) == [None]
+
+
+def test_release_asks_first_and_says_what_it_did(operator, backend, forced):
+    hold(backend, "order:1", label="POST /pay")
+    hold(backend, "order:2")
+    hold(backend, "order:3")
+    ids = [key_of(backend, "order:1"), key_of(backend, "order:2")]
+    question = operator.post(LIST, {"action": "delete_selected", "index": 0, "_selected_action": ids})
+    text = question.content.decode()
+    assert "order:1 (default): POST /pay (pid 4711 on web-1, MainThread)" in text
+    assert re.findall(r'name="_selected_action" value="([^"]+)"', text) == ids
+    assert sorted(backend.names()) == ["order:1", "order:2", "order:3"]
+    answer = release(operator, ids)
+    assert said(answer) == ["success: Released 2 locks: order:1, order:2."]
+    assert list(backend.names()) == ["order:3"]
+    entries = LogEntry.objects.order_by("object_repr")
+    assert [(entry.object_repr, entry.is_deletion()) for entry in entries] == [("order:1", True), ("order:2", True)]
+    assert "POST /pay" in entries[0].change_message
+    assert [(about["name"], about["using"], about["by"]) for about in forced] == [
+        ("order:1", "default", "operator in the admin"),
+        ("order:2", "default", "operator in the admin"),
+    ]
+
+
+def test_each_release_has_its_entry_in_the_log_whatever_its_name_is(operator, backend):
+    """Databases refuse some characters: PostgreSQL a NUL."""
+    names = ["a\x00b", "order:1", "order:2\x1b[2J"]
+    for name in names:
+        hold(backend, name, label="x\x00y", host="\x00")
+    answer = release(operator, [key_of(backend, name) for name in names])
+    assert said(answer) == [r"success: Released 3 locks: a\x00b, order:1, order:2\x1b[2J."]
+    entries = LogEntry.objects.order_by("object_repr")
+    assert [entry.object_repr for entry in entries] == [r"a\x00b", "order:1", r"order:2\x1b[2J"]
+    for entry in entries:
+        assert all(text.isprintable() for text in (entry.object_repr, entry.object_id, entry.change_message))
+
+
+def test_an_entry_that_the_database_refuses_keeps_no_other_from_the_log(operator, backend, monkeypatch, caplog):
+    for number in (1, 2, 3):
+        hold(backend, f"order:{number}")
+    write = LogEntry.objects.log_actions
+
+    def refuse(user, rows, *about, **more):
+        if rows[0].name == "order:1":
+            with connection.cursor() as cursor:
+                cursor.execute("SELECT nothing FROM nowhere")
+        return write(user, rows, *about, **more)
+
+    monkeypatch.setattr(LogEntry.objects, "log_actions", refuse)
+    answer = release(operator, [key_of(backend, f"order:{number}") for number in (1, 2, 3)])
+    assert said(answer) == [
+        "success: Released 3 locks: order:1, order:2, order:3.",
+        "error: The admin's log has no entry of this: order:1.",
+    ]
+    assert {entry.object_repr for entry in LogEntry.objects.all()} == {"order:2", "order:3"}
+    assert "The release of lock 'order:1' (default) by operator is not in the admin's log" in caplog.text
+    assert list(backend.names()) == []
+
+
+def test_a_lock_that_changed_hands_is_kept(operator, backend, forced):
+    """Between the page and the click its holder has gone, and another has come."""
+    first = hold(backend, "order:1")
+    gone = hold(backend, "order:2")
+    ids = [key_of(backend, "order:1"), key_of(backend, "order:2")]
+    backend.release(first)
+    backend.release(gone)
+    second = hold(backend, "order:1", label="the next one")
+    answer = release(operator, ids)
+    assert said(answer) == [
+        "warning: Kept, because others hold them by now: order:1.",
+        "info: Free already: order:2.",
+    ]
+    assert backend.look(["order:1"])[0].token == second.token
+    assert LogEntry.objects.count() == 0
+    assert forced == []
+
+
+def test_a_lock_that_changes_hands_while_it_is_released_is_kept(operator, backend, monkeypatch):
+    """After the look, before the command: the token is compared once more, in the store."""
+    first = hold(backend, "order:1")
+    key = key_of(backend, "order:1")
+    look = backend.look
+
+    def look_late(names):
+        seen = look(names)
+        if backend.release(first):
+            hold(backend, "order:1", label="the next one")
+        return seen
+
+    monkeypatch.setattr(backend, "look", look_late)
+    answer = release(operator, [key])
+    assert said(answer) == ["warning: Nothing to release: order:1 was freed or changed hands meanwhile."]
+    assert look(["order:1"])[0].holder.label == "the next one"
+    assert LogEntry.objects.count() == 0
+
+
+def test_release_by_the_page_of_the_lock(operator, backend):
+    hold(backend, "order:1")
+    url = reverse("admin:distlock_heldlock_delete", args=[quote(key_of(backend, "order:1"))])
+    assert "Release lock" in operator.get(url).content.decode()
+    answer = operator.post(url, {"post": "yes"}, follow=True)
+    assert answer.redirect_chain == [(LIST, 302)]
+    assert said(answer) == ["success: Released 1 lock: order:1."]
+    assert LogEntry.objects.get().object_repr == "order:1"
+    assert backend.look(["order:1"]) == [None]
+
+
+def test_release_by_the_page_of_a_lock_that_changed_hands(operator, backend):
+    first = hold(backend, "order:1")
+    url = reverse("admin:distlock_heldlock_delete", args=[quote(key_of(backend, "order:1"))])
+    backend.release(first)
+    hold(backend, "order:1")
+    answer = operator.post(url, {"post": "yes"}, follow=True)
+    assert "warning: Kept, because others hold them by now: order:1." in said(answer)
+    assert backend.look(["order:1"]) != [None]
+    assert LogEntry.objects.count() == 0
+
+
+def test_a_resting_lock_is_shown_as_such_and_can_be_freed(operator, backend):
+    backend.release(hold(backend, "nightly"), 50)
+    assert "released, resting" in operator.get(LIST).content.decode()
+    release(operator, [key_of(backend, "nightly")])
+    assert backend.look(["nightly"]) == [None]
+
+
+def test_freeing_a_lock_hands_it_to_who_waits(operator, backend):
+    hold(backend, "order:1")
+    waiter = lock_request("order:1")
+    backend.acquire(waiter, queue=True)
+    release(operator, [key_of(backend, "order:1")])
+    assert isinstance(backend.acquire(waiter, queue=True), Grant)
+    backend.release(waiter)
+
+
+def test_more_locks_than_a_form_may_have_fields(operator, backend, settings):
+    settings.DATA_UPLOAD_MAX_NUMBER_FIELDS = 60
+    for number in range(120):
+        backend.acquire(lock_request(f"n:{number:03}"), queue=False)
+    some = key_of(backend, "n:000")
+    question = operator.post(LIST, {"action": "delete_selected", "select_across": 1, "_selected_action": [some]})
+    assert "120 locks are selected; the first 50 can be released now" in question.content.decode()
+    ids = re.findall(r'name="_selected_action" value="([^"]+)"', question.content.decode())
+    assert len(ids) == 50
+    assert said(release(operator, ids))[0].startswith("success: Released 50 locks")
+    assert len(list(backend.names())) == 70
+
+
+def test_confirmed_is_only_what_the_page_has_shown(operator, backend):
+    """A confirmation that claims to be for all locks frees those it names."""
+    hold(backend, "a")
+    hold(backend, "b")
+    release(operator, [key_of(backend, "a")], select_across="1")
+    assert list(backend.names()) == ["b"]
+
+
+def test_who_may_only_view_sees_no_action_and_cannot_forge_one(pages, backend):
+    hold(backend, "order:1")
+    browser = login("view_heldlock")
+    key = key_of(backend, "order:1")
+    page = browser.get(LIST)
+    assert names_in(page) == ["order:1"]
+    assert page.context["action_form"] is None
+    assert "delete_selected" not in page.content.decode()
+    release(browser, [key])
+    detail = browser.get(reverse("admin:distlock_heldlock_change", args=[quote(key)]))
+    assert "deletelink" not in detail.content.decode()
+    delete = reverse("admin:distlock_heldlock_delete", args=[quote(key)])
+    assert browser.get(delete).status_code == 403
+    assert browser.post(delete, {"post": "yes"}).status_code == 403
+    assert backend.look(["order:1"]) != [None]
+    assert LogEntry.objects.count() == 0
+
+
+def test_who_may_release_may_see(pages, backend):
+    hold(backend, "order:1")
+    browser = login("release_heldlock")
+    assert names_in(browser.get(LIST)) == ["order:1"]
+    assert said(release(browser, [key_of(backend, "order:1")])) == ["success: Released 1 lock: order:1."]
+
+
+def test_others_see_nothing(pages, backend):
+    assert login("view_user").get(LIST).status_code == 403
+    assert Client().get(LIST).status_code == 302
+
+
+def test_forged_requests_do_nothing(operator, backend):
+    hold(backend, "order:1")
+    for ids in (
+        ["default/order:1"],
+        ["default/order:1@0000000000000000"],
+        ["x"],
+        ["/@"],
+        ["other/order:1@" + "0" * 16],
+    ):
+        release(operator, ids)
+    assert backend.look(["order:1"]) != [None]
+    strict = Client(enforce_csrf_checks=True)
+    strict.force_login(User.objects.get(username="operator"))
+    assert release(strict, [key_of(backend, "order:1")]).status_code == 403
+    assert backend.look(["order:1"]) != [None]
+    assert operator.get(f"{LIST}add/").status_code == 403
+    key = reverse("admin:distlock_heldlock_change", args=[quote(key_of(backend, "order:1"))])
+    assert operator.post(key, {"name": "other"}).status_code == 403
+
+
+@pytest.fixture
+def half_down(valkey, store, settings):
+    settings.DISTRIBUTED_LOCKS = {
+        "default": {"BACKEND": REDIS, "LOCATION": valkey.url},
+        "gone": {"BACKEND": REDIS, "LOCATION": "unix:///nowhere/at/all.sock"},
+        "wrong": {"BACKEND": "shop.Backend"},
+    }
+    hold(locks["default"], "order:1")
+    yield
+    locks.close()
+
+
+def test_a_backend_that_is_down_is_named_and_the_others_are_listed(operator, half_down):
+    for query in ({}, {"q": "order"}, {"o": "2"}, {"_facets": "True"}):
+        page = operator.get(LIST, query)
+        assert names_in(page) == ["order:1"]
+        errors = "".join(said(page))
+        assert "“gone” are not shown" in errors
+        assert "/nowhere/at/all.sock" in errors
+        assert "“wrong” are not shown" in errors
+
+
+def test_release_from_a_backend_that_is_down_says_so(operator, half_down):
+    answer = release(operator, [f"gone/order:2@{'0' * 16}", key_of(locks["default"], "order:1")])
+    assert "success: Released 1 lock: order:1." in said(answer)
+    assert any("“gone”" in message for message in said(answer))
+    assert not any("order:2" in message for message in said(answer))
+
+
+def test_the_whole_setting_wrong(operator, settings):
+    settings.DISTRIBUTED_LOCKS = ["default"]
+    assert "its settings are wrong, see the log" in "".join(said(operator.get(LIST)))
+
+
+@pytest.mark.parametrize("page", ["change", "delete", "history"])
+def test_who_may_not_look_learns_nothing(pages, backend, page, monkeypatch):
+    """Neither whether a lock is held, nor that it is free; the store is not even asked."""
+    hold(backend, "payroll:run")
+    monkeypatch.setattr(backend, "look", None)
+    somebody = login()
+    for name in ("payroll:run", "payroll:other"):
+        url = reverse(f"admin:distlock_heldlock_{page}", args=[quote(f"default/{name}@{'0' * 16}")])
+        assert somebody.get(url).status_code == 403
+        assert somebody.post(url, {"post": "yes"}).status_code == 403
+        assert "payroll" not in somebody.get("/admin/").content.decode()
+
+
+def test_a_project_s_own_site_without_the_usual_action(pages, client, backend):
+    hold(backend, "order:1")
+    client.force_login(User.objects.create_superuser("operator"))
+    page = client.get("/own/distlock/heldlock/")
+    assert "Release selected locks" in page.content.decode()
+    form = {"action": "delete_selected", "post": "yes", "_selected_action": [key_of(backend, "order:1")]}
+    answer = client.post("/own/distlock/heldlock/", form, follow=True)
+    assert answer.redirect_chain == [("/own/distlock/heldlock/", 302)]
+    assert backend.look(["order:1"]) == [None]
+
+
+def test_other_pages_of_the_admin(operator, backend):
+    hold(backend, "order:1")
+    release(operator, [key_of(backend, "order:1")])
+    assert "order:1" in operator.get("/admin/").content.decode()  # in "recent actions"
+    assert operator.get("/admin/distlock/").status_code == 200
+    hold(backend, "order:1")
+    history = reverse("admin:distlock_heldlock_history", args=[quote(key_of(backend, "order:1"))])
+    assert operator.get(history).status_code == 200
+
+
+@pytest.mark.parametrize("options", [{}, {"use_base_manager": True}], ids=["default", "all"])
+def test_dumpdata_works(options, backend):
+    hold(backend, "order:1")
+    out = io.StringIO()
+    call_command("dumpdata", "distlock", stdout=out, **options)
+    assert out.getvalue().strip() == "[]"
+
+
+def test_no_migration_is_missing():
+    call_command("makemigrations", "distlock", check=True, dry_run=True, verbosity=0)
+
+
+def test_no_table_is_made():
+    assert list(HeldLock.objects.all()) == []
+    assert HeldLock._meta.db_table not in connection.introspection.table_names()

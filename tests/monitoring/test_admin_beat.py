@@ -1,0 +1,178 @@
+"""The admin's page of beat's runs, as its views answer."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from django.contrib.admin.utils import quote
+from django.contrib.auth.models import Permission
+from django.core.management import call_command
+from django.db import connection
+from django.urls import reverse
+
+from django_distlock import locks
+from django_distlock.celery.schedule_store import ScheduleStore
+from django_distlock.models import BeatRun
+from django_distlock.monitoring.inventory import Key
+from django_distlock.types import LastRun
+from django_distlock.utils.text import printable
+from tests.conftest import LOCMEM, REDIS
+from tests.support.admin_pages import login, said
+
+pytestmark = pytest.mark.django_db
+
+LIST = "/admin/distlock/beatrun/"
+NOON = 1_705_305_600.0  # 2024-01-15 08:00 UTC
+
+
+@pytest.fixture(autouse=True)
+def utc(settings):
+    settings.TIME_ZONE = "UTC"
+
+
+def ran(entry: str, *, at: float = NOON, host: str = "web-1", next_at: float | None = NOON + 3600) -> None:
+    ScheduleStore("shop").publish(entry, LastRun(at, host, next_at))
+
+
+def entries_in(page) -> list[str]:
+    return [row.entry for row in page.context["cl"].result_list]
+
+
+def cells(page) -> list[str]:
+    found = re.findall(r'<t[hd] class="field-[^>]*>(.*?)</t[hd]>', page.content.decode())
+    return [re.sub("<[^>]*>", "", cell) for cell in found]
+
+
+def test_the_list_shows_when_entries_ran_where_and_when_they_are_expected(operator, backend):
+    ran("report")
+    ran("cleanup", at=NOON - 60, host="", next_at=None)  # did not run yet, and nobody knows when it will
+    page = operator.get(LIST)
+    assert cells(page) == [
+        "shop:cleanup", "default", "-", "-", "-",
+        "shop:report", "default", "Jan. 15, 2024, 8 a.m.", "web-1", "Jan. 15, 2024, 9 a.m.",
+    ]  # fmt: skip
+    assert "2 beat runs" in page.content.decode()
+    assert page.context["title"] == "Beat runs"
+
+
+@pytest.mark.parametrize(
+    ("order", "entries"), [("0", "abc"), ("-0", "cba"), ("2", "cba"), ("-2", "abc"), ("3", "bca"), ("4", "bac")]
+)
+def test_columns_sort(operator, backend, order, entries):
+    ran("a", at=NOON, host="web-3", next_at=NOON + 60)
+    ran("b", at=NOON - 10, host="web-1", next_at=None)
+    ran("c", at=NOON - 20, host="web-2", next_at=NOON + 90)
+    assert entries_in(operator.get(LIST, {"o": order})) == [f"shop:{entry}" for entry in entries]
+
+
+def test_search_looks_at_entries(operator, backend):
+    for entry in ("orders.report", "orders.cleanup", "mail"):
+        ran(entry, host="orders-host")
+    assert entries_in(operator.get(LIST, {"q": "ORDERS"})) == ["shop:orders.cleanup", "shop:orders.report"]
+    assert entries_in(operator.get(LIST, {"q": "shop report"})) == ["shop:orders.report"]
+    assert entries_in(operator.get(LIST, {"q": "nothing"})) == []
+
+
+def test_the_list_pages(operator, backend):
+    for number in range(120):
+        ran(f"{number:03}")
+    assert entries_in(operator.get(LIST, {"p": "2"})) == [f"shop:{number:03}" for number in range(100, 120)]
+
+
+@pytest.mark.parametrize("entry", ["report", "a/b@c 100%\n_5F", "ü"])
+def test_the_page_of_one_entry(operator, backend, entry):
+    ran(entry)
+    [row] = operator.get(LIST).context["cl"].result_list
+    page = operator.get(reverse("admin:distlock_beatrun_change", args=[quote(row.pk)]))
+    text = page.content.decode()
+    assert page.context["original"].entry == printable(f"shop:{entry}")
+    for shown in ("default", "web-1", "Jan. 15, 2024, 8 a.m.", "Jan. 15, 2024, 9 a.m."):
+        assert shown in text
+    assert 'type="submit" value' not in text  # nothing to save or delete
+
+
+def test_who_may_not_look_learns_nothing(pages, backend):
+    ran("report")
+    somebody = login("view_heldlock")
+    for entry in ("report", "other"):
+        for page in ("change", "history"):
+            url = reverse(f"admin:distlock_beatrun_{page}", args=[quote(str(Key("default", f"shop:{entry}")))])
+            assert somebody.get(url).status_code == 403
+
+
+def test_an_entry_that_is_gone(operator, backend):
+    gone = reverse("admin:distlock_beatrun_change", args=[quote(str(Key("default", "shop:gone")))])
+    answer = operator.get(gone, follow=True)
+    assert answer.redirect_chain[0] == ("/admin/", 302)
+    assert "shop:gone" in "".join(said(answer))
+
+
+@pytest.fixture
+def several(valkey, store, settings):
+    settings.DISTRIBUTED_LOCKS = {
+        "default": {"BACKEND": REDIS, "LOCATION": valkey.url},
+        "gone": {"BACKEND": REDIS, "LOCATION": "unix:///nowhere/at/all.sock"},
+        "local": {"BACKEND": LOCMEM},
+        "none": {"BACKEND": "django_distlock.backends.dummy.DummyBackend"},
+    }
+    ran("report")
+    settings.DISTRIBUTED_LOCKS_BEAT = {"ALIAS": "local"}
+    ran("mail")
+    yield
+    locks.close()
+
+
+def test_a_backend_that_is_down_is_named_and_the_others_are_listed(operator, several):
+    for query in ({}, {"q": "shop"}, {"o": "1"}, {"_facets": "True"}):
+        page = operator.get(LIST, query)
+        assert sorted(entries_in(page)) == ["shop:mail", "shop:report"]
+        [error] = said(page)
+        assert "The runs of “gone” are not shown" in error
+        assert "/nowhere/at/all.sock" in error
+    assert entries_in(operator.get(LIST, {"using": "local"})) == ["shop:mail"]
+
+
+def test_one_page_asks_each_backend_once(operator, backend, monkeypatch):
+    ran("report")
+    asked, runs = [], backend.runs
+    monkeypatch.setattr(backend, "runs", lambda: asked.append("runs") or runs())
+    operator.get(LIST, {"_facets": "True", "q": "report", "o": "-2"})
+    assert asked == ["runs"]
+
+
+def test_there_is_one_permission_and_it_allows_to_look(pages, backend):
+    ran("report")
+    codes = Permission.objects.filter(content_type__model="beatrun").values_list("codename", flat=True)
+    assert list(codes) == ["view_beatrun"]
+    viewer = login("view_beatrun")
+    page = viewer.get(LIST)
+    assert entries_in(page) == ["shop:report"]
+    assert "action-select" not in page.content.decode()
+    one = reverse("admin:distlock_beatrun_change", args=[quote("default/shop:report")])
+    assert viewer.get(one).status_code == 200
+    assert viewer.post(one, {"entry": "other"}).status_code == 403
+    assert viewer.get("/admin/distlock/beatrun/add/").status_code == 403
+    deletion = reverse("admin:distlock_beatrun_delete", args=[quote("default/shop:report")])
+    assert viewer.post(deletion, {"post": "yes"}).status_code == 403
+    assert entries_in(viewer.get(LIST)) == ["shop:report"]
+
+
+def test_others_see_nothing(pages, backend):
+    assert login("view_heldlock").get(LIST).status_code == 403
+
+
+def test_not_even_a_superuser_changes_anything(operator, backend):
+    ran("report")
+    one = reverse("admin:distlock_beatrun_change", args=[quote("default/shop:report")])
+    assert operator.post(one, {"entry": "other"}).status_code == 403
+    form = {"action": "delete_selected", "post": "yes", "_selected_action": ["default/shop:report"]}
+    operator.post(LIST, form)
+    assert entries_in(operator.get(LIST)) == ["shop:report"]
+
+
+def test_dumpdata_finds_nothing_and_no_table_is_made(backend, capsys):
+    ran("report")
+    call_command("dumpdata", "distlock.beatrun", use_base_manager=True)
+    assert capsys.readouterr().out.strip() == "[]"
+    assert BeatRun._meta.db_table not in connection.introspection.table_names()

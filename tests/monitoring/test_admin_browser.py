@@ -1,0 +1,263 @@
+"""The page of held locks in a real browser: it ticks, refreshes, keeps what is selected, and releases.
+
+DISTLOCK_SCREENSHOTS names a folder for its pictures; ``make screenshots`` puts them into the documentation.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from pathlib import Path
+
+import django
+import pytest
+from django.contrib.auth.models import User
+from django.test import Client
+from pytest_django.live_server_helper import LiveServer
+
+from django_distlock import locks
+from tests.conftest import LOCMEM, REDIS
+from tests.processes.test_example import chromium  # noqa: F401 - a fixture
+from tests.support.admin_pages import MIDDLEWARE, hold, use_admin
+from tests.support.browser import Browser
+from tests.support.tools import PATIENCE, eventually, lock_request
+
+pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
+
+LIST = "/admin/distlock/heldlock/"
+ROWS = "#result_list tbody tr"
+NAMES = f"{ROWS} .field-name"
+RUN = "#changelist-form button[name=index]"
+CONFIRM = "#content form input[type=submit]"
+
+
+def checkbox(name: str) -> str:
+    return f"input.action-select[value*='/{name}@']"
+
+
+@pytest.fixture
+def site(settings):
+    """Django's own policy against foreign scripts where it has one; it would refuse a script or style inside a page."""
+    strict = ("'self'",)
+    if django.VERSION >= (6, 0):
+        from django.utils.csp import CSP
+
+        settings.SECURE_CSP = {"default-src": [CSP.SELF], "script-src": [CSP.NONCE], "style-src": [CSP.NONCE]}
+        if django.VERSION < (6, 1):  # its admin has no nonces yet
+            settings.SECURE_CSP = {"default-src": strict, "img-src": ["data:", *strict]}
+        use_admin(settings, processors=("django.template.context_processors.csp",))
+        settings.MIDDLEWARE = ["django.middleware.csp.ContentSecurityPolicyMiddleware", *MIDDLEWARE]
+    else:
+        use_admin(settings)
+        settings.MIDDLEWARE = ["tests.monitoring.test_admin_browser.own_scripts_only", *MIDDLEWARE]
+
+
+def own_scripts_only(get_response):
+    def answer(request):
+        response = get_response(request)
+        response["Content-Security-Policy"] = "default-src 'self'; img-src 'self' data:"
+        return response
+
+    return answer
+
+
+@pytest.fixture
+def backend(valkey, store, settings):
+    settings.DISTRIBUTED_LOCKS = {
+        "default": {"BACKEND": REDIS, "LOCATION": valkey.url},
+        "batch": {"BACKEND": LOCMEM},
+    }
+    yield locks["default"]
+    locks.close()
+
+
+@pytest.fixture
+def server(site, backend, settings, transactional_db):
+    """Not pytest-django's own one, which would begin before the settings are there."""
+    settings.ALLOWED_HOSTS = ["localhost"]
+    server = LiveServer("localhost")
+    yield server
+    # Its stop takes the database from threads that still answer a browser which has just ended.
+    eventually(lambda: not any("process_request_thread" in thread.name for thread in threading.enumerate()))
+    server.stop()
+
+
+@pytest.fixture
+def page(chromium, tmp_path, server):  # noqa: F811
+    """A browser, logged in, wide and light."""
+    client = Client()
+    client.force_login(User.objects.create_superuser("operator"))
+    with Browser(chromium, tmp_path) as browser:
+        browser.resize(1440, 800)
+        browser.colours("light")
+        browser.open(f"{server.url}/admin/login/")
+        cookie = client.cookies["sessionid"].value
+        browser.send("Network.setCookie", name="sessionid", value=cookie, url=server.url)
+        browser.complaints.clear()
+        browser.address = f"{server.url}{LIST}"
+        yield browser
+        browser.open("about:blank#")
+        assert browser.complaints == []
+
+
+@pytest.fixture
+def some_locks(backend):
+    """As an afternoon looks in a shop."""
+    hold(backend, "order:1041", ttl=30, label="POST orders/<int:order_id>/pay", host="web-1", pid=211, ago=2)
+    hold(backend, "order:1042", ttl=30, label="POST orders/<int:order_id>/pay", host="web-2", pid=198, ago=7)
+    hold(backend, "report:monthly", ttl=30, label="shop.tasks.build_report", host="worker-1", pid=77, ago=754)
+    hold(backend, "mail:newsletter", ttl=30, label="shop.tasks.send_newsletter", host="worker-2", pid=78, ago=83)
+    backend.release(hold(backend, "nightly:reconcile", ttl=60, label="manage.py reconcile", host="cron-1", ago=40), 900)
+    hold(locks["batch"], "import:catalogue", ttl=120, label="import_catalogue", host="batch-1", pid=9, ago=4000)
+    waiters = [lock_request("order:1042") for _ in range(3)]
+    for waiter in waiters:
+        backend.acquire(waiter, queue=True)
+    yield
+    for waiter in waiters:
+        backend.release(waiter)
+
+
+def seconds_left(page, name: str) -> int:
+    cell = f"document.querySelector(\"{checkbox(name)}\").closest('tr').querySelector('.field-left').innerText"
+    return int(page.run(cell).split()[0])
+
+
+def test_the_times_tick_between_refreshes(page, backend):
+    hold(backend, "order:1", ttl=50, ago=3)
+    page.open(page.address)
+    page.click(".distlock-refresh button")
+    assert page.text(".distlock-refresh").startswith("Resume")
+    left = seconds_left(page, "order:1")
+    assert 40 < left < 50
+    page._until(lambda: seconds_left(page, "order:1") <= left - 2)
+    held = page.text(f"{ROWS} .field-held_for")
+    page._until(lambda: page.text(f"{ROWS} .field-held_for") != held)
+    assert page.run("document.querySelectorAll('#result_list style, #result_list script').length") == 0
+
+
+def test_the_list_refreshes_and_keeps_what_is_selected(page, backend):
+    first = hold(backend, "order:1")
+    hold(backend, "order:2")
+    page.open(page.address)
+    page.click(checkbox("order:2"))
+    page.run("document.querySelector('#searchbar').value = 'half typed'")
+    hold(backend, "order:3")
+    backend.release(first)
+    page._until(lambda: page.texts(NAMES) == ["order:2", "order:3"])
+    assert page.run(f'document.querySelector("{checkbox("order:2")}").checked')
+    assert page.run(f"document.querySelector(\"{checkbox('order:2')}\").closest('tr').className") == "selected"
+    assert page.text(".action-counter") == "1 of 2 selected"
+    assert page.run("document.querySelector('#searchbar').value") == "half typed"
+    # Django's own script knows the rows that came: its box selects all of them.
+    page.click("#action-toggle")
+    page.until("document.querySelectorAll('input.action-select:checked').length === 2")
+    assert page.text(".action-counter") == "2 of 2 selected"
+
+
+def test_paused_it_stays_as_it_is(page, backend):
+    hold(backend, "order:1")
+    page.open(page.address)
+    page.click(".distlock-refresh button")
+    asked = "performance.getEntriesByType('resource').filter((entry) => entry.initiatorType === 'fetch').length"
+    before = page.run(asked)
+    page.run("new Promise((done) => setTimeout(done, 5500))")
+    assert page.run(asked) == before
+    page.open(page.address)  # and after a reload
+    assert page.text(".distlock-refresh").startswith("Resume")
+    hold(backend, "order:2")
+    page.click(".distlock-refresh button")
+    page._until(lambda: page.texts(NAMES) == ["order:1", "order:2"])
+    assert page.text(".distlock-refresh").startswith("Pause")
+
+
+def test_from_an_empty_list_to_a_full_one_and_back(page, backend):
+    page.open(page.address)
+    assert page.texts(NAMES) == []
+    taken = hold(backend, "order:1")
+    page._until(lambda: page.texts(NAMES) == ["order:1"])
+    page.until(f"document.querySelector('{RUN}') !== null")
+    backend.release(taken)
+    page._until(lambda: page.texts(NAMES) == [])
+
+
+def test_a_backend_that_goes_down_and_comes_back(page, backend, monkeypatch):
+    hold(backend, "order:1")
+    page.open(page.address)
+    from django_distlock.exceptions import LockBackendError
+
+    def refuse(prefix=""):
+        raise LockBackendError("the server does not answer")
+
+    monkeypatch.setattr(locks["batch"], "names", refuse)
+    page._until(lambda: "“batch” are not shown" in page.text(".messagelist"))
+    assert page.texts(NAMES) == ["order:1"]
+    page.run("new Promise((done) => setTimeout(done, 5500))")
+    assert len(page.texts(".messagelist li")) == 1
+    monkeypatch.undo()
+    page._until(lambda: not page.texts(".messagelist li"))
+
+
+def test_from_the_list_to_the_release_with_pictures(page, backend, some_locks, tmp_path):
+    """List, search, filter, sort, select, confirm, released. On the way the pictures of the documentation are taken."""
+    folder = Path(os.environ.get("DISTLOCK_SCREENSHOTS") or tmp_path)
+    folder.mkdir(parents=True, exist_ok=True)
+    page.open(page.address)
+    page.until("document.querySelector('.distlock-refresh') !== null")
+    assert len(page.texts(NAMES)) == 6
+    assert page.texts(f"{ROWS} .field-queue") == ["0", "0", "0", "0", "3", "0"]
+    page.screenshot(folder / "held-locks.png")
+    page.colours("dark")
+    page.screenshot(folder / "held-locks-dark.png")
+    page.resize(400, 800, phone=True)
+    page.screenshot(tmp_path / "held-locks-narrow-dark.png")
+    page.colours("light")
+    page.screenshot(folder / "held-locks-narrow.png")
+    wide = page.run("document.documentElement.scrollWidth")
+    assert wide <= 400, f"the page is {wide} pixels wide on a phone"
+    page.resize(1440, 800)
+
+    page.run("document.querySelector('#searchbar').value = 'worker'")
+    page.click("#changelist-search input[type=submit]")
+    page._until(lambda: page.texts(NAMES) == ["mail:newsletter", "report:monthly"])
+    page.open(page.address)
+    page.run("document.querySelector(\"#changelist-filter a[href='?prefix=order%3A']\").click()")
+    page._until(lambda: page.texts(NAMES) == ["order:1041", "order:1042"])
+    page.open(page.address)
+    page.click("#result_list thead .column-held_for a")
+    page.until("location.search.includes('o=')")
+    page._until(lambda: page.texts(NAMES)[:1] == ["order:1041"])
+
+    page.open(page.address)
+    page.click(checkbox("order:1041"))
+    page.click(checkbox("report:monthly"))
+    page.run("document.querySelector('select[name=action]').value = 'delete_selected'")
+    page.click(RUN)
+    page.until(f"document.querySelector('{CONFIRM}') !== null && document.title.includes('Release')")
+    assert "order:1041 (default): POST orders/<int:order_id>/pay (pid 211 on web-1" in page.text()
+    page.screenshot(folder / "release.png")
+    page.click(CONFIRM)
+    page._until(lambda: "Released 2 locks: order:1041, report:monthly." in page.text(".messagelist"))
+    page.screenshot(folder / "released.png")
+    assert sorted(backend.names()) == ["mail:newsletter", "nightly:reconcile", "order:1042"]
+
+    page.run(f"document.querySelector(\"{ROWS} th.field-name a[href*='order_3A1042']\").click()")
+    page._until(lambda: "POST orders/<int:order_id>/pay" in page.text(".field-label"))
+    page.screenshot(folder / "lock.png")
+    left = json.loads(page.run("JSON.stringify(document.querySelector('.field-left .distlock-seconds').innerText)"))
+    page._until(lambda: page.text(".field-left .distlock-seconds") != left)
+
+
+def test_a_list_that_takes_long_is_asked_for_less_often(page, backend, monkeypatch):
+    hold(backend, "order:1")
+    page.open(page.address)
+    assert "refreshed every 5 s" in page.text(".distlock-refresh")
+    names = locks["batch"].names
+    monkeypatch.setattr(locks["batch"], "names", lambda prefix="": time.sleep(2) or names(prefix))
+    page._until(lambda: "refreshed every" in page.text(".distlock-refresh") and rest(page) >= 8, 2 * PATIENCE)
+    monkeypatch.undo()
+
+
+def rest(page) -> int:
+    return int(page.text(".distlock-refresh").split()[-2])

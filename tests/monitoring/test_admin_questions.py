@@ -1,0 +1,64 @@
+"""What the admin's page of held locks asks its backends: as little as it shows, and once."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.admin_pages import hold, names_in
+
+pytestmark = pytest.mark.django_db
+
+LIST = "/admin/distlock/heldlock/"
+
+
+def test_one_page_asks_each_backend_once(operator, backend, monkeypatch):
+    for number in range(30):
+        hold(backend, f"n:{number}")
+    asked = []
+    names, look = backend.names, backend.look
+    monkeypatch.setattr(backend, "names", lambda prefix="": asked.append("names") or names(prefix))
+    monkeypatch.setattr(backend, "look", lambda names: asked.append(len(names)) or look(names))
+    operator.get(LIST, {"_facets": "True"})
+    assert asked == ["names", 30]
+
+
+@pytest.mark.parametrize(
+    ("query", "questions"),
+    [
+        ({"q": "n:1"}, [("holders", 19), ("look", 11)]),
+        ({"q": "n:"}, [("look", 30)]),
+        ({"q": "shop"}, [("holders", 30), ("look", 30)]),
+        ({"q": "nobody"}, [("holders", 30)]),
+        ({"o": "2"}, [("remaining", 30), ("look", 30)]),
+        ({"o": "3"}, [("holders", 30), ("look", 30)]),
+        ({"o": "-1"}, [("look", 30)]),
+    ],
+)
+def test_searching_and_sorting_ask_for_what_they_need_alone(operator, valkey_locks, monkeypatch, query, questions):
+    """Names that fit are found without their holders, and nothing is looked at that the page does not show."""
+    for number in range(30):
+        hold(valkey_locks, f"n:{number}")
+    asked = []
+    for question in ("holders", "remaining", "look"):
+        ask = getattr(valkey_locks, question)
+        monkeypatch.setattr(
+            valkey_locks, question, lambda names, what=question, ask=ask: asked.append((what, len(names))) or ask(names)
+        )
+    operator.get(LIST, query)
+    assert asked == questions
+
+
+def test_only_the_locks_of_the_page_are_looked_at(operator, valkey_locks, monkeypatch):
+    for number in range(120):
+        hold(valkey_locks, f"n:{number:03}", ttl=100 + number)
+    asked = []
+    look, remaining = valkey_locks.look, valkey_locks.remaining
+    monkeypatch.setattr(valkey_locks, "look", lambda names: asked.append(("look", len(names))) or look(names))
+    monkeypatch.setattr(
+        valkey_locks, "remaining", lambda names: asked.append(("remaining", len(names))) or remaining(names)
+    )
+    assert names_in(operator.get(LIST, {"o": "-2"}))[0] == "n:119"
+    assert asked == [("remaining", 120), ("look", 100)]
+    asked.clear()
+    assert names_in(operator.get(LIST, {"o": "2", "p": 2})) == [f"n:{number:03}" for number in range(100, 120)]
+    assert asked == [("remaining", 120), ("look", 20)]

@@ -1,0 +1,194 @@
+"""Backends that hang: whoever asks all of them waits for all at the same time, and is told of each."""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextvars import ContextVar
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.db import connections
+from django.utils import translation
+
+from django_distlock import locks
+from django_distlock.backends.locmem import LocMemBackend
+from django_distlock.utils.parallel import ask_abreast
+from tests.conftest import DATABASE, LOCMEM, REDIS
+from tests.support.admin_pages import hold, said
+from tests.support.proxy import Proxy
+from tests.support.tools import PATIENCE, eventually
+
+pytestmark = pytest.mark.slow
+
+TIMEOUT = 1.0  # seconds; a server that began to hang costs two: a lost reply is asked for once more
+ONE = 2 * TIMEOUT
+HANGING = ("first", "second", "third")
+
+
+@pytest.fixture
+def hanging(valkey, store, settings, tmp_path_factory):
+    """Three aliases whose servers take what they are sent and say nothing, and one that answers."""
+    proxies = [Proxy(valkey.socket, tmp_path_factory.mktemp("p")) for _ in HANGING]
+    options = {"socket_timeout": TIMEOUT, "socket_connect_timeout": TIMEOUT}
+    settings.DISTRIBUTED_LOCKS = {
+        **{
+            alias: {"BACKEND": REDIS, "LOCATION": proxy.url, "OPTIONS": options}
+            for alias, proxy in zip(HANGING, proxies, strict=True)
+        },
+        "default": {"BACKEND": REDIS, "LOCATION": valkey.url},
+    }
+    hold(locks["default"], "order:1")
+    for proxy in proxies:
+        proxy.__enter__()
+    for alias, proxy in zip(HANGING, proxies, strict=True):
+        locks[alias].look(["order:1"])  # so that there is a connection
+        proxy.hang = True
+    yield
+    for proxy in proxies:
+        proxy.hang = False
+    locks.close()
+    for proxy in proxies:
+        proxy.__exit__()
+
+
+class Watch:
+    """``with Watch() as watch: ...``, then ``watch.passed`` in seconds."""
+
+    def __enter__(self):
+        self.began = time.monotonic()
+        return self
+
+    def __exit__(self, *_):
+        self.passed = time.monotonic() - self.began
+
+
+def ran(*arguments):
+    out = io.StringIO()
+    with pytest.raises(CommandError) as raised, Watch() as watch:
+        call_command("locks", *arguments, stdout=out, no_color=True)
+    return watch.passed, out.getvalue(), str(raised.value)
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("query", [{}, {"q": "order"}, {"o": "2"}], ids=["all", "search", "order"])
+def test_the_admin_waits_for_them_once_and_names_each(operator, hanging, query):
+    with Watch() as watch:
+        page = operator.get("/admin/distlock/heldlock/", query)
+    assert TIMEOUT < watch.passed < 2.5 * ONE
+    assert [row.name for row in page.context["cl"].result_list] == ["order:1"]
+    errors = [message for message in said(page) if message.startswith("error")]
+    assert [alias for alias in HANGING if any(f"“{alias}” are not shown" in error for error in errors)] == [*HANGING]
+    assert len(errors) == len(HANGING)
+
+
+@pytest.mark.django_db
+def test_so_does_the_page_of_beat(operator, hanging):
+    with Watch() as watch:
+        page = operator.get("/admin/distlock/beatrun/")
+    assert TIMEOUT < watch.passed < 2.5 * ONE
+    assert len(said(page)) == len(HANGING)
+
+
+def test_locks_list_waits_for_them_once_and_names_each(hanging):
+    took, out, errors = ran("list", "--json")
+    assert TIMEOUT < took < 2.5 * ONE
+    assert [lock["name"] for lock in json.loads(out)] == ["order:1"]
+    assert [alias for alias in HANGING if f"Lock backend {alias!r}" in errors] == [*HANGING]
+
+
+@pytest.mark.parametrize("arguments", [("show", "order:1"), ("release", "order:1", "--no-input")])
+def test_so_do_those_for_one_name(hanging, arguments):
+    took, _, errors = ran(*arguments)
+    assert TIMEOUT < took < 2.5 * ONE
+    assert all(f"Lock backend {alias!r}" in errors for alias in HANGING)
+
+
+def test_locks_check_waits_for_them_once_and_reports_each(hanging):
+    took, out, _ = ran("check", "--json")
+    assert TIMEOUT < took < 2.5 * ONE
+    found = json.loads(out)
+    assert list(found) == [*HANGING, "default"]
+    for alias in HANGING:
+        assert [(finding["level"], finding["about"]) for finding in found[alias]] == [
+            ("error", "reachable"),
+            ("info", "keeps"),
+        ]
+    assert not any(finding["level"] == "error" for finding in found["default"])
+
+
+@pytest.mark.django_db(transaction=True)
+def test_what_backends_open_for_their_threads_is_closed(sqlite_database, settings, monkeypatch):
+    """Not those of the database backend, which are its own, but what somebody else's takes from Django."""
+    settings.DISTRIBUTED_LOCKS = {
+        "default": {"BACKEND": DATABASE, "LOCATION": "locks"},
+        "memory": {"BACKEND": LOCMEM},
+    }
+    hold(locks["default"], "order:1")
+    opened = []
+
+    def names(self, prefix=""):
+        connections["locks"].ensure_connection()
+        opened.append((threading.current_thread(), connections["locks"]))
+        return iter(())
+
+    monkeypatch.setattr(LocMemBackend, "names", names)
+    out = io.StringIO()
+    call_command("locks", "list", stdout=out)
+    assert "order:1" in out.getvalue()
+    [(thread, connection)] = opened
+    assert thread is not threading.current_thread()
+    assert connection.connection is None
+    eventually(lambda: not thread.is_alive())
+    eventually(lambda: not any(thread.name.startswith("distlock-ask") for thread in threading.enumerate()))
+    locks.close()
+
+
+def test_questions_are_asked_in_the_context_of_who_asks():
+    variable = ContextVar("variable")
+    variable.set("mine")
+    with translation.override("de"):
+        answers = ask_abreast({number: lambda: (variable.get(), translation.get_language()) for number in range(3)})
+    assert answers == dict.fromkeys(range(3), ("mine", "de"))
+
+
+def test_they_are_asked_at_the_same_time_and_answered_by_their_keys():
+    all_there = threading.Barrier(3)
+    answers = ask_abreast({number: lambda number=number: (all_there.wait(10), number)[1] for number in range(3)})
+    assert answers == {0: 0, 1: 1, 2: 2}
+
+
+def test_a_single_question_needs_no_thread():
+    assert ask_abreast({"only": threading.current_thread}) == {"only": threading.current_thread()}
+    assert ask_abreast({}) == {}
+
+
+def test_a_mistake_is_raised_where_it_was_asked_for():
+    with pytest.raises(ZeroDivisionError):
+        ask_abreast({"right": lambda: 1, "wrong": lambda: 1 / 0})
+
+
+ASKING = """
+import time
+from django.conf import settings
+settings.configure()
+from django_distlock.utils.parallel import ask_abreast
+print("asks", flush=True)
+ask_abreast({number: lambda: time.sleep(600) for number in range(2)})
+"""
+
+
+def test_ctrl_c_does_not_wait_for_who_hangs():
+    process = subprocess.Popen(
+        [sys.executable, "-c", ASKING], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline() == "asks\n"
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=2 * PATIENCE)
+    assert errors.splitlines()[-1] == "KeyboardInterrupt"
+    assert process.returncode == -signal.SIGINT

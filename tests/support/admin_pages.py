@@ -1,0 +1,64 @@
+"""What tests of the admin share: settings that it needs, people, and locks as other machines hold them."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from django.contrib.auth.models import Permission, User
+from django.test import Client
+
+from django_distlock.backends.base import BaseLockBackend
+from django_distlock.types import Holder, LockRequest
+
+PROCESSORS = [
+    "django.template.context_processors.request",
+    "django.contrib.auth.context_processors.auth",
+    "django.contrib.messages.context_processors.messages",
+]
+MIDDLEWARE = [
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.middleware.common.CommonMiddleware",
+    "django.middleware.csrf.CsrfViewMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
+]
+
+
+def use_admin(settings: Any, *, apps: tuple[str, ...] = (), processors: tuple[str, ...] = ()) -> None:
+    settings.ROOT_URLCONF = "tests.support.admin_urls"
+    settings.MIDDLEWARE = MIDDLEWARE
+    settings.INSTALLED_APPS = [*apps, *settings.INSTALLED_APPS]
+    settings.TEMPLATES = [
+        {
+            "BACKEND": "django.template.backends.django.DjangoTemplates",
+            "APP_DIRS": True,
+            "OPTIONS": {"context_processors": [*PROCESSORS, *processors]},
+        }
+    ]
+
+
+def hold(
+    backend: BaseLockBackend, name: str, *, ttl: float = 60.0, label: str = "shop.tasks.report", host: str = "web-1",
+    pid: int = 4711, ago: float = 12.0,
+) -> LockRequest:  # fmt: skip
+    """A lock taken by somebody else, that long ago."""
+    taken = LockRequest(name, ttl, Holder(host, pid, "MainThread", label, round(time.time() - ago, 3)))
+    assert not hasattr(backend.acquire(taken, queue=False), "remaining"), f"{name} is held already"
+    return taken
+
+
+def login(*permissions: str) -> Client:
+    user = User.objects.create_user("viewer", is_staff=True)
+    user.user_permissions.set(Permission.objects.filter(codename__in=permissions))
+    browser = Client()
+    browser.force_login(user)
+    return browser
+
+
+def said(page) -> list[str]:
+    return [f"{message.level_tag}: {message}" for message in page.context["messages"]]
+
+
+def names_in(page) -> list[str]:
+    return [row.name for row in page.context["cl"].result_list]

@@ -1,0 +1,123 @@
+"""A private PostgreSQL cluster on a unix socket."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from tests.support.tools import eventually
+
+PLACES_OF_BOUNCER = f"{os.environ['PATH']}:/usr/sbin"
+PLACES = "/usr/lib/postgresql/*/bin", "/usr/local/bin", "/usr/bin"
+
+
+def programs() -> Path | None:
+    """The folder of initdb and postgres, the newest release first."""
+    found = [
+        folder
+        for place in PLACES
+        for folder in sorted(Path("/").glob(place[1:]), reverse=True)
+        if (folder / "initdb").exists() and (folder / "postgres").exists()
+    ]
+    return found[0] if found else None
+
+
+class Postgres:
+    """``with Postgres(programs()) as server: server.database("name")``. Keeps nothing."""
+
+    def __init__(self, programs: Path) -> None:
+        self.programs = programs
+        self.folder = Path(tempfile.mkdtemp(prefix="postgres-"))
+        # PostgreSQL refuses to run as root.
+        self.user: dict[str, Any] = {"user": "nobody", "group": "nogroup"} if os.getuid() == 0 else {}
+        if self.user:
+            shutil.chown(self.folder, **self.user)
+        self._log = (self.folder / "log").open("wb")
+
+        self._run: dict[str, Any] = {"stdout": self._log, "stderr": self._log, "cwd": self.folder, **self.user}
+        self._data = self.folder / "data"
+
+    def __enter__(self) -> Postgres:
+        options = "--auth=trust", "--username=tests", "--no-sync", "--encoding=UTF8"
+        subprocess.run([self.programs / "initdb", *options, self._data], check=True, **self._run)
+        self.start()
+        return self
+
+    def start(self) -> None:
+        self.process = subprocess.Popen(
+            [
+                self.programs / "postgres", "-D", self._data, "-k", self.folder, "-F",
+                "-c", "listen_addresses=", "-c", "max_connections=300",
+            ],
+            **self._run,
+        )  # fmt: skip
+        eventually(self._answers, 30)
+
+    def crash(self) -> None:
+        """End at once, without a checkpoint. ``start()`` recovers what was committed."""
+        self.process.send_signal(signal.SIGQUIT)
+        self.process.wait(30)
+
+    def _answers(self) -> bool:
+        assert self.process.poll() is None, (self.folder / "log").read_text()
+        ready = [self.programs / "pg_isready", "-q", "-h", self.folder, "-U", "tests"]
+        return subprocess.run(ready, check=False).returncode == 0
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.crash()
+        self._log.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def settings(self) -> dict[str, Any]:
+        """An entry for DATABASES."""
+        return {
+            "ENGINE": "django.db.backends.postgresql",
+            "NAME": "postgres",
+            "USER": "tests",
+            "HOST": str(self.folder),
+        }
+
+
+class Bouncer:
+    """pgbouncer before that server, in transaction mode or another."""
+
+    def __init__(self, program: str, server: Postgres, mode: str = "transaction") -> None:
+        self._server = server
+        self.folder = Path(tempfile.mkdtemp(prefix="bouncer-"))
+        settings = self.folder / "pgbouncer.ini"
+        settings.write_text(
+            f"[databases]\npostgres = host={server.folder} user=tests\n[pgbouncer]\nlisten_addr =\n"
+            f"unix_socket_dir = {self.folder}\nauth_type = any\npool_mode = {mode}\ndefault_pool_size = 3\n"
+        )
+        if server.user:
+            shutil.chown(self.folder, **server.user)
+        self._log = (self.folder / "log").open("wb")
+        self._command = [program, settings]
+
+    def __enter__(self) -> Bouncer:
+        self.process = subprocess.Popen(self._command, stdout=self._log, stderr=self._log, **self._server.user)
+        eventually(self._answers)
+        return self
+
+    def _answers(self) -> bool:
+        assert self.process.poll() is None, (self.folder / "log").read_text()
+        with socket.socket(socket.AF_UNIX) as client:
+            return client.connect_ex(str(self.folder / ".s.PGSQL.6432")) == 0
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait(30)
+        self._log.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def settings(self) -> dict[str, Any]:
+        return {**self._server.settings(), "HOST": str(self.folder), "PORT": "6432"}

@@ -1,0 +1,94 @@
+"""Python programs that share a store with the test, and children of forks."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+HANGS = 60  # seconds after which a child is killed
+ROOT = Path(__file__).resolve().parents[2]
+
+PROLOGUE = """
+import os, sys, time
+from django.conf import settings
+settings.configure(DISTRIBUTED_LOCKS={"default": {
+    "BACKEND": "django_distlock.backends.redis.RedisBackend", "LOCATION": sys.argv[1], "TTL": 2}})
+from django_distlock import *
+def say(*words):
+    print(*words, flush=True)
+"""
+
+
+def fork_in_c() -> int:
+    """Past Python, which calls none of its hooks in the child: as servers that are written in C do."""
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(60)  # a child in which a thread of its parent were waited for to run would hang
+    try:
+        time.sleep(0.02)
+        return int(ctypes.PyDLL(None).fork())
+    finally:
+        sys.setswitchinterval(usual)
+
+
+FORKS: dict[str, Callable[[], int]] = {"python": os.fork, "c": fork_in_c}
+
+
+class Programs:
+    """``programs(code)`` starts a program whose locks are at ``url``. ``first``: code to begin with."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._started: list[subprocess.Popen[str]] = []
+
+    def __call__(self, code: str, *, first: str = "", stderr: int | None = None) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-W", "error", "-c", first + PROLOGUE + code, self._url],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+            start_new_session=True,  # to be ended with all that it starts
+        )
+        self._started.append(process)
+        return process
+
+    def end(self) -> None:
+        for process in self._started:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            for stream in (process.stdout, process.stderr):
+                if stream:
+                    stream.close()
+
+
+def heard(process: subprocess.Popen[str]) -> str:
+    """The next line that the program says."""
+    assert process.stdout
+    return process.stdout.readline().strip()
+
+
+def in_a_fork(work: Callable[[], object], fork: Callable[[], int] = os.fork) -> str:
+    """Run in a forked child, which leaves without cleaning up; return its text."""
+    reader, writer = os.pipe()
+    pid = fork()
+    if not pid:
+        signal.alarm(HANGS)
+        try:
+            os.write(writer, str(work()).encode())
+        except BaseException as error:
+            os.write(writer, repr(error).encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as answer:
+        text = answer.read()
+    os.waitpid(pid, 0)
+    return text

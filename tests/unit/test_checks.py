@@ -1,0 +1,207 @@
+"""System checks: what is said of which setting, and that nothing is said when all is well."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from types import ModuleType
+
+import pytest
+from django.apps import apps
+from django.conf import settings as project
+from django.core.checks import run_checks
+from django.core.management import call_command
+
+from django_distlock.checks import TAG
+from tests.conftest import DATABASE, REDLOCK
+
+REDIS = {"BACKEND": "django_distlock.backends.redis.RedisBackend", "LOCATION": "redis://nowhere.invalid:6379/3"}
+LOCMEM = {"BACKEND": "django_distlock.backends.locmem.LocMemBackend"}
+DUMMY = {"BACKEND": "django_distlock.backends.dummy.DummyBackend"}
+
+
+@pytest.fixture
+def found(settings):
+    """The ids that checks give for a setting, without asking any server: there is none."""
+
+    def ids(setting, deploy=False, **others):
+        settings.DISTRIBUTED_LOCKS = setting
+        for key, value in others.items():
+            setattr(settings, key, value)
+        messages = run_checks(tags=[TAG], include_deployment_checks=deploy)
+        assert all(
+            message.msg and (message.hint or message.id in ("distlock.E001", "distlock.E003", "distlock.E004"))
+            for message in messages
+        )
+        return [message.id for message in messages]
+
+    return ids
+
+
+def test_silent_when_all_is_well(found):
+    assert found({"default": REDIS, "other": {**REDIS, "KEY_PREFIX": "other"}}, deploy=True) == []
+    assert found({"default": LOCMEM}) == []
+
+
+def test_without_the_setting(settings):
+    assert not hasattr(project, "DISTRIBUTED_LOCKS")
+    assert [message.id for message in run_checks(tags=[TAG])] == ["distlock.W001"]
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ([], "it is a dict of lock backends by alias"),
+        ({"default": {}}, "has no 'BACKEND'"),
+        ({"default": {**REDIS, "location": "x"}}, "unknown key 'location'"),
+        ({"default": {**REDIS, "OPTIONS": {"socket_timeot": 1}}}, "unknown option 'socket_timeot'"),
+        ({"default": {**REDIS, "TTL": 0}}, "ttl is 0"),
+        ({"default": {"BACKEND": "nowhere.Backend"}}, "cannot be imported"),
+    ],
+)
+def test_a_wrong_entry(settings, setting, said):
+    settings.DISTRIBUTED_LOCKS = setting
+    [message] = run_checks(tags=[TAG])
+    assert message.id == "distlock.E001"
+    assert said in message.msg
+
+
+def test_each_wrong_entry_is_told(found):
+    assert found({"default": {}, "good": REDIS, "other": {}}) == ["distlock.E001", "distlock.E001"]
+
+
+@pytest.mark.parametrize("entry", [LOCMEM, DUMMY], ids=["locmem", "dummy"])
+def test_backends_that_are_not_for_deployment(found, entry):
+    assert found({"default": entry}) == []
+    assert found({"default": entry}, deploy=True) == ["distlock.E002"]
+
+
+def test_an_alias_for_beat_that_keeps_no_runs(found):
+    redlock = {
+        "BACKEND": "django_distlock.backends.redlock.RedlockBackend",
+        "LOCATION": [f"redis://nowhere{number}.invalid" for number in range(3)],
+    }
+    both = {"default": REDIS, "quorum": redlock, "dummy": DUMMY}
+    assert found(both, DISTRIBUTED_LOCKS_BEAT={}) == []
+    assert found(both, DISTRIBUTED_LOCKS_BEAT={"ALIAS": "default"}) == []
+    for wrong in ({"ALIAS": "quorum"}, {"ALIAS": "dummy"}, {"ALIAS": "nowhere"}, {"alias": "default"}, []):
+        assert found(both, DISTRIBUTED_LOCKS_BEAT=wrong) == ["distlock.E003"]
+
+
+def test_a_time_to_remember_tasks_that_is_none(found):
+    assert found({"default": REDIS}, DISTRIBUTED_LOCKS_REMEMBER_TASKS=3600) == []
+    for wrong in (0, -1, None, "3600", True, float("inf"), float("nan")):
+        assert found({"default": REDIS}, DISTRIBUTED_LOCKS_REMEMBER_TASKS=wrong) == ["distlock.E004"]
+
+
+def test_two_aliases_of_the_same_locks(found):
+    assert found({"default": REDIS, "again": {**REDIS, "TTL": 60}}) == ["distlock.W002"]
+    local, same = "redis://localhost/0", "redis://127.0.0.1:6379"
+    assert found({"default": {**REDIS, "LOCATION": local}, "again": {**REDIS, "LOCATION": same}}) == ["distlock.W002"]
+    assert found({"default": {**REDIS, "LOCATION": local}, "again": {**REDIS, "LOCATION": "redis://localhost/1"}}) == []
+    assert found({"default": LOCMEM, "again": LOCMEM}) == []
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner", "ids"),
+    [
+        ("lock", "lock:b", ["distlock.W002"]),
+        ("lock", "lock:b:c", ["distlock.W002"]),
+        ("lock", "locks", []),
+        ("lock", "lock-b", []),
+        ("lock:a", "lock:b", []),
+    ],
+)
+def test_prefixes_of_which_one_contains_the_other(found, sqlite_database, outer, inner, ids):
+    """The lock "b:x" of the first would be "x" of the second."""
+    database = {"BACKEND": DATABASE, "LOCATION": "locks"}
+    nodes = {"BACKEND": REDLOCK, "LOCATION": ["redis://a", "redis://b", "redis://c"]}
+    for entry in (REDIS, database, nodes):
+        for one, other in ((outer, inner), (inner, outer)):
+            assert found({"default": {**entry, "KEY_PREFIX": one}, "two": {**entry, "KEY_PREFIX": other}}) == ids
+    elsewhere = {**REDIS, "LOCATION": "redis://elsewhere.invalid/0"}
+    assert found({"default": {**REDIS, "KEY_PREFIX": outer}, "two": {**elsewhere, "KEY_PREFIX": inner}}) == []
+
+
+def test_sentinels_in_plain_text_beside_a_master_with_tls(found):
+    def entry(location, **options):
+        return {"default": {**REDIS, "LOCATION": location, "OPTIONS": {"sentinels": [("s", 26379)], **options}}}
+
+    assert found(entry("rediss://mymaster/0")) == ["distlock.W012"]
+    assert found(entry("rediss://mymaster/0", sentinel_kwargs={"ssl": False})) == ["distlock.W012"]
+    assert found(entry("rediss://mymaster/0", sentinel_kwargs={"ssl": True})) == []
+    assert found(entry("redis://mymaster/0")) == []
+
+
+def test_a_ttl_that_is_never_renewed(found):
+    assert found({"default": {**REDIS, "TTL": 60, "MAX_HOLD": 60}}) == ["distlock.W003"]
+    assert found({"default": {**REDIS, "TTL": 60, "MAX_HOLD": 60, "RENEW": False}}) == []
+    assert found({"default": {**REDIS, "TTL": 60}}) == []
+    assert found({"default": {**REDIS, "TTL": 60, "MAX_HOLD": None}}) == []
+
+
+def test_a_ttl_that_is_too_short_for_renewal(found):
+    assert found({"default": {**LOCMEM, "TTL": 0.5}}) == ["distlock.W004"]
+    assert found({"default": {**LOCMEM, "TTL": 0.5, "RENEW": False}}) == []
+
+
+def test_a_ttl_that_is_too_short_for_the_timeouts(found):
+    assert found({"default": {**REDIS, "TTL": 4}}) == ["distlock.W011"]
+    assert found({"default": {**REDIS, "TTL": 4, "OPTIONS": {"socket_timeout": 0.5}}}) == []
+
+
+@pytest.mark.parametrize(
+    "cache",
+    [
+        {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://nowhere.invalid:6379/3"},
+        {"BACKEND": "django.core.cache.backends.redis.RedisCache", "LOCATION": ["redis://a/3", "redis://nowhere.invalid/3"]},
+        {"BACKEND": "django.core.cache.backends.redis.RedisCache", "LOCATION": "redis://a/3, redis://nowhere.invalid/3"},
+        {
+            "BACKEND": "django.core.cache.backends.redis.RedisCache",
+            "LOCATION": "redis://NOWHERE.invalid",
+            "OPTIONS": {"db": "3"},
+        },
+    ],
+)  # fmt: skip
+def test_locks_in_the_database_of_a_cache(found, cache):
+    """cache.clear() is FLUSHDB there."""
+    assert found({"default": REDIS}, CACHES={"default": cache}) == ["distlock.W010"]
+
+
+def test_locks_beside_a_cache(found):
+    cache = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://nowhere.invalid:6379/4"}
+    assert found({"default": REDIS}, CACHES={"default": cache}) == []
+
+
+def test_locks_by_the_alias_of_a_cache_are_in_its_database(found):
+    cache = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://nowhere.invalid:6379/4"}
+    assert found({"default": {**REDIS, "LOCATION": "cache:default"}}, CACHES={"default": cache}) == ["distlock.W010"]
+
+
+@pytest.mark.parametrize(
+    ("options", "ids"),
+    [
+        ({}, ["distlock.W005"]),
+        ({b"gevent": b"50"}, []),
+        ({b"enable-threads": b"false"}, ["distlock.W005"]),
+        ({"enable-threads": True}, []),
+        ({b"enable-threads": b"true"}, []),
+        ({b"threads": b"4"}, []),
+    ],
+)
+def test_uwsgi_without_threads(found, monkeypatch, caplog, options, ids):
+    """Without them there is no renewal. Under uWSGI itself no checks run, so it is logged there, too."""
+    server = ModuleType("uwsgi")
+    server.opt = options
+    monkeypatch.setitem(sys.modules, "uwsgi", server)
+    assert found({"default": REDIS}) == ids
+    with caplog.at_level(logging.WARNING, "django_distlock"):
+        apps.get_app_config("distlock").ready()
+    assert ("--enable-threads" in caplog.text) == bool(ids)
+
+
+def test_they_run_with_all_others(settings, capsys):
+    settings.DISTRIBUTED_LOCKS = {"default": LOCMEM}
+    settings.SILENCED_SYSTEM_CHECKS = ["admin.E403", "admin.E408", "admin.E409", "admin.E410", "admin.E404"]
+    call_command("check")
+    assert "no issues" in capsys.readouterr().out

@@ -1,0 +1,190 @@
+"""What the documentation shows works: the Python blocks of each page run, in their order, on a real server.
+
+Blocks marked ``python`` run in one namespace per page; fragments, such as settings, are marked ``py``.
+"""
+
+from __future__ import annotations
+
+import ast
+import pkgutil
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from types import ModuleType
+
+import pytest
+
+from django_distlock import AdoptedLease, Lease
+from django_distlock.backends.base import KEYS
+from django_distlock.backends.redis import RedisBackend
+from django_distlock.options import OPTION_KEYS, Terms
+from example_project.valkey import Valkey
+from tests.support.programs import ROOT
+from tests.support.tools import eventually
+
+pytestmark = pytest.mark.slow
+
+PAGES = [path.relative_to(ROOT).as_posix() for path in (ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md")))]
+
+FENCE = re.compile(r"^ *```(?P<language>\S*).*\n(?P<code>(?:.*\n)*?) *```$", re.MULTILINE)
+LANGUAGES = {
+    "python", "py", "sh", "console", "text", "html",
+    "{eval-rst}", "{toctree}", "{image}", "{figure}", "{literalinclude}",
+}  # fmt: skip
+
+
+def blocks(page: str) -> list[tuple[str, str]]:
+    """Language and code of each block; the code begins on its line of the page, so that tracebacks point there."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    return [
+        (found["language"], "\n" * text.count("\n", 0, found.start("code")) + found["code"])
+        for found in FENCE.finditer(text)
+    ]
+
+
+@pytest.mark.usefixtures("keep_connections")
+@pytest.mark.parametrize("page", [page for page in PAGES if "python" in dict(blocks(page))])
+def test_python_blocks_run(page: str, valkey_locks: RedisBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader who pastes the page's blocks one after the other sees no error, and leaves no lock behind."""
+    # A module of its own, because Celery names tasks by it, and dataclasses and pickle look it up.
+    module = ModuleType("page_" + re.sub(r"\W", "_", page))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    for language, code in blocks(page):
+        if language == "python":
+            exec(compile(code, ROOT / page, "exec"), vars(module))
+    # What is released in the background takes a moment; min_hold outlives the release.
+    eventually(lambda: all(info.resting for info in valkey_locks.held()))
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_block_names_its_language(page: str) -> None:
+    """A block whose mark is misspelt would never be run."""
+    assert {language for language, _ in blocks(page)} <= LANGUAGES
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_fragments_are_python(page: str) -> None:
+    for language, code in blocks(page):
+        if language == "py":
+            compile(code, ROOT / page, "exec")
+
+
+def defaults_told(page: str) -> dict[str, str]:
+    """Keys and options that a page has in its tables, with their defaults as written there."""
+    return dict(re.findall(r"^\| `(\w+)` \| `?([^|`]+?)`? \|", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE))
+
+
+@pytest.mark.parametrize("page", ["docs/settings.md", "README.md"])
+def test_settings_are_told_with_their_defaults(page: str) -> None:
+    """What the pages say is what the code does; a new key or option cannot be forgotten there."""
+    told = defaults_told(page)
+    terms = asdict(Terms())
+    assert set(KEYS) <= set(told)
+    assert {key: ast.literal_eval(told[key]) for key in OPTION_KEYS} == {key: terms[key.lower()] for key in OPTION_KEYS}
+    options = {option: ast.literal_eval(told.get(option, "None")) for option in RedisBackend.options}
+    assert options == RedisBackend.options
+
+
+# What the pages for maintainers name in the code, in backquotes
+MAINTAINED = ["CONTRIBUTING.md", "docs/how.md", *(page for page in PAGES if page.startswith("docs/internals/"))]
+PACKAGE = ROOT / "django_distlock"
+PARTS = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or path.is_dir()}
+
+
+def quoted_in(page: str, pattern: str) -> Iterator[str]:
+    for code in re.findall(r"(?<!`)`([^`\n]+)`(?!`)", (ROOT / page).read_text(encoding="utf-8")):
+        if re.fullmatch(pattern, code):
+            yield code
+
+
+@pytest.mark.parametrize("page", MAINTAINED)
+def test_files_that_pages_name_exist(page: str) -> None:
+    """By their path in the repository, or within the package; ``file::name`` is a test or a helper of that file."""
+    for code in quoted_in(page, r"[\w./*-]+\.(?:py|lua|toml|txt)(?:::\w+)*|(?:tests|docs|benchmarks)/[\w./-]+"):
+        path, *names = code.split("::")
+        files = [*PACKAGE.glob(path), *ROOT.glob(path)]
+        assert files, f"{page} names {code}"
+        text = files[0].read_text(encoding="utf-8") if names else ""
+        assert all(re.search(rf"^ *(?:async )?(?:def|class) {name}\b", text, re.M) for name in names), code
+
+
+@pytest.mark.parametrize("page", MAINTAINED)
+def test_names_that_pages_give_exist(page: str) -> None:
+    """``core.acquire.Acquisition`` is there in the package."""
+    for code in quoted_in(page, r"(?:django_distlock\.)?(\w+)(?:\.\w+)+(?:\(\))?"):
+        name = code.removeprefix("django_distlock.").removesuffix("()")
+        if name.split(".")[0] in PARTS and not name.endswith((".py", ".lua")):
+            pkgutil.resolve_name(f"django_distlock.{name}")
+
+
+OTHERS_THAN_THREADS = {"distlock-check", "distlock-read"}  # a lock, and tasks of asyncio
+
+
+def calls_of(maker: str) -> Iterator[ast.Call]:
+    for path in PACKAGE.rglob("*.py"):
+        if path.parent.name != "testing":
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(maker):
+                    yield node
+
+
+def test_threads_of_a_process_are_told() -> None:
+    """Maintainers look up a name that they see in a dump of threads."""
+    text = (ROOT / "docs/internals/overview.md").read_text(encoding="utf-8")
+    table = text[text.index("### Threads") : text.index("### Sockets")]
+    source = "".join(path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py"))
+    begun = re.findall(r"(?:\bf|Worker\()\"(distlock-[a-z]+)", source)
+    assert set(re.findall(r"^\| `(distlock-[a-z]+)", table, re.M)) == {*begun} - OTHERS_THAN_THREADS
+    assert all("name" in {keyword.arg for keyword in call.keywords} for call in calls_of("threading.Thread"))
+
+
+SCRIPTS = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.lua"))
+
+
+def test_system_checks_are_told() -> None:
+    """Each of them in the table of the page for operators."""
+    written: set[str] = set()
+    for path in PACKAGE.rglob("*.py"):
+        written.update(re.findall(r'"(distlock\.[EW]\d+)"', path.read_text(encoding="utf-8")))
+    text = (ROOT / "docs/operating.md").read_text(encoding="utf-8")
+    assert sorted(re.findall(r"^\| `(distlock\.[EW]\d+)`", text, re.M)) == sorted(written)
+
+
+def test_names_of_own_locks_are_told() -> None:
+    """``django_distlock.done:…`` is made somewhere."""
+    made = {ast.literal_eval(call.args[0]).partition(":")[0] for call in calls_of("own_name")}
+    told: set[str] = set()
+    for page in PAGES:
+        told.update(re.findall(r"`django_distlock\.(\w[\w.]*):…`", (ROOT / page).read_text(encoding="utf-8")))
+    assert told == made
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_arguments_of_scripts_are_told(script: str) -> None:
+    """Each of them in the table that follows the name of the script."""
+    text = (ROOT / "docs/internals/protocol.md").read_text(encoding="utf-8")
+    table = text.partition(f"`{script}`")[2].partition("| argument | content |\n")[2].partition("\n\n")[0]
+    used = set(re.findall(r"ARGV\[(\d+)\]", (PACKAGE / script).read_text(encoding="utf-8")))
+    assert used
+    assert re.findall(r"^\| (\d+) \|", table, re.M) == sorted(used)
+
+
+def test_frames_of_a_free_lock_are_printed(valkey: Valkey) -> None:
+    """From the handle to its release, on a real server; in a process of its own, which has nobody else's profiler."""
+    command = [sys.executable, "-m", "benchmarks.frames", "--url", valkey.url]
+    printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True).stdout
+    functions = [line.split()[0] for line in printed.splitlines() if line.strip()]
+    way = ["Lock.__enter__", "RedisBackend.acquire", "Lock.__exit__", "RedisBackend.release"]
+    assert [function for function in functions if function in way] == way
+
+
+def test_a_lease_has_what_the_reference_tells_and_no_more() -> None:
+    """What else it has begins with an underscore, and is used in core alone."""
+    page = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
+    [told] = re.findall(r"autoclass:: Lease\n((?:.+\n|\n(?=   ))*)", page)
+    [members] = re.findall(r":members:((?:.*\n)+?)   :undoc", told)
+    attributes = re.findall(r"attribute:: (\w+)", told)
+    for lease_class in (Lease, AdoptedLease):
+        assert {*re.findall(r"\w+", members), *attributes} == {one for one in dir(lease_class) if one[0] != "_"}

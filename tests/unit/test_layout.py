@@ -1,0 +1,153 @@
+"""The structure of the package: who may import whom."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import django_distlock
+
+PACKAGE = "django_distlock"
+ROOT = Path(django_distlock.__file__).parent
+
+# From top to bottom. A module imports from its own layer and from those below; what a layer holds is told by the
+# beginning of a module's name within the package, of which the longest counts.
+LAYERS = {
+    "adapters": ["apps", "admin", "management", "celery", "middleware", "checks", "testing", "migrations"],
+    "the package": [""],
+    "decorators": ["decorators"],
+    "monitoring": ["monitoring", "celery.schedule_store"],  # which imports no Celery
+    "core": ["core"],
+    "stores": ["backends.locmem", "backends.dummy", "backends.redis", "backends.redlock", "backends.database"],
+    "contract": ["backends.base", "backends"],
+    "helpers of stores": ["backends.common"],
+    "vocabulary": ["types", "options", "names", "exceptions", "signals", "models"],
+    "utils": ["utils"],
+}
+STORES = LAYERS["stores"]
+
+DRIVERS = {
+    "redis": ("backends.redis", "backends.redlock"), "django_redis": "backends.redis", "psycopg": "backends.database",
+    "celery": "celery", "kombu": "celery", "django_celery_beat": "celery", "pytest": "testing",
+}  # fmt: skip
+
+
+def parsed() -> dict[str, ast.Module]:
+    found = {}
+    for path in ROOT.rglob("*.py"):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        found[".".join(part for part in parts if part != "__init__")] = ast.parse(path.read_text())
+    return found
+
+
+MODULES = parsed()
+
+
+def absolute(name: str, node: ast.ImportFrom) -> str:
+    """The module that a relative import names, within the package."""
+    is_package = (ROOT / Path(*name.split(".")) / "__init__.py").exists() if name else True
+    parts = name.split(".") if name else []
+    parents = parts[: len(parts) - node.level + is_package]
+    return ".".join([*parents, *([node.module] if node.module else [])])
+
+
+def imports(name: str) -> Iterator[str]:
+    """Absolute names of all that a module imports: for annotations and inside of functions, too."""
+    for node in ast.walk(MODULES[name]):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            yield node.module or ""
+        elif isinstance(node, ast.ImportFrom):
+            base = absolute(name, node)
+            for alias in node.names:
+                inner = f"{base}.{alias.name}" if base else alias.name
+                yield f"{PACKAGE}.{inner if inner in MODULES else base}".rstrip(".")
+
+
+def own_imports(name: str) -> set[str]:
+    """Those from the package, by their names within it."""
+    return {
+        imported.removeprefix(PACKAGE).removeprefix(".")
+        for imported in imports(name)
+        if imported == PACKAGE or imported.startswith(f"{PACKAGE}.")
+    }
+
+
+def layer_of(name: str) -> str:
+    def length(begin: str) -> int:
+        return len(begin) if name == begin or name.startswith(f"{begin}.") else -1
+
+    return max(LAYERS, key=lambda layer: max(map(length, LAYERS[layer])))
+
+
+def store_of(name: str) -> str | None:
+    return next((store for store in STORES if name == store or name.startswith(f"{store}.")), None)
+
+
+@pytest.mark.parametrize("name", sorted(MODULES))
+def test_imports_point_down(name):
+    order = list(LAYERS)
+    for imported in own_imports(name):
+        assert order.index(layer_of(imported)) >= order.index(layer_of(name)), f"{name} imports {imported}"
+
+
+def test_the_core_knows_the_contract_and_no_store():
+    for name in MODULES:
+        if layer_of(name) in ("adapters", "the package", "decorators", "monitoring", "core"):
+            assert not [imported for imported in own_imports(name) if store_of(imported)], name
+
+
+def test_stores_do_not_know_each_other():
+    for name in MODULES:
+        allowed = {store_of(name), *(["backends.redis"] if store_of(name) == "backends.redlock" else [])}
+        if store_of(name):
+            strange = [i for i in own_imports(name) if store_of(i) and store_of(i) not in allowed]
+            assert not strange, f"{name} imports {strange}"
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    graph = {name: own_imports(name) - {name} for name in MODULES}
+    # What imports nothing that is left is taken away, until only circles and what leads to them is left.
+    while free := [name for name, imported in graph.items() if not imported & graph.keys()]:
+        for name in free:
+            del graph[name]
+    while free := [name for name in graph if not any(name in imported for imported in graph.values())]:
+        for name in free:
+            del graph[name]
+    assert not graph, {name: sorted(imported & graph.keys()) for name, imported in graph.items()}
+
+
+def test_drivers_are_imported_by_their_backend_alone():
+    for name in MODULES:
+        for imported in imports(name):
+            home = DRIVERS.get(imported.split(".")[0])
+            assert home is None or name.startswith(home), f"{name} imports {imported}"
+
+
+def test_one_module_knows_http():
+    """Beside the admin, which Django calls with requests."""
+    knowing = {name for name in MODULES if any(imported.startswith("django.http") for imported in imports(name))}
+    assert knowing == {"admin", "decorators.http"}
+
+
+def test_no_module_is_long():
+    """One idea has room in 450 lines."""
+    long = {path.name: lines for path in ROOT.rglob("*.py") if (lines := len(path.read_text().splitlines())) > 450}
+    assert not long
+
+
+TESTS = ROOT.parent / "tests"
+
+
+def test_tests_lie_in_folders():
+    """By what they are of; helpers are in ``support``. No name is there twice."""
+    assert not [*TESTS.glob("test_*.py")]
+    assert not [path.name for path in (TESTS / "support").rglob("test_*.py")]
+    assert {path.name for path in TESTS.glob("*.py")} == {"__init__.py", "conftest.py", "settings.py", "urls.py"}
+    assert max(Counter(path.name for path in TESTS.rglob("test_*.py")).values()) == 1
+    assert not [path for path in TESTS.rglob("test_*.py") if not (path.parent / "__init__.py").exists()]

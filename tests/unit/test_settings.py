@@ -1,0 +1,194 @@
+"""DISTRIBUTED_LOCKS: what it gives, and what it says when it is wrong."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import threading
+from dataclasses import fields
+from typing import get_type_hints
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+
+from django_distlock import InvalidLockBackend, LockBackendDoesNotExist, State, lock, locks
+from django_distlock.backends.dummy import DummyBackend
+from django_distlock.backends.locmem import LocMemBackend
+from django_distlock.options import OPTION_KEYS, LockOptions, Terms
+from tests.support.programs import ROOT
+
+LOCMEM = "django_distlock.backends.locmem.LocMemBackend"
+REDIS = "django_distlock.backends.redis.RedisBackend"
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    yield
+    locks.close()
+
+
+class TestAliases:
+    def test_without_the_setting_there_is_local_memory(self, settings):
+        del settings.DISTRIBUTED_LOCKS
+        assert list(locks) == ["default"]
+        assert isinstance(locks["default"], LocMemBackend)
+
+    def test_each_alias_is_a_backend_of_its_own(self, settings):
+        settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": LOCMEM}, "other": {"BACKEND": LOCMEM}}
+        assert [backend.alias for backend in locks.all()] == ["default", "other"]
+        with lock("name"), lock("name", using="other"):
+            assert [[info.using for info in backend.held()] for backend in locks.all()] == [["default"], ["other"]]
+
+    def test_all_threads_share_one_backend(self, settings):
+        settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": LOCMEM}}
+        found = []
+        threads = [threading.Thread(target=lambda: found.append(locks["default"])) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(set(map(id, found))) == 1
+
+    def test_a_changed_setting_counts_from_the_next_use(self, settings):
+        settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": LOCMEM, "TTL": 5}}
+        handle = lock("name")
+        with handle as lease:
+            assert lease.ttl == 5
+        settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": LOCMEM, "TTL": 7}}
+        with handle as lease:
+            assert lease.ttl == 7
+
+    def test_importing_the_package_needs_no_settings(self):
+        code = "import django_distlock; django_distlock.lock('name'); print('fine')"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env={})
+        assert done.stdout.strip() == "fine", done.stderr
+
+    def test_the_dummy_grants_everything(self, settings):
+        settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": "django_distlock.backends.dummy.DummyBackend"}}
+        with lock("name") as outer, lock("name") as inner:
+            assert isinstance(locks["default"], DummyBackend)
+            assert inner.fence > outer.fence
+            inner.ensure_held()
+            assert not lock("name").locked()
+            assert list(locks["default"].held()) == []
+
+
+def test_there_is_one_list_of_options():
+    """In the documentation, and for type checkers, which cannot read it."""
+    names = [option.name for option in fields(Terms)]
+    hints = get_type_hints(Terms)
+    assert get_type_hints(LockOptions) == {name: hints[name] for name in names}
+    assert re.findall(r"^ *- ``(\w+)``", lock.__doc__, re.MULTILINE) == names
+    page = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
+    [told] = re.findall(r"The other options of `lock\(\)` have no key here: ([^.]*)\.", page)
+    assert set(re.findall(r"`(\w+)`", told)) == {name for name in names if name.upper() not in OPTION_KEYS}
+    assert set(OPTION_KEYS) <= set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE))
+
+
+class TestBackendsThatAreReplaced:
+    def test_what_is_built_while_they_are_closed_serves_that_call_alone(self, settings):
+        class Slow(LocMemBackend):
+            def __init__(self, alias, entry):
+                super().__init__(alias, entry)
+                locks.close()
+
+        globals()["Slow"] = Slow
+        settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": f"{__name__}.Slow"}}
+        assert type(locks["default"]) is Slow
+        settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": LOCMEM}}
+        assert type(locks["default"]) is LocMemBackend
+
+    def test_a_lease_ends_where_it_began(self, settings):
+        """Also if its alias is gone, and whatever its body raised is kept."""
+        settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": LOCMEM}}
+        handle = lock("name")
+        with pytest.raises(ZeroDivisionError), handle as lease:
+            settings.DISTRIBUTED_LOCKS = {"other": {"BACKEND": LOCMEM}}
+            _ = 1 / 0
+        assert lease.state is State.RELEASED
+
+
+class TestDefaultsOfAnAlias:
+    def test_are_taken_where_a_lock_says_nothing(self, settings):
+        entry = {"BACKEND": LOCMEM, "TTL": 5, "WAIT": 0, "RENEW": False, "MAX_HOLD": None, "MIN_HOLD": 0.01}
+        settings.DISTRIBUTED_LOCKS = {"default": entry}
+        with lock("name") as lease:
+            terms = lease._terms
+            assert (terms.ttl, terms.wait, terms.renew, terms.max_hold, terms.min_hold) == (5, 0, False, None, 0.01)
+        with lock("other", ttl=9, wait=1, renew=True, max_hold=60, min_hold=0) as lease:
+            terms = lease._terms
+            assert (terms.ttl, terms.wait, terms.renew, terms.max_hold, terms.min_hold) == (9, 1, True, 60, 0)
+
+    def test_are_the_documented_ones_otherwise(self, settings):
+        settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": LOCMEM}}
+        with lock("name") as lease:
+            terms = lease._terms
+            assert (terms.ttl, terms.wait, terms.renew, terms.max_hold, terms.min_hold) == (30, 10, True, None, 0)
+            assert (terms.reentrant, terms.on_lost) == (False, "raise")
+
+
+class TestWrongSettings:
+    @pytest.mark.parametrize(
+        ("setting", "message"),
+        [
+            ([], "DISTRIBUTED_LOCKS is []; it is a dict"),
+            ({"default": {}}, "DISTRIBUTED_LOCKS['default'] has no 'BACKEND'. Name one by its dotted path"),
+            ({"default": "redis://"}, "DISTRIBUTED_LOCKS['default'] has no 'BACKEND'"),
+            ({"default": {"BACKEND": "django_distlock.backends.redis.Reddis"}}, "cannot be imported: "),
+            ({"default": {"BACKEND": "no.such.module"}}, "DISTRIBUTED_LOCKS['default']['BACKEND'] cannot be imported"),
+            ({"default": {"BACKEND": "os.path.join"}}, "is os.path.join, which is no lock backend"),
+            ({"default": {"BACKEND": LOCMEM, "TIMEOUT": 5}}, "has the unknown key 'TIMEOUT'. Known: BACKEND, LOCATION"),
+            (
+                {"default": {"BACKEND": LOCMEM, "OPTIONS": {"fast": 1}}},
+                "unknown option 'fast'. LocMemBackend knows: none",
+            ),
+            (
+                {"default": {"BACKEND": REDIS, "OPTIONS": {"Socket_Timeout": 1}}},
+                "unknown option 'Socket_Timeout'. RedisBackend knows: failover_timeout, max_connections, ",
+            ),
+            ({"default": {"BACKEND": LOCMEM, "TTL": 0}}, "DISTRIBUTED_LOCKS['default'] is not usable: ttl is 0."),
+            ({"default": {"BACKEND": LOCMEM, "WAIT": -5}}, "DISTRIBUTED_LOCKS['default'] is not usable: wait is -5."),
+            (
+                {"default": {"BACKEND": REDIS, "LOCATION": "localhost:6379"}},
+                "['LOCATION'] is 'localhost:6379'. It is a URL",
+            ),
+            ({"default": {"BACKEND": REDIS, "LOCATION": None}}, "['LOCATION'] is None. It is a URL such as redis://"),
+            ({"default": {"BACKEND": REDIS, "LOCATION": "redis://h:port/0"}}, "is a URL that redis-py cannot read"),
+            ({"default": {"BACKEND": REDIS, "LOCATION": "cache:nope"}}, "but CACHES has no alias 'nope'"),
+            ({"default": {"BACKEND": REDIS, "LOCATION": "cache:default"}}, "is no django-redis cache. Give a URL"),
+            ({"default": {"BACKEND": REDIS, "KEY_PREFIX": "a{b}"}}, "['KEY_PREFIX'] is 'a{b}'. It is the text"),
+            ({"default": {"BACKEND": REDIS, "KEY_PREFIX": ""}}, "['KEY_PREFIX'] is ''"),
+            (
+                {"default": {"BACKEND": REDIS, "OPTIONS": {"socket_timeout": None}}},
+                "['OPTIONS']['socket_timeout'] is None; it is a number of seconds above 0",
+            ),
+            (
+                {"default": {"BACKEND": REDIS, "OPTIONS": {"max_connections": 0.5}}},
+                "is 0.5; it is a whole number above 0",
+            ),
+            ({"default": {"BACKEND": REDIS, "OPTIONS": [1]}}, "['OPTIONS'] is […]; it is a dict of keywords"),
+            ({"default": {"BACKEND": REDIS, "LOCATION": "redis://h?speed=9"}}, "a URL with an unknown parameter: "),
+        ],
+    )
+    def test_say_what_to_change(self, settings, setting, message):
+        settings.DISTRIBUTED_LOCKS = setting
+        with pytest.raises(InvalidLockBackend) as caught:
+            locks["default"]
+        assert message in str(caught.value)
+        assert isinstance(caught.value, ImproperlyConfigured)
+
+    def test_unknown_alias(self, settings):
+        settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": LOCMEM}}
+        with pytest.raises(LockBackendDoesNotExist) as caught:
+            lock("name", using="reports").acquire()
+        assert str(caught.value) == "DISTRIBUTED_LOCKS has no alias 'reports'. Known: 'default'."
+        assert isinstance(caught.value, KeyError)
+
+    def test_a_password_is_never_shown(self, settings):
+        settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": REDIS, "LOCATION": "redis://u:hush@h:port/0"}}
+        with pytest.raises(InvalidLockBackend) as caught:
+            locks["default"]
+        shown = [str(caught.value), repr(caught.value.__cause__), str(caught.value.__suppress_context__)]
+        assert "hush" not in "".join(shown)
+        assert caught.value.__suppress_context__
