@@ -350,6 +350,15 @@ class TestAnnouncedAddresses:
         finally:
             valkey_cluster.move(slot, primary)
 
+    def test_that_lead_to_another_node(self, cluster_locks, valkey_cluster, settings, calls):
+        """As where forwarded ports were mixed up: that node redirects what it does not own, to itself."""
+        found = names_on(valkey_cluster, locks["default"])
+        wrong, other, *_ = found
+        options = {"socket_timeout": 3.0, "address_remap": lambda address: (address[0], wrong)}
+        settings.DISTRIBUTED_LOCKS = {"default": entry(valkey_cluster.at(wrong).url, **options)}
+        with pytest.raises(LockBackendError, match="nodes redirect these locks to each other.*'address_remap'"):
+            calls(lock(found[other][0], wait=2)).acquire()
+
 
 class TestUser:
     """Who may no more than the page allows."""
