@@ -277,6 +277,14 @@ def twin(connection_class: type[Any]) -> type[Any]:
     return found
 
 
+def read_by(connection: Any, deadline: float) -> Any:
+    """The next reply on a connection of threads. Raises redis-py's TimeoutError at that moment on ``clock()``."""
+    # Not by an argument of read_response, which redis-py 6 and 7 do not know.
+    if not connection.can_read(max(0.0, deadline - clock())):
+        raise redis.TimeoutError("Timeout reading from socket")
+    return connection.read_response(disable_decoding=True)
+
+
 async def hang_up(connection: Any) -> None:
     """Close a connection of asyncio at once: TLS would wait for the other side, and a loop that ends does not."""
     if writer := connection._writer:  # noqa: SLF001 - redis-py has no public way

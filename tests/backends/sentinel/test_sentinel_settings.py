@@ -289,7 +289,7 @@ def test_who_may_move_the_master_by_a_smaller_epoch(named, moves, monkeypatch):
     locations = [SimpleNamespace(text=str(n), connected=lambda: None, arguments=usual) for n in range(len(named))]
     known = discovery.Sentinels("service", locations)
     monkeypatch.setattr(known._watch, "nudge", lambda due: None)
-    monkeypatch.setattr(known, "_ask", lambda line, by: None)
+    monkeypatch.setattr(known._questions, "ask_on", lambda line, by: None)
     monkeypatch.setattr(known, "_told", lambda sentinel, reply: answers[int(sentinel.text)])
     known.confirm(discovery.Master("old", 1, 4))
     for _ in range(2 * len(named)):
@@ -317,8 +317,8 @@ class TestSharedSearch:
             await asyncio.sleep(0.05)
             return known.answer
 
-        monkeypatch.setattr(known, "_asked", ask)
-        monkeypatch.setattr(known, "_aasked", aask)
+        monkeypatch.setattr(known._questions, "ask", ask)
+        monkeypatch.setattr(known._questions, "aask", aask)
         monkeypatch.setattr(known, "_told", lambda sentinel, reply: reply)
         monkeypatch.setattr(discovery, "FRESH", 60)
         return known

@@ -12,7 +12,15 @@ from redis.exceptions import TimeoutError
 
 from ....utils.clock import clock
 from ..config import Location
-from ..connection import AsyncTcpConnection, AsyncTlsConnection, RunningFor, TcpConnection, TlsConnection, hang_up
+from ..connection import (
+    AsyncTcpConnection,
+    AsyncTlsConnection,
+    RunningFor,
+    TcpConnection,
+    TlsConnection,
+    hang_up,
+    read_by,
+)
 from ..errors import NoMaster, NotSent
 from ..scripts import pack
 from .discovery import Master, Sentinels
@@ -100,10 +108,7 @@ class MasterLocation(Location):
             there = {**arguments, "host": master.host, "port": master.port}
             connection = Location.connected(self, within=by - clock(), **there)
             connection.send_packed_command([_ROLE], check_health=False)
-            # Not by an argument of read_response, which redis-py 6 and 7 do not know.
-            if not connection.can_read(max(0.0, by - clock())):
-                raise TimeoutError("Timeout reading from socket")
-            self._mark(connection, master, connection.read_response(disable_decoding=True))
+            self._mark(connection, master, read_by(connection, by))
         except BaseException as error:
             if connection is not None:
                 connection.disconnect()

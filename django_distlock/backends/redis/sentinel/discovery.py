@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Generator, Sequence
-from contextlib import closing
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from redis.exceptions import (
@@ -15,16 +14,16 @@ from redis.exceptions import (
     NoPermissionError,
     RedisError,
     ResponseError,
-    TimeoutError,
 )
 
 from ....utils import fork
 from ....utils.clock import clock
+from ....utils.drive import Call, Steps, adrive, drive
 from ....utils.text import printable
 from ....utils.threads import Worker
 from ....utils.wakeup import WakeEvent
 from ..config import Location
-from ..connection import RunningFor, hang_up
+from ..connection import RunningFor, hang_up, read_by
 from ..errors import NoMaster, NoSentinel, SentinelRefusal, UnknownService, is_transient
 from ..scripts import pack
 
@@ -69,7 +68,65 @@ class Found(NamedTuple):
 
 
 Reply = list[Any] | Exception  # of a sentinel, to both questions
-Search = Generator[tuple[Location, float], Reply, Master]
+
+
+class Questions:
+    """What a sentinel is asked about a service, and the pause of those who wait for what others find."""
+
+    def __init__(self, service: str) -> None:
+        # The first knows a new master earlier, the second has its state and epoch.
+        questions = ("GET-MASTER-ADDR-BY-NAME", "MASTER")
+        self._packed = b"".join(pack("SENTINEL", question, service) for question in questions)
+
+    def ask(self, sentinel: Location, seconds: float) -> Reply:
+        """Over a connection of its own, in so many seconds."""
+        connection, by = None, clock() + seconds
+        try:
+            connection = sentinel.connected(within=seconds)
+            return self.ask_on(connection, by)
+        except (RedisError, OSError) as error:
+            return error
+        finally:
+            if connection is not None:
+                connection.disconnect()
+
+    async def aask(self, sentinel: Location, seconds: float) -> Reply:
+        connection, by = None, clock() + seconds
+        try:
+            connection = await sentinel.aconnected(within=seconds)
+            async with RunningFor(max(0.0, by - clock()), "Timeout reading from socket"):
+                return await self._aask_on(connection)
+        except (RedisError, OSError) as error:
+            return error
+        finally:
+            if connection is not None:
+                await hang_up(connection)
+
+    def ask_on(self, connection: Any, by: float) -> list[Any]:
+        connection.send_packed_command([self._packed], check_health=False)
+        replies: list[Any] = []
+        while len(replies) < 2:
+            try:
+                replies.append(read_by(connection, by))
+            except ResponseError as error:
+                replies.append(error)
+        return replies
+
+    async def _aask_on(self, connection: Any) -> list[Any]:
+        await connection.send_packed_command([self._packed], check_health=False)
+        replies: list[Any] = []
+        while len(replies) < 2:
+            try:
+                replies.append(await connection.read_response(disable_decoding=True))
+            except ResponseError as error:
+                replies.append(error)
+        return replies
+
+    def pause(self, event: WakeEvent, seconds: float) -> bool:
+        return event.wait(seconds)
+
+    async def apause(self, event: WakeEvent, seconds: float) -> bool:
+        return await event.await_set(seconds)
 
 
 class Sentinels:
@@ -82,9 +139,7 @@ class Sentinels:
     def __init__(self, service: str, locations: Sequence[Location]) -> None:
         self.service = service
         self.locations = tuple(locations)
-        # The first knows a new master earlier, the second has its state and epoch.
-        questions = ("GET-MASTER-ADDR-BY-NAME", "MASTER")
-        self._questions = b"".join(pack("SENTINEL", question, service) for question in questions)
+        self._questions = Questions(service)
         self._watch = Worker(f"distlock-sentinels-{service}", self._look)
         self._begin()
         fork.in_child(self._begin)
@@ -105,28 +160,10 @@ class Sentinels:
 
     def find(self, within: float) -> Master:
         """The master by what the sentinels say, in so many seconds."""
-        with closing(self._shared_search(within)) as search:
-            try:
-                step, seconds = next(search)
-                while True:
-                    waits = isinstance(step, WakeEvent)
-                    step, seconds = search.send(step.wait(seconds) if waits else self._asked(step, seconds))
-            except StopIteration as end:
-                found: Master = end.value
-                return found
+        return drive(self._shared_search(within), self._questions)
 
     async def afind(self, within: float) -> Master:
-        with closing(self._shared_search(within)) as search:
-            try:
-                step, seconds = next(search)
-                while True:
-                    waits = isinstance(step, WakeEvent)
-                    step, seconds = search.send(
-                        await (step.await_set(seconds) if waits else self._aasked(step, seconds))
-                    )
-            except StopIteration as end:
-                found: Master = end.value
-                return found
+        return await adrive(self._shared_search(within), self._questions)
 
     def confirm(self, master: Master) -> Master:
         """That server says so, too. Returns what to mark connections to it with.
@@ -153,11 +190,8 @@ class Sentinels:
         if self._lines:
             self._watch.nudge()
 
-    def _shared_search(self, within: float) -> Generator[tuple[Any, float], Any, Master]:
-        """Yields sentinels to ask. Or an event to wait for: who comes while others search shares what they find.
-
-        With seconds for each.
-        """
+    def _shared_search(self, within: float) -> Steps[Master]:
+        """Who comes while others search shares what they find. Makes the calls of ``Questions``."""
         within = min(within, sum(map(_timeout, self.locations)))
         by, event, is_late = clock() + within, WakeEvent(), False
         while True:
@@ -168,7 +202,7 @@ class Sentinels:
                     self._searcher = event
                     break
                 self._waiting.append(event)
-            is_late = not (yield event, (by - clock()) / 2)
+            is_late = not (yield Call("pause", (event, (by - clock()) / 2)))
         try:
             found = yield from self._search(by)
             self._found = Found(found, clock(), within)
@@ -184,14 +218,14 @@ class Sentinels:
                 other.set()
         return found
 
-    def _search(self, by: float) -> Search:
+    def _search(self, by: float) -> Steps[Master]:
         problems: list[Exception] = []
         outdated: list[Master] = []
         order = list(self._order)
         for number, sentinel in enumerate(order, 1):
             left = by - clock()
             share = left / 2 if number < len(order) else left  # most often the first one answers
-            told = self._told(sentinel, (yield sentinel, max(0.01, min(_timeout(sentinel), share))))
+            told = self._told(sentinel, (yield Call("ask", (sentinel, max(0.01, min(_timeout(sentinel), share))))))
             if isinstance(told, Exception):
                 problems.append(told)
                 self._ask_last(sentinel)
@@ -234,54 +268,6 @@ class Sentinels:
         self.master = master
         self._named.clear()
 
-    # One question
-
-    def _asked(self, sentinel: Location, seconds: float) -> Reply:
-        connection, by = None, clock() + seconds
-        try:
-            connection = sentinel.connected(within=seconds)
-            return self._ask(connection, by)
-        except (RedisError, OSError) as error:
-            return error
-        finally:
-            if connection is not None:
-                connection.disconnect()
-
-    def _ask(self, connection: Any, by: float) -> list[Any]:
-        connection.send_packed_command([self._questions], check_health=False)
-        replies: list[Any] = []
-        while len(replies) < 2:
-            # Not by an argument of read_response, which redis-py 6 and 7 do not know.
-            if not connection.can_read(max(0.0, by - clock())):
-                raise TimeoutError("Timeout reading from socket")
-            try:
-                replies.append(connection.read_response(disable_decoding=True))
-            except ResponseError as error:
-                replies.append(error)
-        return replies
-
-    async def _aasked(self, sentinel: Location, seconds: float) -> Reply:
-        connection, by = None, clock() + seconds
-        try:
-            connection = await sentinel.aconnected(within=seconds)
-            async with RunningFor(max(0.0, by - clock()), "Timeout reading from socket"):
-                return await self._aask(connection)
-        except (RedisError, OSError) as error:
-            return error
-        finally:
-            if connection is not None:
-                await hang_up(connection)
-
-    async def _aask(self, connection: Any) -> list[Any]:
-        await connection.send_packed_command([self._questions], check_health=False)
-        replies: list[Any] = []
-        while len(replies) < 2:
-            try:
-                replies.append(await connection.read_response(disable_decoding=True))
-            except ResponseError as error:
-                replies.append(error)
-        return replies
-
     # In the thread of the watch
 
     def _look(self) -> float | None:
@@ -299,7 +285,9 @@ class Sentinels:
         try:
             if sentinel.text not in self._lines:
                 self._lines[sentinel.text] = sentinel.connected()
-            told = self._told(sentinel, self._ask(self._lines[sentinel.text], clock() + _timeout(sentinel)))
+            told = self._told(
+                sentinel, self._questions.ask_on(self._lines[sentinel.text], clock() + _timeout(sentinel))
+            )
         except (RedisError, OSError) as error:
             told = error
             if line := self._lines.pop(sentinel.text, None):
