@@ -82,7 +82,7 @@ def test_the_list_shows_who_holds_what(operator, backend):
 
 def test_what_the_package_keeps_for_itself_is_not_listed(operator, backend):
     hold(backend, "order:1")
-    hold(backend, "django_distlock.core.transfer:1")
+    hold(backend, "django_distlock.handover:1")
     for query in ({}, {"q": "1"}, {"o": "5"}, {"prefix": "django_distlock."}):
         assert "handover" not in operator.get(LIST, query).content.decode()
 

@@ -217,7 +217,9 @@ class Run:
 
     def _left_behind(self) -> list[str]:
         """But for what keeps a detached text from being adopted twice, which lasts some minutes."""
-        return [name for name in self._store.left_behind() if "django_distlock.core.transfer:" not in name]
+        from django_distlock.names import OWN
+
+        return [name for name in self._store.left_behind() if OWN not in name]
 
 
 def main() -> int:
