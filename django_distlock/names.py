@@ -24,8 +24,8 @@ _DELIMITERS = ":{}"  # never in an escaped value, so that they tell where it end
 _IN_ESCAPES = "%0123456789ABCDEF"  # "%XX" is written with these, so they do not
 
 
-def check_name(name: object) -> str:
-    """Return the name as stores know it.
+def check_name(name: object, *, own: bool = False) -> str:
+    """Return the name as stores know it. ``own``: it may be of a lock by which this package remembers something.
 
     Any text is a valid name, but for those by which this package remembers something. Past 200 characters the tail is
     replaced by the SHA-256 of the whole; the result is longer than 200 characters, so that no name equals the short
@@ -34,20 +34,6 @@ def check_name(name: object) -> str:
     Raises InvalidLockName for what is no text, empty, over 10,000 characters (a document passed
     by mistake), begins with "django_distlock.", or cannot be written as UTF-8.
     """
-    if isinstance(name, str) and name.startswith(OWN):
-        raise UnusableLockName(
-            f"The name {name[:60]!r} begins with {OWN!r}, as those of the locks by which this package remembers"
-            " something. Let it begin with something else."
-        )
-    return _bounded(name)
-
-
-def own_name(template: str, *values: object) -> str:
-    """The name of a lock by which this package remembers something; ``values`` fill the template's fields."""
-    return _bounded(OWN + parse(template).fill(_by_position(template, values)))
-
-
-def _bounded(name: object) -> str:
     if not isinstance(name, str):
         raise InvalidLockName(
             f"The name of a lock is a str, not {type(name).__name__}."
@@ -55,6 +41,11 @@ def _bounded(name: object) -> str:
         )
     if not name:
         raise UnusableLockName("The name of a lock is empty. Give it a name that says what it guards.")
+    if name.startswith(OWN) and not own:
+        raise UnusableLockName(
+            f"The name {name[:60]!r} begins with {OWN!r}, as those of the locks by which this package remembers"
+            " something. Let it begin with something else."
+        )
     if len(name) > LONGEST_ACCEPTED:
         raise _too_long(name)
     try:
@@ -66,6 +57,11 @@ def _bounded(name: object) -> str:
     if len(name) <= LONGEST_VERBATIM:
         return name
     return f"{name[:_KEPT]}~{hashlib.sha256(encoded).hexdigest()}"
+
+
+def own_name(template: str, *values: object) -> str:
+    """The name of a lock by which this package remembers something; ``values`` fill the template's fields."""
+    return check_name(OWN + parse(template).fill(_by_position(template, values)), own=True)
 
 
 def _too_long(text: str) -> UnusableLockName:
@@ -81,7 +77,7 @@ def stored_name(text: str) -> str:
 
     Raises InvalidLockName.
     """
-    return text if _SHORTENED.fullmatch(text) else _bounded(text)
+    return text if _SHORTENED.fullmatch(text) else check_name(text, own=True)
 
 
 def render(template: str, values: tuple[object, ...]) -> str:

@@ -12,7 +12,6 @@ from math import inf
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from .. import signals
-from ..backends.base import BaseLockBackend
 from ..exceptions import LockBackendError, LockNotAcquired, LockReentry, LockTimeout
 from ..options import Terms
 from ..types import Grant, LockInfo, LockRequest, current_execution
@@ -71,6 +70,7 @@ class Acquisition:
         required: bool = False,
     ) -> None:
         self.request = request
+        self.backend = service.backend  # which makes the calls of ``steps()``
         self._service = service
         self._timeout = timeout
         self._terms = terms
@@ -78,21 +78,41 @@ class Acquisition:
         self._execution = execution
         self._required = required
         self._began = clock()
-        self._deadline = request.give_up = None if timeout is None else self._began + timeout
+        self._deadline = inf
+        if timeout is not None:
+            self._deadline = request.give_up = self._began + timeout
 
     # For the caller
-
-    @property
-    def backend(self) -> BaseLockBackend:
-        """Which makes the calls of ``steps()``."""
-        return self._service.backend
 
     def steps(self) -> Steps[Answer]:
         """Ask and wait until the lock is granted, or not worth waiting for. Raises LockBackendError."""
         try:
             if self._terms.in_atomic == "refuse" and (opened := self._open_transactions()):
                 transactions.refuse(f"The lock {self._lock}", opened)
-            return (yield from self._granted_in_time())
+            for _ in range(MOST_LATE_GRANTS):
+                answer = yield from self._in_line()
+                if isinstance(answer, LockInfo):
+                    if self._is_left_behind:
+                        self._pending = self.request
+                        yield Call("release", (self.request,))
+                        self._pending = None
+                    return answer
+                if clock() < safe_deadline(answer.sent_at, self.request.ttl):
+                    self._grant = answer
+                    return answer
+                # This process was stopped in between: others may have the lock by now. The request is finished before
+                # it is given back, because that may be executed at any time, and nobody may go on with its token then.
+                self._pending = late = self.request
+                self.request = late.afresh()
+                self._was_asked = self._has_queued = False
+                yield Call("release", (late,))
+                self._pending = None
+                if clock() >= self._deadline:
+                    break
+            raise LockBackendError(
+                f"The store grants the lock {self.request.name!r} so slowly that its TTL of {self.request.ttl:g} s"
+                " has passed when the answer comes. Give it a longer ttl."
+            )
         except BaseException as error:
             self._interrupted(error)
             if isinstance(error, LockBackendError):
@@ -104,23 +124,24 @@ class Acquisition:
 
         Returns the signal to send with ``about()``; None where nothing is to be told or nobody listens.
         """
-        if isinstance(answer, Grant):
-            service = self._service
-            lease = self.lease = Lease(
-                service.backend, self.request, answer, self._terms, service.renewer, self._execution
+        if is_new := isinstance(answer, Grant):
+            lease: Lease | None = Lease(
+                self.backend, self.request, answer, self._terms, self._service.renewer, self._execution
             )
-            service.renewer.register(lease)
-            remember(lease)
-            self._enter(lease)
-            return signals.lock_acquired if signals.lock_acquired.receivers else None
-        self.busy = answer
-        if own := self._enterable(answer):
-            self.lease = own
-            own._pass_to(self._execution)
-            remember(own)
-            self._enter(own, again=True)
-            return None
-        return signals.lock_busy if signals.lock_busy.receivers else None
+        else:
+            self.busy = answer
+            lease = self._enterable(answer)
+        if lease is None:
+            return signals.lock_busy if signals.lock_busy.receivers else None
+        self.lease = lease
+        if is_new:
+            self._service.renewer.register(lease)
+        else:
+            lease._pass_to(self._execution)
+        remember(lease)
+        self._hold = Hold(self._execution, self._required, self._terms.reentrant)
+        self._holds.enter(self._hold, lease, again=not is_new)
+        return signals.lock_acquired if is_new and signals.lock_acquired.receivers else None
 
     def about(self) -> dict[str, Any]:
         """What the signal that ``conclude()`` returned carries."""
@@ -176,109 +197,80 @@ class Acquisition:
 
     # The algorithm
 
-    def _granted_in_time(self) -> Steps[Answer]:
-        for _ in range(MOST_LATE_GRANTS):
-            answer = yield from (self._attempt(queue=False) if self._time_left() <= 0 else self._wait())
-            if isinstance(answer, LockInfo):
-                if self._is_left_behind:
-                    yield from self._call("release", self.request)
-                return answer
-            if clock() < safe_deadline(answer.sent_at, self.request.ttl):
-                self._grant = answer
-                return answer
-            # This process was stopped in between: others may have the lock by now. The request is finished before it
-            # is given back, because that may be executed at any time, and nobody may go on with its token then.
-            self._pending = late = self.request
-            self.request = late.afresh()
-            self._was_asked = self._has_queued = False
-            yield from self._call("release", late)
-            if self._time_left() <= 0:
-                break
-        raise LockBackendError(
-            f"The store grants the lock {self.request.name!r} so slowly that its TTL of {self.request.ttl:g} s"
-            " has passed when the answer comes. Give it a longer ttl."
-        )
-
-    def _wait(self) -> Steps[Answer]:
-        is_granted = False
-        self._is_in_line = True
-        try:
-            self._service.queue.join(self.request)
-            answer = yield from self._in_line()
-            is_granted = isinstance(answer, Grant)
-            return answer
-        finally:
-            self._leave_line(hand_place_on=not is_granted)
-            self._is_in_line = False
-
-    def _leave_line(self, *, hand_place_on: bool, again: bool = False) -> None:
-        self._service.queue.leave(
-            self.request, hand_place_on=hand_place_on, succeed=self._service.backend.succeed, again=again
-        )
-
     def _in_line(self) -> Steps[Answer]:
-        retry = 0.0
-        while self._time_left() > 0:
-            answer = None
-            try:
-                answer = yield from self._turn()
-                retry = 0.0
-            except LockBackendError as error:
-                self._check_process()
-                if error.is_final or not self.has_waited:
-                    raise
-                if not retry:
-                    logger.warning("Lock %r is waited for on, though its store failed: %s", self.request.name, error)
-                self._pending = None
-                retry = min(max(SHORTEST_RETRY, 2 * retry), LOOK_INTERVAL)
-            if answer:
-                return answer
-            if retry:
-                yield from self._rest("pause", retry)
-        # Whoever stands behind goes on with the place in the store; without a successor it is given up.
-        queue = self._service.queue
-        queue.mark_asking(self.request)
-        return (yield from self._attempt(queue=bool(self.request.inbox) and queue.has_successor(self.request)))
+        """Behind those of this process who came before. Whoever has no time to wait asks at once."""
+        queue, request = self._service.queue, self.request
+        answer, retry = None, 0.0
+        is_last = clock() >= self._deadline
+        self._is_in_line = not is_last
+        try:
+            if not is_last:
+                queue.join(request)
+            while True:
+                try:
+                    answer = yield from self._turn(is_last=is_last)
+                    retry = 0.0
+                except LockBackendError as error:
+                    self._check_process()
+                    if is_last or error.is_final or not self.has_waited:
+                        raise
+                    if not retry:
+                        logger.warning("Lock %r is waited for on, though its store failed: %s", request.name, error)
+                    self._pending = None
+                    retry = min(max(SHORTEST_RETRY, 2 * retry), LOOK_INTERVAL)
+                if answer:
+                    return answer
+                if retry:
+                    yield from self._rest("pause", retry)
+                is_last = clock() >= self._deadline
+        finally:
+            if self._is_in_line:
+                queue.leave(request, hand_place_on=not isinstance(answer, Grant), succeed=self.backend.succeed)
+                self._is_in_line = False
 
-    def _turn(self) -> Steps[Answer | None]:
+    def _turn(self, *, is_last: bool) -> Steps[Answer | None]:
         """Ask the store when it is this one's turn to speak, and wait for the next. None: go on."""
-        pause = LOOK_INTERVAL
-        is_leader, has_place = self._service.queue.is_leader(self.request), bool(self.request.inbox)
-        may_be_own = self._may_be_own()
-        if is_leader or has_place or may_be_own:
+        queue, request = self._service.queue, self.request
+        pause, is_leader = LOOK_INTERVAL, False
+        if is_last:
+            # Whoever stands behind goes on with the place in the store; without a successor it is given up.
+            queue.mark_asking(request)
+            place = bool(request.inbox) and queue.has_successor(request)
+        else:
+            last = self._service.renewer.latest(request.name)
+            may_be_own = last is not None and (self._is_own(last) or self._is_deferred(last))
+            is_leader = queue.take_turn(request, anyway=may_be_own)
             # Most locks are free, so the first attempt takes no place where that would cost a subscription.
-            is_ready = self._is_busy or (not may_be_own and self._service.backend.is_listening(self.request.name))
-            queue = has_place or (is_leader and is_ready)
-            answer = yield from self._attempt(queue=queue)
-            if isinstance(answer, Grant) or self._time_left() <= 0 or self._waits_for_itself(answer):
+            place = bool(request.inbox) or (
+                is_leader and (self._is_busy or (not may_be_own and self.backend.is_listening(request.name)))
+            )
+        if request.asking:
+            self._has_queued, self._was_asked = self._has_queued or place, True  # it has its place until it is told
+            self._pending = request
+            answer: Answer = yield Call("acquire", (request,), {"queue": place})
+            self._pending, self._has_queued = None, place
+            self._check_process()
+            if (
+                isinstance(answer, Grant)
+                or is_last
+                or clock() >= self._deadline
+                or self._enterable(answer)
+                or (self._required and self._own(answer))  # it would wait for itself
+            ):
                 return answer
             self._is_busy = True
-            if is_leader and not queue:
+            if is_leader and not place:
                 return None
             pause = min(pause, answer.remaining + AFTER_EXPIRY)
         self.has_waited = True
         yield from self._rest("wait_for_turn", pause)
         self._check_process()
-        self.request.holder = self.request.holder.from_now()
+        request.holder = request.holder.from_now()
         return None
-
-    def _attempt(self, *, queue: bool) -> Steps[Answer]:
-        self._service.queue.mark_asking(self.request)
-        self._has_queued, self._was_asked = self._has_queued or queue, True  # it has its place until it is told
-        answer: Answer = yield from self._call("acquire", self.request, queue=queue)
-        self._has_queued = queue
-        self._check_process()
-        return answer
 
     def _rest(self, how: str, seconds: float) -> Steps[None]:
         self.request.asking = False
-        yield Call(how, (self.request,), {"timeout": max(0.0, min(seconds, self._time_left()))})
-
-    def _call(self, method: str, request: LockRequest, **options: Any) -> Steps[Any]:
-        self._pending = request
-        answer = yield Call(method, (request,), options)
-        self._pending = None
-        return answer
+        yield Call(how, (self.request,), {"timeout": max(0.0, min(seconds, self._deadline - clock()))})
 
     def _check_process(self) -> None:
         """A fork copies greenlets, too. What the parent asked for is the parent's, also if the copy hears of it."""
@@ -288,9 +280,6 @@ class Acquisition:
                 f" It goes on to ask; in its child, process {os.getpid()}, nobody does. Ask anew there if it needs the"
                 " lock."
             )
-
-    def _time_left(self) -> float:
-        return LOOK_INTERVAL if self._deadline is None else self._deadline - clock()
 
     # How it ends
 
@@ -303,7 +292,7 @@ class Acquisition:
     def _interrupted(self, error: BaseException) -> None:
         """By an error, an exception of a signal handler, or because the task is cancelled."""
         if self._is_in_line:
-            self._leave_line(hand_place_on=True, again=True)
+            self._service.queue.leave(self.request, hand_place_on=True, succeed=self.backend.succeed, again=True)
         pending, renewer = self._pending, self._service.renewer
         if pending and pending is not self.request:
             renewer.release_in_background(pending)  # a grant that came too late
@@ -313,14 +302,6 @@ class Acquisition:
             renewer.release_in_background(self.request)
 
     # Whose the lock is that is in the way
-
-    def _may_be_own(self) -> bool:
-        """Whether the lock seems to be this caller's already, or one that it may enter."""
-        last = self._service.renewer.latest(self.request.name)
-        return last is not None and (self._is_own(last) or self._is_deferred(last))
-
-    def _waits_for_itself(self, busy: LockInfo) -> bool:
-        return self._enterable(busy) is not None or (self._required and self._own(busy) is not None)
 
     def _enterable(self, busy: LockInfo) -> Lease | None:
         """The lease that is in the way and that may be entered again."""
@@ -349,13 +330,9 @@ class Acquisition:
     def _open_transactions(self) -> Sequence[transactions.Transaction]:
         return transactions.open_here() if self.around is None else self.around.known()
 
-    def _enter(self, lease: Lease, *, again: bool = False) -> None:
-        self._hold = Hold(self._execution, self._required, self._terms.reentrant)
-        self._holds.enter(self._hold, lease, again=again)
-
     @property
     def _using(self) -> str:
-        return self._service.backend.alias
+        return self.backend.alias
 
     @property
     def _lock(self) -> str:
@@ -382,14 +359,12 @@ def kind() -> str:
     return "thread" if isinstance(current_execution(), threading.Thread) else "task"
 
 
-def seconds_to_wait(blocking: bool, timeout: float, own: float | None) -> float | None:
-    """threading.Lock's rules for the arguments of acquire()."""
+def seconds_to_wait(blocking: bool, timeout: float) -> float:
+    """threading.Lock's rules for the arguments of acquire(), where they are given."""
     if not blocking:
         if timeout != -1:
             raise ValueError("A lock that does not block takes no timeout.")
-        return 0
-    if timeout == -1:
-        return own
+        return 0.0
     if not timeout >= 0:  # not a number neither
         raise ValueError(f"timeout is {timeout!r}; it is a number of seconds to wait, or -1 for the lock's own wait.")
     if timeout > threading.TIMEOUT_MAX:

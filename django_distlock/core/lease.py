@@ -282,11 +282,6 @@ class Lease:
         return f"the RESPONSE_MAX_HOLD of {self.using!r}, {self._backend.response_max_hold:g} s,"
 
     @property
-    def _wakes_at(self) -> float:
-        """When there is something to do for it, on ``clock()``."""
-        return min(self._due, self._long_at)
-
-    @property
     def _held_for(self) -> float:
         """Seconds since it was granted."""
         return clock() - self._granted_clock

@@ -29,11 +29,17 @@ class LocalQueue:
         with self._guard:
             self._lines.setdefault(request.name, deque()).append(request)
 
-    def is_leader(self, request: LockRequest) -> bool:
-        """Whether it is this one's turn to ask the store."""
+    def take_turn(self, request: LockRequest, *, anyway: bool = False) -> bool:
+        """Mark it as asking the store if it is the leader or has a place there, else only if it does so ``anyway``.
+
+        Whether it is the leader.
+        """
         with self._guard:
             request.heard_at = clock()
-            return _first_responsive(self._lines[request.name]) is request
+            line = self._lines[request.name]
+            is_leader = line[0] is request or _first_responsive(line) is request
+            request.asking = is_leader or anyway or bool(request.inbox)
+            return is_leader
 
     def mark_asking(self, request: LockRequest) -> None:
         """From now on, until it waits again, it inherits nothing: its attempt goes on with the token that it has."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+import threading
 import warnings
+from asyncio import _get_running_loop
 from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
@@ -12,7 +14,7 @@ from typing import Unpack
 from django.utils.asyncio import async_unsafe
 
 from ..exceptions import LockError, LockNotHeld, LockTimeout
-from ..names import render
+from ..names import check_name, render
 from ..options import LockOptions, Options, settled
 from ..signals import asend_signal, send_signal
 from ..types import Holder, LockRequest, current_execution
@@ -23,11 +25,21 @@ from .holds import Hold, Holds, NothingToLeave, acquired_here
 from .lease import Lease, State, logger
 from .registry import DEFAULT_ALIAS, locks
 
-# Called first, instead of put around: then nothing comes between a grant and the caller that is told of it.
-refuse_in_a_loop: Callable[[], None] = async_unsafe(
+_refuse_in_a_loop: Callable[[], None] = async_unsafe(
     "A lock was asked for synchronously inside an event loop, which would block it. Use 'async with lock(...)',"
     " 'await lock(...).aacquire()', an 'async def' under the decorator, or sync_to_async."
 )(lambda: None)
+
+
+def calling_thread() -> object:
+    """The thread that calls, which owns what it acquires. Refuses inside of an event loop, which would be blocked.
+
+    Called first, instead of put around: then nothing comes between a grant and the caller that is told of it.
+    """
+    if _get_running_loop() is None:
+        return threading.current_thread()
+    _refuse_in_a_loop()
+    return current_execution()
 
 
 def lock(name: str, /, *values: object, using: str = DEFAULT_ALIAS, **options: Unpack[LockOptions]) -> Lock:
@@ -57,7 +69,7 @@ def lock(name: str, /, *values: object, using: str = DEFAULT_ALIAS, **options: U
 
     Raises InvalidLockName, ValueError for a value out of range, TypeError for an unknown option.
     """
-    return Lock(render(name, values), using, settled(**options))
+    return Lock(render(name, values) if values else check_name(name), using, settled(**options))
 
 
 class Lock:
@@ -80,12 +92,11 @@ class Lock:
 
         ``timeout``: seconds to wait; -1 means the lock's own ``wait``. Raises LockBackendError.
         """
-        refuse_in_a_loop()
-        return self._made(self._acquisition(blocking, timeout)).lease is not None
+        return self._made(self._acquisition(calling_thread(), blocking, timeout)).lease is not None
 
     async def aacquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         """``acquire()`` for tasks. Cancelled, it leaves nothing behind."""
-        return (await self._amade(self._acquisition(blocking, timeout))).lease is not None
+        return (await self._amade(self._acquisition(current_execution(), blocking, timeout))).lease is not None
 
     def release(self) -> None:
         """Give up the lease that this thread or task took by this handle, else the handle's last one.
@@ -93,7 +104,7 @@ class Lock:
         A reentrant lock is given up by its owner alone, after as many releases as acquisitions.
         Raises LockNotHeld, LockLost, LockBackendError (the release is then repeated in the background).
         """
-        refuse_in_a_loop()
+        calling_thread()
         hold = None
         try:
             hold = self._holds.to_leave()
@@ -126,7 +137,7 @@ class Lock:
 
     def locked(self) -> bool:
         """Whether anybody holds the lock now, as the store says."""
-        refuse_in_a_loop()
+        calling_thread()
         return locks[self.using].look([self.name]) != [None]
 
     async def alocked(self) -> bool:
@@ -134,12 +145,11 @@ class Lock:
         return await locks[self.using].alook([self.name]) != [None]
 
     def __enter__(self) -> Lease:
-        refuse_in_a_loop()
-        acquisition = self._made(self._acquisition(required=True))
+        acquisition = self._made(self._acquisition(calling_thread(), required=True))
         return acquisition.lease or acquisition.fail()
 
     async def __aenter__(self) -> Lease:
-        acquisition = await self._amade(self._acquisition(required=True))
+        acquisition = await self._amade(self._acquisition(current_execution(), required=True))
         return acquisition.lease or acquisition.fail()
 
     def __exit__(
@@ -184,11 +194,12 @@ class Lock:
             self._let_run_out(hold, by_with=True)
             raise
 
-    def _acquisition(self, blocking: bool = True, timeout: float = -1, *, required: bool = False) -> Acquisition:
+    def _acquisition(
+        self, execution: object, blocking: bool = True, timeout: float = -1, *, required: bool = False
+    ) -> Acquisition:
         service = locks.service(self.using)
         terms = self._options.terms(service.backend.terms)
-        seconds = seconds_to_wait(blocking, timeout, terms.wait)
-        execution = current_execution()
+        seconds = terms.wait if blocking and timeout == -1 else seconds_to_wait(blocking, timeout)
         holder = Holder.here(self.label or terms.label, execution, self._message)
         request = LockRequest(self.name, terms.ttl, holder, min_hold=terms.min_hold)
         return Acquisition(service, request, seconds, terms, self._holds, execution, required=required)

@@ -45,7 +45,7 @@ class Renewer:
 
     def register(self, lease: Lease) -> None:
         self._leases[lease.token] = self._by_name[lease.name] = lease
-        self._worker.nudge(lease._wakes_at)
+        self._worker.nudge(min(lease._due, lease._long_at))
 
     def leases(self) -> list[Lease]:
         return list(self._leases.values())
@@ -114,7 +114,7 @@ class Renewer:
 
     def _renew(self) -> float | None:
         self._renew_due()
-        return min((lease._wakes_at for lease in self.leases()), default=None)
+        return min((min(lease._due, lease._long_at) for lease in self.leases()), default=None)
 
     def _renew_due(self) -> None:
         """Renew what is due, and again what comes due meanwhile, but for what failed, until all had their turn."""

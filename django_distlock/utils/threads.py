@@ -102,12 +102,14 @@ class Worker:
         self._is_nudged = False
         self._ends = False
         self._wakes_at = inf  # inf: whoever adds something nudges
+        self._nudged_for = -inf
 
     def nudge(self, due: float = -inf) -> None:
         """There is something to do; ``due``: not before this moment."""
         if due >= self._wakes_at:
             return
         self._is_nudged = True
+        self._nudged_for = due
         self._bell.set()
         if self._post.thread is None:
             self._start()
@@ -148,8 +150,14 @@ class Worker:
             if self._ends:
                 self._ends = False
                 return
-            self._wakes_at = idle_since + IDLE if due is None else due
-            self._bell.wait(max(0.0, self._wakes_at - clock()))
+            if due is None:
+                due = idle_since + IDLE
+                if self._nudged_for > clock():
+                    # That is done already. It looks again when it would have been due, so that those who do more of the
+                    # same meanwhile, each too soon over for the thread to see it, need not wake it each time.
+                    due = min(due, self._nudged_for)
+            self._wakes_at = due
+            self._bell.wait(max(0.0, due - clock()))
             if fork.is_copy(pid):
                 return
             self._wakes_at = inf

@@ -11,11 +11,8 @@ from contextlib import suppress
 class WakeEvent:
     """Set from any thread, waited for by one thread or task. One that is set before the wait is not lost."""
 
-    __slots__ = ("_is_set", "_wake")
-
-    def __init__(self) -> None:
-        self._is_set = False
-        self._wake: Callable[[], object] | None = None
+    _is_set = False
+    _wake: Callable[[], object] | None = None  # while it is waited for
 
     def set(self) -> None:
         self._is_set = True
