@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -25,7 +26,6 @@ from example_project.valkey import Valkey
 from tests.support import mariadb as mariadb_server
 from tests.support import postgres as postgres_server
 from tests.support import rabbitmq as rabbitmq_server
-from tests.support import servers
 from tests.support.cluster import Cluster
 from tests.support.databases import known_database
 from tests.support.mariadb import MariaDB
@@ -33,14 +33,10 @@ from tests.support.postgres import Postgres
 from tests.support.programs import Programs
 from tests.support.proxy import Proxy
 from tests.support.rabbitmq import RabbitMQ
+from tests.support.requirements import missing
+from tests.support.stores import DATABASE, LOCMEM, REDIS, REDIS_CLUSTER, REDLOCK
 from tests.support.terminal import Terminal
 from tests.support.tools import backend_on, eventually, renewer_of
-
-REDIS = "django_distlock.backends.redis.RedisBackend"
-REDIS_CLUSTER = "django_distlock.backends.redis.RedisClusterBackend"
-REDLOCK = "django_distlock.backends.redlock.RedlockBackend"
-DATABASE = "django_distlock.backends.database.DatabaseBackend"
-LOCMEM = "django_distlock.backends.locmem.LocMemBackend"
 
 pytest.register_assert_rewrite("django_distlock.testing.contract")  # as the plugin does where it is installed
 
@@ -70,28 +66,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("slow")
 
 
-REQUIRED = os.environ.get("DISTLOCK_REQUIRE", "").split()
-
-
-def missing(what: str, how: str) -> None:
-    """Skip for want of a program; a failure where DISTLOCK_REQUIRE names it."""
-    if what in REQUIRED:
-        pytest.fail(f"DISTLOCK_REQUIRE asks for {what}, which is missing: {how}")
-    pytest.skip(f"{what} is missing: {how}")
-
-
 @pytest.fixture(scope="session")
 def valkey() -> Iterator[Valkey]:
     """The server of this test process; its own, on a socket in its own folder."""
     with Valkey() as server:
         yield server
-
-
-def program_of(kind: str) -> Path:
-    """The program of a Redis that is not Valkey: redis-server of the system, redis-6.2, redis-8."""
-    if (program := servers.program(kind)) is None:
-        missing(kind, servers.how_to_get(kind))
-    return program
 
 
 @pytest.fixture(scope="session")
@@ -322,3 +301,11 @@ def operator(pages, client):
 
     client.force_login(User.objects.create_superuser("operator"))
     return client
+
+
+@pytest.fixture
+def chromium():
+    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if found is None:
+        missing("chromium", "install the package chromium")
+    return found

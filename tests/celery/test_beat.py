@@ -27,22 +27,11 @@ if celery.VERSION[:2] < (5, 7):
 from celery.beat import PersistentScheduler, ScheduleEntry, Scheduler
 
 from django_distlock.celery import beat, stopping
+from tests.support.schedulers import FileBeat, MemoryBeat, StockBeat
 
 pytestmark = pytest.mark.slow
 
 START = datetime(2026, 11, 21, 12, 0, 20, tzinfo=UTC)
-
-
-class StockBeat(Recording, Scheduler):
-    pass
-
-
-class MemoryBeat(Recording, beat.MemoryScheduler):
-    pass
-
-
-class FileBeat(Recording, beat.DistlockScheduler):
-    pass
 
 
 @pytest.fixture

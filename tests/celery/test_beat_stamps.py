@@ -11,7 +11,8 @@ if celery.VERSION[:2] < (5, 7):
     pytest.skip("beat's schedulers need Celery 5.7", allow_module_level=True)
 
 from django_distlock.celery import beat
-from tests.support.beats import Recording, World, task
+from tests.support.beats import World, task
+from tests.support.schedulers import MemoryBeat
 
 pytestmark = pytest.mark.slow
 
@@ -23,10 +24,6 @@ BAD = {
     "NaN": '[NaN,"t",null,"h"]',
     "the year 2999": '[32472144000.0,"t",null,"h"]',
 }
-
-
-class MemoryBeat(Recording, beat.MemoryScheduler):
-    pass
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 
 from django_distlock import Lock, lock
-from tests.conftest import missing
+from tests.support.requirements import missing
 from tests.support.tools import renewer_of
 
 pytestmark = pytest.mark.slow

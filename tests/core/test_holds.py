@@ -12,7 +12,6 @@ from django.http import StreamingHttpResponse
 from django_distlock import LockNotHeld, distributed_lock, lock
 from django_distlock.signals import lock_lost
 from django_distlock.testing import lose
-from tests.conftest import backend  # noqa: F401
 from tests.support.tools import eventually
 
 
@@ -22,7 +21,7 @@ def reentrant(request):
 
 
 @pytest.fixture(autouse=True)
-def store(backend):  # noqa: F811
+def store(backend):
     return backend
 
 

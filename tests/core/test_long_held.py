@@ -14,7 +14,7 @@ from django.test import RequestFactory
 
 from django_distlock import LockLost, State, adopt, distributed_lock, lock, locks
 from django_distlock.signals import lock_held_long, lock_lost
-from tests.conftest import LOCMEM
+from tests.support.stores import LOCMEM
 from tests.support.tools import eventually, renewer_of
 
 TTL = 1.2  # seconds, of which a busy machine may take a part

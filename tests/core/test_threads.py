@@ -12,7 +12,7 @@ from django_distlock.backends.database import connections
 from django_distlock.utils import threads
 from django_distlock.utils.threads import Post, Worker
 from django_distlock.utils.wakeup import WakeEvent
-from tests.backends.database.test_database import through
+from tests.support.databases import through
 from tests.support.tools import PATIENCE, eventually
 
 NAME = "distlock-example"

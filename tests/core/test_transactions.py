@@ -30,7 +30,7 @@ from django_distlock import (
 from django_distlock.core import acquire
 from django_distlock.monitoring.inventory import force_release
 from django_distlock.signals import lock_released
-from tests.support.tools import PATIENCE, aeventually, eventually, queue_of
+from tests.support.tools import PATIENCE, aeventually, eventually, in_a_thread, queue_of
 
 LONG = 60  # seconds that no sound test waits
 
@@ -692,23 +692,6 @@ class TestChoices:
     def test_another_word_is_an_error(self):
         with pytest.raises(ValueError, match="in_atomic is 'wait'; choose 'defer'.*'refuse'.*or 'ignore'"):
             lock("name", in_atomic="wait")
-
-
-def in_a_thread(work):
-    outcome = []
-
-    def run():
-        try:
-            outcome.append(work())
-        except Exception as error:
-            outcome.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join(20)
-    if isinstance(outcome[0], Exception):
-        raise outcome[0]
-    return outcome[0]
 
 
 class TestInsideTestCase(TestCase):

@@ -24,7 +24,7 @@ from rest_framework.viewsets import ViewSet
 
 from django_distlock import InvalidLockName, LockBackendError, LockNotAcquired, distributed_lock, lock, locks, respond
 from django_distlock.middleware import LockMiddleware
-from tests.decorators.test_decorators import must_not_run as nothing
+from tests.support.tools import must_not_run as nothing
 
 pytestmark = [pytest.mark.usefixtures("backend"), pytest.mark.urls("tests.decorators.test_answers")]
 

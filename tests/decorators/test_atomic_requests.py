@@ -20,8 +20,7 @@ from django.views.decorators.csrf import csrf_exempt
 
 from django_distlock import LockBackendError, LockLost, distributed_lock, lock, locks
 from django_distlock.monitoring.inventory import force_release
-from tests.core.test_transactions import in_a_thread
-from tests.support.tools import eventually
+from tests.support.tools import eventually, in_a_thread
 
 pytestmark = [
     pytest.mark.usefixtures("backend", "atomic_requests"),

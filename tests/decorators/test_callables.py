@@ -16,9 +16,7 @@ from django.db import transaction
 from django.views.decorators.csrf import csrf_exempt
 
 from django_distlock import LockNotAcquired, LockReentry, distributed_lock, lock, locks, skip
-from tests.core.test_transactions import in_a_thread
-from tests.decorators.test_decorators import busy, held_names  # noqa: F401 - a fixture
-from tests.support.tools import eventually
+from tests.support.tools import eventually, held_names, in_a_thread
 
 pytestmark = pytest.mark.usefixtures("backend")
 

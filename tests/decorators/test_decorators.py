@@ -18,13 +18,9 @@ from django.views import View
 from django.views.decorators.csrf import csrf_exempt
 
 from django_distlock import InvalidLockName, LockNotAcquired, LockTimeout, distributed_lock, lock, locks, skip
-from tests.support.tools import eventually
+from tests.support.tools import eventually, held_names, must_not_run
 
 pytestmark = pytest.mark.usefixtures("backend")
-
-
-def held_names():
-    return [info.name for info in locks["default"].held()]
 
 
 @distributed_lock("order:{order_id}")
@@ -256,24 +252,6 @@ def in_another_thread(work):
     return outcome[0]
 
 
-@pytest.fixture
-def busy(backend):
-    """Somebody else holds "name" and "order:1"."""
-    leave, there = threading.Event(), threading.Event()
-
-    def hold():
-        with lock("name", label="somebody else"), lock("order:1", label="somebody else"):
-            there.set()
-            leave.wait(30)
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    assert there.wait(10)
-    yield leave
-    leave.set()
-    thread.join()
-
-
 @pytest.mark.usefixtures("busy")
 class TestBusy:
     @pytest.mark.parametrize("on_busy", [None, "raise"])
@@ -334,10 +312,6 @@ class TestBusy:
 
         with pytest.raises(LockNotAcquired):
             work()
-
-
-def must_not_run(*args, **kwargs):
-    pytest.fail("the body ran")
 
 
 @distributed_lock("order:{order_id}")

@@ -18,17 +18,14 @@ from django.urls import reverse
 
 from django_distlock import locks
 from django_distlock.models import HeldLock
-from django_distlock.monitoring.inventory import Key, Lease
 from django_distlock.signals import lock_forced
 from django_distlock.types import Grant
-from tests.conftest import LOCMEM, REDIS
-from tests.support.admin_pages import hold, login, names_in, said
+from tests.support.admin_pages import LIST, hold, key_of, login, names_in, release, said
 from tests.support.quorum import spread
+from tests.support.stores import LOCMEM, REDIS
 from tests.support.tools import lock_request
 
 pytestmark = pytest.mark.django_db
-
-LIST = "/admin/distlock/heldlock/"
 
 
 @pytest.fixture
@@ -41,16 +38,6 @@ def forced():
     lock_forced.connect(note)
     yield told
     lock_forced.disconnect(note)
-
-
-def key_of(backend, name: str) -> str:
-    return str(Lease(Key(backend.alias, name), backend.look([name])[0].digest))
-
-
-def release(browser, ids, **fields):
-    """What the button of the confirmation page sends."""
-    form = {"action": "delete_selected", "post": "yes", "_selected_action": ids, **fields}
-    return browser.post(LIST, form, follow=True)
 
 
 def test_a_lock_that_is_held_long_is_marked(operator, settings):

@@ -17,8 +17,8 @@ from django_distlock.models import BeatRun
 from django_distlock.monitoring.inventory import Key
 from django_distlock.types import LastRun
 from django_distlock.utils.text import printable
-from tests.conftest import LOCMEM, REDIS
 from tests.support.admin_pages import login, said
+from tests.support.stores import LOCMEM, REDIS
 
 pytestmark = pytest.mark.django_db
 

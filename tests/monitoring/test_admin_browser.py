@@ -18,10 +18,9 @@ from django.test import Client
 from pytest_django.live_server_helper import LiveServer
 
 from django_distlock import locks
-from tests.conftest import LOCMEM, REDIS
-from tests.processes.test_example import chromium  # noqa: F401 - a fixture
 from tests.support.admin_pages import MIDDLEWARE, hold, use_admin
 from tests.support.browser import Browser
+from tests.support.stores import LOCMEM, REDIS
 from tests.support.tools import PATIENCE, eventually, lock_request
 
 pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
@@ -85,7 +84,7 @@ def server(site, backend, settings, transactional_db):
 
 
 @pytest.fixture
-def page(chromium, tmp_path, server):  # noqa: F811
+def page(chromium, tmp_path, server):
     """A browser, logged in, wide and light."""
     client = Client()
     client.force_login(User.objects.create_superuser("operator"))

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import pytest
+from django.contrib.admin.utils import quote
 from django.contrib.auth.models import User
 from django.template.utils import get_app_template_dirs
 from django.urls import include, path, reverse
 
 from django_distlock.admin import HeldLockAdmin
 from django_distlock.models import HeldLock
-from tests.monitoring.test_admin import LIST, key_of, names_in, quote, release, said
 from tests.support import admin_urls
-from tests.support.admin_pages import hold, use_admin
+from tests.support.admin_pages import LIST, hold, key_of, names_in, release, said, use_admin
 
 pytestmark = [
     pytest.mark.django_db,

@@ -19,9 +19,9 @@ from django.utils import translation
 from django_distlock import locks
 from django_distlock.backends.locmem import LocMemBackend
 from django_distlock.utils.parallel import ask_abreast
-from tests.conftest import DATABASE, LOCMEM, REDIS
 from tests.support.admin_pages import hold, said
 from tests.support.proxy import Proxy
+from tests.support.stores import DATABASE, LOCMEM, REDIS
 from tests.support.tools import PATIENCE, eventually
 
 pytestmark = pytest.mark.slow

@@ -16,23 +16,11 @@ from django_distlock.monitoring import formatting
 from django_distlock.monitoring.diagnostics import capabilities_of
 from django_distlock.names import check_name
 from django_distlock.signals import lock_forced
-from tests.conftest import LOCMEM, REDIS
 from tests.support.admin_pages import hold
+from tests.support.commands import said
 from tests.support.quorum import spread
+from tests.support.stores import LOCMEM, REDIS
 from tests.support.tools import lock_request
-
-
-def said(*arguments, code=0, **options):
-    """What the command prints; it must end with that code."""
-    out = io.StringIO()
-    try:
-        call_command("locks", *arguments, stdout=out, no_color=True, **options)
-        ended = 0
-    except CommandError as error:
-        ended = error.returncode
-        out.write(f"\n{error}")
-    assert ended == code, out.getvalue()
-    return out.getvalue()
 
 
 def test_list_is_a_table(backend):

@@ -13,9 +13,9 @@ from django_distlock import locks
 from django_distlock.backends.database import backend as backend_module
 from django_distlock.models import DatabaseLock
 from django_distlock.types import LastRun
-from tests.conftest import DATABASE, LOCMEM, REDIS
-from tests.monitoring.test_locks_command import said
+from tests.support.commands import said
 from tests.support.databases import ALIAS
+from tests.support.stores import DATABASE, LOCMEM, REDIS
 from tests.support.tools import lock_request
 
 TABLE = DatabaseLock._meta.db_table

@@ -14,8 +14,8 @@ from django.views.debug import ExceptionReporter
 
 from django_distlock import LockBackendError, lock, locks
 from django_distlock.utils.text import quoted
-from tests.conftest import DATABASE, LOCMEM, REDIS, REDLOCK
 from tests.support.admin_pages import login
+from tests.support.stores import DATABASE, LOCMEM, REDIS, REDLOCK
 
 PASSWORD = "s3cret"
 SENTINELS = {"sentinels": [("127.0.0.1", 1)], "service_name": "mymaster"}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -15,7 +14,6 @@ import pytest
 
 from django_distlock.types import new_token
 from example_project.beats import Watch, complaints, table
-from tests.conftest import missing
 from tests.support.programs import ROOT
 from tests.support.shop_on_postgres import PIECES
 from tests.support.tools import PATIENCE
@@ -24,14 +22,6 @@ CHROMIUM = [
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
 ]  # fmt: skip
-
-
-@pytest.fixture
-def chromium():
-    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if found is None:
-        missing("chromium", "install the package chromium")
-    return found
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from django_distlock import locks
-from tests.conftest import missing
 from tests.support.programs import ROOT
+from tests.support.requirements import missing
 from tests.support.tools import eventually
 
 STARTS_WITHIN = 60.0  # seconds

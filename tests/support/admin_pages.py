@@ -9,8 +9,10 @@ from django.contrib.auth.models import Permission, User
 from django.test import Client
 
 from django_distlock.backends.base import BaseLockBackend
+from django_distlock.monitoring.inventory import Key, Lease
 from django_distlock.types import Holder, LockRequest
 
+LIST = "/admin/distlock/heldlock/"
 PROCESSORS = [
     "django.template.context_processors.request",
     "django.contrib.auth.context_processors.auth",
@@ -62,3 +64,13 @@ def said(page) -> list[str]:
 
 def names_in(page) -> list[str]:
     return [row.name for row in page.context["cl"].result_list]
+
+
+def key_of(backend, name: str) -> str:
+    return str(Lease(Key(backend.alias, name), backend.look([name])[0].digest))
+
+
+def release(browser, ids, **fields):
+    """What the button of the confirmation page sends."""
+    form = {"action": "delete_selected", "post": "yes", "_selected_action": ids, **fields}
+    return browser.post(LIST, form, follow=True)

@@ -14,6 +14,7 @@ from typing import Any
 
 import redis
 
+from django_distlock.backends.redis.keys import slot_of
 from django_distlock.testing.tools import eventually
 from example_project.valkey import ONCE, binary
 
@@ -246,3 +247,22 @@ class Cluster:
     def all_keys(self) -> list[str]:
         """Of all primaries, without counters of fencing numbers."""
         return sorted(key for node in self.primaries for key in node.client.scan_iter(count=1000) if "|f:" not in key)
+
+
+def names_on(cluster, backend, each=1):
+    """Names of locks, so many on each primary."""
+    found = {node.port: [] for node in cluster.primaries}
+    number = 0
+    while any(len(names) < each for names in found.values()):
+        name = f"n{number}"
+        of_node = found[cluster.owner(slot_of(backend.keys.lease(name))).port]
+        if len(of_node) < each:
+            of_node.append(name)
+        number += 1
+    return found
+
+
+def subscribed(cluster):
+    """By the port of the primary, how many connections hear channels there."""
+    counts = {node.port: len(node.client.client_list(_type="pubsub")) for node in cluster.primaries}
+    return {port: count for port, count in counts.items() if count}

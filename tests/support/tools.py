@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from django_distlock import LockBackendError
+from django_distlock import LockBackendError, locks
 from django_distlock.backends.base import BaseLockBackend
 from django_distlock.core.local_queue import LocalQueue
 from django_distlock.core.renewal import Renewer
@@ -59,3 +60,28 @@ def insist(call):
         except LockBackendError:
             if time.monotonic() > give_up:
                 raise
+
+
+def in_a_thread(work):
+    outcome = []
+
+    def run():
+        try:
+            outcome.append(work())
+        except Exception as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(20)
+    if isinstance(outcome[0], Exception):
+        raise outcome[0]
+    return outcome[0]
+
+
+def held_names():
+    return [info.name for info in locks["default"].held()]
+
+
+def must_not_run(*args, **kwargs):
+    pytest.fail("the body ran")

@@ -13,7 +13,7 @@ from django.core.checks import run_checks
 from django.core.management import call_command
 
 from django_distlock.checks import TAG
-from tests.conftest import DATABASE, REDLOCK
+from tests.support.stores import DATABASE, REDLOCK
 
 REDIS = {"BACKEND": "django_distlock.backends.redis.RedisBackend", "LOCATION": "redis://nowhere.invalid:6379/3"}
 LOCMEM = {"BACKEND": "django_distlock.backends.locmem.LocMemBackend"}

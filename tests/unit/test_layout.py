@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -151,3 +152,23 @@ def test_tests_lie_in_folders():
     assert {path.name for path in TESTS.glob("*.py")} == {"__init__.py", "conftest.py", "settings.py", "urls.py"}
     assert max(Counter(path.name for path in TESTS.rglob("test_*.py")).values()) == 1
     assert not [path for path in TESTS.rglob("test_*.py") if not (path.parent / "__init__.py").exists()]
+
+
+def test_nobody_imports_a_test_module():
+    """What tests share is in ``support``; pytest itself loads a conftest."""
+    test_module = re.compile(r"tests(\.\w+)*\.(test_\w+|conftest)(\.\w+)*")
+    for path in (*TESTS.rglob("*.py"), *TESTS.parent.glob("benchmarks/*.py")):
+        package = path.relative_to(TESTS.parent).parent.parts
+        assert not [
+            name for name in imported_by(ast.parse(path.read_text()), package) if test_module.fullmatch(name)
+        ], path
+
+
+def imported_by(tree: ast.Module, package: tuple[str, ...]) -> Iterator[str]:
+    """Absolute names, each name that is imported from a module among them."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            parents = package[: len(package) - node.level + 1] if node.level else ()
+            yield from (".".join(filter(None, [*parents, node.module, alias.name])) for alias in node.names)

@@ -10,8 +10,8 @@ import sys
 
 import pytest
 
-from tests.conftest import missing
 from tests.support.programs import ROOT
+from tests.support.requirements import missing
 
 pytestmark = pytest.mark.slow
 

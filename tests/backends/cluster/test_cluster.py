@@ -22,29 +22,16 @@ from django_distlock.backends.redis.keys import ClusterKeys, slot_of
 from django_distlock.core import acquire
 from django_distlock.exceptions import InvalidLockBackend
 from django_distlock.types import Grant, Level
-from tests.conftest import REDIS, REDIS_CLUSTER, program_of
-from tests.monitoring.test_admin import LIST
-from tests.monitoring.test_locks_command import said
 from tests.support import servers
-from tests.support.admin_pages import hold
-from tests.support.cluster import Cluster, free_ports
+from tests.support.admin_pages import LIST, hold
+from tests.support.cluster import Cluster, free_ports, names_on, subscribed
+from tests.support.commands import said
 from tests.support.programs import ROOT, in_a_fork
+from tests.support.servers import program_of
+from tests.support.stores import REDIS, REDIS_CLUSTER
 from tests.support.tools import PATIENCE, eventually, lock_request
 
 HAND_OFFS = 30
-
-
-def names_on(cluster, backend, each=1):
-    """Names of locks, so many on each primary."""
-    found = {node.port: [] for node in cluster.primaries}
-    number = 0
-    while any(len(names) < each for names in found.values()):
-        name = f"n{number}"
-        of_node = found[cluster.owner(slot_of(backend.keys.lease(name))).port]
-        if len(of_node) < each:
-            of_node.append(name)
-        number += 1
-    return found
 
 
 def entry(location, **options):
@@ -189,12 +176,6 @@ class TestHandOff:
             eventually(lambda: subscribed(valkey_cluster))
         assert inside.wait(5)
         thread.join(PATIENCE)
-
-
-def subscribed(cluster):
-    """By the port of the primary, how many connections hear channels there."""
-    counts = {node.port: len(node.client.client_list(_type="pubsub")) for node in cluster.primaries}
-    return {port: count for port, count in counts.items() if count}
 
 
 class TestManyLocks:

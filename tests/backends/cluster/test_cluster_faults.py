@@ -22,11 +22,10 @@ from django_distlock.backends.redis.keys import slot_of
 from django_distlock.backends.redis.scripts import Command, pack
 from django_distlock.types import Grant
 from example_project.valkey import binary
-from tests.backends.cluster.test_cluster import names_on, subscribed
-from tests.backends.redis.test_queue import Peer
-from tests.conftest import REDIS_CLUSTER
-from tests.support.cluster import Node
+from tests.support.cluster import Node, names_on, subscribed
 from tests.support.history import EVERYBODY, Journal, _beliefs, _numbers, faults, read
+from tests.support.peers import Peer
+from tests.support.stores import REDIS_CLUSTER
 from tests.support.tools import PATIENCE, eventually, lock_request, renewer_of
 
 TAKEOVER = 8.0  # seconds within which a replica has taken over, on a busy machine

@@ -10,9 +10,9 @@ import redis
 
 from django_distlock import lock, locks
 from django_distlock.types import Grant
-from tests.conftest import REDIS
 from tests.support.proxy import Proxy
 from tests.support.sentinel import free_port
+from tests.support.stores import REDIS
 from tests.support.tools import PATIENCE, backend_on, eventually, lock_request
 
 backend = backend_on("redis", "redlock", "locmem", "postgres", "mariadb", "sqlite")

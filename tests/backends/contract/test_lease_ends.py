@@ -12,7 +12,7 @@ from django_distlock.backends.common import state
 from django_distlock.backends.database import sql
 from django_distlock.core import acquire
 from django_distlock.types import Grant
-from tests.conftest import DATABASE, REDIS
+from tests.support.stores import DATABASE, REDIS
 from tests.support.tools import PATIENCE, backend_on, eventually, lock_request
 
 pytestmark = pytest.mark.slow

@@ -9,7 +9,7 @@ import json
 import shutil
 import threading
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -29,16 +29,14 @@ from django_distlock.backends.database.sql import Turn
 from django_distlock.models import DatabaseLock
 from django_distlock.types import Grant
 from django_distlock.utils.clock import clock
-from tests.conftest import DATABASE, missing
-from tests.support.databases import ALIAS, known_database
+from tests.support.databases import ALIAS, TABLE, Waiter, end_sessions, known_database, known_wrong, through, waiting
 from tests.support.postgres import PLACES_OF_BOUNCER, Bouncer
 from tests.support.programs import in_a_fork
-from tests.support.proxy import Proxy
-from tests.support.tools import PATIENCE, eventually, lock_request, queue_of, renewer_of
+from tests.support.requirements import missing
+from tests.support.stores import DATABASE
+from tests.support.tools import PATIENCE, eventually, lock_request, queue_of
 
 pytestmark = pytest.mark.slow
-
-TABLE = DatabaseLock._meta.db_table
 
 
 @pytest.fixture(params=["postgres", "sqlite", "mariadb"])
@@ -63,41 +61,6 @@ def sessions():
             "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
         )
         return cursor.fetchone()[0]
-
-
-def end_sessions():
-    with connections[ALIAS].cursor() as cursor:
-        cursor.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-            " WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
-        )
-
-
-class Waiter:
-    """A thread that waits for a lock and keeps it until told."""
-
-    def __init__(self, name="name", wait=PATIENCE, using="default"):
-        self.got_in = threading.Event()
-        self.leave = threading.Event()
-        self.at = 0.0
-        self._thread = threading.Thread(target=self._run, args=(name, wait, using))
-        self._thread.start()
-
-    def _run(self, name, wait, using):
-        with lock(name, wait=wait, ttl=60, using=using):
-            self.at = time.monotonic()
-            self.got_in.set()
-            self.leave.wait(PATIENCE)
-
-    def end(self):
-        self.leave.set()
-        self._thread.join(PATIENCE)
-        assert not self._thread.is_alive()
-
-
-def waiting(backend, name="name"):
-    """How many processes (here: backends) have a place in the queue."""
-    return backend._run(lambda connection: len(backend._sql.read(connection, backend._key(name)).waiters))
 
 
 class TestTransactions:
@@ -462,34 +425,6 @@ class TestWaiting:
 
         assert asyncio.run(main()) < 1
         assert len(backend.pool._idle) <= 8
-
-
-@contextmanager
-def through(postgres, folder, settings, timeout=0.5):
-    """``locks["default"]`` reaches PostgreSQL through a proxy."""
-    proxy = Proxy(postgres.folder / ".s.PGSQL.5432", folder)
-    proxy.socket = folder / ".s.PGSQL.5432"
-    database = {**postgres.settings(), "HOST": str(folder)}
-    settings.DISTRIBUTED_LOCKS = {
-        "default": {"BACKEND": DATABASE, "LOCATION": "proxied", "OPTIONS": {"timeout": timeout}},
-        "direct": {"BACKEND": DATABASE, "LOCATION": ALIAS},
-    }
-    with proxy, known_database(database, "proxied"):
-        connections["proxied"].close()
-        yield proxy
-        proxy.hang = False
-        proxy.accept()
-        renewer = renewer_of(locks["default"])
-        eventually(lambda: not renewer.is_cleaning)
-        locks.close()
-
-
-@contextmanager
-def known_wrong(database, alias="wrong"):
-    """The alias leads nowhere, or to somebody who may not make the table."""
-    connections.settings[alias] = connections.configure_settings({"default": {}, alias: database})[alias]
-    yield
-    del connections.settings[alias]
 
 
 @pytest.fixture

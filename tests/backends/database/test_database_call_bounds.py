@@ -19,10 +19,11 @@ from django.db import connections
 from django_distlock import LockBackendError, lock, locks
 from django_distlock.backends.database.errors import NoReply
 from django_distlock.types import Level
-from tests.conftest import DATABASE, missing
 from tests.support.databases import known_database
 from tests.support.postgres import PLACES_OF_BOUNCER, Bouncer
 from tests.support.proxy import Proxy
+from tests.support.requirements import missing
+from tests.support.stores import DATABASE
 from tests.support.tools import PATIENCE, eventually, renewer_of
 
 pytestmark = pytest.mark.slow

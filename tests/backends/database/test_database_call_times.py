@@ -19,9 +19,9 @@ from django.db import Error, connections
 from django_distlock import LockBackendError, lock, locks
 from django_distlock.backends.database.errors import is_final
 from django_distlock.testing.tools import WAYS, calling
-from tests.conftest import DATABASE
 from tests.support.databases import ALIAS, known_database
 from tests.support.proxy import Proxy
+from tests.support.stores import DATABASE
 from tests.support.tools import PATIENCE, eventually, insist, renewer_of
 
 pytestmark = pytest.mark.slow

@@ -18,10 +18,8 @@ from django_distlock.backends.database import errors
 from django_distlock.core.acquire import LOOK_INTERVAL
 from django_distlock.models import DatabaseLock
 from django_distlock.testing.tools import WAYS, calling
-from tests.backends.database.test_database import known_wrong, through
-from tests.backends.database.test_database_unreadable import write
-from tests.conftest import DATABASE
-from tests.support.databases import ALIAS
+from tests.support.databases import ALIAS, known_wrong, through, write
+from tests.support.stores import DATABASE
 from tests.support.tools import PATIENCE, eventually, lock_request, renewer_of
 
 TABLE = DatabaseLock._meta.db_table

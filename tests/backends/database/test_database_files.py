@@ -14,9 +14,9 @@ import pytest
 
 from django_distlock import LockBackendError, lock, locks
 from django_distlock.backends.database.sqlite import own_file
-from tests.conftest import DATABASE
 from tests.support.databases import known_database
 from tests.support.programs import in_a_fork
+from tests.support.stores import DATABASE
 
 SQLITE = "django.db.backends.sqlite3"
 

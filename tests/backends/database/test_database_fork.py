@@ -13,9 +13,9 @@ import pytest
 
 from django_distlock import lock, locks
 from django_distlock.backends.database.sqlite import TemporaryFile
-from tests.conftest import DATABASE
 from tests.support.databases import ALIAS
 from tests.support.programs import FORKS, in_a_fork
+from tests.support.stores import DATABASE
 from tests.support.tools import PATIENCE
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")

@@ -16,11 +16,10 @@ from django_distlock import lock, locks
 from django_distlock.backends.common.state import ALIVE
 from django_distlock.models import DatabaseLock
 from django_distlock.utils.clock import clock
-from tests.backends.database.test_database import end_sessions, waiting
-from tests.backends.redis.test_queue import RANDOM_WORKER, Peer
 from tests.support.accidents import Accidents
-from tests.support.databases import ALIAS
+from tests.support.databases import ALIAS, end_sessions, waiting
 from tests.support.history import faults
+from tests.support.peers import RANDOM_WORKER, Peer
 from tests.support.tools import PATIENCE, eventually
 
 pytestmark = pytest.mark.slow

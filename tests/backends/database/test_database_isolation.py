@@ -11,10 +11,10 @@ from django.db import connections
 
 from django_distlock import LockBackendError, locks
 from django_distlock.types import Grant
-from tests.backends.database.test_database import TABLE
-from tests.conftest import DATABASE, missing
-from tests.support.databases import ALIAS, known_database
+from tests.support.databases import ALIAS, TABLE, known_database
 from tests.support.postgres import PLACES_OF_BOUNCER, Bouncer
+from tests.support.requirements import missing
+from tests.support.stores import DATABASE
 from tests.support.tools import PATIENCE, eventually, lock_request
 
 pytestmark = pytest.mark.slow

@@ -17,9 +17,8 @@ from django_distlock.celery.schedule_store import ScheduleStore, recorded_runs
 from django_distlock.exceptions import UnreadableRun
 from django_distlock.models import DatabaseRun
 from django_distlock.types import LastRun
-from tests.backends.database.test_database import through
-from tests.conftest import DATABASE
-from tests.support.databases import ALIAS
+from tests.support.databases import ALIAS, through
+from tests.support.stores import DATABASE
 from tests.support.tools import backend_on, eventually
 
 TABLE = DatabaseRun._meta.db_table
@@ -145,8 +144,8 @@ def test_a_fleet_whose_beats_come_and_go_sends_what_one_stock_beat_sends(sqlite_
     from celery.schedules import crontab
 
     from django_distlock.celery import beat
-    from tests.celery.test_beat import MemoryBeat, StockBeat
     from tests.support.beats import World, task
+    from tests.support.schedulers import MemoryBeat, StockBeat
 
     def entries():
         return {"interval": task(20.0), "cron": task(crontab())}

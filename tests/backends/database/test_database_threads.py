@@ -19,11 +19,11 @@ from django_distlock import LockBackendError, lock, locks
 from django_distlock.backends.database import connections as database_connections
 from django_distlock.backends.database import notify
 from django_distlock.backends.database.watchdog import Watchdog
-from tests.backends.database.test_database import Waiter, through
-from tests.conftest import DATABASE, missing
-from tests.support.databases import known_database
+from tests.support.databases import Waiter, known_database, through
 from tests.support.postgres import PLACES_OF_BOUNCER, Bouncer
 from tests.support.programs import in_a_fork
+from tests.support.requirements import missing
+from tests.support.stores import DATABASE
 from tests.support.tools import PATIENCE, eventually
 
 pytestmark = pytest.mark.slow

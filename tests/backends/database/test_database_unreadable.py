@@ -8,11 +8,10 @@ from hypothesis import strategies as st
 
 from django_distlock import LockBackendError
 from django_distlock.backends.common.state import retired_from_text, waiters_from_text
-from django_distlock.models import DatabaseLock
 from django_distlock.types import Grant, LockInfo
+from tests.support.databases import TABLE, write
 from tests.support.tools import lock_request
 
-TABLE = DatabaseLock._meta.db_table
 RECORD = "1700000000000000" * 2 + "f" * 26 + "inbox       "
 TEXTS = (
     st.text(st.characters(exclude_categories=["Cs"]), max_size=200)
@@ -33,12 +32,6 @@ def test_what_is_stored_is_read_or_refused(read, text):
     except ValueError:
         return
     assert isinstance(found, list | dict)
-
-
-def write(backend, name, column, text):
-    with backend.pool.connection(5) as connection, connection.cursor() as cursor:
-        binary = connection.Database.Binary(backend._key(name))
-        cursor.execute(f"UPDATE {TABLE} SET {column} = %s, careful_until = {2**62} WHERE name = %s", [text, binary])
 
 
 @settings(

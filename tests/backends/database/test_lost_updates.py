@@ -10,9 +10,9 @@ import sys
 
 import pytest
 
-from tests.conftest import missing
 from tests.support.postgres import Postgres, programs
 from tests.support.programs import ROOT
+from tests.support.requirements import missing
 
 pytestmark = pytest.mark.slow
 

@@ -13,11 +13,11 @@ from django_redis.pool import ConnectionFactory
 from django_distlock import LockBackendError, lock, locks
 from django_distlock.types import Grant, LastRun, Level, LockInfo
 from example_project.valkey import Valkey, binary
-from tests.backends.sentinel.test_sentinel import warm_up
-from tests.conftest import REDIS, REDIS_CLUSTER, program_of
 from tests.support import servers
 from tests.support.programs import ROOT
-from tests.support.sentinel import SERVICE, Watched
+from tests.support.sentinel import SERVICE, Watched, warm_up
+from tests.support.servers import program_of
+from tests.support.stores import REDIS, REDIS_CLUSTER
 from tests.support.tools import eventually, lock_request
 
 pytestmark = pytest.mark.slow

@@ -19,9 +19,9 @@ from django_distlock import LockBackendError, lock, locks
 from django_distlock.backends.redis import client, connection
 from django_distlock.backends.redlock import connections
 from django_distlock.testing.tools import WAYS, calling
-from tests.conftest import REDIS, REDIS_CLUSTER, REDLOCK
 from tests.support.network import resolving, silent_listener, swallowing
 from tests.support.scripted import SERVICE, Scripted
+from tests.support.stores import REDIS, REDIS_CLUSTER, REDLOCK
 from tests.support.tools import eventually, insist, renewer_of
 
 EVERYTHING = bool(os.environ.get("DISTLOCK_SOAK"))

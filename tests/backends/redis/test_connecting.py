@@ -15,9 +15,9 @@ import redis
 
 from django_distlock import LockBackendError, lock, locks
 from django_distlock.backends.redis import client, connection
-from tests.conftest import REDIS, REDIS_CLUSTER
 from tests.support.cluster import free_ports
 from tests.support.network import resolving, swallowing
+from tests.support.stores import REDIS, REDIS_CLUSTER
 from tests.support.tools import eventually, renewer_of
 
 

@@ -37,8 +37,8 @@ from django_distlock.backends.redis.keys import ClusterKeys, slot_of
 from django_distlock.testing.tools import WAYS, calling
 from django_distlock.types import Grant
 from django_distlock.utils.clock import clock
-from tests.conftest import REDIS, REDIS_CLUSTER, REDLOCK
 from tests.support.scripted import SERVICE, Scripted
+from tests.support.stores import REDIS, REDIS_CLUSTER, REDLOCK
 from tests.support.tools import eventually, lock_request, renewer_of
 
 EVERYTHING = bool(os.environ.get("DISTLOCK_SOAK"))

@@ -11,7 +11,7 @@ from django_distlock.backends.redis.config import read_location
 from django_distlock.options import Terms
 from django_distlock.types import Level
 from example_project.valkey import Valkey
-from tests.conftest import REDIS
+from tests.support.stores import REDIS
 from tests.support.tools import eventually
 
 

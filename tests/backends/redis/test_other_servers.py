@@ -13,8 +13,9 @@ from django_distlock import LockBackendError, LockLost, State, lock, locks
 from django_distlock.testing.contract import LockBackendContract, RunsContract
 from django_distlock.types import Level
 from example_project.valkey import Valkey
-from tests.conftest import REDIS, program_of
 from tests.support import servers
+from tests.support.servers import program_of
+from tests.support.stores import REDIS
 from tests.support.tools import eventually, queue_of
 
 pytestmark = pytest.mark.slow

@@ -10,10 +10,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-import queue
-import signal
-import subprocess
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -32,6 +28,7 @@ from django_distlock.utils.clock import clock
 from tests.support import proxy as proxies
 from tests.support.accidents import Accidents
 from tests.support.history import faults, left_behind
+from tests.support.peers import RANDOM_WORKER, Peer
 from tests.support.programs import in_a_fork
 from tests.support.tools import PATIENCE, eventually, lock_request, queue_of, renewer_of
 
@@ -200,79 +197,6 @@ def listener_thread(using="default"):
 
 
 # Real processes
-
-PROLOGUE = """
-import os, signal, sys, threading, time
-from django.conf import settings
-settings.configure(DISTRIBUTED_LOCKS={"default": {
-    "BACKEND": "tests.support.history.RecordingBackend", "LOCATION": sys.argv[1]}})
-from django_distlock import *
-def say(*words):
-    print(*words, flush=True)
-def told():
-    return sys.stdin.readline().strip()
-def get_in_and_out():
-    handle = lock("name", ttl=float(sys.argv[2]), wait=60, on_lost="log")
-    with handle as lease:
-        say("in")
-        told()
-    say("out")
-say("ready")
-order = told()
-"""
-
-
-class Peer:
-    """A Python program that says and is told lines."""
-
-    def __init__(self, url, code, ttl, prologue=PROLOGUE):
-        self.process = subprocess.Popen(
-            [sys.executable, "-W", "error", "-c", prologue + code, url, str(ttl)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        self._said = queue.Queue()
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
-
-    def _read(self):
-        for line in self.process.stdout:
-            self._said.put((line.strip(), time.monotonic()))
-
-    def says(self, word, within=PATIENCE):
-        """Return when it said so."""
-        try:
-            said, at = self._said.get(timeout=within)
-        except queue.Empty:
-            raise AssertionError(f"{word!r} was not said within {within} s") from None
-        assert said == word
-        return at
-
-    def is_silent(self):
-        return self._said.empty()
-
-    def tell(self, word="go on"):
-        self.process.stdin.write(f"{word}\n")
-        self.process.stdin.flush()
-
-    def leaves(self):
-        self.tell()
-        self.says("out")
-
-    def kill(self):
-        self.process.kill()
-        self.process.wait()
-
-    def stop(self):
-        self.process.send_signal(signal.SIGSTOP)
-
-    def go_on(self):
-        self.process.send_signal(signal.SIGCONT)
-
-    def end(self):
-        self.kill()
-        self._reader.join(PATIENCE)
-        self.process.stdin.close()
-        self.process.stdout.close()
 
 
 @pytest.fixture
@@ -1289,56 +1213,6 @@ class TestNothingGrows:
             assert dict(backend._listener._requests) == {}
             assert renewer._leases == {}
             assert not renewer.is_cleaning
-
-
-RANDOM_WORKER = """
-import asyncio, random
-from pathlib import Path
-from tests.support.history import Journal
-folder, seed = order.split(" ")
-random.seed(seed)
-journal = Journal(Path(folder))
-journal.attach()
-import logging
-logging.disable(logging.CRITICAL)
-names = ("one", "one", "two")
-say("at work")
-ends = told()
-def terms():
-    return {"wait": random.choice((0, 0.3, 2, 5, 5)), "ttl": random.choice((0.3, 0.6, 1.2)), "on_lost": "log",
-            "renew": random.random() < 0.8}
-def hold():
-    return random.choice((0, 0.001, 0.005, 0.02, 0.1))
-def goes_on():
-    return time.monotonic() < float(ends)
-def thread():
-    while goes_on():
-        try:
-            with lock(random.choice(names), **terms()):
-                time.sleep(hold())
-        except LockError:
-            time.sleep(0.001)
-async def one():
-    try:
-        async with lock(random.choice(names), **terms()):
-            await asyncio.sleep(hold())
-    except LockError:
-        await asyncio.sleep(0.001)
-async def tasks():
-    while goes_on():
-        task = asyncio.create_task(one())
-        if random.random() < 0.3:
-            await asyncio.sleep(random.random() * 0.05)
-            task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-threads = [threading.Thread(target=thread) for _ in range(2)]
-for one_thread in threads:
-    one_thread.start()
-asyncio.run(tasks())
-for one_thread in threads:
-    one_thread.join()
-say("out")
-"""
 
 
 def test_random_processes_and_accidents(fleet, store, peers, tmp_path):

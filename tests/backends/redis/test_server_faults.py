@@ -14,8 +14,9 @@ from django_redis.pool import ConnectionFactory
 from django_distlock import LockBackendError, LockLost, State, lock, locks
 from django_distlock.types import Grant
 from example_project.valkey import Valkey, binary
-from tests.conftest import REDIS, program_of
 from tests.support.proxy import Proxy
+from tests.support.servers import program_of
+from tests.support.stores import REDIS
 from tests.support.tools import eventually, lock_request, renewer_of
 
 pytestmark = pytest.mark.slow

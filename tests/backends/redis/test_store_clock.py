@@ -3,31 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import redis
 
 from django_distlock import LockLost, State, lock, locks
 from example_project.valkey import Valkey
-from tests.conftest import REDIS, missing
+from tests.support.clocks import faked_clock
+from tests.support.stores import REDIS
 from tests.support.tools import PATIENCE, eventually
 
-LIBRARY = "*/faketime/libfaketimeMT.so.1"
 HOUR = 3600
-
-
-def faked_clock(offset: Path) -> dict[str, str]:
-    """The environment of a server whose clock is ahead by the seconds that stand in this file."""
-    found = sorted(Path("/usr/lib").glob(LIBRARY))
-    if not found:
-        missing("libfaketime", "install the package libfaketime")
-    return {
-        "LD_PRELOAD": str(found[0]),
-        "FAKETIME_TIMESTAMP_FILE": str(offset),
-        "FAKETIME_NO_CACHE": "1",
-        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-    }
 
 
 @pytest.fixture

@@ -15,10 +15,11 @@ from redis.exceptions import ConnectionError
 from django_distlock import LockBackendError, State, lock, locks
 from django_distlock.backends.redis.errors import is_about_certificates
 from example_project.valkey import Valkey
-from tests.backends.sentinel.test_sentinel import warm_up
-from tests.conftest import REDIS, missing, program_of
 from tests.support import certificates
-from tests.support.sentinel import SERVICE, Watched, free_port
+from tests.support.requirements import missing
+from tests.support.sentinel import SERVICE, Watched, free_port, warm_up
+from tests.support.servers import program_of
+from tests.support.stores import REDIS
 from tests.support.tools import eventually
 
 pytestmark = pytest.mark.slow

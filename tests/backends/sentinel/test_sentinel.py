@@ -16,10 +16,10 @@ from django_distlock import LockBackendError, LockLost, State, lock, locks
 from django_distlock.backends.redis.sentinel import discovery
 from django_distlock.signals import lock_lost
 from django_distlock.types import Grant, LockInfo
-from tests.backends.redis.test_store_clock import faked_clock
-from tests.conftest import REDIS
 from tests.support import sentinel
-from tests.support.sentinel import SERVICE, Watched
+from tests.support.clocks import faked_clock
+from tests.support.sentinel import SERVICE, Watched, warm_up
+from tests.support.stores import REDIS
 from tests.support.tools import eventually, lock_request, queue_of
 
 WAIT = 20  # seconds; a failover takes two
@@ -459,10 +459,3 @@ def spending(most):
 
 def granted(answer):
     return answer if isinstance(answer, Grant) else None
-
-
-def warm_up(calls, alias="default"):
-    """Let a connection to the master stand."""
-    handle = lock("warm", using=alias)
-    assert calls(handle).acquire()
-    calls(handle).release()

@@ -18,9 +18,8 @@ from django_distlock import InvalidLockBackend, LockBackendError, lock, locks
 from django_distlock.backends.redis.errors import NoMaster, NoSentinel
 from django_distlock.backends.redis.sentinel import discovery
 from django_distlock.types import Level
-from tests.backends.sentinel.test_sentinel import warm_up
-from tests.conftest import REDIS
-from tests.support.sentinel import SERVICE, Watched
+from tests.support.sentinel import SERVICE, Watched, warm_up
+from tests.support.stores import REDIS
 from tests.support.tools import eventually, lock_request
 
 ONE = {"sentinels": [("127.0.0.1", 26379)]}
