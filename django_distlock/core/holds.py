@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import cast
@@ -79,7 +80,10 @@ class Holds(list[Hold]):
             hold.lease = None
             lease._hold_count -= 1  # if nothing more happens, it runs out
         if by_with or not hold.by_with:  # "with" finds its own hold at its end, whatever its body released
-            self._drop(hold)
+            try:
+                self.remove(hold)
+            except ValueError:  # another thread was quicker
+                lease = None
         if lease is None:
             raise NothingToLeave
         is_over = by_with and (lease._ended is State.RELEASED or lease._pid != os.getpid())
@@ -92,12 +96,6 @@ class Holds(list[Hold]):
         """How often this very thread or task is in."""
         return sum(hold.lease is not None for hold in _of(current_execution(), list(self)))
 
-    def _drop(self, hold: Hold) -> None:
-        try:
-            self.remove(hold)
-        except ValueError:
-            return  # another thread was quicker
-
     def _forget_what_is_over(self, execution: object) -> None:
         """Nobody releases leases that ran out, where a lock is taken once per TTL. Those of others say so to them."""
         for hold in list(self):
@@ -105,7 +103,8 @@ class Holds(list[Hold]):
             if hold.by_with or (lease and lease._is_live):
                 continue
             if lease is None or hold.execution is execution or _is_over(hold.execution):
-                self._drop(hold)
+                with suppress(ValueError):  # another thread was quicker
+                    self.remove(hold)
 
 
 def is_entered(lease: Lease) -> bool:

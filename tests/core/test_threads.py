@@ -156,6 +156,17 @@ class TestWorker:
         work.worker.nudge(threads.clock() + threads.IDLE)
         eventually(lambda: work.is_done)
 
+    def test_what_is_over_before_it_looks_wakes_it_once(self, work):
+        """Not the next of its kind as well, such as a lock that is held for microseconds."""
+        due = threads.clock() + threads.IDLE / 2
+        work.worker.nudge(due)
+        eventually(lambda: work.worker._wakes_at == due)
+        work.wanted += 1
+        work.worker.nudge(due + 0.1)
+        assert not work.worker._is_nudged
+        work.worker.nudge(due - 0.1)
+        eventually(lambda: work.is_done)
+
 
 def test_a_post_has_one_thread_at_a_time():
     post, barrier = Post(), threading.Barrier(8)

@@ -940,7 +940,8 @@ class TestTokensOfThoseWhoLeave:
             in_queue(store, 0)
         assert is_clean(store)
 
-    def test_one_inherits_before_it_asks_or_not_at_all(self, monkeypatch):
+    @pytest.mark.parametrize("mark", ["mark_asking", "take_turn"])
+    def test_one_inherits_before_it_asks_or_not_at_all(self, monkeypatch, mark):
         line, first, second = local_queue.LocalQueue(), lock_request(), lock_request()
         inherit, begun, asked = LockRequest.inherit, threading.Event(), threading.Event()
 
@@ -950,7 +951,7 @@ class TestTokensOfThoseWhoLeave:
             inherit(heir, other)
 
         def ask():
-            line.mark_asking(second)
+            line.mark_asking(second) if mark == "mark_asking" else line.take_turn(second, anyway=True)
             tokens.append(second.token)
             asked.set()
 
