@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from asyncio import CancelledError
 from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 from django.core.checks import CheckMessage
 
@@ -16,8 +15,6 @@ from ..types import CheckResult, Grant, Holder, LastRun, LockInfo, LockRequest
 from ..utils.drive import adrive, drive
 from ..utils.text import quoted
 from .common import selftest
-
-T = TypeVar("T")
 
 KEYS = ("BACKEND", "LOCATION", "KEY_PREFIX", *OPTION_KEYS, "LONG_HELD", "RESPONSE_MAX_HOLD", "OPTIONS")
 HOUR = 3600.0
@@ -299,50 +296,3 @@ class BaseLockBackend(LockingBackend, InspectionBackend, MaintenanceBackend):
             return await adrive(selftest.steps(), self)
         except LockBackendError as error:
             return [selftest.failed(error)]
-
-
-class ThreadedBackend(BaseLockBackend):
-    """A store whose client knows no asyncio: the twins run the methods in threads.
-
-    Waiting costs no thread: ``await_for_turn()`` sleeps in the event loop.
-    """
-
-    @abstractmethod
-    async def _in_thread(self, call: Callable[[], T], waiter: LockRequest | None = None) -> T:
-        """What ``call()`` returns or raises. ``waiter``: for whose attempt, which may be urgent."""
-
-    async def aacquire(self, request: LockRequest, *, queue: bool) -> Grant | LockInfo:
-        try:
-            return await self._in_thread(lambda: self.acquire(request, queue=queue), request)
-        except CancelledError:
-            request.in_doubt = True  # its thread goes on
-            raise
-
-    async def arelease(self, request: LockRequest, cooldown: float = 0.0, *, force: bool = False) -> bool:
-        return await self._in_thread(lambda: self.release(request, cooldown, force=force))
-
-    async def arenew(
-        self, wanted: Sequence[tuple[LockRequest, float]], *, within: float | None = None
-    ) -> Sequence[bool | None]:
-        return await self._in_thread(lambda: self.renew(wanted, within=within))
-
-    async def anames(self, prefix: str = "") -> AsyncIterator[str]:
-        names = self.names(prefix)
-        while batch := await self._in_thread(lambda: list(islice(names, STEP))):
-            for name in batch:
-                yield name
-
-    async def alook(self, names: Sequence[str]) -> list[LockInfo | None]:
-        return await self._in_thread(lambda: self.look(names))
-
-    async def aholders(self, names: Sequence[str]) -> list[Holder | None]:
-        return await self._in_thread(lambda: self.holders(names))
-
-    async def aremaining(self, names: Sequence[str]) -> list[float | None]:
-        return await self._in_thread(lambda: self.remaining(names))
-
-    async def acount_waiters(self, names: Sequence[str]) -> list[int | None]:
-        return await self._in_thread(lambda: self.count_waiters(names))
-
-    async def aprune(self, older_than_seconds: float) -> int | None:
-        return await self._in_thread(lambda: self.prune(older_than_seconds))

@@ -6,25 +6,36 @@ inside of the generator. So one algorithm serves threads and tasks, and a simula
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar, cast
 
 T = TypeVar("T")
 
 
 class Call(NamedTuple):
-    """``target.method(*arguments, **options)``; for tasks its twin, ``await target.amethod(...)``."""
+    """``target.method(*arguments, **options)``; for tasks its twin, ``await target.amethod(...)``.
+
+    ``on``: the target, where it is another one than the driver's.
+    """
 
     method: str
-    arguments: tuple[Any, ...] = ()
+    arguments: Sequence[Any] = ()
     options: Mapping[str, Any] = {}
+    on: object = None
 
 
 Steps = Generator[Call, Any, T]
+Translate = Callable[[Exception], Exception]
 
 
-def drive(steps: Steps[T], target: object) -> T:
+def _unchanged(error: Exception) -> Exception:
+    return error
+
+
+def drive(steps: Steps[T], target: object, translate: Translate = _unchanged) -> T:
     """Return what the generator returns, or raise what it raises.
+
+    ``translate``: makes of an error of a call the one that is raised inside of the generator.
 
     What interrupts this function itself closes the generator, and so does a BaseException in a call, such as the one of
     Ctrl-C.
@@ -33,9 +44,9 @@ def drive(steps: Steps[T], target: object) -> T:
         call = next(steps)
         while True:
             try:
-                answer = getattr(target, call.method)(*call.arguments, **call.options)
+                answer = getattr(call.on or target, call.method)(*call.arguments, **call.options)
             except Exception as error:
-                call = steps.throw(error)
+                call = steps.throw(translate(error))
             else:
                 call = steps.send(answer)
     except StopIteration as end:
@@ -45,15 +56,15 @@ def drive(steps: Steps[T], target: object) -> T:
         raise
 
 
-async def adrive(steps: Steps[T], target: object) -> T:
+async def adrive(steps: Steps[T], target: object, translate: Translate = _unchanged) -> T:
     """``drive()`` for tasks. Where the task is cancelled, the generator is closed."""
     try:
         call = next(steps)
         while True:
             try:
-                answer = await getattr(target, f"a{call.method}")(*call.arguments, **call.options)
+                answer = await getattr(call.on or target, f"a{call.method}")(*call.arguments, **call.options)
             except Exception as error:
-                call = steps.throw(error)
+                call = steps.throw(translate(error))
             else:
                 call = steps.send(answer)
     except StopIteration as end:

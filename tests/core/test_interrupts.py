@@ -161,7 +161,11 @@ def test_who_stands_behind_in_the_line_is_woken(valkey_locks, settings, monkeypa
     def leave_to_an_heir(name):
         held, heir = lock_request(name, ttl=60.0), Heir(name)
         heirs[name] = held, heir
-        other.acquire(held, queue=False)
+        taking = threading.Thread(
+            target=other.acquire, args=(held,), kwargs={"queue": False}
+        )  # where nobody interrupts
+        taking.start()
+        taking.join()
         heir.thread.start()
         try:
             lock(name, wait=0.2).acquire()

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from redis.exceptions import TimeoutError
 
 from django_distlock.backends.redis.backend import RedisBackend
-from django_distlock.backends.redis.client import Answer
-from django_distlock.backends.redis.errors import NoReply
+from django_distlock.backends.redis.client import Answer, AsyncClient
+from django_distlock.backends.redis.errors import InDoubt
 from django_distlock.backends.redis.pubsub import AGAIN, NAP, Listener
 from django_distlock.backends.redis.scripts import Command
 from django_distlock.core.acquire import Acquisition
@@ -142,8 +142,7 @@ class SimulatedListener(Listener):
         if self._delivers:
             self._heard([b"message", b"", text.encode()])
 
-    async def started(self) -> None:
-        """Return when the subscription stands."""
+    async def astart(self, name: str, within: float) -> None:
         world = self._process.world
         if not self._is_running:
             self._is_running = True
@@ -151,7 +150,7 @@ class SimulatedListener(Listener):
         until = world.now + TIMEOUT
         while not self.is_ready:
             if world.now >= until:
-                raise self._process.backend._explain(TimeoutError("no answer to SUBSCRIBE"))
+                raise TimeoutError("no answer to SUBSCRIBE")
             await self._process.sleep(NAP / 10)
 
     async def _listen_for_ever(self) -> None:
@@ -197,8 +196,31 @@ class SimulatedListener(Listener):
         self.is_heard_of = False
 
 
+class SimulatedClient(AsyncClient):
+    """With the world as its connections."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+
+    async def here(self) -> SimulatedClient:
+        """As PerLoop."""
+        return self
+
+    async def asend(
+        self, *commands: Command, within: float | None = None, until: float | None = 0.0, queues_until: float = 0.0
+    ) -> Answer:
+        """Twice, and then no more."""
+        patience, world = min(TIMEOUT, TIMEOUT if within is None else within), self._process.world
+        for repeated in (False, True):
+            sent_at = world.now
+            reply = await suspended(partial(world.exchange, self._process, commands[0], patience))
+            if reply is not None:
+                return Answer([reply], sent_at, repeated)
+        raise InDoubt(TimeoutError("no reply"))
+
+
 class SimulatedBackend(RedisBackend):
-    """With the world as its wire. Tells the checker what its callers are told."""
+    """With the world as its client. Tells the checker what its callers are told."""
 
     _listener: SimulatedListener
 
@@ -208,6 +230,7 @@ class SimulatedBackend(RedisBackend):
         self._process = process
         self._world = process.world
         self._listener = SimulatedListener(process, self._hand_back)
+        self._async_clients = SimulatedClient(process)  # type: ignore[assignment]
 
     async def aacquire(self, lock_request: LockRequest, *, queue: bool) -> Grant | LockInfo:
         self._world.checker.asks(lock_request)
@@ -221,21 +244,6 @@ class SimulatedBackend(RedisBackend):
         if not lock_request.is_offer:  # else somebody may have taken it
             self._world.checker.settled(lock_request)
         return released
-
-    async def _astart_listener(self, lock_request: LockRequest) -> None:
-        await self._listener.started()
-
-    async def _asend(
-        self, *commands: Command, within: float | None = None, until: float | None = 0.0, queues_until: float = 0.0
-    ) -> Answer:
-        """As Wire.send: twice, and then no more."""
-        patience = min(TIMEOUT, TIMEOUT if within is None else within)
-        for repeated in (False, True):
-            sent_at = self._world.now
-            reply = await suspended(partial(self._world.exchange, self._process, commands[0], patience))
-            if reply is not None:
-                return Answer([reply], sent_at, repeated)
-        raise self._explain(TimeoutError("no reply"), NoReply)
 
 
 class Process:

@@ -22,6 +22,7 @@ from django_distlock.backends.redis import RedisBackend, RedisClusterBackend
 from django_distlock.core.lease import Lease
 from django_distlock.types import Grant, LockInfo, LockRequest
 from django_distlock.utils.clock import clock
+from django_distlock.utils.drive import Steps
 
 SETTLING = 4.0  # seconds a disturbed waiter needs to be back at its place: a grant it did not take, a look, some slack
 EVERYBODY = 0
@@ -92,9 +93,9 @@ class Recording(RedisBackend):
 
     journal: Journal | None = None
 
-    def _answered(self, lock_request: LockRequest, answer: Any) -> Grant | LockInfo:
+    def _acquire(self, lock_request: LockRequest, queue: bool) -> Steps[Grant | LockInfo]:
         before = lock_request.place
-        answered = super()._answered(lock_request, answer)
+        answered = yield from super()._acquire(lock_request, queue)
         if self.journal and lock_request.place and lock_request.place != before:
             self.journal.write("place", name=lock_request.name, place=lock_request.place)
         return answered

@@ -176,7 +176,7 @@ def test_frames_of_a_free_lock_are_printed(valkey: Valkey) -> None:
     command = [sys.executable, "-m", "benchmarks.frames", "--url", valkey.url]
     printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True).stdout
     functions = [line.split()[0] for line in printed.splitlines() if line.strip()]
-    way = ["Lock.__enter__", "RedisBackend.acquire", "Lock.__exit__", "RedisBackend.release"]
+    way = ["Lock.__enter__", "GeneratorBackend.acquire", "Lock.__exit__", "GeneratorBackend.release"]
     assert [function for function in functions if function in way] == way
 
 

@@ -24,7 +24,7 @@ LAYERS = {
     "monitoring": ["monitoring", "celery.schedule_store"],  # which imports no Celery
     "core": ["core"],
     "stores": ["backends.locmem", "backends.dummy", "backends.redis", "backends.redlock", "backends.database"],
-    "contract": ["backends.base", "backends"],
+    "contract": ["backends.base", "backends.twins", "backends"],
     "helpers of stores": ["backends.common"],
     "vocabulary": ["types", "options", "names", "exceptions", "signals", "models"],
     "utils": ["utils"],

@@ -17,8 +17,9 @@ from ...exceptions import InvalidLockName, LockBackendError
 from ...models import LONGEST_KEY
 from ...types import Grant, Holder, LastRun, LockInfo, LockRequest
 from ...utils.clock import clock
-from ..base import STEP, RunsBackend, ThreadedBackend
+from ..base import STEP, RunsBackend
 from ..common.state import CLAIMED, HELD, RESTING, Attempt
+from ..twins import ThreadedBackend
 from .beat import Runs
 from .calls import SHORTEST_PATIENCE, Calls
 from .config import check_app, read_location, read_prefix, read_timeout, settings_checks

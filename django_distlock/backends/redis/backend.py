@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncIterator, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
 from math import inf
 from typing import Any, ClassVar
 
@@ -16,13 +16,14 @@ from redis.exceptions import RedisError
 from ...exceptions import InvalidLockBackend, LockBackendError, UnreadableRun
 from ...types import CheckResult, Grant, Holder, LastRun, LockInfo, LockRequest
 from ...utils.clock import clock
+from ...utils.drive import Call, Steps, drive
 from ...utils.text import quoted
-from ..base import BaseLockBackend, RunsBackend
+from ..base import RunsBackend
 from ..common.per_loop import PerLoop
-from ..common.selftest import failed
+from ..twins import GeneratorBackend
 from .client import Answer
 from .errors import CLUSTER_BACKEND, InDoubt, NoReply, explain
-from .keys import LEASES, RUNS, SCAN_STEP, Listing
+from .keys import LEASES, MOST_ROUNDS, RUNS, SCAN_STEP, Listing
 from .operations import GRANT_TTL, Operations
 from .pubsub import NoListener
 from .scripts import Command
@@ -32,7 +33,7 @@ from .topology import Topology, server_topology
 logger = logging.getLogger("django_distlock")
 
 
-class RedisBackend(BaseLockBackend, RunsBackend):
+class RedisBackend(GeneratorBackend, RunsBackend):
     """One key per lock: token, state, fencing number and holder in its value, the TTL on the key.
 
     A grant is an atomic script on the server, as are renewal and release, which compare the token first.
@@ -67,26 +68,42 @@ class RedisBackend(BaseLockBackend, RunsBackend):
     def _topology(self, timeouts: Mapping[str, float]) -> Topology:
         return server_topology(self, timeouts, self._hand_back)
 
-    def acquire(self, request: LockRequest, *, queue: bool) -> Grant | LockInfo:
+    def _acquire(self, request: LockRequest, queue: bool) -> Steps[Grant | LockInfo]:
         try:
-            if queue and not request.inbox and not self.is_listening(request.name):
-                queue = self._start_listener(request)
-            answer = self._send(self._acquire(request, queue), within=self._patience(request), until=request.give_up)
-            return self._answered(request, answer)
+            if queue and not request.inbox:
+                queue = self.is_listening(request.name) or (yield from self._listen(request))
+                if queue:
+                    self._listener.expect(request)  # before the store knows of it
+            if queue and request.place:
+                self._listener.will_look(request)
+            command = self._operations.acquire(request, queue)
+            answer: Answer = yield Call("send", (command,), {"until": request.give_up})
+            request.in_doubt = request.in_doubt or answer.repeated
+            match answer.replies[0]:
+                case [1, fence]:
+                    return Grant(int(fence), answer.sent_at)
+                case [0, place, left, value, ears]:
+                    request.place = place.decode()
+                    if not place:
+                        self._listener.forget(request)
+                        request.inbox = ""
+                    elif ears >= 0:
+                        self._listener.looked(request, ears, answer.sent_at)
+                    return self._operations.busy(request.name, value, left)
+            self._operations.only(answer)
+            raise LockBackendError(f"The request for lock {request.name!r} was given back before it was answered.")
         except BaseException as error:
             request.in_doubt = request.in_doubt or _may_be_executed(error)
             raise
 
-    async def aacquire(self, request: LockRequest, *, queue: bool) -> Grant | LockInfo:
+    def _listen(self, request: LockRequest) -> Steps[bool]:
+        """False if nobody can listen here, so that a place in the queue is of no use."""
         try:
-            if queue and not request.inbox and not self.is_listening(request.name):
-                queue = await self._astart_listener(request)
-            within = self._patience(request)
-            answer = await self._asend(self._acquire(request, queue), within=within, until=request.give_up)
-            return self._answered(request, answer)
-        except BaseException as error:
-            request.in_doubt = request.in_doubt or _may_be_executed(error)
-            raise
+            yield Call("locate", (self.keys.lease(request.name),))
+            yield Call("start", (request.name, self._time_to_listen(request)), on=self._listener)
+            return True
+        except NoListener:
+            return False
 
     def is_listening(self, name: str) -> bool:
         """Most locks are free, so the subscription is made when one turns out to be busy."""
@@ -98,81 +115,75 @@ class RedisBackend(BaseLockBackend, RunsBackend):
     def places(self, queued: Sequence[LockRequest]) -> list[LockRequest]:
         return [replace(request, is_offer=True) for request in queued]
 
-    def release(self, request: LockRequest, cooldown: float = 0.0, *, force: bool = False) -> bool:
-        return self._released(
-            request, self._send(self._operations.release(request, cooldown, force), queues_until=_held_until([request]))
-        )
+    def _release(self, request: LockRequest, cooldown: float, force: bool) -> Steps[bool]:
+        command = self._operations.release(request, cooldown, force)
+        answer = yield Call("send", (command,), {"queues_until": clock() + request.lasts})
+        if request.inbox:
+            self._listener.forget(request)
+        # "Not the holder" on a repeat means that the first attempt, whose reply was lost, did it.
+        return bool(self._operations.only(answer)) or answer.repeated
 
-    async def arelease(self, request: LockRequest, cooldown: float = 0.0, *, force: bool = False) -> bool:
-        answer = await self._asend(
-            self._operations.release(request, cooldown, force), queues_until=_held_until([request])
-        )
-        return self._released(request, answer)
-
-    def renew(self, wanted: Sequence[tuple[LockRequest, float]], *, within: float | None = None) -> list[bool | None]:
-        queues_until = 0.0 if within else _held_until([request for request, _ in wanted])
-        answer = self._send(*self._operations.renew(wanted), within=within, queues_until=queues_until)
+    def _renew(self, wanted: Sequence[tuple[LockRequest, float]], within: float | None) -> Steps[list[bool | None]]:
+        # Afterwards the store has forgotten them, unless they are renewed.
+        longest = max((request.lasts for request, _ in wanted), default=0.0)
+        queues_until = 0.0 if within else clock() + longest
+        commands = self._operations.renew(wanted)
+        answer = yield Call("send", commands, {"within": within, "queues_until": queues_until})
         return self._operations.renewed(answer)
 
-    async def arenew(
-        self, wanted: Sequence[tuple[LockRequest, float]], *, within: float | None = None
-    ) -> list[bool | None]:
-        queues_until = 0.0 if within else _held_until([request for request, _ in wanted])
-        answer = await self._asend(*self._operations.renew(wanted), within=within, queues_until=queues_until)
-        return self._operations.renewed(answer)
+    def _look(self, names: Sequence[str]) -> Steps[list[LockInfo | None]]:
+        return self._operations.infos(names, (yield Call("send", self._operations.look(names))))
 
-    def look(self, names: Sequence[str]) -> list[LockInfo | None]:
-        return self._operations.infos(names, self._send(*self._operations.look(names)))
-
-    async def alook(self, names: Sequence[str]) -> list[LockInfo | None]:
-        return self._operations.infos(names, await self._asend(*self._operations.look(names)))
-
-    def holders(self, names: Sequence[str]) -> list[Holder | None]:
+    def _holders(self, names: Sequence[str]) -> Steps[list[Holder | None]]:
         groups = self.keys.grouped(names)
-        return self._operations.found_holders(names, groups, self._send(*self._operations.holders(groups)))
+        answer = yield Call("send", self._operations.holders(groups))
+        return self._operations.found_holders(names, groups, answer)
 
-    async def aholders(self, names: Sequence[str]) -> list[Holder | None]:
-        groups = self.keys.grouped(names)
-        return self._operations.found_holders(names, groups, await self._asend(*self._operations.holders(groups)))
+    def _remaining(self, names: Sequence[str]) -> Steps[list[float | None]]:
+        return self._operations.found_remaining((yield Call("send", self._operations.remaining(names))))
 
-    def remaining(self, names: Sequence[str]) -> list[float | None]:
-        return self._operations.found_remaining(self._send(*self._operations.remaining(names)))
-
-    async def aremaining(self, names: Sequence[str]) -> list[float | None]:
-        return self._operations.found_remaining(await self._asend(*self._operations.remaining(names)))
-
-    def count_waiters(self, names: Sequence[str]) -> list[int | None]:
+    def _count_waiters(self, names: Sequence[str]) -> Steps[list[int | None]]:
         """The processes that wait for each: a process has one place, however many of its threads and tasks wait."""
-        return self._operations.counted(self._send(*self._operations.count_waiters(names)))
+        return self._operations.counted((yield Call("send", self._operations.count_waiters(names))))
 
-    async def acount_waiters(self, names: Sequence[str]) -> list[int | None]:
-        return self._operations.counted(await self._asend(*self._operations.count_waiters(names)))
-
-    def names(self, prefix: str = "") -> Iterator[str]:
-        return self._names_of(LEASES, prefix)
-
-    def _names_of(self, kind: str, prefix: str = "") -> Iterator[str]:
+    def _pages(self, prefix: str, kind: str = LEASES) -> Iterator[Steps[Iterable[str]]]:
         listing = Listing(self.keys, kind, prefix)
-        for part in self._parts():
-            for command in listing.commands(part):
-                yield from listing.new_names(self._operations.only(self._send(command)))
+        for _ in range(MOST_ROUNDS):
+            yield self._next_nodes(listing)
+            if not listing.nodes:
+                return
+            for node in listing.nodes:
+                for command in listing.commands(node):
+                    yield self._page(listing, command)
 
-    async def anames(self, prefix: str = "") -> AsyncIterator[str]:
-        listing = Listing(self.keys, LEASES, prefix)
-        async for part in self._aparts():
-            for command in listing.commands(part):
-                for name in listing.new_names(self._operations.only(await self._asend(command))):
-                    yield name
+    def _next_nodes(self, listing: Listing) -> Steps[Iterable[str]]:
+        listing.known, listing.nodes = yield Call("nodes", (listing.known,))
+        return ()
+
+    def _page(self, listing: Listing, command: Command) -> Steps[Iterable[str]]:
+        return list(listing.new_names(self._operations.only((yield Call("send", (command,))))))
+
+    def _diagnose(self) -> Steps[list[CheckResult]]:
+        began, nodes, known = time.time(), [], None
+        for _ in range(MOST_ROUNDS):
+            known, further = yield Call("nodes", (known,))
+            nodes += [node for node in further if node not in nodes]
+            if not further:
+                break
+        answer = yield Call("send", self._checkup.questions(nodes))
+        return self._checkup.findings(nodes, answer.replies, (began + time.time()) / 2)
+
+    # The runs of beat
 
     def claim_run(self, name: str, seen: LastRun, now: LastRun, ttl: float) -> LastRun | None:
-        answer = self._send(self._operations.claim_run(name, seen, now, ttl, self.grace, self.runs_ahead))
-        return self._operations.claimed_run(name, answer, self.runs_ahead)
+        command = self._operations.claim_run(name, seen, now, ttl, self.grace, self.runs_ahead)
+        return self._operations.claimed_run(name, self._sent(command), self.runs_ahead)
 
     def find_runs(self, names: Sequence[str]) -> list[LastRun | None]:
         return [run if isinstance(run, LastRun) else None for run in self._find_runs(names)]
 
     def runs(self) -> Iterator[tuple[str, LastRun]]:
-        names = self._names_of(RUNS)
+        names = chain.from_iterable(drive(page, self._client, self._translated) for page in self._pages("", RUNS))
         while batch := list(islice(names, SCAN_STEP)):
             for name, run in zip(batch, self._find_runs(batch), strict=True):
                 if isinstance(run, LastRun):
@@ -181,27 +192,14 @@ class RedisBackend(BaseLockBackend, RunsBackend):
                     logger.error("%s", run)
 
     def _find_runs(self, names: Sequence[str]) -> list[LastRun | UnreadableRun | None]:
-        return self._operations.found_runs(names, self._send(*self._operations.find_runs(names)))
+        return self._operations.found_runs(names, self._sent(*self._operations.find_runs(names)))
 
-    def check(self) -> list[CheckResult]:
-        began = time.time()
-        try:
-            parts = list(dict.fromkeys(self._parts()))
-            answer = self._send(*self._checkup.questions(parts))
-        except LockBackendError as error:  # a second question would cost the timeouts once more
-            return [failed(error)]
-        found = self._checkup.findings(parts, answer.replies, (began + time.time()) / 2)
-        return super().check() + found
+    def _sent(self, *commands: Command) -> Answer:
+        def steps() -> Steps[Answer]:
+            answer: Answer = yield Call("send", commands)
+            return answer
 
-    async def acheck(self) -> list[CheckResult]:
-        began = time.time()
-        try:
-            parts = list(dict.fromkeys([part async for part in self._aparts()]))
-            answer = await self._asend(*self._checkup.questions(parts))
-        except LockBackendError as error:
-            return [failed(error)]
-        found = self._checkup.findings(parts, answer.replies, (began + time.time()) / 2)
-        return await super().acheck() + found
+        return drive(steps(), self._client, self._translated)
 
     def check_settings(self) -> list[CheckMessage]:
         return self._checkup.of_settings(self.option["socket_timeout"], f"DISTRIBUTED_LOCKS[{self.alias!r}]")
@@ -210,118 +208,28 @@ class RedisBackend(BaseLockBackend, RunsBackend):
     def keyspace(self) -> Hashable:
         return self._checkup.keyspace
 
-    # Commands
+    # Errors
 
-    def _acquire(self, request: LockRequest, queue: bool) -> Command:
-        if queue and not request.inbox:
-            self._listener.expect(request)  # before the store knows of it
-        if queue:
-            mode = "look" if request.place else "again" if request.in_doubt else "wait"
-            if mode == "look":
-                self._listener.will_look(request)
-        else:
-            mode = "last" if request.inbox else "try"
-        return self._operations.acquire(request, mode)
-
-    # Replies
-
-    def _answered(self, request: LockRequest, answer: Answer) -> Grant | LockInfo:
-        request.in_doubt = request.in_doubt or answer.repeated
-        match self._operations.only(answer):
-            case [1, fence]:
-                return Grant(int(fence), answer.sent_at)
-            case [0, place, left, value, ears]:
-                request.place = place.decode()
-                if not place:
-                    self._listener.forget(request)
-                    request.inbox = ""
-                elif ears >= 0:
-                    self._listener.looked(request, ears, answer.sent_at)
-                return self._operations.busy(request.name, value, left)
-        raise LockBackendError(f"The request for lock {request.name!r} was given back before it was answered.")
-
-    def _released(self, request: LockRequest, answer: Answer) -> bool:
-        self._listener.forget(request)
-        # "Not the holder" on a repeat means that the first attempt, whose reply was lost, did it.
-        return bool(self._operations.only(answer)) or answer.repeated
-
-    # Connections
-
-    def _send(
-        self,
-        *commands: Command,
-        within: float | None = None,
-        until: float | None = 0.0,
-        queues_until: float = 0.0,
-    ) -> Answer:
-        try:
-            return self._client.send(*commands, within=within, until=until, queues_until=queues_until)
-        except InDoubt as error:
-            raise self._explain(error.cause, NoReply) from error.cause
-        except (RedisError, OSError) as error:
-            raise self._explain(error) from error
-
-    async def _asend(
-        self,
-        *commands: Command,
-        within: float | None = None,
-        until: float | None = 0.0,
-        queues_until: float = 0.0,
-    ) -> Answer:
-        try:
-            return await (await self._async_clients.here()).send(
-                *commands, within=within, until=until, queues_until=queues_until
-            )
-        except InDoubt as error:
-            raise self._explain(error.cause, NoReply) from error.cause
-        except (RedisError, OSError) as error:
-            raise self._explain(error) from error
-
-    def _parts(self) -> Iterator[Any]:
-        try:
-            yield from self._client.parts()
-        except (RedisError, OSError) as error:
-            raise self._explain(error) from error
-
-    async def _aparts(self) -> AsyncIterator[Any]:
-        try:
-            async for part in (await self._async_clients.here()).parts():
-                yield part
-        except (RedisError, OSError) as error:
-            raise self._explain(error) from error
-
-    def _start_listener(self, request: LockRequest) -> bool:
-        """False if nobody can listen here, so that a place in the queue is of no use."""
-        try:
-            self._client.locate(self.keys.lease(request.name))
-            self._listener.start(request.name, self._patience_to_listen(request))
-            return True
-        except NoListener:
-            return False
-        except (RedisError, OSError) as error:
-            raise self._explain(error) from error
-
-    async def _astart_listener(self, request: LockRequest) -> bool:
-        try:
-            await (await self._async_clients.here()).locate(self.keys.lease(request.name))
-            await self._listener.astart(request.name, self._patience_to_listen(request))
-            return True
-        except NoListener:
-            return False
-        except (RedisError, OSError) as error:
-            raise self._explain(error) from error
+    def _translated(self, error: Exception) -> Exception:
+        match error:
+            case NoListener():
+                return error
+            case InDoubt():
+                return self._explain(error.cause, NoReply)
+            case RedisError() | OSError():
+                return self._explain(error)
+        return error
 
     def _explain(self, error: Exception, kind: type[LockBackendError] = LockBackendError) -> LockBackendError:
-        return explain(error, self, self.location.text, kind, in_cluster=self.in_cluster)
+        explained = explain(error, self, self.location.text, kind, in_cluster=self.in_cluster)
+        explained.__cause__ = error
+        return explained
 
-    def _patience(self, request: LockRequest) -> float:
-        """Seconds for an answer: what a caller who waits has left, if that is less than the timeout."""
-        usual: float = self.option["socket_timeout"]
-        return usual if request.give_up is None else min(usual, max(SHORTEST, request.give_up - clock()))
-
-    def _patience_to_listen(self, request: LockRequest) -> float:
+    def _time_to_listen(self, request: LockRequest) -> float:
+        """Seconds until the subscription must stand."""
         left = inf if request.give_up is None else request.give_up - clock()
-        return max(self._patience(request), min(self.location.patience, left))
+        timeout: float = self.option["socket_timeout"]
+        return max(min(timeout, max(SHORTEST, left)), min(self.location.patience, left))
 
     def _hand_back(self, token: str, key: str) -> None:
         """The lock was handed to a waiter that has left: on to the next one.
@@ -341,8 +249,3 @@ class RedisBackend(BaseLockBackend, RunsBackend):
 def _may_be_executed(error: BaseException) -> bool:
     """Also what an interrupted thread or a cancelled task sent."""
     return isinstance(error, NoReply) or not isinstance(error, LockBackendError)
-
-
-def _held_until(requests: Sequence[LockRequest]) -> float:
-    """A moment on ``clock()`` at which the store has forgotten them, unless they are renewed."""
-    return clock() + max((request.lasts for request in requests), default=0.0)

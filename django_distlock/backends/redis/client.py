@@ -10,7 +10,7 @@ import asyncio
 import time
 import weakref
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from math import inf
 from queue import Empty, SimpleQueue
@@ -93,7 +93,10 @@ class Client:
         call = Call(self._location, self._timeout, within, until, queues_until=queues_until, waits=self.waits)
         vacant, idle = self._permits, self._idle
         while True:
-            permit = self._permit(vacant, call)
+            try:
+                permit = vacant.get_nowait()
+            except Empty:
+                permit = self._permit(vacant, call)
             try:
                 outcome = self._attempt(commands, call, idle)
             finally:
@@ -104,16 +107,13 @@ class Client:
             time.sleep(outcome)
 
     def _permit(self, vacant: SimpleQueue[Permit], call: Call) -> Permit:
-        try:
-            return vacant.get_nowait()
-        except Empty:
-            queued_at = clock()
-            while True:
-                seconds = call.queued(self._most, self._silent_since)
-                with suppress(Empty):
-                    permit = vacant.get(timeout=min(seconds, self._timeout))
-                    call.admitted(queued_at)
-                    return permit
+        queued_at = clock()
+        while True:
+            seconds = call.queued(self._most, self._silent_since)
+            with suppress(Empty):
+                permit = vacant.get(timeout=min(seconds, self._timeout))
+                call.admitted(queued_at)
+                return permit
 
     def _attempt(self, commands: Sequence[Command], call: Call, idle: deque[Idle]) -> Answer | float:
         """The replies, or seconds to pause before the next attempt."""
@@ -147,7 +147,8 @@ class Client:
                 self._answered_at = now = clock()
                 self._silent_since = inf
                 idle.append(Idle(connection, now))
-                self._close_old(now)
+                if len(idle) > 1:
+                    self._close_old(now)
                 return Answer(replies, sent_at, call.is_in_doubt)
 
     def _connected(self, call: Call) -> tuple[Any, bool]:
@@ -175,25 +176,27 @@ class Client:
     def _exchange(self, connection: Any, packed: list[bytes], call: Call, was_idle: bool) -> list[Any]:
         connection.send_packed_command([b"".join(packed)], check_health=False)
         left = call.left(was_idle=was_idle)
-        read_by = clock() + left if left < self._timeout else None
-        return [self._read(connection, read_by) for _ in packed]
-
-    @staticmethod
-    def _read(connection: Any, read_by: float | None) -> Any:
-        # Not by an argument of read_response, which redis-py 6 and 7 do not know.
-        if read_by is not None and not connection.can_read(max(0.0, read_by - clock())):
-            raise TimeoutError("Timeout reading from socket")
-        try:
-            return connection.read_response(disable_decoding=True)
-        except (ResponseError, BusyLoadingError) as reply:
-            return unless_transient(reply)
+        read_by, replies = clock() + left if left < self._timeout else None, []
+        for _ in packed:
+            # Not by an argument of read_response, which redis-py 6 and 7 do not know.
+            if read_by is not None and not connection.can_read(max(0.0, read_by - clock())):
+                raise TimeoutError("Timeout reading from socket")
+            try:
+                replies.append(connection.read_response(disable_decoding=True))
+            except (ResponseError, BusyLoadingError) as reply:
+                replies.append(unless_transient(reply))
+        return replies
 
     def locate(self, key: str) -> None:
         """Learn where the key is. One server has all keys."""
 
-    def parts(self) -> Iterator[Any]:
-        """Where to send commands ``at`` that ask for all keys: together they have them all."""
-        yield None
+    def nodes(self, known: object) -> tuple[object, Sequence[Any]]:
+        """Where to send commands ``at`` that ask for all keys, because together they have them all.
+
+        To be asked again with the first part of the answer, as ``known``, until there are no further ones: where slots
+        moved meanwhile, a key may have passed by. At first it is None.
+        """
+        return self, () if known is self else (None,)
 
     def close(self) -> None:
         _disconnect(self._idle)
@@ -218,7 +221,7 @@ class AsyncClient:
         self._permits = TaskPermits(most)
         self._keeps = True  # connections for the next call
 
-    async def send(
+    async def asend(
         self,
         *commands: Command,
         within: float | None = None,
@@ -320,10 +323,10 @@ class AsyncClient:
         except (ResponseError, BusyLoadingError) as reply:
             return unless_transient(reply)
 
-    async def locate(self, key: str) -> None: ...
+    async def alocate(self, key: str) -> None: ...
 
-    async def parts(self) -> AsyncIterator[Any]:
-        yield None
+    async def anodes(self, known: object) -> tuple[object, Sequence[Any]]:
+        return self, () if known is self else (None,)
 
     async def aclose(self) -> None:
         """The loop ends. What is still sent by others that end with it goes over connections of its own."""

@@ -24,6 +24,7 @@ def read_prefix(backend: BaseLockBackend) -> str:
 
 
 LEASES, RUNS = "", "|r"  # kinds of keys that can be listed
+MOST_ROUNDS = 5  # in which a listing asks all nodes, while slots move
 SLOTS = 16384  # of every Cluster
 
 
@@ -160,11 +161,13 @@ class Listing:
         self._pattern = keys.pattern(kind, start)
         self._seen: set[str] = set()  # SCAN may tell a key twice
         self._cursor = b"0"
+        self.nodes: Sequence[Any] = ()  # to be asked now; ``known``: see ``Client.nodes``
+        self.known: object = None
 
-    def commands(self, part: Any) -> Iterator[Command]:
+    def commands(self, node: Any) -> Iterator[Command]:
         """Each to be sent when ``new_names`` was given the reply to the one before."""
         while True:
-            yield Command(pack("SCAN", self._cursor, "MATCH", self._pattern, "COUNT", SCAN_STEP), at=part)
+            yield Command(pack("SCAN", self._cursor, "MATCH", self._pattern, "COUNT", SCAN_STEP), at=node)
             if self._cursor == b"0":
                 return
 

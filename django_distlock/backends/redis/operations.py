@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 from redis.exceptions import RedisError
@@ -22,6 +23,7 @@ CLAIM_RUN = Script("claim_run")
 
 GRANT_TTL = 2.0  # seconds a waiter has to take what it was handed: two looks, because a hint can be lost
 QUEUE_TTL = 10.0  # seconds a queue is kept in which nobody looks any more
+GRANT_TTL_MS, QUEUE_TTL_MS = int(GRANT_TTL * 1000), int(QUEUE_TTL * 1000)
 GONE = -2  # says PTTL
 
 logger = logging.getLogger("django_distlock")
@@ -44,22 +46,28 @@ class Operations:
     ) -> None:
         self._alias, self._keys, self._where, self._prefix_setting = alias, keys, where, prefix_setting
         self._explain = explain
+        self._of_lock = lru_cache(maxsize=1024)(keys.of_lock)
 
     # Commands
 
-    def acquire(self, request: LockRequest, mode: str) -> Command:
-        """``mode``: see acquire.lua."""
+    def acquire(self, request: LockRequest, queue: bool) -> Command:
+        """Of the modes, see acquire.lua."""
+        if queue:
+            mode = "look" if request.place else "again" if request.in_doubt else "wait"
+        else:
+            mode = "last" if request.inbox else "try"
         return ACQUIRE.call(
-            self._keys.of_lock(request.name),
-            request.token, _ms(request.lasts), request.holder.to_text(), mode, request.place, request.inbox,
-            _ms(GRANT_TTL), _ms(QUEUE_TTL),
+            self._of_lock(request.name),
+            request.token, math.ceil(request.lasts * 1000), request.holder.to_text(), mode,
+            request.place, request.inbox, GRANT_TTL_MS, QUEUE_TTL_MS,
         )  # fmt: skip
 
     def release(self, request: LockRequest, cooldown: float, force: bool) -> Command:
         retire = _ms(request.retires_for) if request.in_doubt else 0
+        rests = _ms(cooldown) if cooldown else 0
         return RELEASE.call(
-            self._keys.of_lock(request.name),
-            request.token, _ms(cooldown), retire, request.inbox, _ms(GRANT_TTL), int(request.is_offer), int(force),
+            self._of_lock(request.name),
+            request.token, rests, retire, request.inbox, GRANT_TTL_MS, int(request.is_offer), int(force),
         )  # fmt: skip
 
     def renew(self, wanted: Sequence[tuple[LockRequest, float]]) -> list[Command]:
@@ -92,7 +100,8 @@ class Operations:
     # Replies
 
     def only(self, answer: Answer) -> Any:
-        return self.checked(answer.replies[0])
+        reply = answer.replies[0]
+        return self.checked(reply) if isinstance(reply, RedisError) else reply
 
     def checked(self, reply: Any) -> Any:
         """Raises LockBackendError for one by which the server refuses."""

@@ -16,31 +16,32 @@ RESERVE = 0.1  # seconds of it that are left for a reply when a connection took 
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 0.5  # seconds between attempts
 
 
-def longest(location: Location, timeout: float, within: float | None, until: float | None) -> float:
-    """Seconds that a call lasts at most.
+def limits(location: Location, timeout: float, within: float | None, until: float | None) -> tuple[float, float]:
+    """Seconds that a step of a call lasts at most, and the whole call.
 
     ``timeout``: seconds of silence after which an attempt fails; ``within``: fewer of them, for who is in a hurry.
     ``until``: the moment on ``clock()`` to which the caller waits for the lock; None: open end, 0.0: it is no wait.
 
-    That are two timeouts, or as long as the caller waits if that is less. Where another server may take over, it is
+    A call lasts two timeouts, or as long as the caller waits if that is less. Where another server may take over, it is
     as long as the caller waits, up to the location's patience.
     """
+    step = timeout if within is None else min(timeout, within)
     if until == 0.0:
-        return 2 * timeout if within is None else min(2 * timeout, within)
+        return step, 2 * timeout if within is None else min(2 * timeout, within)
     wait = inf if until is None else max(SHORTEST, until - clock())
-    return min(wait, max(2 * timeout, location.patience))
+    return min(step, wait), min(wait, max(2 * timeout, location.patience))
 
 
 class Call:
-    """The time of one call, and what became of its attempts. Arguments: see ``longest``.
+    """The time of one call, and what became of its attempts. Arguments: see ``limits``.
 
     ``waits``: whether it may try again after a pause. ``queues_until``: the moment on ``clock()`` to which it waits at
     least for a connection while the server answers others.
     """
 
     __slots__ = (
-        "_began", "_by", "_end", "_is_in_doubt", "_is_repeated", "_location", "_pause", "_queues_until",
-        "_step", "_timeout", "_until", "_waits", "_within",
+        "_by", "_end", "_grace", "_is_repeated", "_location", "_pause", "_queues_until", "_step", "_timeout", "_until",
+        "_within", "is_in_doubt",
     )  # fmt: skip
 
     def __init__(
@@ -53,26 +54,16 @@ class Call:
         queues_until: float = 0.0,
         waits: bool = True,
     ) -> None:
-        self._location, self._timeout, self._until, self._waits = location, timeout, until, waits
-        self._step = timeout if within is None else min(timeout, within)
-        self._within = within
+        self._location, self._timeout, self._within, self._until = location, timeout, within, until
+        self._grace = GRACE if waits else 0.0
         self._pause = FIRST_PAUSE
         self._is_repeated = False
-        self._is_in_doubt = False  # an attempt was sent and not answered
-        self._began = clock()
-        self._queues_until = max(self._began + timeout, queues_until, inf if until is None else until)
-        self._ends(self._began + self._longest())
-
-    @property
-    def is_in_doubt(self) -> bool:
-        return self._is_in_doubt
-
-    def _longest(self) -> float:
-        return longest(self._location, self._timeout, self._within, self._until)
-
-    def _ends(self, end: float) -> None:
-        self._end = end
-        self._by = end + (GRACE if self._waits else 0.0)
+        self.is_in_doubt = False  # an attempt was sent and not answered
+        now = clock()
+        self._queues_until = max(now + timeout, queues_until, inf if until is None else until)
+        self._step, longest = limits(location, timeout, within, until)
+        self._end = now + longest
+        self._by = self._end + self._grace
 
     def left(self, *, was_idle: bool = False) -> float:
         """Seconds for the next step of an attempt.
@@ -86,12 +77,12 @@ class Call:
     def to_connect(self) -> float:
         """Seconds until a connection stands. That takes many steps, so it may be more than for a reply."""
         left = self._by - clock()
-        seconds = min(max(self._step, SHORTEST + GRACE), left) - RESERVE if self._waits else min(self._step, left)
+        seconds = min(max(self._step, SHORTEST + GRACE), left) - RESERVE if self._grace else min(self._step, left)
         return max(0.01, seconds)
 
     def failed(self, error: BaseException, *, was_sent: bool, was_idle: bool) -> float:
         """Seconds to pause before the next attempt. Raises what the caller is to be told if there is none."""
-        self._is_in_doubt = self._is_in_doubt or is_in_doubt(error, was_sent=was_sent)
+        self.is_in_doubt = self.is_in_doubt or is_in_doubt(error, was_sent=was_sent)
         if is_transient(error):
             now = clock()
             if was_sent and not self._is_repeated and (was_idle or now < self._end):
@@ -99,7 +90,7 @@ class Call:
                 self._by = max(self._by, now + GRACE)
                 return 0.0
             may_pass = is_answer(error) or self._location.patience
-            if self._waits and may_pass and now + self._pause < self._end:
+            if self._grace and may_pass and now + self._pause < self._end:
                 pause, self._pause = self._pause, min(LONGEST_PAUSE, 1.5 * self._pause)
                 return pause
         try:
@@ -108,7 +99,7 @@ class Call:
             del error  # else this frame and the traceback that it is in would keep each other, and a connection
 
     def _to_tell(self, error: BaseException) -> BaseException:
-        if not self._is_in_doubt or not isinstance(error, RedisError | OSError):
+        if not self.is_in_doubt or not isinstance(error, RedisError | OSError):
             return error  # also what a handler of a signal raised, such as a time limit
         in_doubt = InDoubt(error)
         in_doubt.__cause__ = error
@@ -132,7 +123,9 @@ class Call:
     def admitted(self, queued_at: float) -> None:
         """A connection is free at last. The time for which it was waited for is not the server's."""
         now = clock()
-        self._ends(min(self._end + now - queued_at, now + self._longest()))
+        longest = limits(self._location, self._timeout, self._within, self._until)[1]
+        self._end = min(self._end + now - queued_at, now + longest)
+        self._by = self._end + self._grace
 
 
 def exhausted(most: int) -> str:

@@ -6,8 +6,8 @@ import threading
 import pytest
 
 from django_distlock import locks
-from django_distlock.backends.base import ThreadedBackend
 from django_distlock.backends.locmem import LocMemBackend
+from django_distlock.backends.twins import ThreadedBackend
 from django_distlock.testing.contract import LockBackendContract, RunsContract
 from django_distlock.testing.tools import lock_request
 

@@ -93,7 +93,7 @@ class TestNoConnectionIsFree:
                 Service(AsyncConnection(), lambda: others.append(asyncio.create_task(wire._permits.wait(None)))), 1, 0.3
             )
             with pytest.raises(InDoubt) as caught:
-                await wire.send(COMMAND, until=clock() + 1)
+                await wire.asend(COMMAND, until=clock() + 1)
             assert "all 1 connections wait for an answer" in str(caught.value)
             await others[0]
 
@@ -115,7 +115,7 @@ class TestNoConnectionIsFree:
             wire._silent_since = clock()
             began = time.monotonic()
             with pytest.raises(TimeoutError, match="all 1 connections wait for an answer"):
-                await wire.send(COMMAND, until=clock() + 0.9)
+                await wire.asend(COMMAND, until=clock() + 0.9)
             assert 0.85 < time.monotonic() - began < 5
 
         asyncio.run(main())
@@ -124,7 +124,7 @@ class TestNoConnectionIsFree:
 def test_a_cancellation_that_became_an_error_is_one_all_the_same():
     async def main():
         service = Service(Interrupted())
-        task = asyncio.create_task(AsyncClient(service, 5, 0.3).send(COMMAND, until=None))
+        task = asyncio.create_task(AsyncClient(service, 5, 0.3).asend(COMMAND, until=None))
         await asyncio.sleep(0.05)
         task.cancel()
         await asyncio.wait([task], timeout=5)

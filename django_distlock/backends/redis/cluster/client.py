@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from math import inf
 
 from redis.exceptions import ClusterDownError
@@ -13,10 +13,8 @@ from redis.exceptions import ClusterDownError
 from ..client import NOTHING, Answer, AsyncClient, Client
 from ..config import Location
 from ..scripts import Command
-from ..timeouts import longest
+from ..timeouts import limits
 from .routing import Address, NodeBatch, Outcome, Pause, Result, RoutedRequest, SlotMap, Steps, refresh, slot_of_key
-
-MOST_ROUNDS = 5  # in which a listing asks all primaries, while slots move
 
 
 class NodeClient(Client):
@@ -35,16 +33,19 @@ class _ClusterClient:
     def _errand(
         self, commands: Sequence[Command], within: float | None, until: float | None, queues_until: float
     ) -> RoutedRequest:
-        step = self._timeout if within is None else min(self._timeout, within)
-        time = longest(self._location, self._timeout, within, until)
+        step, time = limits(self._location, self._timeout, within, until)
         return RoutedRequest(commands, self._slots, step, time, max(queues_until, inf if until is None else until))
+
+    def _further(self, known: object) -> tuple[object, Sequence[Address]]:
+        owners = self._slots.owners
+        return owners, () if owners is known else _complete(self._slots)
 
 
 class ClusterClient(_ClusterClient):
     """For threads. ``send`` finds the nodes by the keys of the commands and asks all of them at once.
 
     Opens at most ``most`` connections to each node. While a slot is between nodes, or its primary does not serve and
-    may be replaced, it goes on for as long as ``longest`` says.
+    may be replaced, it goes on for as long as ``limits`` says.
     """
 
     def __init__(self, location: Location, slots: SlotMap, most: int, timeout: float) -> None:
@@ -62,15 +63,10 @@ class ClusterClient(_ClusterClient):
             return NOTHING
         return self._take(self._errand(commands, within, until, queues_until).steps())
 
-    def parts(self) -> Iterator[Address]:
-        """All primaries with keys; once more where slots moved meanwhile, because a key may have passed by."""
-        listed = None
-        for _ in range(MOST_ROUNDS):
-            self.refresh()
-            if self._slots.owners is listed:
-                return
-            listed = self._slots.owners
-            yield from _complete(self._slots)
+    def nodes(self, known: object) -> tuple[object, Sequence[Address]]:
+        """All primaries with keys; none if the owners of slots are the ``known`` ones."""
+        self.refresh()
+        return self._further(known)
 
     def locate(self, key: str) -> None:
         if slot_of_key(key) not in self._slots.owners:
@@ -151,7 +147,7 @@ class AsyncClusterClient(_ClusterClient):
         self._wires: dict[Address, AsyncNodeClient] = {}
         self._is_closed = False
 
-    async def send(
+    async def asend(
         self,
         *commands: Command,
         within: float | None = None,
@@ -162,19 +158,13 @@ class AsyncClusterClient(_ClusterClient):
             return NOTHING
         return await self._take(self._errand(commands, within, until, queues_until).steps())
 
-    async def locate(self, key: str) -> None:
+    async def alocate(self, key: str) -> None:
         if slot_of_key(key) not in self._slots.owners:
             await self.refresh()
 
-    async def parts(self) -> AsyncIterator[Address]:
-        listed = None
-        for _ in range(MOST_ROUNDS):
-            await self.refresh()
-            if self._slots.owners is listed:
-                return
-            listed = self._slots.owners
-            for primary in _complete(self._slots):
-                yield primary
+    async def anodes(self, known: object) -> tuple[object, Sequence[Address]]:
+        await self.refresh()
+        return self._further(known)
 
     async def refresh(self) -> None:
         if failure := await self._take(refresh(self._slots, self._timeout)):
@@ -200,7 +190,7 @@ class AsyncClusterClient(_ClusterClient):
 
     async def _go(self, trip: NodeBatch) -> Outcome:
         try:
-            return await (await self._to(trip.to)).send(
+            return await (await self._to(trip.to)).asend(
                 *trip.commands, within=trip.within, queues_until=trip.queues_until
             )
         except Exception as error:

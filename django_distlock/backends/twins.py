@@ -1,0 +1,183 @@
+"""Two ways in which a store comes to its methods for threads and their twins for tasks, each written here once."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from asyncio import CancelledError
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any, TypeVar
+
+from ..exceptions import LockBackendError
+from ..types import CheckResult, Grant, Holder, LockInfo, LockRequest
+from ..utils.drive import Steps, adrive, drive
+from .base import STEP, BaseLockBackend
+from .common import selftest
+from .common.per_loop import PerLoop
+
+T = TypeVar("T")
+
+
+class GeneratorBackend(BaseLockBackend):
+    """A store whose operations are generators without I/O, written once for threads and tasks.
+
+    They yield the calls that they want of a client: ``_client`` makes them for threads, and for the tasks of an event
+    loop the one that ``_async_clients`` has for it, by its twins. See ``utils.drive``.
+    """
+
+    _client: Any
+    _async_clients: PerLoop[Any]
+
+    def _translated(self, error: Exception) -> Exception:
+        """What is raised inside of the generators where the client fails with that error."""
+        return error
+
+    @abstractmethod
+    def _acquire(self, request: LockRequest, queue: bool) -> Steps[Grant | LockInfo]:
+        """What interrupts an attempt is met here: afterwards ``request.in_doubt`` is right."""
+
+    @abstractmethod
+    def _release(self, request: LockRequest, cooldown: float, force: bool) -> Steps[bool]: ...
+
+    @abstractmethod
+    def _renew(
+        self, wanted: Sequence[tuple[LockRequest, float]], within: float | None
+    ) -> Steps[Sequence[bool | None]]: ...
+
+    @abstractmethod
+    def _pages(self, prefix: str) -> Iterator[Steps[Iterable[str]]]:
+        """Names, a part of them by each of these steps. One is made when those before were taken."""
+
+    @abstractmethod
+    def _look(self, names: Sequence[str]) -> Steps[list[LockInfo | None]]: ...
+
+    def _holders(self, names: Sequence[str]) -> Steps[list[Holder | None]]:
+        return [info.holder if info else None for info in (yield from self._look(names))]
+
+    def _remaining(self, names: Sequence[str]) -> Steps[list[float | None]]:
+        return [info.remaining if info else None for info in (yield from self._look(names))]
+
+    def _count_waiters(self, names: Sequence[str]) -> Steps[list[int | None]]:
+        yield from ()
+        return [None] * len(names)
+
+    def _diagnose(self) -> Steps[list[CheckResult]]:
+        """What ``check()`` tells beside the self-test, asked before it. A LockBackendError stands for all of it."""
+        yield from ()
+        return []
+
+    def acquire(self, request: LockRequest, *, queue: bool) -> Grant | LockInfo:
+        return drive(self._acquire(request, queue), self._client, self._translated)
+
+    async def aacquire(self, request: LockRequest, *, queue: bool) -> Grant | LockInfo:
+        return await adrive(self._acquire(request, queue), await self._async_clients.here(), self._translated)
+
+    def release(self, request: LockRequest, cooldown: float = 0.0, *, force: bool = False) -> bool:
+        return drive(self._release(request, cooldown, force), self._client, self._translated)
+
+    async def arelease(self, request: LockRequest, cooldown: float = 0.0, *, force: bool = False) -> bool:
+        return await adrive(self._release(request, cooldown, force), await self._async_clients.here(), self._translated)
+
+    def renew(
+        self, wanted: Sequence[tuple[LockRequest, float]], *, within: float | None = None
+    ) -> Sequence[bool | None]:
+        return drive(self._renew(wanted, within), self._client, self._translated)
+
+    async def arenew(
+        self, wanted: Sequence[tuple[LockRequest, float]], *, within: float | None = None
+    ) -> Sequence[bool | None]:
+        return await adrive(self._renew(wanted, within), await self._async_clients.here(), self._translated)
+
+    def names(self, prefix: str = "") -> Iterator[str]:
+        for page in self._pages(prefix):
+            yield from drive(page, self._client, self._translated)
+
+    async def anames(self, prefix: str = "") -> AsyncIterator[str]:
+        for page in self._pages(prefix):
+            for name in await adrive(page, await self._async_clients.here(), self._translated):
+                yield name
+
+    def look(self, names: Sequence[str]) -> list[LockInfo | None]:
+        return drive(self._look(names), self._client, self._translated)
+
+    async def alook(self, names: Sequence[str]) -> list[LockInfo | None]:
+        return await adrive(self._look(names), await self._async_clients.here(), self._translated)
+
+    def holders(self, names: Sequence[str]) -> list[Holder | None]:
+        return drive(self._holders(names), self._client, self._translated)
+
+    async def aholders(self, names: Sequence[str]) -> list[Holder | None]:
+        return await adrive(self._holders(names), await self._async_clients.here(), self._translated)
+
+    def remaining(self, names: Sequence[str]) -> list[float | None]:
+        return drive(self._remaining(names), self._client, self._translated)
+
+    async def aremaining(self, names: Sequence[str]) -> list[float | None]:
+        return await adrive(self._remaining(names), await self._async_clients.here(), self._translated)
+
+    def count_waiters(self, names: Sequence[str]) -> list[int | None]:
+        return drive(self._count_waiters(names), self._client, self._translated)
+
+    async def acount_waiters(self, names: Sequence[str]) -> list[int | None]:
+        return await adrive(self._count_waiters(names), await self._async_clients.here(), self._translated)
+
+    def check(self) -> list[CheckResult]:
+        try:
+            found = drive(self._diagnose(), self._client, self._translated)
+        except LockBackendError as error:  # a second question would cost the timeouts once more
+            return [selftest.failed(error)]
+        return super().check() + found
+
+    async def acheck(self) -> list[CheckResult]:
+        try:
+            found = await adrive(self._diagnose(), await self._async_clients.here(), self._translated)
+        except LockBackendError as error:
+            return [selftest.failed(error)]
+        return await super().acheck() + found
+
+
+class ThreadedBackend(BaseLockBackend):
+    """A store whose client knows no asyncio: the twins run the methods in threads.
+
+    Waiting costs no thread: ``await_for_turn()`` sleeps in the event loop.
+    """
+
+    @abstractmethod
+    async def _in_thread(self, call: Callable[[], T], waiter: LockRequest | None = None) -> T:
+        """What ``call()`` returns or raises. ``waiter``: for whose attempt, which may be urgent."""
+
+    async def aacquire(self, request: LockRequest, *, queue: bool) -> Grant | LockInfo:
+        try:
+            return await self._in_thread(lambda: self.acquire(request, queue=queue), request)
+        except CancelledError:
+            request.in_doubt = True  # its thread goes on
+            raise
+
+    async def arelease(self, request: LockRequest, cooldown: float = 0.0, *, force: bool = False) -> bool:
+        return await self._in_thread(lambda: self.release(request, cooldown, force=force))
+
+    async def arenew(
+        self, wanted: Sequence[tuple[LockRequest, float]], *, within: float | None = None
+    ) -> Sequence[bool | None]:
+        return await self._in_thread(lambda: self.renew(wanted, within=within))
+
+    async def anames(self, prefix: str = "") -> AsyncIterator[str]:
+        names = self.names(prefix)
+        while batch := await self._in_thread(lambda: list(islice(names, STEP))):
+            for name in batch:
+                yield name
+
+    async def alook(self, names: Sequence[str]) -> list[LockInfo | None]:
+        return await self._in_thread(lambda: self.look(names))
+
+    async def aholders(self, names: Sequence[str]) -> list[Holder | None]:
+        return await self._in_thread(lambda: self.holders(names))
+
+    async def aremaining(self, names: Sequence[str]) -> list[float | None]:
+        return await self._in_thread(lambda: self.remaining(names))
+
+    async def acount_waiters(self, names: Sequence[str]) -> list[int | None]:
+        return await self._in_thread(lambda: self.count_waiters(names))
+
+    async def aprune(self, older_than_seconds: float) -> int | None:
+        return await self._in_thread(lambda: self.prune(older_than_seconds))
