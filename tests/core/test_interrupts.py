@@ -142,7 +142,7 @@ def test_nodes_of_a_quorum_are_connected_to_however_often_that_was_interrupted(r
         with_a_handle(name)
 
     assert held_for_ever(with_a_handle_over_new_connections, "backends/redlock/connections.py") == {}
-    nodes = redlock_locks._nodes
+    nodes = redlock_locks._client
     eventually(lambda: not any(node.is_connecting for node in nodes._nodes))
     assert nodes._filling == []
     redlock_locks.close()

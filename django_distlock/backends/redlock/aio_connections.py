@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
+from math import inf
 from typing import Any
 
 from redis.exceptions import ConnectionError, NoScriptError, RedisError, ResponseError, TimeoutError
@@ -21,9 +22,9 @@ from .messages import (
     ConnectWait,
     Message,
     NodeState,
+    NodeSteps,
     NotYetConnected,
     Round,
-    Steps,
     time_out,
 )
 
@@ -156,15 +157,17 @@ class AsyncNodes:
         self._running = 0
         self._keeps = True  # connections for the next call
 
-    async def run(
+    async def arun(
         self,
-        steps: Steps,
+        steps: NodeSteps,
         patience: float,
         within: float,
         *,
         urgent: bool = False,
         persists: bool = False,
+        queues_until: float = -inf,
     ) -> Any:
+        """As ``Nodes.run``; tasks share the connections of their loop, so none waits until one is free."""
         self._running += 1
         try:
             ready = await self._ready(patience, urgent, within, persists)
@@ -233,7 +236,7 @@ class AsyncNodes:
                 await asyncio.sleep(left)
             ready = [node.is_ready(patience, urgent=urgent) for node in self._nodes]
 
-    def reset(self) -> None:
+    async def areset(self) -> None:
         """Close connections that owe an answer to nobody who is more patient: they may have died unnoticed."""
         for node in self._nodes:
             if node.is_overdue:

@@ -6,7 +6,7 @@ import logging
 import math
 import os
 import random
-from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -16,19 +16,20 @@ from redis.exceptions import MaxConnectionsError
 from ...exceptions import LockBackendError
 from ...types import CheckResult, Grant, LockInfo, LockRequest
 from ...utils.clock import clock
+from ...utils.drive import Call, Steps
 from ...utils.text import printable
-from ..base import BaseLockBackend
 from ..common.per_loop import PerLoop
 from ..redis.diagnostics import of_patience
 from ..redis.errors import NoReply, advice
 from ..redis.keys import read_prefix
+from ..twins import GeneratorBackend
 from .aio_connections import AsyncNodes
 from .algorithm import Listing, Rounds, StaleConnections
 from .config import check_options, read_locations
 from .connections import Nodes
 from .diagnostics import examine, of_settings
-from .messages import HANDSHAKE, Steps, check_process
-from .quorum import Seen, is_final, majority_of
+from .messages import HANDSHAKE, NodeSteps, check_process
+from .quorum import is_final, majority_of
 
 RENEWALS = 250  # leases that are renewed in one round: what a node that hangs takes in without blocking us
 SHORTEST_WAIT = 0.5  # seconds that even an attempt without a wait gives nodes to be connected
@@ -36,7 +37,7 @@ SHORTEST_WAIT = 0.5  # seconds that even an attempt without a wait gives nodes t
 logger = logging.getLogger("django_distlock")
 
 
-class RedlockBackend(BaseLockBackend):
+class RedlockBackend(GeneratorBackend):
     """A lock is held by whoever has it on a majority of independent masters, asked all at once.
 
     Less than half of the nodes may be down or hang, and nobody notices. There is no queue: a waiter tries
@@ -66,8 +67,8 @@ class RedlockBackend(BaseLockBackend):
         self._longest_ttl = max(self.terms.ttl, self.terms.min_hold)
         connect_timeout = float(self.option["socket_connect_timeout"])
         self._connecting = connect_timeout + HANDSHAKE
-        self._nodes = Nodes(self.locations, self.majority, self.option["max_connections"])
-        self._async_nodes = PerLoop(partial(AsyncNodes, self.locations, self.majority))
+        self._client = Nodes(self.locations, self.majority, self.option["max_connections"])
+        self._async_clients = PerLoop(partial(AsyncNodes, self.locations, self.majority))
 
     def check_settings(self) -> list[CheckMessage]:
         where = f"DISTRIBUTED_LOCKS[{self.alias!r}]"
@@ -78,46 +79,31 @@ class RedlockBackend(BaseLockBackend):
     def keyspace(self) -> Hashable:
         return frozenset(location.text for location in self.locations), self.prefix
 
-    def check(self) -> list[CheckResult]:
-        asked = self._run(lambda last: self._rounds.info(), self._node_timeout())
-        found = examine(self.locations, asked, self._longest_ttl)  # before the probe, which has a TTL of its own
-        return [*super().check(), *found]
-
-    async def acheck(self) -> list[CheckResult]:
-        asked = await self._arun(lambda last: self._rounds.info(), self._node_timeout())
-        found = examine(self.locations, asked, self._longest_ttl)
-        return [*await super().acheck(), *found]
+    def _diagnose(self) -> Steps[list[CheckResult]]:
+        longest = self._longest_ttl  # before the self-test, which has a TTL of its own
+        asked = yield from self._ask(lambda last: self._rounds.info(), self._node_timeout())
+        return examine(self.locations, asked, longest)
 
     # The contract
 
-    def acquire(self, request: LockRequest, *, queue: bool) -> Grant | LockInfo:
+    def _acquire(self, request: LockRequest, queue: bool) -> Steps[Grant | LockInfo]:
         self._longest_ttl = max(self._longest_ttl, request.lasts)
+        patience = self._node_timeout(request.ttl)
         try:
-            end = math.inf if request.give_up is None else request.give_up
-            answer: Grant | LockInfo = self._run(*self._acquiring(request), **self._patience(request), queues_until=end)
+            steps = partial(self._rounds.acquire, request)
+            answer: Grant | LockInfo = yield from self._ask(steps, patience, **self._wait(request))
+            return answer
         except BaseException as error:
             request.in_doubt = request.in_doubt or not isinstance(error, LockBackendError)
             raise
-        return answer
 
-    async def aacquire(self, request: LockRequest, *, queue: bool) -> Grant | LockInfo:
-        self._longest_ttl = max(self._longest_ttl, request.lasts)
-        try:
-            answer: Grant | LockInfo = await self._arun(*self._acquiring(request), **self._patience(request))
-        except BaseException as error:
-            request.in_doubt = request.in_doubt or not isinstance(error, LockBackendError)
-            raise
-        return answer
-
-    def _patience(self, request: LockRequest) -> dict[str, Any]:
+    def _wait(self, request: LockRequest) -> dict[str, Any]:
         """How long to wait for connections, and whether to nodes that refuse, too: for callers who wait themselves."""
         if request.give_up is None:
-            return {"persists": True}
+            return {"persists": True, "queues_until": math.inf}
         left = request.give_up - clock()
-        return {"within": min(self._connecting, max(SHORTEST_WAIT, left) + HANDSHAKE), "persists": left > 0}
-
-    def _acquiring(self, request: LockRequest) -> tuple[Callable[[bool], Steps], float]:
-        return lambda last: self._rounds.acquire(request, last), self._node_timeout(request.ttl)
+        within = min(self._connecting, max(SHORTEST_WAIT, left) + HANDSHAKE)
+        return {"within": within, "persists": left > 0, "queues_until": request.give_up}
 
     def wait_for_turn(self, request: LockRequest, timeout: float) -> None:
         super().wait_for_turn(request, self._delay(timeout))
@@ -130,74 +116,55 @@ class RedlockBackend(BaseLockBackend):
         shortest, longest = self.option["retry_delay"]
         return min(most, random.uniform(shortest, longest))
 
-    def release(self, request: LockRequest, cooldown: float = 0.0, *, force: bool = False) -> bool:
-        return bool(self._run(*self._releasing(request, cooldown, force), urgent=True))
-
-    async def arelease(self, request: LockRequest, cooldown: float = 0.0, *, force: bool = False) -> bool:
-        return bool(await self._arun(*self._releasing(request, cooldown, force), urgent=True))
-
-    def _releasing(self, request: LockRequest, cooldown: float, force: bool) -> tuple[Callable[[bool], Steps], float]:
+    def _release(self, request: LockRequest, cooldown: float, force: bool) -> Steps[bool]:
         self._longest_ttl = max(self._longest_ttl, cooldown)
         tries = iter((False, True))  # whether an earlier try may have done it
 
-        def steps(last: bool) -> Steps:
+        def steps(last: bool) -> NodeSteps:
             return self._rounds.release(request, cooldown, last, next(tries), force=force)
 
-        return steps, self._node_timeout(request.ttl)
+        return bool((yield from self._ask(steps, self._node_timeout(request.ttl), urgent=True)))
 
-    def renew(self, wanted: Sequence[tuple[LockRequest, float]], *, within: float | None = None) -> list[bool | None]:
+    def _renew(self, wanted: Sequence[tuple[LockRequest, float]], within: float | None) -> Steps[list[bool | None]]:
         renewed: list[bool | None] = []
-        for some in _in_steps(wanted, RENEWALS):
-            renewed += self._run(*self._renewing(some, within), within=within)
+        for start in range(0, len(wanted), RENEWALS):
+            some = wanted[start : start + RENEWALS]
+            patience = self._node_timeout(min(ttl for _, ttl in some))
+            if within is not None:
+                patience = min(patience, within)
+            renewed += yield from self._ask(partial(self._rounds.renew, some), patience, within=within)
         return renewed
 
-    async def arenew(
-        self, wanted: Sequence[tuple[LockRequest, float]], *, within: float | None = None
-    ) -> list[bool | None]:
-        renewed: list[bool | None] = []
-        for some in _in_steps(wanted, RENEWALS):
-            renewed += await self._arun(*self._renewing(some, within), within=within)
-        return renewed
-
-    def _renewing(
-        self, wanted: Sequence[tuple[LockRequest, float]], within: float | None
-    ) -> tuple[Callable[[bool], Steps], float]:
-        shortest = min(ttl for _, ttl in wanted)
-        patience = self._node_timeout(shortest)
-        return lambda last: self._rounds.renew(wanted, last), patience if within is None else min(patience, within)
-
-    def look(self, names: Sequence[str]) -> list[LockInfo | None]:
-        return self._looked(names, self._run(*self._looking(names)) if names else [])
-
-    async def alook(self, names: Sequence[str]) -> list[LockInfo | None]:
-        return self._looked(names, await self._arun(*self._looking(names)) if names else [])
-
-    def _looking(self, names: Sequence[str]) -> tuple[Callable[[bool], Steps], float]:
-        return lambda last: self._rounds.look(names, last), self._node_timeout()
-
-    def _looked(self, names: Sequence[str], found: Sequence[Seen]) -> list[LockInfo | None]:
+    def _look(self, names: Sequence[str]) -> Steps[list[LockInfo | None]]:
+        if not names:
+            return []
+        found = yield from self._ask(partial(self._rounds.look, names), self._node_timeout())
         for name, seen in zip(names, found, strict=True):
             if seen.foreign:
                 logger.error("%s", self._rounds.foreign_value(name))
         return [seen.held for seen in found]
 
-    def names(self, prefix: str = "") -> Iterator[str]:
+    def _pages(self, prefix: str) -> Iterator[Steps[Iterable[str]]]:
+        """What a majority has is known when all nodes are through."""
         listing = Listing(len(self.locations), self.majority)
         while listing.is_open:
-            self._run(lambda last: self._rounds.scan(listing, prefix, last), self._node_timeout())
-        return iter(listing.locked)
+            yield self._page(listing, prefix)
 
-    async def anames(self, prefix: str = "") -> AsyncIterator[str]:
-        listing = Listing(len(self.locations), self.majority)
-        while listing.is_open:
-            await self._arun(lambda last: self._rounds.scan(listing, prefix, last), self._node_timeout())
-        for name in listing.locked:
-            yield name
+    def _page(self, listing: Listing, prefix: str) -> Steps[Iterable[str]]:
+        yield from self._ask(partial(self._rounds.scan, listing, prefix), self._node_timeout())
+        return () if listing.is_open else listing.locked
 
     def close(self) -> None:
-        self._nodes.close()
+        self._client.close()
 
     # Errors
+
+    def _translated(self, error: Exception) -> Exception:
+        if not isinstance(error, MaxConnectionsError):
+            return error
+        busy = LockBackendError(f"Lock backend {self.alias!r}: {advice(error, self)} ({error})")
+        busy.__cause__ = error
+        return busy
 
     def _explain(self, failures: Sequence[Exception | None]) -> LockBackendError:
         failed = [
@@ -226,53 +193,22 @@ class RedlockBackend(BaseLockBackend):
             return float(given)
         return max(0.05, min((ttl or self.terms.ttl) * 0.05, 1.0))
 
-    def _run(
-        self,
-        steps: Callable[[bool], Steps],
-        patience: float,
-        *,
-        urgent: bool = False,
-        within: float | None = None,
-        persists: bool = False,
-        queues_until: float = -math.inf,
-    ) -> Any:
-        """``within``: seconds to wait for connections. ``queues_until``: see ``Nodes.run``."""
-        how: Any = {"urgent": urgent, "persists": persists, "queues_until": queues_until}
+    def _ask(
+        self, steps: Callable[[bool], NodeSteps], patience: float, *, within: float | None = None, **how: Any
+    ) -> Steps[Any]:
+        """Take the steps on the nodes; on new connections, as the last try, where those that stood were stale.
+
+        ``within``: seconds to wait for connections; ``how``: see ``Nodes.run``.
+        """
         within, began, pid = self._connecting if within is None else within, clock(), os.getpid()
         try:
-            try:
-                return self._nodes.run(steps(False), patience, within, **how)
-            except StaleConnections:
-                self._nodes.reset()
-                check_process(pid)
-                return self._nodes.run(steps(True), patience, _rest_of(within, began), **how)
-        except MaxConnectionsError as error:
-            raise LockBackendError(f"Lock backend {self.alias!r}: {advice(error, self)} ({error})") from error
-
-    async def _arun(
-        self,
-        steps: Callable[[bool], Steps],
-        patience: float,
-        *,
-        urgent: bool = False,
-        within: float | None = None,
-        persists: bool = False,
-    ) -> Any:
-        how: Any = {"urgent": urgent, "persists": persists}
-        within, began = self._connecting if within is None else within, clock()
-        nodes = await self._async_nodes.here()
-        try:
-            return await nodes.run(steps(False), patience, within, **how)
+            return (yield Call("run", (steps(False), patience, within), how))
         except StaleConnections:
-            nodes.reset()
-            return await nodes.run(steps(True), patience, _rest_of(within, began), **how)
+            yield Call("reset")
+            check_process(pid)
+            return (yield Call("run", (steps(True), patience, _rest_of(within, began)), how))
 
 
 def _rest_of(within: float, began: float) -> float:
     """Seconds to wait for connections in another try; a moment always, because all are new."""
     return max(min(within, SHORTEST_WAIT), began + within - clock())
-
-
-def _in_steps(wanted: Sequence[Any], step: int) -> Iterator[Sequence[Any]]:
-    for start in range(0, len(wanted), step):
-        yield wanted[start : start + step]

@@ -40,9 +40,9 @@ from .messages import (
     ConnectWait,
     Message,
     NodeState,
+    NodeSteps,
     NotYetConnected,
     Round,
-    Steps,
     Verdict,
     check_process,
     time_out,
@@ -261,7 +261,7 @@ class Nodes:
 
     def run(
         self,
-        steps: Steps,
+        steps: NodeSteps,
         patience: float,
         within: float,
         *,

@@ -130,7 +130,7 @@ class Round(NamedTuple):
     enough: Callable[[Sequence[Asked]], bool]
 
 
-Steps = Generator[Round, list[Asked], Any]
+NodeSteps = Generator[Round, list[Asked], Any]
 
 
 def all_settled(asked: Sequence[Asked]) -> bool:

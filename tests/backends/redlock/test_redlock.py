@@ -25,6 +25,7 @@ from django_distlock.backends.redlock.quorum import Votes, fence_of, is_known
 from django_distlock.exceptions import InvalidLockBackend
 from django_distlock.types import Grant, Level, LockInfo, new_token
 from django_distlock.utils.clock import clock
+from django_distlock.utils.drive import drive
 from tests.support.programs import ROOT
 from tests.support.quorum import Quorum, spread
 from tests.support.scripted import Scripted
@@ -86,6 +87,11 @@ def stands(node, name):
     """The token under the name, if any; it may be given back between the two commands."""
     value = node.get(f"lock:{name}") if node.type(f"lock:{name}") == "string" else None
     return value[:26] if value else None
+
+
+def asked_by(backend, steps, patience):
+    """What the nodes are asked by such steps, in this thread."""
+    return drive(backend._ask(steps, patience), backend._client, backend._translated)
 
 
 class TestEveryPattern:
@@ -628,7 +634,7 @@ class TestConnections:
 
     def test_that_died_before_anybody_used_them_are_opened_anew(self, redlock_locks, nodes, monkeypatch):
         monkeypatch.setattr(connections, "IDLE_TRUSTED", 0.0)
-        every = redlock_locks._nodes
+        every = redlock_locks._client
         for node in every._nodes:
             for _ in range(3):
                 node.spare.append(Link(every._opened(node.location)))
@@ -704,7 +710,7 @@ class TestConnections:
             return
             yield
 
-        busy = threading.Thread(target=backend._run, args=(steps, 1.0))
+        busy = threading.Thread(target=asked_by, args=(backend, steps, 1.0))
         busy.start()
         inside.wait(PATIENCE)
         short = lock_request()
@@ -728,7 +734,7 @@ class TestConnections:
             return
             yield
 
-        busy = threading.Thread(target=backend._run, args=(steps, 1.0))
+        busy = threading.Thread(target=asked_by, args=(backend, steps, 1.0))
         busy.start()
         threading.Timer(3 * backend._connecting, ends.set).start()
         patient = lock_request("queued for")
@@ -752,7 +758,7 @@ class TestConnections:
         hasty.give_up = 0.0
         with pytest.raises(LockBackendError, match="of 5 nodes failed"):
             backend.acquire(hasty, queue=False)
-        busy = threading.Thread(target=backend._run, args=(steps, 0.1))
+        busy = threading.Thread(target=asked_by, args=(backend, steps, 0.1))
         busy.start()
         inside.wait(PATIENCE)
         try:
@@ -765,7 +771,7 @@ class TestConnections:
     @pytest.mark.parametrize("busy_for", [0.0, 0.5])
     def test_the_time_to_wait_for_connections_is_spent_once(self, redlock_locks, monkeypatch, busy_for):
         """First while all are in use, then until they are opened."""
-        nodes, left = redlock_locks._nodes, []
+        nodes, left = redlock_locks._client, []
 
         def note(connections, within, persists):
             left.append(within)
@@ -892,7 +898,7 @@ class TestOpeningConnections:
             while to_interrupt:
                 with pytest.raises(InterruptedError):
                     await redlock_locks.alook(["name"])
-            nodes = await redlock_locks._async_nodes.here()
+            nodes = await redlock_locks._async_clients.here()
             until = clock() + PATIENCE
             while any(node.connection is None for node in nodes._nodes) and clock() < until:
                 await redlock_locks.alook(["name"])
@@ -1087,7 +1093,7 @@ def test_a_repair_that_a_release_overtook_gives_nobody_the_lock(redlock_locks, n
             return end.value
 
     with lock("other"):  # so that somebody cleans up
-        redlock_locks._run(renew_and_release_meanwhile, 1.0)
+        asked_by(redlock_locks, renew_and_release_meanwhile, 1.0)
         eventually(lambda: not any(node.exists("lock:name") for node in nodes))
 
 
@@ -1103,7 +1109,7 @@ class TestEventLoops:
             during = asyncio.run(main())
             assert sum(len(now - then) for now, then in zip(during, before, strict=True)) >= 3
             eventually(lambda: all(_clients(node) <= then for node, then in zip(nodes, before, strict=True)))
-        assert len(redlock_locks._async_nodes) == 0
+        assert len(redlock_locks._async_clients) == 0
 
     def test_the_impatient_end_no_connection_on_which_others_wait(self, quorum, configured, monkeypatch):
         """The tasks of a loop share their connections, and the timeout of a node follows the TTL."""
