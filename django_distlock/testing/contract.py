@@ -79,8 +79,7 @@ class LockBackendContract:
         assert locks.look(["name"])[0].token == successor.token
 
     def test_a_min_hold_above_the_ttl_is_kept_without_renewal_and_release(self, locks: Any) -> None:
-        mine = lock_request(ttl=0.1)
-        mine.min_hold = 20.0
+        mine = lock_request(ttl=0.1, min_hold=20.0)
         locks.acquire(mine, queue=False)
         assert locks.renew([(mine, mine.ttl)]) == [True]
         assert locks.acquire(mine, queue=False)
@@ -88,8 +87,7 @@ class LockBackendContract:
         assert 10 < locks.look(["name"])[0].remaining <= 20
 
     def test_a_min_hold_above_the_ttl_is_kept_for_a_waiter_that_was_handed_the_lock(self, locks: Any) -> None:
-        holder, waiter = lock_request(), lock_request(ttl=0.1)
-        waiter.min_hold = 20.0
+        holder, waiter = lock_request(), lock_request(ttl=0.1, min_hold=20.0)
         locks.acquire(holder, queue=False)
         locks.acquire(waiter, queue=True)
         locks.release(holder)
