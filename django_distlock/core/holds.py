@@ -1,9 +1,13 @@
-"""Who holds what: the holds of a handle, of which a release means one, and the leases that a context has acquired."""
+"""What holds a lease: the holds of handles, of which a release means one, and what keeps it after the last was left.
+
+And which leases a context has acquired, by which the owner of one is known.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import threading
 from contextlib import suppress
 from contextvars import ContextVar
@@ -124,6 +128,44 @@ def _last(holds: list[Hold]) -> Hold:
 
 def _is_over(execution: object) -> bool:
     return execution.done() if isinstance(execution, asyncio.Task) else not cast(threading.Thread, execution).is_alive()
+
+
+class Retainer:
+    """Keeps a lease that its holder has left, for a transaction or for a response that is not finished.
+
+    Until it is released, or collected; then the lease is released if nothing else needs it.
+
+    ``reason``: equal ones count as one; default: one of its own. ``most``: seconds for which the lease is renewed on
+    account of this; None: no bound.
+    """
+
+    _lease: Lease | None = None  # until it is made
+
+    def __init__(self, lease: Lease, reason: object = None, *, most: float | None = None) -> None:
+        self._reason = reason or object()
+        self._lease = lease  # first, so that there is no retainer that nothing releases
+        lease._retain(self._reason, most=most)
+
+    def drop(self) -> None:
+        """The holder itself goes on, and releases what nothing else holds."""
+        if self._lease:
+            self._lease._drop_retainer(self._reason)
+
+    def release(self, *, promptly: bool = True) -> None:
+        """``promptly=False``: in the background, without waiting for anything."""
+        if self._lease:
+            self._lease._release_retainer(self._reason, promptly=promptly)
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing():
+            self.release(promptly=False)
+
+
+class ResponseRetainer(Retainer):
+    """Of a response whose content is made after its view has returned."""
+
+    def __init__(self, lease: Lease) -> None:
+        super().__init__(lease, most=lease._backend.response_max_hold)
 
 
 # Child tasks inherit the context and sync_to_async lends one thread to many, so an execution owns a

@@ -21,8 +21,8 @@ from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.transaction import Atomic, TransactionManagementError
 
+from .holds import Retainer
 from .lease import Lease, raises_when_lost
-from .retainer import Retainer
 
 P = ParamSpec("P")
 R = TypeVar("R")

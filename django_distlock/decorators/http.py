@@ -19,8 +19,8 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.http.response import HttpResponseBase
 from django.shortcuts import render
 
+from ..core.holds import ResponseRetainer
 from ..core.lease import Lease
-from ..core.retainer import ResponseRetainer
 from ..exceptions import LockNotAcquired, UnusableLockName
 from ..types import shown
 
