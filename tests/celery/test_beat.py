@@ -27,6 +27,7 @@ if celery.VERSION[:2] < (5, 7):
 from celery.beat import PersistentScheduler, ScheduleEntry, Scheduler
 
 from django_distlock.celery import beat, stopping
+from tests.support.inside import look_at_schedule, runs_of, schedule_store_of
 from tests.support.schedulers import FileBeat, MemoryBeat, StockBeat
 
 pytestmark = pytest.mark.slow
@@ -193,7 +194,7 @@ def test_a_store_that_lost_its_data_makes_no_duplicate(kept, world, locmem_locks
         sent = len(fleet.times("cron"))
         while len(fleet.times("cron")) == sent:
             fleet.run(fleet.now + timedelta(seconds=0.1))
-        locmem_locks._runs.clear()
+        runs_of(locmem_locks).clear()
         if kept == "the run before":
             for name, stamp in before.items():
                 locmem_locks.claim_run(name, stamp, stamp, 600)
@@ -319,7 +320,7 @@ def test_a_beat_that_is_told_to_end_after_it_claimed_a_run_sends_it_before(
     assert signal.getsignal(number).__name__ == "end"
     with pytest.raises(SystemExit):  # as ever
         signal.raise_signal(number)
-    assert only._schedule_store.known["interval"].host
+    assert schedule_store_of(only).known["interval"].host
 
 
 @pytest.mark.parametrize("how", ["a second signal", "its time is over"])
@@ -376,17 +377,17 @@ def test_a_row_that_is_newer_than_this_hosts_clock_is_claimed_once(world, locmem
     first, second = fleet.start(MemoryBeat), fleet.start(MemoryBeat)
     ahead = (START + timedelta(seconds=1)).timestamp()
     for one in (first, second):
-        one._schedule_store.sync(["entry"])
-        one._schedule_store.publish("entry", beat.LastRun(ahead))
+        schedule_store_of(one).sync(["entry"])
+        schedule_store_of(one).publish("entry", beat.LastRun(ahead))
     fleet.now += timedelta(seconds=locmem_locks.grace)
-    claims = [one._schedule_store.claim("entry", ahead, ahead - 1, None) for one in (first, second)]
+    claims = [schedule_store_of(one).claim("entry", ahead, ahead - 1, None) for one in (first, second)]
     assert claims[0] is None
     assert claims[1].at > ahead
 
 
 def test_a_deadline_for_missed_runs_holds_for_the_fleet(world):
     for deadline, expected in ((600, 0), (None, 1)):
-        locks["default"]._runs.clear()
+        runs_of(locks["default"]).clear()
         fleet = world(lambda: {"cron": task(crontab(minute=0))}, beat_cron_starting_deadline=deadline)
         only = fleet.start(MemoryBeat)
         fleet.run(START + timedelta(hours=1))
@@ -409,7 +410,7 @@ def test_a_file_that_remembers_a_run_which_the_store_lost_tells_it(world, tmp_pa
     fleet.run(START + timedelta(minutes=90))
     first.close()
     fleet.kill(first)
-    locks["default"]._runs.clear()
+    runs_of(locks["default"]).clear()
     second = fleet.start(FileBeat, schedule_filename=file)
     monkeypatch.setattr(celery._state._tls, "current_app", second.app)
     fleet.run(START + timedelta(minutes=130))
@@ -423,17 +424,18 @@ def test_entries_that_come_change_and_go_while_beats_run(world):
     fleet.run(START + timedelta(seconds=90))
     for one in beats:
         one.update_from_dict({"b": task(20.0), "a": task(30.0)})
-        one._tick_at = 0.0  # beat looks at its schedule anew at the latest after max_interval
+        look_at_schedule(one)
         fleet.wakes[one] = fleet.now
     fleet.run(START + timedelta(seconds=165))
     assert len(fleet.times("b")) == 3
     assert len(fleet.times("a")) == 1 + 3
     for one in beats:
         del one.schedule["b"]
-        one._tick_at, fleet.wakes[one] = 0.0, fleet.now
+        look_at_schedule(one)
+        fleet.wakes[one] = fleet.now
     fleet.run(START + timedelta(seconds=300))
     assert len(fleet.times("b")) == 3
-    assert list(beats[0]._schedule_store.known) == ["a"]
+    assert list(schedule_store_of(beats[0]).known) == ["a"]
 
 
 def test_an_entry_that_comes_is_seen_after_the_longest_time_between_two_loops(world):

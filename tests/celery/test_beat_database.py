@@ -22,6 +22,7 @@ from django_distlock.celery import beat
 from django_distlock.celery.beat_database import DistlockDatabaseScheduler
 from django_distlock.celery.schedule_store import recorded_runs
 from tests.support.beats import Recording, World, gaps, task
+from tests.support.inside import runs_of, schedule_store_of
 
 START = datetime(2026, 11, 21, 12, 0, 20, tzinfo=UTC)
 
@@ -182,7 +183,7 @@ def test_what_is_kept_of_rows_that_are_done_or_begin_later_is_not_kept_for_years
     fleet = world()
     fleet.start()
     fleet.run_for(120)
-    days = {name: round((run.expires - fleet.now.timestamp()) / 86_400) for name, run in locmem_locks._runs.items()}
+    days = {name: round((run.expires - fleet.now.timestamp()) / 86_400) for name, run in runs_of(locmem_locks).items()}
     assert days == {"fleet:once": 7, "fleet:reminder": 7, "fleet:later": 7, "fleet:other": 7}
     runs = {run.entry: run.next_run_at for run in recorded_runs("default")}
     assert (runs["fleet:once"], runs["fleet:reminder"]) == (None, None)
@@ -293,7 +294,7 @@ def test_a_beat_that_reads_an_old_row_after_the_store_lost_its_data_remembers_it
     only = fleet.start()
     fleet.run_for(45)
     before, last = fleet.times("interval")
-    locmem_locks._runs.clear()
+    runs_of(locmem_locks).clear()
     models.PeriodicTask.objects.filter(name="interval").update(last_run_at=before)
     reads, changed = [], DatabaseBeat.schedule_changed
 
@@ -308,7 +309,7 @@ def test_a_beat_that_reads_an_old_row_after_the_store_lost_its_data_remembers_it
     assert fleet.times("interval") == [before, last]
     fleet.run_for(10)
     assert len(fleet.times("interval")) == 3
-    assert edited.name in only._schedule_store.known
+    assert edited.name in schedule_store_of(only).known
 
 
 def test_a_row_that_is_enabled_again_waits_for_its_next_time(world, rarely):
@@ -355,7 +356,7 @@ def test_a_store_that_lost_its_data_is_told_what_the_beats_know(world):
         fleet.start()
     for _ in range(4):
         fleet.run_for(50)
-        locks["default"]._runs.clear()
+        runs_of(locks["default"]).clear()
     fleet.run_for(60)
     assert [when.minute for when in fleet.times("cron")] == [1, 2, 3, 4]
 

@@ -22,6 +22,7 @@ from django_distlock.backends.redlock import RedlockBackend
 from django_distlock.celery.schedule_store import NEVER, ScheduleStore, recorded_runs
 from django_distlock.exceptions import UnreadableRun
 from django_distlock.types import LastRun
+from tests.support.inside import runs_of
 from tests.support.programs import ROOT
 from tests.support.tools import backend_on, eventually
 
@@ -127,11 +128,11 @@ def test_a_beat_never_claims_again_what_it_knows_to_have_run(locmem_locks, monke
     schedule = ScheduleStore("shop")
     schedule.publish("entry", LastRun(100.0))
     assert schedule.claim("entry", 100.0, 110.0, 10.0) is None
-    locmem_locks._runs.clear()
+    runs_of(locmem_locks).clear()
     for _ in range(2):
         assert schedule.claim("entry", 100.0, 111.0, 10.0).at == 110.0
     assert schedule.known["entry"].at == 110.0
-    locmem_locks._runs.clear()
+    runs_of(locmem_locks).clear()
     older = LastRun(90.0)
     locmem_locks.claim_run("shop:entry", older, older, 60)
     assert schedule.claim("entry", 100.0, 112.0, 10.0).at == 110.0
@@ -142,7 +143,7 @@ def test_a_run_that_a_row_or_a_file_tells_has_nothing_of_another_one(locmem_lock
     """Neither where that one was sent from, nor when the next one was expected then."""
     schedule = ScheduleStore("shop")
     schedule.publish("entry", LastRun(100.0, "web-1", 110.0))
-    locmem_locks._runs.clear()
+    runs_of(locmem_locks).clear()
     assert schedule.claim("entry", 150.0, 160.0, 10.0).at == 150.0
     [run] = recorded_runs("default")
     assert (run.host, run.next_run_at) == ("", None)

@@ -15,6 +15,7 @@ from django_distlock.celery.messages import HEADER
 from django_distlock.celery.tasks import REQUEUES
 from django_distlock.types import LockRequest
 from tests.support.deliveries import Shop
+from tests.support.inside import carry_message
 from tests.support.tools import eventually
 
 pytestmark = pytest.mark.usefixtures("locmem_locks")
@@ -75,7 +76,7 @@ def test_a_copy_completes_what_a_dead_run_has_begun(shop):
     sent = shop.task().delay()
     message = shop.next()
     dead = lock("work", ttl=0.5, renew=False)
-    dead._message = message.headers[HEADER]
+    carry_message(dead, message.headers[HEADER])
     ThreadPoolExecutor(1).submit(dead.acquire).result()
     shop.deliver(message)
     assert shop.runs == []
@@ -157,7 +158,7 @@ def test_what_replaces_a_task_waits_for_its_lock(shop, beside):
 
     def hold():
         mine = lock("work")
-        mine._message = f"{sent.id}.of the replaced one"
+        carry_message(mine, f"{sent.id}.of the replaced one")
         with mine:
             held.set()
             assert shop.go.wait(30)

@@ -19,6 +19,7 @@ from celery.exceptions import Ignore, Retry
 from django_distlock import LockLost, LockNotAcquired, distributed_lock, lock, locks
 from django_distlock.celery.messages import HEADER
 from django_distlock.celery.tasks import REQUEUES, Run, pause_before
+from tests.support.inside import carry_message, request_of
 
 pytestmark = pytest.mark.usefixtures("locmem_locks")
 
@@ -211,7 +212,7 @@ class TestSentAgain:
 
     def busy(self, message=""):
         held = lock("name")
-        held._message = message
+        carry_message(held, message)
         with held, pytest.raises(LockNotAcquired) as caught:
             elsewhere(distributed_lock("name")(lambda: None))
         return caught.value
@@ -264,7 +265,7 @@ class TestSentAgain:
 
     def test_one_that_lost_its_lock_is_not_done(self, run):
         with pytest.raises(LockLost), lock("name") as lease, run().holding(lease):
-            assert lease._backend.release(lease._request)
+            assert locks[lease.using].release(request_of(lease))
             with pytest.raises(LockLost):
                 lease.renew()
         assert list(locks["default"].held("django_distlock.done:")) == []

@@ -35,6 +35,8 @@ from django_distlock import (
 from django_distlock.core.detached import SALT
 from django_distlock.signals import lock_lost
 from django_distlock.testing import lose
+from django_distlock.testing.tools import AsyncCalls
+from tests.support.inside import end_at, granted_clock_of, holds_of, make_due, request_of, terms_of, worker_of
 from tests.support.programs import ROOT
 from tests.support.tools import PATIENCE, eventually, renewer_of
 
@@ -76,7 +78,7 @@ class AsyncAdoption:
 def worker(calls):
     """Adopts by the plain methods, and by their twins."""
     made = calls(None)
-    return AsyncAdoption(made._runner) if hasattr(made, "_runner") else SyncAdoption()
+    return AsyncAdoption(made._runner) if isinstance(made, AsyncCalls) else SyncAdoption()
 
 
 @pytest.fixture(autouse=True)
@@ -119,7 +121,7 @@ class TestDetaching:
     def test_a_lease_taken_by_acquire_can_be_detached_too(self, backend):
         mutex = lock("name")
         mutex.acquire()
-        [lease] = mutex._holds.leases()
+        [lease] = holds_of(mutex).leases()
         lease.detach()
         with pytest.raises(LockNotHeld, match="detached"):
             mutex.release()
@@ -157,7 +159,7 @@ class TestDetaching:
 
 
 def lose_all(backend):
-    for lease in list(renewer_of(backend)._leases.values()):
+    for lease in list(renewer_of(backend).leases()):
         lease.release()
 
 
@@ -167,7 +169,7 @@ class TestAdopting:
             text = first.detach()
         lease = worker.adopt(text)
         assert (lease.name, lease.using, lease.fence, lease.token) == ("name", "default", first.fence, first.token)
-        assert (lease.ttl, lease._terms, lease.state) == (20, first._terms, State.HELD)
+        assert (lease.ttl, terms_of(lease), lease.state) == (20, terms_of(first), State.HELD)
         assert 19 < lease.remaining <= 20
         assert abs(lease.granted_at - first.granted_at) < timedelta(milliseconds=2)
         worker.release(lease)
@@ -226,7 +228,7 @@ class TestAdopting:
             time.sleep(0.3)
             text = first.detach()
         lease = worker.adopt(text)
-        assert lease._renewal_ttl(lease._granted_clock + 0.8) == pytest.approx(0.2)
+        assert lease._renewal_ttl(granted_clock_of(lease) + 0.8) == pytest.approx(0.2)
         worker.release(lease)
         [info] = backend.look(["name"])
         assert info.resting
@@ -349,12 +351,12 @@ class TestRenewalOnItsWay:
 
             def detach_when_it_is_too_late():
                 text = lease.detach()
-                lease._deadline = 0.0
+                end_at(lease, 0.0)
                 return adopt(text)
 
             adopted = meanwhile(detach_when_it_is_too_late)
-            lease._due = 0.0
-            renewer_of(backend)._worker.nudge()
+            make_due(lease, 0.0)
+            worker_of(renewer_of(backend)).nudge()
             [of_another] = eventually(lambda: adopted)
         self.is_held(backend, of_another)
 
@@ -363,7 +365,7 @@ class TestRenewalOnItsWay:
         lock_lost.connect(lambda **about: told.append(about), weak=False, dispatch_uid="told")
         mutex = lock("name")
         mutex.acquire()
-        [lease] = mutex._holds.leases()
+        [lease] = holds_of(mutex).leases()
         meanwhile(mutex.release)
         with pytest.raises(LockNotHeld, match="was released already"):
             calls(lease).renew()
@@ -404,7 +406,7 @@ class TestRefusing:
     def test_one_that_somebody_freed_is_lost_also_while_another_holds_the_lock(self, backend, worker):
         with lock("name") as first:
             text = first.detach()
-        assert backend.release(first._request)
+        assert backend.release(request_of(first))
         with lock("name") as successor:
             with pytest.raises(LockLost, match="'name'"):
                 worker.adopt(text)
@@ -413,7 +415,7 @@ class TestRefusing:
     def test_the_loss_is_signalled(self, backend, worker):
         with lock("name") as first:
             text = first.detach()
-        backend.release(first._request)
+        backend.release(request_of(first))
         heard = []
 
         def hear(sender, **news):
@@ -437,7 +439,7 @@ class TestRefusing:
     def test_a_resting_one_is_lost(self, backend, worker):
         with lock("name") as first:
             text = first.detach()
-        backend.release(first._request, 30)
+        backend.release(request_of(first), 30)
         with pytest.raises(LockLost):
             worker.adopt(text)
 

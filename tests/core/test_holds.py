@@ -12,6 +12,7 @@ from django.http import StreamingHttpResponse
 from django_distlock import LockNotHeld, distributed_lock, lock
 from django_distlock.signals import lock_lost
 from django_distlock.testing import lose
+from tests.support.inside import holds_of
 from tests.support.tools import eventually
 
 
@@ -112,15 +113,15 @@ class TestNothingGrows:
         handle = lock("name", ttl=60, renew=False)
         for _ in range(10):
             assert handle.acquire()
-            lose(handle._holds.leases()[-1])
-        assert len(handle._holds) == 1
+            lose(holds_of(handle).leases()[-1])
+        assert len(holds_of(handle)) == 1
 
     def test_by_threads_that_have_ended(self):
         handle = lock("name", ttl=60, renew=False)
         for _ in range(10):
             assert in_another_thread(handle.acquire)
-            lose(handle._holds.leases()[-1])
-        assert len(handle._holds) == 1
+            lose(holds_of(handle).leases()[-1])
+        assert len(holds_of(handle)) == 1
 
 
 def test_a_receiver_that_exits_does_not_end_what_others_are_told():
@@ -134,7 +135,7 @@ def test_a_receiver_that_exits_does_not_end_what_others_are_told():
     handles = [lock(name) for name in "abc"]
     for handle in handles:
         handle.acquire()
-        lose(handle._holds.leases()[0])
+        lose(holds_of(handle).leases()[0])
     eventually(lambda: sorted(told) == ["a", "b", "c"])
     lock_lost.disconnect(receive)
 

@@ -11,6 +11,7 @@ from django.db import transaction
 
 from django_distlock import adopt, distributed_lock, lock, locks
 from django_distlock.core import acquire
+from tests.support.inside import client_of, holds_of, lines_of, listener_of, nodes_of
 from tests.support.interrupts import at_each_point
 from tests.support.quorum import spread
 from tests.support.tools import PATIENCE, backend_on, eventually, lock_request, queue_of, renewer_of
@@ -95,7 +96,7 @@ def held_for_ever(way, *files):
 def test_nothing_is_held_for_ever(backend, way):
     assert held_for_ever(way) == {}
     eventually(lambda: not list(backend.names()))
-    assert not queue_of(backend)._lines
+    assert not lines_of(queue_of(backend))
 
 
 @pytest.mark.parametrize("backend", ["redis", "locmem"], indirect=True)
@@ -113,7 +114,7 @@ def test_an_adoption_that_does_not_end_leaves_the_lease_to_run_out(backend):
     def adopted(name):
         lease = lock(name, ttl=TTL)
         lease.acquire()
-        adopt(lease._holds.leases()[0].detach()).release()
+        adopt(holds_of(lease).leases()[0].detach()).release()
 
     assert held_for_ever(adopted, "core/transfer.py", "core/detached.py", "utils/drive.py") == {}
 
@@ -142,8 +143,8 @@ def test_nodes_of_a_quorum_are_connected_to_however_often_that_was_interrupted(r
         with_a_handle(name)
 
     assert held_for_ever(with_a_handle_over_new_connections, "backends/redlock/connections.py") == {}
-    nodes = redlock_locks._client
-    eventually(lambda: not any(node.is_connecting for node in nodes._nodes))
+    nodes = client_of(redlock_locks)
+    eventually(lambda: not any(node.is_connecting for node in nodes_of(nodes)))
     assert nodes._filling == []
     redlock_locks.close()
     spread(redlock_locks, lock_request("afterwards"))
@@ -155,7 +156,7 @@ def test_who_stands_behind_in_the_line_is_woken(valkey_locks, settings, monkeypa
     settings.DISTRIBUTED_LOCKS = {"default": entry, "other": entry}
     monkeypatch.setattr(acquire, "LOOK_INTERVAL", 60.0)
     backend, other = locks["default"], locks["other"]
-    backend._listener.start("name", PATIENCE)
+    listener_of(backend).start("name", PATIENCE)
     late, heirs = [], {}
 
     def leave_to_an_heir(name):
@@ -185,7 +186,7 @@ def test_who_stands_behind_in_the_line_is_woken(valkey_locks, settings, monkeypa
     assert len(heirs) > 40
     assert late == []
     assert heir_comes(max(heirs))  # of the call that was not interrupted
-    assert not queue_of(backend)._lines
+    assert not lines_of(queue_of(backend))
 
 
 class Heir:

@@ -27,6 +27,8 @@ from django_distlock import (
 from django_distlock import signals as lock_signals
 from django_distlock.core.acquire import Acquisition
 from django_distlock.types import Grant, current_execution
+from django_distlock.utils.clock import clock
+from tests.support.inside import deadline_of, holds_of, make_due, request_of, worker_of
 from tests.support.tools import backend_on, eventually, lock_request, renewer_of
 
 backend = backend_on("redis", "locmem", "postgres", "sqlite")
@@ -250,13 +252,13 @@ class TestWith:
     def test_the_bodys_exception_is_never_replaced(self, caplog):
         """S6, also when the lease was lost meanwhile."""
         with pytest.raises(ZeroDivisionError), lock("name") as lease:
-            locks["default"].release(lease._request)
+            locks["default"].release(request_of(lease))
             _ = 1 / 0
         assert "was lost" in caplog.text
 
         async def main():
             async with lock("name") as lease:
-                await locks["default"].arelease(lease._request)
+                await locks["default"].arelease(request_of(lease))
                 _ = 1 / 0
 
         with pytest.raises(ZeroDivisionError):
@@ -264,19 +266,19 @@ class TestWith:
 
     def test_leaving_after_the_lease_was_lost_raises(self):
         with pytest.raises(LockLost, match="'name' .* somebody else may have held it"), lock("name") as lease:
-            locks["default"].release(lease._request)
+            locks["default"].release(request_of(lease))
         assert lease.state is State.LOST
 
         async def main():
             async with lock("name") as lease:
-                await locks["default"].arelease(lease._request)
+                await locks["default"].arelease(request_of(lease))
 
         with pytest.raises(LockLost):
             asyncio.run(main())
 
     def test_on_lost_log_does_not_raise(self, caplog):
         with lock("name", on_lost="log") as lease:
-            locks["default"].release(lease._request)
+            locks["default"].release(request_of(lease))
         assert lease.state is State.LOST
         assert "was lost" in caplog.text
 
@@ -289,7 +291,7 @@ class TestWith:
 
     def test_a_lost_lease_never_frees_its_successor(self):
         with pytest.raises(LockLost), lock("name") as lease:
-            locks["default"].release(lease._request)
+            locks["default"].release(request_of(lease))
             successor = hold_elsewhere()
         assert locks["default"].look(["name"])[0].token == successor.token
 
@@ -298,7 +300,7 @@ class TestWith:
         handle = lock("name", wait=5)
         handle.acquire()
         [info] = locks["default"].held()
-        locks["default"].release(handle._holds.leases()[0]._request)
+        locks["default"].release(request_of(holds_of(handle).leases()[0]))
         taken, leave = threading.Event(), threading.Event()
 
         def successor():
@@ -344,7 +346,7 @@ class TestWith:
 
         async def main():
             async with lock("name") as lease:
-                await locks["default"].arelease(lease._request)
+                await locks["default"].arelease(request_of(lease))
                 _ = 1 / 0
 
         lock_signals.lock_lost.connect(receiver)
@@ -458,7 +460,7 @@ class TestReentry:
     def test_a_lost_lease_is_not_entered_again(self):
         """The store decides, not what this process remembers."""
         with pytest.raises(LockLost), lock("name", reentrant=True) as lease:
-            locks["default"].release(lease._request)
+            locks["default"].release(request_of(lease))
             hold_elsewhere()
             with pytest.raises(LockNotAcquired), lock("name", wait=0, reentrant=True):
                 pytest.fail("the body ran")
@@ -467,8 +469,8 @@ class TestReentry:
 class TestTimes:
     def test_a_lease_is_renewed_while_it_is_held(self):
         with lock("name", ttl=2) as lease:
-            first = lease._deadline
-            eventually(lambda: lease._deadline > first)
+            first = deadline_of(lease)
+            eventually(lambda: deadline_of(lease) > first)
             lease.ensure_held()
             assert lock("name").locked()
         assert not lock("name").locked()
@@ -476,8 +478,8 @@ class TestTimes:
     def test_a_blocked_event_loop_loses_no_lease(self):
         async def main():
             async with lock("name", ttl=2) as lease:
-                first = lease._deadline
-                eventually(lambda: lease._deadline > first)  # meanwhile the loop is blocked
+                first = deadline_of(lease)
+                eventually(lambda: deadline_of(lease) > first)  # meanwhile the loop is blocked
                 lease.ensure_held()
 
         asyncio.run(main())
@@ -530,14 +532,14 @@ class TestTimes:
 
     def test_renewing_a_lost_lease_by_hand_says_so(self, calls):
         with pytest.raises(LockLost), lock("name") as lease:
-            locks["default"].release(lease._request)
+            locks["default"].release(request_of(lease))
             with pytest.raises(LockLost):
                 calls(lease).renew()
             assert lease.state is State.LOST
 
     def test_a_lease_that_another_freed_is_told_lost_by_its_renewal(self, caplog):
         with pytest.raises(LockLost), lock("name", ttl=2) as lease:
-            locks["default"].release(lease._request)
+            locks["default"].release(request_of(lease))
             eventually(lambda: lease.state is State.LOST)
         eventually(lambda: "the store no longer knows it" in caplog.text)
 
@@ -622,8 +624,8 @@ class TestLateRenewal:
 
     def test_of_a_thread_that_did_not_run_is_told(self, caplog):
         with lock("name", ttl=5) as lease:
-            lease._due -= 10  # as if the process had been stopped since
-            renewer_of(locks["default"])._worker.nudge()
+            make_due(lease, clock() - 10)  # as if the process had been stopped since
+            worker_of(renewer_of(locks["default"])).nudge()
             eventually(lambda: "begins late, that of 'name' by" in caplog.text)
 
 
@@ -632,7 +634,7 @@ class TestABackendThatMisbehaves:
         handle = lock("name", ttl=0.3, on_lost="log")
         with handle as lease:
             lease._request.anew()
-            eventually(lambda: lease not in renewer_of(lease._backend)._leases.values())
+            eventually(lambda: lease not in renewer_of(locks["default"]).leases())
             assert lease.state is State.LOST
 
     def test_renewal_survives_errors_that_no_backend_should_raise(self, monkeypatch, caplog):

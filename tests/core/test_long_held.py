@@ -14,6 +14,7 @@ from django.test import RequestFactory
 
 from django_distlock import LockLost, State, adopt, distributed_lock, lock, locks
 from django_distlock.signals import lock_held_long, lock_lost
+from tests.support.inside import hold_longer, worker_of
 from tests.support.stores import LOCMEM
 from tests.support.tools import eventually, renewer_of
 
@@ -87,9 +88,8 @@ class TestLongHeld:
         for mutex in mutexes:
             assert mutex.acquire()
         for lease in renewer.leases():  # all at once, however long a busy machine took to get them
-            lease._granted_clock -= 600
-            lease._long_at -= 600
-        renewer._worker.nudge()
+            hold_longer(lease, 600)
+        worker_of(renewer).nudge()
         eventually(lambda: len(told) == 10)
         for mutex in mutexes:
             mutex.release()

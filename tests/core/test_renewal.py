@@ -7,6 +7,7 @@ import pytest
 from django_distlock import LockBackendError, lock
 from django_distlock.core import renewal
 from django_distlock.utils.clock import clock
+from tests.support.inside import deadline_of, due_of, end_at, make_due, renew_due, worker_of
 from tests.support.tools import renewer_of
 
 
@@ -32,7 +33,7 @@ class Store:
 @pytest.fixture
 def renewer(locmem_locks, monkeypatch):
     renewer = renewer_of(locmem_locks)
-    monkeypatch.setattr(renewer._worker, "_work", lambda: None)  # the test does it
+    monkeypatch.setattr(worker_of(renewer), "_work", lambda: None)  # the test does it
     return renewer
 
 
@@ -50,7 +51,7 @@ def hold(renewer):
     def held(name, ttl):
         handles.append(lock(name, ttl=ttl, on_lost="log"))
         lease = handles[-1].__enter__()
-        lease._due = clock()
+        make_due(lease, clock())
         return lease
 
     yield held
@@ -63,8 +64,8 @@ def test_many_are_renewed_in_batches_and_what_comes_due_meanwhile_between_them(r
     for number in range(35):
         hold(f"long {number}", 600)
     short = hold("short", 60)
-    store.after = lambda: setattr(short, "_due", clock())
-    renewer._renew_due()
+    store.after = lambda: make_due(short, clock())
+    renew_due(renewer)
     assert store.batches[0] == ["short"]
     longs = [batch for batch in store.batches if "short" not in batch]
     assert [len(batch) for batch in longs] == [10, 10, 10, 5]
@@ -74,18 +75,18 @@ def test_many_are_renewed_in_batches_and_what_comes_due_meanwhile_between_them(r
 
 def test_one_that_the_store_is_too_slow_for_does_not_cost_others_their_renewal(renewer, store, hold):
     short, long = hold("short", 1), hold("long", 60)
-    first = long._deadline
+    first = deadline_of(long)
     store.fails = lambda names: "short" in names
-    renewer._renew_due()
+    renew_due(renewer)
     assert (short.state, long.state) == ("unknown", "held")
-    assert long._deadline > first
+    assert deadline_of(long) > first
     assert store.batches == [["short"], ["long"]]
 
 
 def test_those_that_were_taken_together_are_not_due_at_the_same_moment(renewer, hold):
     leases = [hold(f"name {number}", 60) for number in range(20)]
-    renewer._renew_due()
-    dues = [lease._due - clock() for lease in leases]
+    renew_due(renewer)
+    dues = [due_of(lease) - clock() for lease in leases]
     assert max(dues) - min(dues) > 0.1
     assert all(15 < due <= 20 for due in dues)
 
@@ -93,11 +94,11 @@ def test_those_that_were_taken_together_are_not_due_at_the_same_moment(renewer, 
 def test_a_store_that_is_away_costs_two_lines(renewer, store, hold, caplog):
     leases = [hold(f"name {number}", 60 - number) for number in range(20)]
     store.fails = lambda names: True
-    renewer._renew_due()
-    renewer._renew_due()
+    renew_due(renewer)
+    renew_due(renewer)
     for lease in leases:
-        lease._deadline = clock()
-    renewer._renew_due()
+        end_at(lease, clock())
+    renew_due(renewer)
     doubt, loss = [record.getMessage() for record in caplog.records if "name" in record.getMessage()]
     assert doubt.startswith("Renewal of 20 locks of 'default' failed; the first of them, 'name 19', is lost in ")
     assert loss.startswith("20 locks of 'default' were lost. The one that was held longest, 'name 0', was lost: ")

@@ -13,6 +13,7 @@ from django_distlock.utils import threads
 from django_distlock.utils.threads import Post, Worker
 from django_distlock.utils.wakeup import WakeEvent
 from tests.support.databases import through
+from tests.support.inside import listener_of, post_of, watchdog_of, worker_of
 from tests.support.tools import PATIENCE, eventually
 
 NAME = "distlock-example"
@@ -149,7 +150,7 @@ class TestWorker:
         monkeypatch.setattr(WakeEvent, "wait", killing)
         work.want()
         eventually(lambda: work.is_done and work.worker._wakes_at < inf)
-        doomed.append(work.worker._post.thread)
+        doomed.append(post_of(work.worker).thread)
         work.want()
         eventually(lambda: killed and not killed[0].is_alive())
         work.wanted += 1
@@ -206,7 +207,7 @@ def test_waiters_are_woken_after_an_interrupted_start_of_the_listener(request, m
 
     waiter = threading.Thread(target=wait, daemon=True)
     waiter.start()
-    listener = locks["default"]._listener
+    listener = listener_of(locks["default"])
     eventually(lambda: listener.is_ready if store == "valkey" else listener.hears)
     holder.release()
     waiter.join(PATIENCE)
@@ -227,7 +228,7 @@ def test_calls_to_a_database_have_an_end_after_an_interrupted_start_of_the_watch
 
     with through(postgres, tmp_path_factory.mktemp("p"), settings) as proxy:
         locks["default"].look(["name"])
-        watching = locks["default"].pool._watchdog._worker.end()
+        watching = worker_of(watchdog_of(locks["default"].pool)).end()
         watching.join(PATIENCE)
         assert not watching.is_alive()
         interrupt_the_start(monkeypatch, "distlock-watchdog", it_begins=it_begins)
@@ -241,13 +242,17 @@ def test_calls_to_a_database_have_an_end_after_an_interrupted_start_of_the_watch
     assert len(failures) == 1
 
 
+def open_connections():
+    return [wrapper for wrapper in connections._open if wrapper.vendor == "postgresql"]
+
+
 @pytest.mark.parametrize("it_begins", [False, True])
 def test_no_connection_is_left_open_by_an_interrupted_start_of_what_connects(postgres_locks, monkeypatch, it_begins):
     postgres_locks.close()
-    assert not [wrapper for wrapper in connections._open if wrapper.alias == "locks"]
+    assert not open_connections()
     interrupt_the_start(monkeypatch, "distlock-connecting", it_begins=it_begins)
     with pytest.raises(TimeLimit):
         postgres_locks.look(["name"])
     eventually(lambda: not running("distlock-connecting"))
-    assert not [wrapper for wrapper in connections._open if wrapper.alias == "locks"]
+    assert not open_connections()
     assert postgres_locks.look(["name"]) == [None]

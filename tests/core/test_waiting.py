@@ -17,6 +17,7 @@ from django_distlock.core.acquire import Acquisition
 from django_distlock.core.lease import Lease
 from django_distlock.types import Holder, new_token
 from django_distlock.utils.clock import clock
+from tests.support.inside import deadline_of, lines_of
 from tests.support.tools import PATIENCE, eventually, lock_request, queue_of, renewer_of
 
 pytestmark = pytest.mark.slow
@@ -88,7 +89,7 @@ class TestInterrupts:
         with pytest.raises(KeyboardInterrupt):
             handle.release()
         eventually(lambda: not lock("name").locked())
-        assert not renewer_of(backend)._leases
+        assert not renewer_of(backend).leases()
 
     def test_between_the_handle_and_its_lease_it_runs_out(self, backend, monkeypatch):
         handle = lock("name", ttl=0.6)
@@ -96,7 +97,7 @@ class TestInterrupts:
         strike(monkeypatch, Lease, "release")
         with pytest.raises(KeyboardInterrupt):
             handle.release()
-        eventually(lambda: not lock("name").locked() and not renewer_of(backend)._leases)
+        eventually(lambda: not lock("name").locked() and not renewer_of(backend).leases())
 
 
 def strike(monkeypatch, owner, method):
@@ -200,7 +201,7 @@ class TestOthers:
 
             waiter = runner.run(begin())
             eventually(lambda: store.zcard(QUEUE) == 1)
-            queue_of(valkey_locks)._lines["name"][0].heard_at = clock() - 60
+            lines_of(queue_of(valkey_locks))["name"][0].heard_at = clock() - 60
             holder.release()
             began, passed = time.monotonic(), []
 
@@ -247,8 +248,8 @@ class TestOthers:
         with lock("name", ttl=0.6) as lease:
             monkeypatch.setattr(valkey_locks, "release", slow)
             renewer_of(valkey_locks).release_in_background(lock_request("other"))
-            before = lease._deadline
-            eventually(lambda: lease._deadline > before + 0.6)
+            before = deadline_of(lease)
+            eventually(lambda: deadline_of(lease) > before + 0.6)
             assert renewer_of(valkey_locks).is_cleaning
             stuck.set()
 

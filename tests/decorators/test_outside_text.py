@@ -25,6 +25,7 @@ from django_distlock.monitoring.inventory import force_release
 from django_distlock.types import Holder
 from django_distlock.utils.text import bounded, printable
 from tests.support.admin_pages import hold
+from tests.support.inside import explained
 
 pytestmark = [pytest.mark.usefixtures("backend"), pytest.mark.urls("tests.decorators.test_outside_text")]
 
@@ -218,7 +219,7 @@ def test_printable():
 
 
 def test_what_servers_say_of_themselves_and_of_errors():
-    error = RedisBackend("default", {})._explain(ResponseError(f"ERR {HOSTILE}"))
+    error = explained(RedisBackend("default", {}), ResponseError(f"ERR {HOSTILE}"))
     for text in (str(error), str(Address(HOSTILE, 1)), str(Master(HOSTILE, 1, 1))):
         assert text.isprintable()
         assert "CRITICAL root login" in text

@@ -130,9 +130,9 @@ def test_the_times_tick_between_refreshes(page, backend):
     assert page.text(".distlock-refresh").startswith("Resume")
     left = seconds_left(page, "order:1")
     assert 40 < left < 50
-    page._until(lambda: seconds_left(page, "order:1") <= left - 2)
+    page.poll(lambda: seconds_left(page, "order:1") <= left - 2)
     held = page.text(f"{ROWS} .field-held_for")
-    page._until(lambda: page.text(f"{ROWS} .field-held_for") != held)
+    page.poll(lambda: page.text(f"{ROWS} .field-held_for") != held)
     assert page.run("document.querySelectorAll('#result_list style, #result_list script').length") == 0
 
 
@@ -144,7 +144,7 @@ def test_the_list_refreshes_and_keeps_what_is_selected(page, backend):
     page.run("document.querySelector('#searchbar').value = 'half typed'")
     hold(backend, "order:3")
     backend.release(first)
-    page._until(lambda: page.texts(NAMES) == ["order:2", "order:3"])
+    page.poll(lambda: page.texts(NAMES) == ["order:2", "order:3"])
     assert page.run(f'document.querySelector("{checkbox("order:2")}").checked')
     assert page.run(f"document.querySelector(\"{checkbox('order:2')}\").closest('tr').className") == "selected"
     assert page.text(".action-counter") == "1 of 2 selected"
@@ -167,7 +167,7 @@ def test_paused_it_stays_as_it_is(page, backend):
     assert page.text(".distlock-refresh").startswith("Resume")
     hold(backend, "order:2")
     page.click(".distlock-refresh button")
-    page._until(lambda: page.texts(NAMES) == ["order:1", "order:2"])
+    page.poll(lambda: page.texts(NAMES) == ["order:1", "order:2"])
     assert page.text(".distlock-refresh").startswith("Pause")
 
 
@@ -175,10 +175,10 @@ def test_from_an_empty_list_to_a_full_one_and_back(page, backend):
     page.open(page.address)
     assert page.texts(NAMES) == []
     taken = hold(backend, "order:1")
-    page._until(lambda: page.texts(NAMES) == ["order:1"])
+    page.poll(lambda: page.texts(NAMES) == ["order:1"])
     page.until(f"document.querySelector('{RUN}') !== null")
     backend.release(taken)
-    page._until(lambda: page.texts(NAMES) == [])
+    page.poll(lambda: page.texts(NAMES) == [])
 
 
 def test_a_backend_that_goes_down_and_comes_back(page, backend, monkeypatch):
@@ -190,12 +190,12 @@ def test_a_backend_that_goes_down_and_comes_back(page, backend, monkeypatch):
         raise LockBackendError("the server does not answer")
 
     monkeypatch.setattr(locks["batch"], "names", refuse)
-    page._until(lambda: "“batch” are not shown" in page.text(".messagelist"))
+    page.poll(lambda: "“batch” are not shown" in page.text(".messagelist"))
     assert page.texts(NAMES) == ["order:1"]
     page.run("new Promise((done) => setTimeout(done, 5500))")
     assert len(page.texts(".messagelist li")) == 1
     monkeypatch.undo()
-    page._until(lambda: not page.texts(".messagelist li"))
+    page.poll(lambda: not page.texts(".messagelist li"))
 
 
 def test_from_the_list_to_the_release_with_pictures(page, backend, some_locks, tmp_path):
@@ -219,14 +219,14 @@ def test_from_the_list_to_the_release_with_pictures(page, backend, some_locks, t
 
     page.run("document.querySelector('#searchbar').value = 'worker'")
     page.click("#changelist-search input[type=submit]")
-    page._until(lambda: page.texts(NAMES) == ["mail:newsletter", "report:monthly"])
+    page.poll(lambda: page.texts(NAMES) == ["mail:newsletter", "report:monthly"])
     page.open(page.address)
     page.run("document.querySelector(\"#changelist-filter a[href='?prefix=order%3A']\").click()")
-    page._until(lambda: page.texts(NAMES) == ["order:1041", "order:1042"])
+    page.poll(lambda: page.texts(NAMES) == ["order:1041", "order:1042"])
     page.open(page.address)
     page.click("#result_list thead .column-held_for a")
     page.until("location.search.includes('o=')")
-    page._until(lambda: page.texts(NAMES)[:1] == ["order:1041"])
+    page.poll(lambda: page.texts(NAMES)[:1] == ["order:1041"])
 
     page.open(page.address)
     page.click(checkbox("order:1041"))
@@ -237,15 +237,15 @@ def test_from_the_list_to_the_release_with_pictures(page, backend, some_locks, t
     assert "order:1041 (default): POST orders/<int:order_id>/pay (pid 211 on web-1" in page.text()
     page.screenshot(folder / "release.png")
     page.click(CONFIRM)
-    page._until(lambda: "Released 2 locks: order:1041, report:monthly." in page.text(".messagelist"))
+    page.poll(lambda: "Released 2 locks: order:1041, report:monthly." in page.text(".messagelist"))
     page.screenshot(folder / "released.png")
     assert sorted(backend.names()) == ["mail:newsletter", "nightly:reconcile", "order:1042"]
 
     page.run(f"document.querySelector(\"{ROWS} th.field-name a[href*='order_3A1042']\").click()")
-    page._until(lambda: "POST orders/<int:order_id>/pay" in page.text(".field-label"))
+    page.poll(lambda: "POST orders/<int:order_id>/pay" in page.text(".field-label"))
     page.screenshot(folder / "lock.png")
     left = json.loads(page.run("JSON.stringify(document.querySelector('.field-left .distlock-seconds').innerText)"))
-    page._until(lambda: page.text(".field-left .distlock-seconds") != left)
+    page.poll(lambda: page.text(".field-left .distlock-seconds") != left)
 
 
 def test_a_list_that_takes_long_is_asked_for_less_often(page, backend, monkeypatch):
@@ -254,7 +254,7 @@ def test_a_list_that_takes_long_is_asked_for_less_often(page, backend, monkeypat
     assert "refreshed every 5 s" in page.text(".distlock-refresh")
     names = locks["batch"].names
     monkeypatch.setattr(locks["batch"], "names", lambda prefix="": time.sleep(2) or names(prefix))
-    page._until(lambda: "refreshed every" in page.text(".distlock-refresh") and rest(page) >= 8, 2 * PATIENCE)
+    page.poll(lambda: "refreshed every" in page.text(".distlock-refresh") and rest(page) >= 8, 2 * PATIENCE)
     monkeypatch.undo()
 
 

@@ -15,6 +15,7 @@ from django_distlock.models import DatabaseLock
 from django_distlock.types import LastRun
 from tests.support.commands import said
 from tests.support.databases import ALIAS
+from tests.support.inside import bound_calls
 from tests.support.stores import DATABASE, LOCMEM, REDIS
 from tests.support.tools import lock_request
 
@@ -99,7 +100,7 @@ def test_rows_are_deleted_page_by_page(any_database, monkeypatch):
 def test_as_many_as_there_are(postgres_locks, monkeypatch):
     """No statement takes longer than others wait for an answer, though all together do."""
     monkeypatch.setattr(backend_module, "STEP", 5)
-    monkeypatch.setattr(postgres_locks.calls, "_timeout", 1.0)
+    bound_calls(monkeypatch, postgres_locks, 1.0)
     released(postgres_locks, *map(str, range(60)))
     with connections[ALIAS].cursor() as cursor:
         cursor.execute(

@@ -13,6 +13,7 @@ import pytest
 
 from django_distlock import State, lock, locks
 from django_distlock.types import LockRequest, new_token
+from tests.support.inside import channel_of, deadline_of, listener_of
 from tests.support.programs import FORKS, ROOT, heard, in_a_fork
 from tests.support.tools import PATIENCE, eventually, lock_request
 
@@ -98,13 +99,13 @@ class TestAChild:
 
         def work():
             with lock("child's", ttl=1) as lease:
-                first = lease._deadline
-                eventually(lambda: lease._deadline > first)
+                first = deadline_of(lease)
+                eventually(lambda: deadline_of(lease) > first)
                 return lease.state
 
         with lock("parent's", ttl=1) as lease:
-            first = lease._deadline
-            eventually(lambda: lease._deadline > first)
+            first = deadline_of(lease)
+            eventually(lambda: deadline_of(lease) > first)
             assert in_a_fork(work, fork) == "held"
             lease.ensure_held()
 
@@ -311,6 +312,6 @@ def test_copies_of_one_memory_never_hold_a_lock_together(program, store):
 
 
 def test_a_copy_that_closes_its_locks_waits_under_a_name_of_its_own(valkey_locks):
-    before = valkey_locks._listener._channel
+    before = channel_of(listener_of(valkey_locks))
     locks.close()
-    assert locks["default"]._listener._channel != before
+    assert channel_of(listener_of(locks["default"])) != before

@@ -26,6 +26,7 @@ from tests.support.history import (
     overruns,
     read,
 )
+from tests.support.inside import deadline_of
 from tests.support.tools import PATIENCE
 
 
@@ -150,8 +151,8 @@ class TestJournals:
         journal = Journal(tmp_path)
         journal.attach()
         yield journal
-        lock_signals.lock_acquired.disconnect(journal._granted)
-        lock_signals.lock_lost.disconnect(journal._lost)
+        lock_signals.lock_acquired.disconnect(journal.granted)
+        lock_signals.lock_lost.disconnect(journal.lost)
         Recording.journal = None
 
     def test_a_line_torn_by_a_kill_is_left_out(self, tmp_path):
@@ -167,7 +168,7 @@ class TestJournals:
         assert (granted.kind, renewed.kind, released.kind) == ("grant", "renewal", "release")
         assert {event.fence for event in (granted, renewed, released)} == {lease.fence}
         assert before <= granted.sent <= granted.at <= renewed.at <= released.at
-        assert renewed.deadline == lease._deadline > granted.deadline + 9
+        assert renewed.deadline == deadline_of(lease) > granted.deadline + 9
 
     @pytest.mark.parametrize(
         "kind", ["tests.support.history.RecordingBackend", "tests.processes.test_history.Careless"]

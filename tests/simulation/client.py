@@ -26,6 +26,7 @@ from django_distlock.options import Terms
 from django_distlock.types import Grant, Holder, LockInfo, LockRequest
 from django_distlock.utils.clock import safe_deadline
 from django_distlock.utils.drive import adrive
+from tests.support.inside import listener_of
 
 if TYPE_CHECKING:
     from .world import World
@@ -258,7 +259,7 @@ class Process:
         self.renewer = self
         self.queue = LocalQueue()
         self.backend = SimulatedBackend(self)
-        self.listener = self.backend._listener
+        self.listener = listener_of(self.backend)
         self.current: Task
         self._pending: set[tuple[str, bool]] = set()
         self._tasks: list[Task] = []

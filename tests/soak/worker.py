@@ -24,6 +24,7 @@ from django.conf import settings
 
 from tests.support import mariadb
 from tests.support.history import Journal
+from tests.support.inside import deadline_of
 
 THREADS = 3
 TASKS = 4
@@ -142,7 +143,7 @@ class Worker:
             text = mine.read_text()
             mine.unlink()
             with adopt(text) as lease:
-                self._journal.write("adoption", name=lease.name, fence=lease.fence, deadline=lease._deadline)
+                self._journal.write("adoption", name=lease.name, fence=lease.fence, deadline=deadline_of(lease))
                 self._hold_for_a_moment()
                 self._journal.write("release", name=lease.name, fence=lease.fence)
             return

@@ -64,7 +64,7 @@ class Browser:
         return self
 
     def _attach(self) -> None:
-        targets = self._until(lambda: self.send("Target.getTargets")["targetInfos"])
+        targets = self.poll(lambda: self.send("Target.getTargets")["targetInfos"])
         [tab] = [target["targetId"] for target in targets if target["type"] == "page"]
         self._session = self.send("Target.attachToTarget", targetId=tab, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log"):
@@ -122,10 +122,10 @@ class Browser:
         return answer["result"].get("value")
 
     def until(self, script: str, patience: float = PATIENCE) -> Any:
-        return self._until(lambda: self.run(script), patience)
+        return self.poll(lambda: self.run(script), patience)
 
     @staticmethod
-    def _until(condition: Callable[[], Any], patience: float = PATIENCE) -> Any:
+    def poll(condition: Callable[[], Any], patience: float = PATIENCE) -> Any:
         deadline = time.monotonic() + patience
         while True:
             try:

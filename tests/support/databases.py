@@ -12,6 +12,7 @@ from django.db import connections
 
 from django_distlock import lock, locks
 from django_distlock.models import ROWS_OF_DATABASE_BACKEND, DatabaseLock
+from tests.support.inside import row_key, run_in, sql_of
 from tests.support.proxy import Proxy
 from tests.support.stores import DATABASE
 from tests.support.tools import PATIENCE, eventually, renewer_of
@@ -87,7 +88,7 @@ def end_sessions():
 
 def waiting(backend, name="name"):
     """How many processes (here: backends) have a place in the queue."""
-    return backend._run(lambda connection: len(backend._sql.read(connection, backend._key(name)).waiters))
+    return run_in(backend, lambda connection: len(sql_of(backend).read(connection, row_key(backend, name)).waiters))
 
 
 class Waiter:
@@ -114,5 +115,5 @@ class Waiter:
 
 def write(backend, name, column, text):
     with backend.pool.connection(5) as connection, connection.cursor() as cursor:
-        binary = connection.Database.Binary(backend._key(name))
+        binary = connection.Database.Binary(row_key(backend, name))
         cursor.execute(f"UPDATE {TABLE} SET {column} = %s, careful_until = {2**62} WHERE name = %s", [text, binary])

@@ -14,6 +14,7 @@ settings.configure(
 
 from django_distlock import lock  # noqa: E402
 from tests.support.contention import contend  # noqa: E402
+from tests.support.inside import deadline_of  # noqa: E402
 
 leader = lock("leader", ttl=2)
 if os.environ["MASTER"] == "contends":
@@ -29,8 +30,8 @@ def application(environ, start_response):
         found |= contend(os.environ["LOCKS"], threads=4)
     elif environ["PATH_INFO"] == "/renewed":
         with lock(f"worker {os.getpid()}", ttl=1) as lease:
-            first = lease._deadline
-            while lease._deadline == first and lease._is_live:
+            first = deadline_of(lease)
+            while deadline_of(lease) == first and lease.remaining:
                 time.sleep(0.05)
             found["state"] = lease.state
     start_response("200 OK", [("Content-Type", "application/json")])

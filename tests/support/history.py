@@ -23,6 +23,7 @@ from django_distlock.core.lease import Lease
 from django_distlock.types import Grant, LockInfo, LockRequest
 from django_distlock.utils.clock import clock
 from django_distlock.utils.drive import Steps
+from tests.support.inside import deadline_of
 
 SETTLING = 4.0  # seconds a disturbed waiter needs to be back at its place: a grant it did not take, a look, some slack
 EVERYBODY = 0
@@ -59,17 +60,17 @@ class Journal:
 
     def attach(self) -> None:
         """From now on tell of every lease of this process, and of places where the backend is a recording one."""
-        signals.lock_acquired.connect(self._granted, weak=False)
-        signals.lock_lost.connect(self._lost, weak=False)
+        signals.lock_acquired.connect(self.granted, weak=False)
+        signals.lock_lost.connect(self.lost, weak=False)
         Recording.journal = RecordedLease.journal = self
 
-    def _granted(self, lease: Lease, **_: Any) -> None:
+    def granted(self, lease: Lease, **_: Any) -> None:
         about = {"name": lease.name, "fence": lease.fence}
-        sent = lease._deadline - lease.ttl * 0.99 + 0.002
+        sent = deadline_of(lease) - lease.ttl * 0.99 + 0.002
         lease.__class__ = RecordedLease
-        self.write("grant", place=lease._request.place, sent=sent, deadline=lease._deadline, **about)
+        self.write("grant", place=lease._request.place, sent=sent, deadline=deadline_of(lease), **about)
 
-    def _lost(self, lease: Lease, **_: Any) -> None:
+    def lost(self, lease: Lease, **_: Any) -> None:
         self.write("loss", name=lease.name, fence=lease.fence)
 
 
@@ -144,9 +145,9 @@ def faults(events: Iterable[Event]) -> list[str]:
     disturbed = [event for event in events if event.kind == "disturbed"]
     found = []
     for name, of_name in _by_name(events).items():
-        beliefs = _beliefs(of_name)
+        beliefs = beliefs_of(of_name)
         overlaps = [f"two holders at once: {one}, and {other}" for one, other in _overlaps(beliefs)]
-        for problem in (*overlaps, *_numbers(beliefs), *_overtakings(of_name, beliefs, disturbed)):
+        for problem in (*overlaps, *numbers_that_went_back(beliefs), *_overtakings(of_name, beliefs, disturbed)):
             found.append(f"{name}: {problem}")
     return found
 
@@ -155,7 +156,7 @@ def overlaps(events: Iterable[Event]) -> list[float]:
     """Seconds for which two holders of a name believed at once, for each pair of them."""
     found = []
     for of_name in _by_name(sorted(events, key=lambda event: event.at)).values():
-        for one, other in _overlaps(_beliefs(of_name)):
+        for one, other in _overlaps(beliefs_of(of_name)):
             found.append(min(one.until, other.until) - other.grant.at)
     return found
 
@@ -168,7 +169,7 @@ def _by_name(events: Iterable[Event]) -> dict[str, list[Event]]:
     return by_name
 
 
-def _beliefs(events: list[Event]) -> list[Belief]:
+def beliefs_of(events: list[Event]) -> list[Belief]:
     """In the order of the grants."""
     deadlines: dict[tuple[int, int], float] = {}
     ends: dict[tuple[int, int], float] = {}
@@ -191,7 +192,7 @@ def _overlaps(beliefs: list[Belief]) -> Iterator[tuple[Belief, Belief]]:
             last = belief
 
 
-def _numbers(beliefs: list[Belief]) -> Iterator[str]:
+def numbers_that_went_back(beliefs: list[Belief]) -> Iterator[str]:
     beliefs = [belief for belief in beliefs if belief.grant.kind == "grant"]
     for fence, times in Counter(belief.grant.fence for belief in beliefs).items():
         if times > 1:

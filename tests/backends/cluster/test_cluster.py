@@ -26,6 +26,7 @@ from tests.support import servers
 from tests.support.admin_pages import LIST, hold
 from tests.support.cluster import Cluster, free_ports, names_on, subscribed
 from tests.support.commands import said
+from tests.support.inside import clients_of_loops, listener_of, nodes_of
 from tests.support.programs import ROOT, in_a_fork
 from tests.support.servers import program_of
 from tests.support.stores import REDIS, REDIS_CLUSTER
@@ -111,7 +112,7 @@ class TestHandOff:
             thread.join(3 * PATIENCE)
         assert sum(entered.values()) == HAND_OFFS * len(names)
         assert time.monotonic() - began < 2 * PATIENCE
-        assert {listener.kind for listener in (two[alias]._listener for alias in two)} == {kind[0].upper()}
+        assert {listener.kind for listener in (listener_of(two[alias]) for alias in two)} == {kind[0].upper()}
 
     def test_tasks_hand_on_through_the_store(self, two, valkey_cluster):
         names = [names[0] for names in names_on(valkey_cluster, two["default"]).values()]
@@ -151,12 +152,12 @@ class TestHandOff:
     def test_a_node_that_left_is_heard_no_more(self, two, valkey_cluster):
         backend, nodes = two["default"], valkey_cluster.primaries
         names = [names[0] for names in names_on(valkey_cluster, backend).values()]
-        gone = listening.NodeListener(backend._listener, Address("127.0.0.1", 1))
-        backend._listener._nodes[gone._address] = gone
+        nowhere = Address("127.0.0.1", 1)
+        nodes_of(listener_of(backend))[nowhere] = listening.NodeListener(listener_of(backend), nowhere)
         for name in names:
             assert not backend.is_listening(name)
             backend.acquire(lock_request(name), queue=True)
-        assert {address.port for address in backend._listener._nodes} == {node.port for node in nodes}
+        assert {address.port for address in nodes_of(listener_of(backend))} == {node.port for node in nodes}
 
     def test_a_subscription_that_was_cut_is_made_again(self, two, valkey_cluster, monkeypatch):
         monkeypatch.setattr(acquire, "LOOK_INTERVAL", 1.0)
@@ -223,7 +224,7 @@ class TestConnections:
 
         for _ in range(3):
             asyncio.run(work())
-        assert len(cluster_locks._async_clients) == 0
+        assert len(clients_of_loops(cluster_locks)) == 0
 
     def test_a_cancelled_task_leaves_nothing(self, two, valkey_cluster):
         async def work():
@@ -543,7 +544,7 @@ def test_other_servers(settings, kind):
             thread.join(3 * PATIENCE)
         assert sum(entered.values()) == 40
         assert time.monotonic() - began < PATIENCE
-        assert locks["default"]._listener.kind == ("P" if kind == "redis-6.2" else "S")
+        assert listener_of(locks["default"]).kind == ("P" if kind == "redis-6.2" else "S")
         found = {finding.about: finding for finding in locks["default"].check()}
         assert not any(finding.is_error for finding in found.values())
         assert found["replicas"].level is Level.WARNING

@@ -23,7 +23,7 @@ from django_distlock.backends.redis.scripts import Command, pack
 from django_distlock.types import Grant
 from example_project.valkey import binary
 from tests.support.cluster import Node, names_on, subscribed
-from tests.support.history import EVERYBODY, Journal, _beliefs, _numbers, faults, read
+from tests.support.history import EVERYBODY, Journal, beliefs_of, faults, numbers_that_went_back, read
 from tests.support.peers import Peer
 from tests.support.stores import REDIS_CLUSTER
 from tests.support.tools import PATIENCE, eventually, lock_request, renewer_of
@@ -285,7 +285,9 @@ class TestFailover:
         (tmp_path / "enough").touch()
         for peer in running:
             peer.says("out 0", 3 * PATIENCE)
-        assert list(_numbers(_beliefs([event for event in read(tmp_path) if event.name == "name"]))) == []
+        assert (
+            list(numbers_that_went_back(beliefs_of([event for event in read(tmp_path) if event.name == "name"]))) == []
+        )
 
     def test_primaries_that_change_places_under_load(self, cluster, peers, tmp_path):
         names, journal = one_per_primary(cluster), Journal(tmp_path)

@@ -10,6 +10,7 @@ from django_distlock.backends.locmem import LocMemBackend
 from django_distlock.backends.twins import ThreadedBackend
 from django_distlock.testing.contract import LockBackendContract, RunsContract
 from django_distlock.testing.tools import lock_request
+from tests.support.inside import steps_of
 
 
 class TestRedisByUrl(LockBackendContract, RunsContract):
@@ -70,7 +71,7 @@ class TestSQLiteWithoutReturning(LockBackendContract):
 
     @pytest.fixture
     def backend(self, sqlite_locks, monkeypatch):
-        monkeypatch.setattr(sqlite_locks._steps, "_quick", None)
+        monkeypatch.setattr(steps_of(sqlite_locks), "_quick", None)
         return sqlite_locks
 
 

@@ -30,6 +30,20 @@ from django_distlock.models import DatabaseLock
 from django_distlock.types import Grant
 from django_distlock.utils.clock import clock
 from tests.support.databases import ALIAS, TABLE, Waiter, end_sessions, known_database, known_wrong, through, waiting
+from tests.support.inside import (
+    idle_in,
+    keep_sessions,
+    lines_of,
+    listener_of,
+    post_of,
+    quick_of,
+    replace_turn,
+    row_key,
+    run_in,
+    run_repeatedly_in,
+    sql_of,
+    turn_of,
+)
 from tests.support.postgres import PLACES_OF_BOUNCER, Bouncer
 from tests.support.programs import in_a_fork
 from tests.support.requirements import missing
@@ -151,8 +165,8 @@ class TestConnections:
     def test_a_thread_that_waits_has_none(self, postgres_locks):
         with lock("name", ttl=60):
             waiters = [Waiter() for _ in range(12)]
-            eventually(lambda: waiting(postgres_locks) == 1 and postgres_locks._listener.hears)
-            eventually(lambda: len(queue_of(postgres_locks)._lines["name"]) == 12)
+            eventually(lambda: waiting(postgres_locks) == 1 and listener_of(postgres_locks).hears)
+            eventually(lambda: len(lines_of(queue_of(postgres_locks))["name"]) == 12)
             time.sleep(0.2)
             # One that listens, one or two that asked last, one of the renewal.
             assert sessions() <= 6
@@ -175,10 +189,10 @@ class TestConnections:
     def test_one_past_its_age_is_not_used_again(self, postgres_locks, monkeypatch):
         connections.settings[ALIAS]["CONN_MAX_AGE"] = 600
         postgres_locks.look(["name"])
-        [(_, wrapper)] = postgres_locks.pool._idle
+        [(_, wrapper)] = idle_in(postgres_locks.pool)
         wrapper.close_at = time.monotonic() - 1
         postgres_locks.look(["name"])
-        [(_, other)] = postgres_locks.pool._idle
+        [(_, other)] = idle_in(postgres_locks.pool)
         assert other is not wrapper
         assert wrapper.connection is None
 
@@ -193,25 +207,25 @@ class TestConnections:
 
     def test_those_that_fail_their_health_check_are_not_used(self, postgres_locks):
         connections.settings[ALIAS].update(CONN_MAX_AGE=None, CONN_HEALTH_CHECKS=True)
-        before = postgres_locks._run(_server_pid)
+        before = run_in(postgres_locks, _server_pid)
         request_finished.send(sender=None)
-        assert postgres_locks._run(_server_pid) == before
+        assert run_in(postgres_locks, _server_pid) == before
         request_finished.send(sender=None)
         end_sessions()
-        _, repeated = postgres_locks._run_repeatedly(_server_pid)
+        _, repeated = run_repeatedly_in(postgres_locks, _server_pid)
         assert not repeated
 
     def test_a_child_neither_uses_nor_ends_those_of_its_parent(self, postgres_locks):
         with lock("name", ttl=60) as lease:
-            pid = postgres_locks._run(_server_pid)
+            pid = run_in(postgres_locks, _server_pid)
 
             def work():
                 locks["default"].look(["name"])
                 gc.collect()
-                return str(locks["default"]._run(_server_pid))
+                return str(run_in(locks["default"], _server_pid))
 
             assert int(in_a_fork(work)) != pid
-            assert postgres_locks._run(_server_pid) == pid
+            assert run_in(postgres_locks, _server_pid) == pid
             lease.ensure_held()
 
     def test_the_begin_of_a_request_is_no_query(self, sqlite_locks, django_db_blocker):
@@ -242,24 +256,24 @@ class TestConnections:
     def test_a_lock_that_is_free_needs_one(self, postgres_locks):
         for _ in range(3):
             with lock("name"):
-                assert postgres_locks._listener._post.thread is None
-        assert len(postgres_locks.pool._idle) == 1
+                assert post_of(listener_of(postgres_locks)).thread is None
+        assert len(idle_in(postgres_locks.pool)) == 1
 
     def test_those_of_a_burst_are_not_all_kept(self, sqlite_locks):
         pool = sqlite_locks.pool
         with ExitStack() as stack:
             for _ in range(12):
                 stack.enter_context(pool.connection(1))
-        assert len(pool._idle) == 8
+        assert len(idle_in(pool)) == 8
 
     def test_what_was_not_used_for_long_is_closed(self, sqlite_locks):
         pool = sqlite_locks.pool
         with pool.connection(1), pool.connection(1):
             pass
-        (since, old), kept = pool._idle
-        pool._idle[:] = [(since - 60, old), kept]
+        (since, old), kept = idle_in(pool)
+        idle_in(pool)[:] = [(since - 60, old), kept]
         sqlite_locks.look(["name"])
-        assert [wrapper for _, wrapper in pool._idle] == [kept[1]]
+        assert [wrapper for _, wrapper in idle_in(pool)] == [kept[1]]
 
 
 def _server_pid(connection):
@@ -273,9 +287,9 @@ class TestWaiting:
         assert postgres_locks.supports_wakeup
         with lock("name", ttl=60):
             waiter = Waiter()
-            eventually(lambda: postgres_locks._listener.hears)
+            eventually(lambda: listener_of(postgres_locks).hears)
             asked = []
-            monkeypatch.setattr(postgres_locks, "_turn", asked.append)
+            replace_turn(monkeypatch, postgres_locks, asked.append)
             time.sleep(0.3)
             left = time.monotonic()
         assert waiter.got_in.wait(PATIENCE)
@@ -298,8 +312,8 @@ class TestWaiting:
         assert looks.see(Turn(True))
 
     def test_a_waiter_looks_some_four_times_a_second_at_a_lock_that_does_not_move(self, sqlite_locks, monkeypatch):
-        looks, real = [], sqlite_locks._turn
-        monkeypatch.setattr(sqlite_locks, "_turn", lambda lock_request: (looks.append(clock()), real(lock_request))[1])
+        looks, real = [], turn_of(sqlite_locks)
+        replace_turn(monkeypatch, sqlite_locks, lambda request: (looks.append(clock()), real(request))[1])
         with lock("name", ttl=60):
             waiter = Waiter()
             eventually(lambda: looks and clock() - looks[0] > 1)  # at first they are quicker
@@ -329,7 +343,7 @@ class TestWaiting:
         assert waiter.got_in.wait(PATIENCE)
         assert waiter.at - left < 0.9
         waiter.end()
-        eventually(lambda: postgres_locks._listener._post.thread is None)
+        eventually(lambda: post_of(listener_of(postgres_locks)).thread is None)
 
     def test_behind_pgbouncer_in_transaction_mode(self, bouncer, settings, monkeypatch, caplog):
         """Nothing that locks say depends on a session; only notifications do, and are done without."""
@@ -363,14 +377,14 @@ class TestWaiting:
         """One session knows them; the next call of the same connection may be sent to another."""
         monkeypatch.setattr(database_connections, "PREPARE_AFTER", 0)
         if not recognised:
-            monkeypatch.setattr(database_connections, "_set_up_session", lambda _: True)
+            keep_sessions(monkeypatch, True)
         settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": DATABASE, "LOCATION": "pooled"}}
         backend = locks["default"]
         backend.look(["name"])
-        sessions_before = backend._run(_server_pid)
+        sessions_before = run_in(backend, _server_pid)
         with transaction.atomic(using="pooled"):
             assert _server_pid(connections["pooled"]) == sessions_before
-            assert backend._run(_server_pid) != sessions_before
+            assert run_in(backend, _server_pid) != sessions_before
             assert backend.look(["name"]) == [None]
         assert backend.pool.prepares == recognised
         assert backend.look(["name"]) == [None]
@@ -385,15 +399,15 @@ class TestWaiting:
                 cursor.execute("SELECT count(*) FROM pg_prepared_statements WHERE statement LIKE %s", ["%distlock%"])
                 return cursor.fetchone()[0]
 
-        assert postgres_locks._run(prepared) == 1
+        assert run_in(postgres_locks, prepared) == 1
 
     def test_a_listener_that_was_cut_listens_again(self, postgres_locks, monkeypatch):
         with lock("name", ttl=60):
             waiter = Waiter()
-            eventually(lambda: postgres_locks._listener.hears)
+            eventually(lambda: listener_of(postgres_locks).hears)
             end_sessions()
-            eventually(lambda: not postgres_locks._listener.hears)
-            eventually(lambda: postgres_locks._listener.hears)
+            eventually(lambda: not listener_of(postgres_locks).hears)
+            eventually(lambda: listener_of(postgres_locks).hears)
         assert waiter.got_in.wait(PATIENCE)
         waiter.end()
 
@@ -403,7 +417,7 @@ class TestWaiting:
         postgres_locks.acquire(lock_request(ttl=60), queue=False)
         with pytest.raises(LockNotAcquired), lock("name", wait=0.1):
             pass
-        eventually(lambda: postgres_locks._listener._post.thread is None)
+        eventually(lambda: post_of(listener_of(postgres_locks)).thread is None)
 
     def test_many_tasks_wait_without_blocking_their_loop(self, backend):
         async def main():
@@ -424,7 +438,7 @@ class TestWaiting:
             return longest
 
         assert asyncio.run(main()) < 1
-        assert len(backend.pool._idle) <= 8
+        assert len(idle_in(backend.pool)) <= 8
 
 
 @pytest.fixture
@@ -480,22 +494,22 @@ class TestFaults:
         request = Attempt(late.token, 60_000_000, "", queue=True, inbox="x")
         late.in_doubt = True
         assert backend.release(late) is False
-        if quick := backend._steps._quick:
+        if quick := quick_of(backend):
             for queue, place in ((True, 0), (True, 1), (False, 0)):
                 changed = replace(request, queue=queue, place=place)
-                assert backend._run(partial(quick.acquire, name=backend._key("name"), attempt=changed)) is None
+                assert run_in(backend, partial(quick.acquire, name=row_key(backend, "name"), attempt=changed)) is None
         with pytest.raises(LockBackendError, match="given back"):
             backend.acquire(late, queue=True)
         assert backend.look(["name"]) == [None]
         assert isinstance(backend.acquire(lock_request(), queue=False), Grant)
 
     def test_a_write_that_arrives_late_changes_nothing(self, backend):
-        key = backend._key("name")
+        key = row_key(backend, "name")
         backend.acquire(lock_request(ttl=60), queue=False)
-        row = backend._run(lambda it: backend._sql.read(it, key))
+        row = run_in(backend, lambda it: sql_of(backend).read(it, key))
         backend.acquire(lock_request(), queue=True)
         row.token, row.expires = "late", row.expires * 2
-        assert backend._run(lambda it: backend._sql.write(it, key, row)) is False
+        assert run_in(backend, lambda it: sql_of(backend).write(it, key, row)) is False
         assert backend.look(["name"])[0].token != "late"
 
     def test_a_server_that_hangs_is_an_error_in_time(self, proxy, calls):
@@ -609,11 +623,11 @@ class TestPruning:
         backend.release(free)
 
         def set_back(connection):
-            row = backend._sql.read(connection, backend._key("name"))
+            row = sql_of(backend).read(connection, row_key(backend, "name"))
             row.fence = number + 3_600_000_000
-            assert backend._sql.write(connection, backend._key("name"), row)
+            assert sql_of(backend).write(connection, row_key(backend, "name"), row)
 
-        backend._run(set_back)
+        run_in(backend, set_back)
         assert backend.prune(0) == 0
         assert backend.acquire(lock_request(), queue=False).fence == number + 3_600_000_001
 

@@ -19,6 +19,7 @@ from django_distlock.utils.clock import clock
 from tests.support.accidents import Accidents
 from tests.support.databases import ALIAS, end_sessions, waiting
 from tests.support.history import faults
+from tests.support.inside import run_in
 from tests.support.peers import RANDOM_WORKER, Peer
 from tests.support.tools import PATIENCE, eventually
 
@@ -151,4 +152,4 @@ def careful(backend):
             cursor.execute(f"SELECT count(*) FROM {DatabaseLock._meta.db_table} WHERE careful_until > %s", [now])
             return cursor.fetchone()[0]
 
-    return backend._run(count)
+    return run_in(backend, count)

@@ -12,6 +12,7 @@ from django.db import connections
 from django_distlock import LockBackendError, locks
 from django_distlock.types import Grant
 from tests.support.databases import ALIAS, TABLE, known_database
+from tests.support.inside import bound_calls, row_key, run_in, run_repeatedly_in
 from tests.support.postgres import PLACES_OF_BOUNCER, Bouncer
 from tests.support.requirements import missing
 from tests.support.stores import DATABASE
@@ -34,7 +35,7 @@ def defaults_of(backend):
             cursor.execute("SELECT current_setting('transaction_isolation')")
             return cursor.fetchone()[0]
 
-    return backend._run(read)
+    return run_in(backend, read)
 
 
 @contextmanager
@@ -83,7 +84,7 @@ def while_its_row_changes(backend, call):
     """What the call comes to whose statement finds the row changed by another that it has to wait for."""
     answers = []
     thread = threading.Thread(target=lambda: answers.append(call()))
-    key = backend._key("name")
+    key = row_key(backend, "name")
     execute("BEGIN")
     try:
         execute(f"UPDATE {TABLE} SET version = version + 1 WHERE name = %s", key)
@@ -102,7 +103,7 @@ class TestLevels:
     @pytest.fixture(autouse=True)
     def _patient(self, backend, monkeypatch):
         """The call waits for the test, which may take its time."""
-        monkeypatch.setattr(backend.calls, "_timeout", 6 * PATIENCE)
+        bound_calls(monkeypatch, backend, 6 * PATIENCE)
 
     def test_release(self, backend):
         mine = lock_request(ttl=60)
@@ -160,7 +161,7 @@ class TestUndone:
                     cursor.execute(sql)
             return "done"
 
-        assert backend._run_repeatedly(work) == ("done", False)
+        assert run_repeatedly_in(backend, work) == ("done", False)
 
     def test_it_is_an_error_at_last_after_which_nothing_may_arrive(self, request, kind, sql):
         backend = request.getfixturevalue(f"{kind}_locks")
@@ -170,5 +171,5 @@ class TestUndone:
                 cursor.execute(sql)
 
         with pytest.raises(LockBackendError) as caught:
-            backend._run_repeatedly(work, 1.0)
+            run_repeatedly_in(backend, work, 1.0)
         assert type(caught.value) is LockBackendError  # not one that says that it may have been done

@@ -11,6 +11,7 @@ import pytest
 from django_distlock.backends.common import state
 from django_distlock.backends.common.state import ALIVE, CLAIMED, FREE, HELD, RESTING, Attempt, Row, Waiter
 from django_distlock.types import new_token
+from tests.support.inside import quick_of, run_in, sql_of, steps_of
 
 SECOND = 1_000_000
 KEY = b"lock:name"
@@ -46,11 +47,11 @@ def put(backend, row):
     """In place of what is there. Returns it as it is read."""
 
     def write(it):
-        there = backend._sql.read(it, KEY)
-        assert backend._sql.write(it, KEY, replace(row, version=there.version))
-        return backend._sql.read(it, KEY)
+        there = sql_of(backend).read(it, KEY)
+        assert sql_of(backend).write(it, KEY, replace(row, version=there.version))
+        return sql_of(backend).read(it, KEY)
 
-    return backend._run(write)
+    return run_in(backend, write)
 
 
 def same(left, right):
@@ -69,7 +70,7 @@ def test_they_come_to_what_the_algorithm_comes_to(backend):
     seed = random.randrange(10**9)
     print(f"seed {seed}")
     dice = random.Random(seed)
-    quick = backend._steps._quick
+    quick = quick_of(backend)
     now = put(backend, Row(0)).now
     done = {"acquire": 0, "release": 0}
     for _ in range(400):
@@ -80,7 +81,7 @@ def test_they_come_to_what_the_algorithm_comes_to(backend):
             place = mine or dice.choice((0, row.version + 1))
             request = Attempt(token, 60 * SECOND, "me", dice.random() < 0.7, place, INBOX)
             decision = state.acquire(expected, request)
-            answer = backend._run(partial(quick.acquire, name=KEY, attempt=request))
+            answer = run_in(backend, partial(quick.acquire, name=KEY, attempt=request))
             if answer is None:
                 continue
             done["acquire"] += 1
@@ -91,28 +92,28 @@ def test_they_come_to_what_the_algorithm_comes_to(backend):
         else:
             token = dice.choice((row.token, row.token, token))
             decision = state.release(expected, token)
-            if not backend._run(partial(quick.release, name=KEY, token=token)):
+            if not run_in(backend, partial(quick.release, name=KEY, token=token)):
                 continue
             done["release"] += 1
             assert decision.granted
-        same(backend._run(lambda it: backend._sql.read(it, KEY)), expected)
+        same(run_in(backend, lambda it: sql_of(backend).read(it, KEY)), expected)
     assert min(done.values()) >= 10
 
 
 def ask(backend, token, place=0, queue=True):
     request = Attempt(token, 60 * SECOND, "me", queue, place, INBOX)
-    return backend._run(partial(backend._steps._quick.acquire, name=KEY, attempt=request))
+    return run_in(backend, partial(quick_of(backend).acquire, name=KEY, attempt=request))
 
 
 def test_a_lock_that_goes_from_hand_to_hand_takes_one_statement_per_step(backend, monkeypatch):
-    monkeypatch.setattr(backend._steps, "_changed", None)
+    monkeypatch.setattr(steps_of(backend), "_changed", None)
     assert ask(backend, TOKENS[0]).granted
     places = {token: ask(backend, token).place for token in TOKENS[1:]}
     assert list(places.values()) == sorted(set(places.values()))
     assert [ask(backend, token, places[token]).is_first for token in TOKENS[1:]] == [True, False, False]
     fences = []
     for token, following in zip(TOKENS, [*TOKENS[1:], None], strict=True):
-        assert backend._run(partial(backend._steps.release, name=KEY, token=token))
+        assert run_in(backend, partial(steps_of(backend).release, name=KEY, token=token))
         if following:
             answer = ask(backend, following, places[following])
             assert answer.granted
@@ -125,4 +126,4 @@ def test_a_repeated_attempt_gets_no_second_place(backend):
     ask(backend, TOKENS[0])
     ask(backend, TOKENS[1])
     assert ask(backend, TOKENS[1]) is None
-    assert len(backend._run(lambda it: backend._sql.read(it, KEY)).waiters) == 1
+    assert len(run_in(backend, lambda it: sql_of(backend).read(it, KEY)).waiters) == 1

@@ -16,10 +16,10 @@ import pytest
 from django.db import connections
 
 from django_distlock import LockBackendError, lock, locks
-from django_distlock.backends.database import connections as database_connections
 from django_distlock.backends.database import notify
 from django_distlock.backends.database.watchdog import Watchdog
 from tests.support.databases import Waiter, known_database, through
+from tests.support.inside import idle_in, keep_sessions, listener_of, post_of, watchdog_of
 from tests.support.postgres import PLACES_OF_BOUNCER, Bouncer
 from tests.support.programs import in_a_fork
 from tests.support.requirements import missing
@@ -98,7 +98,7 @@ class TestListener:
                 files.append(os.dup(files[0]))
             with lock("name", ttl=60):
                 waiter = Waiter()
-                eventually(lambda: postgres_locks._listener.hears)
+                eventually(lambda: listener_of(postgres_locks).hears)
             waiter.end()
         finally:
             for file in files:
@@ -106,17 +106,17 @@ class TestListener:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
     def test_whatever_goes_wrong_in_it_is_logged_and_it_listens_again(self, postgres_locks, monkeypatch, caplog):
-        failures, heard = [ValueError("something new")], postgres_locks._listener._hear
+        failures, heard = [ValueError("something new")], listener_of(postgres_locks)._hear
 
         def hear(*arguments):
             if failures:
                 raise failures.pop()
             heard(*arguments)
 
-        monkeypatch.setattr(postgres_locks._listener, "_hear", hear)
+        monkeypatch.setattr(listener_of(postgres_locks), "_hear", hear)
         with lock("name", ttl=60):
             waiter = Waiter()
-            eventually(lambda: postgres_locks._listener.hears)
+            eventually(lambda: listener_of(postgres_locks).hears)
         waiter.end()
         assert "The listener of 'default' failed; waiters look until it listens again" in caplog.text
         assert "something new" in caplog.text
@@ -129,15 +129,15 @@ class TestListener:
             raise Ended
 
         with monkeypatch.context() as patched:
-            patched.setattr(postgres_locks._listener, "_listen", end)
+            patched.setattr(listener_of(postgres_locks), "_listen", end)
             patched.setattr(threading, "excepthook", lambda _: None)
             with lock("name", ttl=60):
                 waiter = Waiter()
-                eventually(lambda: postgres_locks._listener._post.thread is None)
+                eventually(lambda: post_of(listener_of(postgres_locks)).thread is None)
             waiter.end()
         with lock("name", ttl=60):
             waiter = Waiter()
-            eventually(lambda: postgres_locks._listener.hears)
+            eventually(lambda: listener_of(postgres_locks).hears)
         waiter.end()
 
     def test_a_process_that_has_waited_exits_without_a_word(self, program):
@@ -167,12 +167,12 @@ class TestListener:
         with bouncer(postgres, settings, "session"):
             with lock("name", ttl=60):
                 waiter = Waiter()
-                eventually(lambda: locks["default"]._listener.hears)
+                eventually(lambda: listener_of(locks["default"]).hears)
             waiter.end()
 
     def test_a_pooler_is_told_of_once(self, postgres_locks, monkeypatch, caplog):
         gave_up = []
-        monkeypatch.setattr(database_connections, "_set_up_session", lambda _: False)
+        keep_sessions(monkeypatch, False)
         monkeypatch.setattr(notify, "DEAF_FOR", 0.0)
         monkeypatch.setattr(notify.Listener, "_keeps_session", lambda *_: gave_up.append(1))
         with lock("name", ttl=60):
@@ -212,7 +212,7 @@ class TestWatchdog:
         with through(postgres, tmp_path_factory.mktemp("p"), settings) as proxy:
             assert locks["default"].look(["name"]) == [None]
             assert len(no_watchdog_once) == 1
-            assert locks["default"].pool._watchdog._calls == {}
+            assert watchdog_of(locks["default"].pool)._calls == {}
             assert locks["default"].look(["name"]) == [None]
             proxy.hang = True
             asking = threading.Thread(target=ask, daemon=True)
@@ -241,7 +241,7 @@ def test_statements_are_not_kept_for_debugging(postgres_locks, settings):
     settings.DEBUG = True
     with lock("name"):
         pass
-    [(_, wrapper)] = postgres_locks.pool._idle
+    [(_, wrapper)] = idle_in(postgres_locks.pool)
     assert wrapper.queries_logged
     assert len(wrapper.queries_log) == 0
 

@@ -10,6 +10,7 @@ from django_distlock import LockBackendError
 from django_distlock.backends.common.state import retired_from_text, waiters_from_text
 from django_distlock.types import Grant, LockInfo
 from tests.support.databases import TABLE, write
+from tests.support.inside import run_in, turn_of
 from tests.support.tools import lock_request
 
 RECORD = "1700000000000000" * 2 + "f" * 26 + "inbox       "
@@ -41,7 +42,7 @@ def test_what_is_stored_is_read_or_refused(read, text):
 def test_every_call_answers_or_raises_its_own_error(sqlite_locks, column, text):
     """SQLite takes any text in any column."""
     backend = sqlite_locks
-    backend._run(lambda connection: connection.connection.execute(f"DELETE FROM {TABLE}"))
+    run_in(backend, lambda connection: connection.connection.execute(f"DELETE FROM {TABLE}"))
     good, mine = lock_request("good", ttl=60), lock_request("bad", ttl=60)
     backend.acquire(good, queue=False)
     backend.acquire(mine, queue=False)
@@ -54,7 +55,7 @@ def test_every_call_answers_or_raises_its_own_error(sqlite_locks, column, text):
     calls = [
         lambda: backend.acquire(waiter, queue=True),
         lambda: backend.acquire(waiter, queue=True),
-        lambda: backend._turn(waiter),
+        lambda: turn_of(backend)(waiter),
         lambda: backend.acquire(lock_request("bad"), queue=False),
         lambda: backend.renew([(mine, 60.0), (good, 60.0)]),
         lambda: backend.release(waiter),

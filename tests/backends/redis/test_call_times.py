@@ -16,9 +16,10 @@ from math import inf
 import pytest
 
 from django_distlock import LockBackendError, lock, locks
-from django_distlock.backends.redis import client, connection
+from django_distlock.backends.redis import client
 from django_distlock.backends.redlock import connections
 from django_distlock.testing.tools import WAYS, calling
+from tests.support.inside import failed_addresses, lookups_of_names
 from tests.support.network import resolving, silent_listener, swallowing
 from tests.support.scripted import SERVICE, Scripted
 from tests.support.stores import REDIS, REDIS_CLUSTER, REDLOCK
@@ -116,7 +117,7 @@ class Stage:
                 names, _ = self.stack.enter_context(resolving())
                 names["redis.test"] = threading.Event()
                 if kind == "dead addresses":
-                    connection._failed_at.clear()
+                    failed_addresses().clear()
                     dead = [f"127.0.0.{number}" for number in range(2, 6)]
                     for address, port in product(dead, self.ports):
                         self.stack.enter_context(swallowing(address, port))
@@ -153,7 +154,7 @@ def stage(three, settings, monkeypatch):
         one.end()
     eventually(lambda: not renewer_of(locks["default"]).is_cleaning)
     locks.close()
-    eventually(lambda: not connection._lookups)
+    eventually(lambda: not lookups_of_names())
 
 
 # CPython closes no socket that was reset between connect() and the begin of TLS, as when the servers come back here.

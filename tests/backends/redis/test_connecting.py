@@ -16,6 +16,7 @@ import redis
 from django_distlock import LockBackendError, lock, locks
 from django_distlock.backends.redis import client, connection
 from tests.support.cluster import free_ports
+from tests.support.inside import failed_addresses, lookups_of_names
 from tests.support.network import resolving, swallowing
 from tests.support.stores import REDIS, REDIS_CLUSTER
 from tests.support.tools import eventually, renewer_of
@@ -87,7 +88,7 @@ class TestIdle:
 def resolver():
     with resolving() as (names, asked):
         yield SimpleNamespace(names=names, asked=asked)
-    eventually(lambda: not connection._lookups)
+    eventually(lambda: not lookups_of_names())
 
 
 class TestNames:
@@ -166,7 +167,7 @@ class TestAddresses:
     def test_all_get_their_share_of_the_time(self, many, settings, calls, wait):
         settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": REDIS, "LOCATION": many}}
         handle = lock("name", wait=wait)
-        connection._failed_at.clear()
+        failed_addresses().clear()
         with ending_within(wait + 1):
             assert calls(handle).acquire()
         calls(handle).release()
@@ -179,16 +180,16 @@ class TestAddresses:
         async def connect():
             await connection.hang_up(await location.aconnected())
 
-        connection._failed_at.clear()
+        failed_addresses().clear()
         known = {}
         for _ in range(2):
             if way == "sync":
                 location.connected().disconnect()
             else:
                 asyncio.run(connect())
-            assert len(connection._failed_at) == 4
-            known = known or dict(connection._failed_at)
-            assert connection._failed_at == known
+            assert len(failed_addresses()) == 4
+            known = known or dict(failed_addresses())
+            assert failed_addresses() == known
 
     def test_none_of_which_answers(self, many, resolver, settings, calls):
         resolver.names["redis.test"].pop()

@@ -29,6 +29,7 @@ from django_distlock.utils.clock import clock
 from tests.support import proxy as proxies
 from tests.support.accidents import Accidents
 from tests.support.history import faults, left_behind
+from tests.support.inside import client_of, holds_of, lines_of, listener_of, post_of
 from tests.support.peers import RANDOM_WORKER, Peer
 from tests.support.programs import in_a_fork
 from tests.support.tools import PATIENCE, eventually, lock_request, queue_of, renewer_of
@@ -175,7 +176,7 @@ def in_line(number, using="default"):
     """Wait until that many callers of this backend wait for the name."""
 
     def length():
-        line = locks.service(using).queue._lines.get("name")
+        line = lines_of(locks.service(using).queue).get("name")
         return len(line) if line else 0
 
     eventually(lambda: length() == number)
@@ -200,7 +201,7 @@ def listeners(client):
 
 
 def listener_thread(using="default"):
-    return locks[using]._listener._post.thread
+    return post_of(listener_of(locks[using])).thread
 
 
 # Real processes
@@ -437,7 +438,7 @@ class TestLostReplies:
             through_proxy.cut_reply(WAIT)
             waiter = caller(ttl=2)
             [(_, score)] = in_queue(store, 1)
-            [mine] = locks.service("default").queue._lines["name"]
+            [mine] = lines_of(locks.service("default").queue)["name"]
             eventually(lambda: mine.place)
             assert int(mine.place) == int(score)
         waiter.gets_in()
@@ -627,7 +628,7 @@ class TestListeners:
             waiter = callers()
             in_queue(store, 1)
             time.sleep(2.5)
-            assert locks["default"]._listener.is_ready
+            assert listener_of(locks["default"]).is_ready
         waiter.gets_in(LOOK)
         waiter.leaves()
 
@@ -645,11 +646,12 @@ class TestHandingBack:
 
         monkeypatch.setattr(RedisBackend, "release", released)
         backend = locks["default"]
-        backend._listener.start("name", PATIENCE)
+        listener_of(backend).start("name", PATIENCE)
         with lock("name") as lease:
             text, token = lease.detach(), lease.token
         with adopt(text) as lease:
-            kind, channel = backend._listener._inbox[0], backend._listener._inbox[1:]
+            kind, *rest = listener_of(backend)._inbox
+            channel = "".join(rest)
             verb = "SPUBLISH" if kind == "S" else "PUBLISH"
 
             def is_handed_back():  # told again where the connection that listens is made anew just then
@@ -668,15 +670,15 @@ class TestHandingBack:
         through_proxy.refuse()
         renewer_of(backend).release_in_background(mine)
         eventually(lambda: "is tried again" in caplog.text)
-        backend._listener._hand_back(mine.token, "lock:name")
+        listener_of(backend)._hand_back(mine.token, "lock:name")
         through_proxy.accept()
         assert is_clean(store)
 
     def test_processes_with_the_same_inbox_exclude_each_other(self, fleet, store):
         """Started from one image of a memory: a fork without Python's hooks, or a snapshot that is restored twice."""
         for alias in ("a", "b"):
-            locks[alias]._listener._channel = "lock|in:of-both"
-            locks[alias]._listener.start("name", PATIENCE)
+            listener_of(locks[alias])._channel = "lock|in:of-both"
+            listener_of(locks[alias]).start("name", PATIENCE)
         inside, most, ends = [], [], time.monotonic() + 1.0
 
         def work(alias):
@@ -923,7 +925,7 @@ class TestTokensOfThoseWhoLeave:
         quick.gets_in()
         assert len(through_proxy.delayed) == 2
         through_proxy.deliver()
-        [lease] = quick.handle._holds.leases()
+        [lease] = holds_of(quick.handle).leases()
         lease.renew()
         assert store.get("lock:name").startswith(f"{lease.token} h ")
         quick.leaves()
@@ -987,7 +989,7 @@ class TestTokensOfThoseWhoLeave:
             if not queue and lock_request.inbox:
                 unsent_requests.append(lock_request)
                 through_proxy.refuse()
-                backend._client.close()
+                client_of(backend).close()
             try:
                 return acquire(lock_request, queue=queue)
             finally:
@@ -1223,9 +1225,9 @@ class TestNothingGrows:
         for alias in ("default", "a"):
             backend = locks[alias]
             renewer = renewer_of(backend)
-            assert queue_of(backend)._lines == {}
-            assert dict(backend._listener._requests) == {}
-            assert renewer._leases == {}
+            assert lines_of(queue_of(backend)) == {}
+            assert dict(listener_of(backend)._requests) == {}
+            assert renewer.leases() == []
             assert not renewer.is_cleaning
 
 

@@ -17,6 +17,7 @@ from django_distlock.backends.redis import pubsub
 from django_distlock.backends.redis.operations import ACQUIRE, RELEASE, RENEW, Operations
 from django_distlock.types import Grant, LockInfo
 from django_distlock.utils.clock import safe_deadline
+from tests.support.inside import client_of, clients_of_loops, deadline_of, idle_in
 from tests.support.tools import eventually, lock_request
 
 pytestmark = pytest.mark.slow
@@ -255,7 +256,7 @@ class TestStoreDown:
         backend = point_at(settings, f"{proxy.url}&protocol={protocol}", socket_timeout=10)
         with lock("name", wait=0):
             made = store.info("stats")["total_connections_received"]
-            [(connection, _)] = backend._client._idle
+            [(connection, _)] = idle_in(client_of(backend))
             assert connection.socket_timeout == connection._sock.gettimeout() == 10
             proxy.hang = True
             timer = threading.Timer(0.8, setattr, (proxy, "hang", False))
@@ -389,7 +390,7 @@ class TestRenewalAndLoss:
 
         before = clock()
         with lock("name", ttl=10) as lease:
-            assert before <= lease._deadline - 10 * 0.99 + 0.002 <= clock()
+            assert before <= deadline_of(lease) - 10 * 0.99 + 0.002 <= clock()
         assert safe_deadline(100.0, 10.0) == pytest.approx(109.898)
 
 
@@ -736,7 +737,7 @@ class TestEventLoops:
         for _ in range(3):
             assert asyncio.run(main()) > before
             eventually(lambda: connected() == before)
-        assert len(valkey_locks._async_clients) == 0
+        assert len(clients_of_loops(valkey_locks)) == 0
 
     def test_what_ends_with_the_loop_leaves_no_connection(self, valkey_locks, store):
         """Generators that were left over are closed at the same time as the connections."""

@@ -15,6 +15,7 @@ from django_distlock.backends.redis.client import AsyncClient, Client
 from django_distlock.backends.redis.errors import InDoubt
 from django_distlock.backends.redis.scripts import Command, pack
 from django_distlock.utils.clock import clock
+from tests.support.inside import make_silent, permits_of
 
 COMMAND = Command(pack("PING"))
 
@@ -79,7 +80,7 @@ class TestNoConnectionIsFree:
 
     def test_for_the_repetition_of_what_went_unanswered(self):
         taken = []
-        thread = threading.Thread(target=lambda: taken.append(wire._permits.get()), daemon=True)
+        thread = threading.Thread(target=lambda: taken.append(permits_of(wire).get()), daemon=True)
         wire = Client(Service(Connection(), thread.start), 1, 0.3)
         with pytest.raises(InDoubt) as caught:
             wire.send(COMMAND, until=clock() + 1)
@@ -90,7 +91,9 @@ class TestNoConnectionIsFree:
         async def main():
             others = []
             wire = AsyncClient(
-                Service(AsyncConnection(), lambda: others.append(asyncio.create_task(wire._permits.wait(None)))), 1, 0.3
+                Service(AsyncConnection(), lambda: others.append(asyncio.create_task(permits_of(wire).wait(None)))),
+                1,
+                0.3,
             )
             with pytest.raises(InDoubt) as caught:
                 await wire.asend(COMMAND, until=clock() + 1)
@@ -101,18 +104,19 @@ class TestNoConnectionIsFree:
 
     def test_for_a_first_attempt_it_is_waited_for_as_long_as_for_another_server(self):
         wire = Client(Service(Connection()), 1, 0.3)
-        taken, wire._silent_since = wire._permits.get(), clock()
+        taken = permits_of(wire).get()
+        make_silent(wire, clock())
         began = time.monotonic()
         with pytest.raises(TimeoutError, match="all 1 connections wait for an answer"):
             wire.send(COMMAND, until=clock() + 0.9)
         assert 0.85 < time.monotonic() - began < 5
-        wire._permits.put(taken)
+        permits_of(wire).put(taken)
 
     def test_for_a_task_it_is_waited_for_as_long_as_for_another_server(self):
         async def main():
             wire = AsyncClient(Service(AsyncConnection()), 1, 0.3)
-            assert wire._permits.take()
-            wire._silent_since = clock()
+            assert permits_of(wire).take()
+            make_silent(wire, clock())
             began = time.monotonic()
             with pytest.raises(TimeoutError, match="all 1 connections wait for an answer"):
                 await wire.asend(COMMAND, until=clock() + 0.9)

@@ -26,6 +26,15 @@ from django_distlock.exceptions import InvalidLockBackend
 from django_distlock.types import Grant, Level, LockInfo, new_token
 from django_distlock.utils.clock import clock
 from django_distlock.utils.drive import drive
+from tests.support.inside import (
+    client_of,
+    clients_of_loops,
+    deadline_of,
+    granted_clock_of,
+    holds_of,
+    nodes_of,
+    request_of,
+)
 from tests.support.programs import ROOT
 from tests.support.quorum import Quorum, spread
 from tests.support.scripted import Scripted
@@ -91,7 +100,7 @@ def stands(node, name):
 
 def asked_by(backend, steps, patience):
     """What the nodes are asked by such steps, in this thread."""
-    return drive(backend._ask(steps, patience), backend._client, backend._translated)
+    return drive(backend._ask(steps, patience), client_of(backend), backend._translated)
 
 
 class TestEveryPattern:
@@ -318,9 +327,9 @@ class TestValidity:
         woken.start()
         began = clock()
         assert calls(handle).acquire()
-        [lease] = handle._holds.leases()
+        [lease] = holds_of(handle).leases()
         assert clock() - began > 0.7
-        assert lease._deadline - lease._granted_clock > 0.1  # granted anew
+        assert deadline_of(lease) - granted_clock_of(lease) > 0.1  # granted anew
         calls(handle).release()
         woken.join()
 
@@ -361,7 +370,7 @@ class TestNothingIsLeftBehind:
     def test_where_connections_broke_before_the_release(self, nodes, redlock_locks, calls):
         handle = lock("name", ttl=60)
         calls(handle).acquire()
-        spread(calls(redlock_locks), handle._holds.leases()[0]._request)
+        spread(calls(redlock_locks), request_of(holds_of(handle).leases()[0]))
         for node in nodes[:2]:
             node.client_kill_filter(skipme=True, _type="normal")
         calls(handle).release()
@@ -455,8 +464,8 @@ def test_an_adoption_whose_majority_hangs_leaves_the_lease_to_the_next(quorum, c
     backend = configured(quorum.urls, OPTIONS={"node_timeout": 0.1, "socket_connect_timeout": 0.2})
     handle = lock("name", ttl=120)
     assert handle.acquire()
-    [first] = handle._holds.leases()
-    spread(backend, first._request)
+    [first] = holds_of(handle).leases()
+    spread(backend, request_of(first))
     text = first.detach()
 
     def hang(name):
@@ -477,7 +486,7 @@ def test_an_adoption_whose_majority_hangs_leaves_the_lease_to_the_next(quorum, c
     with pytest.raises(LockBackendError):
         adopt(text)
     monkeypatch.undo()
-    assert not renewer_of(backend)._leases
+    assert not renewer_of(backend).leases()
     for number in range(3):
         quorum.go_on(number)
     eventually(lambda: not renewer_of(backend).is_cleaning)
@@ -494,7 +503,7 @@ class TestRenewal:
         configured(quorum.urls, OPTIONS={"node_timeout": 0.05, "socket_connect_timeout": 0.1})
         handle = lock("name", ttl=1.2, on_lost="log")
         assert calls(handle).acquire()
-        lease = handle._holds.leases()[0]
+        lease = holds_of(handle).leases()[0]
         for number in range(3):
             quorum.kill(number)
         assert lease.state is State.HELD
@@ -560,10 +569,11 @@ class TestWaiting:
     def test_waits_as_long_as_nobody_else(self, redlock_locks):
         """Those who took the lock from each other must not meet again."""
         redlock_locks.option["retry_delay"] = (0.01, 0.03)
-        delays = [redlock_locks._delay(5.0) for _ in range(50)]
+        delay = redlock_locks._delay
+        delays = [delay(5.0) for _ in range(50)]
         assert len(set(delays)) > 40
         assert 0.01 <= min(delays) < 0.015 < 0.025 < max(delays) <= 0.03
-        assert redlock_locks._delay(0.001) == 0.001
+        assert delay(0.001) == 0.001
 
     def test_gets_in_when_the_lock_is_free(self, redlock_locks, calls):
         holder, waiter = lock_request(ttl=60), calls(lock("name", wait=PATIENCE))
@@ -634,8 +644,8 @@ class TestConnections:
 
     def test_that_died_before_anybody_used_them_are_opened_anew(self, redlock_locks, nodes, monkeypatch):
         monkeypatch.setattr(connections, "IDLE_TRUSTED", 0.0)
-        every = redlock_locks._client
-        for node in every._nodes:
+        every = client_of(redlock_locks)
+        for node in nodes_of(every):
             for _ in range(3):
                 node.spare.append(Link(every._opened(node.location)))
         for node in nodes:
@@ -771,7 +781,7 @@ class TestConnections:
     @pytest.mark.parametrize("busy_for", [0.0, 0.5])
     def test_the_time_to_wait_for_connections_is_spent_once(self, redlock_locks, monkeypatch, busy_for):
         """First while all are in use, then until they are opened."""
-        nodes, left = redlock_locks._client, []
+        nodes, left = client_of(redlock_locks), []
 
         def note(connections, within, persists):
             left.append(within)
@@ -898,11 +908,11 @@ class TestOpeningConnections:
             while to_interrupt:
                 with pytest.raises(InterruptedError):
                     await redlock_locks.alook(["name"])
-            nodes = await redlock_locks._async_clients.here()
+            nodes = await clients_of_loops(redlock_locks).here()
             until = clock() + PATIENCE
-            while any(node.connection is None for node in nodes._nodes) and clock() < until:
+            while any(node.connection is None for node in nodes_of(nodes)) and clock() < until:
                 await redlock_locks.alook(["name"])
-            assert all(node.connection for node in nodes._nodes)
+            assert all(node.connection for node in nodes_of(nodes))
 
         asyncio.run(main())
 
@@ -1109,7 +1119,7 @@ class TestEventLoops:
             during = asyncio.run(main())
             assert sum(len(now - then) for now, then in zip(during, before, strict=True)) >= 3
             eventually(lambda: all(_clients(node) <= then for node, then in zip(nodes, before, strict=True)))
-        assert len(redlock_locks._async_clients) == 0
+        assert len(clients_of_loops(redlock_locks)) == 0
 
     def test_the_impatient_end_no_connection_on_which_others_wait(self, quorum, configured, monkeypatch):
         """The tasks of a loop share their connections, and the timeout of a node follows the TTL."""

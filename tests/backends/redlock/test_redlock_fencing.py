@@ -45,18 +45,18 @@ class World:
         self.away_until = [0] * SIZE
         self.rounds_taken = 0
         self.restarts = 0
-        self._connections = [redis.UnixDomainSocketConnection(path=str(server.socket)) for server in servers]
-        for connection in self._connections:
+        self.connections = [redis.UnixDomainSocketConnection(path=str(server.socket)) for server in servers]
+        for connection in self.connections:
             connection.connect()
-            self._sent(connection, b"*1\r\n$8\r\nFLUSHALL\r\n", 1)
-            self._sent(connection, b"".join(LOADS), len(LOADS))
+            self.sent(connection, b"*1\r\n$8\r\nFLUSHALL\r\n", 1)
+            self.sent(connection, b"".join(LOADS), len(LOADS))
 
     def close(self):
-        for connection in self._connections:
+        for connection in self.connections:
             connection.disconnect()
 
     @staticmethod
-    def _sent(connection, packed, replies):
+    def sent(connection, packed, replies):
         connection.send_packed_command([packed], check_health=False)
         return [connection.read_response(disable_decoding=True) for _ in range(replies)]
 
@@ -70,7 +70,7 @@ class World:
 
     def restart(self, node):
         """Without data; it stays away for the longest TTL."""
-        self._sent(self._connections[node], b"*1\r\n$8\r\nFLUSHALL\r\n", 1)
+        self.sent(self.connections[node], b"*1\r\n$8\r\nFLUSHALL\r\n", 1)
         self.away_until[node] = self.now + TTL
         self.restarts += 1
 
@@ -81,19 +81,19 @@ class World:
                 self.rounds_taken += 1
                 nodes = list(range(SIZE))
                 self.dice.shuffle(nodes)
-                asked = {node: self._asked(node, round_.message(node, self._connections[node])) for node in nodes}
+                asked = {node: self.asked(node, round_.message(node, self.connections[node])) for node in nodes}
                 round_ = steps.send([asked[node] for node in range(SIZE)])
         except StopIteration as end:
             return end.value
 
-    def _asked(self, node, request):
+    def asked(self, node, request):
         if request is None:
             return NOT_ASKED
         asked = Asked(request.replies)
         if self.now < self.away_until[node] or self.dice.random() < self.request_lost:
             asked.fail(redis.ConnectionError("the request was lost"))
             return asked
-        replies = self._sent(self._connections[node], *request)
+        replies = self.sent(self.connections[node], *request)
         if self.dice.random() < self.reply_lost:
             asked.fail(redis.ConnectionError("the reply was lost"))
         else:
@@ -102,7 +102,7 @@ class World:
         return asked
 
     @staticmethod
-    def _refused():
+    def refused():
         asked = Asked(1)
         asked.fail(redis.ConnectionError("refused"))
         return asked
@@ -110,8 +110,8 @@ class World:
     def free(self, name):
         """What is held is released, or runs out: nobody believes in it any more."""
         self.now += 1_000
-        for connection in self._connections:
-            self._sent(connection, b"*2\r\n$3\r\nDEL\r\n$%d\r\nlock:%s\r\n" % (5 + len(name), name.encode()), 1)
+        for connection in self.connections:
+            self.sent(connection, b"*2\r\n$3\r\nDEL\r\n$%d\r\nlock:%s\r\n" % (5 + len(name), name.encode()), 1)
 
 
 def numbers_of(world, grants, *, with_restarts):
@@ -175,18 +175,18 @@ def test_a_number_that_no_majority_can_be_told_grants_nothing(five_valkeys):
         mine, client, other = lock_request(), world.client(), lock_request()
         steps = client.acquire(mine, True)
         first = next(steps)
-        asked = [world._asked(node, first.message(node, None)) for node in range(3)]
+        asked = [world.asked(node, first.message(node, None)) for node in range(3)]
         ahead = Asked(1)
         ahead.take([1, b"%016d" % (int(asked[0].replies[0][1]) + 1)])
-        told = steps.send([*asked[:2], ahead, *(world._refused() for _ in range(2))])
+        told = steps.send([*asked[:2], ahead, *(world.refused() for _ in range(2))])
         for node in range(3):
-            world._sent(world._connections[node], b"*2\r\n$3\r\nDEL\r\n$9\r\nlock:name\r\n", 1)
+            world.sent(world.connections[node], b"*2\r\n$3\r\nDEL\r\n$9\r\nlock:name\r\n", 1)
         assert isinstance(world.run(world.client().acquire(other, True)), Grant)
-        asked = [world._asked(node, told.message(node, None)) for node in range(5)]
+        asked = [world.asked(node, told.message(node, None)) for node in range(5)]
         try:
             while True:
                 given_back = steps.send(asked)
-                asked = [world._asked(node, given_back.message(node, None)) for node in range(5)]
+                asked = [world.asked(node, given_back.message(node, None)) for node in range(5)]
         except StopIteration as end:
             busy = end.value
         assert isinstance(busy, LockInfo)
@@ -204,12 +204,12 @@ def test_a_request_that_its_release_overtakes_gets_nothing(five_valkeys):
         request = next(steps).message(0, None)
         on_its_way = Asked(1, connection="first")
         with pytest.raises(StopIteration):
-            steps.send([on_its_way, *(world._asked(node, request) for node in range(1, 5))])
+            steps.send([on_its_way, *(world.asked(node, request) for node in range(1, 5))])
         given_back = next(client.release(mine, 0.0, True, False))
         for node in range(5):
-            world._asked(node, given_back.message(node, "second"))
-        world._asked(0, request)
-        assert world._sent(world._connections[0], b"*2\r\n$3\r\nGET\r\n$9\r\nlock:name\r\n", 1) == [None]
+            world.asked(node, given_back.message(node, "second"))
+        world.asked(0, request)
+        assert world.sent(world.connections[0], b"*2\r\n$3\r\nGET\r\n$9\r\nlock:name\r\n", 1) == [None]
         assert given_back.message(0, "first") == given_back.message(1, "second") != given_back.message(0, "second")
     finally:
         world.close()

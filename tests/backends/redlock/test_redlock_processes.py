@@ -14,6 +14,7 @@ from django_distlock import State, lock, locks
 from django_distlock.types import Grant, LockInfo
 from django_distlock.utils.clock import clock
 from tests.support.history import Event, faults, read
+from tests.support.inside import deadline_of
 from tests.support.quorum import Quorum
 from tests.support.tools import PATIENCE, eventually, lock_request
 
@@ -180,8 +181,8 @@ class TestRestart:
         with lock("name", using="second", wait=1) as second:
             assert (first.state, second.state) == (State.HELD, State.HELD)
             history = [
-                Event("grant", clock() - 0.1, 1, "name", first.fence, deadline=first._deadline),
-                Event("grant", clock(), 2, "name", second.fence, deadline=second._deadline),
+                Event("grant", clock() - 0.1, 1, "name", first.fence, deadline=deadline_of(first)),
+                Event("grant", clock(), 2, "name", second.fence, deadline=deadline_of(second)),
             ]
             [fault] = faults(history)
             assert "two holders at once" in fault

@@ -18,6 +18,7 @@ from django_distlock import InvalidLockBackend, LockBackendError, lock, locks
 from django_distlock.backends.redis.errors import NoMaster, NoSentinel
 from django_distlock.backends.redis.sentinel import discovery
 from django_distlock.types import Level
+from tests.support.inside import client_of
 from tests.support.sentinel import SERVICE, Watched, warm_up
 from tests.support.stores import REDIS
 from tests.support.tools import eventually, lock_request
@@ -159,7 +160,7 @@ class TestSentinelsThatDoNotHelp:
             assert time.monotonic() - began < 2.5
             began = time.monotonic()
             for _ in range(10):
-                locks["default"]._client.close()
+                client_of(locks["default"]).close()
                 warm_up(calls)
             assert time.monotonic() - began < 2.5
 

@@ -1,0 +1,189 @@
+"""What tests look up inside the package, where nothing public shows it; each thing is accessed once, here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django_distlock import Lease
+from django_distlock.backends.database import connections as database_connections
+from django_distlock.backends.redis import connection as redis_connection
+from django_distlock.types import LockRequest
+
+
+def request_of(lease: Lease) -> LockRequest:
+    """By which the store knows the lease."""
+    return LockRequest(lease.name, lease.ttl, lease.holder, token=lease.token)
+
+
+def deadline_of(lease: Lease) -> float:
+    """Until when its holder may believe in it, on ``clock()``."""
+    return lease._deadline
+
+
+def end_at(lease: Lease, moment: float) -> None:
+    """Let its holder believe in it until then, on ``clock()``."""
+    lease._deadline = moment
+
+
+def due_of(lease: Lease) -> float:
+    """When it is renewed, on ``clock()``."""
+    return lease._due
+
+
+def make_due(lease: Lease, moment: float) -> None:
+    lease._due = moment
+
+
+def granted_clock_of(lease: Lease) -> float:
+    return lease._granted_clock
+
+
+def hold_longer(lease: Lease, seconds: float) -> None:
+    """As if it had been granted so much earlier."""
+    lease._granted_clock -= seconds
+    lease._long_at -= seconds
+
+
+def holds_of(handle: Any) -> Any:
+    return handle._holds
+
+
+def terms_of(lease: Lease) -> Any:
+    return lease._terms
+
+
+def listener_of(backend: Any) -> Any:
+    return backend._listener
+
+
+def post_of(listener: Any) -> Any:
+    """Whose ``thread`` is the one that runs, or None."""
+    return listener._post
+
+
+def channel_of(listener: Any) -> str:
+    return str(listener._channel)
+
+
+def client_of(backend: Any) -> Any:
+    return backend._client
+
+
+def idle_in(pool: Any) -> Any:
+    """The connections that a pool or a client keeps."""
+    return pool._idle
+
+
+def nodes_of(owner: Any) -> Any:
+    """The nodes of a quorum, of its connections, or of the listener of a Cluster."""
+    return owner._nodes
+
+
+def make_silent(client: Any, since: float) -> None:
+    """As if no server had answered since then, on ``clock()``."""
+    client._silent_since = since
+
+
+def permits_of(owner: Any) -> Any:
+    return owner._permits
+
+
+def clients_of_loops(backend: Any) -> Any:
+    """By event loop."""
+    return backend._async_clients
+
+
+def run_in(backend: Any, *arguments: Any) -> Any:
+    """Work on a connection of a backend in a database."""
+    return backend._run(*arguments)
+
+
+def run_repeatedly_in(backend: Any, *arguments: Any) -> Any:
+    return backend._run_repeatedly(*arguments)
+
+
+def sql_of(backend: Any) -> Any:
+    return backend._sql
+
+
+def row_key(backend: Any, name: str) -> Any:
+    return backend._key(name)
+
+
+def steps_of(backend: Any) -> Any:
+    return backend._steps
+
+
+def quick_of(backend: Any) -> Any:
+    """The short statements."""
+    return steps_of(backend)._quick
+
+
+def runs_of(backend: Any) -> Any:
+    """The runs of beat in local memory."""
+    return backend._runs
+
+
+def schedule_store_of(scheduler: Any) -> Any:
+    return scheduler._schedule_store
+
+
+def renew_due(renewer: Any) -> Any:
+    """What its thread does when it wakes."""
+    return renewer._renew_due()
+
+
+def worker_of(owner: Any) -> Any:
+    return owner._worker
+
+
+def lines_of(queue: Any) -> Any:
+    return queue._lines
+
+
+def watchdog_of(pool: Any) -> Any:
+    return pool._watchdog
+
+
+def failed_addresses() -> dict[Any, Any]:
+    """When connecting to them failed."""
+    return redis_connection._failed_at
+
+
+def lookups_of_names() -> Any:
+    """Those that are on their way."""
+    return redis_connection._lookups
+
+
+def carry_message(handle: Any, message: str) -> None:
+    """As locks of tasks do, which name the message that they work on."""
+    handle._message = message
+
+
+def look_at_schedule(scheduler: Any) -> None:
+    """At its next tick, as after max_interval."""
+    scheduler._tick_at = 0.0
+
+
+def turn_of(backend: Any) -> Any:
+    """Its look at the turn of a waiter."""
+    return backend._turn
+
+
+def replace_turn(monkeypatch: Any, backend: Any, instead: Any) -> None:
+    monkeypatch.setattr(backend, "_turn", instead)
+
+
+def bound_calls(monkeypatch: Any, backend: Any, timeout: float) -> None:
+    """Seconds that calls of a backend in a database may take."""
+    monkeypatch.setattr(backend.calls, "_timeout", timeout)
+
+
+def keep_sessions(monkeypatch: Any, kept: bool) -> None:
+    """Whether a new connection takes what it reaches for a server that keeps its session, and not for a pooler."""
+    monkeypatch.setattr(database_connections, "_set_up_session", lambda _: kept)
+
+
+def explained(backend: Any, error: Exception) -> Any:
+    """What the backend makes of an error of its client."""
+    return backend._explain(error)

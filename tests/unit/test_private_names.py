@@ -1,0 +1,133 @@
+"""Tests use what is public. The exceptions are listed here, so that nobody adds one unseen, and none is left behind."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import django_distlock
+from tests.support.programs import ROOT
+
+PRIVATE = re.compile(r"_[a-z]\w*")
+PATCHES = ("setattr", "delattr", "getattr", "hasattr")
+NAMED_TUPLES = {"_replace"}  # public, says Python
+
+EXCEPTIONS = [
+    # file, below tests/ | names, as often as they stand there | why nothing public does
+    (
+        "support/inside.py",
+        """
+        _async_clients _channel _client _deadline _deadline _due _due _explain _failed_at _granted_clock
+        _granted_clock _holds _idle _key _lines _listener _long_at _lookups _message _nodes _permits _post _quick
+        _renew_due _run _run_repeatedly _runs _schedule_store _set_up_session _silent_since _sql _steps _terms
+        _tick_at _timeout _turn _turn _watchdog _worker
+        """,
+        "each once, for all tests that ask for it by a name that says what it is",
+    ),
+    ("support/tools.py", "_queue", "the local queue of a backend that the settings name no more"),
+    ("support/history.py", "_acquire _extend _mark_released _request", "the journal notes each step of a lease"),
+    ("support/history_in_database.py", "_acquire", "the same, of places in a database"),
+    ("celery/test_beat.py", "_heap", "of Celery's Scheduler, which counts its entries anew without it"),
+    ("celery/test_beat_database.py", "_heap", "the same"),
+    # Faults at one step, which no store can be made to have at will
+    ("backends/contract/test_contract.py", "_quick", "the contract is kept without the short statements, too"),
+    ("backends/database/test_database.py", "_heard _on_request", "a notification that is not heard; a request begins"),
+    ("backends/database/test_database_quick.py", "_changed", "somebody changes the row between two statements"),
+    (
+        "backends/database/test_database_threads.py",
+        "_calls _hear _hear _keeps_session _listen",
+        "errors and ends of the listener at one step; nothing is left of the calls that the watchdog knew",
+    ),
+    (
+        "backends/redis/test_queue.py",
+        "_channel _hand_back _inbox _requests _subscribe _subscribe",
+        "two processes of one image; a message that comes twice; a subscription that is refused; nothing is left",
+    ),
+    ("core/test_waiting.py", "_wake_all _wake_all", "the listener fails in the middle of its work"),
+    ("core/test_locking.py", "_request", "a backend changes the token of a request"),
+    ("core/test_renewal.py", "_work", "the test renews in the place of the thread"),
+    ("core/test_long_held.py", "_renew_due _renew_due _retainers", "how often the thread wakes; for what it is held"),
+    (
+        "backends/redlock/test_redlock.py",
+        """
+        _ask _connecting _delay _fill _longest_ttl _node_timeout _node_timeout _opened _opened _opened _permits _rounds
+        _translated
+        """,
+        "numbers that follow from options; connections that open slowly, died unused, or are all taken",
+    ),
+    (
+        "backends/sentinel/test_sentinel_settings.py",
+        "_look _questions _questions _questions _searcher _told _told _watch _watch",
+        "what sentinels tell at the same moment, and what a fork finds of a search",
+    ),
+    # What must not be, or not be left, inside
+    ("core/test_interrupts.py", "_filling _is_free _renews", "nothing is renewed that nobody is in"),
+    ("core/test_reentry_of_guards.py", "_building _guard _making", "each guard is entered by its own thread"),
+    ("core/test_threads.py", "_is_nudged _open _wakes_at _wakes_at", "no connection is left; a thread is at rest"),
+    ("core/test_handover.py", "_renewal_ttl _runner", "the last renewal before max_hold; the loop of the testing kit"),
+    ("processes/test_forks.py", "_release_in_background", "what the garbage collector calls in a child"),
+    ("unit/test_platforms.py", "_clock", "the choice of a clock on another system"),
+]
+
+
+def names_of_package() -> set[str]:
+    """Private attributes, methods and variables that the package defines."""
+    found = set()
+    for path in Path(django_distlock.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            match node:
+                case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                    found.add(name)
+                case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
+                    found.add(name)
+    return {name for name in found if PRIVATE.fullmatch(name)} - NAMED_TUPLES
+
+
+def accesses(tree: ast.Module, names: set[str]) -> Iterator[str]:
+    """Private names of the package: attributes of others than ``self`` and ``cls``, patches, and imports."""
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+    strangers = {
+        alias.asname or alias.name.partition(".")[0] for node in imports if not is_own(node) for alias in node.names
+    }
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(value=value, attr=name) if name in names and root_of(value) not in strangers:
+                if not (isinstance(value, ast.Name) and value.id in ("self", "cls")):
+                    yield name
+            case ast.Call(func=function, args=[of, *rest]) if ast.unparse(function).split(".")[-1] in PATCHES:
+                for argument in (of, *rest[:1]):
+                    name = argument.value.split(".")[-1] if is_text(argument) else ""
+                    if name in names and root_of(of) not in strangers:
+                        yield name
+            case ast.ImportFrom() if is_own(node):
+                yield from (alias.name for alias in node.names if alias.name in names)
+
+
+def is_own(node: ast.Import | ast.ImportFrom) -> bool:
+    module = node.module or "" if isinstance(node, ast.ImportFrom) else node.names[0].name
+    return module.startswith(("django_distlock", "tests"))
+
+
+def is_text(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
+
+
+def root_of(node: ast.expr) -> str:
+    """The name with which an expression begins."""
+    while isinstance(node, ast.Attribute | ast.Subscript | ast.Call):
+        node = node.func if isinstance(node, ast.Call) else node.value
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def test_private_names_are_used_as_listed():
+    names, tests = names_of_package(), ROOT / "tests"
+    used: Counter[tuple[str, str]] = Counter()
+    for path in sorted(tests.rglob("*.py")):
+        found = accesses(ast.parse(path.read_text(encoding="utf-8")), names)
+        used.update((path.relative_to(tests).as_posix(), name) for name in found)
+    listed = Counter((path, name) for path, those, _ in EXCEPTIONS for name in those.split())
+    assert not used - listed, "use what is public, or a helper of tests/support/inside.py"
+    assert not listed - used, "take it from the list"
