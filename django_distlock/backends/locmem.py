@@ -3,32 +3,40 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from math import ceil
 from time import time as wall_clock
 from time import time_ns
-from typing import Any
+from typing import Any, TypeVar
+from weakref import WeakValueDictionary
 
 from ..exceptions import ClockIsAhead
 from ..types import Grant, Holder, LastRun, LockInfo, LockRequest
 from ..utils.clock import clock
-from .base import BaseLockBackend, RunsBackend
+from .base import RunsBackend
+from .common import state
+from .common.state import Attempt, Decision
+from .twins import ThreadedBackend
 
-GRANT_TTL = 2.0  # seconds a waiter has to notice that the lock was handed to it
+T = TypeVar("T")
+
+SWEEP = 1000  # names, before those that nobody asked for again are forgotten
 
 
 @dataclass(slots=True)
-class _Held:
-    """One name: who has it until when, and who comes next (by token)."""
+class _Row(state.Row):
+    """A waiter is alive while something refers to its request. Moments are those of ``clock()``, which nobody sets."""
 
-    token: str
-    holder: Holder
-    fence: int
-    expires: float
-    resting: bool = False
-    waiters: OrderedDict[str, LockRequest] = field(default_factory=OrderedDict)
+    asking: Container[str] = ()  # their tokens
+
+    def is_alive(self, waiter: state.Waiter) -> bool:
+        return waiter.token in self.asking
+
+    def next_fence(self) -> int:
+        return max(self.fence + 1, time_ns() // 1000)
 
 
 @dataclass(slots=True)
@@ -40,7 +48,7 @@ class _Run:
     settled: float
 
 
-class LocMemBackend(BaseLockBackend, RunsBackend):
+class LocMemBackend(ThreadedBackend, RunsBackend):
     """Excludes the threads and tasks of one process, in the order they came; other processes not at all."""
 
     supports_processes = False
@@ -51,13 +59,15 @@ class LocMemBackend(BaseLockBackend, RunsBackend):
         super().__init__(alias, settings)
         self._guard = threading.RLock()  # held for dictionary work only, never while waiting
         self._is_inside = False
-        self._put_off: deque[tuple[LockRequest, float, bool]] = (
-            deque()
-        )  # releases that came in the midst of something else
-        self._held: dict[str, _Held] = {}
+        self._put_off: deque[tuple[LockRequest, float, bool]] = deque()  # releases in the midst of something else
+        self._rows: dict[str, _Row] = {}
+        self._requests: WeakValueDictionary[str, LockRequest] = WeakValueDictionary()
         self._last_fence = 0
         self._runs: dict[str, _Run] = {}
-        self._sweep_at = 1000  # so many names, before those that nobody asked for again are forgotten
+        self._sweep_at = SWEEP
+
+    async def _in_thread(self, call: Callable[[], T], waiter: LockRequest | None = None) -> T:
+        return call()  # which does not wait
 
     @contextmanager
     def _alone(self) -> Iterator[bool]:
@@ -83,79 +93,39 @@ class LocMemBackend(BaseLockBackend, RunsBackend):
         with self._alone() as is_alone:
             if not is_alone:
                 return LockInfo(request.name, self.alias, None, 0, 0.0)
-            now = clock()
-            held = self._current(request.name, now)
-            if held is None:
-                held = self._give(request, now + request.lasts, OrderedDict())
-            if held.token == request.token and not held.resting:
-                held.holder = request.holder
-                held.expires = max(held.expires, now + request.lasts)
-                return Grant(held.fence, now)
-            if not queue:
-                held.waiters.pop(request.token, None)
-            elif request.token not in held.waiters:
-                held.waiters[request.token] = request
-            return self._info(request.name, held, now)
-
-    async def aacquire(self, request: LockRequest, *, queue: bool) -> Grant | LockInfo:
-        return self.acquire(request, queue=queue)
+            sent_at, row = clock(), self._row(request.name)
+            if queue:
+                self._requests[request.token] = request
+            attempt = Attempt(request.token, _us(request.lasts), request.holder.to_text(), queue)
+            if self._decided(request.name, row, state.acquire(row, attempt)):
+                return Grant(row.fence, sent_at)
+            return self._info(request.name, row)
 
     def release(self, request: LockRequest, cooldown: float = 0.0, *, force: bool = False) -> bool:
         with self._alone() as is_alone:
             if not is_alone:
                 self._put_off.append((request, cooldown, force))
                 return True
-            now = clock()
-            held = self._current(request.name, now)
-            if held is None:
-                return False
-            if held.token != request.token or (held.resting and not force):
-                held.waiters.pop(request.token, None)
-                return False
-            if cooldown:
-                held.resting = True
-                held.expires = now + cooldown
-                if first := next(iter(held.waiters.values()), None):
-                    first.event.set()  # to look when it ends
-            else:
-                self._hand_on(request.name, held, now)
-            return True
-
-    async def arelease(self, request: LockRequest, cooldown: float = 0.0, *, force: bool = False) -> bool:
-        return self.release(request, cooldown, force=force)
+            row = self._row(request.name)
+            decision = state.release(row, request.token, _us(cooldown), force=force)
+            return self._decided(request.name, row, decision)
 
     def renew(self, wanted: Sequence[tuple[LockRequest, float]], *, within: float | None = None) -> list[bool]:
-        with self._alone() as is_alone:
-            return [self._renew(request, ttl, clock(), is_alone) for request, ttl in wanted]
-
-    async def arenew(self, wanted: Sequence[tuple[LockRequest, float]], *, within: float | None = None) -> list[bool]:
-        return self.renew(wanted)
-
-    def _renew(self, request: LockRequest, ttl: float, now: float, is_alone: bool) -> bool:
-        held = self._current(request.name, now, is_alone)
-        if held is None or held.token != request.token or held.resting:
-            return False
-        held.expires = max(held.expires, now + ttl)
-        return True
+        with self._guard:
+            return [self._row(request.name).renew(request.token, _us(ttl)) for request, ttl in wanted]
 
     def names(self, prefix: str = "") -> Iterator[str]:
         with self._guard:
-            now = clock()
-            names = [name for name, held in self._held.items() if name.startswith(prefix) and held.expires > now]
-        return iter(names)
-
-    async def anames(self, prefix: str = "") -> AsyncIterator[str]:
-        for name in self.names(prefix):
-            yield name
+            return iter([name for name in list(self._rows) if name.startswith(prefix) and self._row(name).is_taken])
 
     def look(self, names: Sequence[str]) -> list[LockInfo | None]:
-        with self._alone() as is_alone:
-            now = clock()
-            found = [(name, self._current(name, now, is_alone)) for name in names]
-            return [self._info(name, held, now) if held else None for name, held in found]
+        with self._guard:
+            rows = [(name, self._row(name)) for name in names]
+            return [self._info(name, row) if row.is_taken else None for name, row in rows]
 
-    async def alook(self, names: Sequence[str]) -> list[LockInfo | None]:
-        return self.look(names)
+    def count_waiters(self, names: Sequence[str]) -> list[int | None]:
+        with self._guard:
+            return [len(self._row(name).alive) for name in names]
 
     def claim_run(self, name: str, seen: LastRun, now: LastRun, ttl: float) -> LastRun | None:
         if (ahead := now.at - wall_clock()) > self.runs_ahead:
@@ -183,14 +153,32 @@ class LocMemBackend(BaseLockBackend, RunsBackend):
             found = [(name, self._run(name)) for name in list(self._runs)]
         return ((name, run.stamp) for name, run in found if run)
 
-    def count_waiters(self, names: Sequence[str]) -> list[int | None]:
-        with self._guard:
-            return [len(held.waiters) if (held := self._held.get(name)) else 0 for name in names]
-
-    async def acount_waiters(self, names: Sequence[str]) -> list[int | None]:
-        return self.count_waiters(names)
-
     # What follows is called with the guard held.
+
+    def _row(self, name: str) -> _Row:
+        """The row as it is now; kept when something is decided of it."""
+        row = self._rows.get(name) or _Row(0, fence=self._last_fence, asking=self._requests)
+        row.now = _us(clock())
+        return row
+
+    def _decided(self, name: str, row: _Row, decision: Decision) -> bool:
+        """Whether it was granted. Keeps the row while it says something, and wakes who is to look."""
+        self._last_fence = max(self._last_fence, row.fence)
+        if row.is_taken or row.waiters:
+            self._rows[name] = row
+        else:
+            self._rows.pop(name, None)
+        if decision.told and (waiter := self._requests.get(decision.told.token)):
+            waiter.event.set()
+        if len(self._rows) > self._sweep_at:
+            self._rows = {name: row for name in list(self._rows) if (row := self._row(name)).is_taken or row.alive}
+            self._sweep_at = max(SWEEP, 2 * len(self._rows))
+        return decision.granted
+
+    def _info(self, name: str, row: _Row) -> LockInfo:
+        holder = Holder.from_text(row.holder) if row.state != state.CLAIMED else None
+        remaining, resting = (row.expires - row.now) / 1e6, row.state == state.RESTING
+        return LockInfo(name, self.alias, holder, row.fence, remaining, resting=resting, token=row.token)
 
     def _run(self, name: str) -> _Run | None:
         run = self._runs.get(name)
@@ -199,32 +187,6 @@ class LocMemBackend(BaseLockBackend, RunsBackend):
             return None
         return run
 
-    def _current(self, name: str, now: float, is_alone: bool = True) -> _Held | None:
-        held = self._held.get(name)
-        if held is not None and held.expires <= now:
-            return self._hand_on(name, held, now) if is_alone else None
-        return held
 
-    def _hand_on(self, name: str, held: _Held, now: float) -> _Held | None:
-        """To the first in line, who is woken and has GRANT_TTL seconds to take the full lease."""
-        if not held.waiters:
-            del self._held[name]
-            return None
-        _, first = held.waiters.popitem(last=False)
-        first.event.set()
-        return self._give(first, now + min(first.ttl, GRANT_TTL), held.waiters)
-
-    def _give(self, request: LockRequest, expires: float, waiters: OrderedDict[str, LockRequest]) -> _Held:
-        self._last_fence = max(self._last_fence + 1, time_ns() // 1000)
-        held = _Held(request.token, request.holder, self._last_fence, expires, waiters=waiters)
-        self._held[request.name] = held
-        if len(self._held) > self._sweep_at:
-            now = clock()
-            self._held = {name: held for name, held in self._held.items() if held.expires > now or held.waiters}
-            self._sweep_at = max(1000, 2 * len(self._held))
-        return held
-
-    def _info(self, name: str, held: _Held, now: float) -> LockInfo:
-        return LockInfo(
-            name, self.alias, held.holder, held.fence, held.expires - now, resting=held.resting, token=held.token
-        )
+def _us(seconds: float) -> int:
+    return ceil(seconds * 1e6)

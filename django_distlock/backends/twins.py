@@ -144,7 +144,10 @@ class ThreadedBackend(BaseLockBackend):
 
     @abstractmethod
     async def _in_thread(self, call: Callable[[], T], waiter: LockRequest | None = None) -> T:
-        """What ``call()`` returns or raises. ``waiter``: for whose attempt, which may be urgent."""
+        """What ``call()`` returns or raises. A store that never waits calls it here.
+
+        ``waiter``: for whose attempt, which may be urgent.
+        """
 
     async def aacquire(self, request: LockRequest, *, queue: bool) -> Grant | LockInfo:
         try:

@@ -1,8 +1,8 @@
-"""What becomes of a lock's row: the whole algorithm, without a database.
+"""What becomes of a lock's row: the whole algorithm, without a store.
 
-Each function changes the row it is given and says what to answer. The change is then written only if the row
-is still the one that was read (compare-and-swap), so that no database lock is held while a process thinks, and
-a command that arrives late changes nothing.
+Each function changes the row it is given and says what to answer. A database then writes the change only if the row
+is still the one that was read (compare-and-swap), so that none of its locks is held while a process thinks, and
+a command that arrives late changes nothing. Local memory changes its rows one at a time.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Waiter:
 
 @dataclass(slots=True)
 class Row:
-    """One lock. Moments are microseconds by the clock of the database, ``now`` is when the row was read."""
+    """One lock. Moments are microseconds by the clock of the store, ``now`` is when the row was read."""
 
     now: int
     version: int = 0  # 0: there is no such row yet
@@ -64,9 +64,16 @@ class Row:
     def is_held_by(self, token: str) -> bool:
         return self.is_taken and self.token == token
 
+    def is_alive(self, waiter: Waiter) -> bool:
+        return waiter.seen + ALIVE > self.now
+
+    @property
+    def alive(self) -> list[Waiter]:
+        return [waiter for waiter in self.waiters if self.is_alive(waiter)]
+
     def forget_the_dead(self) -> None:
         """A waiter that does not look any more loses its place, until it looks again."""
-        self.waiters = [waiter for waiter in self.waiters if waiter.seen + ALIVE > self.now]
+        self.waiters = self.alive
         self.retired = {token: until for token, until in self.retired.items() if until > self.now}
 
     def enqueue(self, waiter: Waiter) -> None:
@@ -79,15 +86,25 @@ class Row:
     def next_place(self) -> int:
         return max(self.now, self.version + 1, self.fence + 1, *(waiter.place + 1 for waiter in self.waiters))
 
+    def next_fence(self) -> int:
+        return max(self.fence + 1, self.now)
+
     def in_time(self) -> Waiter | None:
         """The first in the queue, who looks at the end of the lease, if that comes before its next look."""
         return self.waiters[0] if self.waiters and self.expires - self.now < LOOK else None
+
+    def renew(self, token: str, ttl: int) -> bool:
+        """Whether the token holds the lock, which then lasts that many microseconds, never less than it had."""
+        if not self.is_held_by(token) or self.state != HELD:
+            return False
+        self.expires = max(self.expires, self.now + ttl)
+        return True
 
     def give(self, token: str, state: str, ttl: int, holder: str = "") -> None:
         """``ttl``: microseconds."""
         self.leave(token)
         self.token, self.state, self.holder = token, state, holder
-        self.fence = max(self.fence + 1, self.now)
+        self.fence = self.next_fence()
         self.expires = self.now + ttl
 
     def hand_on(self) -> Waiter | None:
@@ -131,7 +148,7 @@ def acquire(row: Row, attempt: Attempt) -> Decision:
         return Decision(False, is_retired=True)
     if row.is_held_by(token):
         row.state, row.holder = HELD, attempt.holder
-        row.expires = max(row.expires, row.now + attempt.ttl)
+        row.renew(token, attempt.ttl)
         row.leave(token)
         return Decision(True, row.in_time())
     told = None

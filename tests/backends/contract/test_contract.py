@@ -7,7 +7,6 @@ import pytest
 
 from django_distlock import locks
 from django_distlock.backends.locmem import LocMemBackend
-from django_distlock.backends.twins import ThreadedBackend
 from django_distlock.testing.contract import LockBackendContract, RunsContract
 from django_distlock.testing.tools import lock_request
 from tests.support.inside import steps_of
@@ -75,7 +74,7 @@ class TestSQLiteWithoutReturning(LockBackendContract):
         return sqlite_locks
 
 
-class InThreads(ThreadedBackend, LocMemBackend):
+class InThreads(LocMemBackend):
     """As of a store whose client knows no asyncio."""
 
     async def _in_thread(self, call, waiter=None):
