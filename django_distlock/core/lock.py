@@ -25,21 +25,19 @@ from .holds import Hold, Holds, NothingToLeave, acquired_here
 from .lease import Lease, State, logger
 from .registry import DEFAULT_ALIAS, locks
 
-_refuse_in_a_loop: Callable[[], None] = async_unsafe(
+# Called first, instead of put around: then nothing comes between a grant and the caller that is told of it.
+refuse_in_a_loop: Callable[[], None] = async_unsafe(
     "A lock was asked for synchronously inside an event loop, which would block it. Use 'async with lock(...)',"
     " 'await lock(...).aacquire()', an 'async def' under the decorator, or sync_to_async."
 )(lambda: None)
 
 
 def calling_thread() -> object:
-    """The thread that calls, which owns what it acquires. Refuses inside of an event loop, which would be blocked.
-
-    Called first, instead of put around: then nothing comes between a grant and the caller that is told of it.
-    """
-    if _get_running_loop() is None:
+    """Who calls, and owns what is acquired: a thread. Refuses inside of an event loop, which would be blocked."""
+    if _get_running_loop() is None:  # asked here, because Django's own question takes longer than all the rest
         return threading.current_thread()
-    _refuse_in_a_loop()
-    return current_execution()
+    refuse_in_a_loop()
+    return current_execution()  # Django was told to allow it
 
 
 def lock(name: str, /, *values: object, using: str = DEFAULT_ALIAS, **options: Unpack[LockOptions]) -> Lock:
@@ -104,7 +102,7 @@ class Lock:
         A reentrant lock is given up by its owner alone, after as many releases as acquisitions.
         Raises LockNotHeld, LockLost, LockBackendError (the release is then repeated in the background).
         """
-        calling_thread()
+        refuse_in_a_loop()
         hold = None
         try:
             hold = self._holds.to_leave()
@@ -137,7 +135,7 @@ class Lock:
 
     def locked(self) -> bool:
         """Whether anybody holds the lock now, as the store says."""
-        calling_thread()
+        refuse_in_a_loop()
         return locks[self.using].look([self.name]) != [None]
 
     async def alocked(self) -> bool:
