@@ -34,7 +34,7 @@ from django_distlock import (
 )
 from django_distlock.core.detached import SALT
 from django_distlock.signals import lock_lost
-from django_distlock.testing import lose
+from django_distlock.testing import held_here, lose
 from django_distlock.testing.tools import AsyncCalls
 from tests.support.inside import end_at, granted_clock_of, holds_of, make_due, request_of, terms_of, worker_of
 from tests.support.programs import ROOT
@@ -673,10 +673,18 @@ def another_version(settings, text):
 
 
 def adopted_before(settings, text):
-    adopt(text)._stop_renewal()  # else it would be held while other tests run
+    adopt(text)
     return text
 
 
+@pytest.fixture
+def released_afterwards(backend):
+    yield
+    for lease in held_here():
+        lease.release()
+
+
+@pytest.mark.usefixtures("released_afterwards")
 @pytest.mark.parametrize("prepare", [adopted_before, another_key, another_alias, another_version])
 def test_a_text_that_cannot_be_adopted_is_in_no_report_of_the_error(backend, settings, rf, prepare):
     """Reports by mail, and by trackers that ask Django what is sensitive; debug pages show all variables."""
