@@ -44,7 +44,7 @@ def drive(steps: Steps[T], target: object, translate: Translate = _unchanged) ->
         call = next(steps)
         while True:
             try:
-                answer = getattr(call.on or target, call.method)(*call.arguments, **call.options)
+                answer = getattr(target if call.on is None else call.on, call.method)(*call.arguments, **call.options)
             except Exception as error:
                 call = steps.throw(translate(error))
             else:
@@ -62,7 +62,9 @@ async def adrive(steps: Steps[T], target: object, translate: Translate = _unchan
         call = next(steps)
         while True:
             try:
-                answer = await getattr(call.on or target, f"a{call.method}")(*call.arguments, **call.options)
+                answer = await getattr(target if call.on is None else call.on, f"a{call.method}")(
+                    *call.arguments, **call.options
+                )
             except Exception as error:
                 call = steps.throw(translate(error))
             else:

@@ -16,32 +16,21 @@ RESERVE = 0.1  # seconds of it that are left for a reply when a connection took 
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 0.5  # seconds between attempts
 
 
-def limits(location: Location, timeout: float, within: float | None, until: float | None) -> tuple[float, float]:
-    """Seconds that a step of a call lasts at most, and the whole call.
+class Call:
+    """The time of one call, and what became of its attempts.
 
     ``timeout``: seconds of silence after which an attempt fails; ``within``: fewer of them, for who is in a hurry.
     ``until``: the moment on ``clock()`` to which the caller waits for the lock; None: open end, 0.0: it is no wait.
+    ``queues_until``: the moment to which it waits at least for a connection while the server answers others. ``waits``:
+    whether it may try again after a pause.
 
     A call lasts two timeouts, or as long as the caller waits if that is less. Where another server may take over, it is
     as long as the caller waits, up to the location's patience.
     """
-    step = timeout if within is None else min(timeout, within)
-    if until == 0.0:
-        return step, 2 * timeout if within is None else min(2 * timeout, within)
-    wait = inf if until is None else max(SHORTEST, until - clock())
-    return min(step, wait), min(wait, max(2 * timeout, location.patience))
-
-
-class Call:
-    """The time of one call, and what became of its attempts. Arguments: see ``limits``.
-
-    ``waits``: whether it may try again after a pause. ``queues_until``: the moment on ``clock()`` to which it waits at
-    least for a connection while the server answers others.
-    """
 
     __slots__ = (
-        "_by", "_end", "_grace", "_is_repeated", "_location", "_pause", "_queues_until", "_step", "_timeout", "_until",
-        "_within", "is_in_doubt",
+        "_by", "_end", "_grace", "_is_repeated", "_location", "_longest", "_pause", "_queues_until", "_timeout",
+        "_waits_until", "is_in_doubt", "seconds", "step",
     )  # fmt: skip
 
     def __init__(
@@ -54,15 +43,22 @@ class Call:
         queues_until: float = 0.0,
         waits: bool = True,
     ) -> None:
-        self._location, self._timeout, self._within, self._until = location, timeout, within, until
+        now = clock()
+        self._location, self._timeout = location, timeout
+        self._waits_until = until or inf
+        self.step = timeout if within is None else min(timeout, within)  # seconds that one of its steps lasts at most
+        if until == 0.0:
+            self._longest = 2 * timeout if within is None else min(2 * timeout, within)
+        else:
+            self._longest = max(2 * timeout, location.patience)
+            self.step = min(self.step, max(SHORTEST, self._waits_until - now))
         self._grace = GRACE if waits else 0.0
         self._pause = FIRST_PAUSE
         self._is_repeated = False
         self.is_in_doubt = False  # an attempt was sent and not answered
-        now = clock()
         self._queues_until = max(now + timeout, queues_until, inf if until is None else until)
-        self._step, longest = limits(location, timeout, within, until)
-        self._end = now + longest
+        self._end = min(now + self._longest, max(now + SHORTEST, self._waits_until))
+        self.seconds = self._end - now  # that it lasts at most
         self._by = self._end + self._grace
 
     def left(self, *, was_idle: bool = False) -> float:
@@ -72,12 +68,12 @@ class Call:
         """
         now = clock()
         left = max(SHORTEST, (self._end - now) / 2) if was_idle else self._by - now
-        return max(0.01, min(self._step, left))
+        return max(0.01, min(self.step, left))
 
     def to_connect(self) -> float:
         """Seconds until a connection stands. That takes many steps, so it may be more than for a reply."""
         left = self._by - clock()
-        seconds = min(max(self._step, SHORTEST + GRACE), left) - RESERVE if self._grace else min(self._step, left)
+        seconds = min(max(self.step, SHORTEST + GRACE), left) - RESERVE if self._grace else min(self.step, left)
         return max(0.01, seconds)
 
     def failed(self, error: BaseException, *, was_sent: bool, was_idle: bool) -> float:
@@ -123,8 +119,7 @@ class Call:
     def admitted(self, queued_at: float) -> None:
         """A connection is free at last. The time for which it was waited for is not the server's."""
         now = clock()
-        longest = limits(self._location, self._timeout, self._within, self._until)[1]
-        self._end = min(self._end + now - queued_at, now + longest)
+        self._end = min(self._end + now - queued_at, now + self._longest, max(now + SHORTEST, self._waits_until))
         self._by = self._end + self._grace
 
 

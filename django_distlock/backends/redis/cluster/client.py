@@ -13,7 +13,7 @@ from redis.exceptions import ClusterDownError
 from ..client import NOTHING, Answer, AsyncClient, Client
 from ..config import Location
 from ..scripts import Command
-from ..timeouts import limits
+from ..timeouts import Call
 from .routing import Address, NodeBatch, Outcome, Pause, Result, RoutedRequest, SlotMap, Steps, refresh, slot_of_key
 
 
@@ -33,8 +33,10 @@ class _ClusterClient:
     def _errand(
         self, commands: Sequence[Command], within: float | None, until: float | None, queues_until: float
     ) -> RoutedRequest:
-        step, time = limits(self._location, self._timeout, within, until)
-        return RoutedRequest(commands, self._slots, step, time, max(queues_until, inf if until is None else until))
+        call = Call(self._location, self._timeout, within, until)
+        return RoutedRequest(
+            commands, self._slots, call.step, call.seconds, max(queues_until, inf if until is None else until)
+        )
 
     def _further(self, known: object) -> tuple[object, Sequence[Address]]:
         owners = self._slots.owners
@@ -45,7 +47,7 @@ class ClusterClient(_ClusterClient):
     """For threads. ``send`` finds the nodes by the keys of the commands and asks all of them at once.
 
     Opens at most ``most`` connections to each node. While a slot is between nodes, or its primary does not serve and
-    may be replaced, it goes on for as long as ``limits`` says.
+    may be replaced, it goes on for as long as ``Call`` says.
     """
 
     def __init__(self, location: Location, slots: SlotMap, most: int, timeout: float) -> None:
