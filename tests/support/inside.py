@@ -1,11 +1,13 @@
-"""What tests look up inside the package, where nothing public shows it; each thing is accessed once, here."""
+"""What tests look up inside the package, where nothing public shows it; each thing is accessed once, here.
+
+Programs without Django's apps import it, too.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 from django_distlock import Lease
-from django_distlock.backends.database import connections as database_connections
 from django_distlock.backends.redis import connection as redis_connection
 from django_distlock.types import LockRequest
 
@@ -181,7 +183,7 @@ def bound_calls(monkeypatch: Any, backend: Any, timeout: float) -> None:
 
 def keep_sessions(monkeypatch: Any, kept: bool) -> None:
     """Whether a new connection takes what it reaches for a server that keeps its session, and not for a pooler."""
-    monkeypatch.setattr(database_connections, "_set_up_session", lambda _: kept)
+    monkeypatch.setattr("django_distlock.backends.database.connections._set_up_session", lambda _: kept)
 
 
 def explained(backend: Any, error: Exception) -> Any:
