@@ -115,8 +115,10 @@ class LocMemBackend(ThreadedBackend, RunsBackend):
             return [self._row(request.name).renew(request.token, _us(ttl)) for request, ttl in wanted]
 
     def names(self, prefix: str = "") -> Iterator[str]:
+        names = [name for name in list(self._rows) if name.startswith(prefix)]
         with self._guard:
-            return iter([name for name in list(self._rows) if name.startswith(prefix) and self._row(name).is_taken])
+            rows = [(name, self._row(name)) for name in names]
+        return iter([name for name, row in rows if row.is_taken])
 
     def look(self, names: Sequence[str]) -> list[LockInfo | None]:
         with self._guard:

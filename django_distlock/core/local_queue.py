@@ -53,7 +53,8 @@ class LocalQueue:
     def queued(self) -> list[LockRequest]:
         """Those that have a place in the store."""
         with self._guard:
-            return [request for line in self._lines.values() for request in line if request.inbox]
+            lines = [list(line) for line in self._lines.values()]
+        return [request for line in lines for request in line if request.inbox]
 
     def wake(self, name: str) -> None:
         """Let all look whether they may go on."""

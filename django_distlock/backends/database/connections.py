@@ -276,12 +276,15 @@ class Pool:
     def _give_back(self, wrapper: Wrapper) -> None:
         now = clock()
         self._keep(now, wrapper)
+        while (old := self._pop_older_than(now - IDLE)) is not None:
+            _close(old)
+
+    def _pop_older_than(self, moment: float) -> Wrapper | None:
+        """The one that nobody has used for longest, if it was given back before that moment."""
         with self._guard:
-            idle, self._idle = self._idle, []
-            old = [wrapper for since, wrapper in idle if now - since > IDLE]
-            self._idle += [(since, wrapper) for since, wrapper in idle if now - since <= IDLE]
-        for wrapper in old:
-            _close(wrapper)
+            if self._idle and self._idle[0][0] < moment:
+                return self._idle.pop(0)[1]
+        return None
 
     def _keep(self, since: float, wrapper: Wrapper) -> None:
         with self._guard:

@@ -337,23 +337,25 @@ class Nodes:
 
     def _fill(self, connections: ConnectionSet, within: float, persists: bool) -> None:
         arrival = ConnectWait(self._majority, within, persists=persists)
-        pid, changed = os.getpid(), self._changed
-        with changed:
+        with self._changed:
             try:
                 self._filling.append(connections)
-                while missing := self._missing(connections):
-                    ready = len(self._nodes) - len(missing)
-                    for node in missing:
-                        self._connect(node, insist=ready < self._majority)
-                        check_process(pid)
-                    left = arrival.wait(ready, missing)
-                    if left <= 0:
-                        return
-                    changed.wait(left)
-                    check_process(pid)
+                self._wait_for_links(connections, arrival)
             finally:
                 with suppress(ValueError):  # interrupted before it was added
                     self._filling.remove(connections)
+
+    def _wait_for_links(self, connections: ConnectionSet, arrival: ConnectWait) -> None:
+        pid, changed = os.getpid(), self._changed
+        while missing := self._missing(connections):
+            ready = len(self._nodes) - len(missing)
+            for node in missing:
+                self._connect(node, insist=ready < self._majority)
+                check_process(pid)
+            if (left := arrival.wait(ready, missing)) <= 0:
+                return
+            changed.wait(left)
+            check_process(pid)
 
     def _missing(self, connections: ConnectionSet) -> list[Node]:
         missing = []
