@@ -82,7 +82,7 @@ def held_for_ever(way, *files):
     way("warm")
     with warnings.catch_warnings(action="ignore", category=ResourceWarning):
         points = dict(at_each_point(way, *files))
-        assert len(points) > 20
+        assert len(points) > 10
         gc.collect()
         held = {
             lease.name: points.get(lease.name, "") for lease in locks.leases() if lease._renews and not lease._is_free
