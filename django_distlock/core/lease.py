@@ -214,6 +214,8 @@ class Lease:
                 self._mark_lost("the store no longer knows it: its data was lost, or somebody freed the lock")
         if renewed and self._ended is State.LOST:  # it must not block others for a TTL, whoever told that it is lost
             self._renewer.release_in_background(self._request, cooldown=self._cooldown)
+        if not renewed and not self._ended:
+            raise self._lost_error()  # another thread is about to say so
         self.ensure_held()
 
     def detach(self) -> str:
@@ -248,7 +250,7 @@ class Lease:
         self._is_detached = True  # before it is dropped: from then on its token is no longer this process's
         if not self._renewer.unregister(self):
             self._is_detached = False
-            raise self._over_error()
+            raise self._dropped_error()
         self._ended = State.RELEASED
 
     def _extend(self, sent_at: float, ttl: float) -> None:
@@ -397,7 +399,7 @@ class Lease:
                 self._renewer.release_in_background(self._request, cooldown=self._cooldown)
             raise self._lost_error()
         if not dropped:
-            raise self._over_error()
+            raise self._dropped_error()
         return self._mark_released()
 
     def _release_after_interrupt(self) -> None:
@@ -416,6 +418,10 @@ class Lease:
         """A slow receiver must not let other leases run out, and an async one cannot be awaited by the renewer."""
         about |= {"name": self.name, "using": self.using, "lease": self}
         signals.send_signal_in_background(signal, type(self._backend), **about)
+
+    def _dropped_error(self) -> LockError:
+        """For a lease that the renewer does not know any more. It drops a lost one before it marks it as lost."""
+        return self._over_error() if self._is_detached or self._ended is State.RELEASED else self._lost_error()
 
     def _over_error(self) -> LockNotHeld:
         if self._is_detached:

@@ -9,7 +9,8 @@ import warnings
 import pytest
 from django.db import transaction
 
-from django_distlock import adopt, distributed_lock, lock, locks
+from django_distlock import LockBackendError, adopt, distributed_lock, lock, locks
+from django_distlock.backends.redis import client
 from django_distlock.core import acquire
 from tests.support.inside import client_of, holds_of, lines_of, listener_of, nodes_of
 from tests.support.interrupts import at_each_point
@@ -202,3 +203,17 @@ class Heir:
         eventually(lambda: lines.length(name) or self.may_come.is_set())
         with lock(name, wait=5.0):
             self.is_in = True
+
+
+def test_an_alarm_that_raises_an_error_of_the_system_leaves_nothing_behind(valkey_locks, monkeypatch):
+    """It looks as one of the connection does, though the server has granted the lock by then."""
+
+    def ring(*_):
+        monkeypatch.setattr(client, "Answer", answer)
+        raise TimeoutError("time is up")
+
+    answer = client.Answer
+    monkeypatch.setattr(client, "Answer", ring)
+    with pytest.raises(LockBackendError, match="time is up"), lock("name", ttl=600):
+        pass
+    eventually(lambda: not list(valkey_locks.names()))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from django_distlock import LockBackendError, lock
+from django_distlock import LockBackendError, LockLost, State, lock
 from django_distlock.core import renewal
 from django_distlock.utils.clock import clock
-from tests.support.inside import deadline_of, due_of, end_at, make_due, renew_due, worker_of
+from tests.support.inside import before_a_loss_is_told, deadline_of, due_of, end_at, make_due, renew_due, worker_of
 from tests.support.tools import renewer_of
 
 
@@ -103,3 +103,21 @@ def test_a_store_that_is_away_costs_two_lines(renewer, store, hold, caplog):
     assert doubt.startswith("Renewal of 20 locks of 'default' failed; the first of them, 'name 19', is lost in ")
     assert loss.startswith("20 locks of 'default' were lost. The one that was held longest, 'name 0', was lost: ")
     assert {lease.state for lease in leases} == {"lost"}
+
+
+def test_a_lease_that_is_about_to_be_told_as_lost_is_lost(locmem_locks, renewer, hold, monkeypatch):
+    """The renewer drops it, and says so in a second step."""
+    lease = hold("name", 10.0)
+    monkeypatch.setattr(locmem_locks, "renew", lambda wanted, **_: [False] * len(wanted))
+    met = []
+
+    def end_it():
+        for call in (lease.renew, lease.detach, lease.release):
+            with pytest.raises(LockLost):
+                call()
+            met.append(call)
+
+    before_a_loss_is_told(monkeypatch, end_it)
+    renew_due(renewer)
+    assert len(met) == 3
+    assert lease.state is State.LOST

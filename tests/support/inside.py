@@ -5,6 +5,7 @@ Programs without Django's apps import it, too.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from django_distlock import Lease
@@ -189,3 +190,15 @@ def keep_sessions(monkeypatch: Any, kept: bool) -> None:
 def explained(backend: Any, error: Exception) -> Any:
     """What the backend makes of an error of its client."""
     return backend._explain(error)
+
+
+def before_a_loss_is_told(monkeypatch: Any, call: Callable[[], object]) -> None:
+    """The renewer has dropped the next lost lease, and makes that call before it says so."""
+    mark = Lease._mark_lost
+
+    def call_and_mark(lease: Lease, reason: str, **how: Any) -> None:
+        monkeypatch.setattr(Lease, mark.__name__, mark)
+        call()
+        mark(lease, reason, **how)
+
+    monkeypatch.setattr(Lease, mark.__name__, call_and_mark)

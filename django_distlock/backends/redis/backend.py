@@ -216,8 +216,10 @@ class RedisBackend(GeneratorBackend, RunsBackend):
                 return error
             case InDoubt():
                 return self._explain(error.cause, NoReply)
-            case RedisError() | OSError():
+            case RedisError():
                 return self._explain(error)
+            case OSError():  # of a handler of a signal too, such as TimeoutError, whatever had been executed by then
+                return self._explain(error, NoReply)
         return error
 
     def _explain(self, error: Exception, kind: type[LockBackendError] = LockBackendError) -> LockBackendError:
