@@ -21,8 +21,8 @@ EXCEPTIONS = [
         "support/inside.py",
         """
         _async_clients _channel _client _deadline _deadline _due _due _explain _failed_at _granted_clock
-        _granted_clock _holds _idle _key _lines _listener _long_at _lookups _message _nodes _permits _post _quick
-        _renew_due _run _run_repeatedly _runs _schedule_store _set_up_session _silent_since _sql _steps _terms
+        _granted_clock _holds _idle _key _lines _listener _long_at _lookups _mark_lost _message _nodes _permits _post
+        _quick _renew_due _run _run_repeatedly _runs _schedule_store _set_up_session _silent_since _sql _steps _terms
         _tick_at _timeout _turn _turn _watchdog _worker
         """,
         "each once, for all tests that ask for it by a name that says what it is",
