@@ -297,9 +297,12 @@ class TestAnnouncedAddresses:
     @pytest.fixture
     def announce(self, valkey_cluster):
         def announce(hostname):
-            for node in valkey_cluster.nodes:
-                node.client.config_set("cluster-announce-hostname", hostname)
-                node.client.config_set("cluster-preferred-endpoint-type", "hostname")
+            nodes = [node.client for node in valkey_cluster.nodes]
+            for node in nodes:
+                node.config_set("cluster-announce-hostname", hostname)
+                node.config_set("cluster-preferred-endpoint-type", "hostname")
+            for node in nodes:  # they tell each other now and then
+                eventually(lambda: {told["hostname"] for told in node.cluster("nodes").values()} == {hostname})  # noqa: B023
 
         yield announce
         for node in valkey_cluster.nodes:
