@@ -15,6 +15,7 @@ from ..types import CheckResult, Grant, Holder, LastRun, LockInfo, LockRequest
 from ..utils.drive import adrive, drive
 from ..utils.text import quoted
 from .common import selftest
+from .common.timing import Timing
 
 KEYS = ("BACKEND", "LOCATION", "KEY_PREFIX", *OPTION_KEYS, "LONG_HELD", "RESPONSE_MAX_HOLD", "OPTIONS")
 HOUR = 3600.0
@@ -218,6 +219,7 @@ class MaintenanceBackend(ABC):
 
     def __init__(self, alias: str, settings: Mapping[str, Any]) -> None:
         self.alias = alias
+        self.timing = Timing()
         where = f"DISTRIBUTED_LOCKS[{alias!r}]"
         if unknown := [key for key in settings if key not in KEYS]:
             raise InvalidLockBackend(f"{where} has the unknown key {unknown[0]!r}. Known: {', '.join(KEYS)}.")

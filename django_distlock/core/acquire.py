@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("django_distlock")
 
-LOOK_INTERVAL = 1.0  # seconds after which a waiter asks the store again, should nobody have woken it
 MOST_LATE_GRANTS = 3  # after so many grants that came too late to be of use, it is no accident any more
 SHORTEST_RETRY = 0.2  # seconds after which a waiter asks again a store that failed; then twice as many, up to a look
 AFTER_EXPIRY = 0.002  # seconds to let pass after a lease runs out, so that one look finds it gone
@@ -217,7 +216,7 @@ class Acquisition:
                     if not retry:
                         logger.warning("Lock %r is waited for on, though its store failed: %s", request.name, error)
                     self._pending = None
-                    retry = min(max(SHORTEST_RETRY, 2 * retry), LOOK_INTERVAL)
+                    retry = min(max(SHORTEST_RETRY, 2 * retry), self.backend.timing.look_interval)
                 if answer:
                     return answer
                 if retry:
@@ -231,7 +230,7 @@ class Acquisition:
     def _turn(self, *, is_last: bool) -> Steps[Answer | None]:
         """Ask the store when it is this one's turn to speak, and wait for the next. None: go on."""
         queue, request = self._service.queue, self.request
-        pause, is_leader = LOOK_INTERVAL, False
+        pause, is_leader = self.backend.timing.look_interval, False
         if is_last:
             # Whoever stands behind goes on with the place in the store; without a successor it is given up.
             queue.mark_asking(request)

@@ -6,12 +6,9 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
+from ..backends.common.timing import Timing
 from ..types import LockRequest
 from ..utils.clock import clock
-
-UNRESPONSIVE_AFTER = (
-    3.0  # seconds after which a leader that does nothing is passed over: its event loop is stuck or gone
-)
 
 
 class LocalQueue:
@@ -21,7 +18,8 @@ class LocalQueue:
     keeps its turn while anybody in it waits.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, timing: Timing) -> None:
+        self._timing = timing
         self._guard = threading.RLock()  # the garbage collector may end a wait while this very thread is inside
         self._lines: dict[str, deque[LockRequest]] = {}
 
@@ -37,7 +35,7 @@ class LocalQueue:
         with self._guard:
             request.heard_at = clock()
             line = self._lines[request.name]
-            is_leader = line[0] is request or _first_responsive(line) is request
+            is_leader = line[0] is request or self._first_responsive(line) is request
             request.asking = is_leader or anyway or bool(request.inbox)
             return is_leader
 
@@ -82,7 +80,7 @@ class LocalQueue:
             if not line:
                 self._lines.pop(request.name, None)
                 return
-            first = _first_responsive(line)
+            first = self._first_responsive(line)
             # A process has one place, so not if the next one has its own; and not to one that is about to leave.
             if hand_place_on and request.inbox and not (request.is_inherited or first.inbox or first.in_doubt):
                 successor = next((one for one in line if not (one.asking or one.inbox or one.in_doubt)), None)
@@ -94,12 +92,11 @@ class LocalQueue:
             if was_first:
                 first.event.set()
 
-
-def _first_responsive(line: deque[LockRequest]) -> LockRequest:
-    """Puts unresponsive ones behind; they keep their own places in the store."""
-    now = clock()
-    for _ in range(len(line)):
-        if now - line[0].heard_at <= UNRESPONSIVE_AFTER:
-            break
-        line.rotate(-1)
-    return line[0]
+    def _first_responsive(self, line: deque[LockRequest]) -> LockRequest:
+        """Puts unresponsive ones behind; they keep their own places in the store."""
+        now = clock()
+        for _ in range(len(line)):
+            if now - line[0].heard_at <= self._timing.unresponsive_after:
+                break
+            line.rotate(-1)
+        return line[0]

@@ -37,7 +37,7 @@ class Service:
 
     def __init__(self, backend: BaseLockBackend) -> None:
         self.backend = backend
-        self.queue = LocalQueue()
+        self.queue = LocalQueue(backend.timing)
         self.renewer = Renewer(backend, self.queue)
         backend.on_orphan = self.renewer.release_in_background
 

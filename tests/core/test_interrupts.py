@@ -10,8 +10,8 @@ import pytest
 from django.db import transaction
 
 from django_distlock import LockBackendError, adopt, distributed_lock, lock, locks
+from django_distlock.backends.common.timing import Timing
 from django_distlock.backends.redis import client
-from django_distlock.core import acquire
 from tests.support.inside import client_of, holds_of, lines_of, listener_of, nodes_of
 from tests.support.interrupts import at_each_point
 from tests.support.quorum import spread
@@ -155,7 +155,7 @@ def test_who_stands_behind_in_the_line_is_woken(valkey_locks, settings, monkeypa
     """Not by a look, which would come a minute later."""
     entry = settings.DISTRIBUTED_LOCKS["default"]
     settings.DISTRIBUTED_LOCKS = {"default": entry, "other": entry}
-    monkeypatch.setattr(acquire, "LOOK_INTERVAL", 60.0)
+    monkeypatch.setattr(Timing, "look_interval", 60.0)
     backend, other = locks["default"], locks["other"]
     listener_of(backend).start("name", PATIENCE)
     late, heirs = [], {}

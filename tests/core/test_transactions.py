@@ -27,7 +27,7 @@ from django_distlock import (
     lock,
     locks,
 )
-from django_distlock.core import acquire
+from django_distlock.backends.common.timing import Timing
 from django_distlock.monitoring.inventory import force_release
 from django_distlock.signals import lock_released
 from tests.support.tools import PATIENCE, aeventually, eventually, in_a_thread, queue_of
@@ -541,7 +541,7 @@ class TestWhilePending:
     @pytest.mark.parametrize("stranger_comes_first", [False, True])
     def test_its_tasks_enter_one_after_the_other(self, backend, monkeypatch, stranger_comes_first):
         """Each when the one before has left, whoever else waits for the end of the transaction."""
-        monkeypatch.setattr(acquire, "LOOK_INTERVAL", LONG)
+        monkeypatch.setattr(Timing, "look_interval", LONG)
         inside = asyncio.Event()
         others = []
 

@@ -12,6 +12,7 @@ import time
 import pytest
 
 from django_distlock import State, lock, locks
+from django_distlock.backends.common.timing import Timing
 from django_distlock.types import LockRequest, new_token
 from tests.support.inside import channel_of, deadline_of, listener_of
 from tests.support.programs import FORKS, ROOT, heard, in_a_fork
@@ -118,7 +119,7 @@ class TestAChild:
     def test_is_woken_when_it_waits(self, request, store, fork, monkeypatch):
         """What its parent's listener hears does not wake it."""
         backend = request.getfixturevalue(f"{store}_locks")
-        monkeypatch.setattr("django_distlock.core.acquire.LOOK_INTERVAL", 60)
+        monkeypatch.setattr(Timing, "look_interval", 60)
         elsewhere = type(backend)("elsewhere", backend.settings)
         hand_on(elsewhere)  # so that the parent listens
         assert in_a_fork(lambda: hand_on(elsewhere), fork) == "None"

@@ -108,7 +108,7 @@ class TestEndOfAHolder:
         with lock("name"):
             waiter = program(
                 "import threading\n"
-                "from django_distlock.core import acquire; acquire.LOOK_INTERVAL = 60\n"
+                "from django_distlock.backends.common.timing import Timing; Timing.look_interval = 60\n"
                 "threading.Thread(target=lock('name', wait=60).acquire, daemon=True).start()\n"
                 "while not locks.service('default').queue.queued(): time.sleep(0.01)\n"
                 "time.sleep(0.3); say('queued')\n"

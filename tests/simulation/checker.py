@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from django_distlock.backends.common.timing import Timing
 from django_distlock.backends.redis.operations import GRANT_TTL, QUEUE_TTL
-from django_distlock.core.acquire import LOOK_INTERVAL
 from django_distlock.types import Grant, LockRequest
 
 if TYPE_CHECKING:
@@ -265,7 +265,7 @@ class Checker:
             self._progress()
             return
         idle = self._world.now - max(self._idle_since, min(waiting))
-        if idle > (GRANT_TTL + LOOK_INTERVAL + self._patience) * (1 + self._unconfirmed):
+        if idle > (GRANT_TTL + Timing.look_interval + self._patience) * (1 + self._unconfirmed):
             raise Violation(f"nobody got in for {idle:.1f} s, though somebody waits")
 
     def _progress(self) -> None:

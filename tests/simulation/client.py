@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import TimeoutError
 
+from django_distlock.backends.common.timing import Timing
 from django_distlock.backends.redis.backend import RedisBackend
 from django_distlock.backends.redis.client import Answer, AsyncClient
 from django_distlock.backends.redis.errors import InDoubt
@@ -257,7 +258,7 @@ class Process:
         self.is_stopped = False
         self.waiting: list[float] = []  # since when each caller waits
         self.renewer = self
-        self.queue = LocalQueue()
+        self.queue = LocalQueue(Timing())
         self.backend = SimulatedBackend(self)
         self.listener = listener_of(self.backend)
         self.current: Task

@@ -15,11 +15,11 @@ from django.core.management import CommandError, call_command
 from redis.crc import key_slot
 
 from django_distlock import LockBackendError, lock, locks
+from django_distlock.backends.common.timing import Timing
 from django_distlock.backends.redis import keys
 from django_distlock.backends.redis.cluster import pubsub as listening
 from django_distlock.backends.redis.cluster.routing import Address
 from django_distlock.backends.redis.keys import ClusterKeys, slot_of
-from django_distlock.core import acquire
 from django_distlock.exceptions import InvalidLockBackend
 from django_distlock.types import Grant, Level
 from tests.support import servers
@@ -86,7 +86,7 @@ class TestHandOff:
 
     @pytest.fixture(autouse=True)
     def no_looks(self, monkeypatch):
-        monkeypatch.setattr(acquire, "LOOK_INTERVAL", 60.0)
+        monkeypatch.setattr(Timing, "look_interval", 60.0)
 
     @pytest.fixture(params=["sharded", "plain"])
     def kind(self, request, monkeypatch):
@@ -160,7 +160,7 @@ class TestHandOff:
         assert {address.port for address in nodes_of(listener_of(backend))} == {node.port for node in nodes}
 
     def test_a_subscription_that_was_cut_is_made_again(self, two, valkey_cluster, monkeypatch):
-        monkeypatch.setattr(acquire, "LOOK_INTERVAL", 1.0)
+        monkeypatch.setattr(Timing, "look_interval", 1.0)
         inside = threading.Event()
 
         def wait():

@@ -9,8 +9,8 @@ import pytest
 
 from django_distlock import lock, locks
 from django_distlock.backends.common import state
+from django_distlock.backends.common.timing import Timing
 from django_distlock.backends.database import sql
-from django_distlock.core import acquire
 from django_distlock.types import Grant
 from tests.support.stores import DATABASE, REDIS
 from tests.support.tools import PATIENCE, backend_on, eventually, lock_request
@@ -25,8 +25,8 @@ backend = backend_on("redis", "cluster", "redlock", "locmem", "postgres", "sqlit
 @pytest.fixture(autouse=True)
 def no_other_looks(monkeypatch):
     """Waiters look when they know that they should, and not each second; they are taken for living all the same."""
-    monkeypatch.setattr(acquire, "LOOK_INTERVAL", LONG)
-    for module in (state, sql, sql):
+    monkeypatch.setattr(Timing, "look_interval", LONG)
+    for module in (state, sql):
         monkeypatch.setattr(module, "ALIVE", 2 * LONG * 1_000_000)
 
 

@@ -14,8 +14,8 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import DataError, InterfaceError, OperationalError, ProgrammingError, connections
 
 from django_distlock import LockBackendError, lock, locks
+from django_distlock.backends.common.timing import Timing
 from django_distlock.backends.database import errors
-from django_distlock.core.acquire import LOOK_INTERVAL
 from django_distlock.models import DatabaseLock
 from django_distlock.testing.tools import WAYS, calling
 from tests.support.databases import ALIAS, known_wrong, through, write
@@ -268,7 +268,7 @@ def test_a_file_that_another_process_writes_to_may_become_free(sqlite_database, 
     with pool.connection(1) as writer:
         writer.connection.execute("BEGIN IMMEDIATE")
         with pytest.raises(LockBackendError) as caught:
-            lock("name", wait=LOOK_INTERVAL).acquire()
+            lock("name", wait=Timing.look_interval).acquire()
         writer.connection.execute("ROLLBACK")
     eventually(lambda: not renewer_of(locks["default"]).is_cleaning)
     locks.close()

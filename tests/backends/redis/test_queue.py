@@ -19,11 +19,12 @@ import pytest
 import redis
 
 from django_distlock import LockBackendError, LockLost, State, adopt, lock, locks
+from django_distlock.backends.common.timing import Timing
 from django_distlock.backends.redis import operations
 from django_distlock.backends.redis import pubsub as listening
 from django_distlock.backends.redis.backend import RedisBackend
 from django_distlock.backends.redis.operations import GRANT_TTL, RELEASE
-from django_distlock.core import acquire, local_queue
+from django_distlock.core import local_queue
 from django_distlock.types import Grant, LockRequest
 from django_distlock.utils.clock import clock
 from tests.support import proxy as proxies
@@ -39,7 +40,7 @@ pytestmark = pytest.mark.slow
 REDIS = "django_distlock.backends.redis.RedisBackend"
 QUEUE = "lock|q:name"
 ALIASES = ("default", "a", "b", "c")
-LOOK = acquire.LOOK_INTERVAL
+LOOK = Timing.look_interval
 SLACK = 1.0  # seconds that a slow machine may add to what is promised
 LONG = 15.0  # a wait that no sound test sees the end of
 SOAK = float(os.environ.get("DISTLOCK_SOAK", "6"))
@@ -578,7 +579,7 @@ class TestListeners:
 
     def test_a_healthy_one_keeps_its_connection(self, fleet, store, callers, monkeypatch):
         monkeypatch.setattr(listening, "DEAF", 0.25)
-        monkeypatch.setattr(acquire, "LOOK_INTERVAL", 0.5)
+        monkeypatch.setattr(Timing, "look_interval", 0.5)
         with lock("name", using="c"):
             before = {one["id"] for one in listeners(store)}
             waiter = callers("a")
@@ -594,7 +595,7 @@ class TestListeners:
     def test_nor_does_a_hand_off_end_it(self, fleet, store, callers, monkeypatch):
         """A look that is granted the lock publishes nothing that could come back."""
         monkeypatch.setattr(listening, "DEAF", 0.25)
-        monkeypatch.setattr(acquire, "LOOK_INTERVAL", 0.1)
+        monkeypatch.setattr(Timing, "look_interval", 0.1)
         before, subscribed = {one["id"] for one in listeners(store)}, set()
         for _ in range(2):
             with lock("name", using="c"):
@@ -954,7 +955,7 @@ class TestTokensOfThoseWhoLeave:
 
     @pytest.mark.parametrize("mark", ["mark_asking", "take_turn"])
     def test_one_inherits_before_it_asks_or_not_at_all(self, monkeypatch, mark):
-        line, first, second = local_queue.LocalQueue(), lock_request(), lock_request()
+        line, first, second = local_queue.LocalQueue(Timing()), lock_request(), lock_request()
         inherit, begun, asked = LockRequest.inherit, threading.Event(), threading.Event()
 
         def slowly(heir, other):
@@ -1176,7 +1177,7 @@ class TestTasks:
 
     @pytest.mark.parametrize("tasks", [1, 3])
     def test_tasks_of_a_blocked_loop_do_not_stop_threads_behind_them(self, fleet, store, callers, monkeypatch, tasks):
-        monkeypatch.setattr(local_queue, "UNRESPONSIVE_AFTER", 1.5)
+        monkeypatch.setattr(Timing, "unresponsive_after", 1.5)
         go_on, blocked = threading.Event(), threading.Event()
 
         async def work():
