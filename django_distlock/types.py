@@ -143,7 +143,7 @@ class LockRequest:
     gives nothing back.
     ``inbox``: where the store tells this waiter that the lock was handed to it; "" before it queued.
     ``place``: its place in the store's queue, to which it comes back when it was dropped.
-    ``give_up``: until when its caller waits, on ``clock()``; None: as long as it takes.
+    ``deadline``: until when its caller waits, on ``clock()``; None: without end.
     ``min_hold``: seconds for which the lock stays taken after the grant, also without renewal and release.
     ``retires_for``: seconds for which its token is retired when it leaves, because a command that carries it may
     arrive until then.
@@ -161,13 +161,13 @@ class LockRequest:
     is_held: bool = False
     inbox: str = ""
     place: str = ""
-    give_up: float | None = None
+    deadline: float | None = None
     min_hold: float = 0.0
     lasts: float = field(init=False, repr=False)
     retires_for: float = field(default=0.0, repr=False)
     asking: bool = field(default=False, repr=False)  # from an attempt until it waits again; it never inherits then
     is_inherited: bool = field(default=False, repr=False)
-    heard_at: float = field(default_factory=clock, repr=False)  # when its caller last did something
+    last_active_at: float = field(default_factory=clock, repr=False)  # when its caller last did something
     is_offer: bool = field(default=False, repr=False)
     event: WakeEvent = field(default_factory=WakeEvent, repr=False)
 

@@ -79,7 +79,7 @@ class Acquisition:
         self._began = clock()
         self._deadline = inf
         if timeout is not None:
-            self._deadline = request.give_up = self._began + timeout
+            self._deadline = request.deadline = self._began + timeout
 
     # For the caller
 

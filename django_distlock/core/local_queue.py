@@ -33,7 +33,7 @@ class LocalQueue:
         Whether it is the leader.
         """
         with self._guard:
-            request.heard_at = clock()
+            request.last_active_at = clock()
             line = self._lines[request.name]
             is_leader = line[0] is request or self._first_responsive(line) is request
             request.asking = is_leader or anyway or bool(request.inbox)
@@ -96,7 +96,7 @@ class LocalQueue:
         """Puts unresponsive ones behind; they keep their own places in the store."""
         now = clock()
         for _ in range(len(line)):
-            if now - line[0].heard_at <= self._timing.unresponsive_after:
+            if now - line[0].last_active_at <= self._timing.unresponsive_after:
                 break
             line.rotate(-1)
         return line[0]

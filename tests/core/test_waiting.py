@@ -201,7 +201,7 @@ class TestOthers:
 
             waiter = runner.run(begin())
             eventually(lambda: store.zcard(QUEUE) == 1)
-            lines_of(queue_of(valkey_locks))["name"][0].heard_at = clock() - 60
+            lines_of(queue_of(valkey_locks))["name"][0].last_active_at = clock() - 60
             holder.release()
             began, passed = time.monotonic(), []
 

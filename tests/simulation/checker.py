@@ -219,7 +219,7 @@ class Checker:
         self._left.discard(lock_request.token)
 
     def fails(self, lock_request: LockRequest, *, waited: bool) -> None:
-        if waited and (lock_request.give_up is None or self._world.now < lock_request.give_up):
+        if waited and (lock_request.deadline is None or self._world.now < lock_request.deadline):
             raise Violation(f"{lock_request.token} was told an error of the store, though it had time left to wait")
 
     def told_place(self, lock_request: LockRequest) -> None:

@@ -330,12 +330,12 @@ def _may_be_executed(error: BaseException) -> bool:
 
 def _patience(request: LockRequest) -> float | None:
     """Seconds for an answer to a caller who waits: it may be asked for twice. None: the backend's timeout counts."""
-    return None if request.give_up is None else max(SHORTEST_PATIENCE, (request.give_up - clock()) / 2)
+    return None if request.deadline is None else max(SHORTEST_PATIENCE, (request.deadline - clock()) / 2)
 
 
 def _turn_within(request: LockRequest) -> float:
     """Seconds until a thread is there for the caller: its own, and as long as two answers where it does not wait."""
-    return inf if request.give_up is None else max(2 * SHORTEST_PATIENCE, request.give_up - clock())
+    return inf if request.deadline is None else max(2 * SHORTEST_PATIENCE, request.deadline - clock())
 
 
 def _batches(items: Sequence[R]) -> Iterator[Sequence[R]]:

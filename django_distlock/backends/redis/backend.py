@@ -77,7 +77,7 @@ class RedisBackend(GeneratorBackend, RunsBackend):
             if queue and request.place:
                 self._listener.will_look(request)
             command = self._operations.acquire(request, queue)
-            answer: Answer = yield Call("send", (command,), {"until": request.give_up})
+            answer: Answer = yield Call("send", (command,), {"until": request.deadline})
             request.in_doubt = request.in_doubt or answer.repeated
             match answer.replies[0]:
                 case [1, fence]:
@@ -229,7 +229,7 @@ class RedisBackend(GeneratorBackend, RunsBackend):
 
     def _time_to_listen(self, request: LockRequest) -> float:
         """Seconds until the subscription must stand."""
-        left = inf if request.give_up is None else request.give_up - clock()
+        left = inf if request.deadline is None else request.deadline - clock()
         timeout: float = self.option["socket_timeout"]
         return max(min(timeout, max(SHORTEST, left)), min(self.location.patience, left))
 

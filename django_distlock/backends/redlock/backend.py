@@ -99,11 +99,11 @@ class RedlockBackend(GeneratorBackend):
 
     def _wait(self, request: LockRequest) -> dict[str, Any]:
         """How long to wait for connections, and whether to nodes that refuse, too: for callers who wait themselves."""
-        if request.give_up is None:
+        if request.deadline is None:
             return {"persists": True, "queues_until": math.inf}
-        left = request.give_up - clock()
+        left = request.deadline - clock()
         within = min(self._connecting, max(SHORTEST_WAIT, left) + HANDSHAKE)
-        return {"within": within, "persists": left > 0, "queues_until": request.give_up}
+        return {"within": within, "persists": left > 0, "queues_until": request.deadline}
 
     def wait_for_turn(self, request: LockRequest, timeout: float) -> None:
         super().wait_for_turn(request, self._delay(timeout))

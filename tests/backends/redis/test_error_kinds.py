@@ -213,7 +213,7 @@ def acquire(backend, way, wait):
     with calling(way) as calls:
         calls(backend)
         began, cpu = time.monotonic(), time.thread_time()
-        asked.give_up = clock() + wait
+        asked.deadline = clock() + wait
         try:
             outcome = calls(backend).acquire(asked, queue=False)
         except LockBackendError as error:

@@ -724,7 +724,7 @@ class TestConnections:
         busy.start()
         inside.wait(PATIENCE)
         short = lock_request()
-        short.give_up = 0.0
+        short.deadline = 0.0
         with pytest.raises(
             LockBackendError, match=r"raise DISTRIBUTED_LOCKS\['default'\]\['OPTIONS'\]\['max_connections"
         ):
@@ -748,7 +748,7 @@ class TestConnections:
         busy.start()
         threading.Timer(3 * backend._connecting, ends.set).start()
         patient = lock_request("queued for")
-        patient.give_up = clock() + PATIENCE
+        patient.deadline = clock() + PATIENCE
         assert isinstance(backend.acquire(patient, queue=False), Grant)
         busy.join()
 
@@ -765,7 +765,7 @@ class TestConnections:
         for number in range(5):
             quorum.kill(number)
         hasty = lock_request()
-        hasty.give_up = 0.0
+        hasty.deadline = 0.0
         with pytest.raises(LockBackendError, match="of 5 nodes failed"):
             backend.acquire(hasty, queue=False)
         busy = threading.Thread(target=asked_by, args=(backend, steps, 0.1))
@@ -1127,7 +1127,7 @@ class TestEventLoops:
         monkeypatch.setattr("django_distlock.backends.redlock.aio_connections.GIVEN_UP", PATIENCE)
         monkeypatch.setattr(backend, "_node_timeout", lambda ttl=None: PATIENCE if ttl == 60 else 0.05)
         patient, hasty = lock_request("patient", ttl=60), lock_request("hasty", ttl=1)
-        hasty.give_up = 0.0
+        hasty.deadline = 0.0
 
         async def main():
             assert isinstance(await backend.aacquire(lock_request("connects", ttl=60), queue=False), Grant)
