@@ -97,17 +97,17 @@ class LockingBackend(ABC):
 
     @abstractmethod
     def renew(
-        self, wanted: Sequence[tuple[LockRequest, float]], *, within: float | None = None
+        self, wanted: Sequence[tuple[LockRequest, float]], *, timeout: float | None = None
     ) -> Sequence[bool | None]:
         """Let each lease last that many seconds from now, never less than it had; False where it is gone.
 
         None where some of the store's nodes failed and the others cannot tell: to be asked again.
-        ``within``: seconds after which an answer would come too late.
+        ``timeout``: seconds after which an answer would come too late.
         """
 
     @abstractmethod
     async def arenew(
-        self, wanted: Sequence[tuple[LockRequest, float]], *, within: float | None = None
+        self, wanted: Sequence[tuple[LockRequest, float]], *, timeout: float | None = None
     ) -> Sequence[bool | None]: ...
 
 

@@ -32,7 +32,7 @@ class DummyBackend(ThreadedBackend):
     def release(self, request: LockRequest, cooldown: float = 0.0, *, force: bool = False) -> bool:
         return True
 
-    def renew(self, wanted: Sequence[tuple[LockRequest, float]], *, within: float | None = None) -> list[bool]:
+    def renew(self, wanted: Sequence[tuple[LockRequest, float]], *, timeout: float | None = None) -> list[bool]:
         return [True] * len(wanted)
 
     def names(self, prefix: str = "") -> Iterator[str]:

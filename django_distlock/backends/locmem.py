@@ -110,7 +110,7 @@ class LocMemBackend(ThreadedBackend, RunsBackend):
             decision = state.release(row, request.token, _us(cooldown), force=force)
             return self._decided(request.name, row, decision)
 
-    def renew(self, wanted: Sequence[tuple[LockRequest, float]], *, within: float | None = None) -> list[bool]:
+    def renew(self, wanted: Sequence[tuple[LockRequest, float]], *, timeout: float | None = None) -> list[bool]:
         with self._guard:
             return [self._row(request.name).renew(request.token, _us(ttl)) for request, ttl in wanted]
 

@@ -41,7 +41,7 @@ class GeneratorBackend(BaseLockBackend):
 
     @abstractmethod
     def _renew(
-        self, wanted: Sequence[tuple[LockRequest, float]], within: float | None
+        self, wanted: Sequence[tuple[LockRequest, float]], timeout: float | None
     ) -> Steps[Sequence[bool | None]]: ...
 
     @abstractmethod
@@ -79,14 +79,14 @@ class GeneratorBackend(BaseLockBackend):
         return await adrive(self._release(request, cooldown, force), await self._async_clients.here(), self._translated)
 
     def renew(
-        self, wanted: Sequence[tuple[LockRequest, float]], *, within: float | None = None
+        self, wanted: Sequence[tuple[LockRequest, float]], *, timeout: float | None = None
     ) -> Sequence[bool | None]:
-        return drive(self._renew(wanted, within), self._client, self._translated)
+        return drive(self._renew(wanted, timeout), self._client, self._translated)
 
     async def arenew(
-        self, wanted: Sequence[tuple[LockRequest, float]], *, within: float | None = None
+        self, wanted: Sequence[tuple[LockRequest, float]], *, timeout: float | None = None
     ) -> Sequence[bool | None]:
-        return await adrive(self._renew(wanted, within), await self._async_clients.here(), self._translated)
+        return await adrive(self._renew(wanted, timeout), await self._async_clients.here(), self._translated)
 
     def names(self, prefix: str = "") -> Iterator[str]:
         for page in self._pages(prefix):
@@ -160,9 +160,9 @@ class ThreadedBackend(BaseLockBackend):
         return await self._in_thread(lambda: self.release(request, cooldown, force=force))
 
     async def arenew(
-        self, wanted: Sequence[tuple[LockRequest, float]], *, within: float | None = None
+        self, wanted: Sequence[tuple[LockRequest, float]], *, timeout: float | None = None
     ) -> Sequence[bool | None]:
-        return await self._in_thread(lambda: self.renew(wanted, within=within))
+        return await self._in_thread(lambda: self.renew(wanted, timeout=timeout))
 
     async def anames(self, prefix: str = "") -> AsyncIterator[str]:
         names = self.names(prefix)

@@ -151,8 +151,8 @@ class Renewer:
         wanted = [(lease, lease._renewal_ttl(now)) for lease in leases]
         try:
             # A third of what the shortest lease has left, so that there is time for another attempt.
-            within = min(lease.remaining for lease in leases) / 3
-            renewed = self._backend.renew([(lease._request, ttl) for lease, ttl in wanted], within=within)
+            timeout = min(lease.remaining for lease in leases) / 3
+            renewed = self._backend.renew([(lease._request, ttl) for lease, ttl in wanted], timeout=timeout)
         except LockBackendError as error:
             for lease in leases:
                 if self._leases.get(lease.token) is lease:

@@ -306,13 +306,13 @@ class TestRenewalOnItsWay:
                 with ThreadPoolExecutor(1) as pool:
                     done.append(pool.submit(to_do.pop()).result())
 
-        def slowly(wanted, *, within=None):
-            answer = renew(wanted, within=within)
+        def slowly(wanted, *, timeout=None):
+            answer = renew(wanted, timeout=timeout)
             happen()
             return answer
 
-        async def aslowly(wanted, *, within=None):
-            answer = await arenew(wanted, within=within)
+        async def aslowly(wanted, *, timeout=None):
+            answer = await arenew(wanted, timeout=timeout)
             happen()
             return answer
 

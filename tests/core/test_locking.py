@@ -553,7 +553,7 @@ class TestRenewalOnItsWay:
         backend, inside, go_on = locks["default"], threading.Event(), threading.Event()
         ask = backend.renew
 
-        def slow(wanted, *, within=None):
+        def slow(wanted, *, timeout=None):
             answer = ask(wanted)
             if not inside.is_set():
                 inside.set()
@@ -613,7 +613,7 @@ class TestLateRenewal:
     def test_of_a_slow_store_is_told(self, monkeypatch, caplog):
         ask = locks["default"].renew
 
-        def slow(wanted, *, within=None):
+        def slow(wanted, *, timeout=None):
             time.sleep(0.4)
             return ask(wanted)
 
@@ -640,7 +640,7 @@ class TestABackendThatMisbehaves:
     def test_renewal_survives_errors_that_no_backend_should_raise(self, monkeypatch, caplog):
         asked = []
 
-        def broken(wanted, *, within=None):
+        def broken(wanted, *, timeout=None):
             asked.append(wanted)
             raise ZeroDivisionError
 

@@ -20,12 +20,12 @@ class Store:
         self.fails = lambda names: False
         self.after = lambda: None
 
-    def renew(self, wanted, *, within=None):
+    def renew(self, wanted, *, timeout=None):
         names = [lock_request.name for lock_request, _ in wanted]
         self.batches.append(names)
         if self.fails(names):
             raise LockBackendError("the store is away")
-        renewed = self._renew(wanted, within=within)
+        renewed = self._renew(wanted, timeout=timeout)
         self.after()
         return renewed
 

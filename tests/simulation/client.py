@@ -409,7 +409,7 @@ class Process:
             sent_at = self.world.now
             try:
                 [renewed] = await self.backend.arenew(
-                    [(lock_request, lock_request.ttl)], within=(deadline - sent_at) / 3
+                    [(lock_request, lock_request.ttl)], timeout=(deadline - sent_at) / 3
                 )
             except LockBackendError:
                 due = self.world.now + min(RETRY, lock_request.ttl / 6)

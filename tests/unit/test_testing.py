@@ -270,7 +270,7 @@ from django_distlock.backends.locmem import LocMemBackend
 from django_distlock.testing.contract import LockBackendContract
 
 class Forgetful(LocMemBackend):
-    def renew(self, wanted, *, within=None):
+    def renew(self, wanted, *, timeout=None):
         return [True for _ in wanted]
 
 class TestGood(LockBackendContract):

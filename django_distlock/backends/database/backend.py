@@ -202,12 +202,12 @@ class DatabaseBackend(ThreadedBackend, RunsBackend):
 
     # Many locks
 
-    def renew(self, wanted: Sequence[tuple[LockRequest, float]], *, within: float | None = None) -> list[bool]:
+    def renew(self, wanted: Sequence[tuple[LockRequest, float]], *, timeout: float | None = None) -> list[bool]:
         held: set[str] = set()
         by_ttl = sorted(wanted, key=lambda one: one[1])
         for ttl, leases in groupby(by_ttl, key=lambda one: one[1]):
             for batch in _batches([(self._key(request.name), request.token) for request, _ in leases]):
-                held |= self._run(partial(self._sql.renew, leases=batch, ttl=_us(ttl)), within)
+                held |= self._run(partial(self._sql.renew, leases=batch, ttl=_us(ttl)), timeout)
         return [request.token in held for request, _ in wanted]
 
     def names(self, prefix: str = "") -> Iterator[str]:
