@@ -53,8 +53,8 @@ EXCEPTIONS = [
     (
         "backends/redlock/test_redlock.py",
         """
-        _ask _connecting _delay _fill _longest_ttl _node_timeout _node_timeout _opened _opened _opened _permits _rounds
-        _translated
+        _connect_timeout _delay _fill _limits _longest_ttl _node_timeout _node_timeout _opened _opened _opened _permits
+        _redlock _run _translated
         """,
         "numbers that follow from options; connections that open slowly, died unused, or are all taken",
     ),

@@ -1,30 +1,32 @@
-"""The same for the tasks of one event loop: one connection per node, on which all of them ask."""
+"""The same for the tasks of one event loop: one connection per node, which all of them share."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
-from math import inf
 from typing import Any
 
 from redis.exceptions import ConnectionError, NoScriptError, RedisError, ResponseError, TimeoutError
 
 from ...utils.clock import clock
+from ..common.timing import Timing
 from ..redis.config import Location
 from ..redis.connection import RunningFor
 from .messages import (
-    GIVEN_UP,
     LOADS,
-    MOST_AWAITED,
+    MAX_PENDING,
     NOT_ASKED,
-    Asked,
     ConnectWait,
+    Exchange,
+    FanOut,
+    Limits,
     Message,
     NodeState,
     NodeSteps,
     NotYetConnected,
-    Round,
+    T,
+    all_settled,
     time_out,
 )
 
@@ -34,49 +36,50 @@ LATE_LOOKS = 5  # rounds of the loop in which it reads what came while it was bl
 class AsyncNode(NodeState):
     """One server. Replies come in the order of the requests, whoever sent them."""
 
-    def __init__(self, location: Location) -> None:
+    def __init__(self, location: Location, timing: Timing) -> None:
+        super().__init__(timing)
         self.location = location
         self.connection: Any = None
         self._reader: asyncio.Task[None] | None = None
-        self._awaited: deque[Asked] = deque()
+        self._pending: deque[Exchange] = deque()
         self.connecting: asyncio.Task[None] | None = None
 
     @property
-    def silent_for(self) -> float:
-        """Seconds since the oldest request that is not answered."""
-        return clock() - self._awaited[0].sent_at if self._awaited else 0.0
+    def unresponsive_for(self) -> float:
+        """Seconds since the oldest message without a reply was sent."""
+        return clock() - self._pending[0].sent_at if self._pending else 0.0
 
     @property
     def is_overdue(self) -> bool:
-        """Whether it was silent for longer than anybody's patience: the tasks of a loop share the connection."""
-        longest = max((asked.patience for asked in self._awaited if not asked.is_settled), default=0.0)
-        return self.silent_for > longest
+        """Whether it is silent for longer than each of the tasks that share the connection waits."""
+        longest = max((exchange.timeout for exchange in self._pending if not exchange.is_settled), default=0.0)
+        return self.unresponsive_for > longest
 
-    def is_ready(self, patience: float, *, urgent: bool) -> bool:
-        """Whether an answer can be expected; with ``urgent`` also where one is overdue."""
+    def is_ready(self, timeout: float, *, urgent: bool) -> bool:
+        """Whether a reply can be expected; with ``urgent`` also where one is overdue."""
         if self.connection is None:
             return False
-        if self.silent_for > GIVEN_UP:
-            self.failure = TimeoutError(f"no answer for {self.silent_for:.1f} s")
-            self.end(self.failure)
+        if self.unresponsive_for > self._timing.node_unresponsive_after:
+            self.failure = TimeoutError(f"no answer for {self.unresponsive_for:.1f} s")
+            self.close_with_undo(self.failure)
             return False
-        if self.silent_for < patience:
+        if self.unresponsive_for < timeout:
             return True
-        self.failure = TimeoutError(f"no answer for {self.silent_for:.2f} s")
-        return urgent and len(self._awaited) < MOST_AWAITED
+        self.failure = TimeoutError(f"no answer for {self.unresponsive_for:.2f} s")
+        return urgent and len(self._pending) < MAX_PENDING
 
-    def send(self, message: Message, at: float) -> Asked:
-        asked = Asked(message.replies, at, self.connection)
-        self._awaited.append(asked)
-        # Not by send_packed_command, which may suspend: the order of requests must be the order of what is awaited.
+    def send(self, message: Message, sent_at: float) -> Exchange:
+        exchange = Exchange(message.replies, sent_at, self.connection)
+        self._pending.append(exchange)
+        # Not by send_packed_command, which may suspend: messages must be sent in the order in which they are pending.
         self.connection._writer.write(message.packed)  # noqa: SLF001 - see above
-        return asked
+        return exchange
 
-    def may_come(self, since: float, *, persists: bool) -> bool:
-        return (persists or self.connection is None) and super().may_come(since, persists=persists)
+    def should_wait(self, since: float, *, retry_refused: bool) -> bool:
+        return (retry_refused or self.connection is None) and super().should_wait(since, retry_refused=retry_refused)
 
     @property
-    def openings(self) -> int:
+    def connecting_count(self) -> int:
         return int(self.connecting is not None and not self.connecting.done())
 
     def connect(self) -> None:
@@ -85,7 +88,7 @@ class AsyncNode(NodeState):
 
     async def _connect(self) -> None:
         if asyncio.current_task() is not self.connecting:
-            return  # who began it was interrupted, and another one begins anew
+            return  # its caller was interrupted, and another one begins anew
         connection = None
         try:
             connection = await self.location.aconnected()
@@ -93,10 +96,10 @@ class AsyncNode(NodeState):
                 await connection.send_packed_command([b"".join(LOADS)], check_health=False)
                 for _ in LOADS:
                     await connection.read_response(disable_decoding=True)
-        except Exception as error:  # told to whoever asks the node
+        except Exception as error:  # raised to all callers of the node
             if connection is not None:
                 await connection.disconnect(nowait=True)
-            self.fail(error)
+            self.connecting_failed(error)
         except BaseException:
             if connection is not None:
                 await connection.disconnect(nowait=True)
@@ -115,10 +118,10 @@ class AsyncNode(NodeState):
                     raise  # the node forgot our scripts; a new connection brings them
                 except ResponseError as error:
                     reply = error
-                if not self._awaited:
+                if not self._pending:
                     raise ConnectionError("a reply to nothing")
-                if self._awaited[0].take(reply):
-                    self._awaited.popleft()
+                if self._pending[0].take(reply):
+                    self._pending.popleft()
                     self.failure = None
         except (RedisError, OSError) as error:
             self._lose(error, connection)
@@ -126,11 +129,11 @@ class AsyncNode(NodeState):
             self._lose(ConnectionError("the loop ends"), connection)
             await connection.disconnect(nowait=True)
 
-    def end(self, error: Exception) -> None:
-        """Close the connection; should the node wake up and execute what it was sent, the remedy is behind that."""
+    def close_with_undo(self, error: Exception) -> None:
+        """Should the node wake up and execute what it was sent, it finds behind that what undoes it."""
         if self.connection is not None:
-            for remedy in [asked.remedy() for asked in self._awaited if asked.remedy]:
-                self.send(remedy, clock())
+            for undo in [exchange.undo() for exchange in self._pending if exchange.undo]:
+                self.send(undo, clock())
             self._lose(error, self.connection)
         for task in self.tasks:
             task.cancel()
@@ -142,8 +145,8 @@ class AsyncNode(NodeState):
     def _lose(self, error: Exception, connection: Any) -> None:
         if self.connection is connection:
             self.connection = None
-            while self._awaited:
-                self._awaited.popleft().fail(error)
+            while self._pending:
+                self._pending.popleft().fail(error)
 
 
 class AsyncNodes:
@@ -151,96 +154,91 @@ class AsyncNodes:
 
     ending: AsyncIterator[None]  # held here because the loop itself keeps no more than a weak reference
 
-    def __init__(self, locations: Sequence[Location], majority: int) -> None:
-        self._majority = majority
-        self._nodes = [AsyncNode(location) for location in locations]
+    def __init__(self, locations: Sequence[Location], majority: int, timing: Timing) -> None:
+        self._majority, self._timing = majority, timing
+        self._nodes = [AsyncNode(location, timing) for location in locations]
         self._running = 0
         self._keeps = True  # connections for the next call
 
-    async def arun(
-        self,
-        steps: NodeSteps,
-        patience: float,
-        within: float,
-        *,
-        urgent: bool = False,
-        persists: bool = False,
-        queues_until: float = -inf,
-    ) -> Any:
+    async def arun(self, steps: NodeSteps[T], limits: Limits) -> T:
         """As ``Nodes.run``; tasks share the connections of their loop, so none waits until one is free."""
         self._running += 1
         try:
-            ready = await self._ready(patience, urgent, within, persists)
-            round_ = next(steps)
+            ready = await self._ready(limits)
+            fan_out = next(steps)
             while True:
-                round_ = steps.send(await self._ask(ready, round_, patience))
+                fan_out = steps.send(await self._send(ready, fan_out, limits.timeout))
         except StopIteration as end:
-            return end.value
+            result: T = end.value
+            return result
         finally:
             steps.close()
             self._running -= 1
             if not self._keeps:
                 await self._close_idle()
 
-    async def _ask(self, ready: Sequence[bool], round_: Round, patience: float) -> list[Asked]:
-        heard = asyncio.get_running_loop().create_future()
-        asked: list[Asked] = []
-        at = clock()
+    async def _send(self, ready: Sequence[bool], fan_out: FanOut, timeout: float) -> list[Exchange]:
+        done = asyncio.get_running_loop().create_future()
+        exchanges: list[Exchange] = []
+        sent_at = clock()
 
         def check() -> None:
-            if not heard.done() and round_.enough(asked):
-                heard.set_result(True)
+            if not done.done() and fan_out.enough(exchanges):
+                done.set_result(True)
 
         for number, (node, is_ready) in enumerate(zip(self._nodes, ready, strict=True)):
-            message = round_.message(number, node.connection)
+            message = fan_out.message(number, node.connection)
             if message is None:
-                asked.append(NOT_ASKED)
+                exchanges.append(NOT_ASKED)
             elif not is_ready or node.connection is None:
                 failure = node.failure or NotYetConnected()
-                asked.append(Asked(message.replies, at, failure=failure))
+                exchanges.append(Exchange(message.replies, sent_at, failure=failure))
             else:
-                one = node.send(message, at)
-                one.notify, one.patience = check, patience
-                asked.append(one)
-        if all(one.is_settled for one in asked) or round_.enough(asked):
-            return asked
-        late = asyncio.get_running_loop().call_later(patience, _settle, heard)
+                exchange = node.send(message, sent_at)
+                exchange.notify, exchange.timeout = check, timeout
+                exchanges.append(exchange)
+        if all_settled(exchanges) or fan_out.enough(exchanges):
+            return exchanges
+        late = asyncio.get_running_loop().call_later(timeout, _settle, done)
         try:
-            if not await heard:
+            if not await done:
                 for _ in range(LATE_LOOKS):
                     await asyncio.sleep(0)  # the loop was blocked: replies that are here already count
-                time_out(asked, patience)
+                time_out(exchanges, timeout)
         finally:
             late.cancel()
-            for one in asked:
-                if one is not NOT_ASKED:
-                    one.notify = None
-        return asked
+            for exchange in exchanges:
+                if exchange is not NOT_ASKED:
+                    exchange.notify = None
+        return exchanges
 
-    async def _ready(self, patience: float, urgent: bool, within: float, persists: bool) -> list[bool]:
-        ready = [node.is_ready(patience, urgent=urgent) for node in self._nodes]
+    async def _ready(self, limits: Limits) -> list[bool]:
+        """Of each node, whether a reply can be expected."""
+        ready = [node.is_ready(limits.timeout, urgent=limits.urgent) for node in self._nodes]
         if all(ready):
             return ready
-        arrival = ConnectWait(self._majority, within, persists=persists)
+        connect_wait = ConnectWait(
+            self._majority, limits.connect_timeout, self._timing, retry_refused=limits.retry_refused
+        )
         while True:
             missing = [node for node, is_ready in zip(self._nodes, ready, strict=True) if not is_ready]
             for node in missing:
-                if node.connection is None and node.may_connect(1, insist=sum(ready) < self._majority):
+                if node.connection is None and node.may_connect(1, lacks_majority=sum(ready) < self._majority):
                     node.connect()
-            if (left := arrival.wait(sum(ready), missing)) <= 0:
+            if (seconds := connect_wait.seconds(sum(ready), missing)) <= 0:
                 return ready
-            coming = [node.connecting for node in missing if node.is_connecting and node.connecting]
-            if coming:
-                await asyncio.wait(coming, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            connecting = [node.connecting for node in missing if node.is_connecting and node.connecting]
+            if connecting:
+                await asyncio.wait(connecting, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
             else:
-                await asyncio.sleep(left)
-            ready = [node.is_ready(patience, urgent=urgent) for node in self._nodes]
+                await asyncio.sleep(seconds)
+            ready = [node.is_ready(limits.timeout, urgent=limits.urgent) for node in self._nodes]
 
     async def areset(self) -> None:
-        """Close connections that owe an answer to nobody who is more patient: they may have died unnoticed."""
+        """Close connections with overdue replies: they may have died unnoticed."""
         for node in self._nodes:
             if node.is_overdue:
-                node.end(TimeoutError(f"no answer for {node.silent_for:.2f} s"))
+                node.close_with_undo(TimeoutError(f"no answer for {node.unresponsive_for:.2f} s"))
 
     async def aclose(self) -> None:
         """The loop ends. Others that end with it may still ask, and close what they used."""
@@ -252,10 +250,10 @@ class AsyncNodes:
             return
         tasks = [task for node in self._nodes for task in node.tasks]
         for node in self._nodes:
-            node.end(ConnectionError("closed"))
+            node.close_with_undo(ConnectionError("closed"))
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _settle(heard: asyncio.Future[bool]) -> None:
-    if not heard.done():
-        heard.set_result(False)
+def _settle(done: asyncio.Future[bool]) -> None:
+    if not done.done():
+        done.set_result(False)

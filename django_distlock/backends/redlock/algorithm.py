@@ -1,11 +1,11 @@
-"""The algorithm: what is sent to the nodes, round by round, and what follows from their answers. No I/O here."""
+"""The algorithm: the messages to the nodes, fan-out by fan-out, and what follows from the replies. No I/O here."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any
@@ -17,99 +17,95 @@ from ...utils.clock import clock
 from ...utils.wakeup import WakeEvent
 from ..redis.errors import is_wrong_type
 from ..redis.scripts import Command, pack
-from .messages import ACQUIRE, RELEASE, RENEW, Asked, Message, Round, Verdict, all_settled
-from .quorum import FenceClock, Seen, Votes, fence_of, is_decided, is_final, is_known, majority_of
+from .messages import ACQUIRE, RELEASE, RENEW, Exchange, FanOut, Message, NodeSteps, StaleConnections, all_settled
+from .quorum import FenceClock, Observation, Votes, fence_of, is_decided, is_final, is_known, majority_of
 
 SCAN_STEP = 1000  # keys a node visits per SCAN: well below a millisecond
 
 Explain = Callable[[Sequence[Exception | None]], LockBackendError]
 
 
-class StaleConnections(Verdict):
-    """No majority answered, but connections that had stood idle may be to blame: worth another try on new ones."""
+class Redlock:
+    """Operations on ``size`` nodes.
 
-
-class Rounds:
-    """Requests to ``size`` nodes.
-
-    ``explain`` makes the error from what each node failed with (None: it did not). ``abandon`` has a request
-    released in the background, if it can.
+    ``explain``: makes the error from the failure of each node (None: it answered). ``release_in_background``: whether
+    somebody will release the request.
     """
 
     def __init__(
-        self, alias: str, prefix: str, size: int, explain: Explain, abandon: Callable[[LockRequest], bool]
+        self, alias: str, prefix: str, size: int, explain: Explain, release_in_background: Callable[[LockRequest], bool]
     ) -> None:
-        self.alias, self.prefix, self.size, self.explain, self.abandon = alias, prefix, size, explain, abandon
+        self.alias, self.prefix, self.size, self.explain = alias, prefix, size, explain
+        self._release_in_background = release_in_background
         self.majority = majority_of(size)
-        self.numbers = FenceClock()
+        self.fences = FenceClock()
         # Messages of granted requests where not all nodes had answered by then.
-        self._late: WeakKeyDictionary[LockRequest, Sequence[Asked]] = WeakKeyDictionary()
-        self._pursued: WeakSet[LockRequest] = WeakSet()
+        self._late: WeakKeyDictionary[LockRequest, Sequence[Exchange]] = WeakKeyDictionary()
+        self._followed_up: WeakSet[LockRequest] = WeakSet()
         self._released: WeakSet[LockRequest] = WeakSet()
 
     # Acquire
 
-    def acquire(self, request: LockRequest, last_try: bool) -> Generator[Round, list[Asked], Grant | LockInfo]:
-        proposal, sent_at = self.numbers.propose(), clock()
-        asked = yield self._to_all([self._acquire(request, proposal, "new")], is_decided)
-        tally = Votes.of(asked)
-        if tally.is_granted:
-            numbers = list(tally.granted.values())
-            self.numbers.saw(max(numbers))
+    def acquire(self, request: LockRequest, last_try: bool) -> NodeSteps[Grant | LockInfo]:
+        proposal, sent_at = self.fences.propose(), clock()
+        exchanges = yield self._to_all([self._acquire(request, proposal, "new")], is_decided)
+        votes = Votes.of(exchanges)
+        if votes.is_granted:
+            numbers = list(votes.granted.values())
+            self.fences.observe(max(numbers))
             fence = fence_of(numbers, self.majority)
             if not is_known(fence, numbers, self.majority):
-                told = yield self._to_all([self._acquire(request, fence, "keep")], is_decided)
-                asked, tally = _latest(asked, told), Votes.of(told)
-            if tally.is_granted:
-                self._remember(request, asked)
+                confirmed = yield self._to_all([self._acquire(request, fence, "keep")], is_decided)
+                exchanges, votes = _latest(exchanges, confirmed), Votes.of(confirmed)
+            if votes.is_granted:
+                self._remember_late(request, exchanges)
                 return Grant(fence, sent_at)
-        if tally.is_down and not last_try and _may_have_faded(asked):
+        if votes.is_down and not last_try and _may_be_stale(exchanges):
             request.in_doubt = True
             raise StaleConnections
         if not request.is_held:
-            yield from self._undo(request, asked, tally)
-        if tally.is_down:
-            raise self.explain([tally.failed.get(node) for node in range(self.size)])
-        return self._busy(request.name, tally)
+            yield from self._undo(request, exchanges, votes)
+        if votes.is_down:
+            raise self.explain([votes.failed.get(node) for node in range(self.size)])
+        return self._busy(request.name, votes)
 
-    def _undo(self, request: LockRequest, asked: Sequence[Asked], tally: Votes) -> Generator[Round, list[Asked], None]:
-        """Also where no answer came; on the same connections, so that it is executed behind the request."""
-        doubtful = [one.was_sent and node not in tally.taken for node, one in enumerate(asked)]
+    def _undo(self, request: LockRequest, exchanges: Sequence[Exchange], votes: Votes) -> NodeSteps[None]:
+        """Release it, also where no answer came; on the same connections, so that it is executed after the request."""
+        doubtful = [exchange.was_sent and node not in votes.taken for node, exchange in enumerate(exchanges)]
         if not any(doubtful):
             return
-        message = self._giving_back(request)
+        message = self._release_message(request)
 
-        def enough(undone: Sequence[Asked]) -> bool:
-            return all(undone[node].is_settled for node in tally.granted)
+        def enough(undone: Sequence[Exchange]) -> bool:
+            return all(undone[node].is_settled for node in votes.granted)
 
-        undone = yield Round(lambda node, _: message if doubtful[node] else None, enough)
-        if any(there and not one.was_sent for there, one in zip(doubtful, undone, strict=True)):
+        undone = yield FanOut(lambda node, _: message if doubtful[node] else None, enough)
+        if any(there and not exchange.was_sent for there, exchange in zip(doubtful, undone, strict=True)):
             request.in_doubt = True  # its connection broke in between
-        if request.in_doubt or not all(one.is_answered for one in undone):
-            self._renounce(request)
+        if request.in_doubt or not all(exchange.is_answered for exchange in undone):
+            self._change_token(request)
 
-    def _renounce(self, request: LockRequest) -> None:
-        """Go on with another token: what is on its way for this one would undo another try, too."""
-        if request.in_doubt and not self.abandon(replace(request, event=WakeEvent())):
+    def _change_token(self, request: LockRequest) -> None:
+        """For the next try, which a late release with this one would undo, too."""
+        if request.in_doubt and not self._release_in_background(replace(request, event=WakeEvent())):
             return
         request.anew()
 
-    def _remember(self, request: LockRequest, asked: Sequence[Asked]) -> None:
-        late = [one for one in asked if not one.is_answered]
+    def _remember_late(self, request: LockRequest, exchanges: Sequence[Exchange]) -> None:
+        late = [exchange for exchange in exchanges if not exchange.is_answered]
         if late:
-            self._late[request] = asked
-            remedy = partial(self._giving_back, request)
-            for one in late:
-                one.remedy = remedy
+            self._late[request] = exchanges
+            for exchange in late:
+                exchange.undo = partial(self._release_message, request)
 
-    def _busy(self, name: str, tally: Votes) -> LockInfo:
-        seen = Seen(self.size, free=len(tally.granted), failed=len(tally.failed))
-        for left, lease in tally.taken.values():
-            seen.add(self.alias, name, lease, left)
-        if best := seen.best():
+    def _busy(self, name: str, votes: Votes) -> LockInfo:
+        observed = Observation(self.size, free=len(votes.granted), failed=len(votes.failed))
+        for left, lease in votes.taken.values():
+            observed.add(self.alias, name, lease, left)
+        if best := observed.best():
             return best
         error = self.foreign_value(name)
-        refused = len(tally.taken) + sum(map(is_final, tally.failed.values()))
+        refused = len(votes.taken) + sum(map(is_final, votes.failed.values()))
         error.is_final = refused > self.size - self.majority
         raise error
 
@@ -123,65 +119,71 @@ class Rounds:
 
     def release(
         self, request: LockRequest, cooldown: float, last_try: bool, repeated: bool, *, force: bool = False
-    ) -> Generator[Round, list[Asked], bool]:
+    ) -> NodeSteps[bool]:
         self._released.add(request)
         late = self._late.pop(request, None)
-        plain = self._giving_back(request, cooldown, force=force)
-        retiring = cache(partial(self._giving_back, request, cooldown, request.lasts, force=force))
+        plain = self._release_message(request, cooldown, force=force)
+        retiring = cache(partial(self._release_message, request, cooldown, request.lasts, force=force))
         is_late = [bool(late and late[node].was_sent and not late[node].is_answered) for node in range(self.size)]
 
         def message(node: int, connection: object) -> Message:
             overtakes = late and is_late[node] and late[node].connection is not connection
             return retiring() if request.in_doubt or overtakes else plain
 
-        def counted(asked: Sequence[Asked]) -> list[Any]:
-            return [one.replies[0] for one in asked if one.is_answered]
+        def counted(exchanges: Sequence[Exchange]) -> list[Any]:
+            return [exchange.replies[0] for exchange in exchanges if exchange.is_answered]
 
-        def enough(asked: Sequence[Asked]) -> bool:
-            replies = counted(asked)
-            return max(replies.count(1), replies.count(0)) >= self.majority or all_settled(asked)
+        def enough(exchanges: Sequence[Exchange]) -> bool:
+            replies = counted(exchanges)
+            return max(replies.count(1), replies.count(0)) >= self.majority or all_settled(exchanges)
 
-        asked = yield Round(message, enough)
-        replies = counted(asked)
+        exchanges = yield FanOut(message, enough)
+        replies = counted(exchanges)
         if replies.count(0) + replies.count(1) < self.majority:
             request.in_doubt = True
-            raise self._no_majority(asked, last_try)
+            raise self._no_majority(exchanges, last_try)
         if not cooldown and not force:
-            if any((request.in_doubt or there) and one.hangs for there, one in zip(is_late, asked, strict=True)):
-                self._pursue(request, asked)
-            elif any(one.was_missed and (late is None or late[node].was_sent) for node, one in enumerate(asked)):
-                self.abandon(replace(request, event=WakeEvent()))
+            if any(
+                (request.in_doubt or there) and exchange.hangs
+                for there, exchange in zip(is_late, exchanges, strict=True)
+            ):
+                self._release_unresponsive(request, exchanges)
+            elif any(
+                exchange.was_disconnected and (late is None or late[node].was_sent)
+                for node, exchange in enumerate(exchanges)
+            ):
+                self._release_in_background(replace(request, event=WakeEvent()))
         # While no majority has lost it, nobody else can have had the lock: nodes that failed stay away for a TTL.
         return repeated or replies.count(0) < self.majority
 
-    def _pursue(self, request: LockRequest, asked: Sequence[Asked]) -> None:
-        """A node that hangs may grant what it was asked for when it wakes up: tell it then that it is over."""
-        if request in self._pursued:
-            raise self._down(asked)  # to be repeated
+    def _release_unresponsive(self, request: LockRequest, exchanges: Sequence[Exchange]) -> None:
+        """In the background: a node that hangs may grant the request when it wakes up."""
+        if request in self._followed_up:
+            raise self._down(exchanges)  # to be repeated
         remainder = replace(request, in_doubt=True, event=WakeEvent())
-        self._pursued.add(remainder)
-        self.abandon(remainder)
+        self._followed_up.add(remainder)
+        self._release_in_background(remainder)
 
     # Renew
 
-    def renew(
-        self, wanted: Sequence[tuple[LockRequest, float]], last_try: bool
-    ) -> Generator[Round, list[Asked], list[bool | None]]:
+    def renew(self, wanted: Sequence[tuple[LockRequest, float]], last_try: bool) -> NodeSteps[list[bool | None]]:
         """True, False where the lease is gone, None where no majority says either.
 
         A node that lost the lease, because it was restarted or did not hear of it, is given it again while
         no majority has lost it: so a lease outlives restarts of all nodes, one after another.
         """
         commands = [RENEW.call(self._keys(request.name)[:1], request.token, _ms(ttl)) for request, ttl in wanted]
-        asked = yield self._to_all(commands, all_settled)
-        answered = [one for one in asked if one.is_answered and not all(map(_is_refusal, one.replies))]
+        exchanges = yield self._to_all(commands, all_settled)
+        answered = [
+            exchange for exchange in exchanges if exchange.is_answered and not all(map(_is_refusal, exchange.replies))
+        ]
         if len(answered) < self.majority:
-            raise self._no_majority(asked, last_try)
+            raise self._no_majority(exchanges, last_try)
         outcomes: list[bool | None] = []
-        repairs: list[list[Command]] = [[] for _ in asked]
+        repairs: list[list[Command]] = [[] for _ in exchanges]
         repaired: list[tuple[int, int]] = []  # which lease, on which node
         for index, (request, ttl) in enumerate(wanted):
-            replies = {node: one.replies[index] for node, one in enumerate(asked) if one.is_answered}
+            replies = {node: exchange.replies[index] for node, exchange in enumerate(exchanges) if exchange.is_answered}
             kept = [int(reply) for reply in replies.values() if isinstance(reply, bytes)]
             lost = [node for node, reply in replies.items() if reply == 0]
             outcomes.append(True if len(kept) >= self.majority else False if len(lost) >= self.majority else None)
@@ -191,7 +193,7 @@ class Rounds:
                     repairs[node].append(self._acquire(request, fence, "keep", ttl))
                     repaired.append((index, node))
         if repaired:
-            yield from self._repair(repairs, repaired, wanted, asked, outcomes)
+            yield from self._repair(repairs, repaired, wanted, exchanges, outcomes)
         return outcomes
 
     def _repair(
@@ -199,11 +201,11 @@ class Rounds:
         commands: Sequence[Sequence[Command]],
         repaired: Sequence[tuple[int, int]],
         wanted: Sequence[tuple[LockRequest, float]],
-        asked: Sequence[Asked],
+        exchanges: Sequence[Exchange],
         outcomes: list[bool | None],
-    ) -> Generator[Round, list[Asked], None]:
-        given = yield Round(lambda node, _: Message.of(*commands[node]) if commands[node] else None, all_settled)
-        answers = {node: iter(one.replies) for node, one in enumerate(given) if one.is_answered}
+    ) -> NodeSteps[None]:
+        repaired_on = yield FanOut(lambda node, _: Message.of(*commands[node]) if commands[node] else None, all_settled)
+        answers = {node: iter(exchange.replies) for node, exchange in enumerate(repaired_on) if exchange.is_answered}
         again: dict[int, int] = {}
         for index, node in repaired:
             if node not in answers:
@@ -214,34 +216,38 @@ class Rounds:
                     again[index] = again.get(index, 0) + 1
         for index in {index for index, _ in repaired}:
             if (request := wanted[index][0]) in self._released:  # meanwhile: a node may have executed that before
-                self.abandon(replace(request, in_doubt=True, event=WakeEvent()))
+                self._release_in_background(replace(request, in_doubt=True, event=WakeEvent()))
         for index, count in again.items():
-            kept = sum(isinstance(one.replies[index], bytes) for one in asked if one.is_answered)
+            kept = sum(isinstance(exchange.replies[index], bytes) for exchange in exchanges if exchange.is_answered)
             if kept + count >= self.majority:
                 outcomes[index] = True
 
     # Look and list
 
-    def look(self, names: Sequence[str], last_try: bool) -> Generator[Round, list[Asked], list[Seen]]:
+    def look(self, names: Sequence[str], last_try: bool) -> NodeSteps[list[Observation]]:
         keys = [self._keys(name)[0] for name in names]
         commands = [Command(pack(verb, key)) for key in keys for verb in ("GET", "PTTL")]
-        asked = yield self._to_all(commands, all_settled)
-        answered = [one.replies for one in asked if one.is_answered and not any(map(_is_refusal, one.replies))]
+        exchanges = yield self._to_all(commands, all_settled)
+        answered = [
+            exchange.replies
+            for exchange in exchanges
+            if exchange.is_answered and not any(map(_is_refusal, exchange.replies))
+        ]
         if len(answered) < self.majority:
-            raise self._no_majority(asked, last_try)
+            raise self._no_majority(exchanges, last_try)
         found = []
         for index, name in enumerate(names):
-            seen = Seen(self.size, failed=self.size - len(answered))
+            observed = Observation(self.size, failed=self.size - len(answered))
             for replies in answered:
-                seen.add(self.alias, name, replies[2 * index], replies[2 * index + 1])
-            found.append(seen)
+                observed.add(self.alias, name, replies[2 * index], replies[2 * index + 1])
+            found.append(observed)
         return found
 
-    def info(self) -> Generator[Round, list[Asked], list[Asked]]:
-        asked = yield self._to_all([Command(pack("INFO"))], all_settled)
-        return asked
+    def info(self) -> NodeSteps[list[Exchange]]:
+        exchanges = yield self._to_all([Command(pack("INFO"))], all_settled)
+        return exchanges
 
-    def scan(self, listing: Listing, prefix: str, last_try: bool) -> Generator[Round, list[Asked], None]:
+    def scan(self, listing: Listing, prefix: str, last_try: bool) -> NodeSteps[None]:
         """The next page of each node that is not through."""
         pattern = re.sub(r"([*?\[\]\\])", r"\\\1", f"{self.prefix}:{prefix}") + "*"
 
@@ -250,24 +256,24 @@ class Rounds:
                 return None
             return Message.of(Command(pack("SCAN", cursor, "MATCH", pattern, "COUNT", SCAN_STEP)))
 
-        asked = yield Round(message, all_settled)
+        exchanges = yield FanOut(message, all_settled)
         cursors: list[bytes | None] = [None] * self.size
-        names: list[list[str]] = [[] for _ in asked]
+        names: list[list[str]] = [[] for _ in exchanges]
         failures = dict(listing.failures)
-        for node, one in enumerate(asked):
+        for node, exchange in enumerate(exchanges):
             if listing.cursors[node] is None:
                 continue
-            match one.replies[0] if one.is_answered else one.failure:
+            match exchange.replies[0] if exchange.is_answered else exchange.failure:
                 case [bytes() as cursor, list() as keys]:
                     cursors[node] = None if cursor == b"0" else cursor
                     names[node].extend(self._names(keys))
                 case Exception() as error:
                     failures[node] = error
         if len(failures) > self.size - self.majority:
-            if not last_try and _may_have_faded(asked):
+            if not last_try and _may_be_stale(exchanges):
                 raise StaleConnections
             raise self.explain([failures.get(node) for node in range(self.size)])
-        listing.turn(cursors, names, failures)
+        listing.add_page(cursors, names, failures)
 
     def _names(self, keys: Sequence[bytes]) -> list[str]:
         names = []
@@ -289,31 +295,31 @@ class Rounds:
         """Lease, retired tokens, last fencing number. The kind stands before the name, so that none collide."""
         return f"{self.prefix}:{name}", f"{self.prefix}|x:{name}", f"{self.prefix}|f"
 
-    def _to_all(self, commands: Sequence[Command], enough: Callable[[Sequence[Asked]], bool]) -> Round:
+    def _to_all(self, commands: Sequence[Command], enough: Callable[[Sequence[Exchange]], bool]) -> FanOut:
         message = Message.of(*commands)
-        return Round(lambda node, connection: message, enough)
+        return FanOut(lambda node, connection: message, enough)
 
-    def _giving_back(
+    def _release_message(
         self, request: LockRequest, cooldown: float = 0.0, retire: float = 0.0, *, force: bool = False
     ) -> Message:
         keys = self._keys(request.name)[:2]
         return Message.of(RELEASE.call(keys, request.token, _ms(cooldown), _ms(retire), int(force)))
 
-    def _no_majority(self, asked: Sequence[Asked], last_try: bool) -> Exception:
-        return StaleConnections() if not last_try and _may_have_faded(asked) else self._down(asked)
+    def _no_majority(self, exchanges: Sequence[Exchange], last_try: bool) -> Exception:
+        return StaleConnections() if not last_try and _may_be_stale(exchanges) else self._down(exchanges)
 
-    def _down(self, asked: Sequence[Asked]) -> LockBackendError:
-        return self.explain([_failure(one) for one in asked])
-
-
-def _may_have_faded(asked: Sequence[Asked]) -> bool:
-    return any(one.failure and one.was_sent for one in asked)
+    def _down(self, exchanges: Sequence[Exchange]) -> LockBackendError:
+        return self.explain([_failure(exchange) for exchange in exchanges])
 
 
-def _failure(asked: Asked) -> Exception | None:
-    if not asked.is_answered:
-        return asked.failure  # None: the others decided before it answered
-    return next((reply for reply in asked.replies if isinstance(reply, Exception)), None)
+def _may_be_stale(exchanges: Sequence[Exchange]) -> bool:
+    return any(exchange.failure and exchange.was_sent for exchange in exchanges)
+
+
+def _failure(exchanges: Exchange) -> Exception | None:
+    if not exchanges.is_answered:
+        return exchanges.failure  # None: the others decided before it answered
+    return next((reply for reply in exchanges.replies if isinstance(reply, Exception)), None)
 
 
 def _is_refusal(reply: object) -> bool:
@@ -321,11 +327,11 @@ def _is_refusal(reply: object) -> bool:
     return isinstance(reply, Exception) and not is_wrong_type(reply)
 
 
-def _latest(asked: Sequence[Asked], again: Sequence[Asked]) -> list[Asked]:
+def _latest(exchanges: Sequence[Exchange], again: Sequence[Exchange]) -> list[Exchange]:
     """Of two requests to each node the one whose answer is still to come, if there is one."""
     return [
         later if later.was_sent and not later.is_answered else earlier
-        for earlier, later in zip(asked, again, strict=True)
+        for earlier, later in zip(exchanges, again, strict=True)
     ]
 
 
@@ -334,25 +340,27 @@ def _ms(seconds: float) -> int:
 
 
 class Listing:
-    """What was told until now. Locked is what a majority has, or may have because the others do not answer.
+    """The names found so far. Locked is what a majority has, or may have because the others do not answer.
 
-    ``cursors``: where each node goes on; None: it is through. ``failures``: by node; such a one is through, too.
+    ``cursors``: where each node goes on; None: it is through. ``failures``: by node; such a node is through, too.
     """
 
     def __init__(self, size: int, majority: int) -> None:
         self.cursors: list[bytes | None] = [b"0"] * size
         self.failures: dict[int, Exception] = {}
         self._majority = majority
-        self._found: list[set[str]] = [set() for _ in range(size)]  # SCAN may tell a key twice
+        self._found: list[set[str]] = [set() for _ in range(size)]  # SCAN may return a key twice
 
     @property
     def is_open(self) -> bool:
         return any(cursor is not None for cursor in self.cursors)
 
-    def turn(self, cursors: list[bytes | None], names: Sequence[Sequence[str]], failures: dict[int, Exception]) -> None:
+    def add_page(
+        self, cursors: list[bytes | None], names: Sequence[Sequence[str]], failures: dict[int, Exception]
+    ) -> None:
         self.cursors, self.failures = cursors, failures
-        for found, told in zip(self._found, names, strict=True):
-            found.update(told)
+        for found, more in zip(self._found, names, strict=True):
+            found.update(more)
 
     @property
     def locked(self) -> list[str]:

@@ -8,7 +8,7 @@ import os
 import random
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from django.core.checks import CheckMessage
 from redis.exceptions import MaxConnectionsError
@@ -20,20 +20,20 @@ from ...utils.drive import Call, Steps
 from ...utils.text import printable
 from ..common.per_loop import PerLoop
 from ..redis.diagnostics import of_patience
-from ..redis.errors import NoReply, advice
+from ..redis.errors import advice
 from ..redis.keys import read_prefix
 from ..twins import GeneratorBackend
 from .aio_connections import AsyncNodes
-from .algorithm import Listing, Rounds, StaleConnections
+from .algorithm import Listing, Redlock
 from .config import check_options, read_locations
 from .connections import Nodes
 from .diagnostics import examine, of_settings
-from .messages import HANDSHAKE, NodeSteps, check_process
-from .quorum import is_final, majority_of
+from .messages import Limits, NodeSteps, StaleConnections, check_process
+from .quorum import NoMajority, is_final, majority_of
 
-RENEWALS = 250  # leases that are renewed in one round: what a node that hangs takes in without blocking us
-SHORTEST_WAIT = 0.5  # seconds that even an attempt without a wait gives nodes to be connected
+RENEWALS = 250  # leases that are renewed in one fan-out: what a node that hangs takes in without blocking us
 
+T = TypeVar("T")
 logger = logging.getLogger("django_distlock")
 
 
@@ -63,12 +63,11 @@ class RedlockBackend(GeneratorBackend):
         self.locations = read_locations(self)
         self.node_count = len(self.locations)
         self.majority = majority_of(self.node_count)
-        self._rounds = Rounds(alias, self.prefix, self.node_count, self._explain, self._abandon)
+        self._redlock = Redlock(alias, self.prefix, self.node_count, self._explain, self._release_in_background)
         self._longest_ttl = max(self.terms.ttl, self.terms.min_hold)
-        connect_timeout = float(self.option["socket_connect_timeout"])
-        self._connecting = connect_timeout + HANDSHAKE
-        self._client = Nodes(self.locations, self.majority, self.option["max_connections"])
-        self._async_clients = PerLoop(partial(AsyncNodes, self.locations, self.majority))
+        self._connect_timeout = float(self.option["socket_connect_timeout"]) + self.timing.handshake
+        self._client = Nodes(self.locations, self.majority, self.option["max_connections"], self.timing)
+        self._async_clients = PerLoop(partial(AsyncNodes, self.locations, self.majority, self.timing))
 
     def check_settings(self) -> list[CheckMessage]:
         where = f"DISTRIBUTED_LOCKS[{self.alias!r}]"
@@ -81,29 +80,18 @@ class RedlockBackend(GeneratorBackend):
 
     def _diagnose(self) -> Steps[list[CheckResult]]:
         longest = self._longest_ttl  # before the self-test, which has a TTL of its own
-        asked = yield from self._ask(lambda last: self._rounds.info(), self._node_timeout())
-        return examine(self.locations, asked, longest)
+        exchanges = yield from self._run(lambda last_try: self._redlock.info(), self._limits())
+        return examine(self.locations, exchanges, longest)
 
     # The contract
 
     def _acquire(self, request: LockRequest, queue: bool) -> Steps[Grant | LockInfo]:
         self._longest_ttl = max(self._longest_ttl, request.lasts)
-        patience = self._node_timeout(request.ttl)
         try:
-            steps = partial(self._rounds.acquire, request)
-            answer: Grant | LockInfo = yield from self._ask(steps, patience, **self._wait(request))
-            return answer
+            return (yield from self._run(partial(self._redlock.acquire, request), self._limits_of_attempt(request)))
         except BaseException as error:
             request.in_doubt = request.in_doubt or not isinstance(error, LockBackendError)
             raise
-
-    def _wait(self, request: LockRequest) -> dict[str, Any]:
-        """How long to wait for connections, and whether to nodes that refuse, too: for callers who wait themselves."""
-        if request.deadline is None:
-            return {"persists": True, "queues_until": math.inf}
-        left = request.deadline - clock()
-        within = min(self._connecting, max(SHORTEST_WAIT, left) + HANDSHAKE)
-        return {"within": within, "persists": left > 0, "queues_until": request.deadline}
 
     def wait_for_turn(self, request: LockRequest, timeout: float) -> None:
         super().wait_for_turn(request, self._delay(timeout))
@@ -111,47 +99,47 @@ class RedlockBackend(GeneratorBackend):
     async def await_for_turn(self, request: LockRequest, timeout: float) -> None:
         await super().await_for_turn(request, self._delay(timeout))
 
-    def _delay(self, most: float) -> float:
+    def _delay(self, timeout: float) -> float:
         # Random, so that those who took the lock from each other do not meet again.
         shortest, longest = self.option["retry_delay"]
-        return min(most, random.uniform(shortest, longest))
+        return min(timeout, random.uniform(shortest, longest))
 
     def _release(self, request: LockRequest, cooldown: float, force: bool) -> Steps[bool]:
         self._longest_ttl = max(self._longest_ttl, cooldown)
         tries = iter((False, True))  # whether an earlier try may have done it
 
-        def steps(last: bool) -> NodeSteps:
-            return self._rounds.release(request, cooldown, last, next(tries), force=force)
+        def steps(last_try: bool) -> NodeSteps[bool]:
+            return self._redlock.release(request, cooldown, last_try, next(tries), force=force)
 
-        return bool((yield from self._ask(steps, self._node_timeout(request.ttl), urgent=True)))
+        return (yield from self._run(steps, self._limits(request.ttl)._replace(urgent=True)))
 
-    def _renew(self, wanted: Sequence[tuple[LockRequest, float]], within: float | None) -> Steps[list[bool | None]]:
+    def _renew(self, wanted: Sequence[tuple[LockRequest, float]], timeout: float | None) -> Steps[list[bool | None]]:
         renewed: list[bool | None] = []
         for start in range(0, len(wanted), RENEWALS):
             some = wanted[start : start + RENEWALS]
-            patience = self._node_timeout(min(ttl for _, ttl in some))
-            if within is not None:
-                patience = min(patience, within)
-            renewed += yield from self._ask(partial(self._rounds.renew, some), patience, within=within)
+            limits = self._limits(min(ttl for _, ttl in some))
+            if timeout is not None:
+                limits = limits._replace(timeout=min(limits.timeout, timeout), connect_timeout=timeout)
+            renewed += yield from self._run(partial(self._redlock.renew, some), limits)
         return renewed
 
     def _look(self, names: Sequence[str]) -> Steps[list[LockInfo | None]]:
         if not names:
             return []
-        found = yield from self._ask(partial(self._rounds.look, names), self._node_timeout())
-        for name, seen in zip(names, found, strict=True):
-            if seen.foreign:
-                logger.error("%s", self._rounds.foreign_value(name))
-        return [seen.held for seen in found]
+        found = yield from self._run(partial(self._redlock.look, names), self._limits())
+        for name, observed in zip(names, found, strict=True):
+            if observed.foreign:
+                logger.error("%s", self._redlock.foreign_value(name))
+        return [observed.held for observed in found]
 
     def _pages(self, prefix: str) -> Iterator[Steps[Iterable[str]]]:
-        """What a majority has is known when all nodes are through."""
+        """Which names a majority has is known when all nodes are through."""
         listing = Listing(len(self.locations), self.majority)
         while listing.is_open:
             yield self._page(listing, prefix)
 
     def _page(self, listing: Listing, prefix: str) -> Steps[Iterable[str]]:
-        yield from self._ask(partial(self._rounds.scan, listing, prefix), self._node_timeout())
+        yield from self._run(partial(self._redlock.scan, listing, prefix), self._limits())
         return () if listing.is_open else listing.locked
 
     def close(self) -> None:
@@ -174,7 +162,7 @@ class RedlockBackend(GeneratorBackend):
         ]
         is_down = len(failed) > len(failures) - self.majority
         why = "a majority must answer" if is_down else "and may keep what is given back"
-        error = NoReply(
+        error = NoMajority(
             f"Lock backend {self.alias!r}: {len(failed)} of {len(failures)} nodes failed, {why}. {' '.join(failed)}"
         )
         final = sum(is_final(failure) for failure in failures if failure)
@@ -182,33 +170,40 @@ class RedlockBackend(GeneratorBackend):
         error.__cause__ = ExceptionGroup("what the nodes failed with", [failure for failure in failures if failure])
         return error
 
-    def _abandon(self, request: LockRequest) -> bool:
+    def _release_in_background(self, request: LockRequest) -> bool:
         return self.on_orphan is not None and self.on_orphan(request)
 
     # Nodes
 
+    def _limits(self, ttl: float | None = None) -> Limits:
+        return Limits(self._node_timeout(ttl), self._connect_timeout)
+
+    def _limits_of_attempt(self, request: LockRequest) -> Limits:
+        """A caller who waits also waits for connections, and for nodes that refuse them."""
+        limits, deadline = self._limits(request.ttl), request.deadline
+        if deadline is None:
+            return limits._replace(retry_refused=True, queue_deadline=math.inf)
+        left, timing = deadline - clock(), self.timing
+        connect_timeout = min(self._connect_timeout, max(timing.shortest_call, left) + timing.handshake)
+        return limits._replace(connect_timeout=connect_timeout, retry_refused=left > 0, queue_deadline=deadline)
+
     def _node_timeout(self, ttl: float | None = None) -> float:
-        """Seconds that a node has for an answer."""
+        """Seconds that a node has for a reply."""
         if (given := self.option["node_timeout"]) is not None:
             return float(given)
         return max(0.05, min((ttl or self.terms.ttl) * 0.05, 1.0))
 
-    def _ask(
-        self, steps: Callable[[bool], NodeSteps], patience: float, *, within: float | None = None, **how: Any
-    ) -> Steps[Any]:
-        """Take the steps on the nodes; on new connections, as the last try, where those that stood were stale.
-
-        ``within``: seconds to wait for connections; ``how``: see ``Nodes.run``.
-        """
-        within, began, pid = self._connecting if within is None else within, clock(), os.getpid()
+    def _run(self, steps: Callable[[bool], NodeSteps[T]], limits: Limits) -> Steps[T]:
+        """Take the steps on the nodes; where connections were stale, once more on new ones, as the last try."""
+        began, pid = clock(), os.getpid()
         try:
-            return (yield Call("run", (steps(False), patience, within), how))
+            result: T = yield Call("run", (steps(False), limits))
+            return result
         except StaleConnections:
             yield Call("reset")
             check_process(pid)
-            return (yield Call("run", (steps(True), patience, _rest_of(within, began)), how))
-
-
-def _rest_of(within: float, began: float) -> float:
-    """Seconds to wait for connections in another try; a moment always, because all are new."""
-    return max(min(within, SHORTEST_WAIT), began + within - clock())
+            # At least a moment, because all connections are new.
+            shortest = min(limits.connect_timeout, self.timing.shortest_call)
+            left = max(shortest, began + limits.connect_timeout - clock())
+            result = yield Call("run", (steps(True), limits._replace(connect_timeout=left)))
+            return result

@@ -1,4 +1,4 @@
-"""A connection to each node, for one thread at a time: a round is sent to all, then read from whoever answers first."""
+"""A connection to each node, for one thread at a time: messages go to all, the first reply is read first."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import weakref
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from math import inf
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -26,173 +25,176 @@ from ...exceptions import LockBackendError
 from ...utils import fork
 from ...utils.clock import clock
 from ..common.permits import Permit, permits
-from ..redis.client import IDLE_TRUSTED
+from ..common.timing import Timing
 from ..redis.config import Location
-from ..redis.errors import NoReply
 from ..redis.timeouts import exhausted
 from .messages import (
-    AGAIN,
-    GIVEN_UP,
     LOADS,
-    MOST_AWAITED,
+    MAX_PENDING,
     NOT_ASKED,
-    Asked,
     ConnectWait,
+    Exchange,
+    FanOut,
+    Limits,
     Message,
     NodeState,
     NodeSteps,
     NotYetConnected,
-    Round,
-    Verdict,
+    StaleConnections,
+    T,
     check_process,
     time_out,
 )
+from .quorum import NoMajority
 
 
-class Link:
-    """One connection to one node, used by one thread at a time. Replies come in the order of the requests.
+class NodeConnection:
+    """One connection to one node, used by one thread at a time. Replies come in the order of the messages.
 
-    A reply that nobody waited for is read before the next one: the link remembers what is awaited on it.
+    A reply that nobody waited for is read before the next one: ``pending`` remembers to which message it belongs.
     """
 
     def __init__(self, connection: Any) -> None:
-        self.connection = connection
+        self._connection = connection
         self._pid = os.getpid()
         self.fileno: int = connection._sock.fileno()  # noqa: SLF001 - redis-py has no public way to poll many connections
-        self.awaited: deque[Asked] = deque()
-        self.is_broken = False
+        self.pending: deque[Exchange] = deque()
+        self.is_closed = False
 
-    def is_ready(self, patience: float, *, urgent: bool) -> bool:
-        """Whether an answer can be expected; with ``urgent`` also where one is overdue."""
+    def is_ready(self, timeout: float, *, urgent: bool) -> bool:
+        """Whether a reply can be expected; with ``urgent`` also where one is overdue."""
         if urgent:
-            return len(self.awaited) < 2 * MOST_AWAITED  # so that all that was asked for can be given back
-        return len(self.awaited) < MOST_AWAITED and self.silent_for < patience
+            return len(self.pending) < 2 * MAX_PENDING  # so that all that was acquired can be released
+        return len(self.pending) < MAX_PENDING and self.unresponsive_for < timeout
 
     @property
-    def silent_for(self) -> float:
-        """Seconds since the oldest request that is not answered."""
-        return clock() - self.awaited[0].sent_at if self.awaited else 0.0
+    def unresponsive_for(self) -> float:
+        """Seconds since the oldest message without a reply was sent."""
+        return clock() - self.pending[0].sent_at if self.pending else 0.0
 
-    def send(self, message: Message, at: float) -> Asked:
+    def send(self, message: Message, sent_at: float) -> Exchange:
         check_process(self._pid)
-        asked = Asked(message.replies, at, self)
-        self.awaited.append(asked)
+        exchange = Exchange(message.replies, sent_at, self)
+        self.pending.append(exchange)
         try:
-            self.connection.send_packed_command([message.packed], check_health=False)
+            self._connection.send_packed_command([message.packed], check_health=False)
         except (RedisError, OSError) as error:
-            self.fail(error)
-        return asked
+            self.close(error)
+        return exchange
 
     def read(self) -> None:
         """Take the replies that have come, at least one: it is known to be there."""
         check_process(self._pid)
-        if not self.awaited:
-            self.fail(ConnectionError("the node closed the connection"))
+        if not self.pending:
+            self.close(ConnectionError("the node closed the connection"))
         try:
-            while self.awaited:
+            while self.pending:
                 try:
-                    reply = self.connection.read_response(disable_decoding=True)
+                    reply = self._connection.read_response(disable_decoding=True)
                 except NoScriptError:
                     raise  # the node forgot our scripts; a new connection brings them
                 except ResponseError as error:
                     reply = error
-                if self.awaited[0].take(reply):
-                    self.awaited.popleft()
-                if self.awaited and not self.connection.can_read(0):
+                if self.pending[0].take(reply):
+                    self.pending.popleft()
+                if self.pending and not self._connection.can_read(0):
                     return
         except (RedisError, OSError) as error:
-            self.fail(error)
+            self.close(error)
 
-    def give_up(self, error: Exception) -> None:
-        """Close it; should the node wake up and execute what it was sent, it finds the remedy behind that."""
-        for remedy in [asked.remedy() for asked in self.awaited if asked.remedy]:
-            self.send(remedy, clock())
-        self.fail(error)
+    def close_with_undo(self, error: Exception) -> None:
+        """Should the node wake up and execute what it was sent, it finds behind that what undoes it."""
+        for undo in [exchange.undo() for exchange in self.pending if exchange.undo]:
+            self.send(undo, clock())
+        self.close(error)
 
-    def fail(self, error: Exception) -> None:
-        self.is_broken = True
-        self.connection.disconnect()
-        while self.awaited:
-            self.awaited.popleft().fail(error)
+    def close(self, error: Exception) -> None:
+        self.is_closed = True
+        self._connection.disconnect()
+        while self.pending:
+            self.pending.popleft().fail(error)
 
 
 class ConnectionSet:
-    """One link to each node, or None where there is none just now, for one thread at a time."""
+    """One connection to each node, or None where there is none just now, for one thread at a time."""
 
-    def __init__(self, nodes: Sequence[NodeState]) -> None:
-        self._nodes = nodes
-        self.links: list[Link | None] = [None] * len(nodes)
+    def __init__(self, nodes: Sequence[NodeState], timing: Timing) -> None:
+        self._nodes, self._timing = nodes, timing
+        self.connections: list[NodeConnection | None] = [None] * len(nodes)
         self._numbers: dict[int, int] = {}  # by file descriptor
         self._poll = Poll()
         self._used_at = clock()
 
-    def put(self, number: int, link: Link) -> None:
-        self.links[number] = link
-        self._numbers[link.fileno] = number
-        self._poll.register(link.fileno, POLLIN)
+    def put(self, number: int, connection: NodeConnection) -> None:
+        self.connections[number] = connection
+        self._numbers[connection.fileno] = number
+        self._poll.register(connection.fileno, POLLIN)
 
-    def _leave_out(self, number: int, link: Link) -> None:
-        self.links[number] = None
-        del self._numbers[link.fileno]
-        self._poll.unregister(link.fileno)
+    def _remove(self, number: int, connection: NodeConnection) -> None:
+        self.connections[number] = None
+        del self._numbers[connection.fileno]
+        self._poll.unregister(connection.fileno)
 
-    def ask(self, round_: Round, patience: float, *, urgent: bool) -> list[Asked]:
-        at = self._used_at = clock()
-        asked = [self._send(number, round_, at, patience, urgent) for number in range(len(self.links))]
-        while not round_.enough(asked):
-            if not self._read(at + patience - clock()):
-                time_out(asked, patience)
+    def send(self, fan_out: FanOut, timeout: float, *, urgent: bool) -> list[Exchange]:
+        sent_at = self._used_at = clock()
+        numbers = range(len(self.connections))
+        exchanges = [self._send_to(number, fan_out, sent_at, timeout, urgent) for number in numbers]
+        while not fan_out.enough(exchanges):
+            if not self._read(sent_at + timeout - clock()):
+                time_out(exchanges, timeout)
                 break
-        return asked
+        return exchanges
 
-    def _send(self, number: int, round_: Round, at: float, patience: float, urgent: bool) -> Asked:
-        link = self.links[number]
-        message = round_.message(number, link)
+    def _send_to(self, number: int, fan_out: FanOut, sent_at: float, timeout: float, urgent: bool) -> Exchange:
+        connection = self.connections[number]
+        message = fan_out.message(number, connection)
         if message is None:
             return NOT_ASKED
-        if link is None:
-            return Asked(message.replies, at, failure=self._nodes[number].failure or NotYetConnected())
-        if link.awaited and not link.is_ready(patience, urgent=urgent):
-            return Asked(message.replies, at, failure=TimeoutError(f"no answer for {link.silent_for:.2f} s"))
-        asked = link.send(message, at)
-        if link.is_broken:
-            self._leave_out(number, link)
-        return asked
+        if connection is None:
+            return Exchange(message.replies, sent_at, failure=self._nodes[number].failure or NotYetConnected())
+        if connection.pending and not connection.is_ready(timeout, urgent=urgent):
+            failure = TimeoutError(f"no answer for {connection.unresponsive_for:.2f} s")
+            return Exchange(message.replies, sent_at, failure=failure)
+        exchange = connection.send(message, sent_at)
+        if connection.is_closed:
+            self._remove(number, connection)
+        return exchange
 
     def _read(self, timeout: float) -> bool:
         """Wait until something can be read, and read it. False if nothing came."""
         readable = self._poll.poll(max(0.0, timeout) * 1000)
         for fileno, _ in readable:
             number = self._numbers[fileno]
-            link = self.links[number]
-            assert link
-            link.read()
-            if link.is_broken:
-                self._leave_out(number, link)
+            connection = self.connections[number]
+            assert connection
+            connection.read()
+            if connection.is_closed:
+                self._remove(number, connection)
         return bool(readable)
 
     def refresh(self) -> bool:
-        """Read what came while nobody waited, leave out what ended or keeps silent for too long. Whether any did."""
-        missing = self.links.count(None)
-        waits = any(link and link.awaited for link in self.links)
-        if waits or clock() - self._used_at > IDLE_TRUSTED:
+        """Read what came while nobody waited; remove what ended or does not respond. Whether any was removed."""
+        missing, timing = self.connections.count(None), self._timing
+        waits = any(connection and connection.pending for connection in self.connections)
+        if waits or clock() - self._used_at > timing.idle_trusted:
             self._read(0.0)
         if waits:
-            for number, link in enumerate(self.links):
-                if link and link.silent_for > GIVEN_UP:
-                    self._nodes[number].failure = failure = TimeoutError(f"no answer for {link.silent_for:.1f} s")
-                    link.give_up(failure)
-                    self._leave_out(number, link)
-        return self.links.count(None) > missing
+            for number, connection in enumerate(self.connections):
+                if connection and connection.unresponsive_for > timing.node_unresponsive_after:
+                    failure = TimeoutError(f"no answer for {connection.unresponsive_for:.1f} s")
+                    self._nodes[number].failure = failure
+                    connection.close_with_undo(failure)
+                    self._remove(number, connection)
+        return self.connections.count(None) > missing
 
     def close(self, error: Exception) -> None:
-        for number, link in enumerate(self.links):
-            if link:
-                link.fail(error)
-                self._leave_out(number, link)
+        for number, connection in enumerate(self.connections):
+            if connection:
+                connection.close(error)
+                self._remove(number, connection)
 
 
-class Selection:
+class SelectPoll:
     """For systems without ``poll()``, such as Windows."""
 
     def __init__(self) -> None:
@@ -210,202 +212,195 @@ class Selection:
         return [(fileno, POLLIN) for fileno in select.select(self._filenos, [], [], milliseconds / 1000)[0]]
 
 
-Poll: Any = getattr(select, "poll", Selection)
+Poll: Any = getattr(select, "poll", SelectPoll)
 POLLIN: int = getattr(select, "POLLIN", 1)
 
 
 class Node(NodeState):
-    """One server, as the threads of this process see it. Its spare links wait for whoever has none."""
+    """One server, for the threads of this process. Its spare connections go to the next set that has none."""
 
-    def __init__(self, number: int, location: Location) -> None:
+    def __init__(self, number: int, location: Location, timing: Timing) -> None:
+        super().__init__(timing)
         self.number, self.location = number, location
-        self.spare: list[Link] = []
+        self.spare: list[NodeConnection] = []
         self._opening: set[threading.Thread] = set()
 
     @property
-    def openings(self) -> int:
+    def connecting_count(self) -> int:
         return sum(map(threading.Thread.is_alive, self._opening))
 
-    def open_in(self, thread: threading.Thread) -> None:
+    def connect_in(self, thread: threading.Thread) -> None:
         """Raises RuntimeError where no thread can be started."""
         self.connecting_since = clock()
         self._opening = {*filter(threading.Thread.is_alive, self._opening), thread}
         thread.start()
 
-    def opened(self) -> None:
-        """By this thread, or not."""
+    def connecting_ended(self) -> None:
+        """In this thread."""
         self._opening.discard(threading.current_thread())
 
 
 class Nodes:
-    """All nodes of a backend, for the threads of this process, at most ``most`` of them at a time.
+    """All nodes of a backend, for the threads of this process, at most ``max_connections`` of them at a time.
 
-    No thread of ours takes part in a round. Connections are opened in threads of their own that end with
-    it, because a node that hangs lets nobody know for how long.
+    The calling thread sends and reads. Connections are opened in threads of their own, which end then, because nobody
+    knows how long a node hangs.
     """
 
-    def __init__(self, locations: Sequence[Location], majority: int, most: int) -> None:
-        self._locations, self._majority, self._most = locations, majority, most
+    def __init__(self, locations: Sequence[Location], majority: int, max_connections: int, timing: Timing) -> None:
+        self._locations, self._majority, self._max_connections = locations, majority, max_connections
+        self._timing = timing
         self._start()
         fork.in_child(self._start)
 
     def _start(self) -> None:
         self._changed = threading.Condition(threading.RLock())  # a signal handler may ask while it is held
-        self._nodes = [Node(number, location) for number, location in enumerate(self._locations)]
+        self._nodes = [Node(number, location, self._timing) for number, location in enumerate(self._locations)]
         self._idle: deque[ConnectionSet] = deque()
         self._filling: list[ConnectionSet] = []  # those that wait for connections, in the order in which they came
-        self._permits = permits(self._most)  # one per set that may be in use
-        self._failure: NoReply | None = None  # what the last run ended with, if no majority answered
+        self._permits = permits(self._max_connections)  # one per set that may be in use
+        self._failure: NoMajority | None = None  # what the last run ended with
         self._is_open = True
         weakref.finalize(self, _disconnect, self._idle, self._nodes).atexit = False
 
-    def run(
-        self,
-        steps: NodeSteps,
-        patience: float,
-        within: float,
-        *,
-        urgent: bool = False,
-        persists: bool = False,
-        queues_until: float = -inf,
-    ) -> Any:
-        """Take the steps, each round of which may last ``patience`` seconds; their result.
+    def run(self, steps: NodeSteps[T], limits: Limits) -> T:
+        """The result of the steps.
 
-        ``within``: seconds to wait for connections, while all are in use or a majority is not connected; ``persists``:
-        also to nodes that refuse. ``queues_until``: the moment on ``clock()`` to which the caller waits at least where
-        all are in use and the nodes answer. ``urgent``: also ask nodes that owe an answer. Raises MaxConnectionsError,
-        or what the others failed with where the nodes do not answer them.
+        Raises MaxConnectionsError where all connections are in use by others, or what the others failed with where the
+        nodes do not answer them.
         """
         fork.notice()  # a child must not talk on its parent's connections
         pid, vacant, idle = os.getpid(), self._permits, self._idle
-        by = clock() + within
-        permit = self._permit(vacant, by, queues_until, pid)
+        deadline = clock() + limits.connect_timeout
+        permit = self._permit(vacant, deadline, limits.queue_deadline, pid)
         try:
             check_process(pid)
-            connections = self._connection_set(_left(by, within, queues_until), persists)
+            connection_set = self._connection_set(_connect_timeout(deadline, limits), limits.retry_refused)
             try:
                 check_process(pid)
-                round_ = next(steps)
+                fan_out = next(steps)
                 while True:
-                    asked = connections.ask(round_, patience, urgent=urgent)
+                    exchanges = connection_set.send(fan_out, limits.timeout, urgent=limits.urgent)
                     check_process(pid)
-                    round_ = steps.send(asked)
+                    fan_out = steps.send(exchanges)
             except StopIteration as end:
                 self._failure = None
-                return end.value
-            except (LockBackendError, Verdict) as error:
-                if isinstance(error, NoReply):
-                    self._failure = _same(error)
+                result: T = end.value
+                return result
+            except (LockBackendError, StaleConnections) as error:
+                if isinstance(error, NoMajority):
+                    self._failure = error.copy()
                 raise
-            except BaseException as error:  # interrupted: what stands on the links is not known any more
-                connections.close(error if isinstance(error, Exception) else TimeoutError("interrupted"))
+            except BaseException as error:  # interrupted: what stands on the connections is not known any more
+                connection_set.close(error if isinstance(error, Exception) else TimeoutError("interrupted"))
                 raise
             finally:
-                idle.append(connections)
+                idle.append(connection_set)
         finally:
             vacant.put(permit)
             del permit  # a traceback may keep this frame
             if not self._is_open:
                 self.close()
 
-    def _permit(self, vacant: SimpleQueue[Permit], by: float, queues_until: float, pid: int) -> Permit:
+    def _permit(self, vacant: SimpleQueue[Permit], deadline: float, queue_deadline: float, pid: int) -> Permit:
+        step = self._timing.reconnect_pause  # whether the nodes answer may change meanwhile
         while True:
-            left = (by if self._failure else max(by, queues_until)) - clock()
+            left = (deadline if self._failure else max(deadline, queue_deadline)) - clock()
             with suppress(Empty):
-                return vacant.get(timeout=max(0.0, min(left, AGAIN)))  # whether the nodes answer may change meanwhile
+                return vacant.get(timeout=max(0.0, min(left, step)))
             check_process(pid)
-            if left <= AGAIN:
+            if left <= step:
                 break
         if failure := self._failure:
-            raise _same(failure)
-        raise MaxConnectionsError(exhausted(self._most))
+            raise failure.copy()
+        raise MaxConnectionsError(exhausted(self._max_connections))
 
     # Connections
 
-    def _connection_set(self, within: float, persists: bool) -> ConnectionSet:
+    def _connection_set(self, timeout: float, retry_refused: bool) -> ConnectionSet:
         try:
-            connections = self._idle.pop()
+            connection_set = self._idle.pop()
         except IndexError:
-            connections = ConnectionSet(self._nodes)
-        connections.refresh()
-        by = clock() + within
-        while None in connections.links:
-            self._fill(connections, by - clock(), persists)
-            if not connections.refresh():
+            connection_set = ConnectionSet(self._nodes, self._timing)
+        connection_set.refresh()
+        deadline = clock() + timeout
+        while None in connection_set.connections:
+            self._fill(connection_set, deadline - clock(), retry_refused)
+            if not connection_set.refresh():
                 break  # else some that stood spare had died unnoticed
-        return connections
+        return connection_set
 
-    def _fill(self, connections: ConnectionSet, within: float, persists: bool) -> None:
-        arrival = ConnectWait(self._majority, within, persists=persists)
+    def _fill(self, connection_set: ConnectionSet, timeout: float, retry_refused: bool) -> None:
+        connect_wait = ConnectWait(self._majority, timeout, self._timing, retry_refused=retry_refused)
         with self._changed:
             try:
-                self._filling.append(connections)
-                self._wait_for_links(connections, arrival)
+                self._filling.append(connection_set)
+                self._wait_for_connections(connection_set, connect_wait)
             finally:
                 with suppress(ValueError):  # interrupted before it was added
-                    self._filling.remove(connections)
+                    self._filling.remove(connection_set)
 
-    def _wait_for_links(self, connections: ConnectionSet, arrival: ConnectWait) -> None:
+    def _wait_for_connections(self, connection_set: ConnectionSet, connect_wait: ConnectWait) -> None:
         pid, changed = os.getpid(), self._changed
-        while missing := self._missing(connections):
+        while missing := self._missing(connection_set):
             ready = len(self._nodes) - len(missing)
             for node in missing:
-                self._connect(node, insist=ready < self._majority)
+                self._connect(node, lacks_majority=ready < self._majority)
                 check_process(pid)
-            if (left := arrival.wait(ready, missing)) <= 0:
+            if (seconds := connect_wait.seconds(ready, missing)) <= 0:
                 return
-            changed.wait(left)
+            changed.wait(seconds)
             check_process(pid)
 
-    def _missing(self, connections: ConnectionSet) -> list[Node]:
+    def _missing(self, connection_set: ConnectionSet) -> list[Node]:
         missing = []
         for number, node in enumerate(self._nodes):
-            if connections.links[number] is None:
+            if connection_set.connections[number] is None:
                 if node.spare:
-                    connections.put(number, node.spare.pop())
+                    connection_set.put(number, node.spare.pop())
                 else:
                     missing.append(node)
         return missing
 
-    def _connect(self, node: Node, *, insist: bool) -> None:
+    def _connect(self, node: Node, *, lacks_majority: bool) -> None:
         """As many connections at a time as sets wait for one: a crowd that comes cold must not wait in a row."""
         self._is_open = True
-        wanted = sum(connections.links[node.number] is None for connections in self._filling)
-        if node.may_connect(wanted, insist=insist):
+        wanted = sum(connection_set.connections[node.number] is None for connection_set in self._filling)
+        if node.may_connect(wanted, lacks_majority=lacks_majority):
             name = f"distlock-connect-{node.location.text}"
             try:
-                node.open_in(threading.Thread(target=self._connected, args=(node,), name=name, daemon=True))
+                node.connect_in(threading.Thread(target=self._connect_in_thread, args=(node,), name=name, daemon=True))
             except RuntimeError as error:  # no more threads here, or the interpreter exits
-                node.fail(ConnectionError(str(error)))
+                node.connecting_failed(ConnectionError(str(error)))
 
-    def _connected(self, node: Node) -> None:
+    def _connect_in_thread(self, node: Node) -> None:
         pid = os.getpid()
         failure: Exception | None = None
         try:
-            link = Link(self._opened(node.location))
-        except Exception as error:  # told to whoever asks the node
+            connection = NodeConnection(self._opened(node.location))
+        except Exception as error:  # raised to all callers of the node
             failure = error
         if fork.is_copy(pid):
             return
         with self._changed:
-            node.opened()
+            node.connecting_ended()
             if failure:
-                node.fail(failure)
+                node.connecting_failed(failure)
             else:
                 node.failure = None
-                self._hand_out(node, link)
+                self._hand_out(node, connection)
             self._changed.notify_all()
 
-    def _hand_out(self, node: Node, link: Link) -> None:
+    def _hand_out(self, node: Node, connection: NodeConnection) -> None:
         """To the set that waits longest: when each takes what it finds, many have some and nobody a majority."""
-        for connections in self._filling:
-            if connections.links[node.number] is None:
-                connections.put(node.number, link)
+        for connection_set in self._filling:
+            if connection_set.connections[node.number] is None:
+                connection_set.put(node.number, connection)
                 return
         if self._is_open:
-            node.spare.append(link)
+            node.spare.append(connection)
         else:
-            link.connection.disconnect()
+            connection.close(ConnectionError("closed"))
 
     def _opened(self, location: Location) -> Any:
         connection = location.connected()
@@ -428,23 +423,17 @@ class Nodes:
         self.reset()
 
 
-def _left(by: float, within: float, queues_until: float) -> float:
-    """Seconds to wait for connections. Who queued for longer than that would take has as much again for them."""
+def _connect_timeout(deadline: float, limits: Limits) -> float:
+    """Seconds to wait for connections, which after a longer wait in the queue begin again."""
     now = clock()
-    return max(0.0, by - now, min(within, queues_until - now))
-
-
-def _same(error: NoReply) -> NoReply:
-    """To be kept, or told to somebody else: without the traceback, which holds connections."""
-    same = NoReply(*error.args)
-    same.is_final, same.__cause__ = error.is_final, error.__cause__
-    return same
+    return max(0.0, deadline - now, min(limits.connect_timeout, limits.queue_deadline - now))
 
 
 def _disconnect(idle: deque[ConnectionSet], nodes: Sequence[Node]) -> None:
+    closed = ConnectionError("closed")
     with suppress(IndexError):
         while True:
-            idle.pop().close(ConnectionError("closed"))
+            idle.pop().close(closed)
     for node in nodes:
         while node.spare:
-            node.spare.pop().connection.disconnect()
+            node.spare.pop().close(closed)

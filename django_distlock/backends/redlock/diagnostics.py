@@ -10,7 +10,7 @@ from django.core.checks import CheckMessage, Warning
 from ...types import CheckResult, Level
 from ..redis.config import Location
 from ..redis.diagnostics import of_caches
-from .messages import Asked
+from .messages import Exchange
 
 
 def of_settings(setting: str, locations: Sequence[Location]) -> list[CheckMessage]:
@@ -23,15 +23,17 @@ def of_settings(setting: str, locations: Sequence[Location]) -> list[CheckMessag
     return found
 
 
-def examine(locations: Sequence[Location], asked: Sequence[Asked], longest_ttl: float) -> list[CheckResult]:
+def examine(locations: Sequence[Location], exchanges: Sequence[Exchange], longest_ttl: float) -> list[CheckResult]:
     """From the replies to INFO."""
-    return list(_examined(locations, asked, longest_ttl))
+    return list(_examined(locations, exchanges, longest_ttl))
 
 
-def _examined(locations: Sequence[Location], asked: Sequence[Asked], longest_ttl: float) -> Iterator[CheckResult]:
+def _examined(
+    locations: Sequence[Location], exchanges: Sequence[Exchange], longest_ttl: float
+) -> Iterator[CheckResult]:
     by_server: dict[str, list[str]] = defaultdict(list)
-    for location, one in zip(locations, asked, strict=True):
-        reply = one.replies[0] if one.is_answered else one.failure
+    for location, exchange in zip(locations, exchanges, strict=True):
+        reply = exchange.replies[0] if exchange.is_answered else exchange.failure
         if not isinstance(reply, bytes):
             hint = "Locks are granted while a majority of the nodes answers."
             yield CheckResult(Level.ERROR, "nodes", f"{location.text} does not answer: {reply}", hint)

@@ -1,4 +1,4 @@
-"""What is asked of the nodes, and what they answered so far: shared by threads and tasks."""
+"""Messages to the nodes, their replies so far, and the state of each node: shared by threads and tasks."""
 
 from __future__ import annotations
 
@@ -7,30 +7,26 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
 from math import inf
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from redis.exceptions import ConnectionError, TimeoutError
 
 from ...exceptions import LockBackendError
 from ...utils.clock import clock
+from ..common.timing import Timing
 from ..redis.errors import is_transient
 from ..redis.scripts import Command, Script, pack
 
 ACQUIRE, RELEASE, RENEW = (Script(name, "redlock") for name in ("acquire", "release", "renew"))
 LOADS = [pack("SCRIPT", "LOAD", script.text) for script in (ACQUIRE, RELEASE, RENEW)]  # for each new connection
 
-AGAIN = 0.5  # seconds before another connection is tried to a node that failed
-PACE = 0.1  # the same where a majority is missing
-GIVEN_UP = 2.0  # seconds without a reply after which a connection is closed
-MOST_AWAITED = 16  # replies that one connection may owe: what a node that hangs takes in without blocking us
-GRACE = 0.01  # seconds that a node which is being connected to may come later than the majority
-HANDSHAKE = 0.35  # seconds that a caller waits for a connection beyond the time in which it is opened
+MAX_PENDING = 16  # requests without a reply on one connection: what a node that hangs takes in without blocking us
 
 
 def check_process(pid: int) -> None:
     """Raise LockBackendError where process ``pid`` began what runs here: a fork copies greenlets, too.
 
-    What the parent asked for is the parent's. Its copy neither sends anything nor reads what the parent is answered.
+    The requests of the parent stay with the parent. Its copy neither sends anything nor reads a reply.
     """
     if os.getpid() != pid:
         raise LockBackendError(
@@ -46,17 +42,17 @@ class NotYetConnected(TimeoutError):
         super().__init__("no connection yet")
 
 
-class Asked:
-    """One node, asked in one round. A reply may come after the round is over.
+class Exchange:
+    """A message to one node and its replies so far. They may come after the fan-out is over.
 
-    ``was_sent``: the node may have executed it, or may do so yet, whatever is known. ``connection``: on which.
-    ``is_settled``: it was answered, or failed for this round. ``remedy``: makes what undoes the request, to be
-    sent behind it if nobody can wait for its reply any more. ``patience``: seconds that its round lasts.
+    ``was_sent``: the node may have executed it, or may do so yet. ``connection``: on which it was sent.
+    ``is_settled``: it was answered, or failed for this fan-out. ``undo``: makes the message that undoes it, which is
+    sent behind it if nobody can wait for the reply any more. ``timeout``: seconds that its fan-out lasts.
     """
 
     __slots__ = (
-        "connection", "expects", "failure", "is_answered", "is_settled", "notify", "patience", "remedy", "replies",
-        "sent_at", "was_sent",
+        "connection", "expects", "failure", "is_answered", "is_settled", "notify", "replies", "sent_at", "timeout",
+        "undo", "was_sent",
     )  # fmt: skip
 
     def __init__(
@@ -69,8 +65,8 @@ class Asked:
         self.is_answered = not expects
         self.is_settled = not self.was_sent
         self.notify: Callable[[], None] | None = None
-        self.remedy: Callable[[], Message] | None = None
-        self.patience = 0.0
+        self.undo: Callable[[], Message] | None = None
+        self.timeout = 0.0
 
     def take(self, reply: Any) -> bool:
         """Whether this was the last reply."""
@@ -91,7 +87,7 @@ class Asked:
         return not self.was_sent and isinstance(self.failure, TimeoutError | builtins.TimeoutError)
 
     @property
-    def was_missed(self) -> bool:
+    def was_disconnected(self) -> bool:
         """Its connection broke, or was not open yet: another try may reach the node."""
         broke = self.was_sent and isinstance(self.failure, ConnectionError)
         return broke or isinstance(self.failure, NotYetConnected)
@@ -102,7 +98,7 @@ class Asked:
             self.notify()
 
 
-NOT_ASKED = Asked(0)
+NOT_ASKED = Exchange(0)
 
 
 class Message(NamedTuple):
@@ -116,103 +112,128 @@ class Message(NamedTuple):
         return cls(b"".join([command.packed for command in commands]), len(commands))
 
 
-class Verdict(Exception):
-    """How steps end that have no result. It says nothing against the connections."""
+class StaleConnections(Exception):
+    """No majority answered, but connections that had stood idle may be to blame: worth another try on new ones."""
 
 
-class Round(NamedTuple):
-    """``message``: what to send to a node, by its number, on a connection; None where it is not asked.
+class FanOut(NamedTuple):
+    """What is sent to all nodes at the same time.
 
-    ``enough``: whether the answers that came suffice; asked again with each further one, until all are settled.
+    ``message``: what to send to a node, by its number, on a connection; None: nothing. ``enough``: whether the replies
+    that came suffice; called again with each further one, until all are settled.
     """
 
     message: Callable[[int, object], Message | None]
-    enough: Callable[[Sequence[Asked]], bool]
+    enough: Callable[[Sequence[Exchange]], bool]
 
 
-NodeSteps = Generator[Round, list[Asked], Any]
+T = TypeVar("T")
+NodeSteps = Generator[FanOut, list[Exchange], T]
 
 
-def all_settled(asked: Sequence[Asked]) -> bool:
-    return all(one.is_settled for one in asked)
+class Limits(NamedTuple):
+    """Of one run.
+
+    ``timeout``: seconds for the replies to each fan-out. ``connect_timeout``: seconds to wait for connections, while
+    all are in use or a majority is not connected; ``retry_refused``: also to nodes that refuse. ``queue_deadline``: the
+    moment on ``clock()`` to which the caller waits at least where all are in use and the nodes answer. ``urgent``:
+    nodes with an overdue reply are asked, too.
+    """
+
+    timeout: float
+    connect_timeout: float
+    retry_refused: bool = False
+    queue_deadline: float = -inf
+    urgent: bool = False
 
 
-def time_out(asked: Sequence[Asked], patience: float) -> None:
-    for one in asked:
-        if not one.is_settled:
-            one.fail(TimeoutError(f"no answer within {patience:g} s"))
+def all_settled(exchanges: Sequence[Exchange]) -> bool:
+    return all(exchange.is_settled for exchange in exchanges)
+
+
+def time_out(exchanges: Sequence[Exchange], timeout: float) -> None:
+    for exchange in exchanges:
+        if not exchange.is_settled:
+            exchange.fail(TimeoutError(f"no answer within {timeout:g} s"))
 
 
 class NodeState(ABC):
-    """What is known of reaching one node, whoever asks."""
+    """Whether one node can be reached, as far as is known."""
 
     failure: Exception | None = None  # why it is not asked just now
     connecting_since = 0.0
     _failed_at = -inf
 
+    def __init__(self, timing: Timing) -> None:
+        self._timing = timing
+
     @property
     @abstractmethod
-    def openings(self) -> int:
+    def connecting_count(self) -> int:
         """Connections that are being opened.
 
-        Asked of what opens them, because a handler of a signal may raise between any two steps of who begins that.
+        Counted by what opens them, because a handler of a signal may raise between any two steps of the caller.
         """
 
     @property
     def is_connecting(self) -> bool:
-        return self.openings > 0
+        return self.connecting_count > 0
 
     @property
-    def is_hopeful(self) -> bool:
-        """It may be there in a moment, for all we know."""
+    def is_expected(self) -> bool:
+        """A connection may stand in a moment."""
         return self.is_connecting and self.failure is None
 
-    def may_connect(self, wanted: int, *, insist: bool) -> bool:
-        """Whether to open one more connection, where so many are wanted; to a node that fails, one at a time."""
+    def may_connect(self, wanted: int, *, lacks_majority: bool) -> bool:
+        """Whether to open one more connection, where ``wanted`` are missing; to a node that fails, one at a time.
+
+        ``lacks_majority``: fewer nodes than a majority are connected, so that it is tried more often.
+        """
         if self.failure is None:
-            return self.openings < wanted
-        pause = PACE if insist and not self.is_refused else AGAIN
+            return self.connecting_count < wanted
+        often, timing = lacks_majority and not self.is_refused, self._timing
+        pause = timing.reconnect_pause_without_majority if often else timing.reconnect_pause
         return not self.is_connecting and clock() >= self._failed_at + pause
 
-    def may_come(self, since: float, *, persists: bool) -> bool:
-        """Whether to wait for a connection to it. What an attempt met that began before then is no answer."""
-        return self.is_connecting or (not self.is_refused and (persists or self.connecting_since < since))
+    def should_wait(self, since: float, *, retry_refused: bool) -> bool:
+        """Whether to wait for a connection to it: an attempt to connect that began before then proves nothing."""
+        return self.is_connecting or (not self.is_refused and (retry_refused or self.connecting_since < since))
 
     @property
     def is_refused(self) -> bool:
         """Somebody has to correct something first, such as a password or a certificate."""
         return self.failure is not None and not is_transient(self.failure)
 
-    def fail(self, error: Exception) -> None:
+    def connecting_failed(self, error: Exception) -> None:
         self.failure, self._failed_at = error, clock()
 
 
 class ConnectWait:
     """How long to wait for nodes that are not connected.
 
-    ``persists``: also for those that refuse a connection, which are asked again and again; else a majority that
-    refuses is an answer. What an attempt met that was made before is none: the nodes may be back. Where somebody
-    has to correct something first, it always is.
+    ``timeout``: seconds. ``retry_refused``: also for those that refuse a connection, which are tried again and again;
+    else a majority that refuses is an answer. An earlier refusal is none: the nodes may be back. Where somebody has to
+    correct something first, a refusal always is an answer.
     """
 
-    def __init__(self, majority: int, patience: float, *, persists: bool) -> None:
-        self._majority, self._persists = majority, persists
+    def __init__(self, majority: int, timeout: float, timing: Timing, *, retry_refused: bool) -> None:
+        self._majority, self._timing, self._retry_refused = majority, timing, retry_refused
         self._began = clock()
-        self._patience = patience
+        self._deadline = self._began + timeout
         self._decided_after: float | None = None
 
-    def wait(self, ready: int, missing: Sequence[NodeState]) -> float:
-        """Seconds, at most ``PACE`` at a time; 0 or less: go on with those that are there.
+    def seconds(self, ready: int, missing: Sequence[NodeState]) -> float:
+        """To wait now, a part of it at a time; 0 or less: go on with the nodes that are ready.
 
-        Once a majority is there, or has refused: as long again as that took, counted for each node from when we
+        Once a majority is ready, or has refused: as long again as that took, counted for each node from when we
         began to connect to it.
         """
         now = clock()
         if ready < self._majority:
-            coming = sum(node.may_come(self._began, persists=self._persists) for node in missing)
+            coming = sum(node.should_wait(self._began, retry_refused=self._retry_refused) for node in missing)
             if ready + coming >= self._majority:
-                return min(PACE, self._began + self._patience - now)
+                return min(self._timing.reconnect_pause_without_majority, self._deadline - now)
         if self._decided_after is None:
             self._decided_after = now - self._began
-        grace = 2 * self._decided_after + GRACE
-        return max((node.connecting_since + grace - now for node in missing if node.is_hopeful), default=0.0)
+        grace = 2 * self._decided_after + self._timing.connect_grace
+        return max((node.connecting_since + grace - now for node in missing if node.is_expected), default=0.0)

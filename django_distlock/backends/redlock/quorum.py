@@ -15,19 +15,30 @@ from typing import Any
 
 from redis.exceptions import ResponseError
 
+from ...exceptions import LockBackendError
 from ...types import LockInfo
 from ..redis.codec import read_lease
 from ..redis.errors import is_transient, is_wrong_type
-from .messages import Asked
+from .messages import Exchange
 
 
-class GivenBack(ResponseError):
-    """The node was told before that nobody wants the lock for this token any more. Another token may have it."""
+class AlreadyReleased(ResponseError):
+    """The request was released on this node before it arrived there. Another token may have the lock."""
 
 
 def is_final(failure: Exception) -> bool:
     """Whether the node fails for as long as nobody corrects a setting, a right, or what is on it."""
-    return not isinstance(failure, GivenBack) and not is_transient(failure)
+    return not isinstance(failure, AlreadyReleased) and not is_transient(failure)
+
+
+class NoMajority(LockBackendError):
+    """So many nodes failed that no majority answered."""
+
+    def copy(self) -> NoMajority:
+        """To be kept, or raised to another caller: without the traceback, which holds connections."""
+        same = NoMajority(*self.args)
+        same.is_final, same.__cause__ = self.is_final, self.__cause__
+        return same
 
 
 def majority_of(nodes: int) -> int:
@@ -67,7 +78,7 @@ class FenceClock:
         self._last = max(self._last + 1, time.time_ns() // 1000)
         return self._last
 
-    def saw(self, number: int) -> None:
+    def observe(self, number: int) -> None:
         self._last = max(self._last, number)
 
 
@@ -89,14 +100,14 @@ class Votes:
     failed: dict[int, Exception] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, asked: Sequence[Asked]) -> Votes:
-        tally = cls(len(asked))
-        for node, one in enumerate(asked):
-            if one.is_answered:
-                tally.count(node, one.replies[0])
-            elif one.failure:
-                tally.failed[node] = one.failure
-        return tally
+    def of(cls, exchanges: Sequence[Exchange]) -> Votes:
+        votes = cls(len(exchanges))
+        for node, exchange in enumerate(exchanges):
+            if exchange.is_answered:
+                votes.count(node, exchange.replies[0])
+            elif exchange.failure:
+                votes.failed[node] = exchange.failure
+        return votes
 
     def count(self, node: int, reply: Any) -> None:
         match reply:
@@ -107,7 +118,7 @@ class Votes:
             case Exception():
                 self.failed[node] = reply
             case _:
-                self.failed[node] = GivenBack("the request was given back before it was answered")
+                self.failed[node] = AlreadyReleased("the request was given back before it was answered")
 
     @property
     def majority(self) -> int:
@@ -131,14 +142,14 @@ class Votes:
         return hopeless and len(self.failed) + pending <= self.size - self.majority
 
 
-def is_decided(asked: Sequence[Asked]) -> bool:
-    settled = sum([one.is_settled for one in asked])
-    return settled >= majority_of(len(asked)) and Votes.of(asked).is_decided
+def is_decided(exchanges: Sequence[Exchange]) -> bool:
+    settled = sum([exchange.is_settled for exchange in exchanges])
+    return settled >= majority_of(len(exchanges)) and Votes.of(exchanges).is_decided
 
 
 @dataclass
-class Seen:
-    """One lock as the nodes show it: what each of them has under its name."""
+class Observation:
+    """One lock as the nodes show it: the value of each of them under its name."""
 
     size: int
     copies: list[LockInfo] = field(default_factory=list)

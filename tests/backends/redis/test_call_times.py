@@ -16,8 +16,8 @@ from math import inf
 import pytest
 
 from django_distlock import LockBackendError, lock, locks
+from django_distlock.backends.common.timing import Timing
 from django_distlock.backends.redis import client
-from django_distlock.backends.redlock import connections
 from django_distlock.testing.tools import WAYS, calling
 from tests.support.inside import failed_addresses, lookups_of_names
 from tests.support.network import resolving, silent_listener, swallowing
@@ -139,8 +139,8 @@ def three():
 @pytest.fixture
 def stage(three, settings, monkeypatch):
     """``stage(store)`` is set, with ``use()`` and ``break_()``, and cleared at the end."""
-    for module in (client, connections):
-        monkeypatch.setattr(module, "IDLE_TRUSTED", 0.0)
+    monkeypatch.setattr(client, "IDLE_TRUSTED", 0.0)
+    monkeypatch.setattr(Timing, "idle_trusted", 0.0)
     stages = []
 
     def stage(store):

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from django_distlock import LockBackendError, LockNotAcquired, lock, locks
 from django_distlock.backends.redis.codec import read_holder, read_lease
 from django_distlock.backends.redis.keys import ClusterKeys, Keys, Listing
-from django_distlock.backends.redlock.quorum import Seen
+from django_distlock.backends.redlock.quorum import Observation
 from django_distlock.types import Holder, LastRun
 from tests.support.admin_pages import hold, names_in
 from tests.support.tools import lock_request
@@ -115,12 +115,12 @@ def test_any_text_is_a_run_of_beat_or_a_value_error(text):
 
 @given(st.lists(leases() | st.binary(), max_size=5))
 def test_any_values_on_the_nodes_of_a_quorum(values):
-    seen = Seen(5)
+    observed = Observation(5)
     for value in values:
-        seen.add("default", "name", value, 1000)
-    assert seen.held is None or is_fit_to_be_shown(seen.held.holder or Holder.here())
-    assert len(seen.copies) + seen.failed == len(values)
-    assert seen.foreign == bool(seen.failed)
+        observed.add("default", "name", value, 1000)
+    assert observed.held is None or is_fit_to_be_shown(observed.held.holder or Holder.here())
+    assert len(observed.copies) + observed.failed == len(values)
+    assert observed.foreign == bool(observed.failed)
 
 
 @given(st.lists(st.binary(max_size=20)), st.sampled_from([Keys("lock"), ClusterKeys("lock", 64)]))

@@ -17,10 +17,10 @@ import redis
 
 from django_distlock import LockBackendError, LockNotAcquired, State, aadopt, adopt, lock, locks
 from django_distlock.backends.common.permits import permits
+from django_distlock.backends.common.timing import Timing
 from django_distlock.backends.redis.config import Location
-from django_distlock.backends.redlock import connections
-from django_distlock.backends.redlock.connections import Link, Nodes, Selection
-from django_distlock.backends.redlock.messages import AGAIN, PACE
+from django_distlock.backends.redlock.connections import NodeConnection, Nodes, SelectPoll
+from django_distlock.backends.redlock.messages import Limits
 from django_distlock.backends.redlock.quorum import Votes, fence_of, is_known
 from django_distlock.exceptions import InvalidLockBackend
 from django_distlock.types import Grant, Level, LockInfo, new_token
@@ -98,9 +98,10 @@ def stands(node, name):
     return value[:26] if value else None
 
 
-def asked_by(backend, steps, patience):
-    """What the nodes are asked by such steps, in this thread."""
-    return drive(backend._ask(steps, patience), client_of(backend), backend._translated)
+def run_on_nodes(backend, steps, timeout):
+    """The result of such steps, taken in this thread."""
+    limits = backend._limits()._replace(timeout=timeout)
+    return drive(backend._run(steps, limits), client_of(backend), backend._translated)
 
 
 class TestEveryPattern:
@@ -136,19 +137,19 @@ class TestEveryPattern:
         """Deciding early, in any order of the answers, is never wrong."""
         decided_early = 0
         for partial in itertools.product((FREE, TAKEN, FAILED, PENDING), repeat=5):
-            tally = Votes(5)
+            votes = Votes(5)
             for node, state in enumerate(partial):
                 if state == FREE:
-                    tally.granted[node] = 1
+                    votes.granted[node] = 1
                 elif state == TAKEN:
-                    tally.taken[node] = 1, b""
+                    votes.taken[node] = 1, b""
                 elif state == FAILED:
-                    tally.failed[node] = Exception()
+                    votes.failed[node] = Exception()
             options = [(FREE, TAKEN, FAILED) if state == PENDING else (state,) for state in partial]
             outcomes = {outcome(whole) for whole in itertools.product(*options)}
-            if tally.is_decided:
+            if votes.is_decided:
                 decided_early += PENDING in partial
-                said = "granted" if tally.is_granted else "down" if tally.is_down else "busy"
+                said = "granted" if votes.is_granted else "down" if votes.is_down else "busy"
                 assert outcomes == {said}, partial
             else:
                 assert len(outcomes) > 1, partial
@@ -156,10 +157,10 @@ class TestEveryPattern:
 
     @pytest.mark.parametrize("size", [3, 4, 5, 6, 7])
     def test_a_majority_is_more_than_half(self, size):
-        tally = Votes(size, granted=dict.fromkeys(range(size // 2), 1))
-        assert not tally.is_granted
-        tally.granted[size] = 1
-        assert tally.is_granted
+        votes = Votes(size, granted=dict.fromkeys(range(size // 2), 1))
+        assert not votes.is_granted
+        votes.granted[size] = 1
+        assert votes.is_granted
 
 
 class TestNumbers:
@@ -351,8 +352,7 @@ class TestNothingIsLeftBehind:
         eventually(lambda: not any(_locks(quorum)))
 
     def test_when_the_connection_was_given_up_before_the_release(self, quorum, configured, calls, monkeypatch):
-        for module in ("connections", "aio_connections"):
-            monkeypatch.setattr(f"django_distlock.backends.redlock.{module}.GIVEN_UP", 0.2)
+        monkeypatch.setattr(Timing, "node_unresponsive_after", 0.2)
         configured(quorum.urls, OPTIONS={"node_timeout": 0.05, "socket_connect_timeout": 0.3})
         handle, other = calls(lock("name", ttl=60)), calls(lock("other"))
         other.acquire()
@@ -643,11 +643,11 @@ class TestConnections:
         handle.release()
 
     def test_that_died_before_anybody_used_them_are_opened_anew(self, redlock_locks, nodes, monkeypatch):
-        monkeypatch.setattr(connections, "IDLE_TRUSTED", 0.0)
+        monkeypatch.setattr(redlock_locks.timing, "idle_trusted", 0.0)
         every = client_of(redlock_locks)
         for node in nodes_of(every):
             for _ in range(3):
-                node.spare.append(Link(every._opened(node.location)))
+                node.spare.append(NodeConnection(every._opened(node.location)))
         for node in nodes:
             node.client_kill_filter(skipme=True, _type="normal")
         taken = lock_request()
@@ -720,7 +720,7 @@ class TestConnections:
             return
             yield
 
-        busy = threading.Thread(target=asked_by, args=(backend, steps, 1.0))
+        busy = threading.Thread(target=run_on_nodes, args=(backend, steps, 1.0))
         busy.start()
         inside.wait(PATIENCE)
         short = lock_request()
@@ -744,9 +744,9 @@ class TestConnections:
             return
             yield
 
-        busy = threading.Thread(target=asked_by, args=(backend, steps, 1.0))
+        busy = threading.Thread(target=run_on_nodes, args=(backend, steps, 1.0))
         busy.start()
-        threading.Timer(3 * backend._connecting, ends.set).start()
+        threading.Timer(3 * backend._connect_timeout, ends.set).start()
         patient = lock_request("queued for")
         patient.deadline = clock() + PATIENCE
         assert isinstance(backend.acquire(patient, queue=False), Grant)
@@ -768,7 +768,7 @@ class TestConnections:
         hasty.deadline = 0.0
         with pytest.raises(LockBackendError, match="of 5 nodes failed"):
             backend.acquire(hasty, queue=False)
-        busy = threading.Thread(target=asked_by, args=(backend, steps, 0.1))
+        busy = threading.Thread(target=run_on_nodes, args=(backend, steps, 0.1))
         busy.start()
         inside.wait(PATIENCE)
         try:
@@ -783,8 +783,8 @@ class TestConnections:
         """First while all are in use, then until they are opened."""
         nodes, left = client_of(redlock_locks), []
 
-        def note(connections, within, persists):
-            left.append(within)
+        def note(connection_set, timeout, retry_refused):
+            left.append(timeout)
 
         def steps():
             return
@@ -794,7 +794,7 @@ class TestConnections:
         nodes._permits = taken = permits(1)
         permit = taken.get()
         threading.Timer(busy_for, taken.put, [permit]).start()
-        nodes.run(steps(), 1.0, PATIENCE)
+        nodes.run(steps(), Limits(1.0, PATIENCE))
         assert left
         assert left[0] <= PATIENCE - busy_for
 
@@ -809,7 +809,7 @@ class TestConnections:
         assert isinstance(redlock_locks.acquire(lock_request(), queue=False), Grant)
 
     def test_without_poll(self, redlock_locks, monkeypatch, calls):
-        monkeypatch.setattr("django_distlock.backends.redlock.connections.Poll", Selection)
+        monkeypatch.setattr("django_distlock.backends.redlock.connections.Poll", SelectPoll)
         for _ in range(3):
             with lock("name") as lease:
                 assert redlock_locks.look(["name"])[0].token == lease.token
@@ -936,7 +936,7 @@ class TestOpeningConnections:
     def test_a_majority_that_refuses_is_asked_again_at_a_pace(self, quorum, refusing, calls):
         with pytest.raises(LockBackendError, match="3 of 5 nodes failed"):
             calls(lock("name", wait=1.5)).acquire()
-        assert 5 + 3 * 2 <= len(refusing) <= at_a_pace_of(PACE, refusing)
+        assert 5 + 3 * 2 <= len(refusing) <= at_a_pace_of(Timing.reconnect_pause_without_majority, refusing)
         for number in range(3):
             quorum.start(number)
         handle = calls(lock("name", wait=PATIENCE))
@@ -949,7 +949,7 @@ class TestOpeningConnections:
                 calls(locks["default"]).look(["name"])
             with pytest.raises(LockBackendError, match="3 of 5 nodes failed"):
                 calls(lock("name", wait=0)).acquire()
-        assert len(refusing) <= at_a_pace_of(PACE, refusing)
+        assert len(refusing) <= at_a_pace_of(Timing.reconnect_pause_without_majority, refusing)
 
     def test_a_wrong_password_is_not_sent_as_often_as_a_connection_is_tried(self, five_valkeys, configured, refusing):
         refusing.clear()
@@ -957,7 +957,7 @@ class TestOpeningConnections:
         configured([*urls[:2], *(f"unix://somebody:wrong@{node.socket}" for node in five_valkeys[2:])])
         with pytest.raises(LockBackendError, match="refused the user or password"):
             lock("name", wait=1.2).acquire()
-        assert len(refusing) <= at_a_pace_of(AGAIN, refusing)
+        assert len(refusing) <= at_a_pace_of(Timing.reconnect_pause, refusing)
 
     def test_a_holder_whose_majority_refuses_keeps_quiet(self, quorum, configured, monkeypatch):
         configured(quorum.urls)
@@ -970,7 +970,7 @@ class TestOpeningConnections:
             for number in range(3):
                 quorum.kill(number)
             eventually(lambda: lease.state is State.LOST)
-        assert len(tried) <= 3 * 3 / PACE
+        assert len(tried) <= 3 * 3 / Timing.reconnect_pause_without_majority
 
 
 class TestWhatNodesAnswer:
@@ -1087,23 +1087,23 @@ class TestWhatNodesAnswer:
 
 def test_a_repair_that_a_release_overtook_gives_nobody_the_lock(redlock_locks, nodes):
     """A node had lost the lease; the renewal gives it back there while the holder releases it elsewhere."""
-    rounds, taken = redlock_locks._rounds, lock_request()
+    redlock, taken = redlock_locks._redlock, lock_request()
     spread(redlock_locks, taken)
     nodes[0].delete("lock:name")
 
     def renew_and_release_meanwhile(last_try):
-        steps = rounds.renew([(taken, 30.0)], last_try)
-        asked = yield next(steps)
-        repair = steps.send(asked)
+        steps = redlock.renew([(taken, 30.0)], last_try)
+        exchanges = yield next(steps)
+        repair = steps.send(exchanges)
         assert redlock_locks.release(taken)
-        asked = yield repair
+        exchanges = yield repair
         try:
-            steps.send(asked)
+            steps.send(exchanges)
         except StopIteration as end:
             return end.value
 
     with lock("other"):  # so that somebody cleans up
-        asked_by(redlock_locks, renew_and_release_meanwhile, 1.0)
+        run_on_nodes(redlock_locks, renew_and_release_meanwhile, 1.0)
         eventually(lambda: not any(node.exists("lock:name") for node in nodes))
 
 
@@ -1124,7 +1124,7 @@ class TestEventLoops:
     def test_the_impatient_end_no_connection_on_which_others_wait(self, quorum, configured, monkeypatch):
         """The tasks of a loop share their connections, and the timeout of a node follows the TTL."""
         backend = configured(quorum.urls)
-        monkeypatch.setattr("django_distlock.backends.redlock.aio_connections.GIVEN_UP", PATIENCE)
+        monkeypatch.setattr(Timing, "node_unresponsive_after", PATIENCE)
         monkeypatch.setattr(backend, "_node_timeout", lambda ttl=None: PATIENCE if ttl == 60 else 0.05)
         patient, hasty = lock_request("patient", ttl=60), lock_request("hasty", ttl=1)
         hasty.deadline = 0.0

@@ -13,9 +13,9 @@ import pytest
 import redis
 
 from django_distlock import LockBackendError
-from django_distlock.backends.redlock import algorithm as rounds_module
-from django_distlock.backends.redlock.algorithm import Rounds, StaleConnections
-from django_distlock.backends.redlock.messages import LOADS, NOT_ASKED, Asked
+from django_distlock.backends.redlock import algorithm
+from django_distlock.backends.redlock.algorithm import Redlock, StaleConnections
+from django_distlock.backends.redlock.messages import LOADS, NOT_ASKED, Exchange
 from django_distlock.types import Grant, LockInfo
 from tests.support.tools import lock_request
 
@@ -24,7 +24,7 @@ TTL = 30_000_000  # µs of the made-up time
 SKEW = 5_000_000  # µs by which the clocks of clients differ at most, and less than the TTL
 
 
-class SkewedNumbers(rounds_module.FenceClock):
+class SkewedClock(algorithm.FenceClock):
     """Proposals by a clock that the test sets."""
 
     def __init__(self, world, skew):
@@ -43,7 +43,7 @@ class World:
         self.dice, self.request_lost, self.reply_lost = dice, request_lost, reply_lost
         self.now = 1_700_000_000_000_000
         self.away_until = [0] * SIZE
-        self.rounds_taken = 0
+        self.fan_outs = 0
         self.restarts = 0
         self.connections = [redis.UnixDomainSocketConnection(path=str(server.socket)) for server in servers]
         for connection in self.connections:
@@ -64,9 +64,9 @@ class World:
         def explain(failures):
             return LockBackendError(f"{failures}")
 
-        rounds = Rounds("default", "lock", SIZE, explain, lambda lock_request: False)
-        rounds.numbers = SkewedNumbers(self, self.dice.randint(-SKEW, SKEW))
-        return rounds
+        redlock = Redlock("default", "lock", SIZE, explain, lambda lock_request: False)
+        redlock.fences = SkewedClock(self, self.dice.randint(-SKEW, SKEW))
+        return redlock
 
     def restart(self, node):
         """Without data; it stays away for the longest TTL."""
@@ -76,36 +76,36 @@ class World:
 
     def run(self, steps):
         try:
-            round_ = next(steps)
+            fan_out = next(steps)
             while True:
-                self.rounds_taken += 1
+                self.fan_outs += 1
                 nodes = list(range(SIZE))
                 self.dice.shuffle(nodes)
-                asked = {node: self.asked(node, round_.message(node, self.connections[node])) for node in nodes}
-                round_ = steps.send([asked[node] for node in range(SIZE)])
+                exchanges = {node: self.exchange(node, fan_out.message(node, self.connections[node])) for node in nodes}
+                fan_out = steps.send([exchanges[node] for node in range(SIZE)])
         except StopIteration as end:
             return end.value
 
-    def asked(self, node, request):
+    def exchange(self, node, request):
         if request is None:
             return NOT_ASKED
-        asked = Asked(request.replies)
+        exchange = Exchange(request.replies)
         if self.now < self.away_until[node] or self.dice.random() < self.request_lost:
-            asked.fail(redis.ConnectionError("the request was lost"))
-            return asked
+            exchange.fail(redis.ConnectionError("the request was lost"))
+            return exchange
         replies = self.sent(self.connections[node], *request)
         if self.dice.random() < self.reply_lost:
-            asked.fail(redis.ConnectionError("the reply was lost"))
+            exchange.fail(redis.ConnectionError("the reply was lost"))
         else:
             for reply in replies:
-                asked.take(reply)
-        return asked
+                exchange.take(reply)
+        return exchange
 
     @staticmethod
     def refused():
-        asked = Asked(1)
-        asked.fail(redis.ConnectionError("refused"))
-        return asked
+        exchange = Exchange(1)
+        exchange.fail(redis.ConnectionError("refused"))
+        return exchange
 
     def free(self, name):
         """What is held is released, or runs out: nobody believes in it any more."""
@@ -154,17 +154,17 @@ def test_numbers_grow_whatever_is_lost(world, with_restarts):
     numbers = numbers_of(world, 600, with_restarts=with_restarts)
     assert is_growing(numbers)
     assert bool(world.restarts) is with_restarts
-    print(f"{world.rounds_taken / 600:.2f} rounds per grant, undoing included")
+    print(f"{world.fan_outs / 600:.2f} fan-outs per grant, undoing included")
 
 
 def test_without_a_majority_that_knows_the_number_they_go_back(world, monkeypatch):
     """The second round is needed, and this test would notice."""
-    monkeypatch.setattr(rounds_module, "is_known", lambda *_: True)
+    monkeypatch.setattr(algorithm, "is_known", lambda *_: True)
     assert not is_growing(numbers_of(world, 600, with_restarts=False))
 
 
 def test_with_the_smallest_answer_they_go_back(world, monkeypatch):
-    monkeypatch.setattr(rounds_module, "fence_of", lambda numbers, majority: min(numbers))
+    monkeypatch.setattr(algorithm, "fence_of", lambda numbers, majority: min(numbers))
     assert not is_growing(numbers_of(world, 600, with_restarts=False))
 
 
@@ -175,18 +175,18 @@ def test_a_number_that_no_majority_can_be_told_grants_nothing(five_valkeys):
         mine, client, other = lock_request(), world.client(), lock_request()
         steps = client.acquire(mine, True)
         first = next(steps)
-        asked = [world.asked(node, first.message(node, None)) for node in range(3)]
-        ahead = Asked(1)
-        ahead.take([1, b"%016d" % (int(asked[0].replies[0][1]) + 1)])
-        told = steps.send([*asked[:2], ahead, *(world.refused() for _ in range(2))])
+        exchanges = [world.exchange(node, first.message(node, None)) for node in range(3)]
+        ahead = Exchange(1)
+        ahead.take([1, b"%016d" % (int(exchanges[0].replies[0][1]) + 1)])
+        told = steps.send([*exchanges[:2], ahead, *(world.refused() for _ in range(2))])
         for node in range(3):
             world.sent(world.connections[node], b"*2\r\n$3\r\nDEL\r\n$9\r\nlock:name\r\n", 1)
         assert isinstance(world.run(world.client().acquire(other, True)), Grant)
-        asked = [world.asked(node, told.message(node, None)) for node in range(5)]
+        exchanges = [world.exchange(node, told.message(node, None)) for node in range(5)]
         try:
             while True:
-                given_back = steps.send(asked)
-                asked = [world.asked(node, given_back.message(node, None)) for node in range(5)]
+                given_back = steps.send(exchanges)
+                exchanges = [world.exchange(node, given_back.message(node, None)) for node in range(5)]
         except StopIteration as end:
             busy = end.value
         assert isinstance(busy, LockInfo)
@@ -202,24 +202,24 @@ def test_a_request_that_its_release_overtakes_gets_nothing(five_valkeys):
         mine, client = lock_request(), world.client()
         steps = client.acquire(mine, True)
         request = next(steps).message(0, None)
-        on_its_way = Asked(1, connection="first")
+        on_its_way = Exchange(1, connection="first")
         with pytest.raises(StopIteration):
-            steps.send([on_its_way, *(world.asked(node, request) for node in range(1, 5))])
+            steps.send([on_its_way, *(world.exchange(node, request) for node in range(1, 5))])
         given_back = next(client.release(mine, 0.0, True, False))
         for node in range(5):
-            world.asked(node, given_back.message(node, "second"))
-        world.asked(0, request)
+            world.exchange(node, given_back.message(node, "second"))
+        world.exchange(0, request)
         assert world.sent(world.connections[0], b"*2\r\n$3\r\nGET\r\n$9\r\nlock:name\r\n", 1) == [None]
         assert given_back.message(0, "first") == given_back.message(1, "second") != given_back.message(0, "second")
     finally:
         world.close()
 
 
-def test_a_quiet_network_needs_one_round(five_valkeys):
+def test_a_quiet_network_needs_one_fan_out(five_valkeys):
     world = World(five_valkeys, random.Random(1), request_lost=0, reply_lost=0)
     try:
         numbers = numbers_of(world, 200, with_restarts=False)
     finally:
         world.close()
     assert is_growing(numbers)
-    assert world.rounds_taken == 200
+    assert world.fan_outs == 200
