@@ -17,13 +17,13 @@ PAGES = PACKAGE.parent / "docs" / "internals"
 
 # What stands in their place is told by the glossary. A few more words are in use in another sense, and so not here.
 REPLACED = {
-    "aannounce", "announce", "announce_in_background", "Arrival", "Ask", "Asking", "await_turn", "Bell", "Bells",
-    "bells", "bequeath", "check_bound", "clipped", "Contact", "disguised", "Entries", "Entry", "Errand", "Faded",
-    "Finding", "FORCED", "forsake", "goes_ahead", "Guarded", "heir", "in_words", "insists", "is_passing",
-    "is_unanswered", "is_worth_waiting", "Keeper", "keeper", "last_of", "Ledger", "ledger", "let_go", "Lines",
-    "Lineup", "Looks", "may_wait_on", "naming", "News", "NotServed", "Numbers", "Parts", "path_of", "pledge",
-    "pledges", "probe", "redeem", "runs_settle", "RunStamp", "speaks", "TakenOver", "Tally", "Ticket", "ticket",
-    "tickets", "Trip", "Unanswered", "unanswered", "Wait", "wait_turn", "Wire",
+    "aannounce", "announce", "announce_in_background", "Arrival", "Ask", "Asked", "Asking", "await_turn", "Bell",
+    "Bells", "bells", "bequeath", "check_bound", "clipped", "Contact", "disguised", "Entries", "Entry", "Errand",
+    "Faded", "Finding", "FORCED", "forsake", "GivenBack", "goes_ahead", "Guarded", "heir", "in_words", "insists",
+    "is_passing", "is_unanswered", "is_worth_waiting", "Keeper", "keeper", "last_of", "Ledger", "ledger", "let_go",
+    "Lines", "Lineup", "Link", "Looks", "may_wait_on", "naming", "News", "NotServed", "Numbers", "Parts", "path_of",
+    "pledge", "pledges", "probe", "redeem", "Rounds", "runs_settle", "RunStamp", "speaks", "TakenOver", "Tally",
+    "Ticket", "ticket", "tickets", "Trip", "Unanswered", "unanswered", "Verdict", "Wait", "wait_turn", "Wire",
 }  # fmt: skip
 
 
