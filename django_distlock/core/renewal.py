@@ -16,7 +16,7 @@ from ..backends.base import BaseLockBackend
 from ..exceptions import LockBackendError
 from ..types import LockRequest
 from ..utils.clock import clock
-from ..utils.threads import RETRY, Worker
+from ..utils.threads import Worker
 from .lease import Lease, State
 from .local_queue import LocalQueue
 
@@ -189,7 +189,7 @@ class Renewer:
     def _mark_unknown(self, lease: Lease, reason: object) -> None:
         if lease.state is State.HELD:
             self._unknown.append((lease, reason))
-        lease._mark_unknown(clock() + min(RETRY, lease.ttl / 6))
+        lease._mark_unknown(clock() + min(self._backend.timing.retry_delay, lease.ttl / 6))
 
     def _mark_lost(self, lease: Lease, reason: str) -> bool:
         """False if somebody else ended it before."""
@@ -337,4 +337,4 @@ class Cleaner:
                 logger.error("Lock %r could not be given back; its TTL has freed it: %s", name, error)
             if self._pending.get(token) is pending:  # and was not given up once more meanwhile
                 del self._pending[token]
-        return clock() + RETRY if self._pending else None
+        return clock() + self._backend.timing.retry_delay if self._pending else None

@@ -1,4 +1,4 @@
-"""A thread that is there while there is something to do."""
+"""Background threads."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import threading
 from collections.abc import Callable
 from math import inf
-from typing import Protocol
 from weakref import WeakSet
 
 from . import fork
@@ -16,30 +15,15 @@ from .wakeup import WakeEvent
 
 logger = logging.getLogger("django_distlock")
 
-RETRY = 1.0  # seconds after which work that failed is done again
-IDLE = 10.0  # seconds without work after which the thread ends
-
-
-class Background(Protocol):
-    """What has a thread now and then."""
-
-    def end(self) -> threading.Thread | None:
-        """Tell the thread to end, unless it is needed. Returns it."""
-
-
-_all: WeakSet[Background] = WeakSet()
-
-
-def end_with_interpreter(background: Background) -> None:
-    _all.add(background)
+_workers: WeakSet[Worker] = WeakSet()
 
 
 def end_all(seconds: float) -> None:
     """The interpreter exits. A subinterpreter that ends while one of its threads is there aborts the process."""
-    give_up = clock() + seconds
-    for thread in [background.end() for background in list(_all)]:
+    deadline = clock() + seconds
+    for thread in [worker.end() for worker in list(_workers)]:
         if thread is not None:
-            thread.join(max(0.0, give_up - clock()))
+            thread.join(max(0.0, deadline - clock()))
 
 
 class Post:
@@ -76,23 +60,32 @@ class Worker:
     In a forked child there is no thread until somebody nudges.
     """
 
+    idle_timeout = 10.0  # seconds without work after which the thread ends
+    retry_delay = 1.0  # seconds after which work that failed is done again
+
     def __init__(
         self,
         name: str,
         work: Callable[[], float | None],
         is_needed: Callable[[], bool] = lambda: False,
         *,
-        level: int = logging.ERROR,
+        interrupt: Callable[[], object] = lambda: None,
+        on_refusal: Callable[[RuntimeError], object] | None = None,
+        idle_timeout: float | None = None,
     ) -> None:
         """``is_needed``: whether the work is to go on while the interpreter exits.
 
-        ``level``: at which it is logged that the thread cannot be started.
+        ``interrupt``: ends what ``work()`` waits for, so that it returns. ``on_refusal``: called when the thread cannot
+        be started, at the limit of a container or while the interpreter exits; by default that is logged as an error.
         """
         self._name = name
-        self._level = level
         self._work = work
         self._is_needed = is_needed
-        end_with_interpreter(self)
+        self._interrupt = interrupt
+        self._on_refusal = on_refusal or self._log_refusal
+        if idle_timeout is not None:
+            self.idle_timeout = idle_timeout
+        _workers.add(self)
         self._begin()
         fork.in_child(self._begin)
 
@@ -103,6 +96,11 @@ class Worker:
         self._ends = False
         self._wakes_at = inf  # inf: whoever adds something nudges
         self._nudged_for = -inf
+
+    @property
+    def thread(self) -> threading.Thread | None:
+        """The one that runs."""
+        return self._post.thread
 
     def nudge(self, due: float = -inf) -> None:
         """There is something to do; ``due``: not before this moment."""
@@ -119,10 +117,13 @@ class Worker:
         thread = threading.Thread(target=self._run, args=(os.getpid(),), name=self._name, daemon=True)
         try:
             thread.start()
-        except RuntimeError:
+        except RuntimeError as error:
             if self._post.thread is None:
-                # No more threads here, or the interpreter exits. Leases end with their TTL, and say so.
-                logger.log(self._level, "The thread %s cannot be started", self._name, exc_info=True)
+                self._on_refusal(error)
+
+    def _log_refusal(self, error: RuntimeError) -> None:
+        """Leases end with their TTL, and say so."""
+        logger.error("The thread %s cannot be started", self._name, exc_info=error)
 
     def _run(self, pid: int) -> None:
         while not fork.is_copy(pid) and self._post.take():
@@ -130,6 +131,7 @@ class Worker:
                 self._work_on(pid)
             finally:
                 if not fork.is_copy(pid):
+                    self._ends = False
                     self._wakes_at = inf  # as after a rest, from which a killed greenlet does not come back
                     self._post.leave()
             if not self._is_nudged:
@@ -145,13 +147,12 @@ class Worker:
                 return
             if due is not None:
                 idle_since = clock()
-            elif clock() - idle_since >= IDLE:
+            elif clock() - idle_since >= self.idle_timeout:
                 return
             if self._ends:
-                self._ends = False
                 return
             if due is None:
-                due = idle_since + IDLE
+                due = idle_since + self.idle_timeout
                 if self._nudged_for > clock():
                     # That is done already. It looks again when it would have been due, so that those who do more of the
                     # same meanwhile, each too soon over for the thread to see it, need not wake it each time.
@@ -163,11 +164,13 @@ class Worker:
             self._wakes_at = inf
 
     def end(self) -> threading.Thread | None:
+        """Tell the thread to end, unless it is needed. Returns it."""
         if self._is_needed():
             return None
         thread = self._post.thread
         if thread is not None:
             self._ends = True
+            self._interrupt()
             self._bell.set()
         return thread
 
@@ -177,4 +180,4 @@ class Worker:
         except BaseException:  # a receiver of a signal may raise SystemExit, which is not meant for this thread
             if not fork.is_copy(pid):
                 logger.exception("What %s does failed and is tried again", self._name)
-            return clock() + RETRY
+            return clock() + self.retry_delay

@@ -10,18 +10,18 @@ from math import inf
 from types import coroutine
 from typing import TYPE_CHECKING, Any
 
-from redis.exceptions import TimeoutError
+from redis.exceptions import ConnectionError, TimeoutError
 
 from django_distlock.backends.common.timing import Timing
+from django_distlock.backends.common.wakeup_listener import Waiters
 from django_distlock.backends.redis.backend import RedisBackend
 from django_distlock.backends.redis.client import Answer, AsyncClient
 from django_distlock.backends.redis.errors import InDoubt
-from django_distlock.backends.redis.pubsub import AGAIN, NAP, Listener
+from django_distlock.backends.redis.pubsub import Listener
 from django_distlock.backends.redis.scripts import Command
 from django_distlock.core.acquire import Acquisition
 from django_distlock.core.holds import Holds
 from django_distlock.core.local_queue import LocalQueue
-from django_distlock.core.renewal import RETRY
 from django_distlock.exceptions import LockBackendError
 from django_distlock.options import Terms
 from django_distlock.types import Grant, Holder, LockInfo, LockRequest
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 TIMEOUT = 2.0  # seconds a client waits for a reply
 SHORTEST_TTL, LONGEST_TTL = 8.0, 12.0
+CUT = object()  # with what a reader wakes whose connection was cut
 
 Wake = Callable[[Any], object]
 Effect = Callable[[Wake], object]  # what a task waits for: called with what wakes the task
@@ -116,26 +117,41 @@ class Requests(dict[str, LockRequest]):
         return [partial(self.get, token) for token in self]  # type: ignore[list-item]
 
 
+class SimulatedWaiters(Waiters):
+    def __init__(self) -> None:
+        self._requests = Requests()  # type: ignore[assignment]
+
+
+class ListenerThread:
+    """As Worker, for the listener: runs while there are waiters, one subscription after the other."""
+
+    def __init__(self, process: Process, listener: SimulatedListener) -> None:
+        self._process, self._listener = process, listener
+        self.thread: object = None
+
+    def nudge(self, due: float) -> None:
+        if self.thread is None:
+            self.thread = self
+            self._process.start(self._run())
+
+    async def _run(self) -> None:
+        while (due := await self._listener.listen()) is not None:
+            await self._process.sleep(due - self._process.world.now)
+        self.thread = None
+
+
 class SimulatedListener(Listener):
     """The connection is two facts: whether the store counts it, and whether it delivers."""
 
-    def __init__(self, process: Process, hand_back: Callable[[str, str], None]) -> None:
-        super().__init__(None, lambda: "", hand_back, "simulated")  # type: ignore[arg-type]
+    def __init__(self, process: Process, hand_back: Callable[[str, str], None], timing: Timing) -> None:
         self._process = process
+        super().__init__(None, lambda: "", hand_back, "simulated", timing, SimulatedWaiters())  # type: ignore[arg-type]
         self._channel = f"lock|in:{process.number}"
         self._kind = process.world.random.choice("SP")
-        self._requests: Requests = Requests()  # type: ignore[assignment]
+        self._worker = ListenerThread(process, self)  # type: ignore[assignment]
         self._delivers = False
-        self._post.take()  # as if it ran: it is never started
-        self._is_running = False
         self._end: Wake | None = None
         self.is_heard_of = False
-
-    def _revive(self) -> None:
-        """There is no thread to start."""
-
-    def end(self) -> None:
-        """Nor one to end."""
 
     def is_counted(self, kind: str, channel: str) -> bool:
         return self.is_heard_of and (kind, channel) == (self._kind, self._channel)
@@ -146,53 +162,68 @@ class SimulatedListener(Listener):
 
     async def astart(self, name: str, within: float) -> None:
         world = self._process.world
-        if not self._is_running:
-            self._is_running = True
-            self._process.start(self._listen_for_ever())
         until = world.now + TIMEOUT
+        self.touch()
         while not self.is_ready:
             if world.now >= until:
                 raise TimeoutError("no answer to SUBSCRIBE")
-            await self._process.sleep(NAP / 10)
+            await self._process.sleep(self._timing.listener_nap / 2)
 
-    async def _listen_for_ever(self) -> None:
-        while True:
-            await self._process.sleep(self._process.world.between(0.002, 0.05))
-            self.is_heard_of = self._delivers = True
-            await self._process.sleep(self._process.world.between(0.002, 0.05))
-            self._inbox = self._kind + self._channel
-            self._heard_at, self._resubscribe = self._process.world.now, False
-            self.is_ready = True
-            self._wake_all()
-            await suspended(self._until_ended)
-            self._end = None
-            self.is_ready = False
-            self.is_heard_of = self._delivers = False
-            await self._process.sleep(AGAIN)
+    # The thread
 
-    def _until_ended(self, wake: Wake) -> None:
+    async def listen(self) -> float | None:
+        if self._is_wanted:
+            await adrive(self.steps(), self)
+        return self._not_before if self._is_wanted else None
+
+    async def aconnect(self) -> object:
+        await self._process.sleep(self._process.world.between(0.002, 0.05))
+        self.is_heard_of = self._delivers = True
+        return object()
+
+    async def asubscribe(self, connection: object) -> None:
+        await self._process.sleep(self._process.world.between(0.002, 0.05))
+        self._inbox = self._kind + self._channel
+        self._stands()
+
+    async def aread(self, connection: object, seconds: float) -> None:
+        """Until the connection ends or the time is over; what is delivered meanwhile is heard as it comes."""
+        if await suspended(partial(self._until_ended, seconds)) is CUT:
+            raise ConnectionError("it was cut")
+
+    def _until_ended(self, seconds: float, wake: Wake) -> None:
         self._end = wake
+        self._process.world.after(seconds, wake, None)
+
+    def disconnect(self, connection: object) -> None:
+        self._end = None
+        self.is_heard_of = self._delivers = False
 
     def will_look(self, *told: Any) -> None:
         super().will_look(*told)
-        self._begin_anew_if_wanted()
+        self._tell_if_given_up()
 
     def looked(self, *told: Any) -> None:
         super().looked(*told)
-        self._begin_anew_if_wanted()
+        self._tell_if_given_up()
 
-    def _begin_anew_if_wanted(self) -> None:
-        if self._resubscribe and self._end:
+    def _tell_if_given_up(self) -> None:
+        if self._resubscribe and self.is_ready:
             self._process.world.checker.gives_up_subscription(works=self._delivers and self.is_heard_of)
-            self._process.world.after(NAP, self._end, None)
 
     def cut(self, is_noticed_by_store: bool) -> None:
         """Of a half-open connection neither side knows at first; one that is reset is seen by both, soon or late."""
-        if self._end:
+        if self.is_ready:
             self._delivers = False
             if is_noticed_by_store:
                 self.is_heard_of = False
-            self._process.world.after(self._process.world.random.choice([0.01, 1.0, 5.0]), self._end, None)
+            self._process.world.after(
+                self._process.world.random.choice([0.01, 1.0, 5.0]), self._noticed, self._connection
+            )
+
+    def _noticed(self, connection: object) -> None:
+        if self._connection is connection and self._end:
+            self._end(CUT)
 
     def disappear(self) -> None:
         self.is_heard_of = False
@@ -231,7 +262,7 @@ class SimulatedBackend(RedisBackend):
         self.on_orphan = process.release_in_background
         self._process = process
         self._world = process.world
-        self._listener = SimulatedListener(process, self._hand_back)
+        self._listener = SimulatedListener(process, self._hand_back, self.timing)
         self._async_clients = SimulatedClient(process)  # type: ignore[assignment]
 
     async def aacquire(self, lock_request: LockRequest, *, queue: bool) -> Grant | LockInfo:
@@ -323,7 +354,7 @@ class Process:
             except LockBackendError:
                 if self.world.now >= until:
                     break
-                await self.sleep(RETRY)
+                await self.sleep(self.backend.timing.retry_delay)
         self._pending.discard((lock_request.token, lock_request.is_offer))
 
     # Callers
@@ -412,7 +443,7 @@ class Process:
                     [(lock_request, lock_request.ttl)], timeout=(deadline - sent_at) / 3
                 )
             except LockBackendError:
-                due = self.world.now + min(RETRY, lock_request.ttl / 6)
+                due = self.world.now + min(self.backend.timing.retry_delay, lock_request.ttl / 6)
                 continue
             if not renewed:
                 self.world.checker.was_lost(lock_request, deadline)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 from django_distlock import types
+from django_distlock.backends.common import wakeup_listener
 from django_distlock.backends.redis import backend, pubsub
 from django_distlock.backends.redis.operations import ACQUIRE, QUEUE_TTL, RELEASE, RENEW
 from django_distlock.backends.redis.scripts import Command
@@ -124,7 +125,7 @@ class World:
     @contextmanager
     def _instead_of_the_real_clock(self) -> Iterator[None]:
         with ExitStack() as stack:
-            for module in (acquire, local_queue, pubsub, backend):
+            for module in (acquire, local_queue, wakeup_listener, pubsub, backend):
                 stack.enter_context(mock.patch.object(module, "clock", self._clock))
             stack.enter_context(mock.patch.object(types, "new_token", self.new_token))
             yield

@@ -59,9 +59,9 @@ def listener_of(backend: Any) -> Any:
     return backend._listener
 
 
-def post_of(listener: Any) -> Any:
-    """Whose ``thread`` is the one that runs, or None."""
-    return listener._post
+def thread_of(owner: Any) -> Any:
+    """The background thread that runs for it, or None."""
+    return worker_of(owner).thread
 
 
 def channel_of(listener: Any) -> str:

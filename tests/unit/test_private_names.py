@@ -21,7 +21,7 @@ EXCEPTIONS = [
         "support/inside.py",
         """
         _async_clients _channel _client _deadline _deadline _due _due _explain _failed_at _granted_clock
-        _granted_clock _holds _idle _key _lines _listener _long_at _lookups _mark_lost _message _nodes _permits _post
+        _granted_clock _holds _idle _key _lines _listener _long_at _lookups _mark_lost _message _nodes _permits
         _quick _renew_due _run _run_repeatedly _runs _schedule_store _set_up_session _silent_since _sql _steps _terms
         _tick_at _timeout _turn _turn _watchdog _worker
         """,
@@ -38,13 +38,13 @@ EXCEPTIONS = [
     ("backends/database/test_database_quick.py", "_changed", "somebody changes the row between two statements"),
     (
         "backends/database/test_database_threads.py",
-        "_calls _hear _hear _keeps_session _listen",
-        "errors and ends of the listener at one step; nothing is left of the calls that the watchdog knew",
+        "_calls _keeps_session",
+        "a pooler that is taken for one; nothing is left of the calls that the watchdog knew",
     ),
     (
         "backends/redis/test_queue.py",
-        "_channel _hand_back _inbox _requests _subscribe _subscribe",
-        "two processes of one image; a message that comes twice; a subscription that is refused; nothing is left",
+        "_channel _hand_back _inbox _waiters",
+        "two processes of one image; a message that comes twice; nothing is left",
     ),
     ("core/test_waiting.py", "_wake_all _wake_all", "the listener fails in the middle of its work"),
     ("core/test_locking.py", "_request", "a backend changes the token of a request"),

@@ -23,3 +23,13 @@ class Timing:
     node_unresponsive_after = 2.0  # after which a connection without a reply is closed
     connect_grace = 0.01  # that a node which is being connected may come later than the majority
     handshake = 0.35  # that a caller waits for a connection beyond the time in which it is opened
+
+    # Renewal and release in the background (core)
+    retry_delay = 1.0  # after which what the store did not do is asked for again, or sooner for a short TTL
+
+    # Listeners, which wake waiters
+    listener_idle = 20.0  # without a waiter after which a subscription is ended
+    listener_nap = 0.2  # after which a listener looks whether it is to end or to subscribe anew, if it hears nothing
+    resubscribe_after = 0.2  # before another subscription, whatever ended the last one
+    echo_timeout = 2.0  # in which a listener must hear what was said to it; else its connection is taken for dead
+    deaf_for = 60.0  # for which a pooler that passes on no notifications is not tried again

@@ -58,7 +58,7 @@ class DatabaseBackend(ThreadedBackend, RunsBackend):
         self._steps = Steps(self.vendor, self._sql, self._timeout)
         self._runs = Runs(self.vendor)
         self._looks: WeakKeyDictionary[LockRequest, PollBackoff] = WeakKeyDictionary()
-        self._listener = Listener(self.pool, alias) if can_listen(self.location) else None
+        self._listener = Listener(self.pool, alias, self.timing) if can_listen(self.location) else None
         if self._listener:
             self.pool.closes_with_it = self._listener.stop
         self._inbox = self._listener.inbox if self._listener else "looks"
@@ -182,7 +182,7 @@ class DatabaseBackend(ThreadedBackend, RunsBackend):
 
     def _will_ring(self, request: LockRequest) -> bool:
         """Also for those who stand behind another one of this process and have no place in the store."""
-        return not request.place or (self._listener is not None and self._listener.hears)
+        return not request.place or (self._listener is not None and self._listener.is_ready)
 
     def _turn(self, request: LockRequest) -> Turn:
         turn = partial(self._sql.turn, name=self._key(request.name), token=request.token)

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import logging
-import os
 import random
 import selectors
 import socket
-import threading
 from contextlib import suppress
+from math import inf
 from typing import Any
-from weakref import WeakValueDictionary, finalize
+from weakref import finalize
 
 from django.db import Error
 
 from ...types import LockRequest, new_token
-from ...utils import fork
 from ...utils.clock import clock
-from ...utils.threads import Post, end_with_interpreter
 from ..common.state import INBOX_LENGTH
+from ..common.timing import Timing
+from ..common.wakeup_listener import WakeupListener
 from .connections import Pool, class_of, is_psycopg3, vendor_of
 from .sql import CHANNEL, Turn
 
@@ -63,153 +62,113 @@ class PollBackoff:
 
 logger = logging.getLogger("django_distlock")
 
-IDLE = 20.0  # seconds without a waiter after which the connection is closed
-NAP = 1.0  # seconds between looks at whether there is still something to do
-AGAIN = 1.0  # seconds before another attempt after the connection was lost
-ECHO_WITHIN = 2.0  # seconds in which the listener must hear what was said on another connection
-DEAF_FOR = 60.0  # seconds for which a pooler that passes on no notifications is not tried again
 
-
-class Listener:
+class Listener(WakeupListener):
     """Hears ``"token"`` when the lock was handed to the request of that token, and sets its event.
 
     It is an improvement, not a need: until the echo of its own voice has come on another connection, and after
     that stays away, waiters look by themselves.
     """
 
-    def __init__(self, pool: Pool, name: str) -> None:
+    connection_errors = (Error, OSError)
+
+    def __init__(self, pool: Pool, name: str, timing: Timing) -> None:
         self._pool = pool
-        self._name = name
-        self._requests: WeakValueDictionary[str, LockRequest] = WeakValueDictionary()
-        self._begin()
-        fork.in_child(self._begin)
-        end_with_interpreter(self)
+        super().__init__(name, timing)
 
     def _begin(self) -> None:
+        super()._begin()
         self.inbox = new_token()[:INBOX_LENGTH]
-        self._post = Post()
-        self._touched_at = 0.0
-        self._deaf_until = 0.0
-        self._has_told = False
+        self._echo_until = inf
+        self._deaf_until = -inf
+        self._has_told_of_pooler = False
         self._woken, self._waker = socket.socketpair()
         finalize(self, _close, self._woken, self._waker).atexit = False  # its thread may be waiting for them
-        self.hears = False  # the echo has come: waiters need not look by themselves
 
     @property
     def is_started(self) -> bool:
         """Also where it is of no use to start it now."""
-        return self._post.thread is not None or clock() < self._deaf_until
+        return self._worker.thread is not None or clock() < self._deaf_until
 
-    def expect(self, request: LockRequest) -> None:
-        """Wake this request from now on."""
-        request.inbox = request.inbox or self.inbox
-        self._requests[request.token] = request
-        self._touched_at = clock()
-        if self._post.thread is None and self._is_wanted:
-            self._start()
-
-    def forget(self, request: LockRequest) -> None:
-        if self._requests.get(request.token) is request:
-            del self._requests[request.token]
+    def _inbox_of(self, request: LockRequest) -> str:
+        return self.inbox
 
     def stop(self) -> None:
         """Close the connection now, unless somebody waits."""
-        thread = self._post.thread
-        self._touched_at = -IDLE
-        if thread is not None and thread.is_alive() and not self._requests:
-            with suppress(OSError):
-                self._waker.send(b"!")
-            thread.join(NAP)
+        super().stop()
+        thread = self._worker.thread
+        if thread is not None and thread.is_alive() and not self._waiters:
+            self._wake_thread()
+            thread.join(self._timing.echo_timeout)
 
-    def end(self) -> threading.Thread | None:
-        self.stop()
-        return self._post.thread
+    def _interrupt(self) -> None:
+        super().stop()
+        self._wake_thread()
 
-    def _start(self) -> None:
-        name = f"distlock-listener-{self._name}"
-        with suppress(RuntimeError):  # no more threads here: waiters look
-            threading.Thread(target=self._run, args=(os.getpid(),), name=name, daemon=True).start()
+    def _wake_thread(self) -> None:
+        with suppress(OSError):
+            self._waker.send(b"!")
 
     @property
     def _is_wanted(self) -> bool:
-        now = clock()
-        return now - self._touched_at < IDLE and now >= self._deaf_until
+        return super()._is_wanted and clock() >= self._deaf_until
 
     # In the thread
 
-    def _run(self, pid: int) -> None:
-        while not fork.is_copy(pid) and self._is_wanted and self._post.take():
-            try:
-                self._work_on(pid)
-            finally:
-                if not fork.is_copy(pid):
-                    self._post.leave()
+    def connect(self) -> Any:
+        return self._pool.open_until(clock() + 2 * self._pool.timeout)
 
-    def _work_on(self, pid: int) -> None:
-        while not fork.is_copy(pid) and self._is_wanted:
-            try:
-                self._listen()
-            except (Error, OSError) as error:
-                logger.debug("The listener of %r lost its connection: %s", self._name, error)
-                _ready(AGAIN, self._woken)
-            except Exception:
-                if fork.is_copy(pid):
-                    return
-                logger.exception("The listener of %r failed; waiters look until it listens again", self._name)
-                _ready(AGAIN, self._woken)
+    def subscribe(self, wrapper: Any) -> None:
+        within = self._timing.echo_timeout
+        with self._pool.watching(wrapper, within):
+            if not (self._pool.is_direct or self._keeps_session(wrapper)):
+                self._give_up()
+                return
+            with wrapper.cursor() as cursor:
+                cursor.execute(f'LISTEN "{CHANNEL}{self.inbox}"')
+        with self._pool.connection(within) as other, other.cursor() as cursor:
+            cursor.execute("SELECT pg_notify(%s, '?')", [CHANNEL + self.inbox])
+        self._echo_until = clock() + within
 
-    def _listen(self) -> None:
-        wrapper = self._pool.open_until(clock() + 2 * self._pool.timeout)
-        try:
-            with self._pool.watching(wrapper, ECHO_WITHIN):
-                if not (self._pool.is_direct or self._keeps_session(wrapper)):
-                    self._give_up()
-                    return
-                with wrapper.cursor() as cursor:
-                    cursor.execute(f'LISTEN "{CHANNEL}{self.inbox}"')
-            with self._pool.connection(ECHO_WITHIN) as other, other.cursor() as cursor:
-                cursor.execute("SELECT pg_notify(%s, '?')", [CHANNEL + self.inbox])
-            with wrapper.wrap_database_errors:
-                self._hear(wrapper.connection, clock() + ECHO_WITHIN)
-        finally:
-            self.hears = False
-            self._pool.close(wrapper)
+    def read(self, wrapper: Any, seconds: float) -> None:
+        with wrapper.wrap_database_errors:
+            ready = _ready(seconds, wrapper.connection, self._woken)
+            if self._woken in ready:
+                self._woken.recv(1)
+            if wrapper.connection in ready:
+                wrapper.connection.pgconn.consume_input()
+                while message := wrapper.connection.pgconn.notifies():
+                    self._heard(message.extra.decode())
+        if not self.is_ready and clock() > self._echo_until:
+            self._give_up()
+
+    def disconnect(self, wrapper: Any) -> None:
+        self._pool.close(wrapper)
+
+    def _heard(self, text: str) -> None:
+        if text == "?":
+            self._stands()
+        else:
+            self._waiters.wake(text)
 
     def _keeps_session(self, wrapper: Any) -> bool:
         """Whether a pooler leaves a session of the server to the connection for as long as that lasts.
 
         Else that session would go on to listen for us, and so be woken by each notification, when it is another's.
         """
-        with wrapper.cursor() as cursor, self._pool.connection(ECHO_WITHIN) as other, other.cursor() as others:
+        with (
+            wrapper.cursor() as cursor,
+            self._pool.connection(self._timing.echo_timeout) as other,
+            other.cursor() as others,
+        ):
             first, anothers, again = map(_session, (cursor, others, cursor))
             return bool(first == again != anothers)
 
-    def _hear(self, connection: Any, echo_until: float) -> None:
-        while clock() - self._touched_at < IDLE:
-            ready = _ready(NAP, connection, self._woken)
-            if self._woken in ready:
-                self._woken.recv(1)
-            if connection in ready:
-                connection.pgconn.consume_input()
-                while message := connection.pgconn.notifies():
-                    self._heard(message.extra.decode())
-            if not self.hears and clock() > echo_until:
-                self._give_up()
-                return
-
-    def _heard(self, text: str) -> None:
-        if text == "?":
-            self.hears = True
-            for request in list(self._requests.values()):
-                request.event.set()  # what was said while nobody listened
-        elif told := self._requests.get(text):
-            told.event.set()
-
     def _give_up(self) -> None:
-        self._deaf_until = clock() + DEAF_FOR
-        if self._has_told:
+        self._deaf_until, self._resubscribe = clock() + self._timing.deaf_for, True
+        if self._has_told_of_pooler:
             return
-        self._has_told = True
+        self._has_told_of_pooler = True
         logger.warning(
             "Notifications do not come through to the locks of %r, so that waiters ask the database several times a"
             " second. A pooler such as pgbouncer in transaction mode does not pass them on; a LOCATION that leads"

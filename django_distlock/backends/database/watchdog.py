@@ -15,6 +15,8 @@ from ...utils import fork
 from ...utils.clock import clock
 from ...utils.threads import Worker
 
+logger = logging.getLogger("django_distlock")
+
 Descriptor = Callable[[], int | None]
 
 
@@ -35,8 +37,7 @@ class Watchdog:
     def __init__(self, name: str) -> None:
         self._begin()
         fork.in_child(self._begin)
-        # Not told as an error if it cannot be started: Python 3.12.0 and 3.12.1 start none when the interpreter exits.
-        self._worker = Worker(f"distlock-watchdog-{name}", self._end_late, self._is_needed, level=logging.DEBUG)
+        self._worker = Worker(f"distlock-watchdog-{name}", self._end_late, self._is_needed, on_refusal=_log_refusal)
 
     def _begin(self) -> None:
         self._calls: dict[int, tuple[float, Descriptor]] = {}  # number -> (until when, of its socket)
@@ -74,6 +75,11 @@ class Watchdog:
                     del self._calls[number]
                     _shut_down(descriptor)
             return min((until for until, _ in list(self._calls.values())), default=None)
+
+
+def _log_refusal(error: RuntimeError) -> None:
+    """Not as an error: Python 3.12.0 and 3.12.1 start no thread when the interpreter exits."""
+    logger.debug("Calls to a database have no time limit, because the watchdog cannot be started: %s", error)
 
 
 def _shut_down(descriptor: Descriptor) -> None:

@@ -33,6 +33,6 @@ def server_topology(
     keys = Keys(read_prefix(backend))
     location = find_location(backend, timeouts)
     shared = (location, backend.option["max_connections"], timeouts["socket_timeout"])
-    listener = Listener(location, lambda: keys.inbox(new_token()), hand_back, backend.alias)
+    listener = Listener(location, lambda: keys.inbox(new_token()), hand_back, backend.alias, backend.timing)
     checkup = Checkup(location, keys.prefix, backend.terms, backend.setting("OPTIONS"))
     return Topology(location, keys, Client(*shared), partial(AsyncClient, *shared), listener, checkup)

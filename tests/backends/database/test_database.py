@@ -22,6 +22,7 @@ from django.test import override_settings
 
 from django_distlock import InvalidLockBackend, LockBackendError, LockNotAcquired, lock, locks
 from django_distlock.backends.common.state import Attempt
+from django_distlock.backends.common.timing import Timing
 from django_distlock.backends.database import connections as database_connections
 from django_distlock.backends.database import notify
 from django_distlock.backends.database.notify import PollBackoff
@@ -35,13 +36,13 @@ from tests.support.inside import (
     keep_sessions,
     lines_of,
     listener_of,
-    post_of,
     quick_of,
     replace_turn,
     row_key,
     run_in,
     run_repeatedly_in,
     sql_of,
+    thread_of,
     turn_of,
 )
 from tests.support.postgres import PLACES_OF_BOUNCER, Bouncer
@@ -165,7 +166,7 @@ class TestConnections:
     def test_a_thread_that_waits_has_none(self, postgres_locks):
         with lock("name", ttl=60):
             waiters = [Waiter() for _ in range(12)]
-            eventually(lambda: waiting(postgres_locks) == 1 and listener_of(postgres_locks).hears)
+            eventually(lambda: waiting(postgres_locks) == 1 and listener_of(postgres_locks).is_ready)
             eventually(lambda: len(lines_of(queue_of(postgres_locks))["name"]) == 12)
             time.sleep(0.2)
             # One that listens, one or two that asked last, one of the renewal.
@@ -256,7 +257,7 @@ class TestConnections:
     def test_a_lock_that_is_free_needs_one(self, postgres_locks):
         for _ in range(3):
             with lock("name"):
-                assert post_of(listener_of(postgres_locks)).thread is None
+                assert thread_of(listener_of(postgres_locks)) is None
         assert len(idle_in(postgres_locks.pool)) == 1
 
     def test_those_of_a_burst_are_not_all_kept(self, sqlite_locks):
@@ -287,7 +288,7 @@ class TestWaiting:
         assert postgres_locks.supports_wakeup
         with lock("name", ttl=60):
             waiter = Waiter()
-            eventually(lambda: listener_of(postgres_locks).hears)
+            eventually(lambda: listener_of(postgres_locks).is_ready)
             asked = []
             replace_turn(monkeypatch, postgres_locks, asked.append)
             time.sleep(0.3)
@@ -333,8 +334,8 @@ class TestWaiting:
         waiter.end()
 
     def test_a_pooler_that_passes_on_nothing(self, postgres_locks, monkeypatch, caplog):
-        monkeypatch.setattr(notify, "ECHO_WITHIN", 0.2)
-        monkeypatch.setattr(notify, "NAP", 0.05)
+        monkeypatch.setattr(Timing, "echo_timeout", 0.2)
+        monkeypatch.setattr(Timing, "listener_nap", 0.05)
         monkeypatch.setattr(notify.Listener, "_heard", lambda *_: None)
         with lock("name", ttl=60):
             waiter = Waiter()
@@ -343,12 +344,12 @@ class TestWaiting:
         assert waiter.got_in.wait(PATIENCE)
         assert waiter.at - left < 0.9
         waiter.end()
-        eventually(lambda: post_of(listener_of(postgres_locks)).thread is None)
+        eventually(lambda: thread_of(listener_of(postgres_locks)) is None)
 
     def test_behind_pgbouncer_in_transaction_mode(self, bouncer, settings, monkeypatch, caplog):
         """Nothing that locks say depends on a session; only notifications do, and are done without."""
-        monkeypatch.setattr(notify, "ECHO_WITHIN", 0.3)
-        monkeypatch.setattr(notify, "NAP", 0.05)
+        monkeypatch.setattr(Timing, "echo_timeout", 0.3)
+        monkeypatch.setattr(Timing, "listener_nap", 0.05)
         entry = {"BACKEND": DATABASE, "LOCATION": "pooled"}
         settings.DISTRIBUTED_LOCKS = dict.fromkeys(("default", "a", "b", "c"), entry)
         inside, numbers = [], []
@@ -404,20 +405,20 @@ class TestWaiting:
     def test_a_listener_that_was_cut_listens_again(self, postgres_locks, monkeypatch):
         with lock("name", ttl=60):
             waiter = Waiter()
-            eventually(lambda: listener_of(postgres_locks).hears)
+            eventually(lambda: listener_of(postgres_locks).is_ready)
             end_sessions()
-            eventually(lambda: not listener_of(postgres_locks).hears)
-            eventually(lambda: listener_of(postgres_locks).hears)
+            eventually(lambda: not listener_of(postgres_locks).is_ready)
+            eventually(lambda: listener_of(postgres_locks).is_ready)
         assert waiter.got_in.wait(PATIENCE)
         waiter.end()
 
     def test_idle_it_closes_its_connection(self, postgres_locks, monkeypatch):
-        monkeypatch.setattr(notify, "IDLE", 0.2)
-        monkeypatch.setattr(notify, "NAP", 0.05)
+        monkeypatch.setattr(Timing, "listener_idle", 0.2)
+        monkeypatch.setattr(Timing, "listener_nap", 0.05)
         postgres_locks.acquire(lock_request(ttl=60), queue=False)
         with pytest.raises(LockNotAcquired), lock("name", wait=0.1):
             pass
-        eventually(lambda: post_of(listener_of(postgres_locks)).thread is None)
+        eventually(lambda: thread_of(listener_of(postgres_locks)) is None)
 
     def test_many_tasks_wait_without_blocking_their_loop(self, backend):
         async def main():

@@ -16,10 +16,11 @@ import pytest
 from django.db import connections
 
 from django_distlock import LockBackendError, lock, locks
+from django_distlock.backends.common.timing import Timing
 from django_distlock.backends.database import notify
 from django_distlock.backends.database.watchdog import Watchdog
 from tests.support.databases import Waiter, known_database, through
-from tests.support.inside import idle_in, keep_sessions, listener_of, post_of, watchdog_of
+from tests.support.inside import idle_in, keep_sessions, listener_of, watchdog_of
 from tests.support.postgres import PLACES_OF_BOUNCER, Bouncer
 from tests.support.programs import in_a_fork
 from tests.support.requirements import missing
@@ -98,7 +99,7 @@ class TestListener:
                 files.append(os.dup(files[0]))
             with lock("name", ttl=60):
                 waiter = Waiter()
-                eventually(lambda: listener_of(postgres_locks).hears)
+                eventually(lambda: listener_of(postgres_locks).is_ready)
             waiter.end()
         finally:
             for file in files:
@@ -106,22 +107,22 @@ class TestListener:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
     def test_whatever_goes_wrong_in_it_is_logged_and_it_listens_again(self, postgres_locks, monkeypatch, caplog):
-        failures, heard = [ValueError("something new")], listener_of(postgres_locks)._hear
+        failures, read = [ValueError("something new")], listener_of(postgres_locks).read
 
-        def hear(*arguments):
+        def failing(*arguments):
             if failures:
                 raise failures.pop()
-            heard(*arguments)
+            read(*arguments)
 
-        monkeypatch.setattr(listener_of(postgres_locks), "_hear", hear)
+        monkeypatch.setattr(listener_of(postgres_locks), "read", failing)
         with lock("name", ttl=60):
             waiter = Waiter()
-            eventually(lambda: listener_of(postgres_locks).hears)
+            eventually(lambda: listener_of(postgres_locks).is_ready)
         waiter.end()
-        assert "The listener of 'default' failed; waiters look until it listens again" in caplog.text
+        assert "What distlock-listener-default does failed and is tried again" in caplog.text
         assert "something new" in caplog.text
 
-    def test_one_that_ended_is_started_by_the_next_waiter(self, postgres_locks, monkeypatch):
+    def test_one_that_was_ended_listens_for_the_next_waiter(self, postgres_locks, monkeypatch, caplog):
         class Ended(BaseException):
             pass
 
@@ -129,26 +130,25 @@ class TestListener:
             raise Ended
 
         with monkeypatch.context() as patched:
-            patched.setattr(listener_of(postgres_locks), "_listen", end)
-            patched.setattr(threading, "excepthook", lambda _: None)
+            patched.setattr(listener_of(postgres_locks), "connect", end)
             with lock("name", ttl=60):
                 waiter = Waiter()
-                eventually(lambda: post_of(listener_of(postgres_locks)).thread is None)
+                eventually(lambda: "distlock-listener-default does failed" in caplog.text)
             waiter.end()
         with lock("name", ttl=60):
             waiter = Waiter()
-            eventually(lambda: listener_of(postgres_locks).hears)
+            eventually(lambda: listener_of(postgres_locks).is_ready)
         waiter.end()
 
     def test_a_process_that_has_waited_exits_without_a_word(self, program):
         """Its listener is there until the very end."""
-        slowly = f"import atexit, time; atexit.register(time.sleep, {notify.NAP + 0.5})\n"
+        slowly = f"import atexit, time; atexit.register(time.sleep, {Timing.listener_nap + 0.5})\n"
         code = (
             "from django_distlock import lock, locks\n"
             "from django_distlock.testing.tools import lock_request\n"
             "locks['default'].acquire(lock_request('name', ttl=1), queue=False)\n"
             "with lock('name', wait=60): pass\n"
-            "while not locks['default']._listener.hears: time.sleep(0.01)\n"
+            "while not locks['default']._listener.is_ready: time.sleep(0.01)\n"
         )
         assert program(slowly, code) == ("", "")
 
@@ -167,13 +167,13 @@ class TestListener:
         with bouncer(postgres, settings, "session"):
             with lock("name", ttl=60):
                 waiter = Waiter()
-                eventually(lambda: listener_of(locks["default"]).hears)
+                eventually(lambda: listener_of(locks["default"]).is_ready)
             waiter.end()
 
     def test_a_pooler_is_told_of_once(self, postgres_locks, monkeypatch, caplog):
         gave_up = []
         keep_sessions(monkeypatch, False)
-        monkeypatch.setattr(notify, "DEAF_FOR", 0.0)
+        monkeypatch.setattr(Timing, "deaf_for", 0.0)
         monkeypatch.setattr(notify.Listener, "_keeps_session", lambda *_: gave_up.append(1))
         with lock("name", ttl=60):
             waiter = Waiter()
@@ -225,8 +225,8 @@ class TestWatchdog:
         """Some releases of Python 3.12 start none when the interpreter exits."""
         code = (
             "from django_distlock import lock\n"
-            "from django_distlock.utils import threads as workers\n"
-            "workers.IDLE = 0.1\n"
+            "from django_distlock.utils.threads import Worker\n"
+            "Worker.idle_timeout = 0.1\n"
             "handle = lock('name', ttl=60); handle.acquire()\n"
             "while any('watchdog' in thread.name for thread in threading.enumerate()): time.sleep(0.01)\n"
             'def start(thread): raise RuntimeError("can\'t create new thread at interpreter shutdown")\n'

@@ -30,7 +30,7 @@ from django_distlock.utils.clock import clock
 from tests.support import proxy as proxies
 from tests.support.accidents import Accidents
 from tests.support.history import faults, left_behind
-from tests.support.inside import client_of, holds_of, lines_of, listener_of, post_of
+from tests.support.inside import client_of, holds_of, lines_of, listener_of, thread_of
 from tests.support.peers import RANDOM_WORKER, Peer
 from tests.support.programs import in_a_fork
 from tests.support.tools import PATIENCE, eventually, lock_request, queue_of, renewer_of
@@ -202,7 +202,7 @@ def listeners(client):
 
 
 def listener_thread(using="default"):
-    return post_of(listener_of(locks[using])).thread
+    return thread_of(listener_of(locks[using]))
 
 
 # Real processes
@@ -535,14 +535,14 @@ class TestListeners:
         in_queue(store, 1)
         second = callers("b")
         before = in_queue(store, 2)
-        subscribe, opens_at = listening.Listener._subscribe, time.monotonic() + 1.4 * LOOK
+        subscribe, opens_at = listening.Listener.subscribe, time.monotonic() + 1.4 * LOOK
 
         def refused(listener, connection):
             if time.monotonic() < opens_at:
                 raise redis.ConnectionError("no more connections")
             return subscribe(listener, connection)
 
-        monkeypatch.setattr(listening.Listener, "_subscribe", refused)
+        monkeypatch.setattr(listening.Listener, "subscribe", refused)
         cut_listeners(store)
         time.sleep(max(0.0, opens_at - time.monotonic()) + 1.2 * LOOK)
         eventually(lambda: store.zrange(QUEUE, 0, -1, withscores=True) == before, 2 * LOOK)
@@ -561,7 +561,7 @@ class TestListeners:
         in_queue(store, 1)
         dead = {one["id"] for one in listeners(store)}
         swallowing.swallow = True
-        eventually(lambda: {one["id"] for one in listeners(store)} - dead, listening.DEAF + 2 * LOOK + 2 * SLACK)
+        eventually(lambda: {one["id"] for one in listeners(store)} - dead, Timing.echo_timeout + 2 * LOOK + 2 * SLACK)
         left = time.monotonic()
         holder.release()
         assert waiter.gets_in() - left < 2 * LOOK + SLACK
@@ -578,7 +578,7 @@ class TestListeners:
         waiter.leaves()
 
     def test_a_healthy_one_keeps_its_connection(self, fleet, store, callers, monkeypatch):
-        monkeypatch.setattr(listening, "DEAF", 0.25)
+        monkeypatch.setattr(Timing, "echo_timeout", 0.25)
         monkeypatch.setattr(Timing, "look_interval", 0.5)
         with lock("name", using="c"):
             before = {one["id"] for one in listeners(store)}
@@ -594,7 +594,7 @@ class TestListeners:
 
     def test_nor_does_a_hand_off_end_it(self, fleet, store, callers, monkeypatch):
         """A look that is granted the lock publishes nothing that could come back."""
-        monkeypatch.setattr(listening, "DEAF", 0.25)
+        monkeypatch.setattr(Timing, "echo_timeout", 0.25)
         monkeypatch.setattr(Timing, "look_interval", 0.1)
         before, subscribed = {one["id"] for one in listeners(store)}, set()
         for _ in range(2):
@@ -607,11 +607,11 @@ class TestListeners:
                     time.sleep(0.01)
             waiter.gets_in()
             waiter.leaves()
-            time.sleep(2 * listening.DEAF)
+            time.sleep(2 * Timing.echo_timeout)
         assert len(subscribed) == 1
 
     def test_idle_it_closes_its_connection_and_comes_back_when_needed(self, fleet, store, callers, monkeypatch):
-        monkeypatch.setattr(listening, "IDLE", 1.5)
+        monkeypatch.setattr(Timing, "listener_idle", 1.5)
         known = {one["id"] for one in listeners(store)}
         for _ in range(2):
             with lock("name", using="c"):
@@ -624,7 +624,7 @@ class TestListeners:
             eventually(lambda: listener_thread() is None)
 
     def test_it_does_not_idle_while_somebody_waits(self, fleet, store, callers, monkeypatch):
-        monkeypatch.setattr(listening, "IDLE", 1.5)
+        monkeypatch.setattr(Timing, "listener_idle", 1.5)
         with lock("name", using="c"):
             waiter = callers()
             in_queue(store, 1)
@@ -1227,7 +1227,7 @@ class TestNothingGrows:
             backend = locks[alias]
             renewer = renewer_of(backend)
             assert lines_of(queue_of(backend)) == {}
-            assert dict(listener_of(backend)._requests) == {}
+            assert not listener_of(backend)._waiters
             assert renewer.leases() == []
             assert not renewer.is_cleaning
 

@@ -36,7 +36,7 @@ def cluster_topology(
     slots = SlotMap(keys.slots(), seeds, _read_remap(backend))
     shared = (location, slots, backend.option["max_connections"], timeouts["socket_timeout"])
     client = ClusterClient(*shared)
-    listener = ClusterListener(client, slots, keys, location, hand_back, backend.alias)
+    listener = ClusterListener(client, slots, keys, location, hand_back, backend.alias, backend.timing)
     checkup = ClusterCheckup(location, seeds, keys, backend.terms, backend.setting("OPTIONS"))
     return Topology(location, keys, client, partial(AsyncClusterClient, *shared), listener, checkup)
 

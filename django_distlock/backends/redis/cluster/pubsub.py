@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from typing import Any
-from weakref import WeakValueDictionary
 
 from redis.exceptions import AskError, ClusterDownError, ConnectionError, MovedError, ResponseError, TimeoutError
 
@@ -18,18 +16,17 @@ from ....types import LockRequest, new_token
 from ....utils import fork
 from ....utils.clock import clock
 from ....utils.wakeup import WakeEvent
+from ...common.timing import Timing
+from ...common.wakeup_listener import Waiters
 from ..config import Location
 from ..errors import is_transient
 from ..keys import ClusterKeys
-from ..pubsub import KINDS, Listener, NoListener
+from ..pubsub import KINDS, Listener
 from ..scripts import pack
 from .client import ClusterClient
 from .routing import Address, SlotMap
 
 logger = logging.getLogger("django_distlock")
-
-NAP = 0.2  # seconds after which a listener sees that it is to subscribe to more
-RECONSIDERED = 0.25  # seconds after which who waits for a subscription asks again at which node it is to be
 
 
 class ClusterListener:
@@ -43,13 +40,14 @@ class ClusterListener:
         location: Location,
         hand_back: Callable[[str, str], None],
         name: str,
+        timing: Timing,
     ) -> None:
         self.wire, self.slots, self.keys = wire, slots, keys
-        self.location, self.name = location, name
+        self.location, self.name, self.timing = location, name, timing
         self.hand_back = hand_back
         self._begin()
         fork.in_child(self._begin)
-        self.requests: WeakValueDictionary[str, LockRequest] = WeakValueDictionary()
+        self.waiters = Waiters()
         self.kind = KINDS[0][1]
         self._nodes: dict[Address, NodeListener] = {}
 
@@ -70,28 +68,27 @@ class ClusterListener:
 
     def _starts(self, name: str, within: float) -> Iterator[tuple[WakeEvent, float]]:
         """Until the subscription stands: what to wait for, and for how long."""
-        give_up = clock() + within
+        deadline = clock() + within
         while not self.hears(name):
             if (node := self._find(name)) is None:
                 raise ClusterDownError(f"no primary serves the slot of lock {name!r}")
             with node.starter() as event:
                 if node.is_ready:
                     node.begin_anew()  # the slot came to it meanwhile
-                yield event, min(RECONSIDERED, give_up - clock())
+                yield event, min(self.timing.listener_nap, deadline - clock())  # and may come to another one
             if not self.hears(name):
                 node.raise_if_refused()
-                if clock() >= give_up:
+                if clock() >= deadline:
                     raise node.failure or TimeoutError(f"no answer to SUBSCRIBE within {within:.1f} s")
 
     def expect(self, request: LockRequest) -> None:
         request.inbox = request.inbox or self.kind + self._inbox(request.name)
-        self.requests[request.token] = request
+        self.waiters.add(request)
         if node := self._find(request.name):
             node.touch()
 
     def forget(self, request: LockRequest) -> None:
-        if self.requests.get(request.token) is request:
-            del self.requests[request.token]
+        self.waiters.discard(request)
 
     def will_look(self, request: LockRequest) -> None:
         if node := self._find(request.name):
@@ -100,7 +97,7 @@ class ClusterListener:
     def looked(self, request: LockRequest, ears: int, sent_at: float) -> None:
         if node := self._find(request.name):
             if ears == 0:
-                node.revive()  # the slot may just have come to a node where nobody listened yet
+                node.touch()  # the slot may just have come to a node where nobody listened yet
             node.looked(request, ears, sent_at)
 
     def stop(self) -> None:
@@ -143,11 +140,10 @@ class NodeListener(Listener):
     """At one primary."""
 
     def __init__(self, cluster: ClusterListener, address: Address) -> None:
-        location = cluster.location.at(*address)
-        super().__init__(location, str, self._hand_back_owned, f"{cluster.name}-{address}")
         self._cluster, self._address = cluster, address
-        self._requests = cluster.requests
         self.channels: frozenset[str] = frozenset()
+        location, name = cluster.location.at(*address), f"{cluster.name}-{address}"
+        super().__init__(location, str, self._hand_back_owned, name, cluster.timing, cluster.waiters)
 
     @property
     def failure(self) -> Exception | None:
@@ -156,13 +152,6 @@ class NodeListener(Listener):
     def raise_if_refused(self) -> None:
         if self._failure and not is_transient(self._failure, in_cluster=True):
             raise self._failure
-
-    def touch(self) -> None:
-        self._touched_at = clock()
-
-    def revive(self) -> None:
-        with suppress(NoListener):
-            self._revive()
 
     def begin_anew(self) -> None:
         """Subscribe again, to what this node owns now."""
@@ -175,11 +164,29 @@ class NodeListener(Listener):
 
     # In the thread
 
-    def _subscribe(self, connection: Any) -> None:
-        wanted = self._cluster.channels_at(self._address)
-        if not wanted:
+    def connect(self) -> Any:
+        if self._failure is not None:
+            self._refresh()
+        return super().connect()
+
+    def _refresh(self) -> None:
+        """Another node may have succeeded this one."""
+        try:
+            self._cluster.wire.refresh()
+        except Exception as unknown:  # the thread is to live on
+            logger.debug("Who succeeds %s is not known: %s", self._address, unknown)
+        self._wanted()
+
+    def _wanted(self) -> list[str]:
+        """The inboxes to subscribe to."""
+        channels = self._cluster.channels_at(self._address)
+        if not channels:
             self.stop()
             raise ConnectionError(f"{self._address} owns no slot any more that locks use")
+        return channels
+
+    def subscribe(self, connection: Any) -> None:
+        wanted = self._wanted()
         for verb, kind in KINDS:
             connection.send_packed_command([b"".join(pack(verb, channel) for channel in wanted)], check_health=False)
             refused = self._acknowledged(connection, wanted)
@@ -188,7 +195,7 @@ class NodeListener(Listener):
                 break
             if (verb, kind) == KINDS[-1]:
                 raise refused
-        self._heard_at, self._resubscribe = clock(), False
+        self._stands()
 
     def _acknowledged(self, connection: Any, wanted: list[str]) -> ResponseError | None:
         """Read as many answers as channels were wanted; what is published meanwhile stands between them."""
@@ -201,9 +208,8 @@ class NodeListener(Listener):
                     raise
                 self._cluster.slots.moved(error.slot_id, owner)
                 awaited -= 1
-            except (AskError, ClusterDownError) as error:
-                self._failure = error
-                awaited -= 1
+            except (AskError, ClusterDownError):
+                awaited -= 1  # who waits for that inbox subscribes again
             except ResponseError as error:
                 refused = error
                 awaited -= 1
@@ -229,23 +235,10 @@ class NodeListener(Listener):
         self._wake(self.channels)
 
     def _wake(self, channels: frozenset[str] | set[str]) -> None:
-        for reference in self._requests.valuerefs():
-            if (request := reference()) and request.inbox[1:] in channels:
+        for request in self._waiters:
+            if request.inbox[1:] in channels:
                 request.event.set()
-
-    def _listen(self, connection: Any) -> None:
-        while self._connection is connection and not self._resubscribe:
-            if connection.can_read(NAP):
-                self._heard(connection.read_response(disable_decoding=True))
-            elif not self._is_wanted:
-                return
 
     def _failed(self, error: Exception) -> None:
         super()._failed(error)
         self.channels = frozenset()
-        try:
-            self._cluster.wire.refresh()
-        except Exception as unknown:  # the thread is to live on
-            logger.debug("Who succeeds %s is not known: %s", self._address, unknown)
-        if not self._cluster.channels_at(self._address):
-            self.stop()
