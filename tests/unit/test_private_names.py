@@ -53,7 +53,7 @@ EXCEPTIONS = [
     (
         "backends/redlock/test_redlock.py",
         """
-        _connect_timeout _delay _fill _limits _longest_ttl _node_timeout _node_timeout _opened _opened _opened _permits
+        _connect_timeout _delay _fill _limits _longest_ttl _node_timeout _node_timeout _open _open _open _permits
         _redlock _run _translated
         """,
         "numbers that follow from options; connections that open slowly, died unused, or are all taken",

@@ -14,9 +14,9 @@ from ..common.timing import Timing
 from ..redis.config import Location
 from ..redis.connection import RunningFor
 from .messages import (
-    LOADS,
     MAX_PENDING,
     NOT_ASKED,
+    SCRIPT_LOADS,
     ConnectWait,
     Exchange,
     FanOut,
@@ -93,8 +93,8 @@ class AsyncNode(NodeState):
         try:
             connection = await self.location.aconnected()
             async with RunningFor(self.location.arguments["socket_timeout"], "Timeout reading from socket"):
-                await connection.send_packed_command([b"".join(LOADS)], check_health=False)
-                for _ in LOADS:
+                await connection.send_packed_command([b"".join(SCRIPT_LOADS)], check_health=False)
+                for _ in SCRIPT_LOADS:
                     await connection.read_response(disable_decoding=True)
         except Exception as error:  # raised to all callers of the node
             if connection is not None:
@@ -132,7 +132,7 @@ class AsyncNode(NodeState):
     def close_with_undo(self, error: Exception) -> None:
         """Should the node wake up and execute what it was sent, it finds behind that what undoes it."""
         if self.connection is not None:
-            for undo in [exchange.undo() for exchange in self._pending if exchange.undo]:
+            for undo in [exchange.undo_message() for exchange in self._pending if exchange.undo_message]:
                 self.send(undo, clock())
             self._lose(error, self.connection)
         for task in self.tasks:

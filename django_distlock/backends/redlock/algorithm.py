@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -39,10 +39,10 @@ class Redlock:
         self._release_in_background = release_in_background
         self.majority = majority_of(size)
         self.fences = FenceClock()
-        # Messages of granted requests where not all nodes had answered by then.
+        # Of granted requests: the exchanges, where not all nodes had answered by then.
         self._late: WeakKeyDictionary[LockRequest, Sequence[Exchange]] = WeakKeyDictionary()
-        self._followed_up: WeakSet[LockRequest] = WeakSet()
-        self._released: WeakSet[LockRequest] = WeakSet()
+        self._followed_up: WeakSet[LockRequest] = WeakSet()  # made to retire a token on nodes that hang
+        self._released: WeakSet[LockRequest] = WeakSet()  # so that a repair which comes later is undone
 
     # Acquire
 
@@ -80,13 +80,13 @@ class Redlock:
             return all(undone[node].is_settled for node in votes.granted)
 
         undone = yield FanOut(lambda node, _: message if doubtful[node] else None, enough)
-        if any(there and not exchange.was_sent for there, exchange in zip(doubtful, undone, strict=True)):
+        if any(was_doubtful and not one.was_sent for was_doubtful, one in zip(doubtful, undone, strict=True)):
             request.in_doubt = True  # its connection broke in between
         if request.in_doubt or not all(exchange.is_answered for exchange in undone):
             self._change_token(request)
 
     def _change_token(self, request: LockRequest) -> None:
-        """For the next try, which a late release with this one would undo, too."""
+        """For the next try, which a release of the old token that is under way would undo, too."""
         if request.in_doubt and not self._release_in_background(replace(request, event=WakeEvent())):
             return
         request.anew()
@@ -96,7 +96,7 @@ class Redlock:
         if late:
             self._late[request] = exchanges
             for exchange in late:
-                exchange.undo = partial(self._release_message, request)
+                exchange.undo_message = partial(self._release_message, request)
 
     def _busy(self, name: str, votes: Votes) -> LockInfo:
         observed = Observation(self.size, free=len(votes.granted), failed=len(votes.failed))
@@ -104,7 +104,7 @@ class Redlock:
             observed.add(self.alias, name, lease, left)
         if best := observed.best():
             return best
-        error = self.foreign_value(name)
+        error = self.foreign_value(name)  # none of the copies was a lease
         refused = len(votes.taken) + sum(map(is_final, votes.failed.values()))
         error.is_final = refused > self.size - self.majority
         raise error
@@ -121,14 +121,16 @@ class Redlock:
         self, request: LockRequest, cooldown: float, last_try: bool, repeated: bool, *, force: bool = False
     ) -> NodeSteps[bool]:
         self._released.add(request)
-        late = self._late.pop(request, None)
+        acquired = self._late.pop(request, None)
+        late = {node: one for node, one in enumerate(acquired or ()) if one.was_sent and not one.is_answered}
         plain = self._release_message(request, cooldown, force=force)
-        retiring = cache(partial(self._release_message, request, cooldown, request.lasts, force=force))
-        is_late = [bool(late and late[node].was_sent and not late[node].is_answered) for node in range(self.size)]
 
         def message(node: int, connection: object) -> Message:
-            overtakes = late and is_late[node] and late[node].connection is not connection
-            return retiring() if request.in_doubt or overtakes else plain
+            # On another connection, the release may arrive before the acquisition that was not answered.
+            overtakes = node in late and late[node].connection is not connection
+            if request.in_doubt or overtakes:
+                return self._release_message(request, cooldown, request.lasts, force=force)
+            return plain
 
         def counted(exchanges: Sequence[Exchange]) -> list[Any]:
             return [exchange.replies[0] for exchange in exchanges if exchange.is_answered]
@@ -143,26 +145,34 @@ class Redlock:
             request.in_doubt = True
             raise self._no_majority(exchanges, last_try)
         if not cooldown and not force:
-            if any(
-                (request.in_doubt or there) and exchange.hangs
-                for there, exchange in zip(is_late, exchanges, strict=True)
-            ):
-                self._release_unresponsive(request, exchanges)
-            elif any(
-                exchange.was_disconnected and (late is None or late[node].was_sent)
-                for node, exchange in enumerate(exchanges)
-            ):
-                self._release_in_background(replace(request, event=WakeEvent()))
+            self._follow_up(request, exchanges, acquired, late)
         # While no majority has lost it, nobody else can have had the lock: nodes that failed stay away for a TTL.
         return repeated or replies.count(0) < self.majority
 
-    def _release_unresponsive(self, request: LockRequest, exchanges: Sequence[Exchange]) -> None:
-        """In the background: a node that hangs may grant the request when it wakes up."""
-        if request in self._followed_up:
-            raise self._down(exchanges)  # to be repeated
-        remainder = replace(request, in_doubt=True, event=WakeEvent())
-        self._followed_up.add(remainder)
-        self._release_in_background(remainder)
+    def _follow_up(
+        self,
+        request: LockRequest,
+        exchanges: Sequence[Exchange],
+        acquired: Sequence[Exchange] | None,
+        late: Mapping[int, Exchange],
+    ) -> None:
+        """Have a request released in the background on nodes that did not get the release.
+
+        - A node hangs and may grant the request when it wakes up: released with its token retired. Where that is this
+          release, it has failed, so that it is repeated.
+        - A connection broke, or was not open yet: released again. Not on nodes that were not asked to grant it.
+        - A node refuses connections: nothing, because it stays away for a TTL.
+        """
+        if any((request.in_doubt or node in late) and one.hangs for node, one in enumerate(exchanges)):
+            if request in self._followed_up:
+                raise self._down(exchanges)
+            retiring = replace(request, in_doubt=True, event=WakeEvent())
+            self._followed_up.add(retiring)
+            self._release_in_background(retiring)
+        elif any(
+            one.was_disconnected and (acquired is None or acquired[node].was_sent) for node, one in enumerate(exchanges)
+        ):
+            self._release_in_background(replace(request, event=WakeEvent()))
 
     # Renew
 
@@ -206,18 +216,18 @@ class Redlock:
     ) -> NodeSteps[None]:
         repaired_on = yield FanOut(lambda node, _: Message.of(*commands[node]) if commands[node] else None, all_settled)
         answers = {node: iter(exchange.replies) for node, exchange in enumerate(repaired_on) if exchange.is_answered}
-        again: dict[int, int] = {}
+        repaired_copies: dict[int, int] = {}
         for index, node in repaired:
             if node not in answers:
                 wanted[index][0].in_doubt = True
                 continue
             match next(answers[node]):
                 case [1, _]:
-                    again[index] = again.get(index, 0) + 1
+                    repaired_copies[index] = repaired_copies.get(index, 0) + 1
         for index in {index for index, _ in repaired}:
-            if (request := wanted[index][0]) in self._released:  # meanwhile: a node may have executed that before
+            if (request := wanted[index][0]) in self._released:  # meanwhile: maybe before the repair
                 self._release_in_background(replace(request, in_doubt=True, event=WakeEvent()))
-        for index, count in again.items():
+        for index, count in repaired_copies.items():
             kept = sum(isinstance(exchange.replies[index], bytes) for exchange in exchanges if exchange.is_answered)
             if kept + count >= self.majority:
                 outcomes[index] = True
@@ -247,7 +257,7 @@ class Redlock:
         exchanges = yield self._to_all([Command(pack("INFO"))], all_settled)
         return exchanges
 
-    def scan(self, listing: Listing, prefix: str, last_try: bool) -> NodeSteps[None]:
+    def scan(self, listing: MajorityListing, prefix: str, last_try: bool) -> NodeSteps[None]:
         """The next page of each node that is not through."""
         pattern = re.sub(r"([*?\[\]\\])", r"\\\1", f"{self.prefix}:{prefix}") + "*"
 
@@ -328,7 +338,7 @@ def _is_refusal(reply: object) -> bool:
 
 
 def _latest(exchanges: Sequence[Exchange], again: Sequence[Exchange]) -> list[Exchange]:
-    """Of two requests to each node the one whose answer is still to come, if there is one."""
+    """Of each node the later exchange if its reply is still to come, else the earlier one."""
     return [
         later if later.was_sent and not later.is_answered else earlier
         for earlier, later in zip(exchanges, again, strict=True)
@@ -339,7 +349,7 @@ def _ms(seconds: float) -> int:
     return math.ceil(seconds * 1000)
 
 
-class Listing:
+class MajorityListing:
     """The names found so far. Locked is what a majority has, or may have because the others do not answer.
 
     ``cursors``: where each node goes on; None: it is through. ``failures``: by node; such a node is through, too.

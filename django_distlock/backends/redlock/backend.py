@@ -24,7 +24,7 @@ from ..redis.errors import advice
 from ..redis.keys import read_prefix
 from ..twins import GeneratorBackend
 from .aio_connections import AsyncNodes
-from .algorithm import Listing, Redlock
+from .algorithm import MajorityListing, Redlock
 from .config import check_options, read_locations
 from .connections import Nodes
 from .diagnostics import examine, of_settings
@@ -134,11 +134,11 @@ class RedlockBackend(GeneratorBackend):
 
     def _pages(self, prefix: str) -> Iterator[Steps[Iterable[str]]]:
         """Which names a majority has is known when all nodes are through."""
-        listing = Listing(len(self.locations), self.majority)
+        listing = MajorityListing(len(self.locations), self.majority)
         while listing.is_open:
             yield self._page(listing, prefix)
 
-    def _page(self, listing: Listing, prefix: str) -> Steps[Iterable[str]]:
+    def _page(self, listing: MajorityListing, prefix: str) -> Steps[Iterable[str]]:
         yield from self._run(partial(self._redlock.scan, listing, prefix), self._limits())
         return () if listing.is_open else listing.locked
 

@@ -29,9 +29,9 @@ from ..common.timing import Timing
 from ..redis.config import Location
 from ..redis.timeouts import exhausted
 from .messages import (
-    LOADS,
     MAX_PENDING,
     NOT_ASKED,
+    SCRIPT_LOADS,
     ConnectWait,
     Exchange,
     FanOut,
@@ -104,7 +104,7 @@ class NodeConnection:
 
     def close_with_undo(self, error: Exception) -> None:
         """Should the node wake up and execute what it was sent, it finds behind that what undoes it."""
-        for undo in [exchange.undo() for exchange in self.pending if exchange.undo]:
+        for undo in [exchange.undo_message() for exchange in self.pending if exchange.undo_message]:
             self.send(undo, clock())
         self.close(error)
 
@@ -172,7 +172,7 @@ class ConnectionSet:
                 self._remove(number, connection)
         return bool(readable)
 
-    def refresh(self) -> bool:
+    def drop_dead(self) -> bool:
         """Read what came while nobody waited; remove what ended or does not respond. Whether any was removed."""
         missing, timing = self.connections.count(None), self._timing
         waits = any(connection and connection.pending for connection in self.connections)
@@ -243,17 +243,17 @@ class Node(NodeState):
 class Nodes:
     """All nodes of a backend, for the threads of this process, at most ``max_connections`` of them at a time.
 
-    The calling thread sends and reads. Connections are opened in threads of their own, which end then, because nobody
-    knows how long a node hangs.
+    The calling thread sends and reads. A connection is opened in a short-lived thread of its own, because with a node
+    that hangs it may take any time.
     """
 
     def __init__(self, locations: Sequence[Location], majority: int, max_connections: int, timing: Timing) -> None:
         self._locations, self._majority, self._max_connections = locations, majority, max_connections
         self._timing = timing
-        self._start()
-        fork.in_child(self._start)
+        self._reset_after_fork()
+        fork.in_child(self._reset_after_fork)
 
-    def _start(self) -> None:
+    def _reset_after_fork(self) -> None:
         self._changed = threading.Condition(threading.RLock())  # a signal handler may ask while it is held
         self._nodes = [Node(number, location, self._timing) for number, location in enumerate(self._locations)]
         self._idle: deque[ConnectionSet] = deque()
@@ -298,7 +298,7 @@ class Nodes:
                 idle.append(connection_set)
         finally:
             vacant.put(permit)
-            del permit  # a traceback may keep this frame
+            del permit  # a traceback may keep this frame, and with it the permit
             if not self._is_open:
                 self.close()
 
@@ -322,11 +322,11 @@ class Nodes:
             connection_set = self._idle.pop()
         except IndexError:
             connection_set = ConnectionSet(self._nodes, self._timing)
-        connection_set.refresh()
+        connection_set.drop_dead()
         deadline = clock() + timeout
         while None in connection_set.connections:
             self._fill(connection_set, deadline - clock(), retry_refused)
-            if not connection_set.refresh():
+            if not connection_set.drop_dead():
                 break  # else some that stood spare had died unnoticed
         return connection_set
 
@@ -363,21 +363,21 @@ class Nodes:
         return missing
 
     def _connect(self, node: Node, *, lacks_majority: bool) -> None:
-        """As many connections at a time as sets wait for one: a crowd that comes cold must not wait in a row."""
+        """As many connections at a time as sets wait for one: threads that start together must not wait in a row."""
         self._is_open = True
         wanted = sum(connection_set.connections[node.number] is None for connection_set in self._filling)
         if node.may_connect(wanted, lacks_majority=lacks_majority):
             name = f"distlock-connect-{node.location.text}"
             try:
-                node.connect_in(threading.Thread(target=self._connect_in_thread, args=(node,), name=name, daemon=True))
+                node.connect_in(threading.Thread(target=self._open_in_thread, args=(node,), name=name, daemon=True))
             except RuntimeError as error:  # no more threads here, or the interpreter exits
                 node.connecting_failed(ConnectionError(str(error)))
 
-    def _connect_in_thread(self, node: Node) -> None:
+    def _open_in_thread(self, node: Node) -> None:
         pid = os.getpid()
         failure: Exception | None = None
         try:
-            connection = NodeConnection(self._opened(node.location))
+            connection = NodeConnection(self._open(node.location))
         except Exception as error:  # raised to all callers of the node
             failure = error
         if fork.is_copy(pid):
@@ -402,11 +402,11 @@ class Nodes:
         else:
             connection.close(ConnectionError("closed"))
 
-    def _opened(self, location: Location) -> Any:
+    def _open(self, location: Location) -> Any:
         connection = location.connected()
         try:
-            connection.send_packed_command([b"".join(LOADS)], check_health=False)
-            for _ in LOADS:
+            connection.send_packed_command([b"".join(SCRIPT_LOADS)], check_health=False)
+            for _ in SCRIPT_LOADS:
                 connection.read_response(disable_decoding=True)
         except BaseException:
             connection.disconnect()
@@ -424,7 +424,7 @@ class Nodes:
 
 
 def _connect_timeout(deadline: float, limits: Limits) -> float:
-    """Seconds to wait for connections, which after a longer wait in the queue begin again."""
+    """Seconds to wait for connections: until the deadline, or as long again for a caller that queued past it."""
     now = clock()
     return max(0.0, deadline - now, min(limits.connect_timeout, limits.queue_deadline - now))
 

@@ -18,7 +18,7 @@ from ..redis.errors import is_transient
 from ..redis.scripts import Command, Script, pack
 
 ACQUIRE, RELEASE, RENEW = (Script(name, "redlock") for name in ("acquire", "release", "renew"))
-LOADS = [pack("SCRIPT", "LOAD", script.text) for script in (ACQUIRE, RELEASE, RENEW)]  # for each new connection
+SCRIPT_LOADS = [pack("SCRIPT", "LOAD", script.text) for script in (ACQUIRE, RELEASE, RENEW)]  # for each new connection
 
 MAX_PENDING = 16  # requests without a reply on one connection: what a node that hangs takes in without blocking us
 
@@ -46,13 +46,13 @@ class Exchange:
     """A message to one node and its replies so far. They may come after the fan-out is over.
 
     ``was_sent``: the node may have executed it, or may do so yet. ``connection``: on which it was sent.
-    ``is_settled``: it was answered, or failed for this fan-out. ``undo``: makes the message that undoes it, which is
-    sent behind it if nobody can wait for the reply any more. ``timeout``: seconds that its fan-out lasts.
+    ``is_settled``: it was answered, or failed for this fan-out. ``undo_message``: makes what undoes it, which is sent
+    behind it if nobody can wait for the reply any more. ``timeout``: seconds that its fan-out lasts.
     """
 
     __slots__ = (
         "connection", "expects", "failure", "is_answered", "is_settled", "notify", "replies", "sent_at", "timeout",
-        "undo", "was_sent",
+        "undo_message", "was_sent",
     )  # fmt: skip
 
     def __init__(
@@ -65,7 +65,7 @@ class Exchange:
         self.is_answered = not expects
         self.is_settled = not self.was_sent
         self.notify: Callable[[], None] | None = None
-        self.undo: Callable[[], Message] | None = None
+        self.undo_message: Callable[[], Message] | None = None
         self.timeout = 0.0
 
     def take(self, reply: Any) -> bool:

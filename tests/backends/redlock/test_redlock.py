@@ -647,7 +647,7 @@ class TestConnections:
         every = client_of(redlock_locks)
         for node in nodes_of(every):
             for _ in range(3):
-                node.spare.append(NodeConnection(every._opened(node.location)))
+                node.spare.append(NodeConnection(every._open(node.location)))
         for node in nodes:
             node.client_kill_filter(skipme=True, _type="normal")
         taken = lock_request()
@@ -850,13 +850,13 @@ class TestOpeningConnections:
     @pytest.fixture
     def slow_to_open(self, monkeypatch):
         """Each connection takes a while, as to a distant server."""
-        opened = Nodes._opened
+        opened = Nodes._open
 
         def open_slowly(self, location):
             time.sleep(0.2)
             return opened(self, location)
 
-        monkeypatch.setattr(Nodes, "_opened", open_slowly)
+        monkeypatch.setattr(Nodes, "_open", open_slowly)
 
     def test_a_crowd_of_threads_that_comes_cold_does_not_wait_in_a_row(self, redlock_locks, slow_to_open):
         """One after another would take six seconds."""

@@ -15,7 +15,7 @@ import redis
 from django_distlock import LockBackendError
 from django_distlock.backends.redlock import algorithm
 from django_distlock.backends.redlock.algorithm import Redlock, StaleConnections
-from django_distlock.backends.redlock.messages import LOADS, NOT_ASKED, Exchange
+from django_distlock.backends.redlock.messages import NOT_ASKED, SCRIPT_LOADS, Exchange
 from django_distlock.types import Grant, LockInfo
 from tests.support.tools import lock_request
 
@@ -49,7 +49,7 @@ class World:
         for connection in self.connections:
             connection.connect()
             self.sent(connection, b"*1\r\n$8\r\nFLUSHALL\r\n", 1)
-            self.sent(connection, b"".join(LOADS), len(LOADS))
+            self.sent(connection, b"".join(SCRIPT_LOADS), len(SCRIPT_LOADS))
 
     def close(self):
         for connection in self.connections:
