@@ -17,6 +17,11 @@ class Timing:
     shortest_call = 0.5  # that even a caller who does not wait gives the server
     idle_trusted = 1.0  # for which an idle connection is used again without a look at its socket
 
+    # Sentinels
+    sentinel_interval = 1.0  # between questions to the sentinels while connections are in use
+    sentinel_idle = 20.0  # without a command after which they are not asked any more
+    search_kept = 0.1  # for which a search counts for others, too; less than the pause before another attempt
+
     # Nodes of a quorum
     reconnect_pause = 0.5  # before another connection is tried to a node that failed
     reconnect_pause_without_majority = 0.1

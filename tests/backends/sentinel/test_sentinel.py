@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from django_distlock import LockBackendError, LockLost, State, lock, locks
-from django_distlock.backends.redis.sentinel import discovery
+from django_distlock.backends.common.timing import Timing
 from django_distlock.signals import lock_lost
 from django_distlock.types import Grant, LockInfo
 from tests.support import sentinel
@@ -362,7 +362,7 @@ class TestAnOldMasterThatAnswers:
 
     def test_is_left_when_the_sentinels_are_set_up_anew(self, watched, use, monkeypatch, calls):
         """For another server, by hand: their epochs begin at 0 again."""
-        monkeypatch.setattr(discovery, "LOOK", 0.1)
+        monkeypatch.setattr(Timing, "sentinel_interval", 0.1)
         backend = use(watched)
         old, new = watched.servers
         watched.fail_over()

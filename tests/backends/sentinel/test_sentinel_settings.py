@@ -15,6 +15,7 @@ from django_redis.pool import ConnectionFactory
 from redis.exceptions import ConnectionError
 
 from django_distlock import InvalidLockBackend, LockBackendError, lock, locks
+from django_distlock.backends.common.timing import Timing
 from django_distlock.backends.redis.errors import NoMaster, NoSentinel
 from django_distlock.backends.redis.sentinel import discovery
 from django_distlock.types import Level
@@ -173,7 +174,7 @@ class TestSentinelsThatDoNotHelp:
                 sentinel.kill()
             handle = lock("name")
             calls(handle).acquire()
-            time.sleep(discovery.LOOK * 1.5)
+            time.sleep(Timing.sentinel_interval * 1.5)
             calls(handle).release()
             use(**watched.options, failover_timeout=1, socket_timeout=0.5)
             with pytest.raises(LockBackendError) as caught:
@@ -203,7 +204,7 @@ class TestSentinelsThatDoNotHelp:
 
     def test_all_are_dead_and_the_lock_is_held(self, use, calls, monkeypatch):
         """Who may wait for long, but cannot listen for its turn, waits no longer than for a new master."""
-        monkeypatch.setattr(discovery, "FRESH", 0)
+        monkeypatch.setattr(Timing, "search_kept", 0)
         with Watched(replicas=0, sentinels=1) as watched:
             use(**watched.options, failover_timeout=2, socket_timeout=0.5).acquire(lock_request(ttl=60), queue=False)
             watched.sentinels[0].kill()
@@ -246,8 +247,8 @@ class TestSentinelsThatDoNotHelp:
 
 def test_what_was_found_out_is_forgotten_when_nobody_uses_it(watched, use, calls, monkeypatch, caplog):
     """Nobody asks the sentinels for a process that holds and wants nothing."""
-    monkeypatch.setattr(discovery, "IDLE", 0.5)
-    monkeypatch.setattr(discovery, "LOOK", 0.1)
+    monkeypatch.setattr(Timing, "sentinel_idle", 0.5)
+    monkeypatch.setattr(Timing, "sentinel_interval", 0.1)
     backend = use(**watched.options)
     warm_up(calls)
     eventually(lambda: backend.location.sentinels.master is None)
@@ -258,8 +259,8 @@ def test_what_was_found_out_is_forgotten_when_nobody_uses_it(watched, use, calls
 
 def test_who_asked_before_a_failover_does_not_undo_it(monkeypatch):
     """A slower thread, whose sentinel was asked before. Sentinels that were set up anew begin with small epochs."""
-    known = discovery.Sentinels("service", [])
-    monkeypatch.setattr(known._watch, "nudge", lambda due: None)
+    known = discovery.Sentinels("service", [], Timing())
+    monkeypatch.setattr(known._poller, "nudge", lambda due: None)
     old, new = discovery.Master("old", 1, 4), discovery.Master("new", 1, 5)
     known.confirm(old)
     assert known.confirm(new) is new
@@ -267,8 +268,8 @@ def test_who_asked_before_a_failover_does_not_undo_it(monkeypatch):
         known.confirm(old)
     assert known.master is new
     assert known.confirm(new._replace(epoch=0)) is new
-    anew = old._replace(is_anew=True)
-    assert known.confirm(anew) is known.master is anew
+    reset = old._replace(is_reset=True)
+    assert known.confirm(reset) is known.master is reset
 
 
 @pytest.mark.parametrize(
@@ -287,13 +288,13 @@ def test_who_may_move_the_master_by_a_smaller_epoch(named, moves, monkeypatch):
     answers = [NoMaster() if one is None else discovery.Master(one[0], 1, one[1]) for one in named]
     usual = {"socket_timeout": 0.5, "socket_connect_timeout": 0.5}
     locations = [SimpleNamespace(text=str(n), connected=lambda: None, arguments=usual) for n in range(len(named))]
-    known = discovery.Sentinels("service", locations)
-    monkeypatch.setattr(known._watch, "nudge", lambda due: None)
-    monkeypatch.setattr(known._questions, "ask_on", lambda line, by: None)
-    monkeypatch.setattr(known, "_told", lambda sentinel, reply: answers[int(sentinel.text)])
+    known = discovery.Sentinels("service", locations, Timing())
+    monkeypatch.setattr(known._poller, "nudge", lambda due: None)
+    monkeypatch.setattr(known._client, "ask_on", lambda connection, deadline: None)
+    monkeypatch.setattr(known, "_named_in", lambda sentinel, reply: answers[int(sentinel.text)])
     known.confirm(discovery.Master("old", 1, 4))
     for _ in range(2 * len(named)):
-        known._look()
+        known._poll()
     assert known.master.host == ("new" if moves else "old")
 
 
@@ -302,25 +303,25 @@ class TestSharedSearch:
 
     @pytest.fixture
     def known(self, monkeypatch):
-        """Of one sentinel, which answers after a moment; ``asked``: with which patience it was."""
+        """Of one sentinel, which answers after a moment; ``asked``: with which timeout it was."""
         usual = {"socket_timeout": 60, "socket_connect_timeout": 60}
-        known = discovery.Sentinels("service", [SimpleNamespace(text="one", arguments=usual)])
+        known = discovery.Sentinels("service", [SimpleNamespace(text="one", arguments=usual)], Timing())
         known.asked, known.answer = [], discovery.Master("new", 1, 1)
 
-        def ask(sentinel, patience):
-            known.asked.append(patience)
+        def ask(sentinel, timeout):
+            known.asked.append(timeout)
             time.sleep(0.05)
             return known.answer
 
-        async def aask(sentinel, patience):
-            known.asked.append(patience)
+        async def aask(sentinel, timeout):
+            known.asked.append(timeout)
             await asyncio.sleep(0.05)
             return known.answer
 
-        monkeypatch.setattr(known._questions, "ask", ask)
-        monkeypatch.setattr(known._questions, "aask", aask)
-        monkeypatch.setattr(known, "_told", lambda sentinel, reply: reply)
-        monkeypatch.setattr(discovery, "FRESH", 60)
+        monkeypatch.setattr(known._client, "ask", ask)
+        monkeypatch.setattr(known._client, "aask", aask)
+        monkeypatch.setattr(known, "_named_in", lambda sentinel, reply: reply)
+        monkeypatch.setattr(Timing, "search_kept", 60)
         return known
 
     @pytest.mark.parametrize("answer", [discovery.Master("new", 1, 1), NoMaster("down"), NoSentinel("silent")])
@@ -347,17 +348,17 @@ class TestSharedSearch:
         assert len(found) == 20
 
     def test_is_over_after_a_moment(self, known, monkeypatch):
-        monkeypatch.setattr(discovery, "FRESH", 0)
+        monkeypatch.setattr(Timing, "search_kept", 0)
         known.find(2.0)
         asyncio.run(known.afind(20.0))
         assert len(known.asked) == 2
 
-    def test_silence_counts_for_those_who_have_no_more_patience(self, known):
+    def test_silence_counts_for_those_who_wait_no_longer(self, known):
         known.answer = NoSentinel("silent")
-        for patience in (0.1, 0.05, 2.0, 3.0):
+        for timeout in (0.1, 0.05, 2.0, 3.0):
             with pytest.raises(NoSentinel):
-                known.find(patience)
-        assert [round(patience, 1) for patience in known.asked] == [0.1, 2.0]
+                known.find(timeout)
+        assert [round(timeout, 1) for timeout in known.asked] == [0.1, 2.0]
 
     def test_who_is_cancelled_leaves_it_to_the_next(self, known):
         async def cancel_first():
@@ -369,7 +370,7 @@ class TestSharedSearch:
         asyncio.run(asyncio.wait_for(cancel_first(), 1.5))
         assert len(known.asked) == 2
 
-    def test_who_hangs_is_not_waited_for_longer_than_patience(self, known):
+    def test_who_hangs_is_not_waited_for_longer_than_the_timeout(self, known):
         known._searcher = object()
         assert known.find(0.05) == asyncio.run(known.afind(0.05)) == known.answer
         assert len(known.asked) == 1

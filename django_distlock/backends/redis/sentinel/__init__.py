@@ -1,1 +1,1 @@
-"""Connections to whichever server is the master, as sentinels tell."""
+"""Connections to whichever server is the master, as the sentinels say."""

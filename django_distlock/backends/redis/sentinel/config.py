@@ -30,7 +30,7 @@ def find_location(backend: BaseLockBackend, timeouts: Mapping[str, float]) -> Lo
         if is_cache and isinstance(
             pool := pool_of_cache(given.removeprefix("cache:"), setting), SentinelConnectionPool
         ):
-            return _of_pool(pool, timeouts, backend.option["failover_timeout"])
+            return _location_of_pool(pool, timeouts, backend)
         return read_location(given, setting, timeouts)
     if is_cache:
         raise InvalidLockBackend(
@@ -38,7 +38,7 @@ def find_location(backend: BaseLockBackend, timeouts: Mapping[str, float]) -> Lo
             f" {backend.setting('OPTIONS')}, or name no cache."
         )
     service, arguments, tls = _master(backend, backend.settings.get("LOCATION"))
-    sentinels = Sentinels(service, _sentinels(backend))
+    sentinels = Sentinels(service, _sentinels(backend), backend.timing)
     return MasterLocation.of(
         sentinels, {**arguments, **timeouts}, tls=tls, failover_timeout=backend.option["failover_timeout"]
     )
@@ -126,7 +126,9 @@ def _sentinel(options: Mapping[str, Any]) -> Location:
     return location
 
 
-def _of_pool(pool: SentinelConnectionPool, timeouts: Mapping[str, float], failover_timeout: float) -> Location:
+def _location_of_pool(
+    pool: SentinelConnectionPool, timeouts: Mapping[str, float], backend: BaseLockBackend
+) -> Location:
     """The sentinels and the master of a django-redis cache."""
     known = []
     for client in pool.sentinel_manager.sentinels:
@@ -136,8 +138,8 @@ def _of_pool(pool: SentinelConnectionPool, timeouts: Mapping[str, float], failov
         )
     arguments = {key: value for key, value in lent(pool).items() if key not in ("host", "port")}
     return MasterLocation.of(
-        Sentinels(pool.service_name, known),
+        Sentinels(pool.service_name, known, backend.timing),
         {**arguments, **timeouts},
         tls=issubclass(pool.connection_class, redis.SSLConnection),
-        failover_timeout=failover_timeout,
+        failover_timeout=backend.option["failover_timeout"],
     )

@@ -1,4 +1,4 @@
-"""Connections to whichever server is the master, as sentinels tell."""
+"""Connections to whichever server is the master, as the sentinels say."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from .discovery import Master, Sentinels
 _ROLE = pack("ROLE")
 
 
-class _ToMaster:
-    """A connection that is of no use any more when a sentinel has told of another master."""
+class _MasterConnection:
+    """Of no use any more when a sentinel has named another master."""
 
     sentinels: Sentinels
     master: Master | None = None  # None: it is being made
@@ -37,32 +37,32 @@ class _ToMaster:
     def send_packed_command(self, *args: Any, **options: Any) -> Any:
         if self.master is not None:
             if self.master is not self.sentinels.master:
-                raise NotSent(self._moved())
+                raise NotSent(self._moved_message())
             self.sentinels.used_at = clock()
         return super().send_packed_command(*args, **options)  # type: ignore[misc]
 
     def read_response(self, *args: Any, **options: Any) -> Any:
         if self.master is not None and self.master is not self.sentinels.master:
-            raise NoMaster(self._moved())
+            raise NoMaster(self._moved_message())
         return super().read_response(*args, **options)  # type: ignore[misc]
 
-    def _moved(self) -> str:
+    def _moved_message(self) -> str:
         return f"{self.master} is not known to be the master any more"
 
 
-class _Connection(_ToMaster, TcpConnection):
+class _Connection(_MasterConnection, TcpConnection):
     pass
 
 
-class _SSLConnection(_ToMaster, TlsConnection):
+class _SSLConnection(_MasterConnection, TlsConnection):
     pass
 
 
-class _AsyncConnection(_ToMaster, AsyncTcpConnection):
+class _AsyncConnection(_MasterConnection, AsyncTcpConnection):
     pass
 
 
-class _AsyncSSLConnection(_ToMaster, AsyncTlsConnection):
+class _AsyncSSLConnection(_MasterConnection, AsyncTlsConnection):
     pass
 
 
@@ -101,51 +101,51 @@ class MasterLocation(Location):
         return self.sentinels.service, sentinels, int(self.arguments.get("db") or 0)
 
     def connected(self, *, within: float = inf, **arguments: Any) -> Any:
-        by = clock() + min(within, self._usual)
-        master = self.sentinels.find(by - clock())
+        deadline = clock() + min(within, self._default_timeout)
+        master = self.sentinels.find(deadline - clock())
         connection = None
         try:
             there = {**arguments, "host": master.host, "port": master.port}
-            connection = Location.connected(self, within=by - clock(), **there)
+            connection = Location.connected(self, within=deadline - clock(), **there)
             connection.send_packed_command([_ROLE], check_health=False)
-            self._mark(connection, master, read_by(connection, by))
+            self._mark(connection, master, read_by(connection, deadline))
         except BaseException as error:
             if connection is not None:
                 connection.disconnect()
-            self._failed(master, error)
+            self._raise_failure(master, error)
         return connection
 
     async def aconnected(self, *, within: float = inf, **arguments: Any) -> Any:
-        by = clock() + min(within, self._usual)
-        master = await self.sentinels.afind(by - clock())
+        deadline = clock() + min(within, self._default_timeout)
+        master = await self.sentinels.afind(deadline - clock())
         connection = None
         try:
             there = {**arguments, "host": master.host, "port": master.port}
-            connection = await Location.aconnected(self, within=by - clock(), **there)
-            async with RunningFor(max(0.0, by - clock()), "Timeout reading from socket"):
+            connection = await Location.aconnected(self, within=deadline - clock(), **there)
+            async with RunningFor(max(0.0, deadline - clock()), "Timeout reading from socket"):
                 await connection.send_packed_command([_ROLE], check_health=False)
                 self._mark(connection, master, await connection.read_response(disable_decoding=True))
         except BaseException as error:
             if connection is not None:
                 await hang_up(connection)
-            self._failed(master, error)
+            self._raise_failure(master, error)
         return connection
 
     def close(self) -> None:
         self.sentinels.close()
 
     @property
-    def _usual(self) -> float:
+    def _default_timeout(self) -> float:
         """Seconds to find the master, and to be let in there."""
         return float(self.arguments["socket_connect_timeout"] + self.arguments["socket_timeout"])
 
-    def _mark(self, connection: _ToMaster, master: Master, role: list[Any]) -> None:
+    def _mark(self, connection: _MasterConnection, master: Master, role: list[Any]) -> None:
         if role[0] != b"master":
             raise NoMaster(f"{master}, which the sentinels name, is no master yet, or no more")
         connection.sentinels, connection.master = self.sentinels, self.sentinels.confirm(master)
 
-    def _failed(self, master: Master, error: BaseException) -> NoReturn:
-        self.sentinels.doubt()
+    def _raise_failure(self, master: Master, error: BaseException) -> NoReturn:
+        self.sentinels.report_failure()
         if isinstance(error, TimeoutError):
             raise NoMaster(f"{master}, which the sentinels name as the master, does not answer: {error}") from error
         raise error

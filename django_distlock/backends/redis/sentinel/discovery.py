@@ -1,4 +1,4 @@
-"""Which server is the master: what the sentinels of a service say when a connection opens, and once a second."""
+"""Which server is the master: asked of the sentinels of a service when a connection opens, and once a second."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from ....utils.drive import Call, Steps, adrive, drive
 from ....utils.text import printable
 from ....utils.threads import Worker
 from ....utils.wakeup import WakeEvent
+from ...common.timing import Timing
 from ..config import Location
 from ..connection import RunningFor, hang_up, read_by
 from ..errors import NoMaster, NoSentinel, SentinelRefusal, UnknownService, is_transient
@@ -29,72 +30,71 @@ from ..scripts import pack
 
 logger = logging.getLogger("django_distlock")
 
-FRESH = 0.1  # seconds for which what one found is true for others; less than the pause before another attempt
-LOOK = 1.0  # seconds between questions to the sentinels while connections are in use
-IDLE = 20.0  # seconds without a command after which nobody asks any more
-
 
 class Master(NamedTuple):
-    """``epoch`` grows with every failover: a sentinel that was cut off tells of a smaller one.
+    """``epoch`` grows with every failover: a sentinel that was cut off has a smaller one.
 
-    ``is_anew``: so do all, because they were set up anew.
+    ``is_reset``: all sentinels have a smaller one, because they were set up anew.
     """
 
     host: str
     port: int
     epoch: int
-    is_anew: bool = False
+    is_reset: bool = False
 
     def __str__(self) -> str:
         return printable(f"{self.host}:{self.port}")
 
 
-class Found(NamedTuple):
-    """By a search that lasted so many seconds at most."""
+class SearchResult(NamedTuple):
+    """What a search found that lasted ``timeout`` seconds at most."""
 
-    outcome: Master | ConnectionError
+    result: Master | ConnectionError
     at: float
-    within: float
+    timeout: float
 
-    def serves(self, within: float) -> bool:
-        """Whether it is true for one that may last so long. Silence counts for those who would wait not much longer."""
-        is_enough = within < 2 * self.within or isinstance(self.outcome, Master | NoMaster)
-        return is_enough and clock() - self.at < FRESH
+    def is_valid_for(self, timeout: float, kept: float) -> bool:
+        """Whether it stands for a search of that timeout, too; ``kept``: seconds for which it does.
 
-    def told(self) -> Master:
-        if isinstance(self.outcome, Exception):
-            raise type(self.outcome)(*self.outcome.args) from self.outcome.__cause__
-        return self.outcome
+        That no sentinel answered holds for others who would not wait much longer.
+        """
+        is_enough = timeout < 2 * self.timeout or isinstance(self.result, Master | NoMaster)
+        return is_enough and clock() - self.at < kept
+
+    def get(self) -> Master:
+        if isinstance(self.result, Exception):
+            raise type(self.result)(*self.result.args) from self.result.__cause__
+        return self.result
 
 
-Reply = list[Any] | Exception  # of a sentinel, to both questions
+SentinelReply = list[Any] | Exception  # to both questions
 
 
-class Questions:
-    """What a sentinel is asked about a service, and the pause of those who wait for what others find."""
+class SentinelClient:
+    """Asks a sentinel about a service, for threads and tasks; and waits for a search of others."""
 
     def __init__(self, service: str) -> None:
         # The first knows a new master earlier, the second has its state and epoch.
         questions = ("GET-MASTER-ADDR-BY-NAME", "MASTER")
         self._packed = b"".join(pack("SENTINEL", question, service) for question in questions)
 
-    def ask(self, sentinel: Location, seconds: float) -> Reply:
-        """Over a connection of its own, in so many seconds."""
-        connection, by = None, clock() + seconds
+    def ask(self, sentinel: Location, timeout: float) -> SentinelReply:
+        """Over a connection of its own."""
+        connection, deadline = None, clock() + timeout
         try:
-            connection = sentinel.connected(within=seconds)
-            return self.ask_on(connection, by)
+            connection = sentinel.connected(within=timeout)
+            return self.ask_on(connection, deadline)
         except (RedisError, OSError) as error:
             return error
         finally:
             if connection is not None:
                 connection.disconnect()
 
-    async def aask(self, sentinel: Location, seconds: float) -> Reply:
-        connection, by = None, clock() + seconds
+    async def aask(self, sentinel: Location, timeout: float) -> SentinelReply:
+        connection, deadline = None, clock() + timeout
         try:
-            connection = await sentinel.aconnected(within=seconds)
-            async with RunningFor(max(0.0, by - clock()), "Timeout reading from socket"):
+            connection = await sentinel.aconnected(within=timeout)
+            async with RunningFor(max(0.0, deadline - clock()), "Timeout reading from socket"):
                 return await self._aask_on(connection)
         except (RedisError, OSError) as error:
             return error
@@ -102,12 +102,12 @@ class Questions:
             if connection is not None:
                 await hang_up(connection)
 
-    def ask_on(self, connection: Any, by: float) -> list[Any]:
+    def ask_on(self, connection: Any, deadline: float) -> list[Any]:
         connection.send_packed_command([self._packed], check_health=False)
         replies: list[Any] = []
         while len(replies) < 2:
             try:
-                replies.append(read_by(connection, by))
+                replies.append(read_by(connection, deadline))
             except ResponseError as error:
                 replies.append(error)
         return replies
@@ -122,51 +122,51 @@ class Questions:
                 replies.append(error)
         return replies
 
-    def pause(self, event: WakeEvent, seconds: float) -> bool:
-        return event.wait(seconds)
+    def wait_for(self, event: WakeEvent, timeout: float) -> bool:
+        return event.wait(timeout)
 
-    async def apause(self, event: WakeEvent, seconds: float) -> bool:
-        return await event.await_set(seconds)
+    async def await_for(self, event: WakeEvent, timeout: float) -> bool:
+        return await event.await_set(timeout)
 
 
 class Sentinels:
     """The sentinels of one service. One that was of no help is asked last the next time.
 
-    ``master``: where connections lead, the last server that a sentinel named. Connections that were marked with
-    another one are to be left. None while nobody uses them: then nobody asks whether the master has moved either.
+    ``master``: where connections lead, the last server that a sentinel named. Connections to another one are closed
+    when they are used next. None while there are no commands: then the sentinels are not asked either.
     """
 
-    def __init__(self, service: str, locations: Sequence[Location]) -> None:
+    def __init__(self, service: str, locations: Sequence[Location], timing: Timing) -> None:
         self.service = service
         self.locations = tuple(locations)
-        self._questions = Questions(service)
-        self._watch = Worker(f"distlock-sentinels-{service}", self._look)
-        self._begin()
-        fork.in_child(self._begin)
+        self._timing = timing
+        self._client = SentinelClient(service)
+        self._poller = Worker(f"distlock-sentinels-{service}", self._poll)
+        self._reset_after_fork()
+        fork.in_child(self._reset_after_fork)
 
-    def _begin(self) -> None:
-        """Also in a forked child, which asks anew over lines of its own."""
+    def _reset_after_fork(self) -> None:
         self.master: Master | None = None
         self.used_at = 0.0  # when a command was last sent to the master
         self._order = deque(self.locations)
         self._named_by: Location | None = None
-        self._found: Found | None = None
+        self._last_search: SearchResult | None = None
         self._searcher: WakeEvent | None = None  # of the thread or task that asks
         self._waiting: list[WakeEvent] = []  # of those who share what it finds
         self._guard = threading.RLock()  # a signal handler may ask while this very thread is inside
-        self._lines: dict[str, Any] = {}  # of the watch, to sentinels
-        self._round = deque(self.locations)
-        self._named: dict[str, Master | None] = {}  # in this round of the watch, by whom; None: no answer
+        self._connections: dict[str, Any] = {}  # of the poller, to sentinels
+        self._poll_order = deque(self.locations)
+        self._polled: dict[str, Master | None] = {}  # what each sentinel named when it was polled last; None: nothing
 
-    def find(self, within: float) -> Master:
-        """The master by what the sentinels say, in so many seconds."""
-        return drive(self._shared_search(within), self._questions)
+    def find(self, timeout: float) -> Master:
+        """The master that the sentinels name."""
+        return drive(self._shared_search(timeout), self._client)
 
-    async def afind(self, within: float) -> Master:
-        return await adrive(self._shared_search(within), self._questions)
+    async def afind(self, timeout: float) -> Master:
+        return await adrive(self._shared_search(timeout), self._client)
 
     def confirm(self, master: Master) -> Master:
-        """That server says so, too. Returns what to mark connections to it with.
+        """The server itself says that it is the master. Returns what to mark connections to it with.
 
         Raises NoMaster if a later failover became known meanwhile.
         """
@@ -174,40 +174,40 @@ class Sentinels:
         with self._guard:
             confirmed = self.master
             if confirmed is None or confirmed[:2] != master[:2]:
-                if confirmed and master.epoch < confirmed.epoch and not master.is_anew:
+                if confirmed and master.epoch < confirmed.epoch and not master.is_reset:
                     raise NoMaster(f"{master} is not the master any more: {confirmed} is")
                 self._move_to(confirmed := master)
-        self._watch.nudge(clock() + LOOK)
+        self._poller.nudge(clock() + self._timing.sentinel_interval)
         return confirmed
 
-    def doubt(self) -> None:
+    def report_failure(self) -> None:
         """The server that was named is of no use: another sentinel is asked first the next time."""
         if self._named_by is not None:
             self._ask_last(self._named_by)
 
     def close(self) -> None:
-        self.used_at = -IDLE
-        if self._lines:
-            self._watch.nudge()
+        self.used_at = -self._timing.sentinel_idle
+        if self._connections:
+            self._poller.nudge()
 
-    def _shared_search(self, within: float) -> Steps[Master]:
-        """Who comes while others search shares what they find. Makes the calls of ``Questions``."""
-        within = min(within, sum(map(_timeout, self.locations)))
-        by, event, is_late = clock() + within, WakeEvent(), False
+    def _shared_search(self, timeout: float) -> Steps[Master]:
+        """A search that others share who come meanwhile. Makes the calls of ``SentinelClient``."""
+        timeout = min(timeout, sum(map(_timeout_of, self.locations)))
+        deadline, event, is_late = clock() + timeout, WakeEvent(), False
         while True:
             with self._guard:
-                if self._found and self._found.serves(within):
-                    return self._found.told()
+                if self._last_search and self._last_search.is_valid_for(timeout, self._timing.search_kept):
+                    return self._last_search.get()
                 if self._searcher is None or is_late:
                     self._searcher = event
                     break
                 self._waiting.append(event)
-            is_late = not (yield Call("pause", (event, (by - clock()) / 2)))
+            is_late = not (yield Call("wait_for", (event, (deadline - clock()) / 2)))
         try:
-            found = yield from self._search(by)
-            self._found = Found(found, clock(), within)
+            master = yield from self._search(deadline)
+            self._last_search = SearchResult(master, clock(), timeout)
         except ConnectionError as error:
-            self._found = Found(error, clock(), within)
+            self._last_search = SearchResult(error, clock(), timeout)
             raise
         finally:
             with self._guard:
@@ -216,29 +216,31 @@ class Sentinels:
                 waiting, self._waiting = self._waiting, []
             for other in waiting:
                 other.set()
-        return found
+        return master
 
-    def _search(self, by: float) -> Steps[Master]:
+    def _search(self, deadline: float) -> Steps[Master]:
         problems: list[Exception] = []
         outdated: list[Master] = []
         order = list(self._order)
         for number, sentinel in enumerate(order, 1):
-            left = by - clock()
+            left = deadline - clock()
             share = left / 2 if number < len(order) else left  # most often the first one answers
-            told = self._told(sentinel, (yield Call("ask", (sentinel, max(0.01, min(_timeout(sentinel), share))))))
-            if isinstance(told, Exception):
-                problems.append(told)
+            timeout = max(0.01, min(_timeout_of(sentinel), share))
+            named = self._named_in(sentinel, (yield Call("ask", (sentinel, timeout))))
+            if isinstance(named, Exception):
+                problems.append(named)
                 self._ask_last(sentinel)
-            elif (known := self.master) and told.epoch < known.epoch:
-                outdated.append(told)
+            elif (known := self.master) and named.epoch < known.epoch:
+                outdated.append(named)
             else:
                 self._named_by = sentinel
-                return told
+                return named
         if outdated:  # by all that answer
-            return max(outdated, key=lambda master: master.epoch)._replace(is_anew=True)
-        raise _worst(problems)
+            return max(outdated, key=lambda master: master.epoch)._replace(is_reset=True)
+        raise _most_telling(problems)
 
-    def _told(self, sentinel: Location, reply: Reply) -> Master | Exception:
+    def _named_in(self, sentinel: Location, reply: SentinelReply) -> Master | Exception:
+        """The master that the reply names, or why it names none."""
         if isinstance(reply, AuthenticationError | NoPermissionError):
             return SentinelRefusal(f"{sentinel.text}: {reply}")
         if isinstance(reply, Exception):
@@ -266,43 +268,42 @@ class Sentinels:
         if self.master and self.master[:2] != master[:2]:
             logger.warning("The master of %r is %s now, no longer %s", self.service, master, self.master)
         self.master = master
-        self._named.clear()
+        self._polled.clear()
 
-    # In the thread of the watch
+    # In the thread of the poller
 
-    def _look(self) -> float | None:
+    def _poll(self) -> float | None:
         """Ask one after the other, so that one which is cut off together with an old master hides no failover."""
         with self._guard:
-            if is_unused := clock() - self.used_at > IDLE:
+            if is_unused := clock() - self.used_at > self._timing.sentinel_idle:
                 self.master = None
         if is_unused:
-            while self._lines:
-                self._lines.popitem()[1].disconnect()
+            while self._connections:
+                self._connections.popitem()[1].disconnect()
             return None
-        sentinel = self._round[0]
-        self._round.rotate(-1)
-        told: Master | Exception
+        sentinel = self._poll_order[0]
+        self._poll_order.rotate(-1)
+        named: Master | Exception
         try:
-            if sentinel.text not in self._lines:
-                self._lines[sentinel.text] = sentinel.connected()
-            told = self._told(
-                sentinel, self._questions.ask_on(self._lines[sentinel.text], clock() + _timeout(sentinel))
-            )
+            if sentinel.text not in self._connections:
+                self._connections[sentinel.text] = sentinel.connected()
+            reply = self._client.ask_on(self._connections[sentinel.text], clock() + _timeout_of(sentinel))
+            named = self._named_in(sentinel, reply)
         except (RedisError, OSError) as error:
-            told = error
-            if line := self._lines.pop(sentinel.text, None):
-                line.disconnect()
+            named = error
+            if connection := self._connections.pop(sentinel.text, None):
+                connection.disconnect()
         with self._guard:
-            self._named[sentinel.text] = told if isinstance(told, Master) else None
-            if isinstance(told, Master) and self.master and (told.epoch > self.master.epoch or self._are_set_up_anew()):
-                self._move_to(told)
-        return clock() + LOOK
+            self._polled[sentinel.text] = named if isinstance(named, Master) else None
+            if isinstance(named, Master) and self.master and (named.epoch > self.master.epoch or self._were_reset()):
+                self._move_to(named)
+        return clock() + self._timing.sentinel_interval
 
-    def _are_set_up_anew(self) -> bool:
-        """Whether in a whole round most named the same other server and none this one. Epochs begin at 0 then."""
-        addresses = [named[:2] for named in self._named.values() if named]
+    def _were_reset(self) -> bool:
+        """Whether all were polled, most named the same other server and none this one. Epochs begin at 0 then."""
+        addresses = [named[:2] for named in self._polled.values() if named]
         return (
-            len(self._named) == len(self.locations)
+            len(self._polled) == len(self.locations)
             and len(set(addresses)) == 1
             and 2 * len(addresses) > len(self.locations)
             and self.master is not None
@@ -310,16 +311,16 @@ class Sentinels:
         )
 
 
-def _worst(problems: Sequence[Exception]) -> ConnectionError:
-    """What to report when no sentinel names a master: what one says that answers counts more than silence."""
+def _most_telling(problems: Sequence[Exception]) -> ConnectionError:
+    """The error when no sentinel names a master: the word of one that answers counts more than silence."""
     kinds: tuple[type[ConnectionError], ...] = (NoMaster, SentinelRefusal, UnknownService, NoSentinel)
     kind = next(kind for kind in kinds if any(isinstance(problem, kind) for problem in problems))
-    worst = kind("; ".join(map(str, problems)))
+    error = kind("; ".join(map(str, problems)))
     if not any(map(is_transient, problems)):
-        worst.__cause__ = problems[0]  # tells that it is final, too
-    return worst
+        error.__cause__ = problems[0]  # shows that it is final, too
+    return error
 
 
-def _timeout(sentinel: Location) -> float:
+def _timeout_of(sentinel: Location) -> float:
     """Seconds that it has for its answer, and for a connection."""
     return float(max(sentinel.arguments["socket_timeout"], sentinel.arguments["socket_connect_timeout"]))
