@@ -19,11 +19,13 @@ PAGES = PACKAGE.parent / "docs" / "internals"
 REPLACED = {
     "aannounce", "announce", "announce_in_background", "Arrival", "Ask", "Asked", "Asking", "await_turn", "Bell",
     "Bells", "bells", "bequeath", "check_bound", "clipped", "Contact", "disguised", "Entries", "Entry", "Errand",
-    "Faded", "Finding", "FORCED", "forsake", "GivenBack", "goes_ahead", "Guarded", "heir", "in_words", "insists",
-    "is_passing", "is_unanswered", "is_worth_waiting", "Keeper", "keeper", "last_of", "Ledger", "ledger", "let_go",
-    "Lines", "Lineup", "Link", "Looks", "may_wait_on", "naming", "News", "NotServed", "Numbers", "Parts", "path_of",
-    "pledge", "pledges", "probe", "redeem", "Rounds", "runs_settle", "RunStamp", "speaks", "TakenOver", "Tally",
-    "Ticket", "ticket", "tickets", "Trip", "Unanswered", "unanswered", "Verdict", "Wait", "wait_turn", "Wire",
+    "errand", "Faded", "Finding", "FORCED", "forsake", "GivenBack", "goes_ahead", "Guarded", "heir", "in_words",
+    "insists", "is_anew", "is_passing", "is_unanswered", "is_worth_waiting", "Keeper", "keeper", "last_of",
+    "learned_at", "Ledger", "ledger", "let_go", "Lines", "Lineup", "Link", "Looks", "may_wait_on", "naming", "News",
+    "NotServed", "Numbers", "Parts", "path_of", "Pause", "pledge", "pledges", "probe", "Questions", "redeem",
+    "Rounds", "runs_settle", "RunStamp", "silent_for", "speaks", "TakenOver", "Tally", "tally", "Ticket", "ticket",
+    "tickets", "travel", "Trip", "trip", "trips", "Unanswered", "unanswered", "Verdict", "Wait", "wait_turn", "Wire",
+    "wires",
 }  # fmt: skip
 
 

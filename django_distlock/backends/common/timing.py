@@ -17,6 +17,12 @@ class Timing:
     shortest_call = 0.5  # that even a caller who does not wait gives the server
     idle_trusted = 1.0  # for which an idle connection is used again without a look at its socket
 
+    # Cluster
+    slot_pause, longest_slot_pause = 0.02, 0.2  # between attempts while a slot is between two nodes
+    last_attempt = 0.25  # that an attempt has even when the time is nearly over
+    slots_answer = 0.5  # that a node has to show who owns what
+    slots_kept = 0.2  # for which another attempt uses a slot map that others updated
+
     # Sentinels
     sentinel_interval = 1.0  # between questions to the sentinels while connections are in use
     sentinel_idle = 20.0  # without a command after which they are not asked any more

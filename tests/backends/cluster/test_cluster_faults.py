@@ -14,9 +14,10 @@ import pytest
 import redis
 
 from django_distlock import LockBackendError, LockError, LockLost, State, lock, locks
+from django_distlock.backends.common.timing import Timing
 from django_distlock.backends.redis.client import Answer
 from django_distlock.backends.redis.cluster import routing
-from django_distlock.backends.redis.cluster.routing import ASKING, Address, Pause, RoutedRequest, SlotMap
+from django_distlock.backends.redis.cluster.routing import ASKING, Address, RoutedRequest, SlotMap
 from django_distlock.backends.redis.errors import InDoubt
 from django_distlock.backends.redis.keys import slot_of
 from django_distlock.backends.redis.scripts import Command, pack
@@ -537,25 +538,25 @@ def failing_to_lock(name, wait=0):
         return str(error)
 
 
-class TestErrand:
+class TestRoutedRequest:
     """What a lock must know of its command: whether it may have been executed more than once."""
 
     A, B = Address("a", 1), Address("b", 2)
     COMMAND = Command(pack("GET", "x"), key="x")
 
     def drive(self, outcomes, **options):
-        """Answer the trips of one command one after another; return where they went and what came out."""
-        slots = SlotMap([slot_of("x")], [self.A, self.B])
+        """Answer the batches of one command one after another; return where they went and what came out."""
+        slots = SlotMap([slot_of("x")], [self.A, self.B], Timing())
         slots.moved(slot_of("x"), self.A)
         steps, went, outcomes = RoutedRequest([self.COMMAND], slots, 1.0, 1.0).steps(), [], iter(outcomes)
         try:
             step = next(steps)
             while True:
-                if isinstance(step, Pause):
-                    step = steps.send([])
+                if step.method == "pause":
+                    step = steps.send(None)
                     continue
-                [trip] = step
-                went.append((trip.to, [command.packed for command in trip.commands]))
+                [[batch]] = step.arguments
+                went.append((batch.node, [command.packed for command in batch.commands]))
                 step = steps.send([next(outcomes)])
         except StopIteration as end:
             return went, end.value
@@ -628,12 +629,12 @@ class TestErrand:
         moved = redis.exceptions.MovedError(f"{slot_of('x')} :9")
         went, _ = self.drive([self.answered(moved), self.answered(b"yes")])
         assert went[1][0] == Address("a", 9)
-        slots = SlotMap([1, 5], [self.A])
-        assert slots.learn([[0, 3, [None, 7, b"id"]], [4, 9, [b"?", 8, b"id"], [b"r", 9, b"id"]]], self.A)
+        slots = SlotMap([1, 5], [self.A], Timing())
+        assert slots.update([[0, 3, [None, 7, b"id"]], [4, 9, [b"?", 8, b"id"], [b"r", 9, b"id"]]], self.A)
         assert dict(slots.owners) == {1: Address("a", 7), 5: Address("a", 8)}
-        slots.learn([[0, 9, [b"?", 8, b"id", [b"ip", b"10.0.0.8"]]]], self.A)
+        slots.update([[0, 9, [b"?", 8, b"id", [b"ip", b"10.0.0.8"]]]], self.A)
         assert dict(slots.owners) == {1: Address("10.0.0.8", 8), 5: Address("10.0.0.8", 8)}
-        assert not slots.learn([], self.A)
+        assert not slots.update([], self.A)
 
     def test_one_that_redirects_without_a_name_is_no_guide(self):
         """Where hostnames are preferred and that of the owner is not known yet."""
@@ -644,15 +645,15 @@ class TestErrand:
         assert answer == Answer([b"yes"], 7.0, repeated=False)
 
     def test_addresses_are_those_that_are_reached_from_here(self):
-        slots = SlotMap([1], [self.A], lambda address: (f"out.{address[0]}", address[1] + 1000))
-        slots.learn([[0, 16383, [b"in", 1, b"id"]]], self.A)
+        slots = SlotMap([1], [self.A], Timing(), lambda address: (f"out.{address[0]}", address[1] + 1000))
+        slots.update([[0, 16383, [b"in", 1, b"id"]]], self.A)
         assert slots.owners[1] == Address("out.in", 1001)
         moved = redis.exceptions.MovedError("1 in:2")
         assert slots.redirected(moved, self.A) == Address("out.in", 1002)
 
     def test_nodes_that_left_are_forgotten(self):
         gone, seed = Address("gone", 1), self.B
-        slots = SlotMap([1], [seed])
-        slots.silent |= {gone, seed, self.A}
-        slots.learn([[0, 16383, [b"a", 1, b"id"]]], self.A)
-        assert slots.silent == {seed, self.A}
+        slots = SlotMap([1], [seed], Timing())
+        slots.unresponsive |= {gone, seed, self.A}
+        slots.update([[0, 16383, [b"a", 1, b"id"]]], self.A)
+        assert slots.unresponsive == {seed, self.A}

@@ -22,7 +22,7 @@ from redis import exceptions
 from redis.connection import DefaultParser
 
 from django_distlock import LockBackendError, locks
-from django_distlock.backends.redis.cluster import routing
+from django_distlock.backends.common.timing import Timing
 from django_distlock.backends.redis.errors import (
     NoMaster,
     NoSentinel,
@@ -177,7 +177,7 @@ def use(servers, settings, monkeypatch):
     for server in servers:
         server.heal()
     if not EVERYTHING:  # a server that answers does so in time, however busy the machine is
-        monkeypatch.setattr(routing, "LAST_TRY", 5.0)
+        monkeypatch.setattr(Timing, "last_attempt", 5.0)
 
     def use(kind, timeout):
         timeouts = {"socket_timeout": timeout, "socket_connect_timeout": timeout}

@@ -10,15 +10,16 @@ from math import inf
 
 from redis.exceptions import ClusterDownError
 
+from ....utils.drive import adrive, drive
 from ..client import NOTHING, Answer, AsyncClient, Client
 from ..config import Location
 from ..scripts import Command
 from ..timeouts import Call
-from .routing import Address, NodeBatch, Outcome, Pause, Result, RoutedRequest, SlotMap, Steps, refresh, slot_of_key
+from .routing import Address, NodeBatch, NodeResult, RoutedRequest, SlotMap, refresh, slot_of_key
 
 
 class NodeClient(Client):
-    waits = False  # a node that does not serve may have a successor, so the errand goes on
+    waits = False  # a node that does not serve may have a successor, which the routed request finds
 
 
 class AsyncNodeClient(AsyncClient):
@@ -30,7 +31,7 @@ class _ClusterClient:
         self._location, self._slots = location, slots
         self._most, self._timeout = most, timeout
 
-    def _errand(
+    def _request(
         self, commands: Sequence[Command], within: float | None, until: float | None, queues_until: float
     ) -> RoutedRequest:
         call = Call(self._location, self._timeout, within, until)
@@ -52,7 +53,7 @@ class ClusterClient(_ClusterClient):
 
     def __init__(self, location: Location, slots: SlotMap, most: int, timeout: float) -> None:
         super().__init__(location, slots, most, timeout)
-        self._wires: dict[Address, NodeClient] = {}
+        self._clients: dict[Address, NodeClient] = {}
 
     def send(
         self,
@@ -63,7 +64,7 @@ class ClusterClient(_ClusterClient):
     ) -> Answer:
         if not commands:
             return NOTHING
-        return self._take(self._errand(commands, within, until, queues_until).steps())
+        return drive(self._request(commands, within, until, queues_until).steps(), self)
 
     def nodes(self, known: object) -> tuple[object, Sequence[Address]]:
         """All primaries with keys; none if the owners of slots are the ``known`` ones."""
@@ -76,67 +77,59 @@ class ClusterClient(_ClusterClient):
 
     def refresh(self) -> None:
         """Raises redis-py's error if no node tells who owns what."""
-        if failure := self._take(refresh(self._slots, self._timeout)):
+        if failure := drive(refresh(self._slots, self._timeout), self):
             raise failure
 
-    def _take(self, steps: Steps[Result]) -> Result:
-        outcomes: list[Outcome] = []
-        try:
-            step = next(steps)
-            while True:
-                if isinstance(step, Pause):
-                    time.sleep(step.seconds)
-                else:
-                    outcomes = self._travel(step)
-                step = steps.send(outcomes)
-        except StopIteration as end:
-            result: Result = end.value
-            return result
+    # What the steps of a request call
 
-    def _travel(self, trips: Sequence[NodeBatch]) -> list[Outcome]:
-        if len(trips) == 1:
-            return [self._go(trips[0])]
-        outcomes: dict[int, Outcome] = {}
+    def pause(self, seconds: float) -> None:
+        time.sleep(seconds)
 
-        def go(number: int) -> None:
-            outcomes[number] = self._go(trips[number])
+    def send_batches(self, batches: Sequence[NodeBatch]) -> list[NodeResult]:
+        if len(batches) == 1:
+            return [self._send_batch(batches[0])]
+        results: dict[int, NodeResult] = {}
+
+        def send(number: int) -> None:
+            results[number] = self._send_batch(batches[number])
 
         # A node that hangs must not delay what is meant for the others, so each is read in a thread.
         others = {
-            n: threading.Thread(target=go, args=(n,), name=f"distlock-node-{trips[n].to}", daemon=True)
-            for n in range(1, len(trips))
+            n: threading.Thread(target=send, args=(n,), name=f"distlock-node-{batches[n].node}", daemon=True)
+            for n in range(1, len(batches))
         }
         started = {number: thread for number, thread in others.items() if _is_started(thread)}
-        for number in range(len(trips)):
+        for number in range(len(batches)):
             if number not in started:
-                go(number)
+                send(number)
         for thread in started.values():
             thread.join()
-        return [outcomes[number] for number in range(len(trips))]
+        return [results[number] for number in range(len(batches))]
 
-    def _go(self, trip: NodeBatch) -> Outcome:
+    def _send_batch(self, batch: NodeBatch) -> NodeResult:
         try:
-            return self._to(trip.to).send(*trip.commands, within=trip.within, queues_until=trip.queues_until)
+            client = self._client_of(batch.node)
+            return client.send(*batch.commands, within=batch.timeout, queues_until=batch.queue_deadline)
         except Exception as error:
             return error
 
-    def _to(self, address: Address) -> NodeClient:
-        wire = self._wires.get(address)
-        if wire is None:
-            self._forget()
-            wire = NodeClient(self._location.at(*address), self._most, self._timeout)
-            wire = self._wires.setdefault(address, wire)
-        return wire
+    def _client_of(self, node: Address) -> NodeClient:
+        client = self._clients.get(node)
+        if client is None:
+            self._close_removed()
+            client = NodeClient(self._location.at(*node), self._most, self._timeout)
+            client = self._clients.setdefault(node, client)
+        return client
 
-    def _forget(self) -> None:
-        """Nodes that have left the Cluster."""
-        for address in list(self._wires):
-            if not self._slots.knows(address) and (wire := self._wires.pop(address, None)):
-                wire.close()
+    def _close_removed(self) -> None:
+        """Of nodes that have left the Cluster."""
+        for node in list(self._clients):
+            if not self._slots.knows(node) and (client := self._clients.pop(node, None)):
+                client.close()
 
     def close(self) -> None:
-        for wire in list(self._wires.values()):
-            wire.close()
+        for client in list(self._clients.values()):
+            client.close()
 
 
 class AsyncClusterClient(_ClusterClient):
@@ -146,7 +139,7 @@ class AsyncClusterClient(_ClusterClient):
 
     def __init__(self, location: Location, slots: SlotMap, most: int, timeout: float) -> None:
         super().__init__(location, slots, most, timeout)
-        self._wires: dict[Address, AsyncNodeClient] = {}
+        self._clients: dict[Address, AsyncNodeClient] = {}
         self._is_closed = False
 
     async def asend(
@@ -158,7 +151,7 @@ class AsyncClusterClient(_ClusterClient):
     ) -> Answer:
         if not commands:
             return NOTHING
-        return await self._take(self._errand(commands, within, until, queues_until).steps())
+        return await adrive(self._request(commands, within, until, queues_until).steps(), self)
 
     async def alocate(self, key: str) -> None:
         if slot_of_key(key) not in self._slots.owners:
@@ -169,55 +162,46 @@ class AsyncClusterClient(_ClusterClient):
         return self._further(known)
 
     async def refresh(self) -> None:
-        if failure := await self._take(refresh(self._slots, self._timeout)):
+        if failure := await adrive(refresh(self._slots, self._timeout), self):
             raise failure
 
-    async def _take(self, steps: Steps[Result]) -> Result:
-        outcomes: list[Outcome] = []
-        try:
-            step = next(steps)
-            while True:
-                if isinstance(step, Pause):
-                    await asyncio.sleep(step.seconds)
-                elif len(step) == 1:
-                    outcomes = [await self._go(step[0])]
-                else:
-                    async with asyncio.TaskGroup() as group:
-                        tasks = [group.create_task(self._go(trip)) for trip in step]
-                    outcomes = [task.result() for task in tasks]
-                step = steps.send(outcomes)
-        except StopIteration as end:
-            result: Result = end.value
-            return result
+    async def apause(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
 
-    async def _go(self, trip: NodeBatch) -> Outcome:
+    async def asend_batches(self, batches: Sequence[NodeBatch]) -> list[NodeResult]:
+        if len(batches) == 1:
+            return [await self._send_batch(batches[0])]
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(self._send_batch(batch)) for batch in batches]
+        return [task.result() for task in tasks]
+
+    async def _send_batch(self, batch: NodeBatch) -> NodeResult:
         try:
-            return await (await self._to(trip.to)).asend(
-                *trip.commands, within=trip.within, queues_until=trip.queues_until
-            )
+            client = await self._client_of(batch.node)
+            return await client.asend(*batch.commands, within=batch.timeout, queues_until=batch.queue_deadline)
         except Exception as error:
             return error
 
-    async def _to(self, address: Address) -> AsyncNodeClient:
-        if address not in self._wires:
-            await self._forget()
-        wire = self._wires.get(address)
-        if wire is None:
-            wire = self._wires[address] = AsyncNodeClient(self._location.at(*address), self._most, self._timeout)
+    async def _client_of(self, node: Address) -> AsyncNodeClient:
+        if node not in self._clients:
+            await self._close_removed()
+        client = self._clients.get(node)
+        if client is None:
+            client = self._clients[node] = AsyncNodeClient(self._location.at(*node), self._most, self._timeout)
             if self._is_closed:
-                await wire.aclose()
-        return wire
+                await client.aclose()
+        return client
 
-    async def _forget(self) -> None:
-        for address in list(self._wires):
-            if not self._slots.knows(address) and (wire := self._wires.pop(address, None)):
-                await wire.aclose()
+    async def _close_removed(self) -> None:
+        for node in list(self._clients):
+            if not self._slots.knows(node) and (client := self._clients.pop(node, None)):
+                await client.aclose()
 
     async def aclose(self) -> None:
         """The loop ends. What is still sent by others that end with it goes over connections of its own."""
         self._is_closed = True
-        for wire in list(self._wires.values()):
-            await wire.aclose()
+        for client in list(self._clients.values()):
+            await client.aclose()
 
 
 def _complete(slots: SlotMap) -> list[Address]:

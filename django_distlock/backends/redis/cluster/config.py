@@ -33,7 +33,7 @@ def cluster_topology(
 ) -> Topology:
     keys = ClusterKeys(read_prefix(backend), _read_shards(backend))
     location, seeds = _read_seeds(backend, timeouts)
-    slots = SlotMap(keys.slots(), seeds, _read_remap(backend))
+    slots = SlotMap(keys.slots(), seeds, backend.timing, _read_remap(backend))
     shared = (location, slots, backend.option["max_connections"], timeouts["socket_timeout"])
     client = ClusterClient(*shared)
     listener = ClusterListener(client, slots, keys, location, hand_back, backend.alias, backend.timing)

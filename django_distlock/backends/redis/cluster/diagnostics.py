@@ -27,27 +27,27 @@ class ClusterCheckup(Checkup):
         super().__init__(location, keys.prefix, terms, options)
         self._seeds, self._keys = seeds, keys
 
-    def questions(self, parts: Sequence[Address]) -> list[Command]:
+    def questions(self, nodes: Sequence[Address]) -> list[Command]:
         agreed, shards = self._keys.agreed, self._keys.shards
         compare = [Command(pack("SET", agreed, shards, "NX"), key=agreed), Command(pack("GET", agreed), key=agreed)]
-        return super().questions(parts) + compare
+        return super().questions(nodes) + compare
 
-    def findings(self, parts: Sequence[Address], replies: Sequence[Any], asked_at: float) -> list[CheckResult]:
+    def findings(self, nodes: Sequence[Address], replies: Sequence[Any], asked_at: float) -> list[CheckResult]:
         grouped: dict[tuple[Level, str, str], dict[Address, str]] = defaultdict(dict)
-        for part, info, server_time in zip(parts, replies[::2], replies[1::2], strict=False):
-            for one in self._of_primary(part, info, server_time, asked_at):
-                grouped[one.level, one.about, one.hint][part] = one.message
-        found = [CheckResult(level, about, _told(of, parts), hint) for (level, about, hint), of in grouped.items()]
-        return [*found, self._of_shards(*replies[-2:])]
+        for node, info, server_time in zip(nodes, replies[::2], replies[1::2], strict=False):
+            for one in self._primary_results(node, info, server_time, asked_at):
+                grouped[one.level, one.about, one.hint][node] = one.message
+        found = [CheckResult(level, about, _message(of, nodes), hint) for (level, about, hint), of in grouped.items()]
+        return [*found, self._shards_result(*replies[-2:])]
 
-    def _of_primary(self, part: Address, info: Any, server_time: Any, asked_at: float) -> list[CheckResult]:
+    def _primary_results(self, node: Address, info: Any, server_time: Any, asked_at: float) -> list[CheckResult]:
         if isinstance(info, ConnectionError):
             hint = "Its locks wait until it answers or a replica takes over."
             return [CheckResult(Level.ERROR, "primary", f"does not answer: {info}", hint)]
-        location = self._location.at(*part)
+        location = self._location.at(*node)
         return [_in_cluster(one) for one in diagnostics.findings(info, server_time, asked_at, self._terms, location)]
 
-    def _of_shards(self, written: Any, kept: Any) -> CheckResult:
+    def _shards_result(self, written: Any, kept: Any) -> CheckResult:
         shards, agreed = self._keys.shards, self._keys.agreed
         if kept is None and isinstance(written, RedisError):
             kept = written
@@ -86,9 +86,9 @@ def _in_cluster(finding: CheckResult) -> CheckResult:
     return finding
 
 
-def _told(messages: Mapping[Address, str], parts: Sequence[Address]) -> str:
-    """Once, where it is true of all primaries."""
+def _message(messages: Mapping[Address, str], nodes: Sequence[Address]) -> str:
+    """Each message with its nodes; once, where it is the same for all primaries."""
     different = set(messages.values())
-    if len(messages) == len(parts) and len(different) == 1:
-        return f"All {len(parts)} primaries: {different.pop()}"
-    return " ".join(f"{part}: {message}" for part, message in messages.items())
+    if len(messages) == len(nodes) and len(different) == 1:
+        return f"All {len(nodes)} primaries: {different.pop()}"
+    return " ".join(f"{node}: {message}" for node, message in messages.items())
