@@ -40,7 +40,7 @@ class Renewer:
         self._by_name: dict[str, Lease] = {}  # the last one of each
         self._unknown: list[tuple[Lease, object]] = []  # with the reasons, to be logged together
         self._lost: list[tuple[Lease, str]] = []
-        self._worker = Worker(f"distlock-renewal-{backend.alias}", self._renew, lambda: bool(self._leases))
+        self._worker = Worker(f"distlock-renewal-{backend.alias}", self.renew, lambda: bool(self._leases))
         self._cleaner = Cleaner(backend)
 
     def register(self, lease: Lease) -> None:
@@ -112,7 +112,8 @@ class Renewer:
         self._by_name.clear()
         self._cleaner.forget()
 
-    def _renew(self) -> float | None:
+    def renew(self) -> float | None:
+        """What its thread does when it wakes: renew what is due. Returns when the next one is, on ``clock()``."""
         self._renew_due()
         return min((min(lease._due, lease._long_at) for lease in self.leases()), default=None)
 

@@ -10,12 +10,12 @@ import pytest
 from celery.signals import before_task_publish
 from kombu.exceptions import OperationalError
 
-from django_distlock import LockNotAcquired, distributed_lock, lock, locks, skip
+from django_distlock import Lock, LockNotAcquired, distributed_lock, lock, locks, skip
 from django_distlock.celery.messages import HEADER
 from django_distlock.celery.tasks import REQUEUES
+from django_distlock.options import settled
 from django_distlock.types import LockRequest
 from tests.support.deliveries import Shop
-from tests.support.inside import carry_message
 from tests.support.tools import eventually
 
 pytestmark = pytest.mark.usefixtures("locmem_locks")
@@ -75,8 +75,7 @@ def test_a_copy_completes_what_a_dead_run_has_begun(shop):
     """Its lease is there until its TTL has passed."""
     sent = shop.task().delay()
     message = shop.next()
-    dead = lock("work", ttl=0.5, renew=False)
-    carry_message(dead, message.headers[HEADER])
+    dead = Lock("work", "default", settled(ttl=0.5, renew=False), message=message.headers[HEADER])
     ThreadPoolExecutor(1).submit(dead.acquire).result()
     shop.deliver(message)
     assert shop.runs == []
@@ -157,9 +156,7 @@ def test_what_replaces_a_task_waits_for_its_lock(shop, beside):
     held = threading.Event()
 
     def hold():
-        mine = lock("work")
-        carry_message(mine, f"{sent.id}.of the replaced one")
-        with mine:
+        with Lock("work", "default", settled(), message=f"{sent.id}.of the replaced one"):
             held.set()
             assert shop.go.wait(30)
 

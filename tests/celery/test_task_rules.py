@@ -16,10 +16,11 @@ from celery import Task as CeleryTask
 from celery.app.trace import build_tracer
 from celery.exceptions import Ignore, Retry
 
-from django_distlock import LockLost, LockNotAcquired, distributed_lock, lock, locks
+from django_distlock import Lock, LockLost, LockNotAcquired, distributed_lock, lock, locks
 from django_distlock.celery.messages import HEADER
 from django_distlock.celery.tasks import REQUEUES, Run, pause_before
-from tests.support.inside import carry_message, request_of
+from django_distlock.options import settled
+from tests.support.leases import request_of
 
 pytestmark = pytest.mark.usefixtures("locmem_locks")
 
@@ -211,8 +212,7 @@ class TestSentAgain:
         return make
 
     def busy(self, message=""):
-        held = lock("name")
-        carry_message(held, message)
+        held = Lock("name", "default", settled(), message=message)
         with held, pytest.raises(LockNotAcquired) as caught:
             elsewhere(distributed_lock("name")(lambda: None))
         return caught.value

@@ -13,6 +13,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from copy import copy
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -32,11 +33,11 @@ from django_distlock import (
     lock,
     locks,
 )
-from django_distlock.core.detached import SALT
+from django_distlock.core.detached import SALT, Detached
 from django_distlock.signals import lock_lost
 from django_distlock.testing import held_here, lose
 from django_distlock.testing.tools import AsyncCalls
-from tests.support.inside import end_at, granted_clock_of, holds_of, make_due, request_of, terms_of, worker_of
+from tests.support.leases import lease_of, request_of, terms_of_detached
 from tests.support.programs import ROOT
 from tests.support.tools import PATIENCE, eventually, renewer_of
 
@@ -77,8 +78,11 @@ class AsyncAdoption:
 @pytest.fixture
 def worker(calls):
     """Adopts by the plain methods, and by their twins."""
-    made = calls(None)
-    return AsyncAdoption(made._runner) if isinstance(made, AsyncCalls) else SyncAdoption()
+    if isinstance(calls(None), AsyncCalls):
+        with asyncio.Runner() as runner:
+            yield AsyncAdoption(runner)
+    else:
+        yield SyncAdoption()
 
 
 @pytest.fixture(autouse=True)
@@ -121,7 +125,7 @@ class TestDetaching:
     def test_a_lease_taken_by_acquire_can_be_detached_too(self, backend):
         mutex = lock("name")
         mutex.acquire()
-        [lease] = holds_of(mutex).leases()
+        lease = lease_of(mutex)
         lease.detach()
         with pytest.raises(LockNotHeld, match="detached"):
             mutex.release()
@@ -169,10 +173,13 @@ class TestAdopting:
             text = first.detach()
         lease = worker.adopt(text)
         assert (lease.name, lease.using, lease.fence, lease.token) == ("name", "default", first.fence, first.token)
-        assert (lease.ttl, terms_of(lease), lease.state) == (20, terms_of(first), State.HELD)
+        assert (lease.ttl, lease.state) == (20, State.HELD)
         assert 19 < lease.remaining <= 20
         assert abs(lease.granted_at - first.granted_at) < timedelta(milliseconds=2)
-        worker.release(lease)
+        again = lease.detach()
+        assert terms_of_detached(again) == terms_of_detached(text)
+        assert terms_of_detached(text).max_hold == 100
+        worker.release(worker.adopt(again))
         assert names(backend) == []
 
     def test_with_releases_it_at_its_end(self, backend, worker):
@@ -223,13 +230,18 @@ class TestAdopting:
         lease.ensure_held()
         worker.release(lease)
 
-    def test_max_hold_and_min_hold_count_from_the_grant(self, backend, worker):
-        with lock("name", ttl=0.5, max_hold=1, min_hold=30) as first:
+    def test_max_hold_counts_from_the_grant(self, backend, worker, caplog):
+        with lock("name", ttl=2, max_hold=61) as first:
+            detached = Detached.from_text(first.detach())
+        lease = worker.adopt(replace(detached, since=detached.since - 60).to_text())  # on its way for a minute
+        eventually(lambda: lease.state is State.LOST)
+        assert "reaches its max_hold of 61 s and is renewed no more" in caplog.text
+
+    def test_min_hold_counts_from_the_grant(self, backend, worker):
+        with lock("name", min_hold=30) as first:
             time.sleep(0.3)
             text = first.detach()
-        lease = worker.adopt(text)
-        assert lease._renewal_ttl(granted_clock_of(lease) + 0.8) == pytest.approx(0.2)
-        worker.release(lease)
+        worker.release(worker.adopt(text))
         [info] = backend.look(["name"])
         assert info.resting
         assert 28 < info.remaining < 29.8
@@ -347,16 +359,8 @@ class TestRenewalOnItsWay:
         self.is_held(backend, adopted[0])
 
     def test_so_does_the_thread_that_renews(self, backend, meanwhile):
-        with lock("name") as lease:
-
-            def detach_when_it_is_too_late():
-                text = lease.detach()
-                end_at(lease, 0.0)
-                return adopt(text)
-
-            adopted = meanwhile(detach_when_it_is_too_late)
-            make_due(lease, 0.0)
-            worker_of(renewer_of(backend)).nudge()
+        with lock("name", ttl=3) as lease:
+            adopted = meanwhile(lambda: adopt(lease.detach()))
             [of_another] = eventually(lambda: adopted)
         self.is_held(backend, of_another)
 
@@ -365,7 +369,7 @@ class TestRenewalOnItsWay:
         lock_lost.connect(lambda **about: told.append(about), weak=False, dispatch_uid="told")
         mutex = lock("name")
         mutex.acquire()
-        [lease] = holds_of(mutex).leases()
+        lease = lease_of(mutex)
         meanwhile(mutex.release)
         with pytest.raises(LockNotHeld, match="was released already"):
             calls(lease).renew()

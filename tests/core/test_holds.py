@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from weakref import WeakSet
 
 import pytest
 from django.http import StreamingHttpResponse
@@ -12,7 +13,7 @@ from django.http import StreamingHttpResponse
 from django_distlock import LockNotHeld, distributed_lock, lock
 from django_distlock.signals import lock_lost
 from django_distlock.testing import lose
-from tests.support.inside import holds_of
+from tests.support.leases import lease_of
 from tests.support.tools import eventually
 
 
@@ -110,18 +111,20 @@ class TestReleasedInsideOfWith:
 
 class TestNothingGrows:
     def test_where_a_lock_is_taken_once_per_ttl(self):
-        handle = lock("name", ttl=60, renew=False)
+        handle, leases = lock("name", ttl=60, renew=False), WeakSet()
         for _ in range(10):
             assert handle.acquire()
-            lose(holds_of(handle).leases()[-1])
-        assert len(holds_of(handle)) == 1
+            leases.add(lease_of(handle))
+            lose(lease_of(handle))
+        eventually(lambda: len(leases) == 1)
 
     def test_by_threads_that_have_ended(self):
-        handle = lock("name", ttl=60, renew=False)
+        handle, leases = lock("name", ttl=60, renew=False), WeakSet()
         for _ in range(10):
             assert in_another_thread(handle.acquire)
-            lose(holds_of(handle).leases()[-1])
-        assert len(holds_of(handle)) == 1
+            leases.add(lease_of(handle))
+            lose(lease_of(handle))
+        eventually(lambda: len(leases) == 1)
 
 
 def test_a_receiver_that_exits_does_not_end_what_others_are_told():
@@ -135,7 +138,7 @@ def test_a_receiver_that_exits_does_not_end_what_others_are_told():
     handles = [lock(name) for name in "abc"]
     for handle in handles:
         handle.acquire()
-        lose(holds_of(handle).leases()[0])
+        lose(lease_of(handle))
     eventually(lambda: sorted(told) == ["a", "b", "c"])
     lock_lost.disconnect(receive)
 

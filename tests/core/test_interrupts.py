@@ -12,8 +12,10 @@ from django.db import transaction
 from django_distlock import LockBackendError, adopt, distributed_lock, lock, locks
 from django_distlock.backends.common.timing import Timing
 from django_distlock.backends.redis import client
-from tests.support.inside import client_of, holds_of, lines_of, listener_of, nodes_of
+from django_distlock.backends.redlock.connections import ConnectionSet
+from tests.support.inside import listener_of
 from tests.support.interrupts import at_each_point
+from tests.support.leases import deadline_of, lease_of
 from tests.support.quorum import spread
 from tests.support.tools import PATIENCE, backend_on, eventually, lock_request, queue_of, renewer_of
 
@@ -85,11 +87,16 @@ def held_for_ever(way, *files):
         points = dict(at_each_point(way, *files))
         assert len(points) > 10
         gc.collect()
-        held = {
-            lease.name: points.get(lease.name, "") for lease in locks.leases() if lease._renews and not lease._is_free
-        }
+        before = {lease: deadline_of(lease) for lease in locks.leases()}
+
+        def is_renewed(lease):
+            return lease.remaining and deadline_of(lease) > before[lease] + 0.01
+
+        eventually(lambda: all(is_renewed(lease) or not lease.remaining for lease in before))
+        held = {lease.name: points.get(lease.name, "") for lease in before if is_renewed(lease)}
         handles.clear()
     eventually(lambda: not renewer_of(locks["default"]).is_cleaning)
+    assert not any(queue_of(locks["default"]).length(name) for name in points)
     return held
 
 
@@ -97,7 +104,6 @@ def held_for_ever(way, *files):
 def test_nothing_is_held_for_ever(backend, way):
     assert held_for_ever(way) == {}
     eventually(lambda: not list(backend.names()))
-    assert not lines_of(queue_of(backend))
 
 
 @pytest.mark.parametrize("backend", ["redis", "locmem"], indirect=True)
@@ -113,9 +119,9 @@ def test_a_handle_that_is_kept_holds_what_nobody_has_begun_to_leave(backend, way
 @pytest.mark.parametrize("backend", ["redis", "locmem"], indirect=True)
 def test_an_adoption_that_does_not_end_leaves_the_lease_to_run_out(backend):
     def adopted(name):
-        lease = lock(name, ttl=TTL)
-        lease.acquire()
-        adopt(holds_of(lease).leases()[0].detach()).release()
+        handle = lock(name, ttl=TTL)
+        handle.acquire()
+        adopt(lease_of(handle).detach()).release()
 
     assert held_for_ever(adopted, "core/transfer.py", "core/detached.py", "utils/drive.py") == {}
 
@@ -139,15 +145,18 @@ def test_every_connection_may_be_used_again(kind, request, settings):
 
 
 def test_nodes_of_a_quorum_are_connected_to_however_often_that_was_interrupted(redlock_locks):
+    gc.collect()
+    before = sum(isinstance(thing, ConnectionSet) for thing in gc.get_objects())
+
     def with_a_handle_over_new_connections(name):
         redlock_locks.close()
         with_a_handle(name)
 
     assert held_for_ever(with_a_handle_over_new_connections, "backends/redlock/connections.py") == {}
-    nodes = client_of(redlock_locks)
-    eventually(lambda: not any(node.is_connecting for node in nodes_of(nodes)))
-    assert nodes._filling == []
+    eventually(lambda: not [one for one in threading.enumerate() if one.name.startswith("distlock-connect-")])
     redlock_locks.close()
+    gc.collect()
+    assert sum(isinstance(thing, ConnectionSet) for thing in gc.get_objects()) == before
     spread(redlock_locks, lock_request("afterwards"))
 
 
@@ -187,7 +196,7 @@ def test_who_stands_behind_in_the_line_is_woken(valkey_locks, settings, monkeypa
     assert len(heirs) > 40
     assert late == []
     assert heir_comes(max(heirs))  # of the call that was not interrupted
-    assert not lines_of(queue_of(backend))
+    assert not any(queue_of(backend).length(name) for name in heirs)
 
 
 class Heir:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 
 import pytest
 
 from django_distlock import distributed_lock, lock, locks
 from django_distlock.backends import locmem
-from django_distlock.backends.database import sqlite
 from django_distlock.types import Grant, LockInfo
 from tests.support.tools import PATIENCE, backend_on, lock_request, queue_of, renewer_of
+
+PACKAGE = "django_distlock"
 
 backend = backend_on("redis", "cluster", "redlock", "locmem", "postgres", "mariadb", "sqlite")
 
@@ -28,11 +30,12 @@ def ends(work):
 
 def guards_of(backend):
     """All that the backend and what serves it may be inside of."""
-    yield from (locks._building, sqlite._making, queue_of(backend)._guard)
-    seen, parts = set(), [backend, renewer_of(backend)]
+    modules = [module for name, module in sys.modules.items() if name.startswith(PACKAGE)]
+    seen, parts = set(), [*modules, locks, backend, queue_of(backend), renewer_of(backend)]
     while parts:
         part = parts.pop()
-        if id(part) in seen or not type(part).__module__.startswith("django_distlock"):
+        is_ours = part in modules or type(part).__module__.startswith(PACKAGE)
+        if id(part) in seen or not is_ours:
             continue
         seen.add(id(part))
         for value in getattr(part, "__dict__", {}).values():

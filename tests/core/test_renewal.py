@@ -2,113 +2,141 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
-from django_distlock import LockBackendError, LockLost, State, lock
+from django_distlock import Lease, LockBackendError, LockLost, State, lock
 from django_distlock.core import renewal
+from django_distlock.core.local_queue import LocalQueue
+from django_distlock.core.renewal import Renewer
+from django_distlock.options import Terms
+from django_distlock.types import Grant
 from django_distlock.utils.clock import clock
-from tests.support.inside import before_a_loss_is_told, deadline_of, due_of, end_at, make_due, renew_due, worker_of
-from tests.support.tools import renewer_of
+from tests.support.inside import before_a_loss_is_told
+from tests.support.tools import PATIENCE, eventually, lock_request
 
 
 class Store:
-    """Notes what is renewed together, and fails where it is told to."""
+    """Notes what is renewed together, and fails where it is told to. At first it hangs."""
 
     def __init__(self, backend):
         self._renew = backend.renew
         self.batches = []
         self.fails = lambda names: False
         self.after = lambda: None
+        self.is_asked, self.goes_on = threading.Event(), threading.Event()
 
     def renew(self, wanted, *, timeout=None):
         names = [lock_request.name for lock_request, _ in wanted]
-        self.batches.append(names)
+        if names != ["first"]:
+            self.batches.append(names)
+        self.is_asked.set()
+        self.goes_on.wait(PATIENCE)
         if self.fails(names):
             raise LockBackendError("the store is away")
         renewed = self._renew(wanted, timeout=timeout)
-        self.after()
+        if names != ["first"]:
+            self.after()
         return renewed
-
-
-@pytest.fixture
-def renewer(locmem_locks, monkeypatch):
-    renewer = renewer_of(locmem_locks)
-    monkeypatch.setattr(worker_of(renewer), "_work", lambda: None)  # the test does it
-    return renewer
 
 
 @pytest.fixture
 def store(locmem_locks, monkeypatch):
     store = Store(locmem_locks)
     monkeypatch.setattr(locmem_locks, "renew", store.renew)
-    return store
+    yield store
+    store.goes_on.set()
 
 
 @pytest.fixture
-def hold(renewer):
-    handles = []
-
-    def held(name, ttl):
-        handles.append(lock(name, ttl=ttl, on_lost="log"))
-        lease = handles[-1].__enter__()
-        make_due(lease, clock())
-        return lease
-
-    yield held
-    for handle in handles:
-        handle.__exit__(None, None, None)
+def renewer(locmem_locks):
+    return Renewer(locmem_locks, LocalQueue(locmem_locks.timing))
 
 
-def test_many_are_renewed_in_batches_and_what_comes_due_meanwhile_between_them(renewer, store, hold, monkeypatch):
+@pytest.fixture
+def hold(locmem_locks, renewer):
+    """Leases of that renewer, as if each had been granted ``ago`` seconds ago: so long that it is due, says nobody."""
+    held = []
+
+    def hold(name, ttl, ago=None, renewer=renewer):
+        request = lock_request(name, ttl)
+        grant = locmem_locks.acquire(request, queue=False)
+        sent_at = clock() - (0.35 * ttl if ago is None else ago)
+        terms, owner = Terms(ttl=ttl), threading.current_thread()
+        held.append(Lease(locmem_locks, request, Grant(grant.fence, sent_at), terms, renewer, owner, sent_at))
+        renewer.register(held[-1])
+        return held[-1]
+
+    yield hold
+    for lease in held:
+        if lease.state in (State.HELD, State.UNKNOWN):
+            lease.release()
+
+
+@pytest.fixture
+def busy(store, hold):
+    """The thread that renews is kept by the store until it is told to go on."""
+    hold("first", 600)
+    assert store.is_asked.wait(PATIENCE)
+    return store
+
+
+def test_many_are_renewed_in_batches_and_what_comes_due_meanwhile_between_them(busy, hold, monkeypatch):
     monkeypatch.setattr(renewal, "BATCH", 10)
     for number in range(35):
         hold(f"long {number}", 600)
-    short = hold("short", 60)
-    store.after = lambda: make_due(short, clock())
-    renew_due(renewer)
-    assert store.batches[0] == ["short"]
-    longs = [batch for batch in store.batches if "short" not in batch]
+    hold("short 0", 60)
+    busy.after = lambda: hold(f"short {len(busy.batches)}", 60)
+    busy.goes_on.set()
+    eventually(lambda: len(busy.batches) >= 8)
+    busy.after = lambda: None
+    assert busy.batches[0] == ["short 0"]
+    longs = [batch for batch in busy.batches if "short" not in batch[0]]
     assert [len(batch) for batch in longs] == [10, 10, 10, 5]
     assert len({name for batch in longs for name in batch}) == 35
-    assert store.batches[:8:2] == [["short"]] * 4
+    assert all("short" in batch[0] for batch in busy.batches[:8:2])
 
 
-def test_one_that_the_store_is_too_slow_for_does_not_cost_others_their_renewal(renewer, store, hold):
-    short, long = hold("short", 1), hold("long", 60)
-    first = deadline_of(long)
-    store.fails = lambda names: "short" in names
-    renew_due(renewer)
-    assert (short.state, long.state) == ("unknown", "held")
-    assert deadline_of(long) > first
-    assert store.batches == [["short"], ["long"]]
+def test_one_that_the_store_is_too_slow_for_does_not_cost_others_their_renewal(busy, hold):
+    short, long = hold("short", 10), hold("long", 60)
+    first = long.remaining
+    busy.fails = lambda names: "short" in names
+    busy.goes_on.set()
+    eventually(lambda: (short.state, long.state) == ("unknown", "held") and long.remaining > first)
+    assert busy.batches[:2] == [["short"], ["long"]]
 
 
-def test_those_that_were_taken_together_are_not_due_at_the_same_moment(renewer, hold):
-    leases = [hold(f"name {number}", 60) for number in range(20)]
-    renew_due(renewer)
-    dues = [due_of(lease) - clock() for lease in leases]
+def test_those_that_were_taken_together_are_not_due_at_the_same_moment(locmem_locks, hold):
+    """Each of another process."""
+    dues = []
+    for number in range(20):
+        renewer = Renewer(locmem_locks, LocalQueue(locmem_locks.timing))
+        hold(f"name {number}", 60, ago=0, renewer=renewer)
+        dues.append(renewer.renew() - clock())
     assert max(dues) - min(dues) > 0.1
     assert all(15 < due <= 20 for due in dues)
 
 
-def test_a_store_that_is_away_costs_two_lines(renewer, store, hold, caplog):
-    leases = [hold(f"name {number}", 60 - number) for number in range(20)]
-    store.fails = lambda names: True
-    renew_due(renewer)
-    renew_due(renewer)
-    for lease in leases:
-        end_at(lease, clock())
-    renew_due(renewer)
+def test_a_store_that_is_away_costs_two_lines(busy, hold, caplog):
+    leases = [hold(f"name {number}", 60 - number, ago=0.99 * (60 - number) - 3) for number in range(20)]
+    busy.fails = lambda names: names != ["first"]
+    busy.goes_on.set()
+    eventually(lambda: {lease.state for lease in leases} == {"unknown"})
+    busy.is_asked.clear()
+    busy.goes_on.clear()
+    assert busy.is_asked.wait(PATIENCE)  # it hangs now, until all are over
+    eventually(lambda: not any(lease.remaining for lease in leases))
+    busy.goes_on.set()
+    eventually(lambda: "were lost" in caplog.text)
     doubt, loss = [record.getMessage() for record in caplog.records if "name" in record.getMessage()]
-    assert doubt.startswith("Renewal of 20 locks of 'default' failed; the first of them, 'name 19', is lost in ")
+    assert doubt.startswith("Renewal of 20 locks of 'default' failed; the first of them, 'name 0', is lost in ")
     assert loss.startswith("20 locks of 'default' were lost. The one that was held longest, 'name 0', was lost: ")
     assert {lease.state for lease in leases} == {"lost"}
 
 
-def test_a_lease_that_is_about_to_be_told_as_lost_is_lost(locmem_locks, renewer, hold, monkeypatch):
+def test_a_lease_that_is_about_to_be_told_as_lost_is_lost(locmem_locks, monkeypatch):
     """The renewer drops it, and says so in a second step."""
-    lease = hold("name", 10.0)
-    monkeypatch.setattr(locmem_locks, "renew", lambda wanted, **_: [False] * len(wanted))
     met = []
 
     def end_it():
@@ -117,7 +145,8 @@ def test_a_lease_that_is_about_to_be_told_as_lost_is_lost(locmem_locks, renewer,
                 call()
             met.append(call)
 
-    before_a_loss_is_told(monkeypatch, end_it)
-    renew_due(renewer)
-    assert len(met) == 3
-    assert lease.state is State.LOST
+    with lock("name", ttl=3.0, on_lost="log") as lease:
+        monkeypatch.setattr(locmem_locks, "renew", lambda wanted, **_: [False] * len(wanted))
+        before_a_loss_is_told(monkeypatch, end_it)
+        eventually(lambda: len(met) == 3)
+        eventually(lambda: lease.state is State.LOST)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import threading
-from math import inf
 
 import pytest
 
 from django_distlock import LockBackendError, lock, locks
-from django_distlock.backends.database import connections
 from django_distlock.utils import threads
 from django_distlock.utils.threads import Post, Worker
 from django_distlock.utils.wakeup import WakeEvent
-from tests.support.databases import through
-from tests.support.inside import listener_of, watchdog_of, worker_of
+from tests.support.databases import sessions, through
+from tests.support.inside import listener_of
 from tests.support.tools import PATIENCE, eventually
 
 NAME = "distlock-example"
@@ -139,9 +137,10 @@ class TestWorker:
     @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
     def test_one_that_is_killed_at_rest_leaves_nothing_that_is_waited_for(self, work, monkeypatch):
         """As a greenlet is, on its way out of the event."""
-        wait, doomed, killed = WakeEvent.wait, [], []
+        wait, rests, doomed, killed = WakeEvent.wait, [], [], []
 
         def killing(event, seconds):
+            rests.append(threading.current_thread())
             wait(event, seconds)
             if doomed and threading.current_thread() is doomed[0]:
                 killed.append(doomed.pop())
@@ -149,22 +148,26 @@ class TestWorker:
 
         monkeypatch.setattr(WakeEvent, "wait", killing)
         work.want()
-        eventually(lambda: work.is_done and work.worker._wakes_at < inf)
-        doomed.append(work.worker.thread)
+        eventually(lambda: work.is_done and rests)
+        doomed.append(rests[-1])
         work.want()
         eventually(lambda: killed and not killed[0].is_alive())
         work.wanted += 1
         work.worker.nudge(threads.clock() + Worker.idle_timeout)
         eventually(lambda: work.is_done)
 
-    def test_what_is_over_before_it_looks_wakes_it_once(self, work):
+    def test_what_is_over_before_it_looks_wakes_it_once(self, work, monkeypatch):
         """Not the next of its kind as well, such as a lock that is held for microseconds."""
+        wait, ring, rests, rung = WakeEvent.wait, WakeEvent.set, [], []
+        monkeypatch.setattr(WakeEvent, "wait", lambda event, seconds: rests.append(seconds) or wait(event, seconds))
+        monkeypatch.setattr(WakeEvent, "set", lambda event: rung.append(event) or ring(event))
         due = threads.clock() + Worker.idle_timeout / 2
         work.worker.nudge(due)
-        eventually(lambda: work.worker._wakes_at == due)
+        eventually(lambda: rests)
+        before = len(rung)
         work.wanted += 1
         work.worker.nudge(due + 0.1)
-        assert not work.worker._is_nudged
+        assert len(rung) == before
         work.worker.nudge(due - 0.1)
         eventually(lambda: work.is_done)
 
@@ -228,9 +231,8 @@ def test_calls_to_a_database_have_an_end_after_an_interrupted_start_of_the_watch
 
     with through(postgres, tmp_path_factory.mktemp("p"), settings) as proxy:
         locks["default"].look(["name"])
-        watching = worker_of(watchdog_of(locks["default"].pool)).end()
-        watching.join(PATIENCE)
-        assert not watching.is_alive()
+        threads.end_all(PATIENCE)
+        assert not running("distlock-watchdog")
         interrupt_the_start(monkeypatch, "distlock-watchdog", it_begins=it_begins)
         with pytest.raises(TimeLimit):
             locks["default"].look(["name"])
@@ -242,17 +244,13 @@ def test_calls_to_a_database_have_an_end_after_an_interrupted_start_of_the_watch
     assert len(failures) == 1
 
 
-def open_connections():
-    return [wrapper for wrapper in connections._open if wrapper.vendor == "postgresql"]
-
-
 @pytest.mark.parametrize("it_begins", [False, True])
 def test_no_connection_is_left_open_by_an_interrupted_start_of_what_connects(postgres_locks, monkeypatch, it_begins):
     postgres_locks.close()
-    assert not open_connections()
+    eventually(lambda: not sessions())
     interrupt_the_start(monkeypatch, "distlock-connecting", it_begins=it_begins)
     with pytest.raises(TimeLimit):
         postgres_locks.look(["name"])
     eventually(lambda: not running("distlock-connecting"))
-    assert not open_connections()
+    eventually(lambda: not sessions())
     assert postgres_locks.look(["name"]) == [None]

@@ -26,7 +26,6 @@ from tests.support.history import (
     overruns,
     read,
 )
-from tests.support.inside import deadline_of
 from tests.support.tools import PATIENCE
 
 
@@ -168,7 +167,7 @@ class TestJournals:
         assert (granted.kind, renewed.kind, released.kind) == ("grant", "renewal", "release")
         assert {event.fence for event in (granted, renewed, released)} == {lease.fence}
         assert before <= granted.sent <= granted.at <= renewed.at <= released.at
-        assert renewed.deadline == deadline_of(lease) > granted.deadline + 9
+        assert renewed.deadline == lease.deadline > granted.deadline + 9
 
     @pytest.mark.parametrize(
         "kind", ["tests.support.history.RecordingBackend", "tests.processes.test_history.Careless"]

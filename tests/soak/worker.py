@@ -24,7 +24,7 @@ from django.conf import settings
 
 from tests.support import mariadb
 from tests.support.history import Journal
-from tests.support.inside import deadline_of
+from tests.support.leases import deadline_of
 
 THREADS = 3
 TASKS = 4

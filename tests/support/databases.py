@@ -78,12 +78,19 @@ def known_wrong(database, alias="wrong"):
     del connections.settings[alias]
 
 
+OF_OTHERS = "FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
+
+
+def sessions():
+    """The processes of the server of PostgreSQL, but for the one that tells it."""
+    with connections[ALIAS].cursor() as cursor:
+        cursor.execute(f"SELECT pid {OF_OTHERS}")
+        return [pid for (pid,) in cursor.fetchall()]
+
+
 def end_sessions():
     with connections[ALIAS].cursor() as cursor:
-        cursor.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-            " WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
-        )
+        cursor.execute(f"SELECT pg_terminate_backend(pid) {OF_OTHERS}")
 
 
 def waiting(backend, name="name"):

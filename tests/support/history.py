@@ -18,12 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from django_distlock import signals
+from django_distlock.backends.base import BaseLockBackend
 from django_distlock.backends.redis import RedisBackend, RedisClusterBackend
 from django_distlock.core.lease import Lease
 from django_distlock.types import Grant, LockInfo, LockRequest
 from django_distlock.utils.clock import clock
-from django_distlock.utils.drive import Steps
-from tests.support.inside import deadline_of
 
 SETTLING = 4.0  # seconds a disturbed waiter needs to be back at its place: a grant it did not take, a look, some slack
 EVERYBODY = 0
@@ -52,6 +51,7 @@ class Journal:
     """Appends events to the file of this process; one write each, so that a kill tears at most the last line."""
 
     def __init__(self, folder: Path) -> None:
+        self._places: dict[str, str] = {}  # by token
         self._file = os.open(folder / f"{os.getpid()}.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
 
     def write(self, kind: str, *, pid: int | None = None, **about: Any) -> None:
@@ -65,10 +65,17 @@ class Journal:
         Recording.journal = RecordedLease.journal = self
 
     def granted(self, lease: Lease, **_: Any) -> None:
-        about = {"name": lease.name, "fence": lease.fence}
-        sent = deadline_of(lease) - lease.ttl * 0.99 + 0.002
         lease.__class__ = RecordedLease
-        self.write("grant", place=lease._request.place, sent=sent, deadline=deadline_of(lease), **about)
+        assert isinstance(lease, RecordedLease)
+        place, sent = self._places.pop(lease.token, ""), lease.deadline - lease.ttl * 0.99 + 0.002
+        self.write("grant", name=lease.name, fence=lease.fence, place=place, sent=sent, deadline=lease.deadline)
+
+    def answered(self, request: LockRequest) -> None:
+        """By the store, which may have given it another place."""
+        if request.place != self._places.get(request.token, ""):
+            self._places[request.token] = request.place
+            if request.place:
+                self.write("place", name=request.name, place=request.place)
 
     def lost(self, lease: Lease, **_: Any) -> None:
         self.write("loss", name=lease.name, fence=lease.fence)
@@ -80,29 +87,38 @@ class RecordedLease(Lease):
     __slots__ = ()
     journal: Journal
 
+    @property
+    def deadline(self) -> float:
+        return self._deadline
+
     def _extend(self, sent_at: float, ttl: float) -> None:
         super()._extend(sent_at, ttl)
-        self.journal.write("renewal", deadline=self._deadline, name=self.name, fence=self.fence)
+        self.journal.write("renewal", deadline=self.deadline, name=self.name, fence=self.fence)
 
     def _mark_released(self) -> float:
         self.journal.write("release", name=self.name, fence=self.fence)
         return super()._mark_released()
 
 
-class Recording(RedisBackend):
+class Recording(BaseLockBackend):
     """Tells the journal each place that a waiter is given."""
 
     journal: Journal | None = None
 
-    def _acquire(self, lock_request: LockRequest, queue: bool) -> Steps[Grant | LockInfo]:
-        before = lock_request.place
-        answered = yield from super()._acquire(lock_request, queue)
-        if self.journal and lock_request.place and lock_request.place != before:
-            self.journal.write("place", name=lock_request.name, place=lock_request.place)
-        return answered
+    def acquire(self, request: LockRequest, *, queue: bool) -> Grant | LockInfo:
+        answer = super().acquire(request, queue=queue)
+        if Recording.journal:
+            Recording.journal.answered(request)
+        return answer
+
+    async def aacquire(self, request: LockRequest, *, queue: bool) -> Grant | LockInfo:
+        answer = await super().aacquire(request, queue=queue)
+        if Recording.journal:
+            Recording.journal.answered(request)
+        return answer
 
 
-class RecordingBackend(Recording):
+class RecordingBackend(Recording, RedisBackend):
     """On one server, or on a master."""
 
 

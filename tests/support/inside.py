@@ -10,62 +10,10 @@ from typing import Any
 
 from django_distlock import Lease
 from django_distlock.backends.redis import connection as redis_connection
-from django_distlock.types import LockRequest
-
-
-def request_of(lease: Lease) -> LockRequest:
-    """By which the store knows the lease."""
-    return LockRequest(lease.name, lease.ttl, lease.holder, token=lease.token)
-
-
-def deadline_of(lease: Lease) -> float:
-    """Until when its holder may believe in it, on ``clock()``."""
-    return lease._deadline
-
-
-def end_at(lease: Lease, moment: float) -> None:
-    """Let its holder believe in it until then, on ``clock()``."""
-    lease._deadline = moment
-
-
-def due_of(lease: Lease) -> float:
-    """When it is renewed, on ``clock()``."""
-    return lease._due
-
-
-def make_due(lease: Lease, moment: float) -> None:
-    lease._due = moment
-
-
-def granted_clock_of(lease: Lease) -> float:
-    return lease._granted_clock
-
-
-def hold_longer(lease: Lease, seconds: float) -> None:
-    """As if it had been granted so much earlier."""
-    lease._granted_clock -= seconds
-    lease._long_at -= seconds
-
-
-def holds_of(handle: Any) -> Any:
-    return handle._holds
-
-
-def terms_of(lease: Lease) -> Any:
-    return lease._terms
 
 
 def listener_of(backend: Any) -> Any:
     return backend._listener
-
-
-def thread_of(owner: Any) -> Any:
-    """The background thread that runs for it, or None."""
-    return worker_of(owner).thread
-
-
-def channel_of(listener: Any) -> str:
-    return str(listener._channel)
 
 
 def client_of(backend: Any) -> Any:
@@ -131,15 +79,6 @@ def schedule_store_of(scheduler: Any) -> Any:
     return scheduler._schedule_store
 
 
-def renew_due(renewer: Any) -> Any:
-    """What its thread does when it wakes."""
-    return renewer._renew_due()
-
-
-def worker_of(owner: Any) -> Any:
-    return owner._worker
-
-
 def lines_of(queue: Any) -> Any:
     return queue._lines
 
@@ -156,11 +95,6 @@ def failed_addresses() -> dict[Any, Any]:
 def lookups_of_names() -> Any:
     """Those that are on their way."""
     return redis_connection._lookups
-
-
-def carry_message(handle: Any, message: str) -> None:
-    """As locks of tasks do, which name the message that they work on."""
-    handle._message = message
 
 
 def look_at_schedule(scheduler: Any) -> None:

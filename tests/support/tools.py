@@ -16,7 +16,17 @@ from django_distlock.core.local_queue import LocalQueue
 from django_distlock.core.renewal import Renewer
 from django_distlock.testing.tools import PATIENCE, eventually, lock_request
 
-__all__ = ["PATIENCE", "aeventually", "backend_on", "eventually", "insist", "lock_request", "queue_of", "renewer_of"]
+__all__ = [
+    "PATIENCE",
+    "aeventually",
+    "backend_on",
+    "eventually",
+    "insist",
+    "lock_request",
+    "queue_of",
+    "renewer_of",
+    "threads_of",
+]
 
 
 def renewer_of(backend: BaseLockBackend) -> Renewer:
@@ -28,6 +38,11 @@ def renewer_of(backend: BaseLockBackend) -> Renewer:
 def queue_of(backend: BaseLockBackend) -> LocalQueue:
     """The waiters of this process for such a backend."""
     return renewer_of(backend)._queue
+
+
+def threads_of(kind: str, alias: str = "default") -> list[threading.Thread]:
+    """Those of this process that do that for an alias, by their names."""
+    return [thread for thread in threading.enumerate() if thread.name == f"distlock-{kind}-{alias}"]
 
 
 async def aeventually(condition: Callable[[], Any], patience: float = PATIENCE) -> Any:

@@ -20,16 +20,18 @@ EXCEPTIONS = [
     (
         "support/inside.py",
         """
-        _async_clients _channel _client _deadline _deadline _due _due _explain _failed_at _granted_clock
-        _granted_clock _holds _idle _key _lines _listener _long_at _lookups _mark_lost _message _nodes _permits
-        _quick _renew_due _run _run_repeatedly _runs _schedule_store _set_up_session _silent_since _sql _steps _terms
-        _tick_at _timeout _turn _turn _watchdog _worker
+        _async_clients _client _explain _failed_at _idle _key _lines _listener _lookups _mark_lost _nodes
+        _permits _quick _run _run_repeatedly _runs _schedule_store _set_up_session _silent_since _sql _steps
+        _tick_at _timeout _turn _turn _watchdog
         """,
         "each once, for all tests that ask for it by a name that says what it is",
     ),
     ("support/tools.py", "_queue", "the local queue of a backend that the settings name no more"),
-    ("support/history.py", "_acquire _extend _mark_released _request", "the journal notes each step of a lease"),
-    ("support/history_in_database.py", "_acquire", "the same, of places in a database"),
+    (
+        "support/history.py",
+        "_extend _mark_released",
+        "the journal notes each step of a lease",
+    ),
     ("celery/test_beat.py", "_heap", "of Celery's Scheduler, which counts its entries anew without it"),
     ("celery/test_beat_database.py", "_heap", "the same"),
     # Faults at one step, which no store can be made to have at will
@@ -47,9 +49,6 @@ EXCEPTIONS = [
         "two processes of one image; a message that comes twice; nothing is left",
     ),
     ("core/test_waiting.py", "_wake_all _wake_all", "the listener fails in the middle of its work"),
-    ("core/test_locking.py", "_request", "a backend changes the token of a request"),
-    ("core/test_renewal.py", "_work", "the test renews in the place of the thread"),
-    ("core/test_long_held.py", "_renew_due _renew_due _retainers", "how often the thread wakes; for what it is held"),
     (
         "backends/redlock/test_redlock.py",
         """
@@ -63,13 +62,6 @@ EXCEPTIONS = [
         "_client _client _client _named_in _named_in _poll _poller _poller _searcher",
         "what sentinels tell at the same moment, and what a fork finds of a search",
     ),
-    # What must not be, or not be left, inside
-    ("core/test_interrupts.py", "_filling _is_free _renews", "nothing is renewed that nobody is in"),
-    ("core/test_reentry_of_guards.py", "_building _guard _making", "each guard is entered by its own thread"),
-    ("core/test_threads.py", "_is_nudged _open _wakes_at _wakes_at", "no connection is left; a thread is at rest"),
-    ("core/test_handover.py", "_renewal_ttl _runner", "the last renewal before max_hold; the loop of the testing kit"),
-    ("processes/test_forks.py", "_release_in_background", "what the garbage collector calls in a child"),
-    ("unit/test_platforms.py", "_clock", "the choice of a clock on another system"),
 ]
 
 

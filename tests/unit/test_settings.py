@@ -16,7 +16,7 @@ from django_distlock import InvalidLockBackend, LockBackendDoesNotExist, State, 
 from django_distlock.backends.dummy import DummyBackend
 from django_distlock.backends.locmem import LocMemBackend
 from django_distlock.options import OPTION_KEYS, LockOptions, Terms
-from tests.support.inside import terms_of
+from tests.support.leases import terms_of_detached
 from tests.support.programs import ROOT
 
 LOCMEM = "django_distlock.backends.locmem.LocMemBackend"
@@ -115,16 +115,16 @@ class TestDefaultsOfAnAlias:
         entry = {"BACKEND": LOCMEM, "TTL": 5, "WAIT": 0, "RENEW": False, "MAX_HOLD": None, "MIN_HOLD": 0.01}
         settings.DISTRIBUTED_LOCKS = {"default": entry}
         with lock("name") as lease:
-            terms = terms_of(lease)
+            terms = terms_of_detached(lease.detach())
             assert (terms.ttl, terms.wait, terms.renew, terms.max_hold, terms.min_hold) == (5, 0, False, None, 0.01)
         with lock("other", ttl=9, wait=1, renew=True, max_hold=60, min_hold=0) as lease:
-            terms = terms_of(lease)
+            terms = terms_of_detached(lease.detach())
             assert (terms.ttl, terms.wait, terms.renew, terms.max_hold, terms.min_hold) == (9, 1, True, 60, 0)
 
     def test_are_the_documented_ones_otherwise(self, settings):
         settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": LOCMEM}}
         with lock("name") as lease:
-            terms = terms_of(lease)
+            terms = terms_of_detached(lease.detach())
             assert (terms.ttl, terms.wait, terms.renew, terms.max_hold, terms.min_hold) == (30, 10, True, None, 0)
             assert (terms.reentrant, terms.on_lost) == (False, "raise")
 

@@ -30,10 +30,11 @@ from django_distlock.utils.clock import clock
 from tests.support import proxy as proxies
 from tests.support.accidents import Accidents
 from tests.support.history import faults, left_behind
-from tests.support.inside import client_of, holds_of, lines_of, listener_of, thread_of
+from tests.support.inside import client_of, lines_of, listener_of
+from tests.support.leases import lease_of
 from tests.support.peers import RANDOM_WORKER, Peer
 from tests.support.programs import in_a_fork
-from tests.support.tools import PATIENCE, eventually, lock_request, queue_of, renewer_of
+from tests.support.tools import PATIENCE, eventually, lock_request, queue_of, renewer_of, threads_of
 
 pytestmark = pytest.mark.slow
 
@@ -199,10 +200,6 @@ def cut_listeners(client):
 
 def listeners(client):
     return [one for one in client.client_list() if int(one["sub"]) + int(one.get("ssub", 0)) > 0]
-
-
-def listener_thread(using="default"):
-    return thread_of(listener_of(locks[using]))
 
 
 # Real processes
@@ -621,7 +618,7 @@ class TestListeners:
             waiter.gets_in(LOOK)
             waiter.leaves()
             eventually(lambda: not {one["id"] for one in listeners(store)} - known)
-            eventually(lambda: listener_thread() is None)
+            eventually(lambda: not threads_of("listener"))
 
     def test_it_does_not_idle_while_somebody_waits(self, fleet, store, callers, monkeypatch):
         monkeypatch.setattr(Timing, "listener_idle", 1.5)
@@ -926,7 +923,7 @@ class TestTokensOfThoseWhoLeave:
         quick.gets_in()
         assert len(through_proxy.delayed) == 2
         through_proxy.deliver()
-        [lease] = holds_of(quick.handle).leases()
+        lease = lease_of(quick.handle)
         lease.renew()
         assert store.get("lock:name").startswith(f"{lease.token} h ")
         quick.leaves()

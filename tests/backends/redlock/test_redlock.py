@@ -23,18 +23,12 @@ from django_distlock.backends.redlock.connections import NodeConnection, Nodes, 
 from django_distlock.backends.redlock.messages import Limits
 from django_distlock.backends.redlock.quorum import Votes, fence_of, is_known
 from django_distlock.exceptions import InvalidLockBackend
+from django_distlock.signals import lock_acquired
 from django_distlock.types import Grant, Level, LockInfo, new_token
 from django_distlock.utils.clock import clock
 from django_distlock.utils.drive import drive
-from tests.support.inside import (
-    client_of,
-    clients_of_loops,
-    deadline_of,
-    granted_clock_of,
-    holds_of,
-    nodes_of,
-    request_of,
-)
+from tests.support.inside import client_of, clients_of_loops, nodes_of
+from tests.support.leases import lease_of, request_of
 from tests.support.programs import ROOT
 from tests.support.quorum import Quorum, spread
 from tests.support.scripted import Scripted
@@ -326,11 +320,17 @@ class TestValidity:
             quorum.stop(number)
         woken = threading.Timer(0.8, lambda: [quorum.go_on(number) for number in range(3)])
         woken.start()
+        granted = []
+
+        def note(lease, **_):
+            granted.append(lease.remaining)
+
+        lock_acquired.connect(note)
         began = clock()
         assert calls(handle).acquire()
-        [lease] = holds_of(handle).leases()
         assert clock() - began > 0.7
-        assert deadline_of(lease) - granted_clock_of(lease) > 0.1  # granted anew
+        lock_acquired.disconnect(note)
+        assert granted[0] > 0.1  # granted anew
         calls(handle).release()
         woken.join()
 
@@ -370,7 +370,7 @@ class TestNothingIsLeftBehind:
     def test_where_connections_broke_before_the_release(self, nodes, redlock_locks, calls):
         handle = lock("name", ttl=60)
         calls(handle).acquire()
-        spread(calls(redlock_locks), request_of(holds_of(handle).leases()[0]))
+        spread(calls(redlock_locks), request_of(lease_of(handle)))
         for node in nodes[:2]:
             node.client_kill_filter(skipme=True, _type="normal")
         calls(handle).release()
@@ -464,7 +464,7 @@ def test_an_adoption_whose_majority_hangs_leaves_the_lease_to_the_next(quorum, c
     backend = configured(quorum.urls, OPTIONS={"node_timeout": 0.1, "socket_connect_timeout": 0.2})
     handle = lock("name", ttl=120)
     assert handle.acquire()
-    [first] = holds_of(handle).leases()
+    first = lease_of(handle)
     spread(backend, request_of(first))
     text = first.detach()
 
@@ -503,7 +503,7 @@ class TestRenewal:
         configured(quorum.urls, OPTIONS={"node_timeout": 0.05, "socket_connect_timeout": 0.1})
         handle = lock("name", ttl=1.2, on_lost="log")
         assert calls(handle).acquire()
-        lease = holds_of(handle).leases()[0]
+        lease = lease_of(handle)
         for number in range(3):
             quorum.kill(number)
         assert lease.state is State.HELD

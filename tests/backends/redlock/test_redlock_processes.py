@@ -14,7 +14,7 @@ from django_distlock import State, lock, locks
 from django_distlock.types import Grant, LockInfo
 from django_distlock.utils.clock import clock
 from tests.support.history import Event, faults, read
-from tests.support.inside import deadline_of
+from tests.support.leases import deadline_of
 from tests.support.quorum import Quorum
 from tests.support.tools import PATIENCE, eventually, lock_request
 
