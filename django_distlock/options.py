@@ -168,6 +168,8 @@ class Options:
         return last[1]
 
 
+DEFAULTS = Options({})
+
 # A program has few different sets of options and asks for locks often. Typed, because 1 == True.
 _settled = lru_cache(maxsize=256, typed=True)(lambda **given: Options(given))
 

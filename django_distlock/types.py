@@ -144,10 +144,8 @@ class LockRequest:
     ``inbox``: where the store tells this waiter that the lock was handed to it; "" before it queued.
     ``place``: its place in the store's queue, to which it comes back when it was dropped.
     ``deadline``: until when its caller waits, on ``clock()``; None: without end.
-    ``min_hold``: seconds for which the lock stays taken after the grant, also without renewal and release.
-    ``retires_for``: seconds for which its token is retired when it leaves, because a command that carries it may
-    arrive until then.
-    ``lasts``: seconds that the store keeps what it grants, whatever becomes of the holder.
+    ``ttl``: seconds that the store keeps what it grants, unless it is renewed.
+    ``inherited_ttl``: the longest one of those whose token it has inherited.
     ``is_inherited``: another waiter of this process goes on with the token and the place.
     ``is_offer``: the store has handed the lock to this token, which nobody here knows any more. Its release hands
     back what is still being handed over, and never ends a lease that somebody has taken since.
@@ -162,18 +160,17 @@ class LockRequest:
     inbox: str = ""
     place: str = ""
     deadline: float | None = None
-    min_hold: float = 0.0
-    lasts: float = field(init=False, repr=False)
-    retires_for: float = field(default=0.0, repr=False)
+    inherited_ttl: float = field(default=0.0, repr=False)
     asking: bool = field(default=False, repr=False)  # from an attempt until it waits again; it never inherits then
     is_inherited: bool = field(default=False, repr=False)
     last_active_at: float = field(default_factory=clock, repr=False)  # when its caller last did something
     is_offer: bool = field(default=False, repr=False)
     event: WakeEvent = field(default_factory=WakeEvent, repr=False)
 
-    def __post_init__(self) -> None:
-        self.lasts = max(self.ttl, self.min_hold)
-        self.retires_for = self.retires_for or self.lasts
+    @property
+    def retires_for(self) -> float:
+        """Seconds for which its token is retired when it leaves: a command that carries it may arrive until then."""
+        return max(self.ttl, self.inherited_ttl)
 
     def anew(self) -> None:
         """Go on with another token, after this one was given back."""
@@ -182,12 +179,12 @@ class LockRequest:
     def afresh(self) -> LockRequest:
         """The same request with another token, for a caller who gives this one back."""
         return replace(
-            self, token=new_token(), in_doubt=False, inbox="", place="", retires_for=self.lasts, asking=False
+            self, token=new_token(), in_doubt=False, inbox="", place="", inherited_ttl=0.0, asking=False
         )  # fmt: skip
 
     def inherit(self, other: LockRequest) -> None:
         """Take over the place in the store of one that stood before."""
-        self.retires_for = max(self.retires_for, other.retires_for)
+        self.inherited_ttl = max(self.inherited_ttl, other.retires_for)
         # No calls: an exception that a handler of a signal raises must not come in between.
         self.token, self.in_doubt = other.token, other.in_doubt
         self.inbox, self.place = other.inbox, other.place

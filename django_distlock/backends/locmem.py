@@ -96,7 +96,7 @@ class LocMemBackend(ThreadedBackend, RunsBackend):
             sent_at, row = clock(), self._row(request.name)
             if queue:
                 self._requests[request.token] = request
-            attempt = Attempt(request.token, _us(request.lasts), request.holder.to_text(), queue)
+            attempt = Attempt(request.token, _us(request.ttl), request.holder.to_text(), queue)
             if self._decided(request.name, row, state.acquire(row, attempt)):
                 return Grant(row.fence, sent_at)
             return self._info(request.name, row)

@@ -15,7 +15,7 @@ from .. import signals
 from ..exceptions import LockBackendError, LockNotAcquired, LockReentry, LockTimeout
 from ..options import Terms
 from ..types import Grant, LockInfo, LockRequest, current_execution
-from ..utils.clock import clock, safe_deadline
+from ..utils.clock import clock
 from ..utils.drive import Call, Steps
 from . import transactions
 from .holds import Hold, Holds, remember, remembers
@@ -32,8 +32,6 @@ SHORTEST_RETRY = 0.2  # seconds after which a waiter asks again a store that fai
 AFTER_EXPIRY = 0.002  # seconds to let pass after a lease runs out, so that one look finds it gone
 SHORTEST_LOOK_AROUND = 1.0  # seconds for an answer that a thread has at once, unless it is busy
 
-Answer = Grant | LockInfo
-
 
 class Acquisition:
     """One request for a lock, from the first attempt to its lease or its failure.
@@ -48,12 +46,12 @@ class Acquisition:
     lease: Lease | None = None
     busy: LockInfo | None = None  # who has the lock, where it was not granted
     around: transactions.Around | None = None  # None: those of this very thread are looked up
-    _grant: Grant | None = None
+    grant: Grant | None = None  # the one that its lease is made of
     _hold: Hold | None = None
     _pending: LockRequest | None = None  # of the call that is being made for it
     _was_asked = False  # whether the store was told of the request
     _has_queued = False  # by the last attempt
-    _is_in_line = False
+    _is_in_line = _is_leaving = _is_leader = False  # among the waiters of this process
     _is_busy = False  # the lock, as the store said
     has_waited = False  # had a place in the store, or stood behind others: its deadline alone fails it then
 
@@ -83,50 +81,87 @@ class Acquisition:
 
     # For the caller
 
-    def steps(self) -> Steps[Answer]:
-        """Ask and wait until the lock is granted, or not worth waiting for. Raises LockBackendError."""
+    def steps(self) -> Steps[Lease | LockInfo]:
+        """Ask and wait until the lock is granted, or not worth waiting for. Raises LockBackendError.
+
+        Those of this process that came before go first. Without time to wait, the store is asked at once.
+        """
+        queue, look_interval = self._service.queue, self.backend.timing.look_interval
+        retry, late_grants = 0.0, 0
         try:
             if self._terms.in_atomic == "refuse" and (opened := self._open_transactions()):
                 transactions.refuse(f"The lock {self._lock}", opened)
-            for _ in range(MOST_LATE_GRANTS):
-                answer = yield from self._in_line()
+            while True:
+                request = self.request
+                while True:
+                    is_last = clock() >= self._deadline
+                    place = self._take_turn(is_last=is_last)
+                    pause = look_interval
+                    try:
+                        if request.asking:
+                            self._pending, self._was_asked = request, True
+                            self._has_queued = self._has_queued or place  # it has its place until the store answers
+                            answer: Grant | LockInfo = yield Call("acquire", (request,), {"queue": place})
+                            self._pending, self._has_queued = None, place
+                            if request.holder.pid != os.getpid():
+                                raise self._copied_error()
+                            if isinstance(answer, Grant) or is_last or self._is_over(answer):
+                                break
+                            self._is_busy, retry = True, 0.0
+                            if self._is_leader and not place:
+                                continue
+                            pause = min(pause, answer.remaining + AFTER_EXPIRY)
+                        self.has_waited = True
+                        yield self._rest("wait_for_turn", pause)
+                        if request.holder.pid != os.getpid():
+                            raise self._copied_error()
+                        request.holder, retry = request.holder.from_now(), 0.0
+                    except LockBackendError as error:
+                        if request.holder.pid != os.getpid():
+                            raise
+                        if is_last or error.is_final or not self.has_waited:
+                            raise
+                        if not retry:
+                            logger.warning("Lock %r is waited for on, though its store failed: %s", request.name, error)
+                        self._pending, retry = None, min(max(SHORTEST_RETRY, 2 * retry), look_interval)
+                        yield self._rest("pause", retry)
+                if self._is_in_line:
+                    self._is_leaving = True
+                    queue.leave(request, hand_place_on=not isinstance(answer, Grant), succeed=self.backend.succeed)
+                    self._is_in_line = self._is_leaving = False
                 if isinstance(answer, LockInfo):
                     if self._is_left_behind:
-                        self._pending = self.request
-                        yield Call("release", (self.request,))
-                        self._pending = None
+                        yield from self._give_back(request)
                     return answer
-                if clock() < safe_deadline(answer.sent_at, self.request.ttl):
-                    self._grant = answer
-                    return answer
+                lease = Lease(self.backend, request, answer, self._terms, self._service.renewer, self._execution)
+                if clock() < lease._deadline:
+                    self.grant = answer
+                    return lease
                 # This process was stopped in between: others may have the lock by now. The request is finished before
                 # it is given back, because that may be executed at any time, and nobody may go on with its token then.
-                self._pending = late = self.request
-                self.request = late.afresh()
+                late_grants += 1
+                self._pending = request
+                self.request = request.afresh()
                 self._was_asked = self._has_queued = False
-                yield Call("release", (late,))
-                self._pending = None
-                if clock() >= self._deadline:
-                    break
-            raise LockBackendError(
-                f"The store grants the lock {self.request.name!r} so slowly that its TTL of {self.request.ttl:g} s"
-                " has passed when the answer comes. Give it a longer ttl."
-            )
+                yield from self._give_back(request)
+                if late_grants == MOST_LATE_GRANTS or clock() >= self._deadline:
+                    raise LockBackendError(
+                        f"The store grants the lock {request.name!r} so slowly that its TTL of {request.ttl:g} s has"
+                        " passed when the answer comes. Give it a longer ttl."
+                    )
         except BaseException as error:
             self._interrupted(error)
-            if isinstance(error, LockBackendError):
-                self._check_process()
+            if isinstance(error, LockBackendError) and self.request.holder.pid != os.getpid():
+                raise self._copied_error() from error
             raise
 
-    def conclude(self, answer: Answer) -> Signal | None:
-        """Make the lease of a grant, or enter the caller's own one that is in the way.
+    def conclude(self, answer: Lease | LockInfo) -> Signal | None:
+        """Begin with the lease that was granted, or enter the caller's own one that is in the way.
 
         Returns the signal to send with ``about()``; None where nothing is to be told or nobody listens.
         """
-        if is_new := isinstance(answer, Grant):
-            lease: Lease | None = Lease(
-                self.backend, self.request, answer, self._terms, self._service.renewer, self._execution
-            )
+        if is_new := isinstance(answer, Lease):
+            lease: Lease | None = answer
         else:
             self.busy = answer
             lease = self._enterable(answer)
@@ -155,7 +190,7 @@ class Acquisition:
         if self._hold:
             with suppress(LookupError):
                 left = self._holds.leave(self._hold, by_with=True)
-        if not self._grant:
+        if not self.grant:
             if left and left._is_free:
                 left._release_in_background()
         elif self.lease:
@@ -196,89 +231,49 @@ class Acquisition:
 
     # The algorithm
 
-    def _in_line(self) -> Steps[Answer]:
-        """Behind those of this process who came before. Whoever has no time to wait asks at once."""
+    def _take_turn(self, *, is_last: bool) -> bool:
+        """Mark the request as asking when it is its turn to ask the store. Whether it is to have a place there."""
         queue, request = self._service.queue, self.request
-        answer, retry = None, 0.0
-        is_last = clock() >= self._deadline
-        self._is_in_line = not is_last
-        try:
-            if not is_last:
-                queue.join(request)
-            while True:
-                try:
-                    answer = yield from self._turn(is_last=is_last)
-                    retry = 0.0
-                except LockBackendError as error:
-                    self._check_process()
-                    if is_last or error.is_final or not self.has_waited:
-                        raise
-                    if not retry:
-                        logger.warning("Lock %r is waited for on, though its store failed: %s", request.name, error)
-                    self._pending = None
-                    retry = min(max(SHORTEST_RETRY, 2 * retry), self.backend.timing.look_interval)
-                if answer:
-                    return answer
-                if retry:
-                    yield from self._rest("pause", retry)
-                is_last = clock() >= self._deadline
-        finally:
-            if self._is_in_line:
-                queue.leave(request, hand_place_on=not isinstance(answer, Grant), succeed=self.backend.succeed)
-                self._is_in_line = False
-
-    def _turn(self, *, is_last: bool) -> Steps[Answer | None]:
-        """Ask the store when it is this one's turn to speak, and wait for the next. None: go on."""
-        queue, request = self._service.queue, self.request
-        pause, is_leader = self.backend.timing.look_interval, False
         if is_last:
             # Whoever stands behind goes on with the place in the store; without a successor it is given up.
             queue.mark_asking(request)
-            place = bool(request.inbox) and queue.has_successor(request)
-        else:
-            last = self._service.renewer.latest(request.name)
-            may_be_own = last is not None and (self._is_own(last) or self._is_deferred(last))
-            is_leader = queue.take_turn(request, anyway=may_be_own)
-            # Most locks are free, so the first attempt takes no place where that would cost a subscription.
-            place = bool(request.inbox) or (
-                is_leader and (self._is_busy or (not may_be_own and self.backend.is_listening(request.name)))
-            )
-        if request.asking:
-            self._has_queued, self._was_asked = self._has_queued or place, True  # it has its place until it is told
-            self._pending = request
-            answer: Answer = yield Call("acquire", (request,), {"queue": place})
-            self._pending, self._has_queued = None, place
-            self._check_process()
-            if (
-                isinstance(answer, Grant)
-                or is_last
-                or clock() >= self._deadline
-                or self._enterable(answer)
-                or (self._required and self._own(answer))  # it would wait for itself
-            ):
-                return answer
-            self._is_busy = True
-            if is_leader and not place:
-                return None
-            pause = min(pause, answer.remaining + AFTER_EXPIRY)
-        self.has_waited = True
-        yield from self._rest("wait_for_turn", pause)
-        self._check_process()
-        request.holder = request.holder.from_now()
-        return None
+            return bool(request.inbox) and queue.has_successor(request)
+        joins, self._is_in_line = not self._is_in_line, True
+        self._is_leader = queue.take_turn(request, joins=joins)
+        if not self._is_leader:
+            if self._may_be_own():
+                queue.mark_asking(request)
+            return bool(request.inbox)
+        # Most locks are free, so the first attempt takes no place where that would cost a subscription.
+        is_cheap = self.backend.is_listening(request.name)
+        return bool(request.inbox) or self._is_busy or (is_cheap and not self._may_be_own())
 
-    def _rest(self, how: str, seconds: float) -> Steps[None]:
+    def _may_be_own(self) -> bool:
+        """Whether the lease in the way may be one to enter again, for which nobody stands in line."""
+        last = self._service.renewer.latest(self.request.name)
+        return last is not None and (self._is_own(last) or self._is_deferred(last))
+
+    def _is_over(self, busy: LockInfo) -> bool:
+        """Whether there is no use in waiting."""
+        if clock() >= self._deadline or self._enterable(busy):
+            return True
+        return self._required and self._own(busy) is not None  # it would wait for itself
+
+    def _rest(self, how: str, seconds: float) -> Call:
         self.request.asking = False
-        yield Call(how, (self.request,), {"timeout": max(0.0, min(seconds, self._deadline - clock()))})
+        return Call(how, (self.request,), {"timeout": max(0.0, min(seconds, self._deadline - clock()))})
 
-    def _check_process(self) -> None:
-        """A fork copies greenlets, too. What the parent asked for is the parent's, also if the copy hears of it."""
-        if self.request.holder.pid != os.getpid():
-            raise LockBackendError(
-                f"Process {self.request.holder.pid} was forked while it asked for the lock {self.request.name!r}."
-                f" It goes on to ask; in its child, process {os.getpid()}, nobody does. Ask anew there if it needs the"
-                " lock."
-            )
+    def _give_back(self, request: LockRequest) -> Steps[None]:
+        self._pending = request
+        yield Call("release", (request,))
+        self._pending = None
+
+    def _copied_error(self) -> LockBackendError:
+        """For a greenlet that a fork has copied. What the parent asked for is the parent's, whoever hears of it."""
+        return LockBackendError(
+            f"Process {self.request.holder.pid} was forked while it asked for the lock {self.request.name!r}. It goes"
+            f" on to ask; in its child, process {os.getpid()}, nobody does. Ask anew there if it needs the lock."
+        )
 
     # How it ends
 
@@ -291,7 +286,9 @@ class Acquisition:
     def _interrupted(self, error: BaseException) -> None:
         """By an error, an exception of a signal handler, or because the task is cancelled."""
         if self._is_in_line:
-            self._service.queue.leave(self.request, hand_place_on=True, succeed=self.backend.succeed, again=True)
+            self._service.queue.leave(
+                self.request, hand_place_on=True, succeed=self.backend.succeed, again=self._is_leaving
+            )
         pending, renewer = self._pending, self._service.renewer
         if pending and pending is not self.request:
             renewer.release_in_background(pending)  # a grant that came too late

@@ -20,7 +20,7 @@ from .. import signals
 from ..exceptions import LockBackendError, LockError, LockLost, LockNotHeld
 from ..options import SHORTEST_TTL, Terms, check_ttl
 from ..types import Grant, Holder, LockRequest, new_token
-from ..utils.clock import clock, safe_deadline
+from ..utils.clock import clock
 from .detached import Detached
 
 if TYPE_CHECKING:
@@ -29,6 +29,14 @@ if TYPE_CHECKING:
     from ..backends.base import BaseLockBackend
 
 logger = logging.getLogger("django_distlock")
+
+
+def safe_deadline(sent_at: float, ttl: float) -> float:
+    """Until when a lease asked for at ``sent_at`` certainly holds, though the store's clock may run faster.
+
+    The allowance for that drift, 1 % of the TTL and 2 ms, is the one of the Redlock algorithm.
+    """
+    return sent_at + ttl * 0.99 - 0.002
 
 
 class LeaseRenewer(Protocol):
@@ -79,7 +87,7 @@ class Lease:
         """``granted_clock``: when it was granted, on ``clock()``; default: now."""
         self.name = request.name
         self.using = backend.alias
-        self.ttl = request.ttl
+        self.ttl = terms.ttl
         self.token = request.token  # by which its renewer finds it to the end, whatever becomes of the request
         self.fence = grant.fence
         self._backend = backend
@@ -97,7 +105,7 @@ class Lease:
         self._is_detached = False
         self._ended: State | None = None  # set once; a renewal that is still on its way changes nothing then
         self._deadline = 0.0
-        self._extend(grant.sent_at, request.lasts)
+        self._extend(grant.sent_at, request.ttl)
 
     @property
     def _retainers(self) -> Set[object]:
@@ -105,9 +113,7 @@ class Lease:
         return self._retainer_deadlines.keys() if self._retainer_deadlines else frozenset()
 
     def _retain(self, to: object, *, most: float | None = None) -> None:
-        """``most``: seconds for which it is renewed on account of this; None: no bound. Whoever is in, and a retainer
-        that lasts longer, keep it renewed beyond.
-        """
+        """``most``: seconds for which it is renewed for this reason alone; None: no bound."""
         if self._retainer_deadlines is None:
             self._retainer_deadlines = {}
         self._retainer_deadlines[to] = inf if most is None else clock() + most

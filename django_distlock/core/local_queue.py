@@ -23,20 +23,18 @@ class LocalQueue:
         self._guard = threading.RLock()  # the garbage collector may end a wait while this very thread is inside
         self._lines: dict[str, deque[LockRequest]] = {}
 
-    def join(self, request: LockRequest) -> None:
-        with self._guard:
-            self._lines.setdefault(request.name, deque()).append(request)
+    def take_turn(self, request: LockRequest, *, joins: bool) -> bool:
+        """Mark it as asking the store if it is the leader or has a place there. Whether it is the leader.
 
-    def take_turn(self, request: LockRequest, *, anyway: bool = False) -> bool:
-        """Mark it as asking the store if it is the leader or has a place there, else only if it does so ``anyway``.
-
-        Whether it is the leader.
+        ``joins``: it comes only now.
         """
         with self._guard:
+            if joins:
+                self._lines.setdefault(request.name, deque()).append(request)
             request.last_active_at = clock()
             line = self._lines[request.name]
             is_leader = line[0] is request or self._first_responsive(line) is request
-            request.asking = is_leader or anyway or bool(request.inbox)
+            request.asking = is_leader or bool(request.inbox)
             return is_leader
 
     def mark_asking(self, request: LockRequest) -> None:

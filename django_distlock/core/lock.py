@@ -15,7 +15,7 @@ from django.utils.asyncio import async_unsafe
 
 from ..exceptions import LockError, LockNotHeld, LockTimeout
 from ..names import check_name, render
-from ..options import LockOptions, Options, settled
+from ..options import DEFAULTS, LockOptions, Options, settled
 from ..signals import asend_signal, send_signal
 from ..types import Holder, LockRequest, current_execution
 from ..utils.drive import adrive, drive
@@ -67,7 +67,9 @@ def lock(name: str, /, *values: object, using: str = DEFAULT_ALIAS, **options: U
 
     Raises InvalidLockName, ValueError for a value out of range, TypeError for an unknown option.
     """
-    return Lock(render(name, values) if values else check_name(name), using, settled(**options))
+    return Lock(
+        render(name, values) if values else check_name(name), using, settled(**options) if options else DEFAULTS
+    )
 
 
 class Lock:
@@ -196,10 +198,10 @@ class Lock:
         self, execution: object, blocking: bool = True, timeout: float = -1, *, required: bool = False
     ) -> Acquisition:
         service = locks.service(self.using)
-        terms = self._options.terms(service.backend.terms)
+        terms = self._options.terms(service.backend.terms) if self._options.given else service.backend.terms
         seconds = terms.wait if blocking and timeout == -1 else seconds_to_wait(blocking, timeout)
         holder = Holder.here(self.label or terms.label, execution, self._message)
-        request = LockRequest(self.name, terms.ttl, holder, min_hold=terms.min_hold)
+        request = LockRequest(self.name, max(terms.ttl, terms.min_hold), holder)
         return Acquisition(service, request, seconds, terms, self._holds, execution, required=required)
 
     def _made(self, acquisition: Acquisition) -> Acquisition:

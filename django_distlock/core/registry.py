@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import multiprocessing
+import os
 import re
 import sys
 import threading
@@ -75,7 +76,8 @@ class LockBackends:
 
     def service(self, alias: str) -> Service:
         """For the package itself: what serves the locks of that alias."""
-        fork.notice()
+        if os.getpid() != fork.known_pid:
+            fork.notice()
         if service := self._services.get(alias):
             return service
         with self._building:

@@ -45,7 +45,9 @@ class Renewer:
 
     def register(self, lease: Lease) -> None:
         self._leases[lease.token] = self._by_name[lease.name] = lease
-        self._worker.nudge(min(lease._due, lease._long_at))
+        due = min(lease._due, lease._long_at)
+        if due < self._worker.wakes_at:
+            self._worker.nudge(due)
 
     def leases(self) -> list[Lease]:
         return list(self._leases.values())

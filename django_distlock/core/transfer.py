@@ -17,11 +17,11 @@ from ..exceptions import LockNotHeld
 from ..names import own_name
 from ..options import Options, Terms
 from ..types import Grant, Holder, LockInfo, LockRequest, current_execution
-from ..utils.clock import clock, safe_deadline
+from ..utils.clock import clock
 from ..utils.drive import Call, Steps, adrive, drive
 from .detached import Detached
 from .holds import Hold, remember
-from .lease import Lease
+from .lease import Lease, safe_deadline
 from .lock import Lock, refuse_in_a_loop
 from .registry import Service, locks
 

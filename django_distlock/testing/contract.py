@@ -78,16 +78,16 @@ class LockBackendContract:
         assert locks.release(late) is False
         assert locks.look(["name"])[0].token == successor.token
 
-    def test_a_min_hold_above_the_ttl_is_kept_without_renewal_and_release(self, locks: Any) -> None:
-        mine = lock_request(ttl=0.1, min_hold=20.0)
+    def test_a_renewal_and_a_repeated_request_do_not_shorten_a_lease(self, locks: Any) -> None:
+        mine = lock_request(ttl=20.0)
         locks.acquire(mine, queue=False)
-        assert locks.renew([(mine, mine.ttl)]) == [True]
+        assert locks.renew([(mine, 0.1)]) == [True]
         assert locks.acquire(mine, queue=False)
         time.sleep(0.2)
         assert 10 < locks.look(["name"])[0].remaining <= 20
 
-    def test_a_min_hold_above_the_ttl_is_kept_for_a_waiter_that_was_handed_the_lock(self, locks: Any) -> None:
-        holder, waiter = lock_request(), lock_request(ttl=0.1, min_hold=20.0)
+    def test_a_waiter_that_was_handed_the_lock_has_it_for_its_own_ttl(self, locks: Any) -> None:
+        holder, waiter = lock_request(ttl=0.1), lock_request(ttl=20.0)
         locks.acquire(holder, queue=False)
         locks.acquire(waiter, queue=True)
         locks.release(holder)

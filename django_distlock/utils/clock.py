@@ -18,12 +18,3 @@ def _clock() -> Callable[[], float]:
 
 
 clock = _clock()
-
-
-def safe_deadline(sent_at: float, ttl: float) -> float:
-    """Until when a lease asked for at ``sent_at`` certainly holds.
-
-    The store's count began later than ours; its clock may run faster. The allowance for that drift,
-    1 % of the TTL and 2 ms, is the one of the Redlock algorithm.
-    """
-    return sent_at + ttl * 0.99 - 0.002

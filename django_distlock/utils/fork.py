@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 
 Reset = Callable[[], None]
 
-_pid = os.getpid()
+known_pid = os.getpid()  # the process that everything here was made in, or made anew for
 _functions: list[Reset] = []
 _methods: WeakKeyDictionary[Any, Callable[[Any], None]] = WeakKeyDictionary()
 _guards: dict[int, threading.RLock] = {}
@@ -41,8 +41,11 @@ def around(before: Reset, *, in_parent: Reset) -> None:
 
 
 def notice() -> None:
-    """Begin anew if this is a forked child that nobody told."""
-    if os.getpid() != _pid:
+    """Begin anew if this is a forked child that nobody told.
+
+    Whoever is called very often compares ``known_pid`` first.
+    """
+    if os.getpid() != known_pid:
         _begin_anew()
 
 
@@ -58,16 +61,16 @@ def is_copy(pid: int) -> bool:
 
 
 def _begin_anew() -> None:
-    global _pid
+    global known_pid
     pid = os.getpid()
     with _guards.setdefault(pid, threading.RLock()):  # never one that another thread held at the fork
-        if _pid == pid:
+        if known_pid == pid:
             return
         for reset in _functions:
             reset()
         for owner, method in list(_methods.items()):
             method(owner)
-        _pid = pid
+        known_pid = pid
 
 
 def _follow_uwsgi() -> None:

@@ -94,7 +94,7 @@ class Worker:
         self._bell = WakeEvent()  # for who has the post
         self._is_nudged = False
         self._ends = False
-        self._wakes_at = inf  # inf: whoever adds something nudges
+        self.wakes_at = inf  # when it looks by itself; inf: whoever adds something nudges
         self._nudged_for = -inf
 
     @property
@@ -104,7 +104,7 @@ class Worker:
 
     def nudge(self, due: float = -inf) -> None:
         """There is something to do; ``due``: not before this moment."""
-        if due >= self._wakes_at:
+        if due >= self.wakes_at:
             return
         self._is_nudged = True
         self._nudged_for = due
@@ -132,7 +132,7 @@ class Worker:
             finally:
                 if not fork.is_copy(pid):
                     self._ends = False
-                    self._wakes_at = inf  # as after a rest, from which a killed greenlet does not come back
+                    self.wakes_at = inf  # as after a rest, from which a killed greenlet does not come back
                     self._post.leave()
             if not self._is_nudged:
                 return
@@ -157,11 +157,11 @@ class Worker:
                     # That is done already. It looks again when it would have been due, so that those who do more of the
                     # same meanwhile, each too soon over for the thread to see it, need not wake it each time.
                     due = min(due, self._nudged_for)
-            self._wakes_at = due
+            self.wakes_at = due
             self._bell.wait(max(0.0, due - clock()))
             if fork.is_copy(pid):
                 return
-            self._wakes_at = inf
+            self.wakes_at = inf
 
     def end(self) -> threading.Thread | None:
         """Tell the thread to end, unless it is needed. Returns it."""

@@ -217,7 +217,7 @@ class Heir:
 def test_an_alarm_that_raises_an_error_of_the_system_leaves_nothing_behind(valkey_locks, monkeypatch):
     """It looks as one of the connection does, though the server has granted the lock by then."""
 
-    def ring(*_):
+    def ring(*_, **__):
         monkeypatch.setattr(client, "Answer", answer)
         raise TimeoutError("time is up")
 

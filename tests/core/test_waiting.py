@@ -12,7 +12,6 @@ import pytest
 
 from django_distlock import LockBackendError, lock, locks
 from django_distlock.backends.redis import pubsub as listening
-from django_distlock.core import acquire
 from django_distlock.core.acquire import Acquisition
 from django_distlock.core.lease import Lease
 from django_distlock.types import Holder, new_token
@@ -254,7 +253,7 @@ class TestOthers:
             stuck.set()
 
     def test_a_ttl_that_no_answer_keeps_is_told_however_long_the_wait(self, valkey_locks, monkeypatch):
-        monkeypatch.setattr(acquire, "safe_deadline", lambda sent_at, ttl: sent_at)
+        monkeypatch.setattr("django_distlock.core.lease.safe_deadline", lambda sent_at, ttl: sent_at)
         with pytest.raises(LockBackendError, match="Give it a longer ttl"):
             lock("name", ttl=0.01, wait=None).acquire()
 

@@ -21,11 +21,11 @@ from django_distlock.backends.redis.pubsub import Listener
 from django_distlock.backends.redis.scripts import Command
 from django_distlock.core.acquire import Acquisition
 from django_distlock.core.holds import Holds
+from django_distlock.core.lease import safe_deadline
 from django_distlock.core.local_queue import LocalQueue
 from django_distlock.exceptions import LockBackendError
 from django_distlock.options import Terms
 from django_distlock.types import Grant, Holder, LockInfo, LockRequest
-from django_distlock.utils.clock import safe_deadline
 from django_distlock.utils.drive import adrive
 from tests.support.inside import listener_of
 
@@ -373,18 +373,18 @@ class Process:
             lock_request = LockRequest("name", ttl, holder, self.world.new_token(), event=WakeEvent(self.world))  # type: ignore[arg-type]
             acquisition = Acquisition(self, lock_request, seconds, Terms(), Holds(), me)  # type: ignore[arg-type]
             try:
-                answer = await self._wait(me, acquisition, seconds)
+                await self._wait(me, acquisition, seconds)
             except Cancelled:
                 continue
             except LockBackendError:
                 self.world.checker.fails(lock_request, waited=acquisition.has_waited)
                 continue
-            if isinstance(answer, Grant):
-                await self._hold(acquisition.request, answer)
+            if acquisition.grant:
+                await self._hold(acquisition.request, acquisition.grant)
             elif not acquisition.request.is_inherited:
                 self.world.checker.settled(acquisition.request)
 
-    async def _wait(self, me: Task, acquisition: Acquisition, seconds: float | None) -> Grant | LockInfo:
+    async def _wait(self, me: Task, acquisition: Acquisition, seconds: float | None) -> None:
         since = self.world.now
         if seconds != 0.0:
             self.waiting.append(since)
@@ -392,7 +392,7 @@ class Process:
         if self.world.chance(self.world.faults.cancel):
             self.world.after(self.world.between(0.0, 4.0), self.when_running, me.cancel)
         try:
-            return await adrive(acquisition.steps(), self.backend)
+            await adrive(acquisition.steps(), self.backend)
         finally:
             me.is_cancellable = False
             if since in self.waiting:

@@ -120,7 +120,7 @@ class DatabaseBackend(ThreadedBackend, RunsBackend):
         if queue:
             self._expect(request)
         place, inbox = int(request.place or 0), request.inbox
-        attempt = Attempt(request.token, _us(request.lasts), request.holder.to_text(), queue, place, inbox)
+        attempt = Attempt(request.token, _us(request.ttl), request.holder.to_text(), queue, place, inbox)
         answer, sent_at = self._steps.acquire(connection, self._key(request.name), attempt)
         if answer.granted:
             self._forget(request)

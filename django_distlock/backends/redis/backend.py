@@ -49,6 +49,7 @@ class RedisBackend(GeneratorBackend, RunsBackend):
         ("cluster", "shards", "address_remap"), f"Take it out; for a Cluster, name {CLUSTER_BACKEND!r} in BACKEND."
     )
     in_cluster: ClassVar[bool] = False
+    _listener: Any  # Listener, or ClusterListener
 
     def __init__(self, alias: str, settings: Mapping[str, Any]) -> None:
         super().__init__(alias, settings)
@@ -69,32 +70,33 @@ class RedisBackend(GeneratorBackend, RunsBackend):
         return server_topology(self, timeouts, self._hand_back)
 
     def _acquire(self, request: LockRequest, queue: bool) -> Steps[Grant | LockInfo]:
+        if queue and not request.inbox:
+            queue = self.is_listening(request.name) or (yield from self._listen(request))
+            if queue:
+                self._listener.expect(request)  # before the store knows of it
+        if queue and request.place:
+            self._listener.will_look(request)
+        command = self._operations.acquire(request, queue)
+        was_in_doubt, request.in_doubt = request.in_doubt, True  # until the reply is here, whatever interrupts this
         try:
-            if queue and not request.inbox:
-                queue = self.is_listening(request.name) or (yield from self._listen(request))
-                if queue:
-                    self._listener.expect(request)  # before the store knows of it
-            if queue and request.place:
-                self._listener.will_look(request)
-            command = self._operations.acquire(request, queue)
             answer: Answer = yield Call("send", (command,), {"until": request.deadline})
-            request.in_doubt = request.in_doubt or answer.repeated
-            match answer.replies[0]:
-                case [1, fence]:
-                    return Grant(int(fence), answer.sent_at)
-                case [0, place, left, value, ears]:
-                    request.place = place.decode()
-                    if not place:
-                        self._listener.forget(request)
-                        request.inbox = ""
-                    elif ears >= 0:
-                        self._listener.looked(request, ears, answer.sent_at)
-                    return self._operations.busy(request.name, value, left)
-            self._operations.only(answer)
-            raise LockBackendError(f"The request for lock {request.name!r} was given back before it was answered.")
-        except BaseException as error:
-            request.in_doubt = request.in_doubt or _may_be_executed(error)
+        except LockBackendError as error:
+            request.in_doubt = was_in_doubt or isinstance(error, NoReply)
             raise
+        request.in_doubt = was_in_doubt or answer.repeated
+        match answer.replies[0]:
+            case [1, fence]:
+                return Grant(int(fence), answer.sent_at)
+            case [0, place, left, value, ears]:
+                request.place = place.decode()
+                if not place:
+                    self._listener.forget(request)
+                    request.inbox = ""
+                elif ears >= 0:
+                    self._listener.looked(request, ears, answer.sent_at)
+                return self._operations.busy(request.name, value, left)
+        self._operations.only(answer)
+        raise LockBackendError(f"The request for lock {request.name!r} was given back before it was answered.")
 
     def _listen(self, request: LockRequest) -> Steps[bool]:
         """False if nobody can listen here, so that a place in the queue is of no use."""
@@ -107,7 +109,8 @@ class RedisBackend(GeneratorBackend, RunsBackend):
 
     def is_listening(self, name: str) -> bool:
         """Most locks are free, so the subscription is made when one turns out to be busy."""
-        return self._listener.hears(name)
+        is_ready: bool = self._listener.is_ready
+        return is_ready
 
     def succeed(self, successor: LockRequest) -> None:
         self._listener.expect(successor)
@@ -117,15 +120,19 @@ class RedisBackend(GeneratorBackend, RunsBackend):
 
     def _release(self, request: LockRequest, cooldown: float, force: bool) -> Steps[bool]:
         command = self._operations.release(request, cooldown, force)
-        answer = yield Call("send", (command,), {"queues_until": clock() + request.lasts})
+        answer = yield Call("send", (command,), {"queues_until": clock() + request.ttl})
         if request.inbox:
             self._listener.forget(request)
-        # "Not the holder" on a repeat means that the first attempt, whose reply was lost, did it.
-        return bool(self._operations.only(answer)) or answer.repeated
+        match answer.replies[0]:
+            case int(released):
+                # "Not the holder" on a repeat means that the first attempt, whose reply was lost, did it.
+                return bool(released) or answer.repeated
+            case refusal:
+                raise self._explain(refusal)
 
     def _renew(self, wanted: Sequence[tuple[LockRequest, float]], within: float | None) -> Steps[list[bool | None]]:
         # Afterwards the store has forgotten them, unless they are renewed.
-        longest = max((request.lasts for request, _ in wanted), default=0.0)
+        longest = max((request.ttl for request, _ in wanted), default=0.0)
         queues_until = 0.0 if within else clock() + longest
         commands = self._operations.renew(wanted)
         answer = yield Call("send", commands, {"within": within, "queues_until": queues_until})
@@ -246,8 +253,3 @@ class RedisBackend(GeneratorBackend, RunsBackend):
         self._client.close()
         self._listener.stop()
         self.location.close()
-
-
-def _may_be_executed(error: BaseException) -> bool:
-    """Also what an interrupted thread or a cancelled task sent."""
-    return isinstance(error, NoReply) or not isinstance(error, LockBackendError)

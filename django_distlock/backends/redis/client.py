@@ -7,10 +7,11 @@ the lost command may still be executed, so commands are sent here with the repet
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 import weakref
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from math import inf
 from queue import Empty, SimpleQueue
@@ -89,22 +90,31 @@ class Client:
     ) -> Answer:
         if not commands:
             return NOTHING
-        fork.notice()  # a child must not talk on its parent's connections
-        call = Call(self._location, self._timeout, within, until, queues_until=queues_until, waits=self.waits)
-        vacant, idle = self._permits, self._idle
+        if os.getpid() != fork.known_pid:
+            fork.notice()  # a child must not talk on its parent's connections
+        began, vacant, idle = clock(), self._permits, self._idle
+
+        def new_call() -> Call:
+            waits = self.waits
+            return Call(self._location, self._timeout, within, until, began, queues_until=queues_until, waits=waits)
+
+        # Where nothing fails and there is time, what the connection itself waits for a reply is all it takes.
+        call = new_call() if within is not None or (until and until - began < self._timeout) else None
         while True:
             try:
                 permit = vacant.get_nowait()
             except Empty:
+                call = call or new_call()
                 permit = self._permit(vacant, call)
             try:
-                outcome = self._attempt(commands, call, idle)
+                outcome = self._attempt(commands, call, new_call, idle)
             finally:
                 vacant.put(permit)
                 del permit  # a traceback may keep this frame
             if isinstance(outcome, Answer):
                 return outcome
-            time.sleep(outcome)
+            call = outcome
+            time.sleep(call.pause)
 
     def _permit(self, vacant: SimpleQueue[Permit], call: Call) -> Permit:
         queued_at = clock()
@@ -115,18 +125,25 @@ class Client:
                 call.admitted(queued_at)
                 return permit
 
-    def _attempt(self, commands: Sequence[Command], call: Call, idle: deque[Idle]) -> Answer | float:
-        """The replies, or seconds to pause before the next attempt."""
+    def _attempt(
+        self, commands: Sequence[Command], call: Call | None, new_call: Callable[[], Call], idle: deque[Idle]
+    ) -> Answer | Call:
+        """The replies, or the call where there is to be a pause before the next attempt."""
         while True:
             if idle is not self._idle:  # this is a greenlet that a fork has copied; the parent's asks on
                 raise ConnectionError("the process was forked")
             sent_at, connection, was_idle = clock(), None, False
             try:
-                connection, was_idle = self._connected(call)
-                replies = self._exchange(connection, [command.packed for command in commands], call, was_idle)
+                connection, was_idle = self._idle_connection()
+                if connection is None or was_idle:
+                    call = call or new_call()
+                    connection = connection or self._location.connected(within=call.to_connect())
+                timeout = None if call is None else call.left(was_idle=was_idle)
+                replies = self._exchange(connection, [command.packed for command in commands], timeout)
                 if NoScriptError in map(type, replies):
                     forgotten, again = _to_repeat(commands, replies)
-                    fresh = self._exchange(connection, again, call, was_idle)[-len(forgotten) :]
+                    call = call or new_call()
+                    fresh = self._exchange(connection, again, call.left(was_idle=was_idle))[-len(forgotten) :]
                     for index, reply in zip(forgotten, fresh, strict=True):
                         replies[index] = reply
             except BaseException as error:
@@ -134,7 +151,7 @@ class Client:
                     raise ConnectionError("the process was forked") from error
                 if connection is not None:
                     connection.disconnect()
-                pause = None
+                call, pause = call or new_call(), None
                 try:
                     pause = call.failed(error, was_sent=connection is not None, was_idle=was_idle)
                 finally:
@@ -142,17 +159,17 @@ class Client:
                         self._silent_since = min(self._silent_since, clock())
                 self.close()  # what killed this connection may have killed the idle ones
                 if pause:
-                    return pause
+                    return call
             else:
                 self._answered_at = now = clock()
                 self._silent_since = inf
                 idle.append(Idle(connection, now))
                 if len(idle) > 1:
                     self._close_old(now)
-                return Answer(replies, sent_at, call.is_in_doubt)
+                return Answer(replies, sent_at, repeated=call is not None and call.is_in_doubt)
 
-    def _connected(self, call: Call) -> tuple[Any, bool]:
-        """A connection, and whether it stood idle for so long that it may have died."""
+    def _idle_connection(self) -> tuple[Any, bool]:
+        """One that stands, or None, and whether it stood idle for so long that it may have died."""
         while self._idle:
             try:
                 connection, since = self._idle.pop()
@@ -164,7 +181,7 @@ class Client:
             if age < IDLE_KEPT and not self._is_stale(connection):
                 return connection, True
             connection.disconnect()
-        return self._location.connected(within=call.to_connect()), False
+        return None, False
 
     @staticmethod
     def _is_stale(connection: Any) -> bool:
@@ -173,10 +190,10 @@ class Client:
         except RedisError:
             return True
 
-    def _exchange(self, connection: Any, packed: list[bytes], call: Call, was_idle: bool) -> list[Any]:
+    def _exchange(self, connection: Any, packed: list[bytes], timeout: float | None) -> list[Any]:
+        """``timeout``: None is the one that the connection has."""
         connection.send_packed_command([b"".join(packed)], check_health=False)
-        left = call.left(was_idle=was_idle)
-        read_by, replies = clock() + left if left < self._timeout else None, []
+        read_by, replies = None if timeout is None or timeout >= self._timeout else clock() + timeout, []
         for _ in packed:
             # Not by an argument of read_response, which redis-py 6 and 7 do not know.
             if read_by is not None and not connection.can_read(max(0.0, read_by - clock())):
@@ -230,20 +247,27 @@ class AsyncClient:
     ) -> Answer:
         if not commands:
             return NOTHING  # asyncio's transports choke on an empty chunk: such a one is never closed
-        call = Call(self._location, self._timeout, within, until, queues_until=queues_until, waits=self.waits)
+        began = clock()
+
+        def new_call() -> Call:
+            waits = self.waits
+            return Call(self._location, self._timeout, within, until, began, queues_until=queues_until, waits=waits)
+
+        call = new_call() if within is not None or (until and until - began < self._timeout) else None
         while True:
-            await self._wait_for_permit(call)
+            if not self._permits.take():
+                call = call or new_call()
+                await self._wait_for_permit(call)
             try:
-                outcome = await self._attempt(commands, call)
+                outcome = await self._attempt(commands, call, new_call)
             finally:
                 self._permits.put()
             if isinstance(outcome, Answer):
                 return outcome
-            await asyncio.sleep(outcome)
+            call = outcome
+            await asyncio.sleep(call.pause)
 
     async def _wait_for_permit(self, call: Call) -> None:
-        if self._permits.take():
-            return
         queued_at = clock()
         while not self._permits.take():  # one may be free that came back after wake()
             seconds = call.queued(self._most, self._silent_since)
@@ -251,23 +275,30 @@ class AsyncClient:
                 break
         call.admitted(queued_at)
 
-    async def _attempt(self, commands: Sequence[Command], call: Call) -> Answer | float:
+    async def _attempt(
+        self, commands: Sequence[Command], call: Call | None, new_call: Callable[[], Call]
+    ) -> Answer | Call:
         cancelled = _cancellations()
         while True:
             sent_at, connection, was_idle = clock(), None, False
             try:
-                connection, was_idle = await self._connected(call)
-                replies = await self._exchange(connection, [command.packed for command in commands], call, was_idle)
+                connection, was_idle = await self._idle_connection()
+                if connection is None or was_idle:
+                    call = call or new_call()
+                    connection = connection or await self._location.aconnected(within=call.to_connect())
+                timeout = self._timeout if call is None else call.left(was_idle=was_idle)
+                replies = await self._exchange(connection, [command.packed for command in commands], timeout)
                 if NoScriptError in map(type, replies):
                     forgotten, again = _to_repeat(commands, replies)
-                    fresh = (await self._exchange(connection, again, call, was_idle))[-len(forgotten) :]
+                    call = call or new_call()
+                    fresh = (await self._exchange(connection, again, call.left(was_idle=was_idle)))[-len(forgotten) :]
                     for index, reply in zip(forgotten, fresh, strict=True):
                         replies[index] = reply
             except BaseException as error:
                 if connection is not None:
                     await hang_up(connection)
                 _check_cancelled(cancelled)
-                pause = None
+                call, pause = call or new_call(), None
                 try:
                     pause = call.failed(error, was_sent=connection is not None, was_idle=was_idle)
                 finally:
@@ -276,7 +307,7 @@ class AsyncClient:
                         self._permits.wake()
                 await self._close_idle()
                 if pause:
-                    return pause
+                    return call
             else:
                 self._answered_at = now = clock()
                 self._silent_since = inf
@@ -287,9 +318,9 @@ class AsyncClient:
                 else:
                     await hang_up(connection)
                 _check_cancelled(cancelled)
-                return Answer(replies, sent_at, call.is_in_doubt)
+                return Answer(replies, sent_at, repeated=call is not None and call.is_in_doubt)
 
-    async def _connected(self, call: Call) -> tuple[Any, bool]:
+    async def _idle_connection(self) -> tuple[Any, bool]:
         while self._idle:
             connection, since = self._idle.pop()
             age = clock() - since
@@ -298,7 +329,7 @@ class AsyncClient:
             if age < IDLE_KEPT and not await self._is_stale(connection):
                 return connection, True
             await hang_up(connection)
-        return await self._location.aconnected(within=call.to_connect()), False
+        return None, False
 
     @staticmethod
     async def _is_stale(connection: Any) -> bool:
@@ -311,8 +342,8 @@ class AsyncClient:
             await hang_up(connection)
             raise
 
-    async def _exchange(self, connection: Any, packed: list[bytes], call: Call, was_idle: bool) -> list[Any]:
-        async with RunningFor(call.left(was_idle=was_idle), "Timeout reading from socket"):
+    async def _exchange(self, connection: Any, packed: list[bytes], timeout: float) -> list[Any]:
+        async with RunningFor(timeout, "Timeout reading from socket"):
             await connection.send_packed_command([b"".join(packed)], check_health=False)
             return [await self._read(connection) for _ in packed]
 

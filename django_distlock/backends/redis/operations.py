@@ -58,7 +58,7 @@ class Operations:
             mode = "last" if request.inbox else "try"
         return ACQUIRE.call(
             self._of_lock(request.name),
-            request.token, math.ceil(request.lasts * 1000), request.holder.to_text(), mode,
+            request.token, math.ceil(request.ttl * 1000), request.holder.to_text(), mode,
             request.place, request.inbox, GRANT_TTL_MS, QUEUE_TTL_MS,
         )  # fmt: skip
 

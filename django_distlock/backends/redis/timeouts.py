@@ -19,18 +19,18 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.2, 0.5  # seconds between attempts
 class Call:
     """The time of one call, and what became of its attempts.
 
-    ``timeout``: seconds of silence after which an attempt fails; ``within``: fewer of them, for who is in a hurry.
-    ``until``: the moment on ``clock()`` to which the caller waits for the lock; None: open end, 0.0: it is no wait.
-    ``queues_until``: the moment to which it waits at least for a connection while the server answers others. ``waits``:
-    whether it may try again after a pause.
+    ``began``: when it began, on ``clock()``. ``timeout``: seconds of silence after which an attempt fails; ``within``:
+    a smaller limit. ``until``: the moment on ``clock()`` to which the caller waits for the lock;
+    None: open end, 0.0: it does not wait for one. ``queues_until``: the moment to which it waits at least for a
+    connection while the server answers others. ``waits``: whether it may try again after a pause.
 
     A call lasts two timeouts, or as long as the caller waits if that is less. Where another server may take over, it is
     as long as the caller waits, up to the location's patience.
     """
 
     __slots__ = (
-        "_by", "_end", "_grace", "_is_repeated", "_location", "_longest", "_pause", "_queues_until", "_timeout",
-        "_waits_until", "is_in_doubt", "seconds", "step",
+        "_by", "_end", "_grace", "_is_repeated", "_location", "_longest", "_next_pause", "_queues_until",
+        "_timeout", "_waits_until", "is_in_doubt", "pause", "seconds", "step",
     )  # fmt: skip
 
     def __init__(
@@ -39,11 +39,11 @@ class Call:
         timeout: float,
         within: float | None,
         until: float | None,
+        began: float,
         *,
         queues_until: float = 0.0,
         waits: bool = True,
     ) -> None:
-        now = clock()
         self._location, self._timeout = location, timeout
         self._waits_until = until or inf
         self.step = timeout if within is None else min(timeout, within)  # seconds that one of its steps lasts at most
@@ -51,14 +51,14 @@ class Call:
             self._longest = 2 * timeout if within is None else min(2 * timeout, within)
         else:
             self._longest = max(2 * timeout, location.patience)
-            self.step = min(self.step, max(SHORTEST, self._waits_until - now))
+            self.step = min(self.step, max(SHORTEST, self._waits_until - began))
         self._grace = GRACE if waits else 0.0
-        self._pause = FIRST_PAUSE
+        self.pause, self._next_pause = 0.0, FIRST_PAUSE
         self._is_repeated = False
         self.is_in_doubt = False  # an attempt was sent and not answered
-        self._queues_until = max(now + timeout, queues_until, inf if until is None else until)
-        self._end = min(now + self._longest, max(now + SHORTEST, self._waits_until))
-        self.seconds = self._end - now  # that it lasts at most
+        self._queues_until = max(began + timeout, queues_until, inf if until is None else until)
+        self._end = min(began + self._longest, max(began + SHORTEST, self._waits_until))
+        self.seconds = self._end - began  # that it lasts at most
         self._by = self._end + self._grace
 
     def left(self, *, was_idle: bool = False) -> float:
@@ -84,11 +84,12 @@ class Call:
             if was_sent and not self._is_repeated and (was_idle or now < self._end):
                 self._is_repeated = True  # perhaps only this connection is to blame
                 self._by = max(self._by, now + GRACE)
+                self.pause = 0.0
                 return 0.0
             may_pass = is_answer(error) or self._location.patience
-            if self._grace and may_pass and now + self._pause < self._end:
-                pause, self._pause = self._pause, min(LONGEST_PAUSE, 1.5 * self._pause)
-                return pause
+            if self._grace and may_pass and now + self._next_pause < self._end:
+                self.pause, self._next_pause = self._next_pause, min(LONGEST_PAUSE, 1.5 * self._next_pause)
+                return self.pause
         try:
             raise self._to_tell(error)
         finally:

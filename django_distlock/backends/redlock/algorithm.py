@@ -129,7 +129,7 @@ class Redlock:
             # On another connection, the release may arrive before the acquisition that was not answered.
             overtakes = node in late and late[node].connection is not connection
             if request.in_doubt or overtakes:
-                return self._release_message(request, cooldown, request.lasts, force=force)
+                return self._release_message(request, cooldown, request.ttl, force=force)
             return plain
 
         def counted(exchanges: Sequence[Exchange]) -> list[Any]:
@@ -298,7 +298,7 @@ class Redlock:
 
     def _acquire(self, request: LockRequest, number: int, mode: str, ttl: float | None = None) -> Command:
         return ACQUIRE.call(
-            self._keys(request.name), request.token, _ms(ttl or request.lasts), request.holder.to_text(), number, mode
+            self._keys(request.name), request.token, _ms(ttl or request.ttl), request.holder.to_text(), number, mode
         )  # fmt: skip
 
     def _keys(self, name: str) -> tuple[str, str, str]:

@@ -86,7 +86,7 @@ class RedlockBackend(GeneratorBackend):
     # The contract
 
     def _acquire(self, request: LockRequest, queue: bool) -> Steps[Grant | LockInfo]:
-        self._longest_ttl = max(self._longest_ttl, request.lasts)
+        self._longest_ttl = max(self._longest_ttl, request.ttl)
         try:
             return (yield from self._run(partial(self._redlock.acquire, request), self._limits_of_attempt(request)))
         except BaseException as error:

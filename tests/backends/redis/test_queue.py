@@ -950,8 +950,7 @@ class TestTokensOfThoseWhoLeave:
             in_queue(store, 0)
         assert is_clean(store)
 
-    @pytest.mark.parametrize("mark", ["mark_asking", "take_turn"])
-    def test_one_inherits_before_it_asks_or_not_at_all(self, monkeypatch, mark):
+    def test_one_inherits_before_it_asks_or_not_at_all(self, monkeypatch):
         line, first, second = local_queue.LocalQueue(Timing()), lock_request(), lock_request()
         inherit, begun, asked = LockRequest.inherit, threading.Event(), threading.Event()
 
@@ -961,14 +960,15 @@ class TestTokensOfThoseWhoLeave:
             inherit(heir, other)
 
         def ask():
-            line.mark_asking(second) if mark == "mark_asking" else line.take_turn(second, anyway=True)
+            line.mark_asking(second)
             tokens.append(second.token)
             asked.set()
 
         monkeypatch.setattr(LockRequest, "inherit", slowly)
         first.inbox, tokens = "S1", []
         for one in (first, second):
-            line.join(one)
+            line.take_turn(one, joins=True)
+        first.asking = False
         leaving = threading.Thread(target=line.leave, args=(first,), kwargs={"hand_place_on": True, "succeed": str})
         leaving.start()
         assert begun.wait(PATIENCE)

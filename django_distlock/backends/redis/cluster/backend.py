@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from ..backend import RedisBackend
 from ..topology import Topology
 from .config import cluster_topology
+from .pubsub import ClusterListener
 
 
 class RedisClusterBackend(RedisBackend):
@@ -22,6 +23,10 @@ class RedisClusterBackend(RedisBackend):
         **dict.fromkeys(("sentinels", "service_name", "sentinel_kwargs"), "A Cluster has no sentinels; take it out."),
     }
     in_cluster = True
+    _listener: ClusterListener
 
     def _topology(self, timeouts: Mapping[str, float]) -> Topology:
         return cluster_topology(self, timeouts, self._hand_back)
+
+    def is_listening(self, name: str) -> bool:
+        return self._listener.hears(name)

@@ -10,6 +10,7 @@ from math import inf
 
 from redis.exceptions import ClusterDownError
 
+from ....utils.clock import clock
 from ....utils.drive import adrive, drive
 from ..client import NOTHING, Answer, AsyncClient, Client
 from ..config import Location
@@ -34,7 +35,7 @@ class _ClusterClient:
     def _request(
         self, commands: Sequence[Command], within: float | None, until: float | None, queues_until: float
     ) -> RoutedRequest:
-        call = Call(self._location, self._timeout, within, until)
+        call = Call(self._location, self._timeout, within, until, clock())
         return RoutedRequest(
             commands, self._slots, call.step, call.seconds, max(queues_until, inf if until is None else until)
         )
