@@ -2,6 +2,9 @@
 
 One thread per backend and process serves the leases of threads and tasks alike: an event loop that is
 blocked must not lose its leases, and a store that hangs must not delay the leases of another one.
+
+What is to be done is decided by generators, as in ``core.acquire``: they yield the calls of the store, and a Worker
+drives them.
 """
 
 from __future__ import annotations
@@ -16,13 +19,13 @@ from ..backends.base import BaseLockBackend
 from ..exceptions import LockBackendError
 from ..types import LockRequest
 from ..utils.clock import clock
+from ..utils.drive import Call, Steps, drive
 from ..utils.threads import Worker
 from .lease import Lease, State
 from .local_queue import LocalQueue
 
 logger = logging.getLogger("django_distlock")
 
-BATCH = 1000  # leases that are renewed in one round trip, before what came due meanwhile
 HURRY = 3  # those that have so many times as long as the first one are renewed apart
 
 
@@ -95,6 +98,9 @@ class Renewer:
         Daemon threads run on until the interpreter stops, which others who do something at the exit may delay by
         seconds. What they hold is renewed until then, and freed by its TTL.
         """
+        drive(self._release_all(), self._backend)
+
+    def _release_all(self) -> Steps[None]:
         left = [lease for lease in self.leases() if lease._is_free or not lease._may_be_in_use]
         wanted = [(lease._request, lease._mark_released()) for lease in left if self.unregister(lease)]
         wanted += self._cleaner.left()
@@ -102,10 +108,10 @@ class Renewer:
         for request, cooldown in wanted:
             began = clock()
             try:
-                self._backend.release(request, cooldown)
+                yield Call("release", (request, cooldown))
             except LockBackendError as error:
                 logger.warning("Lock %r is not released at exit but by its TTL: %s", request.name, error)
-                if clock() - began > PROMPT:
+                if clock() - began > self._backend.timing.prompt_failure:
                     return
 
     def forget(self) -> None:
@@ -115,11 +121,15 @@ class Renewer:
         self._cleaner.forget()
 
     def renew(self) -> float | None:
-        """What its thread does when it wakes: renew what is due. Returns when the next one is, on ``clock()``."""
-        self._renew_due()
+        """What its thread does when it wakes."""
+        return drive(self.steps(), self._backend)
+
+    def steps(self) -> Steps[float | None]:
+        """Renew what is due. Returns when the next lease is due or becomes long, on ``clock()``."""
+        yield from self._renew_due()
         return min((min(lease._due, lease._long_at) for lease in self.leases()), default=None)
 
-    def _renew_due(self) -> None:
+    def _renew_due(self) -> Steps[None]:
         """Renew what is due, and again what comes due meanwhile, but for what failed, until all had their turn."""
         now = clock()
         self._warn_if_late(now)
@@ -128,9 +138,9 @@ class Renewer:
         tried: set[str] = set()
         try:
             while not tried.issuperset(wanted := {lease.token: lease for lease in self._due(failed)}):
-                for batch in _batches([*wanted.values()]):
+                for batch in _batches([*wanted.values()], self._backend.timing.renewal_batch):
                     tried.update(lease.token for lease in batch)
-                    failed |= self._renew_together(batch)
+                    failed |= yield from self._renew_together(batch)
         finally:
             self._log()
 
@@ -148,14 +158,14 @@ class Renewer:
                 is_due = is_due or now >= lease._due
         return sorted(wanted, key=lambda lease: lease._deadline) if is_due else []
 
-    def _renew_together(self, leases: list[Lease]) -> set[str]:
+    def _renew_together(self, leases: list[Lease]) -> Steps[set[str]]:
         """In one round trip. Returns the tokens of those that are not renewed."""
         now = clock()
         wanted = [(lease, lease._renewal_ttl(now)) for lease in leases]
         try:
             # A third of what the shortest lease has left, so that there is time for another attempt.
             timeout = min(lease.remaining for lease in leases) / 3
-            renewed = self._backend.renew([(lease._request, ttl) for lease, ttl in wanted], timeout=timeout)
+            renewed = yield Call("renew", ([(lease._request, ttl) for lease, ttl in wanted],), {"timeout": timeout})
         except LockBackendError as error:
             for lease in leases:
                 if self._leases.get(lease.token) is lease:
@@ -264,7 +274,7 @@ def mark_lost(lease: Lease, reason: str) -> None:
         lease._mark_lost(reason)
 
 
-def _batches(leases: list[Lease]) -> Iterator[list[Lease]]:
+def _batches(leases: list[Lease], most: int) -> Iterator[list[Lease]]:
     """Of leases in the order of their ends: the hurried ones, and the first of the others.
 
     Apart, because the store has no longer for an answer than the most hurried lease of a batch allows: leases with a
@@ -272,12 +282,9 @@ def _batches(leases: list[Lease]) -> Iterator[list[Lease]]:
     """
     hurry = HURRY * leases[0].remaining
     hurried = list(takewhile(lambda lease: lease.remaining <= hurry, leases))
-    yield hurried[:BATCH]
-    if others := leases[len(hurried) :][:BATCH]:
+    yield hurried[:most]
+    if others := leases[len(hurried) :][:most]:
         yield others
-
-
-PROMPT = 0.1  # a store that refuses sooner is there; of one that needs longer, the others need not be asked too
 
 
 @dataclass(slots=True)
@@ -300,7 +307,7 @@ class Cleaner:
     def __init__(self, backend: BaseLockBackend) -> None:
         self._backend = backend
         self._pending: dict[str, PendingRelease] = {}
-        self._worker = Worker(f"distlock-cleaning-{backend.alias}", self._release)
+        self._worker = Worker(f"distlock-cleaning-{backend.alias}", self.release)
 
     def add(self, request: LockRequest, cooldown: float, until: float) -> None:
         if request.is_offer and request.token in self._pending:
@@ -320,7 +327,12 @@ class Cleaner:
         """In a forked child: the parent makes its own releases."""
         self._pending.clear()
 
-    def _release(self) -> float | None:
+    def release(self) -> float | None:
+        """What its thread does when it wakes."""
+        return drive(self.steps(), self._backend)
+
+    def steps(self) -> Steps[float | None]:
+        """Try each once. Returns when those that are left are tried again, on ``clock()``."""
         waiting = list(self._pending.items())
         waiting.sort(key=lambda item: item[1].told)  # those at a part of the store that does not answer come last
         for token, pending in waiting:
@@ -328,13 +340,13 @@ class Cleaner:
                 continue
             name, began = pending.request.name, clock()
             try:
-                self._backend.release(pending.request, pending.cooldown)
+                yield Call("release", (pending.request, pending.cooldown))
             except LockBackendError as error:
                 if began < pending.until:
                     if not pending.told:
                         logger.warning("Lock %r could not be given back and is tried again: %s", name, error)
                     pending.told = True
-                    if clock() - began > PROMPT:
+                    if clock() - began > self._backend.timing.prompt_failure:
                         break
                     continue
                 logger.error("Lock %r could not be given back; its TTL has freed it: %s", name, error)

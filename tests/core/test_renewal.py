@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from django_distlock import Lease, LockBackendError, LockLost, State, lock
-from django_distlock.core import renewal
+from django_distlock.backends.common.timing import Timing
 from django_distlock.core.local_queue import LocalQueue
 from django_distlock.core.renewal import Renewer
 from django_distlock.options import Terms
@@ -83,7 +83,7 @@ def busy(store, hold):
 
 
 def test_many_are_renewed_in_batches_and_what_comes_due_meanwhile_between_them(busy, hold, monkeypatch):
-    monkeypatch.setattr(renewal, "BATCH", 10)
+    monkeypatch.setattr(Timing, "renewal_batch", 10)
     for number in range(35):
         hold(f"long {number}", 600)
     hold("short 0", 60)

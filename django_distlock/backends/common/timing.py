@@ -36,6 +36,8 @@ class Timing:
     handshake = 0.35  # that a caller waits for a connection beyond the time in which it is opened
 
     # Renewal and release in the background (core)
+    renewal_batch = 1000  # leases that are renewed in one round trip, before what came due meanwhile
+    prompt_failure = 0.1  # a store that refuses sooner is there; one that takes longer is not asked for more just then
     retry_delay = 1.0  # after which what the store did not do is asked for again, or sooner for a short TTL
 
     # Listeners, which wake waiters
