@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from math import ceil
 from time import time as wall_clock
 from time import time_ns
 from typing import Any, TypeVar
@@ -18,22 +17,22 @@ from ..types import Grant, Holder, LastRun, LockInfo, LockRequest
 from ..utils.clock import clock
 from .base import RunsBackend
 from .common import state
-from .common.state import Attempt, Decision
+from .common.state import Attempt, Decision, microseconds
 from .twins import ThreadedBackend
 
 T = TypeVar("T")
 
-SWEEP = 1000  # names, before those that nobody asked for again are forgotten
+FIRST_SWEEP = 1000  # rows, from which on those that say nothing any more are removed
 
 
 @dataclass(slots=True)
 class _Row(state.Row):
-    """A waiter is alive while something refers to its request. Moments are those of ``clock()``, which nobody sets."""
+    """A row whose moments are those of ``clock()``. A waiter is alive while something refers to its request."""
 
-    asking: Container[str] = ()  # their tokens
+    live_tokens: Container[str] = ()
 
     def is_alive(self, waiter: state.Waiter) -> bool:
-        return waiter.token in self.asking
+        return waiter.token in self.live_tokens
 
     def next_fence(self) -> int:
         return max(self.fence + 1, time_ns() // 1000)
@@ -41,15 +40,15 @@ class _Row(state.Row):
 
 @dataclass(slots=True)
 class _Run:
-    """When an entry of beat ran, until when that is kept, and when it may be claimed again."""
+    """The last run of an entry of beat; moments on ``clock()``."""
 
     stamp: LastRun
     expires: float
-    settled: float
+    settled: float  # from when on it may be claimed again
 
 
 class LocMemBackend(ThreadedBackend, RunsBackend):
-    """Excludes the threads and tasks of one process, in the order they came; other processes not at all."""
+    """Locks between the threads and tasks of one process, in the order in which they came."""
 
     supports_processes = False
     supports_hosts = False
@@ -58,61 +57,61 @@ class LocMemBackend(ThreadedBackend, RunsBackend):
     def __init__(self, alias: str, settings: Mapping[str, Any]) -> None:
         super().__init__(alias, settings)
         self._guard = threading.RLock()  # held for dictionary work only, never while waiting
-        self._is_inside = False
-        self._put_off: deque[tuple[LockRequest, float, bool]] = deque()  # releases in the midst of something else
+        self._is_changing = False
+        self._deferred: deque[tuple[LockRequest, float, bool]] = deque()  # releases that came during another change
         self._rows: dict[str, _Row] = {}
         self._requests: WeakValueDictionary[str, LockRequest] = WeakValueDictionary()
         self._last_fence = 0
         self._runs: dict[str, _Run] = {}
-        self._sweep_at = SWEEP
+        self._sweep_at = FIRST_SWEEP
 
     async def _in_thread(self, call: Callable[[], T], waiter: LockRequest | None = None) -> T:
         return call()  # which does not wait
 
     @contextmanager
-    def _alone(self) -> Iterator[bool]:
-        """Whether nothing else is in the midst of a change.
+    def _exclusive(self) -> Iterator[bool]:
+        """The guard; False where this very thread is in the middle of a change.
 
-        The garbage collector and handlers of signals run at any point of a thread, also where it is inside. Let them
-        change nothing there, and not wait for what goes on only when they have returned.
+        The garbage collector and handlers of signals run at any point of a thread, also inside a change, which goes on
+        only when they return. They must neither change anything then nor wait for its end.
         """
-        if self._is_inside and self._guard._is_owned():  # type: ignore[attr-defined]  # noqa: SLF001 - what Condition asks
+        if self._is_changing and self._guard._is_owned():  # type: ignore[attr-defined]  # noqa: SLF001 - what Condition asks
             yield False
             return
         with self._guard:
             try:
-                self._is_inside = True
+                self._is_changing = True
                 yield True
             finally:
-                self._is_inside = False
-        while self._put_off:
-            request, cooldown, force = self._put_off.popleft()
+                self._is_changing = False
+        while self._deferred:
+            request, cooldown, force = self._deferred.popleft()
             self.release(request, cooldown, force=force)
 
     def acquire(self, request: LockRequest, *, queue: bool) -> Grant | LockInfo:
-        with self._alone() as is_alone:
-            if not is_alone:
+        with self._exclusive() as is_exclusive:
+            if not is_exclusive:
                 return LockInfo(request.name, self.alias, None, 0, 0.0)
             sent_at, row = clock(), self._row(request.name)
             if queue:
                 self._requests[request.token] = request
-            attempt = Attempt(request.token, _us(request.ttl), request.holder.to_text(), queue)
-            if self._decided(request.name, row, state.acquire(row, attempt)):
+            attempt = Attempt(request.token, microseconds(request.ttl), request.holder.to_text(), queue)
+            if self._apply(request.name, row, state.acquire(row, attempt)):
                 return Grant(row.fence, sent_at)
             return self._info(request.name, row)
 
     def release(self, request: LockRequest, cooldown: float = 0.0, *, force: bool = False) -> bool:
-        with self._alone() as is_alone:
-            if not is_alone:
-                self._put_off.append((request, cooldown, force))
+        with self._exclusive() as is_exclusive:
+            if not is_exclusive:
+                self._deferred.append((request, cooldown, force))
                 return True
             row = self._row(request.name)
-            decision = state.release(row, request.token, _us(cooldown), force=force)
-            return self._decided(request.name, row, decision)
+            decision = state.release(row, request.token, microseconds(cooldown), force=force)
+            return self._apply(request.name, row, decision)
 
     def renew(self, wanted: Sequence[tuple[LockRequest, float]], *, timeout: float | None = None) -> list[bool]:
         with self._guard:
-            return [self._row(request.name).renew(request.token, _us(ttl)) for request, ttl in wanted]
+            return [self._row(request.name).renew(request.token, microseconds(ttl)) for request, ttl in wanted]
 
     def names(self, prefix: str = "") -> Iterator[str]:
         names = [name for name in list(self._rows) if name.startswith(prefix)]
@@ -127,7 +126,7 @@ class LocMemBackend(ThreadedBackend, RunsBackend):
 
     def count_waiters(self, names: Sequence[str]) -> list[int | None]:
         with self._guard:
-            return [len(self._row(name).alive) for name in names]
+            return [len(self._row(name).live_waiters) for name in names]
 
     def claim_run(self, name: str, seen: LastRun, now: LastRun, ttl: float) -> LastRun | None:
         if (ahead := now.at - wall_clock()) > self.runs_ahead:
@@ -155,26 +154,28 @@ class LocMemBackend(ThreadedBackend, RunsBackend):
             found = [(name, self._run(name)) for name in list(self._runs)]
         return ((name, run.stamp) for name, run in found if run)
 
-    # What follows is called with the guard held.
+    # Called with the guard held
 
     def _row(self, name: str) -> _Row:
-        """The row as it is now; kept when something is decided of it."""
-        row = self._rows.get(name) or _Row(0, fence=self._last_fence, asking=self._requests)
-        row.now = _us(clock())
+        """The row as it is now. A decision stores it."""
+        row = self._rows.get(name) or _Row(0, fence=self._last_fence, timing=self.timing, live_tokens=self._requests)
+        row.now = microseconds(clock())
         return row
 
-    def _decided(self, name: str, row: _Row, decision: Decision) -> bool:
-        """Whether it was granted. Keeps the row while it says something, and wakes who is to look."""
+    def _apply(self, name: str, row: _Row, decision: Decision) -> bool:
+        """Store the row while it says something, wake the waiter that is to look; whether the lock was granted."""
         self._last_fence = max(self._last_fence, row.fence)
         if row.is_taken or row.waiters:
             self._rows[name] = row
         else:
             self._rows.pop(name, None)
-        if decision.told and (waiter := self._requests.get(decision.told.token)):
+        if decision.notify and (waiter := self._requests.get(decision.notify.token)):
             waiter.event.set()
         if len(self._rows) > self._sweep_at:
-            self._rows = {name: row for name in list(self._rows) if (row := self._row(name)).is_taken or row.alive}
-            self._sweep_at = max(SWEEP, 2 * len(self._rows))
+            self._rows = {
+                name: row for name in list(self._rows) if (row := self._row(name)).is_taken or row.live_waiters
+            }
+            self._sweep_at = max(FIRST_SWEEP, 2 * len(self._rows))
         return decision.granted
 
     def _info(self, name: str, row: _Row) -> LockInfo:
@@ -188,7 +189,3 @@ class LocMemBackend(ThreadedBackend, RunsBackend):
             del self._runs[name]
             return None
         return run
-
-
-def _us(seconds: float) -> int:
-    return ceil(seconds * 1e6)

@@ -10,7 +10,6 @@ from django.core.management import CommandError, call_command
 from django.db import connections
 
 from django_distlock import locks
-from django_distlock.backends.database import backend as backend_module
 from django_distlock.models import DatabaseLock
 from django_distlock.types import LastRun
 from tests.support.commands import said
@@ -81,9 +80,9 @@ def any_database(request):
     return request.getfixturevalue(f"{request.param}_locks")
 
 
-def test_rows_are_deleted_page_by_page(any_database, monkeypatch):
+def test_rows_are_deleted_page_by_page(any_database):
     """Whatever stands between them and at the end of a page."""
-    monkeypatch.setattr(backend_module, "STEP", 4)
+    any_database.batch_size = 4
     old = [f"{number:03}" for number in range(30) if number % 7 not in (3, 4) and number // 4 != 2]
     kept = [f"{number:03}" for number in range(30) if f"{number:03}" not in old]
     released(any_database, *old)
@@ -99,7 +98,7 @@ def test_rows_are_deleted_page_by_page(any_database, monkeypatch):
 
 def test_as_many_as_there_are(postgres_locks, monkeypatch):
     """No statement takes longer than others wait for an answer, though all together do."""
-    monkeypatch.setattr(backend_module, "STEP", 5)
+    postgres_locks.batch_size = 5
     bound_calls(monkeypatch, postgres_locks, 1.0)
     released(postgres_locks, *map(str, range(60)))
     with connections[ALIAS].cursor() as cursor:

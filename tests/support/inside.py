@@ -49,8 +49,8 @@ def run_in(backend: Any, *arguments: Any) -> Any:
     return backend._run(*arguments)
 
 
-def run_repeatedly_in(backend: Any, *arguments: Any) -> Any:
-    return backend._run_repeatedly(*arguments)
+def run_or_repeat_in(backend: Any, *arguments: Any) -> Any:
+    return backend._run_or_repeat(*arguments)
 
 
 def sql_of(backend: Any) -> Any:
@@ -61,13 +61,12 @@ def row_key(backend: Any, name: str) -> Any:
     return backend._key(name)
 
 
-def steps_of(backend: Any) -> Any:
-    return backend._steps
+def operations_of(backend: Any) -> Any:
+    return backend._operations
 
 
-def quick_of(backend: Any) -> Any:
-    """The short statements."""
-    return steps_of(backend)._quick
+def fast_path_of(backend: Any) -> Any:
+    return operations_of(backend)._fast_path
 
 
 def runs_of(backend: Any) -> Any:
@@ -102,13 +101,13 @@ def look_at_schedule(scheduler: Any) -> None:
     scheduler._tick_at = 0.0
 
 
-def turn_of(backend: Any) -> Any:
-    """Its look at the turn of a waiter."""
-    return backend._turn
+def position_in(backend: Any) -> Any:
+    """What looks up the position of a waiter."""
+    return backend._position
 
 
-def replace_turn(monkeypatch: Any, backend: Any, instead: Any) -> None:
-    monkeypatch.setattr(backend, "_turn", instead)
+def replace_position(monkeypatch: Any, backend: Any, instead: Any) -> None:
+    monkeypatch.setattr(backend, "_position", instead)
 
 
 def bound_calls(monkeypatch: Any, backend: Any, timeout: float) -> None:

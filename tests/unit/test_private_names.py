@@ -20,9 +20,9 @@ EXCEPTIONS = [
     (
         "support/inside.py",
         """
-        _async_clients _client _explain _failed_at _idle _key _lines _listener _lookups _mark_lost _nodes
-        _permits _quick _run _run_repeatedly _runs _schedule_store _set_up_session _silent_since _sql _steps
-        _tick_at _timeout _turn _turn _watchdog
+        _async_clients _client _explain _failed_at _fast_path _idle _key _lines _listener _lookups _mark_lost
+        _nodes _operations _permits _position _position _run _run_or_repeat _runs _schedule_store
+        _set_up_session _silent_since _sql _tick_at _timeout _watchdog
         """,
         "each once, for all tests that ask for it by a name that says what it is",
     ),
@@ -35,9 +35,13 @@ EXCEPTIONS = [
     ("celery/test_beat.py", "_heap", "of Celery's Scheduler, which counts its entries anew without it"),
     ("celery/test_beat_database.py", "_heap", "the same"),
     # Faults at one step, which no store can be made to have at will
-    ("backends/contract/test_contract.py", "_quick", "the contract is kept without the short statements, too"),
+    ("backends/contract/test_contract.py", "_fast_path", "the contract is kept without the fast path, too"),
     ("backends/database/test_database.py", "_heard _on_request", "a notification that is not heard; a request begins"),
-    ("backends/database/test_database_quick.py", "_changed", "somebody changes the row between two statements"),
+    (
+        "backends/database/test_database_fast_path.py",
+        "_compare_and_swap",
+        "one statement does it all",
+    ),
     (
         "backends/database/test_database_threads.py",
         "_calls _keeps_session",

@@ -1,8 +1,8 @@
-"""What becomes of a lock's row: the whole algorithm, without a store.
+"""The algorithm of a lock as pure functions on its row, without a store.
 
-Each function changes the row it is given and says what to answer. A database then writes the change only if the row
-is still the one that was read (compare-and-swap), so that none of its locks is held while a process thinks, and
-a command that arrives late changes nothing. Local memory changes its rows one at a time.
+Each function changes the row it is given and returns the decision. A database then writes the change only if the row
+is still the one that was read (compare-and-swap), so that it holds no lock of its own between two statements, and a
+command that arrives late changes nothing. Local memory changes its rows one at a time.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass, field
+from math import ceil
 
 from ...types import TOKEN_LENGTH
+from .timing import Timing
 
-GRANT_TTL = 2_000_000  # microseconds a waiter has to take what it was handed: two looks, because a hint can be lost
-LOOK = 1_000_000  # microseconds after which each waiter looks by itself
-ALIVE = 2_500_000  # microseconds after its last look for which a waiter is taken for living: it looks each second
+GRANT_TTL = 2_000_000  # microseconds in which a waiter confirms a grant: two looks, because a hint can be lost
 
 HELD, CLAIMED, RESTING, FREE = "h", "c", "r", "f"
 
@@ -26,9 +26,13 @@ RECORD_LENGTH = DIGITS + DIGITS + TOKEN_LENGTH + INBOX_LENGTH
 RECORD = re.compile(f"([0-9]{{{DIGITS}}})([0-9]{{{DIGITS}}})(.{{{TOKEN_LENGTH}}})(.{{{INBOX_LENGTH}}})", re.DOTALL)
 
 
+def microseconds(seconds: float) -> int:
+    return ceil(seconds * 1_000_000)
+
+
 @dataclass(frozen=True, slots=True)
 class Waiter:
-    """A place in the queue. ``seen``: when it looked last."""
+    """A place in the queue. ``seen``: when the waiter last showed that it is alive."""
 
     place: int
     token: str
@@ -38,7 +42,7 @@ class Waiter:
 
 @dataclass(slots=True)
 class Row:
-    """One lock. Moments are microseconds by the clock of the store, ``now`` is when the row was read."""
+    """One lock. Moments are microseconds on the clock of the store; ``now`` is when the row was read."""
 
     now: int
     version: int = 0  # 0: there is no such row yet
@@ -46,9 +50,10 @@ class Row:
     state: str = FREE
     fence: int = 0
     expires: int = 0
-    holder: str = ""  # of a claim: the inbox of the waiter that was told
+    holder: str = ""  # of a claim: the inbox of the waiter
     waiters: list[Waiter] = field(default_factory=list)  # in the order of their places
-    retired: dict[str, int] = field(default_factory=dict)  # token -> until when
+    retired: dict[str, int] = field(default_factory=dict)  # token -> moment at which it is forgotten
+    timing: Timing = field(default_factory=Timing, repr=False)
 
     @property
     def is_taken(self) -> bool:
@@ -56,31 +61,32 @@ class Row:
 
     @property
     def careful_until(self) -> int:
-        """Until then more counts than token and expiry, and requests go by this module."""
-        return max(
-            [0, *(waiter.seen + ALIVE for waiter in self.waiters), *self.retired.values()],
-        )
+        """Until then waiters or retired tokens count, and only this module decides."""
+        return max([0, *map(self._expiry_of, self.waiters), *self.retired.values()])
 
     def is_held_by(self, token: str) -> bool:
         return self.is_taken and self.token == token
 
+    def _expiry_of(self, waiter: Waiter) -> int:
+        return waiter.seen + microseconds(self.timing.waiter_expires_after)
+
     def is_alive(self, waiter: Waiter) -> bool:
-        return waiter.seen + ALIVE > self.now
+        return self._expiry_of(waiter) > self.now
 
     @property
-    def alive(self) -> list[Waiter]:
+    def live_waiters(self) -> list[Waiter]:
         return [waiter for waiter in self.waiters if self.is_alive(waiter)]
 
-    def forget_the_dead(self) -> None:
+    def drop_expired(self) -> None:
         """A waiter that does not look any more loses its place, until it looks again."""
-        self.waiters = self.alive
-        self.retired = {token: until for token, until in self.retired.items() if until > self.now}
+        self.waiters = self.live_waiters
+        self.retired = {token: expires for token, expires in self.retired.items() if expires > self.now}
 
     def enqueue(self, waiter: Waiter) -> None:
-        self.leave(waiter.token)
+        self.dequeue(waiter.token)
         self.waiters = sorted([*self.waiters, waiter], key=lambda one: one.place)
 
-    def leave(self, token: str) -> None:
+    def dequeue(self, token: str) -> None:
         self.waiters = [waiter for waiter in self.waiters if waiter.token != token]
 
     def next_place(self) -> int:
@@ -89,29 +95,30 @@ class Row:
     def next_fence(self) -> int:
         return max(self.fence + 1, self.now)
 
-    def in_time(self) -> Waiter | None:
-        """The first in the queue, who looks at the end of the lease, if that comes before its next look."""
-        return self.waiters[0] if self.waiters and self.expires - self.now < LOOK else None
+    def waiter_for_expiry(self) -> Waiter | None:
+        """The first in the queue if the lease ends before its next look: it must know, to look at that moment."""
+        is_soon = self.expires - self.now < microseconds(self.timing.look_interval)
+        return self.waiters[0] if self.waiters and is_soon else None
 
     def renew(self, token: str, ttl: int) -> bool:
-        """Whether the token holds the lock, which then lasts that many microseconds, never less than it had."""
+        """Let it last ``ttl`` microseconds from now, never less than it had. False: the token does not hold it."""
         if not self.is_held_by(token) or self.state != HELD:
             return False
         self.expires = max(self.expires, self.now + ttl)
         return True
 
-    def give(self, token: str, state: str, ttl: int, holder: str = "") -> None:
+    def grant(self, token: str, state: str, ttl: int, holder: str = "") -> None:
         """``ttl``: microseconds."""
-        self.leave(token)
+        self.dequeue(token)
         self.token, self.state, self.holder = token, state, holder
         self.fence = self.next_fence()
         self.expires = self.now + ttl
 
-    def hand_on(self) -> Waiter | None:
-        """To the first in the queue, who is to be told; without a queue the lock is free."""
+    def hand_over(self) -> Waiter | None:
+        """Grant the lock to the first in the queue, and return it, to be notified; without a queue free the lock."""
         if self.waiters:
             first = self.waiters[0]
-            self.give(first.token, CLAIMED, GRANT_TTL, first.inbox)
+            self.grant(first.token, CLAIMED, GRANT_TTL, first.inbox)
             return first
         self.token, self.state, self.holder = "", FREE, ""
         self.expires = min(self.expires, self.now)
@@ -120,7 +127,10 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """An attempt to acquire. ``queue``: wait if busy; ``place``: the one it had, 0 for none; ``ttl``: microseconds."""
+    """An attempt to acquire.
+
+    ``ttl``: microseconds. ``queue``: wait if the lock is busy. ``place``: the one that the waiter had, or 0.
+    """
 
     token: str
     ttl: int
@@ -132,60 +142,63 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What a request comes to. ``told``: a waiter that is to look now; ``place``: the one it has now."""
+    """The answer to a request. ``notify``: the waiter that is to look now. ``place``: the one that the request has now.
+
+    ``is_retired``: the token gets nothing more.
+    """
 
     granted: bool
-    told: Waiter | None = None
+    notify: Waiter | None = None
     place: int = 0
     is_first: bool = False
     is_retired: bool = False
 
 
 def acquire(row: Row, attempt: Attempt) -> Decision:
-    row.forget_the_dead()
+    row.drop_expired()
     token = attempt.token
     if token in row.retired or (row.is_held_by(token) and row.state == RESTING):
         return Decision(False, is_retired=True)
     if row.is_held_by(token):
         row.state, row.holder = HELD, attempt.holder
         row.renew(token, attempt.ttl)
-        row.leave(token)
-        return Decision(True, row.in_time())
-    told = None
+        row.dequeue(token)
+        return Decision(True, row.waiter_for_expiry())
+    notify = None
     if not row.is_taken:
         if attempt.place:
             row.enqueue(Waiter(attempt.place, token, attempt.inbox, row.now))
         if not row.waiters or row.waiters[0].token == token:
-            row.give(token, HELD, attempt.ttl, attempt.holder)
-            return Decision(True, row.in_time())
-        told = row.hand_on()
+            row.grant(token, HELD, attempt.ttl, attempt.holder)
+            return Decision(True, row.waiter_for_expiry())
+        notify = row.hand_over()
     if not attempt.queue:
-        row.leave(token)
-        return Decision(False, told or row.in_time())
+        row.dequeue(token)
+        return Decision(False, notify or row.waiter_for_expiry())
     mine = next((waiter.place for waiter in row.waiters if waiter.token == token), 0)
     place = attempt.place or mine or row.next_place()
     row.enqueue(Waiter(place, token, attempt.inbox, row.now))
-    return Decision(False, told, place, is_first=row.waiters[0].token == token)
+    return Decision(False, notify, place, is_first=row.waiters[0].token == token)
 
 
 def release(row: Row, token: str, cooldown: int = 0, retire: int = 0, force: bool = False) -> Decision:
-    """Give up a lease, hand a grant back or leave the queue. ``granted``: the token held the lock.
+    """End a lease, give a grant back or leave the queue. The decision is ``granted`` if the token held the lock.
 
     ``cooldown``: microseconds for which the lock stays taken. ``retire``: microseconds for which the token gets
-    nothing, because a command that carries it may still arrive. ``force``: the lock is freed even in its cooldown.
+    nothing, because a command that carries it may still arrive. ``force``: free the lock even in its cooldown.
     """
-    row.forget_the_dead()
-    row.leave(token)
+    row.drop_expired()
+    row.dequeue(token)
     if retire:
         row.retired[token] = row.now + retire
     if not row.is_held_by(token):
-        return Decision(False, row.in_time())
+        return Decision(False, row.waiter_for_expiry())
     if row.state == RESTING and not force:
         return Decision(True)
     if cooldown and row.state == HELD:
         row.state, row.expires = RESTING, row.now + cooldown
-        return Decision(True, row.in_time())
-    return Decision(True, row.hand_on())
+        return Decision(True, row.waiter_for_expiry())
+    return Decision(True, row.hand_over())
 
 
 def waiters_to_text(waiters: list[Waiter]) -> str:
@@ -220,6 +233,6 @@ def retired_from_text(text: str) -> dict[str, int]:
         found = json.loads(text) if text else {}
     except RecursionError:
         found = None
-    if isinstance(found, dict) and all(type(until) is int and 0 <= until < 2**63 for until in found.values()):
+    if isinstance(found, dict) and all(type(expires) is int and 0 <= expires < 2**63 for expires in found.values()):
         return found
     raise ValueError(f"not retired tokens: {text[:80]!r}")

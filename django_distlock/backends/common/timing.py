@@ -46,3 +46,12 @@ class Timing:
     resubscribe_after = 0.2  # before another subscription, whatever ended the last one
     echo_timeout = 2.0  # in which a listener must hear what was said to it; else its connection is taken for dead
     deaf_for = 60.0  # for which a pooler that passes on no notifications is not tried again
+
+    # Databases
+    waiter_expires_after = 2.5  # after its last look: then others do not wait for it any more
+    retry_pause_shortest = 0.001  # at most, before the first repetition of what collided with others
+    retry_pause_longest = 0.1
+    reconnect_pause_shortest = 0.02  # at most, before the second attempt to connect
+    reconnect_pause_longest = 0.25
+    poll_interval_shortest = 0.002  # between two looks of a waiter whom no notification reaches
+    poll_interval_longest = 0.25

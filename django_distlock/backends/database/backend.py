@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import groupby
-from math import ceil, inf
+from math import inf
 from typing import Any, ClassVar, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -18,16 +18,18 @@ from ...models import LONGEST_KEY
 from ...types import Grant, Holder, LastRun, LockInfo, LockRequest
 from ...utils.clock import clock
 from ..base import STEP, RunsBackend
-from ..common.state import CLAIMED, HELD, RESTING, Attempt
+from ..common.state import CLAIMED, HELD, RESTING, Attempt, microseconds
 from ..twins import ThreadedBackend
 from .beat import Runs
-from .calls import SHORTEST_PATIENCE, Calls
+from .calls import Calls
 from .config import check_app, read_location, read_prefix, read_timeout, settings_checks
 from .connections import Pool, address
-from .errors import NoReply, explain
-from .notify import Listener, PollBackoff, can_listen
-from .operations import Steps, has_returning
-from .sql import Statements, Turn, unreadable
+from .errors import InDoubt, explain
+from .fast_path import has_returning
+from .notify import Listener, can_listen
+from .operations import Operations
+from .polling import PollBackoff
+from .sql import QueuePosition, Statements, unreadable
 from .sqlite import TemporaryFile, is_in_memory, own_file
 
 logger = logging.getLogger("django_distlock")
@@ -36,13 +38,14 @@ R = TypeVar("R")
 
 
 class DatabaseBackend(ThreadedBackend, RunsBackend):
-    """One row per lock, changed by one statement per step, by the clock of the database.
+    """One row per lock, changed by single statements, on the clock of the database.
 
     ``LOCATION`` is an alias of ``DATABASES``; by default the one that routers write the rows to. Locks have
     connections of their own, outside the caller's transaction.
     """
 
     supports_queue = True
+    batch_size = STEP  # rows of one statement
 
     options: ClassVar[Mapping[str, Any]] = {"timeout": 2.0}
 
@@ -52,42 +55,42 @@ class DatabaseBackend(ThreadedBackend, RunsBackend):
         self.prefix = read_prefix(self)
         self._timeout = read_timeout(self)
         self.location, self.vendor = read_location(self)
-        self._memory: TemporaryFile | None = None
-        self.pool = Pool(self.location, self._timeout, self._file(), alias)
-        self._sql = Statements(self.vendor, has_returning=has_returning(self.vendor))
-        self._steps = Steps(self.vendor, self._sql, self._timeout)
-        self._runs = Runs(self.vendor)
-        self._looks: WeakKeyDictionary[LockRequest, PollBackoff] = WeakKeyDictionary()
+        self._temporary_file: TemporaryFile | None = None
+        self.pool = Pool(self.location, self._timeout, self._file(), alias, self.timing)
+        self._sql = Statements(self.vendor, self.timing, has_returning=has_returning(self.vendor))
+        self._operations = Operations(self.vendor, self._sql, self._timeout, self.timing)
+        self._runs = Runs(self.vendor, self._timeout, self.timing)
+        self._backoffs: WeakKeyDictionary[LockRequest, PollBackoff] = WeakKeyDictionary()
         self._listener = Listener(self.pool, alias, self.timing) if can_listen(self.location) else None
         if self._listener:
-            self.pool.closes_with_it = self._listener.stop
-        self._inbox = self._listener.inbox if self._listener else "looks"
+            self.pool.on_close = self._listener.stop
+        self._inbox = self._listener.inbox if self._listener else "polls"
         self.calls = calls = Calls(self.pool, self._timeout, self._explain, alias)
-        self._run, self._run_repeatedly = calls.run, calls.run_repeatedly
+        self._run, self._run_or_repeat = calls.run, calls.run_or_repeat
 
     @property
     def supports_processes(self) -> bool:  # type: ignore[override]
-        """Not where the database is in the memory of one."""
-        return self._memory is None
+        """False where the database is in the memory of one process."""
+        return self._temporary_file is None
 
     @property
     def supports_hosts(self) -> bool:  # type: ignore[override]
-        """Not in a file: SQLite does not lock those on network drives reliably."""
+        """False for a file: SQLite does not lock those on network drives reliably."""
         return self.vendor != "sqlite"
 
     @property
     def supports_wakeup(self) -> bool:  # type: ignore[override]
-        """Only where the database notifies: on PostgreSQL, with psycopg 3 and no pooler in between."""
+        """True where the database notifies: on PostgreSQL, with psycopg 3 and no pooler in between."""
         return self._listener is not None
 
     def _file(self) -> str | None:
-        """Of SQLite: where the locks are."""
+        """The file of SQLite with the locks; None for other databases."""
         if self.vendor != "sqlite":
             return None
         name = connections.settings[self.location]["NAME"]
         if is_in_memory(name):
-            self._memory = TemporaryFile()
-            return self._memory.name
+            self._temporary_file = TemporaryFile()
+            return self._temporary_file.name
         return own_file(name)
 
     def _explain(self, error: Exception, kind: type[LockBackendError]) -> LockBackendError:
@@ -107,47 +110,48 @@ class DatabaseBackend(ThreadedBackend, RunsBackend):
 
     def acquire(self, request: LockRequest, *, queue: bool) -> Grant | LockInfo:
         try:
-            answer, repeated = self._run_repeatedly(
-                partial(self._acquire, request=request, queue=queue), _patience(request)
+            answer, is_repeated = self._run_or_repeat(
+                partial(self._acquire, request=request, queue=queue), self._call_timeout(request)
             )
         except BaseException as error:
-            request.in_doubt = request.in_doubt or _may_be_executed(error)
+            request.in_doubt = request.in_doubt or _is_in_doubt(error)
             raise
-        request.in_doubt = request.in_doubt or repeated  # what was sent first may still be executed
+        request.in_doubt = request.in_doubt or is_repeated  # the first attempt may still be executed
         return answer
 
     def _acquire(self, connection: Any, request: LockRequest, queue: bool) -> Grant | LockInfo:
         if queue:
             self._expect(request)
         place, inbox = int(request.place or 0), request.inbox
-        attempt = Attempt(request.token, _us(request.ttl), request.holder.to_text(), queue, place, inbox)
-        answer, sent_at = self._steps.acquire(connection, self._key(request.name), attempt)
-        if answer.granted:
+        attempt = Attempt(request.token, microseconds(request.ttl), request.holder.to_text(), queue, place, inbox)
+        result, sent_at = self._operations.acquire(connection, self._key(request.name), attempt)
+        if result.granted:
             self._forget(request)
-            return Grant(answer.fence, sent_at)
-        request.place = f"{answer.place:016}" if answer.place else ""
-        if not answer.place:
+            return Grant(result.fence, sent_at)
+        request.place = f"{result.place:016}" if result.place else ""
+        if not result.place:
             self._forget(request)
             request.inbox = ""
-        # Those behind the first would only find that it is not their turn.
-        told_later = queue and not answer.is_first
-        left = inf if told_later else answer.left
-        return self._info(request.name, answer.token, answer.state, answer.fence, left, answer.holder)
+        # A waiter behind the first would look at the end of the lease only to find that it is not its turn.
+        remaining = inf if queue and not result.is_first else result.remaining
+        return self._info(request.name, result.token, result.state, result.fence, remaining, result.holder)
 
     def release(self, request: LockRequest, cooldown: float = 0.0, *, force: bool = False) -> bool:
-        released, repeated = self._run_repeatedly(
+        released, is_repeated = self._run_or_repeat(
             partial(self._release, request=request, cooldown=cooldown, force=force)
         )
         self._forget(request)
         # "Not the holder" on a repeat means that the first attempt, whose reply was lost, did it.
-        return released or repeated
+        return released or is_repeated
 
     def _release(self, connection: Any, request: LockRequest, cooldown: float, force: bool) -> bool:
-        retire = _us(request.retires_for) if request.in_doubt else 0
-        return self._steps.release(connection, self._key(request.name), request.token, _us(cooldown), retire, force)
+        retire = microseconds(request.retires_for) if request.in_doubt else 0
+        return self._operations.release(
+            connection, self._key(request.name), request.token, microseconds(cooldown), retire, force
+        )
 
     def is_listening(self, name: str) -> bool:
-        """Most locks are free, so a connection that listens is opened when one turns out to be busy."""
+        """Whether the listener runs. It starts when a lock is busy, because most locks are free."""
         return self._listener is None or self._listener.is_started
 
     def succeed(self, successor: LockRequest) -> None:
@@ -157,39 +161,44 @@ class DatabaseBackend(ThreadedBackend, RunsBackend):
     # Waiting
 
     def wait_for_turn(self, request: LockRequest, timeout: float) -> None:
-        looks = self._begin_to_look(request, timeout)
-        while looks.go_on():
-            if self._will_ring(request):
-                request.event.wait(looks.left)
+        backoff = self._backoff_of(request, timeout)
+        while backoff.remaining:
+            if self._is_notified(request):
+                request.event.wait(backoff.remaining)
                 return
-            if request.event.wait(looks.pause()) or looks.see(self._turn(request)):
+            if request.event.wait(backoff.next_pause()):
                 return
+            position = self._position(request)
+            if position.is_turn:
+                return
+            backoff.update(position)
 
     async def await_for_turn(self, request: LockRequest, timeout: float) -> None:
-        looks = self._begin_to_look(request, timeout)
-        while looks.go_on():
-            if self._will_ring(request):
-                await request.event.await_set(looks.left)
+        backoff = self._backoff_of(request, timeout)
+        while backoff.remaining:
+            if self._is_notified(request):
+                await request.event.await_set(backoff.remaining)
                 return
-            if await request.event.await_set(looks.pause()) or looks.see(await self._aturn(request)):
+            if await request.event.await_set(backoff.next_pause()):
                 return
+            position = await self._in_thread(lambda: self._position(request), request)
+            if position.is_turn:
+                return
+            backoff.update(position)
 
-    def _begin_to_look(self, request: LockRequest, timeout: float) -> PollBackoff:
-        """Each wait goes on at the pace of the one before."""
-        looks = self._looks.setdefault(request, PollBackoff())
-        looks.begin(timeout)
-        return looks
+    def _backoff_of(self, request: LockRequest, timeout: float) -> PollBackoff:
+        """Each wait of a request goes on with the pauses of the one before."""
+        backoff = self._backoffs.setdefault(request, PollBackoff(self.timing))
+        backoff.begin(timeout)
+        return backoff
 
-    def _will_ring(self, request: LockRequest) -> bool:
-        """Also for those who stand behind another one of this process and have no place in the store."""
+    def _is_notified(self, request: LockRequest) -> bool:
+        """Whether its event will be set: also by the leader, behind which a waiter has no place in the store."""
         return not request.place or (self._listener is not None and self._listener.is_ready)
 
-    def _turn(self, request: LockRequest) -> Turn:
-        turn = partial(self._sql.turn, name=self._key(request.name), token=request.token)
-        return self._run(turn, _patience(request))
-
-    async def _aturn(self, request: LockRequest) -> Turn:
-        return await self._in_thread(lambda: self._turn(request), request)
+    def _position(self, request: LockRequest) -> QueuePosition:
+        position = partial(self._sql.position, name=self._key(request.name), token=request.token)
+        return self._run(position, self._call_timeout(request))
 
     def _expect(self, request: LockRequest) -> None:
         if self._listener:
@@ -206,19 +215,19 @@ class DatabaseBackend(ThreadedBackend, RunsBackend):
         held: set[str] = set()
         by_ttl = sorted(wanted, key=lambda one: one[1])
         for ttl, leases in groupby(by_ttl, key=lambda one: one[1]):
-            for batch in _batches([(self._key(request.name), request.token) for request, _ in leases]):
-                held |= self._run(partial(self._sql.renew, leases=batch, ttl=_us(ttl)), timeout)
+            for batch in self._batches([(self._key(request.name), request.token) for request, _ in leases]):
+                held |= self._run(partial(self._sql.renew, leases=batch, ttl=microseconds(ttl)), timeout)
         return [request.token in held for request, _ in wanted]
 
     def names(self, prefix: str = "") -> Iterator[str]:
-        beginning, last = self._key(prefix), b""
-        while found := self._run(partial(self._sql.names, prefix=beginning, after=last, limit=STEP)):
+        begin, last = self._key(prefix), b""
+        while found := self._run(partial(self._sql.names, prefix=begin, after=last, limit=self.batch_size)):
             last = found[-1]
             yield from self._names(found)
 
     def look(self, names: Sequence[str]) -> list[LockInfo | None]:
         found: dict[bytes, Any] = {}
-        for batch in _batches([self._key(name) for name in names]):
+        for batch in self._batches([self._key(name) for name in names]):
             found |= self._run(partial(self._sql.look, names=batch))
         seen = [(name, found.get(self._key(name))) for name in names]
         return [self._info_of(name, about) if about else None for name, about in seen]
@@ -226,58 +235,70 @@ class DatabaseBackend(ThreadedBackend, RunsBackend):
     def count_waiters(self, names: Sequence[str]) -> list[int | None]:
         """How many processes wait for each lock."""
         found: dict[bytes, int | None] = {}
-        for batch in _batches([self._key(name) for name in names]):
-            found |= self._run(partial(self._sql.waiters, names=batch))
+        for batch in self._batches([self._key(name) for name in names]):
+            found |= self._run(partial(self._sql.count_waiters, names=batch))
         return [found.get(self._key(name), 0) for name in names]
 
     def prune(self, older_than_seconds: float) -> int:
-        """Delete the rows of locks that nobody has held for so long, and of runs of beat that ran out so long ago.
+        """Delete the rows of locks that nobody has held for so long, and of runs of beat that expired so long ago.
 
-        Returns how many they were.
+        Returns how many.
 
         A fencing number never repeats, because the next one of that name is the time of the database; only if
         its clock is set back by more than ``older_than_seconds`` it may.
         """
         if not 0 <= older_than_seconds < inf:
             raise ValueError(f"older_than_seconds is {older_than_seconds!r}; it is a number of seconds, 0 or more.")
-        deleted, age = 0, _us(older_than_seconds)
+        deleted, age = 0, microseconds(older_than_seconds)
         for pruning in (self._sql.pruning, self._runs.pruning):
             after: bytes | None = b""
             while after is not None:
-                page = self._run(partial(pruning.page, after=after, age=age, size=STEP))
+                page = self._run(partial(pruning.page, after=after, age=age, size=self.batch_size))
                 deleted, after = deleted + page.deleted, page.end
         return deleted
 
     # The runs of beat
 
     def claim_run(self, name: str, seen: LastRun, now: LastRun, ttl: float) -> LastRun | None:
-        lengths = {"ttl": _us(ttl), "settle": _us(self.grace), "ahead": _us(self.runs_ahead)}
-        claim = partial(self._runs.claim, name=self._key(name), seen=seen, now=now, **lengths, timeout=self._timeout)
-        return self._run(claim)
+        lengths = {"ttl": microseconds(ttl), "settle": microseconds(self.grace), "ahead": microseconds(self.runs_ahead)}
+        return self._run(partial(self._runs.claim, name=self._key(name), seen=seen, now=now, **lengths))
 
     def find_runs(self, names: Sequence[str]) -> list[LastRun | None]:
         found: dict[bytes, LastRun] = {}
-        for batch in _batches([self._key(name) for name in names]):
+        for batch in self._batches([self._key(name) for name in names]):
             found |= self._run(partial(self._runs.find, names=batch))
         return [found.get(self._key(name)) for name in names]
 
     def runs(self) -> Iterator[tuple[str, LastRun]]:
-        beginning, last = self._key(""), b""
-        while found := self._run(partial(self._runs.page, prefix=beginning, after=last, limit=STEP)):
+        begin, last = self._key(""), b""
+        while found := self._run(partial(self._runs.page, prefix=begin, after=last, limit=self.batch_size)):
             last = max(found)
             yield from ((self._name(key), stamp) for key, stamp in found.items() if stamp)
 
     async def _in_thread(self, call: Callable[[], R], waiter: LockRequest | None = None) -> R:
-        return await self.calls.in_thread(call, turn_within=None if waiter is None else _turn_within(waiter))
+        return await self.calls.in_thread(call, thread_timeout=None if waiter is None else self._thread_timeout(waiter))
+
+    def _call_timeout(self, request: LockRequest) -> float | None:
+        """Seconds for an answer to an attempt, which may be asked for twice. None: the backend's timeout counts."""
+        if request.deadline is None:
+            return None
+        return max(self.timing.shortest_call, (request.deadline - clock()) / 2)
+
+    def _thread_timeout(self, request: LockRequest) -> float:
+        """Seconds until a thread is free for an attempt; two answers where its caller does not wait."""
+        return inf if request.deadline is None else max(2 * self.timing.shortest_call, request.deadline - clock())
 
     def close(self) -> None:
         if self._listener:
             self._listener.stop()
         self.calls.close()
-        if self._memory:
-            self._memory.remove()
+        if self._temporary_file:
+            self._temporary_file.remove()
 
     # Rows
+
+    def _batches(self, items: Sequence[R]) -> Iterator[Sequence[R]]:
+        return (items[start : start + self.batch_size] for start in range(0, len(items), self.batch_size))
 
     def _key(self, name: str) -> bytes:
         key = f"{self.prefix}:{name}".encode()
@@ -297,20 +318,20 @@ class DatabaseBackend(ThreadedBackend, RunsBackend):
 
     def _info_of(self, name: str, about: Sequence[Any]) -> LockInfo | None:
         """None where the row cannot be read."""
-        token, state, fence, left, holder = about
-        if state in (HELD, CLAIMED, RESTING) and type(fence) is int and type(left) is int:
-            return self._info(name, str(token), state, fence, left, str(holder))
+        token, state, fence, remaining, holder = about
+        if state in (HELD, CLAIMED, RESTING) and type(fence) is int and type(remaining) is int:
+            return self._info(name, str(token), state, fence, remaining, str(holder))
         logger.error("%s", unreadable(self._key(name)))
         return None
 
-    def _info(self, name: str, token: str, state: str, fence: int, left: float, holder: str) -> LockInfo:
-        """``left``: microseconds."""
+    def _info(self, name: str, token: str, state: str, fence: int, remaining: float, holder: str) -> LockInfo:
+        """``remaining``: microseconds."""
         return LockInfo(
             name,
             self.alias,
             None if state == CLAIMED else _holder(holder),
             fence,
-            max(0.0, left / 1e6),
+            max(0.0, remaining / 1e6),
             resting=state == RESTING,
             token=token,
         )
@@ -323,24 +344,6 @@ def _holder(text: str) -> Holder | None:
         return None
 
 
-def _may_be_executed(error: BaseException) -> bool:
-    """Also what an interrupted thread or a cancelled task sent."""
-    return isinstance(error, NoReply) or not isinstance(error, LockBackendError)
-
-
-def _patience(request: LockRequest) -> float | None:
-    """Seconds for an answer to a caller who waits: it may be asked for twice. None: the backend's timeout counts."""
-    return None if request.deadline is None else max(SHORTEST_PATIENCE, (request.deadline - clock()) / 2)
-
-
-def _turn_within(request: LockRequest) -> float:
-    """Seconds until a thread is there for the caller: its own, and as long as two answers where it does not wait."""
-    return inf if request.deadline is None else max(2 * SHORTEST_PATIENCE, request.deadline - clock())
-
-
-def _batches(items: Sequence[R]) -> Iterator[Sequence[R]]:
-    return (items[start : start + STEP] for start in range(0, len(items), STEP))
-
-
-def _us(seconds: float) -> int:
-    return ceil(seconds * 1_000_000)
+def _is_in_doubt(error: BaseException) -> bool:
+    """Whether the attempt may be executed: also one whose thread was interrupted, or whose task was cancelled."""
+    return isinstance(error, InDoubt) or not isinstance(error, LockBackendError)

@@ -1,4 +1,4 @@
-"""The runs of beat in a table: one row per entry, moved by one statement per step, by the clock of the database."""
+"""The runs of beat in a table: one row per entry, changed by single statements, on the clock of the database."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from ...exceptions import ClockIsAhead, LockBackendError, UnreadableRun
 from ...models import DatabaseRun
 from ...types import DAY, LastRun
 from ...utils.clock import clock
+from ..common.retry import Backoff, retry
+from ..common.timing import Timing
+from .errors import RowChanged, is_row_changed
 from .sql import CLOCKS, Pruning, end_of, insert_unless_there, placeholders
 
 TABLE = DatabaseRun._meta.db_table
@@ -19,9 +22,13 @@ logger = logging.getLogger("django_distlock")
 
 
 class Runs:
-    """Runs the statements on a connection of Django. Lengths of time are microseconds."""
+    """The statements, on a connection of Django. Lengths of time are microseconds.
 
-    def __init__(self, vendor: str) -> None:
+    ``timeout``: seconds until the deadline of a claim whose row comes and goes.
+    """
+
+    def __init__(self, vendor: str, timeout: float, timing: Timing) -> None:
+        self._timeout, self._timing = timeout, timing
         now = CLOCKS[vendor]
         is_kept = f"name = %s AND expires > {now}"
         may_move = f"(ran_at <= %s OR token = %s) AND (settled_at <= {now} OR %s <= %s)"
@@ -38,11 +45,11 @@ class Runs:
         )
         self._clock = f"SELECT {now}"
         # Not deleted and inserted: two who do so at the same moment may be a deadlock for MySQL.
-        self._keep_again = (
+        self._replace_expired = (
             f"UPDATE {TABLE} SET ran_at = %s, token = %s, stamp = %s, settled_at = {now} + %s, expires = {now} + %s"
             f" WHERE name = %s AND expires <= {now}"
         )
-        self._keep = insert_unless_there(vendor, TABLE, COLUMNS, f"%s, %s, %s, %s, {now} + %s, {now} + %s")
+        self._insert = insert_unless_there(vendor, TABLE, COLUMNS, f"%s, %s, %s, %s, {now} + %s, {now} + %s")
         self._find = f"SELECT name, stamp FROM {TABLE} WHERE name IN ({{many}}) AND expires > {now}"
         self._list = (
             f"SELECT name, stamp FROM {TABLE} WHERE name >= %s AND name > %s AND name < %s AND expires > {now}"
@@ -60,23 +67,31 @@ class Runs:
         ttl: int,
         settle: int,
         ahead: int,
-        timeout: float,
     ) -> LastRun | None:
         """As ``claim_run``. Repeatable.
 
-        No stamp is returned that would have let the claim through: if the row came or settled between two
-        statements, they are tried again, for up to ``timeout`` seconds.
+        A stamp that is returned does refuse the claim: if the row appeared or settled between two statements, all are
+        tried again.
         """
-        give_up = clock() + timeout
-        while not self._is_moved(connection, name, seen, now, ttl, ahead):
+
+        def attempt() -> LastRun | None:
+            if self._is_moved(connection, name, seen, now, ttl, ahead):
+                return None
             if standing := self._read_refusing(connection, name, seen, now):
                 return standing
             self._check_clock(connection, now, ahead)
             if self._is_new(connection, name, seen, ttl, settle):
                 return seen
-            if clock() > give_up:
-                raise LockBackendError(f"The row {name.decode()!r} of {TABLE} comes and goes; is its table emptied?")
-        return None
+            raise RowChanged
+
+        timing = self._timing
+        backoff = Backoff(clock() + self._timeout, timing.retry_pause_shortest, timing.retry_pause_longest)
+        try:
+            return retry(attempt, is_row_changed, backoff)
+        except RowChanged:
+            raise LockBackendError(
+                f"The row {name.decode()!r} of {TABLE} comes and goes; is its table emptied?"
+            ) from None
 
     def _is_moved(self, connection: Any, name: bytes, seen: LastRun, now: LastRun, ttl: int, ahead: int) -> bool:
         at = _moment(now)
@@ -102,30 +117,32 @@ class Runs:
             raise ClockIsAhead(ahead / 1_000_000, most / 1_000_000)
 
     def _is_new(self, connection: Any, name: bytes, seen: LastRun, ttl: int, settle: int) -> bool:
-        """Whether ``seen`` is kept now, because there was nothing, or what ran out."""
-        binary, kept = connection.Database.Binary(name), [_moment(seen), seen.token, seen.to_text(), settle, ttl]
+        """Store ``seen`` where there is no row, or one that has expired; whether that was so."""
+        binary, values = connection.Database.Binary(name), [_moment(seen), seen.token, seen.to_text(), settle, ttl]
         with connection.cursor() as cursor:
-            cursor.execute(self._keep_again, [*kept, binary])
+            cursor.execute(self._replace_expired, [*values, binary])
             if not cursor.rowcount:
-                cursor.execute(self._keep, [binary, *kept])
+                cursor.execute(self._insert, [binary, *values])
             return bool(cursor.rowcount)
 
     def find(self, connection: Any, names: Sequence[bytes]) -> dict[bytes, LastRun]:
-        """Of those that can be read."""
+        """The stamps that can be read."""
         with connection.cursor() as cursor:
             cursor.execute(
                 self._find.format(many=placeholders(names)), [connection.Database.Binary(name) for name in names]
             )
-            read = [(bytes(name), _readable(bytes(name), text)) for name, text in cursor.fetchall()]
+            read = [(bytes(name), _stamp_or_error(bytes(name), text)) for name, text in cursor.fetchall()]
         return {name: stamp for name, stamp in read if isinstance(stamp, LastRun)}
 
     def page(self, connection: Any, prefix: bytes, after: bytes, limit: int) -> dict[bytes, LastRun | None]:
-        """Those whose names begin with ``prefix``, in order, beyond ``after``; None, and an error in the log, for one
-        that cannot be read."""
+        """Stamps of names that begin with ``prefix``, in order, after the name ``after``.
+
+        None, and an error in the log, for one that cannot be read.
+        """
         bounds = map(connection.Database.Binary, (prefix, after, end_of(prefix)))
         with connection.cursor() as cursor:
             cursor.execute(self._list, [*bounds, limit])
-            read = [(bytes(name), _readable(bytes(name), text)) for name, text in cursor.fetchall()]
+            read = [(bytes(name), _stamp_or_error(bytes(name), text)) for name, text in cursor.fetchall()]
         for _, stamp in read:
             if isinstance(stamp, UnreadableRun):
                 logger.error("%s", stamp)
@@ -133,11 +150,11 @@ class Runs:
 
 
 def _condition(connection: Any, name: bytes, seen: LastRun, now: LastRun) -> list[Any]:
-    """The parameters of a row that is kept and may, or may not, be moved."""
+    """The parameters of the condition that a row has not expired and may, or may not, be moved."""
     return [connection.Database.Binary(name), _moment(seen), now.token, _moment(now), _moment(seen)]
 
 
-def _readable(name: bytes, text: str) -> LastRun | UnreadableRun:
+def _stamp_or_error(name: bytes, text: str) -> LastRun | UnreadableRun:
     try:
         return _stamp(name, text)
     except UnreadableRun as error:

@@ -1,12 +1,10 @@
-"""How calls get to the database: on a connection of the pool, repeated once, in threads for event loops."""
+"""Calls to the database: on a connection of the pool, repeated once, in threads for event loops."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-import random
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -19,25 +17,26 @@ from django.db import Error, InterfaceError, OperationalError, ProgrammingError
 from ...exceptions import LockBackendError
 from ...utils import fork
 from ...utils.clock import clock
+from ..common.retry import Backoff, retry
 from .connections import Pool
-from .errors import Broken, NoReply, is_lost, is_of_another_session, is_undone
-from .watchdog import NoAnswer
+from .errors import ConnectionBroken, InDoubt, is_lost, is_of_another_session, is_rolled_back
+from .watchdog import CallTimeout
 
 R = TypeVar("R")
 
-ASYNC_THREADS = 16  # that do what event loops ask for; a task that waits for its turn takes none
+ASYNC_THREADS = 16  # for the calls of event loops; a task that waits for its turn takes none
 
-SHORTEST_PATIENCE = 0.5  # seconds that a call gives the server, however little time is left to its caller
-SHORTEST_PAUSE, LONGEST_PAUSE = 0.001, 0.05  # seconds before a statement is repeated that the database has undone
-
-# Of drivers, of the system, and of settings that they cannot use.
+# What opening a connection raises: errors of drivers, of the system, and of settings that neither can use.
 CANNOT_OPEN = (Error, OSError, ImproperlyConfigured, LookupError, TypeError, ValueError)
 
 Explain = Callable[[Exception, type[LockBackendError]], LockBackendError]
 
 
 class Calls:
-    """Does work on a connection. What the database refuses is raised as ``explain`` puts it."""
+    """Does work on a connection. Errors of the database are raised as ``explain`` makes them.
+
+    ``timeout``: seconds for an answer, which may be asked for twice.
+    """
 
     def __init__(self, pool: Pool, timeout: float, explain: Explain, name: str) -> None:
         self._pool = pool
@@ -51,90 +50,94 @@ class Calls:
         self._guard = threading.RLock()
         self._threads: ThreadPoolExecutor | None = None
         self._of_thread = threading.local()
-        self._answered_at = 0.0  # by the database, whoever asked
+        self._answered_at = 0.0  # when the database answered any call
 
-    def run(self, work: Callable[[Any], R], within: float | None = None) -> R:
-        return self.run_repeatedly(work, within)[0]
+    def run(self, work: Callable[[Any], R], timeout: float | None = None) -> R:
+        return self.run_or_repeat(work, timeout)[0]
 
-    def run_repeatedly(self, work: Callable[[Any], R], within: float | None = None) -> tuple[R, bool]:
-        """Do the work on a connection, and once more if that broke. Whether it was done more than once.
+    def run_or_repeat(self, work: Callable[[Any], R], timeout: float | None = None) -> tuple[R, bool]:
+        """Do the work on a connection, and once more if that broke. Returns the result, and whether it was repeated.
 
-        Raises LockBackendError; NoReply when the work may have been done although nothing was heard of it.
+        ``timeout``: as that of all calls, which counts if it is shorter.
+        Raises LockBackendError; InDoubt if the work may have been done although no answer came.
         """
-        pid, seconds = os.getpid(), self._timeout if within is None else min(self._timeout, within)
-        if (ends := vars(self._of_thread).pop("ends", None)) is not None:  # of the first request of a call alone
-            seconds = min(seconds, max(SHORTEST_PATIENCE, (ends - clock()) / 2))
-        deadline = clock() + 2 * seconds
+        pid, timeout = os.getpid(), self._timeout if timeout is None else min(self._timeout, timeout)
+        # Of the first request of a call alone
+        if (thread_deadline := vars(self._of_thread).pop("deadline", None)) is not None:
+            timeout = min(timeout, max(self._pool.timing.shortest_call, (thread_deadline - clock()) / 2))
+        deadline = clock() + 2 * timeout
         try:
-            return self._done(work, seconds, deadline), False
-        except Broken as broken:
+            return self._run_once(work, timeout, deadline), False
+        except ConnectionBroken as broken:
             if fork.is_copy(pid):  # the parent's thread repeats the work
-                raise self._explain(broken.cause, NoReply) from broken.cause
+                raise self._explain(broken.cause, InDoubt) from broken.cause
             self._pool.close_idle()  # a server that was restarted broke them all
         try:
-            return self._done(work, seconds, deadline), True
-        except Broken as broken:
-            raise self._explain(broken.cause, NoReply) from broken.cause
+            return self._run_once(work, timeout, deadline), True
+        except ConnectionBroken as broken:
+            raise self._explain(broken.cause, InDoubt) from broken.cause
         except LockBackendError as error:
-            unheard = NoReply(*error.args)
-            unheard.is_final = error.is_final
-            raise unheard from error.__cause__
+            in_doubt = InDoubt(*error.args)
+            in_doubt.is_final = error.is_final
+            raise in_doubt from error.__cause__
 
-    def _done(self, work: Callable[[Any], R], seconds: float, deadline: float) -> R:
-        """Raises Broken when the connection broke meanwhile, LockBackendError when the database refuses.
+    def _run_once(self, work: Callable[[Any], R], timeout: float, deadline: float) -> R:
+        """Raises ConnectionBroken if the connection broke meanwhile, LockBackendError if the database refuses.
 
-        ``seconds``: for an answer; ``deadline``: until when a connection must be there, on ``clock()``.
+        ``timeout``: seconds for an answer; ``deadline``: of getting a connection, on ``clock()``.
         """
-        is_open = False
+        is_open, timing = False, self._pool.timing
         try:
-            with self._pool.connection(seconds, deadline) as connection:
+            with self._pool.connection(timeout, deadline) as connection:
                 is_open = True
                 try:
-                    done = _past_collisions(partial(work, connection), clock() + seconds / 2)
+                    backoff = Backoff(
+                        clock() + timeout / 2, timing.retry_pause_shortest, timing.retry_pause_longest
+                    )  # fmt: skip
+                    result = retry(partial(work, connection), is_rolled_back, backoff)
                     self._answered_at = clock()
-                    return done
+                    return result
                 except (OperationalError, InterfaceError, ProgrammingError) as error:
                     if is_of_another_session(error):
                         self._pool.prepares = False
-                        raise Broken(error) from error
+                        raise ConnectionBroken(error) from error
                     if isinstance(error, ProgrammingError) or _is_usable(connection, error):
                         raise
-                    raise Broken(error) from error
-        except NoAnswer as error:
-            raise Broken(error) from error
-        except (LockBackendError, Broken):
+                    raise ConnectionBroken(error) from error
+        except CallTimeout as error:
+            raise ConnectionBroken(error) from error
+        except (LockBackendError, ConnectionBroken):
             raise
         except Exception as error:
             if not isinstance(error, Error if is_open else CANNOT_OPEN):
                 raise  # of a handler of a signal, or a mistake of ours
             raise self._explain(error, LockBackendError) from error
 
-    async def in_thread(self, call: Callable[..., R], *arguments: Any, turn_within: float | None = None) -> R:
-        """Not in the loop's own threads, which a program may have given to something else.
+    async def in_thread(self, call: Callable[..., R], *arguments: Any, thread_timeout: float | None = None) -> R:
+        """Make the call in a thread of ours: the loop's own may be taken by something else.
 
-        Raises LockBackendError if none of the threads is free in time: ``turn_within`` seconds, by default those in
-        which a call is done; the time that it waits for a thread counts for its first request. ``inf``: in time as long
-        as the database answers others.
+        Raises LockBackendError if no thread is free after ``thread_timeout`` seconds. ``inf``: wait as long as the
+        database answers other calls. None: as long as a call takes at most, and the wait counts for its first request.
         """
         whole = 2 * self._timeout
-        seconds = whole if turn_within is None or turn_within == inf else turn_within
+        seconds = whole if thread_timeout is None or thread_timeout == inf else thread_timeout
         with self._guard:
             if self._threads is None:
                 self._threads = ThreadPoolExecutor(ASYNC_THREADS, thread_name_prefix=f"distlock-async-{self._name}")
             try:
-                future = self._threads.submit(self._here, clock(), turn_within, call, *arguments)
-            except RuntimeError as error:  # it may be done all the same, by a thread that was there already
-                raise NoReply(
+                future = self._threads.submit(self._in_thread, clock(), thread_timeout, call, *arguments)
+            except RuntimeError as error:  # a thread that was there already may make the call all the same
+                raise InDoubt(
                     f"The database of the locks {self._name!r} cannot be asked for tasks, because there are too many"
                     f" threads, or the process exits: {error}"
                 ) from error
         outcome = asyncio.wrap_future(future)
         try:
             await asyncio.wait([outcome], timeout=seconds)
-            while turn_within == inf and not outcome.done() and clock() - self._answered_at < seconds:
+            while thread_timeout == inf and not outcome.done() and clock() - self._answered_at < seconds:
                 await asyncio.wait([outcome], timeout=seconds)
         except asyncio.CancelledError:
-            outcome.cancel()  # unless a thread is at it
+            outcome.cancel()  # unless a thread makes the call already
             raise
         if not outcome.done() and future.cancel():
             raise LockBackendError(
@@ -144,17 +147,16 @@ class Calls:
             )
         return await outcome
 
-    def _here(self, asked_at: float, turn_within: float | None, call: Callable[..., R], *arguments: Any) -> R:
-        """The call, in a thread."""
-        if turn_within is None or (turn_within == inf and self._answered_at < asked_at):
-            self._of_thread.ends = asked_at + 2 * self._timeout
+    def _in_thread(self, asked_at: float, thread_timeout: float | None, call: Callable[..., R], *arguments: Any) -> R:
+        if thread_timeout is None or (thread_timeout == inf and self._answered_at < asked_at):
+            self._of_thread.deadline = asked_at + 2 * self._timeout
         try:
             return call(*arguments)
         finally:
-            self._of_thread.ends = None
+            self._of_thread.deadline = None
 
     def close(self) -> None:
-        """Calls that come later open anew what they need."""
+        """Close idle connections and threads. Later calls open new ones."""
         self._pool.close_idle()
         with self._guard:
             threads, self._threads = self._threads, None
@@ -162,21 +164,8 @@ class Calls:
             threads.shutdown(wait=False)
 
 
-def _past_collisions(work: Callable[[], R], deadline: float) -> R:
-    """Again while the database undoes it for the sake of others."""
-    pause = SHORTEST_PAUSE
-    while True:
-        try:
-            return work()
-        except OperationalError as error:
-            if not is_undone(error) or clock() + pause > deadline:
-                raise
-        time.sleep(random.uniform(0, pause))
-        pause = min(LONGEST_PAUSE, pause * 2)
-
-
 def _is_usable(connection: Any, error: Exception) -> bool:
     """Whether the connection outlived the error."""
-    if is_lost(error):  # not asked: some drivers would silently connect anew
+    if is_lost(error):  # without asking it: some drivers would silently connect anew
         return False
     return connection.connection is not None and bool(connection.is_usable())

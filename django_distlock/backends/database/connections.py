@@ -1,10 +1,9 @@
-"""Django's connections without its guard against event loops: lock() has its own, and threads have no loop."""
+"""Connections of our own to a database of Django, and their pool."""
 
 from __future__ import annotations
 
 import inspect
 import os
-import random
 import threading
 import time
 import weakref
@@ -25,6 +24,8 @@ from django.utils.asyncio import async_unsafe
 
 from ...utils import fork
 from ...utils.clock import clock
+from ..common.retry import Backoff, retry
+from ..common.timing import Timing
 from .errors import final, is_final
 from .sqlite import ForkGate, make_file, prepare_file
 from .watchdog import Watchdog
@@ -35,36 +36,36 @@ GUARD = async_unsafe.__code__.co_filename
 
 @lru_cache
 def own_class(engine: str) -> Any:
-    """The DatabaseWrapper of an engine, for connections of our own, whose ``watched`` bounds what opens them.
+    """The DatabaseWrapper of an engine, for connections of our own, whose ``watched`` limits what opens them.
 
-    Under gevent all greenlets share what asyncio knows of a thread. While one of them runs an event loop, Django
-    takes all others for calls from inside of it, and refused to renew leases.
+    It has no guard against calls from an event loop. lock() has a better one: under gevent all greenlets share what
+    asyncio knows of a thread, and while one of them runs an event loop, Django refuses the calls of all others.
     """
-    theirs: Any = load_backend(engine).DatabaseWrapper
+    base: Any = load_backend(engine).DatabaseWrapper
 
     def init_connection_state(self: Any) -> None:
-        with self.watched(self):  # these are the first statements; the connection was not there before
-            theirs.init_connection_state(self)
+        with self.watched(self):  # the first statements of the connection, which did not exist before
+            base.init_connection_state(self)
 
-    methods = {name: _unguarded(theirs, name) for name in GUARDED}
+    methods = {name: _unguarded(base, name) for name in GUARDED}
     methods |= {"close": inspect.unwrap(BaseDatabaseWrapper.close), "init_connection_state": init_connection_state}
-    return type("DatabaseWrapper", (theirs,), methods)
+    return type("DatabaseWrapper", (base,), methods)
 
 
-def _unguarded(theirs: Any, name: str) -> Callable[..., Any]:
+def _unguarded(base: Any, name: str) -> Callable[..., Any]:
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        found = getattr(theirs, name)  # now: test runners put methods of their own there for a while
+        found = getattr(base, name)  # now: test runners replace methods there for a while
         is_guard = getattr(found, "__code__", None) is not None and found.__code__.co_filename == GUARD
         return (found.__wrapped__ if is_guard else found)(self, *args, **kwargs)
 
     return method
 
 
-def open_within(seconds: float, connect: Callable[[], Any], close: Callable[[Any], None], name: str) -> Any:
-    """What ``connect()`` returns. Raises OperationalError after ``seconds``; what comes later is closed.
+def open_with_timeout(timeout: float, connect: Callable[[], Any], close: Callable[[Any], None], name: str) -> Any:
+    """The connection. Raises OperationalError after ``timeout`` seconds; a connection that comes later is closed.
 
-    In a thread of its own: drivers count whole seconds, for each address anew, and none while they look up a name. Nor
-    do they count how long a pooler lets wait that is there while its server is not.
+    It is opened in a thread: drivers count whole seconds, for each address anew, and neither the lookup of a name nor
+    the time for which a pooler lets a client wait whose server is away.
     """
     opening: Future[Any] = Future()
 
@@ -86,43 +87,43 @@ def open_within(seconds: float, connect: Callable[[], Any], close: Callable[[Any
             thread.start()
         except RuntimeError:  # there are too many, or the interpreter exits
             return connect()
-        return opening.result(max(0.0, seconds))
+        return opening.result(max(0.0, timeout))
     except TimeoutError as error:
         if opening.cancel():
-            raise OperationalError(f"no connection within {seconds:.1f} s") from error
+            raise OperationalError(f"no connection within {timeout:.1f} s") from error
         return opening.result()  # it came at this very moment
-    except BaseException:  # of a connect() that failed, or of a caller that is interrupted
+    except BaseException:  # connect() failed, or the caller is interrupted
         if not opening.cancel() and opening.exception() is None:
             close(opening.result())
         raise
 
 
 MAX_IDLE = 8  # connections kept after a rush
-PREPARE_AFTER = 5  # executions of a statement on one connection; half of its time is parsing and planning
-LEAST = 0.5  # seconds for an answer, however long it took to connect
-SHORTEST_PAUSE, LONGEST_PAUSE = 0.02, 0.25  # seconds before a server is tried again that took no connection
-SHARE = 0.04  # of the time that a server is away: what attempts to connect may take of a processor
+CPU_SHARE = 0.04  # of the time that a server is away, which attempts to connect may use of a processor
 IDLE = 20.0  # seconds after which a connection that nobody used is closed
 
 Wrapper = Any  # django.db.backends.base.base.BaseDatabaseWrapper, whose attributes are not typed
 
-_open: set[Wrapper] = set()  # strong: a connection that is collected in a forked child ends that of its parent
+_open: set[Wrapper] = set()  # strong: collecting a connection in a forked child would end its parent's
 _inherited: list[Wrapper] = []
 _pools: weakref.WeakSet[Pool] = weakref.WeakSet()
-_gate = ForkGate()  # for users of SQLite
-_lost_files: set[str] = set()  # of SQLite, in which this process cannot lock
+_gate = ForkGate()  # of connections to SQLite
+_unusable_files: set[str] = set()  # of SQLite, in which this process cannot lock
 
 
 class Pool:
     """Connections to the database of one alias, each used by one call at a time.
 
-    Made from a copy of the alias' settings. They are closed by CONN_MAX_AGE at the begin and end of requests, as
-    Django closes its own. Those that nobody used for twenty seconds are closed when a call ends: a process
-    that makes no calls keeps what it has, eight at most. A waiter has none while it waits.
+    Made from a copy of the alias' settings. CONN_MAX_AGE counts at the begin and end of requests, as for Django's own.
+    Those that nobody used for twenty seconds are closed when a call ends: a process that makes no calls keeps what it
+    has, eight at most. A waiter has none while it waits.
     """
 
-    def __init__(self, alias: str, timeout: float, file: str | None, name: str) -> None:
-        """``timeout``: seconds for an answer; ``file``: of SQLite, else None; ``name``: of the locks' alias."""
+    prepare_after = 5  # executions of a statement on one connection; half of its time is parsing and planning
+
+    def __init__(self, alias: str, timeout: float, file: str | None, name: str, timing: Timing) -> None:
+        """``timeout``: seconds for an answer; ``file``: of SQLite, else None; ``name``: the alias of the locks."""
+        self.timing = timing
         self.alias = alias
         self.timeout = timeout
         self.file = file
@@ -131,8 +132,8 @@ class Pool:
         self._watchdog = Watchdog(name)
         self.prepares = True  # statements, where a session is ours alone
         self.is_direct = True  # no pooler was in between when a connection was opened last
-        self._cpu = 0.0  # seconds of the processor that the last attempt to connect took
-        self.closes_with_it: Callable[[], None] = lambda: None
+        self._cpu_time = 0.0  # seconds of the processor that the last attempt to connect took
+        self.on_close: Callable[[], None] = lambda: None  # where a connection is held outside the pool
         _pools.add(self)
 
     def _begin(self) -> None:
@@ -140,51 +141,50 @@ class Pool:
         self._guard = threading.RLock()  # a signal handler may ask for a lock while this very thread is inside
 
     @contextmanager
-    def connection(self, seconds: float, deadline: float | None = None) -> Iterator[Wrapper]:
-        """One that nobody else uses. What goes wrong closes it; after ``seconds`` it is shut down.
+    def connection(self, timeout: float, deadline: float | None = None) -> Iterator[Wrapper]:
+        """A connection that nobody else uses, shut down after ``timeout`` seconds. An error closes it.
 
-        It is tried for until ``deadline``, on ``clock()``; by default, for twice that time. What was got at the last
-        moment is given half a second.
+        ``deadline``: of getting one, on ``clock()``; by default after twice the timeout.
         """
         fork.notice()  # a child must not talk on its parent's connections
         with self._no_fork():
-            deadline = clock() + 2 * seconds if deadline is None else deadline
+            deadline = clock() + 2 * timeout if deadline is None else deadline
             wrapper = self._take(deadline)
             try:
-                allowed = min(seconds, max(LEAST, deadline - clock()))
+                timeout = min(timeout, max(self.timing.shortest_call, deadline - clock()))
                 if self.file is not None:
-                    wrapper.connection.execute(f"PRAGMA busy_timeout = {ceil(1000 * allowed)}")
-                with self.watching(wrapper, allowed):
+                    wrapper.connection.execute(f"PRAGMA busy_timeout = {ceil(1000 * timeout)}")
+                with self.watching(wrapper, timeout):
                     yield wrapper
             except BaseException:
                 _close(wrapper)
                 raise
             self._give_back(wrapper)
 
-    def watching(self, wrapper: Wrapper, seconds: float) -> AbstractContextManager[None]:
-        """Shuts the connection down after ``seconds``, and raises NoAnswer then."""
-        return self._watchdog.watching(partial(_socket_of, wrapper), seconds)
+    def watching(self, wrapper: Wrapper, timeout: float) -> AbstractContextManager[None]:
+        """Shuts the connection down after ``timeout`` seconds, and raises CallTimeout then."""
+        return self._watchdog.watching(partial(_socket_of, wrapper), timeout)
 
     def open_until(self, deadline: float) -> Wrapper:
         """As ``open()``. Raises OperationalError if there is none at the ``deadline``, on ``clock()``."""
         if self.file is not None:
-            return self.open(min(self.timeout, max(LEAST, (deadline - clock()) / 2)))
-        return open_within(deadline - clock(), self.open, self.close, f"distlock-connecting-{self.alias}")
+            return self.open(min(self.timeout, max(self.timing.shortest_call, (deadline - clock()) / 2)))
+        return open_with_timeout(deadline - clock(), self.open, self.close, f"distlock-connecting-{self.alias}")
 
     def open(self, timeout: float | None = None) -> Wrapper:
-        """A new one, which the caller closes with ``close()``; ``timeout``: seconds for an answer meanwhile."""
+        """A new connection, to be closed with ``close()``. ``timeout``: seconds for an answer meanwhile."""
         timeout = self.timeout if timeout is None else timeout
-        if self.file in _lost_files:
+        if self.file in _unusable_files:
             raise final(
                 f"This process was forked while a lock in {self.file} was asked for, and so cannot lock in that file:"
                 " SQLite takes the locks of the parent for its own. Fork where no other thread asks for locks, or"
                 " start another program in the child. uWSGI forks so with its defaults: start it with --lazy-apps."
             )
-        settings = own_settings(self.alias, timeout, self.file)
+        settings = own_settings(self.alias, timeout, self.file, self.prepare_after)
         wrapper = own_class(settings["ENGINE"])(settings, self.alias)
-        wrapper.watched = partial(self.watching, seconds=self.timeout)
+        wrapper.watched = partial(self.watching, timeout=self.timeout)
         wrapper.inc_thread_sharing()
-        wrapper.queries_log = deque(maxlen=0)  # with DEBUG; only those of Django's own connections are ever reset
+        wrapper.queries_log = deque(maxlen=0)  # with DEBUG: Django resets only those of its own connections
         _open.add(wrapper)
         began = time.thread_time()
         try:
@@ -193,14 +193,14 @@ class Pool:
             wrapper.ensure_connection()
             if wrapper.vendor == "sqlite":
                 with wrapper.wrap_database_errors:
-                    prepare_file(wrapper, timeout)
+                    prepare_file(wrapper, timeout, self.timing)
             elif wrapper.vendor == "postgresql":
                 with wrapper.watched(wrapper):
                     self.is_direct = _set_up_session(wrapper)
                 if is_psycopg3(wrapper) and not (self.is_direct and self.prepares):
                     wrapper.connection.prepare_threshold = None
         except BaseException:
-            self._cpu = time.thread_time() - began
+            self._cpu_time = time.thread_time() - began
             _close(wrapper)
             raise
         return wrapper
@@ -215,11 +215,11 @@ class Pool:
                 _close(wrapper)
 
     def close_old(self) -> None:
-        """By the rules of Django: what is older than CONN_MAX_AGE. What broke was closed at once."""
+        """Close what is older than CONN_MAX_AGE, by the rules of Django. What broke was closed at once."""
         fork.notice()
         with self._no_fork():
             for since, wrapper in self._all_idle():
-                # Not by Django's own method, which looks into the database: unit tests may forbid that here.
+                # Not by Django's own method, which asks the database: unit tests may forbid that here.
                 if wrapper.close_at is not None and time.monotonic() >= wrapper.close_at:
                     _close(wrapper)
                 else:
@@ -235,33 +235,29 @@ class Pool:
         return idle
 
     def _take(self, deadline: float) -> Wrapper:
-        """An idle one, else a new one. A server that takes none is tried again: it may just be restarting."""
-        pause = SHORTEST_PAUSE
-        while True:
-            if (wrapper := self._fit_one(deadline)) is not None:
-                return wrapper
-            try:
-                return self.open_until(deadline)
-            except (OperationalError, InterfaceError) as error:
-                # PyMySQL reads all certificates of the system before it connects.
-                rest = max(pause, self._cpu / SHARE)
-                if self.file is not None or is_final(error) or clock() + rest >= deadline:
-                    raise
-            time.sleep(rest * random.uniform(0.7, 1))
-            pause = min(LONGEST_PAUSE, 2 * pause)
+        """An idle connection, else a new one. A server that refuses one is tried again: it may just be restarting."""
+        return retry(
+            lambda: self._take_idle(deadline) or self.open_until(deadline),
+            self._may_reconnect,
+            Backoff(deadline, self.timing.reconnect_pause_shortest, self.timing.reconnect_pause_longest),
+            lambda: self._cpu_time / CPU_SHARE,  # PyMySQL reads all certificates of the system before it connects
+        )
 
-    def _fit_one(self, deadline: float) -> Wrapper | None:
+    def _may_reconnect(self, error: Exception) -> bool:
+        return isinstance(error, OperationalError | InterfaceError) and self.file is None and not is_final(error)
+
+    def _take_idle(self, deadline: float) -> Wrapper | None:
         while True:
             with self._guard:
                 try:
                     _, wrapper = self._idle.pop()
                 except IndexError:
                     return None
-            if self._is_fit(wrapper, deadline):
+            if self._is_usable(wrapper, deadline):
                 return wrapper
             _close(wrapper)
 
-    def _is_fit(self, wrapper: Wrapper, deadline: float) -> bool:
+    def _is_usable(self, wrapper: Wrapper, deadline: float) -> bool:
         max_age = wrapper.settings_dict["CONN_MAX_AGE"]
         if max_age and time.monotonic() >= wrapper.close_at:
             return False
@@ -280,7 +276,7 @@ class Pool:
             _close(old)
 
     def _pop_older_than(self, moment: float) -> Wrapper | None:
-        """The one that nobody has used for longest, if it was given back before that moment."""
+        """The connection that was idle for longest, if it was given back before that moment."""
         with self._guard:
             if self._idle and self._idle[0][0] < moment:
                 return self._idle.pop(0)[1]
@@ -294,9 +290,10 @@ class Pool:
         _close(wrapper)
 
 
-def own_settings(alias: str, timeout: float, file: str | None) -> dict[str, Any]:
-    theirs = connections.settings[alias]
-    own: dict[str, Any] = {**theirs, "ATOMIC_REQUESTS": False, "AUTOCOMMIT": True, "OPTIONS": {**theirs["OPTIONS"]}}
+def own_settings(alias: str, timeout: float, file: str | None, prepare_after: int) -> dict[str, Any]:
+    """The settings of the alias, changed for connections of our own. ``timeout``: seconds for an answer."""
+    base = connections.settings[alias]
+    own: dict[str, Any] = {**base, "ATOMIC_REQUESTS": False, "AUTOCOMMIT": True, "OPTIONS": {**base["OPTIONS"]}}
     options, whole, twice = own["OPTIONS"], ceil(timeout), ceil(2 * timeout)
     if file is not None:
         return {**own, "NAME": file, "OPTIONS": {"timeout": timeout}, "CONN_HEALTH_CHECKS": False}
@@ -310,7 +307,7 @@ def own_settings(alias: str, timeout: float, file: str | None) -> dict[str, Any]
             options.pop(option, None)
         if is_psycopg3(class_of(alias)):
             options["server_side_binding"] = True
-            options.setdefault("prepare_threshold", PREPARE_AFTER)
+            options.setdefault("prepare_threshold", prepare_after)
     return own
 
 
@@ -328,10 +325,10 @@ def is_psycopg3(wrapper: Any) -> bool:
 
 
 def _set_up_session(wrapper: Wrapper) -> bool:
-    """Let each statement see what others have committed meanwhile, whatever the role or the database is set to.
+    """Set READ COMMITTED, whatever the role or the database is set to: each statement sees what others have committed.
 
     False where a pooler is in between, which could send each statement to another session: those are not ours to
-    set. To be able to cancel a statement of its clients, a pooler gives them numbers of its own.
+    set. A pooler is recognised by the process id of the server, for which it gives its clients a number of its own.
     """
     with wrapper.cursor() as cursor:
         cursor.execute(
@@ -357,11 +354,11 @@ def _on_request(**_: object) -> None:
 
 
 def _on_connection(connection: Wrapper, **_: object) -> None:
-    """A connection to no database is there to create or drop one, which needs all others gone: tests begin or end."""
+    """Close all connections where one to no database is opened: it creates or drops one, as tests begin or end."""
     if connection.alias == NO_DB_ALIAS:
         for pool in list(_pools):
             pool.close_idle()
-            pool.closes_with_it()
+            pool.on_close()
 
 
 def _before_fork() -> None:
@@ -377,14 +374,14 @@ def _open_files() -> list[Wrapper]:
 
 
 def _after_fork() -> None:
-    """In the child: its parent's connections must neither be used nor ended here."""
+    """In the child, which must neither use nor end its parent's connections."""
     global _gate
     _gate = ForkGate()
-    _lost_files.update(str(wrapper.settings_dict["NAME"]) for wrapper in _open_files())
+    _unusable_files.update(str(wrapper.settings_dict["NAME"]) for wrapper in _open_files())
     nowhere = os.open(os.devnull, os.O_RDWR)
     for wrapper in list(_open):
         if (descriptor := _socket_of(wrapper)) is not None:
-            # What the driver sends when it is collected goes nowhere; and its parent is seen to die.
+            # What the driver sends when it is collected goes nowhere; and the server notices the end of the parent.
             os.dup2(nowhere, descriptor)
     os.close(nowhere)
     _inherited.extend(_open)
@@ -392,7 +389,7 @@ def _after_fork() -> None:
 
 
 def _socket_of(wrapper: Wrapper) -> int | None:
-    """Its descriptor; None where there is none, or the driver does not tell."""
+    """Its descriptor; None where there is none, or the driver does not show it."""
     raw = wrapper.connection
     if raw is None or wrapper.vendor == "sqlite":
         return None

@@ -1,4 +1,4 @@
-"""What an error of a database means: whether to try again, whether it may pass by itself, and what to do about it."""
+"""The meaning of a database's errors: whether to try again, whether they are final, and what to do about them."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from .sqlite import databases_in
 TABLES = [model._meta.db_table for model in ROWS_OF_DATABASE_BACKEND]
 
 
-class NoReply(LockBackendError):
+class InDoubt(LockBackendError):
     """The statement may have been executed."""
 
 
-class Broken(Exception):
+class ConnectionBroken(Exception):
     """The connection broke while a statement was on its way."""
 
     def __init__(self, cause: Exception) -> None:
@@ -28,7 +28,15 @@ class Broken(Exception):
         self.cause = cause
 
 
-# What somebody has to correct first: a right, a password, a table, a setting, a value that is stored.
+class RowChanged(Exception):
+    """Another process changed the row between two statements."""
+
+
+def is_row_changed(error: Exception) -> bool:
+    return isinstance(error, RowChanged)
+
+
+# Final errors: a right, a password, a table, a setting or a stored value has to be corrected first.
 
 _FINAL_STATES = ("22", "28", "3D", "3F", "42")  # classes of SQLSTATE
 _PREPARED_ELSEWHERE = ("26000", "42P05")
@@ -46,11 +54,11 @@ _FINAL_CODES = {
     sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB,
     sqlite3.SQLITE_TOOBIG, sqlite3.SQLITE_MISMATCH,
 }  # fmt: skip
-_PASSING_CODES = {sqlite3.SQLITE_READONLY_RECOVERY, sqlite3.SQLITE_READONLY_DBMOVED}
+_TRANSIENT_CODES = {sqlite3.SQLITE_READONLY_RECOVERY, sqlite3.SQLITE_READONLY_DBMOVED}
 
 _FINAL_ON_DISK = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP}
 
-# PostgreSQL and libpq give those who may not connect no code, but a text.
+# Where a connection is refused, PostgreSQL and libpq give a text and no code.
 _REFUSED_CONNECTION = (
     "authentication failed", "does not exist", "pg_hba.conf", "no password supplied", "permission denied for database",
     "is not permitted to log in", "does not support SSL", "certificate verify failed", "certificate file",
@@ -64,9 +72,9 @@ _DEADLOCK = 1213
 
 
 def is_final(error: BaseException) -> bool:
-    """Whether it does not pass by itself, with another connection, a restart, a failover, or the end of a rush.
+    """Whether neither another connection nor time helps: a restart, a failover, the end of a rush.
 
-    By what the database calls it: the SQLSTATE of PostgreSQL, the number of MySQL, the code of SQLite.
+    Decided by the SQLSTATE of PostgreSQL, the number of MySQL, the code of SQLite.
     """
     if state := _sqlstate(error):
         return state.startswith(_FINAL_STATES) and state not in _PREPARED_ELSEWHERE
@@ -75,7 +83,7 @@ def is_final(error: BaseException) -> bool:
     if (code := _sqlite_code(error)) is not None:
         if "no such table" in str(error):
             return False  # the next connection makes it
-        return code & 0xFF in _FINAL_CODES and code not in _PASSING_CODES
+        return code & 0xFF in _FINAL_CODES and code not in _TRANSIENT_CODES
     if isinstance(error, OSError):
         return error.errno in _FINAL_ON_DISK
     if isinstance(error, _FINAL_CLASSES):
@@ -83,18 +91,18 @@ def is_final(error: BaseException) -> bool:
     return isinstance(error, Error) and any(text in str(error) for text in _REFUSED_CONNECTION)
 
 
-def is_undone(error: Exception) -> bool:
-    """Whether the database undid it for the sake of others: a deadlock, or a session not at READ COMMITTED."""
+def is_rolled_back(error: Exception) -> bool:
+    """Whether the database rolled the statement back in favour of others: a deadlock, or no READ COMMITTED."""
     return _sqlstate(error) in ("40001", "40P01") or _number(error) == _DEADLOCK
 
 
 def is_of_another_session(error: Exception) -> bool:
-    """A pooler that was not recognised: statements that one session of PostgreSQL prepared are unknown to others."""
+    """Whether the statement was prepared in another session of PostgreSQL, by a pooler that was not recognised."""
     return _sqlstate(error) in _PREPARED_ELSEWHERE
 
 
 def is_lost(error: Exception) -> bool:
-    """Whether MySQL or its client say that the connection is gone."""
+    """Whether MySQL or its client reports that the connection is gone."""
     return _number(error) in _LOST
 
 
@@ -114,7 +122,7 @@ def _sqlite_code(error: BaseException) -> int | None:
 
 
 def final(text: str) -> LockBackendError:
-    """An error that does not pass by itself."""
+    """An error that neither another connection nor time removes."""
     error = LockBackendError(text)
     error.is_final = True
     return error
@@ -123,7 +131,7 @@ def final(text: str) -> LockBackendError:
 def explain(
     error: Exception, backend: BaseLockBackend, location: str, file: str | None, kind: type[LockBackendError]
 ) -> LockBackendError:
-    """What to raise for it, of that kind.
+    """An error of the class ``kind`` that says what to do.
 
     ``location``: the alias in ``DATABASES``; ``file``: where SQLite keeps the locks.
     """

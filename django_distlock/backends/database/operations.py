@@ -1,10 +1,7 @@
-"""How one lock is asked for and given back: in one statement where the case is regular, else by compare-and-swap."""
+"""Acquire and release: in one statement where the case is common, else by compare-and-swap of the row."""
 
 from __future__ import annotations
 
-import random
-import sqlite3
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -12,68 +9,72 @@ from typing import Any
 from ...exceptions import LockBackendError
 from ...utils.clock import clock
 from ..common import state
-from ..common.state import Attempt, Decision, Row
-from .sql import Answer, Quick, Statements
+from ..common.retry import Backoff, retry
+from ..common.state import Attempt, Decision, Row, microseconds
+from ..common.timing import Timing
+from .errors import RowChanged, is_row_changed
+from .fast_path import AcquireResult, FastPath, has_returning
+from .sql import Statements
 
-LONGEST_BACK_OFF = 0.1  # seconds between two attempts to change a row that others change as well
 
+class Operations:
+    """``timeout``: seconds until the deadline of a compare-and-swap that others are in the way of."""
 
-class Steps:
-    """``give_up_after``: seconds."""
-
-    def __init__(self, vendor: str, sql: Statements, give_up_after: float) -> None:
+    def __init__(self, vendor: str, sql: Statements, timeout: float, timing: Timing) -> None:
         self._sql = sql
-        self._quick = Quick(vendor) if has_returning(vendor) else None
-        self._give_up_after = give_up_after
+        self._fast_path = FastPath(vendor, timing) if has_returning(vendor) else None
+        self._timeout = timeout
+        self._timing = timing
 
-    def acquire(self, connection: Any, name: bytes, attempt: Attempt) -> tuple[Answer, float]:
-        """And when what was answered was sent, on ``clock()``."""
+    def acquire(self, connection: Any, name: bytes, attempt: Attempt) -> tuple[AcquireResult, float]:
+        """The result, and when the statement was sent that it is the answer to, on ``clock()``."""
         sent_at = clock()
-        is_short = attempt.ttl < state.LOOK  # others may have to be told when it ends
-        if self._quick and not is_short and (answer := self._quick.acquire(connection, name, attempt)):
-            return answer, sent_at
-        row, decision, sent_at = self._changed(
-            connection, name, lambda row: state.acquire(row, attempt), is_patient=True
+        is_short = attempt.ttl < microseconds(self._timing.look_interval)  # a waiter may have to know when it ends
+        if self._fast_path and not is_short and (result := self._fast_path.acquire(connection, name, attempt)):
+            return result, sent_at
+        # A process that only comes to wait backs off from those that hand the lock over.
+        row, decision, sent_at = self._compare_and_swap(
+            connection, name, lambda row: state.acquire(row, attempt), self._timing.retry_pause_longest
         )
         if decision.is_retired:
             raise LockBackendError(f"The request for {name.decode()!r} was given back before it was answered.")
-        left = row.expires - row.now
+        remaining = row.expires - row.now
         place, is_first = decision.place, decision.is_first
-        return Answer(decision.granted, row.fence, row.token, row.state, left, row.holder, place, is_first), sent_at
+        result = AcquireResult(
+            decision.granted, row.fence, row.token, row.state, remaining, row.holder, place, is_first
+        )  # fmt: skip
+        return result, sent_at
 
     def release(
         self, connection: Any, name: bytes, token: str, cooldown: int = 0, retire: int = 0, force: bool = False
     ) -> bool:
         """Whether the token held the lock. As ``state.release``."""
-        if self._quick and not (cooldown or retire or force) and self._quick.release(connection, name, token):
+        if self._fast_path and not (cooldown or retire or force) and self._fast_path.release(connection, name, token):
             return True
-        _, decision, _ = self._changed(connection, name, lambda row: state.release(row, token, cooldown, retire, force))
+        _, decision, _ = self._compare_and_swap(
+            connection, name, lambda row: state.release(row, token, cooldown, retire, force), 0.0
+        )
         return decision.granted
 
-    def _changed(
-        self, connection: Any, name: bytes, decide: Callable[[Row], Decision], *, is_patient: bool = False
+    def _compare_and_swap(
+        self, connection: Any, name: bytes, decide: Callable[[Row], Decision], longest_pause: float
     ) -> tuple[Row, Decision, float]:
-        """Read the row, decide, and write unless somebody else wrote meanwhile; then once more.
+        """Read the row, decide, and write it unless it has changed since; then once more."""
 
-        ``is_patient``: those who only come to wait stand back from those who hand the lock on.
-        """
-        sql, give_up, tries = self._sql, clock() + self._give_up_after, 0
-        while True:
+        def attempt() -> tuple[Row, Decision, float]:
             sent_at = clock()
-            row = sql.read(connection, name)
+            row = self._sql.read(connection, name)
             before = replace(row)
             decision = decide(row)
-            if row == before or sql.write(connection, name, row, decision.told):
-                return row, decision, sent_at
-            if clock() > give_up:
-                raise LockBackendError(
-                    f"Others changed the row of the lock {name.decode()!r} {tries} times in {self._give_up_after:g} s,"
-                    " each time before this process could. Let fewer processes wait for it."
-                )
-            tries += 1
-            if is_patient:
-                time.sleep(random.uniform(0, min(LONGEST_BACK_OFF, 0.001 * 2**tries)))
+            if row != before and not self._sql.write(connection, name, row, decision.notify):
+                raise RowChanged
+            return row, decision, sent_at
 
-
-def has_returning(vendor: str) -> bool:
-    return vendor == "postgresql" or (vendor == "sqlite" and sqlite3.sqlite_version_info >= (3, 35))
+        backoff = Backoff(clock() + self._timeout, self._timing.retry_pause_shortest, longest_pause)
+        try:
+            return retry(attempt, is_row_changed, backoff)
+        except RowChanged:
+            raise LockBackendError(
+                f"Others changed the row of the lock {name.decode()!r} {backoff.attempts} times in {self._timeout:g} s,"
+                " each time before this process could. Let fewer processes wait for it."
+            ) from None

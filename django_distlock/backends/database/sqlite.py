@@ -21,24 +21,25 @@ from django.db import connections
 from ...exceptions import LockBackendError
 from ...models import ROWS_OF_DATABASE_BACKEND
 from ...utils.clock import clock
+from ..common.retry import Backoff, retry
+from ..common.timing import Timing
 
 SUFFIX = "-locks"
-SWITCHING = 0.005  # seconds between tries to switch a file to its write-ahead log
 
 
 def own_file(name: str | Path) -> str:
-    """Where the locks of a SQLite database are: in a file beside it.
+    """The file with the locks of a SQLite database, beside it.
 
-    A transaction that writes has the whole file to itself. A caller that is in one would wait for its own lock,
-    which waits for it.
+    A transaction that writes has a whole file to itself: with the locks in the same one, a caller inside a transaction
+    would wait for itself.
     """
-    own, vfs = dotted_path(name) + SUFFIX, parse_qs(urlsplit(str(name)).query).get("vfs")
-    # Of a URI only that is taken over: mode=ro, immutable or nolock say nothing of this file.
+    own, vfs = real_path(name) + SUFFIX, parse_qs(urlsplit(str(name)).query).get("vfs")
+    # Only that part of a URI is taken over: mode=ro, immutable or nolock say nothing of this file.
     return f"file:{quote(own)}?vfs={quote(vfs[0])}" if vfs and is_uri(name) else own
 
 
-def dotted_path(name: str | Path) -> str:
-    """The file itself, whatever links lead to it, as SQLite finds its logs: one database has one file of locks."""
+def real_path(name: str | Path) -> str:
+    """The path without symbolic links, as SQLite finds its logs: one database has one file of locks."""
     return os.path.realpath(_without_scheme(name))
 
 
@@ -58,7 +59,7 @@ def databases_in(file: str | None) -> Iterator[str]:
     """The aliases of DATABASES that are in that file of SQLite."""
     for alias, settings in connections.settings.items():
         is_sqlite = str(settings["ENGINE"]).rpartition(".")[2].startswith(("sqlite", "spatialite"))
-        if file and is_sqlite and dotted_path(settings["NAME"]) == dotted_path(file):
+        if file and is_sqlite and real_path(settings["NAME"]) == real_path(file):
             yield alias
 
 
@@ -67,7 +68,7 @@ def is_in_memory(name: str | Path) -> bool:
 
 
 class TemporaryFile:
-    """For the locks of a database in memory, which excludes its own process alone, as that database does."""
+    """A file for the locks of a database in memory, which both belong to one process alone."""
 
     def __init__(self) -> None:
         folder = tempfile.mkdtemp(prefix="distlock-")
@@ -81,15 +82,15 @@ def _remove(folder: str, pid: int) -> None:
 
 
 def make_file(file: str) -> None:
-    """Unless it is there: with the owner and mode of its database, as SQLite makes its logs.
+    """Create the file, unless it exists, with the owner and mode of its database, as SQLite creates its logs.
 
-    Who may not read the database shall not read its locks, and who may write to it shall lock, whoever came first.
-    Raises LockBackendError if a link stands there, OSError.
+    So users who may read or write the database may do the same with its locks, whichever process came first.
+    Raises OSError, and LockBackendError if a symbolic link stands there.
     """
     if sys.platform == "win32":
         return
     path = Path(_without_scheme(file))
-    with _making:  # what closes a file ends all locks that its process has there; so nobody may use it yet
+    with _making:  # closing a file ends all locks that the process has on it, so no other thread may use it yet
         try:
             if stat.S_ISLNK(path.lstat().st_mode):
                 error = LockBackendError(f"{path} is a symbolic link. Delete it: locks are beside the database.")
@@ -102,7 +103,7 @@ def make_file(file: str) -> None:
             database = Path(str(path).removesuffix(SUFFIX)).stat()
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
         except (FileNotFoundError, FileExistsError):
-            return  # no database yet: SQLite makes this one as it will make that; or another process was quicker
+            return  # no database yet: SQLite makes this one as it will make that; or another process was faster
         try:
             with suppress(PermissionError):  # only root gives files away
                 os.fchown(descriptor, database.st_uid if os.geteuid() == 0 else -1, database.st_gid)
@@ -114,39 +115,29 @@ def make_file(file: str) -> None:
 _making = threading.RLock()
 
 
-def prepare_file(wrapper: Any, timeout: float) -> None:
-    raw = wrapper.connection
+def prepare_file(wrapper: Any, timeout: float, timing: Timing) -> None:
+    """Make the tables of the locks, if they are missing. ``timeout``: seconds for others that do so just now."""
+    raw, busy = wrapper.connection, wrapper.Database.OperationalError
     raw.create_function("distlock_now", 0, lambda: time.time_ns() // 1000)
     raw.execute("PRAGMA synchronous = NORMAL")
-    there = {table for (table,) in raw.execute("SELECT name FROM sqlite_master")}
-    missing = [model for model in ROWS_OF_DATABASE_BACKEND if model._meta.db_table not in there]
+    existing = {table for (table,) in raw.execute("SELECT name FROM sqlite_master")}
+    missing = [model for model in ROWS_OF_DATABASE_BACKEND if model._meta.db_table not in existing]
     if not missing:
         return
-    _write_ahead(raw, wrapper.Database.OperationalError, timeout)
+    # Readers do not wait for writers then. While others switch just now SQLite raises an error at once.
+    backoff = Backoff(clock() + timeout, timing.retry_pause_shortest, timing.retry_pause_longest)
+    retry(lambda: raw.execute("PRAGMA journal_mode = WAL"), lambda error: isinstance(error, busy), backoff)
     with wrapper.schema_editor(collect_sql=True, atomic=False) as editor:
         statements = [editor.table_sql(model)[0] for model in missing]
     for statement in statements:
         raw.execute(statement.replace("CREATE TABLE", "CREATE TABLE IF NOT EXISTS", 1))
 
 
-def _write_ahead(raw: Any, busy: type[Exception], timeout: float) -> None:
-    """So that who looks does not wait for who writes. For others who switch just now SQLite itself does not wait."""
-    give_up = clock() + timeout
-    while True:
-        try:
-            raw.execute("PRAGMA journal_mode = WAL")
-            return
-        except busy:
-            if clock() >= give_up:
-                raise
-            time.sleep(SWITCHING)
-
-
 class ForkGate:
-    """Lets a fork wait for those who use a connection, and nobody begin to use one until the process has forked.
+    """A fork waits until no connection is in use, and none comes into use until the process has forked.
 
-    The system's locks of a file belong to a process, and a child has none of its parent's. SQLite counts them
-    itself, in memory that the child has a copy of, and so takes them for its own: it would read and write without
+    The system's locks of a file belong to a process, and a child has none of its parent's. SQLite keeps account of them
+    in memory, of which the child has a copy: it would take its parent's locks for its own, and read and write without
     any. What was closed before the fork is not in that memory.
     """
 
@@ -167,11 +158,11 @@ class ForkGate:
                 self._users -= 1
                 self._changed.notify_all()
 
-    def close(self, seconds: float) -> bool:
-        """Until ``open()`` nobody else passes. Whether the last user left within ``seconds``."""
+    def close(self, timeout: float) -> bool:
+        """Let no other thread pass until ``open()``. Whether the last user left within ``timeout`` seconds."""
         self._changed.acquire()
         self._forking.append(threading.get_ident())
-        return self._changed.wait_for(lambda: not self._users, seconds)
+        return self._changed.wait_for(lambda: not self._users, timeout)
 
     def open(self) -> None:
         self._forking.remove(threading.get_ident())

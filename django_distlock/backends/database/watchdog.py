@@ -20,7 +20,7 @@ logger = logging.getLogger("django_distlock")
 Descriptor = Callable[[], int | None]
 
 
-class NoAnswer(OperationalError):
+class CallTimeout(OperationalError):
     """The call took too long and was ended."""
 
 
@@ -40,7 +40,7 @@ class Watchdog:
         self._worker = Worker(f"distlock-watchdog-{name}", self._end_late, self._is_needed, on_refusal=_log_refusal)
 
     def _begin(self) -> None:
-        self._calls: dict[int, tuple[float, Descriptor]] = {}  # number -> (until when, of its socket)
+        self._calls: dict[int, tuple[float, Descriptor]] = {}  # number -> (deadline, descriptor of the socket)
         self._numbers = count()
         self._guard = threading.RLock()  # a signal handler may call while it is held
 
@@ -48,33 +48,36 @@ class Watchdog:
         return bool(self._calls)
 
     @contextmanager
-    def watching(self, descriptor: Descriptor, seconds: float) -> Iterator[None]:
-        """``descriptor``: of the socket now; None when the driver limits its calls itself. Raises NoAnswer."""
+    def watching(self, descriptor: Descriptor, timeout: float) -> Iterator[None]:
+        """Shuts the socket down after ``timeout`` seconds, and raises CallTimeout then.
+
+        ``descriptor``: returns that of the socket now; None where the driver limits its calls itself.
+        """
         if descriptor() is None:
             yield
             return
-        number, until = next(self._numbers), clock() + seconds
+        number, deadline = next(self._numbers), clock() + timeout
         try:
-            self._calls[number] = until, descriptor
-            self._worker.nudge(until)
+            self._calls[number] = deadline, descriptor
+            self._worker.nudge(deadline)
             yield
         except Exception as error:
             if number not in self._calls:
-                raise NoAnswer(f"no answer within {seconds:.1f} s") from error
+                raise CallTimeout(f"no answer within {timeout:.1f} s") from error
             raise
         finally:
             with self._guard:  # not while the thread looks: the descriptor may be another socket's soon
                 self._calls.pop(number, None)
 
     def _end_late(self) -> float | None:
-        """In the thread."""
+        """Runs in the thread; returns the next deadline."""
         with self._guard:
             now = clock()
-            for number, (until, descriptor) in list(self._calls.items()):
-                if until <= now:
+            for number, (deadline, descriptor) in list(self._calls.items()):
+                if deadline <= now:
                     del self._calls[number]
                     _shut_down(descriptor)
-            return min((until for until, _ in list(self._calls.values())), default=None)
+            return min((deadline for deadline, _ in list(self._calls.values())), default=None)
 
 
 def _log_refusal(error: RuntimeError) -> None:
@@ -83,7 +86,7 @@ def _log_refusal(error: RuntimeError) -> None:
 
 
 def _shut_down(descriptor: Descriptor) -> None:
-    # Looked up now: that of a call whose end was interrupted is closed, and may be another socket's.
+    # Looked up now: the socket of a call whose end was interrupted is closed, and its number may be another one's.
     with suppress(Exception):  # drivers differ in what they raise for a connection that is closed
         if (number := descriptor()) is None:
             return

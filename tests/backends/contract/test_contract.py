@@ -9,7 +9,7 @@ from django_distlock import locks
 from django_distlock.backends.locmem import LocMemBackend
 from django_distlock.testing.contract import LockBackendContract, RunsContract
 from django_distlock.testing.tools import lock_request
-from tests.support.inside import steps_of
+from tests.support.inside import operations_of
 
 
 class TestRedisByUrl(LockBackendContract, RunsContract):
@@ -70,7 +70,7 @@ class TestSQLiteWithoutReturning(LockBackendContract):
 
     @pytest.fixture
     def backend(self, sqlite_locks, monkeypatch):
-        monkeypatch.setattr(steps_of(sqlite_locks), "_quick", None)
+        monkeypatch.setattr(operations_of(sqlite_locks), "_fast_path", None)
         return sqlite_locks
 
 

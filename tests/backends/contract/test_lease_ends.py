@@ -8,9 +8,7 @@ import time
 import pytest
 
 from django_distlock import lock, locks
-from django_distlock.backends.common import state
 from django_distlock.backends.common.timing import Timing
-from django_distlock.backends.database import sql
 from django_distlock.types import Grant
 from tests.support.stores import DATABASE, REDIS
 from tests.support.tools import PATIENCE, backend_on, eventually, lock_request
@@ -26,8 +24,7 @@ backend = backend_on("redis", "cluster", "redlock", "locmem", "postgres", "sqlit
 def no_other_looks(monkeypatch):
     """Waiters look when they know that they should, and not each second; they are taken for living all the same."""
     monkeypatch.setattr(Timing, "look_interval", LONG)
-    for module in (state, sql):
-        monkeypatch.setattr(module, "ALIVE", 2 * LONG * 1_000_000)
+    monkeypatch.setattr(Timing, "waiter_expires_after", 2 * LONG)
 
 
 @pytest.fixture

@@ -25,24 +25,25 @@ from django_distlock.backends.common.state import Attempt
 from django_distlock.backends.common.timing import Timing
 from django_distlock.backends.database import connections as database_connections
 from django_distlock.backends.database import notify
-from django_distlock.backends.database.notify import PollBackoff
-from django_distlock.backends.database.sql import Turn
+from django_distlock.backends.database.connections import Pool
+from django_distlock.backends.database.polling import PollBackoff
+from django_distlock.backends.database.sql import QueuePosition
 from django_distlock.models import DatabaseLock
 from django_distlock.types import Grant
 from django_distlock.utils.clock import clock
 from tests.support.databases import ALIAS, TABLE, Waiter, end_sessions, known_database, known_wrong, through, waiting
 from tests.support.inside import (
+    fast_path_of,
     idle_in,
     keep_sessions,
     lines_of,
     listener_of,
-    quick_of,
-    replace_turn,
+    position_in,
+    replace_position,
     row_key,
     run_in,
-    run_repeatedly_in,
+    run_or_repeat_in,
     sql_of,
-    turn_of,
 )
 from tests.support.postgres import PLACES_OF_BOUNCER, Bouncer
 from tests.support.programs import in_a_fork
@@ -212,7 +213,7 @@ class TestConnections:
         assert run_in(postgres_locks, _server_pid) == before
         request_finished.send(sender=None)
         end_sessions()
-        _, repeated = run_repeatedly_in(postgres_locks, _server_pid)
+        _, repeated = run_or_repeat_in(postgres_locks, _server_pid)
         assert not repeated
 
     def test_a_child_neither_uses_nor_ends_those_of_its_parent(self, postgres_locks):
@@ -290,7 +291,7 @@ class TestWaiting:
             waiter = Waiter()
             eventually(lambda: listener_of(postgres_locks).is_ready)
             asked = []
-            replace_turn(monkeypatch, postgres_locks, asked.append)
+            replace_position(monkeypatch, postgres_locks, asked.append)
             time.sleep(0.3)
             left = time.monotonic()
         assert waiter.got_in.wait(PATIENCE)
@@ -299,22 +300,23 @@ class TestWaiting:
         waiter.end()
 
     def test_looks_become_rare_while_nothing_moves_and_with_the_distance(self):
-        looks, behind = PollBackoff(60), PollBackoff(60)
+        first, behind = PollBackoff(Timing()), PollBackoff(Timing())
+        for backoff in (first, behind):
+            backoff.begin(60)
         pauses = []
         for _ in range(20):
-            looks.see(Turn(False, fence=7))
-            pauses.append(looks.pause())
+            first.update(QueuePosition(False, fence=7))
+            pauses.append(first.next_pause())
         assert pauses[0] < 0.01
         assert 0.17 < pauses[-1] <= 0.25
-        looks.see(Turn(False, fence=8))
-        assert looks.pause() < 0.01
-        behind.see(Turn(False, fence=7, ahead=9))
-        assert 0.012 < behind.pause() < 0.03
-        assert looks.see(Turn(True))
+        first.update(QueuePosition(False, fence=8))
+        assert first.next_pause() < 0.01
+        behind.update(QueuePosition(False, fence=7, waiters_before=9))
+        assert 0.012 < behind.next_pause() < 0.03
 
     def test_a_waiter_looks_some_four_times_a_second_at_a_lock_that_does_not_move(self, sqlite_locks, monkeypatch):
-        looks, real = [], turn_of(sqlite_locks)
-        replace_turn(monkeypatch, sqlite_locks, lambda request: (looks.append(clock()), real(request))[1])
+        looks, real = [], position_in(sqlite_locks)
+        replace_position(monkeypatch, sqlite_locks, lambda request: (looks.append(clock()), real(request))[1])
         with lock("name", ttl=60):
             waiter = Waiter()
             eventually(lambda: looks and clock() - looks[0] > 1)  # at first they are quicker
@@ -376,7 +378,7 @@ class TestWaiting:
     @pytest.mark.parametrize("recognised", [True, False])
     def test_statements_are_not_prepared_behind_a_pooler(self, bouncer, settings, monkeypatch, recognised):
         """One session knows them; the next call of the same connection may be sent to another."""
-        monkeypatch.setattr(database_connections, "PREPARE_AFTER", 0)
+        monkeypatch.setattr(Pool, "prepare_after", 0)
         if not recognised:
             keep_sessions(monkeypatch, True)
         settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": DATABASE, "LOCATION": "pooled"}}
@@ -392,7 +394,7 @@ class TestWaiting:
         locks.close()
 
     def test_statements_are_prepared_where_no_pooler_is_in_between(self, postgres_locks):
-        for _ in range(database_connections.PREPARE_AFTER + 1):
+        for _ in range(postgres_locks.pool.prepare_after + 1):
             postgres_locks.look(["name"])
 
         def prepared(connection):
@@ -495,10 +497,12 @@ class TestFaults:
         request = Attempt(late.token, 60_000_000, "", queue=True, inbox="x")
         late.in_doubt = True
         assert backend.release(late) is False
-        if quick := quick_of(backend):
+        if fast_path := fast_path_of(backend):
             for queue, place in ((True, 0), (True, 1), (False, 0)):
                 changed = replace(request, queue=queue, place=place)
-                assert run_in(backend, partial(quick.acquire, name=row_key(backend, "name"), attempt=changed)) is None
+                assert (
+                    run_in(backend, partial(fast_path.acquire, name=row_key(backend, "name"), attempt=changed)) is None
+                )
         with pytest.raises(LockBackendError, match="given back"):
             backend.acquire(late, queue=True)
         assert backend.look(["name"]) == [None]

@@ -13,7 +13,7 @@ import pytest
 from django.db import connections
 
 from django_distlock import lock, locks
-from django_distlock.backends.common.state import ALIVE
+from django_distlock.backends.common.timing import Timing
 from django_distlock.models import DatabaseLock
 from django_distlock.utils.clock import clock
 from tests.support.accidents import Accidents
@@ -114,7 +114,7 @@ def test_a_killed_waiter_delays_others_by_a_grant_at_most(backend, peers):
         dead, waiter = queued(peers(2), backend)
         dead.kill()
         left = time.monotonic()
-    assert waiter.says("in") - left < max(GRANT, ALIVE / 1e6) + LOOK + 1
+    assert waiter.says("in") - left < max(GRANT, Timing.waiter_expires_after) + LOOK + 1
     waiter.leaves()
 
 

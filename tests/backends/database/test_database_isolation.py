@@ -12,7 +12,7 @@ from django.db import connections
 from django_distlock import LockBackendError, locks
 from django_distlock.types import Grant
 from tests.support.databases import ALIAS, TABLE, known_database
-from tests.support.inside import bound_calls, row_key, run_in, run_repeatedly_in
+from tests.support.inside import bound_calls, row_key, run_in, run_or_repeat_in
 from tests.support.postgres import PLACES_OF_BOUNCER, Bouncer
 from tests.support.requirements import missing
 from tests.support.stores import DATABASE
@@ -161,7 +161,7 @@ class TestUndone:
                     cursor.execute(sql)
             return "done"
 
-        assert run_repeatedly_in(backend, work) == ("done", False)
+        assert run_or_repeat_in(backend, work) == ("done", False)
 
     def test_it_is_an_error_at_last_after_which_nothing_may_arrive(self, request, kind, sql):
         backend = request.getfixturevalue(f"{kind}_locks")
@@ -171,5 +171,5 @@ class TestUndone:
                 cursor.execute(sql)
 
         with pytest.raises(LockBackendError) as caught:
-            run_repeatedly_in(backend, work, 1.0)
+            run_or_repeat_in(backend, work, 1.0)
         assert type(caught.value) is LockBackendError  # not one that says that it may have been done

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from django_distlock.backends.common import state
-from django_distlock.backends.common.state import ALIVE, GRANT_TTL, Attempt, Row
+from django_distlock.backends.common.state import GRANT_TTL, Attempt, Row, microseconds
+from django_distlock.backends.common.timing import Timing
 
 SECOND = 1_000_000
 START = 1_700_000_000 * SECOND
@@ -38,7 +39,7 @@ def test_waiters_get_places_in_the_order_they_came(row):
     assert places == sorted(set(places))
     order = []
     for _ in "abc":
-        told = state.release(row, row.token).told
+        told = state.release(row, row.token).notify
         assert state.acquire(row, request(told.token, place=told.place)).granted
         order.append(told.token)
     assert order == ["a", "b", "c"]
@@ -55,14 +56,14 @@ def test_who_does_not_wait_never_barges(row):
     state.acquire(row, request("waiter"))
     row.now += SECOND
     decision = state.acquire(row, request("barger", queue=False))
-    assert (decision.granted, decision.told.token, row.state) == (False, "waiter", "c")
+    assert (decision.granted, decision.notify.token, row.state) == (False, "waiter", "c")
     assert row.expires == row.now + GRANT_TTL
 
 
 def test_a_waiter_that_does_not_look_is_passed_over_and_comes_back_to_its_place(row):
     state.acquire(row, request("holder"))
     silent = state.acquire(row, request("silent")).place
-    row.now += ALIVE
+    row.now += microseconds(Timing.waiter_expires_after)
     other = state.acquire(row, request("other"))
     assert other.is_first
     assert state.acquire(row, request("silent", place=silent)).is_first
@@ -73,7 +74,7 @@ def test_a_grant_that_is_not_taken_goes_to_the_next(row):
     state.acquire(row, request("holder"))
     dead = state.acquire(row, request("dead")).place
     state.acquire(row, request("next"))
-    assert state.release(row, "holder").told.token == "dead"
+    assert state.release(row, "holder").notify.token == "dead"
     row.now += GRANT_TTL
     assert state.acquire(row, request("next", place=dead + 1)).granted
 
@@ -83,7 +84,7 @@ def test_a_grant_that_is_handed_back_goes_to_the_next(row):
     for token in "ab":
         state.acquire(row, request(token))
     state.release(row, "holder")
-    assert state.release(row, "a").told.token == "b"
+    assert state.release(row, "a").notify.token == "b"
 
 
 def test_a_retired_token_gets_nothing_until_its_time_is_over(row):

@@ -35,12 +35,11 @@ def execute(statement):
 def test_many_entries_are_listed_page_by_page(backend):
     for number in range(5):
         backend.claim_run(f"entry {number}", LastRun(100.0 + number), LastRun(100.0 + number), 60)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("django_distlock.backends.database.backend.STEP", 2)
-        assert sorted((name, stamp.at) for name, stamp in backend.runs()) == [
-            (f"entry {number}", 100.0 + number) for number in range(5)
-        ]
-        assert [stamp.at for stamp in backend.find_runs([f"entry {number}" for number in range(5)])][4] == 104.0
+    backend.batch_size = 2
+    assert sorted((name, stamp.at) for name, stamp in backend.runs()) == [
+        (f"entry {number}", 100.0 + number) for number in range(5)
+    ]
+    assert [stamp.at for stamp in backend.find_runs([f"entry {number}" for number in range(5)])][4] == 104.0
 
 
 def test_pruning_leaves_what_is_kept(backend):

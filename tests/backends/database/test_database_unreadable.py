@@ -10,7 +10,7 @@ from django_distlock import LockBackendError
 from django_distlock.backends.common.state import retired_from_text, waiters_from_text
 from django_distlock.types import Grant, LockInfo
 from tests.support.databases import TABLE, write
-from tests.support.inside import run_in, turn_of
+from tests.support.inside import position_in, run_in
 from tests.support.tools import lock_request
 
 RECORD = "1700000000000000" * 2 + "f" * 26 + "inbox       "
@@ -55,7 +55,7 @@ def test_every_call_answers_or_raises_its_own_error(sqlite_locks, column, text):
     calls = [
         lambda: backend.acquire(waiter, queue=True),
         lambda: backend.acquire(waiter, queue=True),
-        lambda: turn_of(backend)(waiter),
+        lambda: position_in(backend)(waiter),
         lambda: backend.acquire(lock_request("bad"), queue=False),
         lambda: backend.renew([(mine, 60.0), (good, 60.0)]),
         lambda: backend.release(waiter),

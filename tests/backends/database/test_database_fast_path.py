@@ -1,4 +1,4 @@
-"""The quick statements of the database backend, and that they come to what the algorithm on rows comes to."""
+"""The fast path of the database backend does what the algorithm on rows does."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ from functools import partial
 import pytest
 
 from django_distlock.backends.common import state
-from django_distlock.backends.common.state import ALIVE, CLAIMED, FREE, HELD, RESTING, Attempt, Row, Waiter
+from django_distlock.backends.common.state import CLAIMED, FREE, HELD, RESTING, Attempt, Row, Waiter, microseconds
+from django_distlock.backends.common.timing import Timing
 from django_distlock.types import new_token
-from tests.support.inside import quick_of, run_in, sql_of, steps_of
+from tests.support.inside import fast_path_of, operations_of, run_in, sql_of
 
 SECOND = 1_000_000
 KEY = b"lock:name"
 INBOX = "an inbox"
 TOKENS = [new_token() for _ in range(4)]
 STATES = (HELD, HELD, CLAIMED, RESTING, FREE)
+WAITER_TTL = microseconds(Timing.waiter_expires_after)
 SLACK = 5 * SECOND  # that may pass between the two
 
 
@@ -60,7 +62,7 @@ def same(left, right):
     assert abs(left.expires - right.expires) < SLACK
     assert abs(left.fence - right.fence) < SLACK
     assert left.retired == right.retired
-    living = [[one for one in row.waiters if one.seen + ALIVE > row.now] for row in (left, right)]
+    living = [[one for one in row.waiters if one.seen + WAITER_TTL > row.now] for row in (left, right)]
     assert [(one.token, one.inbox) for one in living[0]] == [(one.token, one.inbox) for one in living[1]]
     places = [one.place for one in left.waiters]
     assert places == sorted(set(places))
@@ -70,7 +72,7 @@ def test_they_come_to_what_the_algorithm_comes_to(backend):
     seed = random.randrange(10**9)
     print(f"seed {seed}")
     dice = random.Random(seed)
-    quick = quick_of(backend)
+    fast_path = fast_path_of(backend)
     now = put(backend, Row(0)).now
     done = {"acquire": 0, "release": 0}
     for _ in range(400):
@@ -81,18 +83,18 @@ def test_they_come_to_what_the_algorithm_comes_to(backend):
             place = mine or dice.choice((0, row.version + 1))
             request = Attempt(token, 60 * SECOND, "me", dice.random() < 0.7, place, INBOX)
             decision = state.acquire(expected, request)
-            answer = run_in(backend, partial(quick.acquire, name=KEY, attempt=request))
+            answer = run_in(backend, partial(fast_path.acquire, name=KEY, attempt=request))
             if answer is None:
                 continue
             done["acquire"] += 1
             assert not decision.is_retired
             assert (answer.granted, bool(answer.place)) == (decision.granted, bool(decision.place))
-            if all(one.seen + ALIVE > row.now for one in row.waiters):
+            if all(one.seen + WAITER_TTL > row.now for one in row.waiters):
                 assert answer.is_first == decision.is_first
         else:
             token = dice.choice((row.token, row.token, token))
             decision = state.release(expected, token)
-            if not run_in(backend, partial(quick.release, name=KEY, token=token)):
+            if not run_in(backend, partial(fast_path.release, name=KEY, token=token)):
                 continue
             done["release"] += 1
             assert decision.granted
@@ -102,18 +104,18 @@ def test_they_come_to_what_the_algorithm_comes_to(backend):
 
 def ask(backend, token, place=0, queue=True):
     request = Attempt(token, 60 * SECOND, "me", queue, place, INBOX)
-    return run_in(backend, partial(quick_of(backend).acquire, name=KEY, attempt=request))
+    return run_in(backend, partial(fast_path_of(backend).acquire, name=KEY, attempt=request))
 
 
 def test_a_lock_that_goes_from_hand_to_hand_takes_one_statement_per_step(backend, monkeypatch):
-    monkeypatch.setattr(steps_of(backend), "_changed", None)
+    monkeypatch.setattr(operations_of(backend), "_compare_and_swap", None)
     assert ask(backend, TOKENS[0]).granted
     places = {token: ask(backend, token).place for token in TOKENS[1:]}
     assert list(places.values()) == sorted(set(places.values()))
     assert [ask(backend, token, places[token]).is_first for token in TOKENS[1:]] == [True, False, False]
     fences = []
     for token, following in zip(TOKENS, [*TOKENS[1:], None], strict=True):
-        assert run_in(backend, partial(steps_of(backend).release, name=KEY, token=token))
+        assert run_in(backend, partial(operations_of(backend).release, name=KEY, token=token))
         if following:
             answer = ask(backend, following, places[following])
             assert answer.granted

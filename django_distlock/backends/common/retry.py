@@ -1,0 +1,49 @@
+"""Repeat what failed until a deadline, with a random pause before each new attempt that grows."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from ...utils.clock import clock
+
+R = TypeVar("R")
+
+
+class Backoff:
+    """The pauses between attempts.
+
+    ``deadline``: on ``clock()``. ``shortest``, ``longest``: seconds that the first pause, and any pause, takes at most.
+    Between 0 and that the length is random, so that those who collided do not do so again.
+    """
+
+    def __init__(self, deadline: float, shortest: float, longest: float) -> None:
+        self.attempts = 0  # that failed
+        self._deadline = deadline
+        self._limit = shortest
+        self._longest = longest
+
+    def pause(self, minimum: float = 0.0) -> float | None:
+        """Seconds before the next attempt; None if that would come after the deadline."""
+        pause = max(minimum, random.uniform(0, min(self._limit, self._longest)))
+        self.attempts += 1
+        self._limit *= 2
+        return pause if clock() + pause < self._deadline else None
+
+
+def retry(
+    attempt: Callable[[], R],
+    should_retry: Callable[[Exception], bool],
+    backoff: Backoff,
+    minimum_pause: Callable[[], float] = lambda: 0.0,
+) -> R:
+    """The result of ``attempt()``. Raises the error of the last attempt."""
+    while True:
+        try:
+            return attempt()
+        except Exception as error:
+            if not should_retry(error) or (pause := backoff.pause(minimum_pause())) is None:
+                raise
+        time.sleep(pause)

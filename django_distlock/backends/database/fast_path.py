@@ -1,0 +1,220 @@
+"""The fast path: to acquire and release a lock in one statement, where the database has RETURNING.
+
+A statement does nothing where more counts than the token, the expiry and the queue of the row: then the algorithm of
+``common.state`` decides, by compare-and-swap.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ...types import TOKEN_LENGTH
+from ..common.state import (
+    CLAIMED,
+    DIGITS,
+    FREE,
+    GRANT_TTL,
+    HELD,
+    INBOX_LENGTH,
+    RECORD_LENGTH,
+    Attempt,
+    microseconds,
+    waiters_from_text,
+)
+from ..common.timing import Timing
+from .sql import CHANNEL, CLOCKS, COLUMNS, TABLE
+
+RETURNED = ("fence", "token", "state", "expires", "holder", "waiters")
+
+
+class AcquireResult(NamedTuple):
+    """The lock after an attempt. ``remaining``: microseconds; ``place``: 0 for none."""
+
+    granted: bool
+    fence: int
+    token: str
+    state: str
+    remaining: int
+    holder: str
+    place: int = 0
+    is_first: bool = False
+
+
+def has_returning(vendor: str) -> bool:
+    return vendor == "postgresql" or (vendor == "sqlite" and sqlite3.sqlite_version_info >= (3, 35))
+
+
+class FastPath:
+    """The statements for PostgreSQL and SQLite, on a connection of Django."""
+
+    def __init__(self, vendor: str, timing: Timing) -> None:
+        self._timing = timing
+        self._now, self._greatest, self._strpos = CLOCKS[vendor], "GREATEST", "strpos"
+        self._notifies = vendor == "postgresql"
+        self._has_one_writer = vendor == "sqlite"
+        if vendor == "sqlite":
+            self._greatest, self._strpos = "MAX", "instr"
+        self._take, self._join = self._taking(may_wait=False), self._taking(may_wait=True)
+        self._confirm, self._refresh, self._release = self._confirming(), self._refreshing(), self._releasing()
+
+    def _taking(self, *, may_wait: bool) -> str:
+        """Take a lock that is free or was granted to this token already; else join the queue, if it may wait."""
+        # excluded is the attempt, and excluded.version its moment. While the statement waits for another one, time
+        # passes: it may see a lease as held that has just expired, and never the other way round.
+        now, greatest = "excluded.version", self._greatest
+        is_over = f"(own.state = '{FREE}' OR own.expires <= {now})"
+        is_mine = f"own.token = excluded.token AND own.state IN ('{HELD}', '{CLAIMED}') AND own.expires > {now}"
+        is_others = f"(NOT {is_over} AND own.token <> excluded.token)"
+        nobody_waits = f"(own.waiters = '' OR own.careful_until <= {now})"
+        living = f"CASE WHEN own.careful_until <= {now} THEN '' ELSE own.waiters END"
+        version = f"{greatest}(own.version + 1, {now})"
+        waiter = f"CAST({version} AS text) || CAST({now} AS text) || excluded.token || %s"
+        cases = [is_mine, f"{is_over} AND {nobody_waits}"]
+        changes = {
+            "version": version,
+            "token": "excluded.token",
+            "state": "excluded.state",
+            "fence": f"CASE WHEN {is_over} THEN {greatest}(own.fence + 1, {now}) ELSE own.fence END",
+            "expires": f"CASE WHEN {is_over} THEN excluded.expires ELSE {greatest}(own.expires, excluded.expires) END",
+            "holder": "excluded.holder",
+            "waiters": living,
+        }
+        if may_wait:
+            cases.append(f"{is_others} AND {self._strpos}(own.waiters, excluded.token) = 0")
+            changes = {
+                column: f"CASE WHEN {is_others} THEN own.{column} ELSE {value} END" for column, value in changes.items()
+            } | {
+                "version": version,
+                "waiters": f"{living} || CASE WHEN {is_others} THEN {waiter} ELSE '' END",
+                "careful_until": f"CASE WHEN {is_others} THEN {greatest}(own.careful_until, {now} + %s)"
+                " ELSE own.careful_until END",
+            }
+        condition = f"({' OR '.join(cases)}) AND {self._strpos}(own.retired, excluded.token) = 0"
+        return self._updating_or_inserting(_assigned(changes), condition)
+
+    def _updating_or_inserting(self, assigned: str, condition: str) -> str:
+        found = f"fence, token, state, expires - {self._now}, holder, waiters"
+        if self._has_one_writer:
+            return (
+                f"INSERT INTO {TABLE} AS own ({COLUMNS})"
+                f" VALUES (%s, {self._now}, %s, '{HELD}', {self._now}, {self._now} + %s, %s, '', '', 0)"
+                f" ON CONFLICT (name) DO UPDATE SET {assigned} WHERE {condition} RETURNING {found}"
+            )
+        # ON CONFLICT of PostgreSQL begins anew whenever another statement has changed the row before, for seconds
+        # where many want it. UPDATE waits for its turn.
+        changed = ", ".join(f"own.{column}" for column in RETURNED)
+        return (
+            "WITH excluded AS (SELECT CAST(%s AS bytea) AS name, moment AS version, CAST(%s AS text) AS token,"
+            f" '{HELD}' AS state, moment + CAST(%s AS bigint) AS expires, CAST(%s AS text) AS holder"
+            f" FROM (SELECT {self._now} AS moment) AS clock),"
+            f" changed AS (UPDATE {TABLE} AS own SET {assigned} FROM excluded"
+            f" WHERE own.name = excluded.name AND {condition} RETURNING {changed}),"
+            f" made AS (INSERT INTO {TABLE} ({COLUMNS})"
+            " SELECT name, version, token, state, version, expires, holder, '', '', 0 FROM excluded"
+            f" WHERE NOT EXISTS (SELECT FROM {TABLE} AS own WHERE own.name = excluded.name)"
+            f" ON CONFLICT (name) DO NOTHING RETURNING {', '.join(RETURNED)})"
+            f" SELECT {found} FROM (SELECT * FROM changed UNION ALL SELECT * FROM made) AS row"
+        )
+
+    def _confirming(self) -> str:
+        """Of a waiter that was handed the lock."""
+        changes = {
+            "version": f"{self._greatest}(version + 1, {self._now})",
+            "state": f"'{HELD}'",
+            "expires": f"{self._greatest}(expires, {self._now} + %s)",
+            "holder": "%s",
+        }
+        return (
+            f"UPDATE {TABLE} SET {_assigned(changes)} WHERE name = %s AND token = %s"
+            f" AND state IN ('{HELD}', '{CLAIMED}') AND expires > {self._now}"
+            f" RETURNING fence, token, state, expires - {self._now}, holder, waiters"
+        )
+
+    def _refreshing(self) -> str:
+        """Of a waiter that looks, and so shows that it is alive."""
+        found = f"{self._strpos}(waiters, %s)"
+        changes = {
+            "version": f"{self._greatest}(version + 1, {self._now})",
+            "waiters": f"substr(waiters, 1, {found} - {DIGITS + 1}) || CAST({self._now} AS text)"
+            f" || substr(waiters, {found})",
+            "careful_until": f"{self._greatest}(careful_until, {self._now} + %s)",
+        }
+        return (
+            f"UPDATE {TABLE} SET {_assigned(changes)} WHERE name = %s AND {found} > 0"
+            f" AND state <> '{FREE}' AND expires > {self._now}"
+            f" RETURNING fence, token, state, expires - {self._now}, holder, waiters"
+        )
+
+    def _releasing(self) -> str:
+        """Free the lock, or hand it over to the first in the queue, and notify that one."""
+        now, greatest = self._now, self._greatest
+        token_at = 2 * DIGITS + 1
+        token = f"substr(waiters, {token_at}, {TOKEN_LENGTH})"
+        inbox = f"substr(waiters, {token_at + TOKEN_LENGTH}, {INBOX_LENGTH})"
+        seen = f"substr(waiters, {DIGITS + 1}, {DIGITS})"
+        changes = {
+            "version": f"{greatest}(version + 1, {now})",
+            "token": token,
+            "state": f"CASE WHEN waiters = '' THEN '{FREE}' ELSE '{CLAIMED}' END",
+            "fence": f"CASE WHEN waiters = '' THEN fence ELSE {greatest}(fence + 1, {now}) END",
+            "expires": f"CASE WHEN waiters = '' THEN {now} ELSE {now} + {GRANT_TTL} END",
+            "holder": inbox,
+            "waiters": f"substr(waiters, {RECORD_LENGTH + 1})",
+        }
+        released = (
+            f"UPDATE {TABLE} SET {_assigned(changes)}"
+            f" WHERE name = %s AND token = %s AND state = '{HELD}' AND expires > {now}"
+            f" AND (waiters = '' OR {seen} > CAST({now} - %s AS text))"
+        )
+        if not self._notifies:
+            return released
+        # In one statement: a change that is not made notifies nobody.
+        return (
+            f"WITH released AS ({released} RETURNING token, holder)"
+            f" SELECT CASE WHEN token <> '' THEN pg_notify('{CHANNEL}' || holder, token) END FROM released"
+        )
+
+    def acquire(self, connection: Any, name: bytes, attempt: Attempt) -> AcquireResult | None:
+        """Grant the lock to the attempt, or let it wait. Repeatable. None: nothing was done."""
+        key, token = connection.Database.Binary(name), attempt.token
+        if attempt.queue and attempt.place:
+            found = _first(connection, self._confirm, [attempt.ttl, attempt.holder, key, token])
+            found = found or _first(connection, self._refresh, [token, token, self._waiter_ttl, key, token])
+        else:
+            waiter = [f"{attempt.inbox:<{INBOX_LENGTH}}", self._waiter_ttl] if attempt.queue else []
+            sql = self._join if attempt.queue else self._take
+            found = _first(connection, sql, [key, token, attempt.ttl, attempt.holder, *waiter])
+        if found is None:
+            return None
+        fence, holding, state, remaining, holder, waiters = found
+        if holding == token:
+            return AcquireResult(True, fence, holding, state, remaining, holder)
+        try:
+            queue = waiters_from_text(waiters)
+            place = next(waiter.place for waiter in queue if waiter.token == token)
+        except (StopIteration, ValueError):
+            return None  # something else wrote this: what reads the row says so
+        return AcquireResult(False, fence, holding, state, remaining, holder, place, queue[0].token == token)
+
+    @property
+    def _waiter_ttl(self) -> int:
+        return microseconds(self._timing.waiter_expires_after)
+
+    def release(self, connection: Any, name: bytes, token: str) -> bool:
+        """Free the lock or hand it over. False: nothing was done."""
+        with connection.cursor() as cursor:
+            cursor.execute(self._release, [connection.Database.Binary(name), token, self._waiter_ttl])
+            return bool(cursor.rowcount)
+
+
+def _first(connection: Any, sql: str, parameters: Sequence[Any]) -> tuple[Any, ...] | None:
+    with connection.cursor() as cursor:
+        cursor.execute(sql, parameters)
+        found: tuple[Any, ...] | None = cursor.fetchone()
+        return found
+
+
+def _assigned(changes: Mapping[str, str]) -> str:
+    return ", ".join(f"{column} = {value}" for column, value in changes.items())

@@ -1,0 +1,46 @@
+"""When a waiter looks whom no notification reaches."""
+
+from __future__ import annotations
+
+import random
+
+from ...utils.clock import clock
+from ..common.timing import Timing
+from .sql import QueuePosition
+
+GROWTH = 1.5
+
+
+class PollBackoff:
+    """The pauses between the looks of one waiter, through all its waits for a turn.
+
+    They grow while the lock stays with the same holder, begin anew when another one has it, and are longer for those
+    further behind. They are random by a third, so that processes do not look at the same moment.
+    """
+
+    def __init__(self, timing: Timing) -> None:
+        self._timing = timing
+        self._pause = timing.poll_interval_shortest
+        self._seen = QueuePosition(False)
+        self._deadline = 0.0
+
+    def begin(self, timeout: float) -> None:
+        """Another wait, of ``timeout`` seconds."""
+        self._deadline = clock() + timeout
+
+    @property
+    def remaining(self) -> float:
+        """Seconds until the end of this wait."""
+        return max(0.0, self._deadline - clock())
+
+    def next_pause(self) -> float:
+        """Seconds until the next look."""
+        longest = self._timing.poll_interval_longest * random.uniform(0.7, 1)
+        pause = self._pause * (1 + self._seen.waiters_before) * random.uniform(0.7, 1.3)
+        return min(self.remaining, longest, pause)
+
+    def update(self, position: QueuePosition) -> None:
+        """What the last look has shown."""
+        is_same_holder = position.fence == self._seen.fence
+        self._pause = self._pause * GROWTH if is_same_holder else self._timing.poll_interval_shortest
+        self._seen = position
