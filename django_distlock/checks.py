@@ -12,11 +12,8 @@ from django.core.checks import CheckMessage, Error, Warning, register
 from django.core.exceptions import ImproperlyConfigured
 
 from .backends.base import BaseLockBackend
-from .celery.schedule_store import SETTING as BEAT_SETTING
-from .celery.schedule_store import BeatSettings
+from .celery.config import BEAT_SETTING, REMEMBER_SETTING, BeatSettings, remember_tasks_for
 from .core.registry import SETTING, locks
-from .decorators.task_context import SETTING as TASKS_SETTING
-from .decorators.task_context import remembered
 
 TAG = "locks"
 RUSHED = 1.0  # seconds of TTL below which an ordinary pause of a process costs the lock
@@ -102,9 +99,9 @@ def _beat() -> Iterator[CheckMessage]:
 
 
 def _tasks() -> Iterator[CheckMessage]:
-    if hasattr(settings, TASKS_SETTING):
+    if hasattr(settings, REMEMBER_SETTING):
         try:
-            remembered()
+            remember_tasks_for()
         except ImproperlyConfigured as error:
             yield Error(str(error), id="distlock.E004")
 

@@ -1,4 +1,4 @@
-"""Schedulers for beat on every host: each run that is due is sent by one of them."""
+"""Schedulers of beat that may run on every host: one of them sends each run that is due."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from django.core.exceptions import ImproperlyConfigured
 from ..exceptions import LockBackendError, RunRefused
 from ..types import LastRun
 from ..utils.clock import clock
-from .schedule_store import SETTING, ScheduleStore, next_time
-from .stopping import Stopping
+from .config import BEAT_SETTING
+from .deferred_signals import DeferredSignals
+from .schedule_store import ScheduleStore, next_time
 
 if celery.VERSION[:2] < (5, 7):
     raise ImproperlyConfigured(
@@ -26,30 +27,35 @@ if celery.VERSION[:2] < (5, 7):
     )
 
 RETRY = 1.0  # seconds before a store is asked again that failed, or that waits for what other beats know
-PAUSE = 1.0  # seconds after which a tick was interrupted, so that what it counted from is over
-VERIFY_INTERVAL = 1.0  # seconds after which it is verified again that the store has its data
+LONG_TICK = 1.0  # seconds after which the waits that a tick has computed are out of date
 RETIREMENT = 10.0  # seconds for the beat that sent a one-off to disable it, before another one does
-CLOCKS_DIFFER = 5.0  # seconds that a run may be ahead of this host's clock before somebody is told
+CLOCK_TOLERANCE = 5.0  # seconds that a run may be ahead of this host's clock without a warning
 
 logger = logging.getLogger("django_distlock")
 
 
 class SharedRuns(Scheduler):  # type: ignore[misc]
-    """Mix in before any ``celery.beat.Scheduler``: ``class MyScheduler(SharedRuns, TheirScheduler)``.
+    """Runs that all beats of an app share.
+
+    Mix in before any ``celery.beat.Scheduler``: ``class MyScheduler(SharedRuns, TheirScheduler)``.
 
     All beats tick. Each entry has one ``last_run_at``, in the store. A run that is due belongs to the beat that
     moves it, by compare-and-set; the others take over the newer time. There is no leader and nothing to renew, so
     a beat that dies costs no time. While the store does not answer nothing is sent: runs are late, never twice.
+
+    ``verify_interval``: seconds after which a beat verifies again that the store has its data.
     """
+
+    verify_interval = 1.0
 
     _heap: Any  # of Scheduler
 
     def __init__(self, app: Any, *args: Any, **kwargs: Any) -> None:
         self._schedule_store = ScheduleStore(app.main or "")
         self._has_synced = False  # the other beats, by way of the store
-        self._is_cut_off = False
-        self._clocks_told: set[str] = set()
-        self._stopping = Stopping()
+        self._is_store_down = False
+        self._clocks_reported: set[str] = set()
+        self._signals = DeferredSignals()
         self._tick_at = self._verify_at = self._filled_at = 0.0  # on clock()
         super().__init__(app, *args, **kwargs)
 
@@ -58,19 +64,19 @@ class SharedRuns(Scheduler):  # type: ignore[misc]
             logger.warning(
                 "Beats of other processes are not kept from sending the same runs: %s names the alias %r, whose locks"
                 " are in the memory of one process.",
-                SETTING,
+                BEAT_SETTING,
                 self._schedule_store.using,
             )
         super().setup_schedule()
 
     def tick(self, *args: Any, **kwargs: Any) -> float:
-        """What the scheduler does, when it wants to; in between, a look whether the store lost its data."""
+        """The scheduler's own tick, when it is due, and a verification that the store has its data."""
         if clock() >= self._tick_at:
             wait = self._tick(*args, **kwargs)
             self._tick_at = clock() + (wait or 0.0)
         if clock() >= self._verify_at:
             self._verify()
-            self._verify_at = clock() + VERIFY_INTERVAL
+            self._verify_at = clock() + self.verify_interval
         return max(0.0, min(self._tick_at, self._verify_at) - clock())
 
     def _tick(self, *args: Any, **kwargs: Any) -> float | None:
@@ -78,13 +84,13 @@ class SharedRuns(Scheduler):  # type: ignore[misc]
         try:
             wait: float | None = super().tick(*args, **kwargs)
         except LockBackendError as error:
-            self._heap = None  # it was not filled
-            self._cut_off(error)
+            self._heap = None  # filled only in part
+            self._store_failed(error)
             return RETRY
         finally:
-            self._stopping.deliver()
-        if clock() - max(began, self._filled_at) > PAUSE:
-            # This beat was stopped, or the broker kept it: it would wait from now on for what is due sooner.
+            self._signals.deliver()
+        if clock() - max(began, self._filled_at) > LONG_TICK:
+            # This beat was stopped, or the broker took long: it would wait too long for what is due meanwhile.
             self._heap = None
             return 0.0
         return wait
@@ -95,20 +101,20 @@ class SharedRuns(Scheduler):  # type: ignore[misc]
         try:
             newest = self._schedule_store.verify()
         except LockBackendError as error:
-            self._cut_off(error)
+            self._store_failed(error)
         else:
-            self._in_touch()
+            self._store_answered()
             if newest:
                 self._check_clock(newest)
 
     def populate_heap(self, *args: Any, **kwargs: Any) -> None:
-        """At the start and whenever entries came, went or changed: first of all, when did they run?"""
+        """At the start, and whenever entries came, went or changed: read first when they ran."""
         entries: list[ScheduleEntry] = list(self.schedule.values())
         before = set(self._schedule_store.known)
         runs = self._schedule_store.sync(entry.name for entry in entries)
         for entry in entries:
-            self._catch_up(entry)
-            if (run := runs.get(entry.name)) and not self._join(entry, run, is_new=entry.name not in before):
+            self._read_row(entry)
+            if (run := runs.get(entry.name)) and not self._join_fleet(entry, run, is_new=entry.name not in before):
                 del runs[entry.name]
         super().populate_heap(*args, **kwargs)
         for event in self._heap:
@@ -120,77 +126,77 @@ class SharedRuns(Scheduler):  # type: ignore[misc]
         self._has_synced = True
         self._filled_at = clock()  # which takes long where there are many
 
-    def _join(self, entry: ScheduleEntry, run: LastRun, is_new: bool) -> bool:
-        """Go on where the fleet is, and not at the start of this beat; False if it is the fleet that is behind."""
+    def _join_fleet(self, entry: ScheduleEntry, run: LastRun, is_new: bool) -> bool:
+        """Go on from the last run of the fleet, and not from the start of this beat; False if the store lost it."""
         own = _seconds(entry.last_run_at)
         if self._schedule_store.is_in_doubt(entry.name, run):
             return True
         if run.at > own:
             self._adopt(entry, run)
         elif is_new and (self._has_synced or (entry.total_run_count and not self._is_saved_anew(entry))):
-            # It was enabled again, or a file or a row remembers a run that the store lost.
+            # It was enabled again, or a file or a row has a run that the store lost.
             return run.at == own
         elif not entry.total_run_count or _counts_from_change(entry):
-            _set_back(entry, run.at, entry.total_run_count)
+            _set_last_run(entry, run.at, entry.total_run_count)
         return True
 
-    def _catch_up(self, entry: ScheduleEntry) -> None:
-        """A row counts its runs, but in the schedule stays the entry that was made when it was read.
+    def _read_row(self, entry: ScheduleEntry) -> None:
+        """Take over what the row has: the entry was made when the row was read, and does not follow it.
 
         Rows and files may have been written where the clock was ahead.
         """
         if (row := getattr(entry, "model", None)) is not None:
             entry.last_run_at, entry.total_run_count = row.last_run_at, row.total_run_count
         now = _seconds(entry.default_now())
-        if _seconds(entry.last_run_at) > now + CLOCKS_DIFFER:
-            _set_back(entry, now, entry.total_run_count)
+        if _seconds(entry.last_run_at) > now + CLOCK_TOLERANCE:
+            _set_last_run(entry, now, entry.total_run_count)
 
     def _is_saved_anew(self, entry: ScheduleEntry) -> bool:
-        """Whether its row counts from the start of a beat, which saves the rows of the settings."""
+        """Whether the start of a beat has saved its row, as it does with the entries of the settings."""
         return _counts_from_change(entry) and entry.name in (*self.app.conf.beat_schedule, "celery.backend_cleanup")
 
     def is_due(self, entry: ScheduleEntry) -> tuple[bool, float]:
-        """As the entry says; but a run that another beat has is not due here."""
+        """As the entry says; but a run that another beat has claimed is not due in this one."""
         while True:
             due, wait = state = super().is_due(entry)
             if not due:
                 return state  # type: ignore[no-any-return]
             seen, now = _seconds(entry.last_run_at), _seconds(entry.default_now())
-            self._stopping.hold_back()  # until the run is sent
+            self._signals.defer()  # until the run is sent
             try:
-                standing = self._schedule_store.claim(entry.name, seen, now, None if _is_one_off(entry) else wait)
+                current = self._schedule_store.claim(entry.name, seen, now, None if _is_one_off(entry) else wait)
             except RunRefused:
                 return schedstate(False, RETRY)  # type: ignore[no-any-return]
             except LockBackendError as error:
-                self._cut_off(error)
+                self._store_failed(error)
                 return schedstate(False, RETRY)  # type: ignore[no-any-return]
-            self._in_touch()
-            if standing is None:
-                # A one-off is looked at once more at once, and disables itself then.
+            self._store_answered()
+            if current is None:
+                # A one-off is asked again at once, and disables itself then.
                 return schedstate(True, 0) if _is_one_off(entry) else state  # type: ignore[no-any-return]
-            if standing.at <= seen:
+            if current.at <= seen:
                 return schedstate(False, RETRY)  # type: ignore[no-any-return]
-            self._adopt(entry, standing)
-            if standing.host and _is_one_off(entry):
-                # Two beats that save one row would write over each other what they count in it.
+            self._adopt(entry, current)
+            if current.host and _is_one_off(entry):
+                # Two beats that save one row would overwrite each other's count.
                 return schedstate(False, RETIREMENT)  # type: ignore[no-any-return]
 
     def reserve(self, entry: ScheduleEntry) -> ScheduleEntry:
-        """The run counts from its claim, also where this beat was stopped since: all beats have one ``last_run_at``."""
+        """The last run is the claim, also if this beat was stopped since: all beats have one ``last_run_at``."""
         reserved = super().reserve(entry)
         if claimed := self._schedule_store.known.get(entry.name):
-            _set_back(reserved, claimed.at, reserved.total_run_count)
+            _set_last_run(reserved, claimed.at, reserved.total_run_count)
         return reserved
 
     def _adopt(self, entry: ScheduleEntry, run: LastRun) -> None:
-        """Another beat ran it."""
+        """Take over the run of another beat."""
         self._check_clock(run)
-        _set_back(entry, run.at, entry.total_run_count + bool(run.host))
+        _set_last_run(entry, run.at, entry.total_run_count + bool(run.host))
 
     def _check_clock(self, run: LastRun) -> None:
         ahead = run.at - _seconds(self.app.now())
-        if ahead > CLOCKS_DIFFER and run.host not in self._clocks_told:
-            self._clocks_told.add(run.host)
+        if ahead > CLOCK_TOLERANCE and run.host not in self._clocks_reported:
+            self._clocks_reported.add(run.host)
             logger.warning(
                 "A run of beat on %s is stamped %.1f s in the future: the clock there is ahead, or the one of this host"
                 " is behind. Runs come early or late by that, set the clocks by NTP.",
@@ -198,15 +204,15 @@ class SharedRuns(Scheduler):  # type: ignore[misc]
                 ahead,
             )
 
-    def _cut_off(self, error: LockBackendError) -> None:
-        if not self._is_cut_off:
+    def _store_failed(self, error: LockBackendError) -> None:
+        if not self._is_store_down:
             logger.warning("No run is sent until the store answers again, asked every %g s: %s", RETRY, error)
-        self._is_cut_off = True
+        self._is_store_down = True
 
-    def _in_touch(self) -> None:
-        if self._is_cut_off:
+    def _store_answered(self) -> None:
+        if self._is_store_down:
             logger.warning("The store of lock backend %r answers again.", self._schedule_store.using)
-        self._is_cut_off = False
+        self._is_store_down = False
 
     @property
     def info(self) -> str:
@@ -228,17 +234,17 @@ def _seconds(when: datetime) -> float:
     return float(maybe_make_aware(when).timestamp())
 
 
-def _set_back(entry: ScheduleEntry, at: float, count: int) -> None:
-    """In the time zone it is kept in, so that schedules count as they would have. Rows remember, too."""
+def _set_last_run(entry: ScheduleEntry, at: float, count: int) -> None:
+    """Of the entry and its row, in the time zone that they use, so that schedules compute the same times."""
     when = datetime.fromtimestamp(at, entry.last_run_at.tzinfo or UTC)
     if entry.last_run_at.tzinfo is None:
         when = when.replace(tzinfo=None)
-    for remembering in filter(None, (entry, getattr(entry, "model", None))):
-        remembering.last_run_at, remembering.total_run_count = when, count
+    for record in filter(None, (entry, getattr(entry, "model", None))):
+        record.last_run_at, record.total_run_count = when, count
 
 
 def _counts_from_change(entry: ScheduleEntry) -> bool:
-    """Whether its row tells no run: it never ran, or it was disabled since."""
+    """Whether its row has no run: it never ran, or it was disabled since."""
     row = getattr(entry, "model", None)
     return row is not None and row.last_run_at == row.date_changed
 

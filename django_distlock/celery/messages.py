@@ -1,6 +1,6 @@
-"""Which message of Celery a run belongs to. Its copies have the same id, and so have its retries.
+"""Ids of Celery's messages. The copies of a message have the same id, and so have its retries.
 
-The id of the task does not tell: it may be used again, by ``apply_async(task_id=...)``, for other work.
+The id of the task does not identify a message: ``apply_async(task_id=...)`` may use it again, for other work.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ HEADER = "distlock_message"  # "TASK_ID.RANDOM"
 
 @before_task_publish.connect  # type: ignore[untyped-decorator]
 def identify(headers: dict[str, Any], properties: dict[str, Any], **_: Any) -> None:
-    """Headers that were copied from another task's message are not kept; a retry keeps its own."""
+    """Give the message an id, unless it is a retry, which has one. Headers may come from another task's message."""
     task_id = str(properties.get("correlation_id"))
     if task_of(str(headers.get(HEADER, ""))) != task_id:
         headers[HEADER] = f"{task_id}.{secrets.token_hex(8)}"
 
 
 def message_of(request: Any) -> str:
-    """The id of a run's message; ``"TASK_ID."`` where the process that sent it did not give it one."""
+    """The id of the message of a run; ``"TASK_ID."`` if the process that sent it gave it none."""
     given = str((request.headers or {}).get(HEADER, ""))
     return given if task_of(given) == str(request.id) else f"{request.id}."
 
@@ -32,5 +32,5 @@ def task_of(message: str) -> str:
 
 
 def is_known(message: str) -> bool:
-    """Whether it tells the copies of a message from another message with the same task id."""
+    """Whether the id is that of one message, and not that of all with the same task id."""
     return not message.endswith(".")

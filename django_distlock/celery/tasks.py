@@ -1,4 +1,4 @@
-"""Runs of Celery tasks that hold a lock: what they are called, and how they meet busy locks and their own copies.
+"""Runs of Celery tasks that hold a lock: their labels, busy locks, and deliveries of the same message.
 
 A message may be delivered more than once: when a worker dies, and when the visibility timeout of the broker passes.
 Which delivery runs first is chance, and only the later ones may be flagged. No delivery may run beside another one, nor
@@ -24,25 +24,25 @@ from kombu.exceptions import OperationalError
 from .. import names
 from ..core.lease import Lease, State, raises_when_lost
 from ..core.registry import locks
-from ..decorators.task_context import remembered
 from ..exceptions import LockBackendError, LockNotAcquired
 from ..types import Holder, LockInfo, LockRequest, shown
+from .config import remember_tasks_for
 from .messages import is_known, message_of, task_of
 
 FIRST_PAUSE = 0.5  # seconds
 LONGEST_PAUSE = 5.0
 SHORTEST_PAUSE = 0.1
 VISIBILITY_TIMEOUT = 3600.0  # seconds, where the broker's options name none; kombu's for Redis
-MARK_TTL = 10.0  # seconds that a mark is being written at most
+MARK_TTL = 10.0  # seconds of the lease that becomes a mark
 
 REQUEUES = "distlock_requeues"  # header of a message: how often it was sent again because of a busy lock
-TELL_REDELIVERIES = ("amqp", "redis")  # transports that mark what they deliver again
+FLAGGING_TRANSPORTS = ("amqp", "redis")  # which mark what they deliver again
 
 logger = logging.getLogger("django_distlock")
 
 
 class Run:
-    """One run of a Celery task, as seen from a guarded function that it calls."""
+    """One run of a Celery task that calls a decorated function."""
 
     def __init__(self, task: Any, function: Callable[..., Any]) -> None:
         self._task = task
@@ -52,11 +52,11 @@ class Run:
 
     @property
     def label(self) -> str:
-        """Name and id, as Celery's own log writes them. A task that is called like a function has no id."""
+        """Name and id, as in Celery's own log. A task that is called like a function has no id."""
         return shown(f"{self._task.name}[{self._request.id}]" if self._request.id else self._task.name)
 
     def retry(self, busy: LockNotAcquired) -> NoReturn:
-        """Send the task again for later, without counting it as one of its ``max_retries``.
+        """Send the task again, to run later, without counting it as one of its ``max_retries``.
 
         Raises Retry. A task that no worker runs (eager, or called like a function) raises the error itself.
         """
@@ -65,12 +65,12 @@ class Run:
         signature, pause = self._send_again(busy)
         raise Retry(exc=busy, when=pause, sig=signature)
 
-    def meet(self, lock: Any, busy: LockNotAcquired, *, retries: bool) -> None:
-        """Raises Ignore if the task is done already, or, after having sent it again, if it is itself in the way.
+    def handle_busy(self, lock: Any, busy: LockNotAcquired, *, retries: bool) -> None:
+        """Raises Ignore if the task is done already, or if another delivery of it has the lock; then it is sent again.
 
-        Nothing is recorded then and nothing that follows is started: all this is up to the run that holds the
-        lock; or, if that one is dead, to the next copy. Nor is anything recorded where the lock is held for other
-        work under the same task id, unless the task ``retries``.
+        Ignore records nothing and starts nothing that follows: the run that holds the lock does that or, if that one is
+        dead, the next copy. It is also raised if the lock is held for other work under the same task id, unless the
+        task ``retries``.
         """
         if not (self._is_body and self._is_in_worker):
             return
@@ -97,7 +97,7 @@ class Run:
             yield
             return
         if self._task.acks_late and self._is_in_worker:
-            remembered()  # a wrong setting is told before the work is done, which it would turn into a failure
+            remember_tasks_for()  # a wrong setting raises before the work: afterwards it would turn it into a failure
         self._stop_if_done(lease.name, lease.using)
         outer, self._request.lease = getattr(self._request, "lease", None), lease
         try:
@@ -114,17 +114,17 @@ class Run:
 
     @property
     def _may_have_come_before(self) -> bool:
-        """Whether this may be a copy. Without an id of the message, a task id that is used again does not count."""
+        """Whether this may be a copy. Without an id of the message: if it is flagged, or the transport flags none."""
         if is_known(self.message):
             return True
         is_redelivered = (self._request.delivery_info or {}).get("redelivered")
         is_sent_again = self._request.retries or REQUEUES in self._headers
-        return bool(is_redelivered or is_sent_again) or not _tells_redeliveries(self._task.app)
+        return bool(is_redelivered or is_sent_again) or not _flags_redeliveries(self._task.app)
 
     def _is_work_of(self, holder: str) -> bool:
-        """Whether a message with this task id stands for the same work: a copy, a retry, or what this one replaces."""
-        is_told = is_known(self.message) and is_known(holder)
-        return holder == self.message or not is_told or bool(self._request.replaced_task_nesting)
+        """Whether a message with this task id is the same work: a copy, a retry, or what this one replaces."""
+        are_known = is_known(self.message) and is_known(holder)
+        return holder == self.message or not are_known or bool(self._request.replaced_task_nesting)
 
     @property
     def _headers(self) -> dict[str, Any]:
@@ -146,7 +146,7 @@ class Run:
             raise Reject(error, requeue=self._task.acks_late) from error
         return signature, pause
 
-    # Marks are leases in their cooldown: every store of locks keeps them, and drops them in time.
+    # Marks are leases in their cooldown, which every store keeps and drops in time.
 
     def _mark(self, lock_name: str) -> str:
         return names.own_name("done:{}:{}", self.message, lock_name)
@@ -165,11 +165,11 @@ class Run:
         mark = LockRequest(self._mark(lease.name), MARK_TTL, holder)
         try:
             backend = locks[lease.using]
-            standing = backend.acquire(mark, queue=False)
-            if isinstance(standing, LockInfo):
-                backend.release(LockRequest(mark.name, MARK_TTL, holder, standing.token), force=True)
+            existing = backend.acquire(mark, queue=False)
+            if isinstance(existing, LockInfo):
+                backend.release(LockRequest(mark.name, MARK_TTL, holder, existing.token), force=True)
                 backend.acquire(mark, queue=False)
-            backend.release(mark, cooldown=max(_visibility_timeout(self._task.app), remembered()))
+            backend.release(mark, cooldown=max(_visibility_timeout(self._task.app), remember_tasks_for()))
         except LockBackendError as error:
             logger.warning("%s is done, but may run again if it is delivered again: %s", self.label, error)
 
@@ -179,17 +179,17 @@ def _retries_of(mark: LockInfo) -> float:
 
 
 def pause_before(
-    requeues: int, holder_has: float | None, visibility_timeout: float, *, is_whole: bool = False
+    requeues: int, holder_remaining: float | None, visibility_timeout: float, *, is_whole: bool = False
 ) -> float:
     """Seconds until a task that found its lock busy is tried again, after so many requeues.
 
-    At most what the holder's lease has left, and 5 s; shorter at first, and scattered, so that those that were
-    busy together do not come back together. A pause as long as the visibility timeout would be delivered twice.
+    At most as long as the lease of the holder, and 5 s; shorter at first, and random, so that tasks that were busy
+    together do not come back together. After the visibility timeout the message would be delivered twice.
     ``is_whole``: in whole seconds, one at least.
     """
     longest = min(FIRST_PAUSE * 2 ** min(requeues, 10), LONGEST_PAUSE, visibility_timeout / 2)
-    if holder_has is not None:
-        longest = min(longest, max(holder_has, SHORTEST_PAUSE))
+    if holder_remaining is not None:
+        longest = min(longest, max(holder_remaining, SHORTEST_PAUSE))
     pause = random.uniform(longest / 2, longest)
     return float(math.ceil(pause)) if is_whole else pause
 
@@ -199,18 +199,18 @@ def _visibility_timeout(app: Any) -> float:
 
 
 @lru_cache(maxsize=8)
-def _tells_redeliveries(app: Any) -> bool:
-    return app.connection_for_read().get_transport_cls().driver_type in TELL_REDELIVERIES
+def _flags_redeliveries(app: Any) -> bool:
+    return app.connection_for_read().get_transport_cls().driver_type in FLAGGING_TRANSPORTS
 
 
 def _delays_whole_seconds(app: Any) -> bool:
-    """Whether messages for later wait in RabbitMQ itself, which knows no part of a second, and not in a worker."""
+    """Whether delayed messages wait in RabbitMQ itself, which counts whole seconds, and not in a worker."""
     driver_type = app.connection_for_write().get_transport_cls().driver_type
     return bool(detect_quorum_queues(app, driver_type)[0])
 
 
 def _is_body(task: Any, function: Callable[..., Any]) -> bool:
-    """Whether it is the function of the task itself, and not a helper that it calls."""
+    """Whether the function is that of the task itself, and not a helper that it calls."""
     for layer in (task.run, getattr(task, "_orig_run", None)):  # autoretry_for wraps it
         layer = inspect.unwrap(layer, stop=lambda each: _plain(each) is function) if layer else None
         if _plain(layer) is function:
@@ -224,5 +224,5 @@ def _plain(method: Any) -> Any:
 
 @worker_process_shutdown.connect  # type: ignore[untyped-decorator]
 def _release_all(**_: Any) -> None:
-    """Children of a pool leave by os._exit, which calls nothing that is registered for the exit."""
+    """Children of a pool end by os._exit, which calls nothing that is registered with atexit."""
     locks.release_all()

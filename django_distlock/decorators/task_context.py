@@ -1,47 +1,30 @@
-"""Which background task a call belongs to: one of Celery, or one of django.tasks. Imports neither."""
+"""The background task that a call belongs to, of Celery or of django.tasks, where a process uses them."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from math import inf
 from typing import Any
-
-from django.conf import settings
-from django.core.exceptions import ImproperlyConfigured
-from django.utils.module_loading import import_string
-
-SETTING = "DISTRIBUTED_LOCKS_REMEMBER_TASKS"
-DAY = 86_400.0
 
 
 def identify_messages() -> None:
-    """From now on each message of Celery that this process sends says which one it is. Without Celery: nothing."""
+    """Give each message of Celery that this process sends an id, from now on, if it uses Celery."""
     if "celery" in sys.modules:
-        import_string("django_distlock.celery.messages.identify")
-
-
-def remembered() -> float:
-    """Seconds for which a task that is acknowledged late is known to be done, if the broker asks for no more.
-
-    Raises ImproperlyConfigured.
-    """
-    seconds = getattr(settings, SETTING, DAY)
-    if isinstance(seconds, int | float) and not isinstance(seconds, bool) and 0 < seconds < inf:
-        return float(seconds)
-    raise ImproperlyConfigured(f"{SETTING} is {seconds!r:.80}; it is a number of seconds above 0.")
+        from ..celery import messages  # noqa: F401 - whose receiver does it
 
 
 def celery_run_of(function: Callable[..., Any]) -> Any:
-    """The run of the Celery task that calls the function here (see celery/tasks.py), or None."""
+    """The run of the Celery task that calls the function in this thread (celery/tasks.py), or None."""
     celery = sys.modules.get("celery")
     if celery is None or not (task := getattr(celery, "current_task", None)):
         return None
-    return import_string("django_distlock.celery.tasks.Run")(task._get_current_object(), function)  # noqa: SLF001 - Celery's
+    from ..celery.tasks import Run
+
+    return Run(task._get_current_object(), function)  # noqa: SLF001 - Celery's
 
 
 def label(args: tuple[Any, ...]) -> str:
-    """Name and id of the task of django.tasks that a function was called as; "" if that cannot be told."""
+    """Name and id of the task of django.tasks whose context is the first argument; else ""."""
     module = sys.modules.get("django.tasks.base")
     if module is None or not args or not isinstance(args[0], module.TaskContext):
         return ""
@@ -50,7 +33,7 @@ def label(args: tuple[Any, ...]) -> str:
 
 
 def refuse_task(function: Any) -> None:
-    """Raises TypeError for what @shared_task or @task has made of a function."""
+    """Raises TypeError for a task that @shared_task or @task has made of a function."""
     for module, decorator in (("celery.app.task", "@shared_task"), ("django.tasks.base", "@task")):
         known = sys.modules.get(module)
         if known is not None and isinstance(function, known.Task):

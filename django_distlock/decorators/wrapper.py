@@ -68,7 +68,7 @@ class LockedCallable:
                 lease = stack.enter_context(lock)
             except (LockNotAcquired, LockBackendError, UnusableLockName) as problem:
                 if run and lock and isinstance(problem, LockNotAcquired):
-                    run.meet(lock, problem, retries=self._on_busy == "retry")
+                    run.handle_busy(lock, problem, retries=self._on_busy == "retry")
                 return self._answer(problem, request, args, kwargs, run)
             if run:
                 stack.enter_context(run.holding(lease))

@@ -26,7 +26,8 @@ if celery.VERSION[:2] < (5, 7):
 
 from celery.beat import PersistentScheduler, ScheduleEntry, Scheduler
 
-from django_distlock.celery import beat, stopping
+from django_distlock.celery import beat
+from django_distlock.celery.deferred_signals import DeferredSignals
 from tests.support.inside import look_at_schedule, runs_of, schedule_store_of
 from tests.support.schedulers import FileBeat, MemoryBeat, StockBeat
 
@@ -54,7 +55,7 @@ def world(locmem_locks, monkeypatch):
 @pytest.fixture
 def rarely(monkeypatch):
     """Days pass more quickly without a look each second whether the store lost its data."""
-    monkeypatch.setattr(beat, "VERIFY_INTERVAL", 86_400.0)
+    monkeypatch.setattr(beat.SharedRuns, "verify_interval", 86_400.0)
 
 
 def everything():
@@ -325,7 +326,7 @@ def test_a_beat_that_is_told_to_end_after_it_claimed_a_run_sends_it_before(
 
 @pytest.mark.parametrize("how", ["a second signal", "its time is over"])
 def test_a_broker_that_does_not_answer_keeps_no_beat_from_ending(how, world, monkeypatch, told_to_end):
-    monkeypatch.setattr(stopping, "PATIENCE", 0.2 if how == "its time is over" else 600.0)
+    monkeypatch.setattr(DeferredSignals, "timeout", 0.2 if how == "its time is over" else 600.0)
 
     class HangingBeat(MemoryBeat):
         def apply_async(self, entry, *args, **kwargs):
@@ -492,7 +493,7 @@ def test_schedulers_keep_nothing_in_an_entry_and_touch_no_store_before_they_tick
     assert "db -> " in lazy.info
     fleet.kill(lazy)
     eager = fleet.start(MemoryBeat)
-    assert eager.tick() <= beat.VERIFY_INTERVAL
+    assert eager.tick() <= eager.verify_interval
     assert set(vars(eager.schedule["a"])) == set(vars(StockBeat(eager.app).schedule["a"]))
 
 

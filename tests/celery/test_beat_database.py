@@ -83,7 +83,7 @@ def world(locmem_locks, monkeypatch):
 @pytest.fixture
 def rarely(monkeypatch):
     """Hours pass more quickly without a look each second whether the store lost its data."""
-    monkeypatch.setattr(beat, "VERIFY_INTERVAL", 60.0)
+    monkeypatch.setattr(beat.SharedRuns, "verify_interval", 60.0)
 
 
 def row(name, one_off=False, **when):
@@ -369,7 +369,7 @@ def test_a_store_that_lost_its_data_is_told_what_the_beats_know(world):
     ],
 )
 def test_rows_in_time_zones_of_their_own_run_as_with_one_stock_beat_when_clocks_change(zone, begin, world, monkeypatch):
-    monkeypatch.setattr(beat, "VERIFY_INTERVAL", 86_400.0)
+    monkeypatch.setattr(beat.SharedRuns, "verify_interval", 86_400.0)
     conf = {"now": begin, "zone": zone, "beat_max_loop_interval": 300}
     sent = []
     for kind in (StockDatabaseBeat, DatabaseBeat):

@@ -24,7 +24,13 @@ LAYERS = {
     "adapters": ["apps", "admin", "management", "celery", "middleware", "checks", "testing", "migrations"],
     "the package": [""],
     "decorators": ["decorators"],
-    "monitoring": ["monitoring", "celery.schedule_store"],  # which imports no Celery
+    "monitoring and tasks": [
+        "monitoring",
+        "celery.config",
+        "celery.schedule_store",
+        "celery.messages",
+        "celery.tasks",
+    ],
     "core": ["core"],
     "stores": ["backends.locmem", "backends.dummy", "backends.redis", "backends.redlock", "backends.database"],
     "contract": ["backends.base", "backends.twins", "backends"],

@@ -304,7 +304,7 @@ def test_who_has_no_limit_waits_for_a_thread_while_the_database_answers(sqlite_d
             return cursor.fetchone()
 
     async def main():
-        asked = [calls.in_thread(calls.run, slow, turn_within=inf) for _ in range(128)]
+        asked = [calls.in_thread(calls.run, slow, thread_timeout=inf) for _ in range(128)]
         return await asyncio.wait_for(asyncio.gather(*asked), 6 * PATIENCE)
 
     assert asyncio.run(main()) == [(1,)] * 128

@@ -1,0 +1,63 @@
+"""The settings of the part for Celery; imports no Celery."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import inf
+from typing import NamedTuple, Self
+
+from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
+
+from ..backends.base import RunsBackend
+from ..core.registry import DEFAULT_ALIAS, locks
+from ..types import DAY
+from ..utils.text import quoted
+
+BEAT_SETTING = "DISTRIBUTED_LOCKS_BEAT"
+BEAT_KEYS = ("ALIAS", "PREFIX")
+REMEMBER_SETTING = "DISTRIBUTED_LOCKS_REMEMBER_TASKS"
+
+
+class BeatSettings(NamedTuple):
+    """``DISTRIBUTED_LOCKS_BEAT``. ``prefix`` None: the name of the Celery app."""
+
+    alias: str
+    prefix: str | None
+
+    @classmethod
+    def read(cls) -> Self:
+        """Raises ImproperlyConfigured for unknown keys and values that are no texts."""
+        given, known = getattr(settings, BEAT_SETTING, {}), ", ".join(BEAT_KEYS)
+        if not isinstance(given, Mapping):
+            raise ImproperlyConfigured(f"{BEAT_SETTING} is {quoted(given)}; it is a dict with the keys {known}.")
+        if unknown := [key for key in given if key not in BEAT_KEYS]:
+            raise ImproperlyConfigured(f"{BEAT_SETTING} has the unknown key {unknown[0]!r}. Known: {known}.")
+        alias, prefix = given.get("ALIAS", DEFAULT_ALIAS), given.get("PREFIX")
+        if not isinstance(alias, str) or not isinstance(prefix, str | None):
+            raise ImproperlyConfigured(
+                f"{BEAT_SETTING}: 'ALIAS' is {quoted(alias)}, 'PREFIX' is {quoted(prefix)}. The one is an alias"
+                " of DISTRIBUTED_LOCKS, the other what the names of this app's entries begin with; both are texts."
+            )
+        return cls(alias, prefix)
+
+    def backend(self) -> RunsBackend:
+        """Raises ImproperlyConfigured if the alias does not exist or cannot keep runs; no I/O."""
+        backend = locks[self.alias]
+        if not isinstance(backend, RunsBackend):
+            raise ImproperlyConfigured(
+                f"{BEAT_SETTING}['ALIAS'] is {self.alias!r}, a {type(backend).__name__}, which cannot keep the runs of"
+                " beat. Name an alias on Redis or on a database."
+            )
+        return backend
+
+
+def remember_tasks_for() -> float:
+    """Seconds for which a task that is acknowledged late is known to be done, unless the broker asks for more.
+
+    Raises ImproperlyConfigured.
+    """
+    seconds = getattr(settings, REMEMBER_SETTING, DAY)
+    if isinstance(seconds, int | float) and not isinstance(seconds, bool) and 0 < seconds < inf:
+        return float(seconds)
+    raise ImproperlyConfigured(f"{REMEMBER_SETTING} is {seconds!r:.80}; it is a number of seconds above 0.")

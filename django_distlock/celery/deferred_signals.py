@@ -1,0 +1,51 @@
+"""Signals that end a beat are deferred while it sends a run that it has claimed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from typing import Any
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class DeferredSignals:
+    """Between ``defer()`` and ``deliver()`` signals wait: Celery's handlers raise SystemExit wherever beat is.
+
+    A second signal acts at once, and the first one after ``timeout`` seconds, because the broker may not answer.
+    Outside the main thread nothing is deferred: no handler runs there.
+    """
+
+    timeout = 5.0
+
+    def __init__(self) -> None:
+        self._handlers: dict[int, Any] = {}
+        self._pending: int | None = None
+        self._timer: threading.Timer | None = None
+
+    def defer(self) -> None:
+        if self._handlers or threading.current_thread() is not threading.main_thread():
+            return
+        for number in SIGNALS:
+            if signal.getsignal(number) is not None:  # else the handler is not Python's, and could not be put back
+                self._handlers[number] = signal.signal(number, self._receive)
+
+    def deliver(self) -> None:
+        """Put the handlers back, and let the pending signal act."""
+        if self._timer:
+            self._timer.cancel()
+        pending, self._pending, self._timer = self._pending, None, None
+        while self._handlers:
+            signal.signal(*self._handlers.popitem())
+        if pending:
+            signal.raise_signal(pending)
+
+    def _receive(self, number: int, frame: object) -> None:
+        is_second, self._pending = self._pending is not None, number
+        if is_second:
+            self.deliver()
+            return
+        self._timer = threading.Timer(self.timeout, os.kill, (os.getpid(), number))
+        self._timer.daemon = True
+        self._timer.start()
