@@ -172,12 +172,12 @@ class LockRequest:
         """Seconds for which its token is retired when it leaves: a command that carries it may arrive until then."""
         return max(self.ttl, self.inherited_ttl)
 
-    def anew(self) -> None:
+    def replace_token(self) -> None:
         """Go on with another token, after this one was given back."""
         self.token, self.in_doubt, self.inbox, self.place = new_token(), False, "", ""
 
-    def afresh(self) -> LockRequest:
-        """The same request with another token, for a caller who gives this one back."""
+    def with_new_token(self) -> LockRequest:
+        """A copy of the request with another token, for a caller that gives this one back."""
         return replace(
             self, token=new_token(), in_doubt=False, inbox="", place="", inherited_ttl=0.0, asking=False
         )  # fmt: skip

@@ -284,7 +284,7 @@ class BaseLockBackend(LockingBackend, InspectionBackend, MaintenanceBackend):
 
     One object serves all threads and event loops of a process. Methods with the prefix ``a`` are the
     native twins for asyncio. A store that does not answer, or refuses, raises LockBackendError within
-    the timeouts of the backend.
+    the timeouts of the backend. ``backends.twins`` has two bases that write the twins for a store.
     """
 
     def check(self) -> list[CheckResult]:

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger("django_distlock")
 
 MOST_LATE_GRANTS = 3  # after so many grants that came too late to be of use, it is no accident any more
-SHORTEST_RETRY = 0.2  # seconds after which a waiter asks again a store that failed; then twice as many, up to a look
+SHORTEST_RETRY = 0.2  # seconds after which a waiter asks again a store that failed; doubled up to the look_interval
 AFTER_EXPIRY = 0.002  # seconds to let pass after a lease runs out, so that one look finds it gone
-SHORTEST_LOOK_AROUND = 1.0  # seconds for an answer that a thread has at once, unless it is busy
+TRANSACTIONS_TIMEOUT = 1.0  # seconds for the calling thread to name its open transactions, also where nobody waits
 
 
 class Acquisition:
@@ -48,9 +48,9 @@ class Acquisition:
     around: transactions.Around | None = None  # None: those of this very thread are looked up
     grant: Grant | None = None  # the one that its lease is made of
     _hold: Hold | None = None
-    _pending: LockRequest | None = None  # of the call that is being made for it
-    _was_asked = False  # whether the store was told of the request
-    _has_queued = False  # by the last attempt
+    _pending: LockRequest | None = None  # of the call that is under way; None between calls
+    _was_sent = False  # to the store
+    _has_queued = False  # whether the last attempt asked for a place there
     _is_in_line = _is_leaving = _is_leader = False  # among the waiters of this process
     _is_busy = False  # the lock, as the store said
     has_waited = False  # had a place in the store, or stood behind others: its deadline alone fails it then
@@ -90,7 +90,7 @@ class Acquisition:
         retry, late_grants = 0.0, 0
         try:
             if self._terms.in_atomic == "refuse" and (opened := self._open_transactions()):
-                transactions.refuse(f"The lock {self._lock}", opened)
+                transactions.refuse(f"The lock {self._lock_text}", opened)
             while True:
                 request = self.request
                 while True:
@@ -99,8 +99,10 @@ class Acquisition:
                     pause = look_interval
                     try:
                         if request.asking:
-                            self._pending, self._was_asked = request, True
-                            self._has_queued = self._has_queued or place  # it has its place until the store answers
+                            self._pending, self._was_sent = request, True
+                            # The store may have queued it although its reply is lost, and may not yet have given up
+                            # the place that it had.
+                            self._has_queued = self._has_queued or place
                             answer: Grant | LockInfo = yield Call("acquire", (request,), {"queue": place})
                             self._pending, self._has_queued = None, place
                             if request.holder.pid != os.getpid():
@@ -109,10 +111,10 @@ class Acquisition:
                                 break
                             self._is_busy, retry = True, 0.0
                             if self._is_leader and not place:
-                                continue
+                                continue  # at once, now with a place
                             pause = min(pause, answer.remaining + AFTER_EXPIRY)
                         self.has_waited = True
-                        yield self._rest("wait_for_turn", pause)
+                        yield self._sleep("wait_for_turn", pause)
                         if request.holder.pid != os.getpid():
                             raise self._copied_error()
                         request.holder, retry = request.holder.from_now(), 0.0
@@ -124,7 +126,7 @@ class Acquisition:
                         if not retry:
                             logger.warning("Lock %r is waited for on, though its store failed: %s", request.name, error)
                         self._pending, retry = None, min(max(SHORTEST_RETRY, 2 * retry), look_interval)
-                        yield self._rest("pause", retry)
+                        yield self._sleep("pause", retry)
                 if self._is_in_line:
                     self._is_leaving = True
                     queue.leave(request, hand_place_on=not isinstance(answer, Grant), succeed=self.backend.succeed)
@@ -137,12 +139,13 @@ class Acquisition:
                 if clock() < lease._deadline:
                     self.grant = answer
                     return lease
-                # This process was stopped in between: others may have the lock by now. The request is finished before
-                # it is given back, because that may be executed at any time, and nobody may go on with its token then.
+                # This process was stopped in between, and others may have the lock by now. The request takes another
+                # token before it releases the late grant: that release may arrive at any later time, and ends whatever
+                # the old token holds then.
                 late_grants += 1
                 self._pending = request
-                self.request = request.afresh()
-                self._was_asked = self._has_queued = False
+                self.request = request.with_new_token()
+                self._was_sent = self._has_queued = False
                 yield from self._give_back(request)
                 if late_grants == MOST_LATE_GRANTS or clock() >= self._deadline:
                     raise LockBackendError(
@@ -190,7 +193,7 @@ class Acquisition:
         if self._hold:
             with suppress(LookupError):
                 left = self._holds.leave(self._hold, by_with=True)
-        if not self.grant:
+        if not self.grant:  # it has entered a lease of its own again
             if left and left._is_free:
                 left._release_in_background()
         elif self.lease:
@@ -202,31 +205,31 @@ class Acquisition:
         """Raise what a busy lock means for a caller who must have it."""
         busy = self.busy
         assert busy
-        if self._own(busy):
+        if self._own_lease(busy):
             raise LockReentry(
-                f"The lock {self._lock} is held by this very {kind()} already, which would wait for itself."
+                f"The lock {self._lock_text} is held by this very {kind()} already, which would wait for itself."
                 " Use reentrant=True if it may enter again."
             )
-        message = f"The lock {self._lock} is busy: {_described(busy)}"
+        message = f"The lock {self._lock_text} is busy: {_described(busy)}"
         retry_after = busy.remaining if busy.remaining < inf else None
         if self._timeout == 0:
             raise LockNotAcquired(message, retry_after=retry_after, holder=busy.holder)
         waited = f"{clock() - self._began:.1f} s of waiting"
         raise LockTimeout(f"{message}, after {waited}", retry_after=retry_after, holder=busy.holder)
 
-    async def look_around(self) -> None:
+    async def find_transactions_around(self) -> None:
         """Find out what is open around the task, where the lock may depend on it; not for longer than it waits."""
         self.around = transactions.Around()
         last = self._service.renewer.latest(self.request.name)
         refuses = self._terms.in_atomic == "refuse"
         if not refuses and not (last and last._retainers):
             return
-        within = None if self._timeout is None else max(self._timeout, SHORTEST_LOOK_AROUND)
+        within = None if self._timeout is None else max(self._timeout, TRANSACTIONS_TIMEOUT)
         if not await self.around.is_known(within) and refuses:
             raise LockTimeout(
-                f"Whether the lock {self._lock} is asked for inside a transaction, which in_atomic='refuse' forbids, is"
-                " not known: the thread that waits for this task in async_to_sync was busy with something else. Wait"
-                " longer, or keep it free of slow work."
+                f"Whether the lock {self._lock_text} is asked for inside a transaction, which in_atomic='refuse'"
+                " forbids, is not known: the thread that waits for this task in async_to_sync was busy with something"
+                " else. Wait longer, or keep it free of slow work."
             )
 
     # The algorithm
@@ -257,9 +260,9 @@ class Acquisition:
         """Whether there is no use in waiting."""
         if clock() >= self._deadline or self._enterable(busy):
             return True
-        return self._required and self._own(busy) is not None  # it would wait for itself
+        return self._required and self._own_lease(busy) is not None  # it would wait for itself
 
-    def _rest(self, how: str, seconds: float) -> Call:
+    def _sleep(self, how: str, seconds: float) -> Call:
         self.request.asking = False
         return Call(how, (self.request,), {"timeout": max(0.0, min(seconds, self._deadline - clock()))})
 
@@ -292,8 +295,9 @@ class Acquisition:
         pending, renewer = self._pending, self._service.renewer
         if pending and pending is not self.request:
             renewer.release_in_background(pending)  # a grant that came too late
+        # After a LockBackendError, in_doubt says whether it may have been executed.
         has_failed = pending is self.request and isinstance(error, LockBackendError)
-        was_asked = self._was_asked and not has_failed and not self.request.is_inherited
+        was_asked = self._was_sent and not has_failed and not self.request.is_inherited
         if self._is_left_behind or was_asked:
             renewer.release_in_background(self.request)
 
@@ -306,7 +310,7 @@ class Acquisition:
             return lease
         return None
 
-    def _own(self, busy: LockInfo) -> Lease | None:
+    def _own_lease(self, busy: LockInfo) -> Lease | None:
         """The lease of this very thread or task which is in the way, as the store says.
 
         Not one that it has left, and that an open response holds.
@@ -331,7 +335,7 @@ class Acquisition:
         return self.backend.alias
 
     @property
-    def _lock(self) -> str:
+    def _lock_text(self) -> str:
         return f"{self.request.name!r} ({self._using})"
 
 
@@ -361,7 +365,7 @@ def seconds_to_wait(blocking: bool, timeout: float) -> float:
         if timeout != -1:
             raise ValueError("A lock that does not block takes no timeout.")
         return 0.0
-    if not timeout >= 0:  # not a number neither
+    if not timeout >= 0:  # which refuses NaN, too
         raise ValueError(f"timeout is {timeout!r}; it is a number of seconds to wait, or -1 for the lock's own wait.")
     if timeout > threading.TIMEOUT_MAX:
         raise OverflowError(f"timeout is {timeout!r}, longer than threading.TIMEOUT_MAX.")

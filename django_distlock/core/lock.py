@@ -25,19 +25,19 @@ from .holds import Hold, Holds, NothingToLeave, acquired_here
 from .lease import Lease, State, logger
 from .registry import DEFAULT_ALIAS, locks
 
-# Called first, instead of put around: then nothing comes between a grant and the caller that is told of it.
-refuse_in_a_loop: Callable[[], None] = async_unsafe(
+# Called inside the methods, not put around them: an interrupt in a wrapper could lose a lease that was just granted.
+refuse_in_event_loop: Callable[[], None] = async_unsafe(
     "A lock was asked for synchronously inside an event loop, which would block it. Use 'async with lock(...)',"
     " 'await lock(...).aacquire()', an 'async def' under the decorator, or sync_to_async."
 )(lambda: None)
 
 
-def calling_thread() -> object:
-    """Who calls, and owns what is acquired: a thread. Refuses inside of an event loop, which would be blocked."""
+def sync_owner() -> object:
+    """The calling thread, which owns what it acquires. Raises inside an event loop, which the call would block."""
     if _get_running_loop() is None:  # asked here, because Django's own question takes longer than all the rest
         return threading.current_thread()
-    refuse_in_a_loop()
-    return current_execution()  # Django was told to allow it
+    refuse_in_event_loop()
+    return current_execution()  # DJANGO_ALLOW_ASYNC_UNSAFE is set; then the task owns it
 
 
 def lock(name: str, /, *values: object, using: str = DEFAULT_ALIAS, **options: Unpack[LockOptions]) -> Lock:
@@ -92,11 +92,11 @@ class Lock:
 
         ``timeout``: seconds to wait; -1 means the lock's own ``wait``. Raises LockBackendError.
         """
-        return self._made(self._acquisition(calling_thread(), blocking, timeout)).lease is not None
+        return self._acquire(self._acquisition(sync_owner(), blocking, timeout)).lease is not None
 
     async def aacquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         """``acquire()`` for tasks. Cancelled, it leaves nothing behind."""
-        return (await self._amade(self._acquisition(current_execution(), blocking, timeout))).lease is not None
+        return (await self._aacquire(self._acquisition(current_execution(), blocking, timeout))).lease is not None
 
     def release(self) -> None:
         """Give up the lease that this thread or task took by this handle, else the handle's last one.
@@ -104,7 +104,7 @@ class Lock:
         A reentrant lock is given up by its owner alone, after as many releases as acquisitions.
         Raises LockNotHeld, LockLost, LockBackendError (the release is then repeated in the background).
         """
-        refuse_in_a_loop()
+        refuse_in_event_loop()
         hold = None
         try:
             hold = self._holds.to_leave()
@@ -116,7 +116,7 @@ class Lock:
         except NothingToLeave:
             raise self._not_held() from None
         except BaseException:
-            self._let_run_out(hold)
+            self._drop_hold(hold)
             raise
 
     async def arelease(self) -> None:
@@ -132,12 +132,12 @@ class Lock:
         except NothingToLeave:
             raise self._not_held() from None
         except BaseException:
-            self._let_run_out(hold)
+            self._drop_hold(hold)
             raise
 
     def locked(self) -> bool:
         """Whether anybody holds the lock now, as the store says."""
-        refuse_in_a_loop()
+        refuse_in_event_loop()
         return locks[self.using].look([self.name]) != [None]
 
     async def alocked(self) -> bool:
@@ -145,53 +145,53 @@ class Lock:
         return await locks[self.using].alook([self.name]) != [None]
 
     def __enter__(self) -> Lease:
-        acquisition = self._made(self._acquisition(calling_thread(), required=True))
+        acquisition = self._acquire(self._acquisition(sync_owner(), required=True))
         return acquisition.lease or acquisition.fail()
 
     async def __aenter__(self) -> Lease:
-        acquisition = await self._amade(self._acquisition(current_execution(), required=True))
+        acquisition = await self._aacquire(self._acquisition(current_execution(), required=True))
         return acquisition.lease or acquisition.fail()
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self, exc_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         hold = None
         try:
             hold = self._holds.to_leave_by_with()
             if lease := self._holds.leave(hold, by_with=True):
                 if self._options.own.in_atomic == "defer":
-                    transactions.hold(lease)
+                    transactions.retain_until_commit(lease)
                 if lease._is_free:
                     lease.release()
                 else:
                     lease._let_others_enter()
         except NothingToLeave:
-            self._tell(self._not_held(), error)
+            self._raise_or_log(self._not_held(), error)
         except LockError as problem:
-            self._tell(problem, error)
+            self._raise_or_log(problem, error)
         except BaseException:
-            self._let_run_out(hold, by_with=True)
+            self._drop_hold(hold, by_with=True)
             raise
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self, exc_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         hold = None
         try:
             hold = self._holds.to_leave_by_with()
             if lease := self._holds.leave(hold, by_with=True):
                 if self._options.own.in_atomic == "defer":
-                    await transactions.ahold(lease)
+                    await transactions.aretain_until_commit(lease)
                 if lease._is_free:
                     await lease.arelease()
                 else:
                     lease._let_others_enter()
         except NothingToLeave:
-            self._tell(self._not_held(), error)
+            self._raise_or_log(self._not_held(), error)
         except LockError as problem:
-            self._tell(problem, error)
+            self._raise_or_log(problem, error)
         except BaseException:
-            self._let_run_out(hold, by_with=True)
+            self._drop_hold(hold, by_with=True)
             raise
 
     def _acquisition(
@@ -204,7 +204,7 @@ class Lock:
         request = LockRequest(self.name, max(terms.ttl, terms.min_hold), holder)
         return Acquisition(service, request, seconds, terms, self._holds, execution, required=required)
 
-    def _made(self, acquisition: Acquisition) -> Acquisition:
+    def _acquire(self, acquisition: Acquisition) -> Acquisition:
         try:
             answer = drive(acquisition.steps(), acquisition.backend)
             if signal := acquisition.conclude(answer):
@@ -214,9 +214,9 @@ class Lock:
             raise
         return acquisition
 
-    async def _amade(self, acquisition: Acquisition) -> Acquisition:
+    async def _aacquire(self, acquisition: Acquisition) -> Acquisition:
         try:
-            await acquisition.look_around()
+            await acquisition.find_transactions_around()
             answer = await adrive(acquisition.steps(), acquisition.backend)
             if signal := acquisition.conclude(answer):
                 await asend_signal(signal, type(acquisition.backend), **acquisition.about())
@@ -225,7 +225,7 @@ class Lock:
             raise
         return acquisition
 
-    def _tell(self, problem: LockError, body_error: BaseException | None) -> None:
+    def _raise_or_log(self, problem: LockError, body_error: BaseException | None) -> None:
         """An error at the end of ``with`` never takes the place of one that the body raised."""
         if body_error is None and self._options.own.on_lost == "raise":
             raise problem
@@ -234,8 +234,8 @@ class Lock:
     def _not_held(self) -> LockNotHeld:
         return LockNotHeld(f"The lock {self.name!r} ({self.using}) is not held by this handle and {kind()}.")
 
-    def _let_run_out(self, hold: Hold | None, *, by_with: bool = False) -> None:
-        """A handler of a signal raised at the end of an acquisition. Nobody will end it once more."""
+    def _drop_hold(self, hold: Hold | None, *, by_with: bool = False) -> None:
+        """A release was interrupted, and nobody repeats it: drop the hold, so that the lease ends with its TTL."""
         with suppress(NothingToLeave):
             hold = hold or (self._holds.to_leave_by_with() if by_with else self._holds.to_leave())
             self._holds.leave(hold, by_with=by_with)
@@ -261,8 +261,8 @@ class Lock:
 
     def __repr__(self) -> str:
         status = "locked" if self._holds.leases() else "unlocked"
-        kind = f"{type(self).__module__}.{type(self).__qualname__}"
-        return f"<{status} {kind} object {self.name!r} using {self.using!r} at {id(self):#x}>"
+        class_name = f"{type(self).__module__}.{type(self).__qualname__}"
+        return f"<{status} {class_name} object {self.name!r} using {self.using!r} at {id(self):#x}>"
 
     def __del__(self) -> None:
         holds: Holds | None = getattr(self, "_holds", None)  # not there if it was not made to the end
@@ -278,7 +278,7 @@ class Lock:
                 )
 
 
-assumed = 0  # how many tests that run now assume that every lock is held; see testing.assume_locked()
+assumed_depth = 0  # how many tests that run now assume that every lock is held; see testing.assume_locked()
 
 
 def assert_locked(name: str, /, *values: object, using: str = DEFAULT_ALIAS) -> None:
@@ -290,13 +290,13 @@ def assert_locked(name: str, /, *values: object, using: str = DEFAULT_ALIAS) -> 
 
     Raises LockLost when the caller held the lock and lost it, LockNotHeld when it does not hold it, InvalidLockName.
     """
-    if assumed:
+    if assumed_depth:
         return
     name = render(name, values)
     mine = [lease for lease in acquired_here() if lease.name == name and lease.using == using]
     if any(lease._is_live for lease in mine):
         return
-    if mine and mine[-1].state is State.LOST and mine[-1]._hold_count:
+    if mine and mine[-1].state is State.LOST and mine[-1]._hold_count:  # one that was left is not held anyway
         mine[-1].ensure_held()
     raise LockNotHeld(
         f"This code must run under the lock {name!r} ({using}), which its caller does not hold. Call it inside"

@@ -63,8 +63,8 @@ def refuse(lock: str, opened: Sequence[Transaction]) -> NoReturn:
     )
 
 
-def hold(lease: Lease) -> None:
-    """Hold it, unless it is lost, until the transactions that are open in this thread have ended.
+def retain_until_commit(lease: Lease) -> None:
+    """Retain it, unless it is lost, until the transactions that are open in this thread have ended.
 
     With autocommit off, the end of ``atomic()`` is no COMMIT, and Django tells of none.
     """
@@ -75,14 +75,14 @@ def hold(lease: Lease) -> None:
                 _give(connection, Deferral(lease, opened))
 
 
-async def ahold(lease: Lease) -> None:
-    """``hold()`` for tasks. Cancelled, it is finished by the thread that has the transactions."""
-    hold(lease)
+async def aretain_until_commit(lease: Lease) -> None:
+    """``retain_until_commit()`` for tasks. Cancelled, it is finished by the thread that has the transactions."""
+    retain_until_commit(lease)
     if not _is_awaited_by_a_thread() or not lease._is_live:
         return
     # Belongs to what that thread is given to do, which may be dropped undone when the thread waits no more.
     meanwhile = Retainer(lease)
-    if (held := _submit_to_waiting_thread(hold, lease)) is not None:
+    if (held := _submit_to_waiting_thread(retain_until_commit, lease)) is not None:
         try:
             await asyncio.shield(asyncio.wrap_future(held))
         except BaseException:

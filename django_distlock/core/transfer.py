@@ -22,7 +22,7 @@ from ..utils.drive import Call, Steps, adrive, drive
 from .detached import Detached
 from .holds import Hold, remember
 from .lease import Lease, safe_deadline
-from .lock import Lock, refuse_in_a_loop
+from .lock import Lock, refuse_in_event_loop
 from .registry import Service, locks
 
 CLOCKS_DIFFER = 300.0  # seconds at most between the wall clocks of two hosts
@@ -93,7 +93,7 @@ def adopt(text: str) -> AdoptedLease:
     adopted already or that ``detach()`` did not make; LockBackendError when the store does not answer (the text can
     then be adopted later).
     """
-    refuse_in_a_loop()
+    refuse_in_event_loop()
     adoption = Adoption(text)
     try:
         drive(adoption.steps(), adoption.backend)

@@ -158,10 +158,10 @@ class assume_locked(TestContextDecorator):  # noqa: N801 - named as override_set
     """
 
     def enable(self) -> None:
-        lock.assumed += 1
+        lock.assumed_depth += 1
 
     def disable(self) -> None:
-        lock.assumed -= 1
+        lock.assumed_depth -= 1
 
 
 def held_here() -> list[Lease]:

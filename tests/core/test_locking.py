@@ -630,7 +630,7 @@ class TestABackendThatMisbehaves:
     def test_renewal_ends_a_lease_also_where_a_backend_changed_the_token_of_its_request(self, monkeypatch):
         def draw_another(wanted, *, timeout=None):
             for one, _ in wanted:
-                one.anew()
+                one.replace_token()
             return [False] * len(wanted)
 
         monkeypatch.setattr(locks["default"], "renew", draw_another)

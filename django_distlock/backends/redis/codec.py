@@ -1,4 +1,4 @@
-"""What the scripts write into the key of a lock."""
+"""Reads what the scripts write into the key of a lock: token, state, fencing number, and ``Holder.to_text()``."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ class Redlock:
         """For the next try, which a release of the old token that is under way would undo, too."""
         if request.in_doubt and not self._release_in_background(replace(request, event=WakeEvent())):
             return
-        request.anew()
+        request.replace_token()
 
     def _remember_late(self, request: LockRequest, exchanges: Sequence[Exchange]) -> None:
         late = [exchange for exchange in exchanges if not exchange.is_answered]

@@ -11,9 +11,9 @@ local LEASE, QUEUE, RETIRED, LAST = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local LOOK = 1000 -- ms after which each waiter looks by itself
 
 local function tell(member)
-  local first, ears = string.sub(member, 1, 26), string.sub(member, 28)
-  local verb = string.sub(ears, 1, 1) == 'S' and 'SPUBLISH' or 'PUBLISH'
-  return redis.call(verb, string.sub(ears, 2), first .. ' ' .. LEASE)
+  local first, inbox = string.sub(member, 1, 26), string.sub(member, 28)
+  local verb = string.sub(inbox, 1, 1) == 'S' and 'SPUBLISH' or 'PUBLISH'
+  return redis.call(verb, string.sub(inbox, 2), first .. ' ' .. LEASE)
 end
 
 local function wake_first() -- who looks at the end of the lease must know of one that comes before its next look
