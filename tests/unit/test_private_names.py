@@ -53,19 +53,6 @@ EXCEPTIONS = [
         "two processes of one image; a message that comes twice; nothing is left",
     ),
     ("core/test_waiting.py", "_wake_all _wake_all", "the listener fails in the middle of its work"),
-    (
-        "backends/redlock/test_redlock.py",
-        """
-        _connect_timeout _delay _fill _limits _longest_ttl _node_timeout _node_timeout _open _open _open _permits
-        _redlock _run _translated
-        """,
-        "numbers that follow from options; connections that open slowly, died unused, or are all taken",
-    ),
-    (
-        "backends/sentinel/test_sentinel_settings.py",
-        "_client _client _client _named_in _named_in _poll _poller _poller _searcher",
-        "what sentinels tell at the same moment, and what a fork finds of a search",
-    ),
 ]
 
 

@@ -9,16 +9,18 @@ import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
 import redis
 
 from django_distlock import LockBackendError, LockNotAcquired, State, aadopt, adopt, lock, locks
-from django_distlock.backends.common.permits import permits
 from django_distlock.backends.common.timing import Timing
 from django_distlock.backends.redis.config import Location
+from django_distlock.backends.redlock import connections
+from django_distlock.backends.redlock.aio_connections import AsyncNodes
 from django_distlock.backends.redlock.connections import NodeConnection, Nodes, SelectPoll
 from django_distlock.backends.redlock.messages import Limits
 from django_distlock.backends.redlock.quorum import Votes, fence_of, is_known
@@ -26,13 +28,12 @@ from django_distlock.exceptions import InvalidLockBackend
 from django_distlock.signals import lock_acquired
 from django_distlock.types import Grant, Level, LockInfo, new_token
 from django_distlock.utils.clock import clock
-from django_distlock.utils.drive import drive
-from tests.support.inside import client_of, clients_of_loops, nodes_of
+from tests.support.inside import client_of, nodes_of
 from tests.support.leases import lease_of, request_of
 from tests.support.programs import ROOT
 from tests.support.quorum import Quorum, spread
 from tests.support.scripted import Scripted
-from tests.support.tools import PATIENCE, eventually, lock_request, renewer_of
+from tests.support.tools import PATIENCE, alive, eventually, lock_request, renewer_of
 
 pytestmark = pytest.mark.slow
 
@@ -93,9 +94,8 @@ def stands(node, name):
 
 
 def run_on_nodes(backend, steps, timeout):
-    """The result of such steps, taken in this thread."""
-    limits = backend._limits()._replace(timeout=timeout)
-    return drive(backend._run(steps, limits), client_of(backend), backend._translated)
+    """Take such steps, in this thread."""
+    return client_of(backend).run(steps, Limits(timeout, connect_timeout=2.0))
 
 
 class TestEveryPattern:
@@ -569,11 +569,14 @@ class TestWaiting:
     def test_waits_as_long_as_nobody_else(self, redlock_locks):
         """Those who took the lock from each other must not meet again."""
         redlock_locks.option["retry_delay"] = (0.01, 0.03)
-        delay = redlock_locks._delay
-        delays = [delay(5.0) for _ in range(50)]
+        waiting, delays = lock_request(), []
+        waiting.event = SimpleNamespace(wait=delays.append)
+        for _ in range(50):
+            redlock_locks.wait_for_turn(waiting, 5.0)
         assert len(set(delays)) > 40
         assert 0.01 <= min(delays) < 0.015 < 0.025 < max(delays) <= 0.03
-        assert delay(0.001) == 0.001
+        redlock_locks.wait_for_turn(waiting, 0.001)
+        assert delays[-1] == 0.001
 
     def test_gets_in_when_the_lock_is_free(self, redlock_locks, calls):
         holder, waiter = lock_request(ttl=60), calls(lock("name", wait=PATIENCE))
@@ -644,10 +647,9 @@ class TestConnections:
 
     def test_that_died_before_anybody_used_them_are_opened_anew(self, redlock_locks, nodes, monkeypatch):
         monkeypatch.setattr(redlock_locks.timing, "idle_trusted", 0.0)
-        every = client_of(redlock_locks)
-        for node in nodes_of(every):
+        for node in nodes_of(client_of(redlock_locks)):
             for _ in range(3):
-                node.spare.append(NodeConnection(every._open(node.location)))
+                node.spare.append(NodeConnection(node.location.connected()))
         for node in nodes:
             node.client_kill_filter(skipme=True, _type="normal")
         taken = lock_request()
@@ -714,13 +716,13 @@ class TestConnections:
         backend = configured([node.url for node in five_valkeys], OPTIONS={"max_connections": 1})
         inside = threading.Barrier(2)
 
-        def steps(last_try):
+        def steps():
             inside.wait(PATIENCE)
             inside.wait(PATIENCE)
             return
             yield
 
-        busy = threading.Thread(target=run_on_nodes, args=(backend, steps, 1.0))
+        busy = threading.Thread(target=run_on_nodes, args=(backend, steps(), 1.0))
         busy.start()
         inside.wait(PATIENCE)
         short = lock_request()
@@ -739,14 +741,14 @@ class TestConnections:
         )
         ends = threading.Event()
 
-        def steps(last_try):
+        def steps():
             ends.wait(PATIENCE)
             return
             yield
 
-        busy = threading.Thread(target=run_on_nodes, args=(backend, steps, 1.0))
+        busy = threading.Thread(target=run_on_nodes, args=(backend, steps(), 1.0))
         busy.start()
-        threading.Timer(3 * backend._connect_timeout, ends.set).start()
+        threading.Timer(3 * (0.05 + Timing.handshake), ends.set).start()
         patient = lock_request("queued for")
         patient.deadline = clock() + PATIENCE
         assert isinstance(backend.acquire(patient, queue=False), Grant)
@@ -756,7 +758,7 @@ class TestConnections:
         backend = configured(quorum.urls, OPTIONS={"max_connections": 1, "node_timeout": 0.1})
         inside, ends = threading.Event(), threading.Event()
 
-        def steps(last_try):
+        def steps():
             inside.set()
             ends.wait(PATIENCE)
             return
@@ -768,7 +770,7 @@ class TestConnections:
         hasty.deadline = 0.0
         with pytest.raises(LockBackendError, match="of 5 nodes failed"):
             backend.acquire(hasty, queue=False)
-        busy = threading.Thread(target=run_on_nodes, args=(backend, steps, 0.1))
+        busy = threading.Thread(target=run_on_nodes, args=(backend, steps(), 0.1))
         busy.start()
         inside.wait(PATIENCE)
         try:
@@ -779,24 +781,35 @@ class TestConnections:
             busy.join()
 
     @pytest.mark.parametrize("busy_for", [0.0, 0.5])
-    def test_the_time_to_wait_for_connections_is_spent_once(self, redlock_locks, monkeypatch, busy_for):
+    def test_the_time_to_wait_for_connections_is_spent_once(self, five_valkeys, configured, monkeypatch, busy_for):
         """First while all are in use, then until they are opened."""
-        nodes, left = client_of(redlock_locks), []
+        backend = configured([node.url for node in five_valkeys], OPTIONS={"max_connections": 1})
+        inside, ends, left = threading.Event(), threading.Event(), []
 
-        def note(connection_set, timeout, retry_refused):
-            left.append(timeout)
+        class Noted(connections.ConnectWait):
+            def __init__(self, majority, timeout, *arguments, **options):
+                super().__init__(majority, timeout, *arguments, **options)
+                left.append(timeout)
 
         def steps():
-            return
+            inside.set()
+            ends.wait(PATIENCE)
+            raise InterruptedError  # which closes the connections
             yield
 
-        monkeypatch.setattr(nodes, "_fill", note)
-        nodes._permits = taken = permits(1)
-        permit = taken.get()
-        threading.Timer(busy_for, taken.put, [permit]).start()
-        nodes.run(steps(), Limits(1.0, PATIENCE))
+        def interrupted():
+            with suppress(InterruptedError):
+                run_on_nodes(backend, steps(), 1.0)
+
+        busy = threading.Thread(target=interrupted)
+        busy.start()
+        assert inside.wait(PATIENCE)
+        monkeypatch.setattr(connections, "ConnectWait", Noted)
+        threading.Timer(busy_for, ends.set).start()
+        backend.renew([(lock_request(), 10.0)], timeout=PATIENCE)
+        busy.join()
         assert left
-        assert left[0] <= PATIENCE - busy_for
+        assert left[0] <= PATIENCE - 0.9 * busy_for
 
     def test_where_no_thread_can_be_started(self, redlock_locks, monkeypatch):
         def refuse(thread):
@@ -850,13 +863,13 @@ class TestOpeningConnections:
     @pytest.fixture
     def slow_to_open(self, monkeypatch):
         """Each connection takes a while, as to a distant server."""
-        opened = Nodes._open
+        connected = Location.connected
 
-        def open_slowly(self, location):
+        def open_slowly(*arguments, **limits):
             time.sleep(0.2)
-            return opened(self, location)
+            return connected(*arguments, **limits)
 
-        monkeypatch.setattr(Nodes, "_open", open_slowly)
+        monkeypatch.setattr(Location, "connected", open_slowly)
 
     def test_a_crowd_of_threads_that_comes_cold_does_not_wait_in_a_row(self, redlock_locks, slow_to_open):
         """One after another would take six seconds."""
@@ -908,11 +921,14 @@ class TestOpeningConnections:
             while to_interrupt:
                 with pytest.raises(InterruptedError):
                     await redlock_locks.alook(["name"])
-            nodes = await clients_of_loops(redlock_locks).here()
-            until = clock() + PATIENCE
-            while any(node.connection is None for node in nodes_of(nodes)) and clock() < until:
-                await redlock_locks.alook(["name"])
-            assert all(node.connection for node in nodes_of(nodes))
+            taken, until = lock_request(), clock() + PATIENCE
+            while clock() < until:
+                assert isinstance(await redlock_locks.aacquire(taken, queue=False), Grant)
+                [info] = await redlock_locks.alook(["name"])
+                if info.nodes == 5:
+                    break
+            assert info.nodes == 5
+            await redlock_locks.arelease(taken)
 
         asyncio.run(main())
 
@@ -1085,14 +1101,13 @@ class TestWhatNodesAnswer:
         assert calls(backend).release(taken)
 
 
-def test_a_repair_that_a_release_overtook_gives_nobody_the_lock(redlock_locks, nodes):
+def test_a_repair_that_a_release_overtook_gives_nobody_the_lock(redlock_locks, nodes, monkeypatch):
     """A node had lost the lease; the renewal gives it back there while the holder releases it elsewhere."""
-    redlock, taken = redlock_locks._redlock, lock_request()
+    taken, run = lock_request(), Nodes.run
     spread(redlock_locks, taken)
     nodes[0].delete("lock:name")
 
-    def renew_and_release_meanwhile(last_try):
-        steps = redlock.renew([(taken, 30.0)], last_try)
+    def released_meanwhile(steps):
         exchanges = yield next(steps)
         repair = steps.send(exchanges)
         assert redlock_locks.release(taken)
@@ -1102,14 +1117,19 @@ def test_a_repair_that_a_release_overtook_gives_nobody_the_lock(redlock_locks, n
         except StopIteration as end:
             return end.value
 
+    def run_and_release(of_backend, steps, limits):
+        monkeypatch.setattr(Nodes, "run", run)
+        return run(of_backend, released_meanwhile(steps), limits)
+
     with lock("other"):  # so that somebody cleans up
-        run_on_nodes(redlock_locks, renew_and_release_meanwhile, 1.0)
+        monkeypatch.setattr(Nodes, "run", run_and_release)
+        redlock_locks.renew([(taken, 30.0)])
         eventually(lambda: not any(node.exists("lock:name") for node in nodes))
 
 
 class TestEventLoops:
     def test_connections_are_closed_with_their_loop(self, redlock_locks, nodes):
-        before = [_clients(node) for node in nodes]
+        before, clients = [_clients(node) for node in nodes], alive(AsyncNodes)
 
         async def main():
             async with lock("name"):
@@ -1119,13 +1139,12 @@ class TestEventLoops:
             during = asyncio.run(main())
             assert sum(len(now - then) for now, then in zip(during, before, strict=True)) >= 3
             eventually(lambda: all(_clients(node) <= then for node, then in zip(nodes, before, strict=True)))
-        assert len(clients_of_loops(redlock_locks)) == 0
+        assert alive(AsyncNodes) <= clients
 
     def test_the_impatient_end_no_connection_on_which_others_wait(self, quorum, configured, monkeypatch):
         """The tasks of a loop share their connections, and the timeout of a node follows the TTL."""
         backend = configured(quorum.urls)
         monkeypatch.setattr(Timing, "node_unresponsive_after", PATIENCE)
-        monkeypatch.setattr(backend, "_node_timeout", lambda ttl=None: PATIENCE if ttl == 60 else 0.05)
         patient, hasty = lock_request("patient", ttl=60), lock_request("hasty", ttl=1)
         hasty.deadline = 0.0
 
@@ -1133,8 +1152,10 @@ class TestEventLoops:
             assert isinstance(await backend.aacquire(lock_request("connects", ttl=60), queue=False), Grant)
             for number in range(5):
                 quorum.stop(number)
+            backend.option["node_timeout"] = PATIENCE
             waiting = asyncio.create_task(backend.aacquire(patient, queue=False))
             await asyncio.sleep(0)  # it has asked
+            backend.option["node_timeout"] = 0.05
             with pytest.raises(LockBackendError, match="does not answer"):
                 await backend.aacquire(hasty, queue=False)
             for number in range(5):
@@ -1212,9 +1233,12 @@ class TestSettings:
         ):
             self.refused(configured, three, match, OPTIONS={option: value})
 
-    def test_the_timeout_of_a_node_follows_the_ttl(self, configured):
-        backend = configured([f"redis://host-{number}" for number in range(3)])
-        assert [backend._node_timeout(ttl) for ttl in (0.1, 10, 100)] == [0.05, 0.5, 1.0]
+    def test_the_timeout_of_a_node_follows_the_ttl(self, configured, monkeypatch):
+        backend, timeouts = configured([f"redis://host-{number}" for number in range(3)]), []
+        monkeypatch.setattr(Nodes, "run", lambda nodes, steps, limits: timeouts.append(limits.timeout) or [True])
+        for ttl in (0.1, 10, 100):
+            assert backend.renew([(lock_request(), ttl)]) == [True]
+        assert timeouts == [0.05, 0.5, 1.0]
 
     def test_a_timeout_of_half_the_ttl_is_doubtful(self, configured):
         three = [f"redis://host-{number}" for number in range(3)]
@@ -1261,9 +1285,9 @@ def test_the_acl_of_the_documentation_suffices(nodes, redlock_locks, five_valkey
 
 
 class TestCheck:
-    def test_nodes_that_are_old_enough(self, redlock_locks, calls):
-        redlock_locks._longest_ttl = 0
-        assert {finding.level for finding in calls(redlock_locks).check()} == {Level.OK}
+    def test_nodes_that_are_old_enough(self, five_valkeys, configured, calls):
+        backend = configured([server.url for server in five_valkeys], TTL=1)
+        eventually(lambda: {finding.level for finding in calls(backend).check()} == {Level.OK})
 
     def test_a_node_younger_than_the_longest_ttl(self, quorum, configured, calls):
         findings = [

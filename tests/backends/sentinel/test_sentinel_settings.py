@@ -8,7 +8,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 from django_redis.pool import ConnectionFactory
@@ -19,10 +19,9 @@ from django_distlock.backends.common.timing import Timing
 from django_distlock.backends.redis.errors import NoMaster, NoSentinel
 from django_distlock.backends.redis.sentinel import discovery
 from django_distlock.types import Level
-from tests.support.inside import client_of
 from tests.support.sentinel import SERVICE, Watched, warm_up
 from tests.support.stores import REDIS
-from tests.support.tools import eventually, lock_request
+from tests.support.tools import PATIENCE, eventually, lock_request
 
 ONE = {"sentinels": [("127.0.0.1", 26379)]}
 
@@ -161,7 +160,7 @@ class TestSentinelsThatDoNotHelp:
             assert time.monotonic() - began < 2.5
             began = time.monotonic()
             for _ in range(10):
-                client_of(locks["default"]).close()
+                locks["default"].close()
                 warm_up(calls)
             assert time.monotonic() - began < 2.5
 
@@ -257,10 +256,77 @@ def test_what_was_found_out_is_forgotten_when_nobody_uses_it(watched, use, calls
     assert "The master of" not in caplog.text  # as of one that has moved
 
 
-def test_who_asked_before_a_failover_does_not_undo_it(monkeypatch):
+class Sentinel:
+    """In the place of the location of one. It says the same to all who ask, after a moment: a master, or an error.
+
+    ``asked``: the seconds that each had who connected; ``polled``: how often it was about to answer.
+    """
+
+    arguments: ClassVar = {"socket_timeout": 60, "socket_connect_timeout": 60}
+
+    def __init__(self, text, answer, delay=0.0):
+        self.text, self.answer, self.delay = text, answer, delay
+        self.asked, self.polled = [], 0
+
+    def connected(self, **limits):
+        self.asked += limits.values()
+        time.sleep(self.delay)
+        return self.connection(Connection)
+
+    async def aconnected(self, **limits):
+        self.asked += limits.values()
+        await asyncio.sleep(self.delay)
+        return self.connection(AsyncConnection)
+
+    def connection(self, kind):
+        if isinstance(self.answer, NoSentinel):
+            raise ConnectionError("silent")
+        return kind(self)
+
+    def replies(self):
+        is_down = isinstance(self.answer, NoMaster)
+        master = discovery.Master("nobody", 1, 9) if is_down else self.answer
+        address, flags = [master.host.encode(), b"1"], b"master,s_down" if is_down else b"master"
+        yield address
+        self.polled += 1
+        yield [b"ip", address[0], b"port", address[1], b"flags", flags, b"config-epoch", b"%d" % master.epoch]
+
+
+class Connection:
+    """To such a sentinel."""
+
+    _writer = None  # that redis-py's asynchronous connections have while they are open
+
+    def __init__(self, sentinel):
+        self.sentinel = sentinel
+
+    def send_packed_command(self, command, check_health):
+        self.replies = self.sentinel.replies()
+
+    def can_read(self, timeout):
+        return True
+
+    def read_response(self, disable_decoding):
+        return next(self.replies)
+
+    def disconnect(self):
+        pass
+
+
+class AsyncConnection(Connection):
+    async def send_packed_command(self, command, check_health):
+        super().send_packed_command(command, check_health)
+
+    async def read_response(self, disable_decoding):
+        return super().read_response(disable_decoding)
+
+    async def disconnect(self, nowait):
+        pass
+
+
+def test_who_asked_before_a_failover_does_not_undo_it():
     """A slower thread, whose sentinel was asked before. Sentinels that were set up anew begin with small epochs."""
-    known = discovery.Sentinels("service", [], Timing())
-    monkeypatch.setattr(known._poller, "nudge", lambda due: None)
+    known = discovery.Sentinels("service", [Sentinel("silent", NoSentinel())], Timing())
     old, new = discovery.Master("old", 1, 4), discovery.Master("new", 1, 5)
     known.confirm(old)
     assert known.confirm(new) is new
@@ -270,6 +336,7 @@ def test_who_asked_before_a_failover_does_not_undo_it(monkeypatch):
     assert known.confirm(new._replace(epoch=0)) is new
     reset = old._replace(is_reset=True)
     assert known.confirm(reset) is known.master is reset
+    known.close()
 
 
 @pytest.mark.parametrize(
@@ -283,50 +350,33 @@ def test_who_asked_before_a_failover_does_not_undo_it(monkeypatch):
         ([("new", 5), None, None], True),
     ],
 )
-def test_who_may_move_the_master_by_a_smaller_epoch(named, moves, monkeypatch):
+def test_who_may_move_the_master_by_a_smaller_epoch(named, moves):
     """Most of the sentinels in a whole round, none of which names the present one: a few may be cut off."""
     answers = [NoMaster() if one is None else discovery.Master(one[0], 1, one[1]) for one in named]
-    usual = {"socket_timeout": 0.5, "socket_connect_timeout": 0.5}
-    locations = [SimpleNamespace(text=str(n), connected=lambda: None, arguments=usual) for n in range(len(named))]
-    known = discovery.Sentinels("service", locations, Timing())
-    monkeypatch.setattr(known._poller, "nudge", lambda due: None)
-    monkeypatch.setattr(known._client, "ask_on", lambda connection, deadline: None)
-    monkeypatch.setattr(known, "_named_in", lambda sentinel, reply: answers[int(sentinel.text)])
+    sentinels, timing = [Sentinel(str(number), answer) for number, answer in enumerate(answers)], Timing()
+    timing.sentinel_interval = 0.001
+    known = discovery.Sentinels("service", sentinels, timing)
     known.confirm(discovery.Master("old", 1, 4))
-    for _ in range(2 * len(named)):
-        known._poll()
+    eventually(lambda: all(sentinel.polled >= 4 for sentinel in sentinels))
     assert known.master.host == ("new" if moves else "old")
+    known.close()
 
 
 class TestSharedSearch:
     """In a failover all who lost their connection ask at once."""
 
     @pytest.fixture
-    def known(self, monkeypatch):
-        """Of one sentinel, which answers after a moment; ``asked``: with which timeout it was."""
-        usual = {"socket_timeout": 60, "socket_connect_timeout": 60}
-        known = discovery.Sentinels("service", [SimpleNamespace(text="one", arguments=usual)], Timing())
-        known.asked, known.answer = [], discovery.Master("new", 1, 1)
+    def sentinel(self):
+        return Sentinel("one", discovery.Master("new", 1, 1), delay=0.05)
 
-        def ask(sentinel, timeout):
-            known.asked.append(timeout)
-            time.sleep(0.05)
-            return known.answer
-
-        async def aask(sentinel, timeout):
-            known.asked.append(timeout)
-            await asyncio.sleep(0.05)
-            return known.answer
-
-        monkeypatch.setattr(known._client, "ask", ask)
-        monkeypatch.setattr(known._client, "aask", aask)
-        monkeypatch.setattr(known, "_named_in", lambda sentinel, reply: reply)
+    @pytest.fixture
+    def known(self, sentinel, monkeypatch):
         monkeypatch.setattr(Timing, "search_kept", 60)
-        return known
+        return discovery.Sentinels("service", [sentinel], Timing())
 
     @pytest.mark.parametrize("answer", [discovery.Master("new", 1, 1), NoMaster("down"), NoSentinel("silent")])
-    def test_by_threads_and_tasks(self, known, answer):
-        known.answer, found = answer, []
+    def test_by_threads_and_tasks(self, known, sentinel, answer):
+        sentinel.answer, found = answer, []
 
         def find():
             try:
@@ -343,34 +393,47 @@ class TestSharedSearch:
             thread.start()
         for thread in threads:
             thread.join()
-        assert len(known.asked) == 1
-        assert {(type(one), str(one)) for one in found} == {(type(answer), str(answer))}
+        assert len(sentinel.asked) == 1
+        assert {type(one) for one in found} == {type(answer)}
+        assert len(set(map(str, found))) == 1
         assert len(found) == 20
 
-    def test_is_over_after_a_moment(self, known, monkeypatch):
+    def test_is_over_after_a_moment(self, known, sentinel, monkeypatch):
         monkeypatch.setattr(Timing, "search_kept", 0)
         known.find(2.0)
         asyncio.run(known.afind(20.0))
-        assert len(known.asked) == 2
+        assert len(sentinel.asked) == 2
 
-    def test_silence_counts_for_those_who_wait_no_longer(self, known):
-        known.answer = NoSentinel("silent")
+    def test_silence_counts_for_those_who_wait_no_longer(self, known, sentinel):
+        sentinel.answer = NoSentinel()
         for timeout in (0.1, 0.05, 2.0, 3.0):
             with pytest.raises(NoSentinel):
                 known.find(timeout)
-        assert [round(timeout, 1) for timeout in known.asked] == [0.1, 2.0]
+        assert [round(timeout, 1) for timeout in sentinel.asked] == [0.1, 2.0]
 
-    def test_who_is_cancelled_leaves_it_to_the_next(self, known):
+    def test_who_is_cancelled_leaves_it_to_the_next(self, known, sentinel):
         async def cancel_first():
             first, *others = [asyncio.create_task(known.afind(20.0)) for _ in range(3)]
             await asyncio.sleep(0.01)
             first.cancel()
-            assert await asyncio.gather(*others) == [known.answer] * 2
+            assert await asyncio.gather(*others) == [sentinel.answer] * 2
 
-        asyncio.run(asyncio.wait_for(cancel_first(), 1.5))
-        assert len(known.asked) == 2
+        asyncio.run(asyncio.wait_for(cancel_first(), PATIENCE))
+        assert len(sentinel.asked) == 2
 
-    def test_who_hangs_is_not_waited_for_longer_than_the_timeout(self, known):
-        known._searcher = object()
-        assert known.find(0.05) == asyncio.run(known.afind(0.05)) == known.answer
-        assert len(known.asked) == 1
+    def test_who_hangs_is_not_waited_for_longer_than_the_timeout(self, known, sentinel, monkeypatch):
+        hangs, go_on = threading.Event(), threading.Event()
+
+        def hang():
+            hangs.set()
+            go_on.wait(PATIENCE)
+
+        sentinel.replies, replies = lambda: hang() or replies(), sentinel.replies
+        hanging = threading.Thread(target=known.find, args=(20.0,))
+        hanging.start()
+        assert hangs.wait(PATIENCE)
+        sentinel.replies = replies
+        assert known.find(0.05) == asyncio.run(known.afind(0.05)) == sentinel.answer
+        assert len(sentinel.asked) == 2
+        go_on.set()
+        hanging.join()
