@@ -10,7 +10,6 @@ import os
 import socket
 import sys
 import threading
-import time
 from asyncio import _get_running_loop  # documented, and for loops; get_running_loop() raises where none runs
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -19,7 +18,7 @@ from functools import lru_cache
 from pathlib import PurePath
 from typing import Self
 
-from .utils.clock import clock
+from .utils.clock import clock, wall_clock
 from .utils.text import bounded, printable
 from .utils.wakeup import WakeEvent
 
@@ -100,10 +99,10 @@ class Holder:
     def here(cls, label: str = "", execution: object = None, message: str = "") -> Self:
         execution = execution or current_execution()
         name = execution.get_name() if isinstance(execution, asyncio.Task) else execution.name  # type: ignore[attr-defined]
-        return cls(_hostname, os.getpid(), name, label or _program(), round(time.time(), 3), message)
+        return cls(_hostname, os.getpid(), name, label or _program(), round(wall_clock(), 3), message)
 
     def from_now(self) -> Holder:
-        return replace(self, since=round(time.time(), 3))
+        return replace(self, since=round(wall_clock(), 3))
 
     def to_text(self) -> str:
         message = f",{json.dumps(self.message)}" if self.message else ""
@@ -257,7 +256,7 @@ class LastRun:
             found = None
         match found:
             case [int() | float() as at, str(token), int() | float() | None as next_at, str(host)] if (
-                0 <= at <= time.time() + DAY
+                0 <= at <= wall_clock() + DAY
             ):
                 is_moment = next_at is not None and 0 <= next_at <= YEAR_9999
                 return cls(at, printable(host), next_at if is_moment else None, token)

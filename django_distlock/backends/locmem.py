@@ -7,14 +7,12 @@ from collections import deque
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from time import time as wall_clock
-from time import time_ns
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 from ..exceptions import ClockIsAhead
 from ..types import Grant, Holder, LastRun, LockInfo, LockRequest
-from ..utils.clock import clock
+from ..utils.clock import clock, wall_clock, wall_clock_us
 from .base import RunsBackend
 from .common import state
 from .common.state import Attempt, Decision, microseconds
@@ -35,7 +33,7 @@ class _Row(state.Row):
         return waiter.token in self.live_tokens
 
     def next_fence(self) -> int:
-        return max(self.fence + 1, time_ns() // 1000)
+        return max(self.fence + 1, wall_clock_us())
 
 
 @dataclass(slots=True)

@@ -7,6 +7,8 @@ import signal
 import threading
 from typing import Any
 
+from ..utils.threads import start_thread
+
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -22,7 +24,7 @@ class DeferredSignals:
     def __init__(self) -> None:
         self._handlers: dict[int, Any] = {}
         self._pending: int | None = None
-        self._timer: threading.Timer | None = None
+        self._delivered = threading.Event()
 
     def defer(self) -> None:
         if self._handlers or threading.current_thread() is not threading.main_thread():
@@ -33,9 +35,8 @@ class DeferredSignals:
 
     def deliver(self) -> None:
         """Put the handlers back, and let the pending signal act."""
-        if self._timer:
-            self._timer.cancel()
-        pending, self._pending, self._timer = self._pending, None, None
+        self._delivered.set()
+        pending, self._pending = self._pending, None
         while self._handlers:
             signal.signal(*self._handlers.popitem())
         if pending:
@@ -46,6 +47,11 @@ class DeferredSignals:
         if is_second:
             self.deliver()
             return
-        self._timer = threading.Timer(self.timeout, os.kill, (os.getpid(), number))
-        self._timer.daemon = True
-        self._timer.start()
+        self._delivered = threading.Event()
+        if start_thread("distlock-signal", self._send_again, self._delivered, number) is None:
+            self.deliver()
+
+    def _send_again(self, delivered: threading.Event, number: int) -> None:
+        """Unless it is delivered in time. Being the second one, it acts at once."""
+        if not delivered.wait(self.timeout):
+            os.kill(os.getpid(), number)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import socket
-import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ from ..core.registry import DEFAULT_ALIAS, locks
 from ..exceptions import RunRefused, UnreadableRun
 from ..names import LONGEST_ACCEPTED, stored_name
 from ..types import DAY, LastRun, new_token
+from ..utils.clock import wall_clock
 from .config import BeatSettings
 
 MIN_TTL = 7 * DAY  # for which the store keeps a run after its entry is gone, or all beats are
@@ -168,5 +168,5 @@ class ScheduleStore:
 
 def _ttl_of(run: LastRun) -> float:
     """Seconds for which the store keeps a run, so that entries that are gone do not stay for ever."""
-    wait = 0.0 if run.next_at is None else max(0.0, run.next_at - max(run.at, time.time()))
+    wait = 0.0 if run.next_at is None else max(0.0, run.next_at - max(run.at, wall_clock()))
     return min(MAX_TTL, MIN_TTL + 2 * wait)

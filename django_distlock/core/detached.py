@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
@@ -11,6 +10,7 @@ from django.views.decorators.debug import sensitive_variables
 
 from ..exceptions import LockLost, LockNotHeld
 from ..options import Terms
+from ..utils.clock import wall_clock
 
 SALT = "django_distlock.handover"  # signs texts that are on their way now: it stays
 
@@ -45,10 +45,10 @@ class Detached:
                 "This lease was detached by another version of django-distlock. Let the processes that pass leases to"
                 " each other run the same one."
             ) from error
-        if time.time() >= detached.until:
+        if wall_clock() >= detached.until:
             raise LockLost(
                 f"The lock {detached.name!r} ({detached.using}) was lost: it was detached by {detached.label}, and its"
-                f" lease ran out {time.time() - detached.until:.1f} s ago, before it was adopted. Give it more time on"
+                f" lease ran out {wall_clock() - detached.until:.1f} s ago, before it was adopted. Give it more time on"
                 " its way by lease.renew(ttl=...) before lease.detach()."
             )
         return detached

@@ -8,7 +8,6 @@ import logging
 import os
 import random
 import threading
-import time
 from collections.abc import Set
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -20,7 +19,7 @@ from .. import signals
 from ..exceptions import LockBackendError, LockError, LockLost, LockNotHeld
 from ..options import SHORTEST_TTL, Terms, check_ttl
 from ..types import Grant, Holder, LockRequest, new_token
-from ..utils.clock import clock
+from ..utils.clock import clock, wall_clock
 from .detached import Detached
 
 if TYPE_CHECKING:
@@ -241,7 +240,7 @@ class Lease:
             fence=self.fence,
             label=self.holder.label,
             since=self.holder.since,
-            until=time.time() + self.remaining,
+            until=wall_clock() + self.remaining,
             text_id=new_token(),
             terms=asdict(self._terms),
         ).to_text()

@@ -6,7 +6,6 @@ valid; so a message that is delivered twice does not make two holders.
 
 from __future__ import annotations
 
-import time
 from types import TracebackType
 from typing import Self
 
@@ -17,7 +16,7 @@ from ..exceptions import LockNotHeld
 from ..names import own_name
 from ..options import Options, Terms
 from ..types import Grant, Holder, LockInfo, LockRequest, current_execution
-from ..utils.clock import clock
+from ..utils.clock import clock, wall_clock
 from ..utils.drive import Call, Steps, adrive, drive
 from .detached import Detached
 from .holds import Hold, remember
@@ -40,14 +39,14 @@ class AdoptedLease(Lease):
         # An adoption that failed before this one may have left a command on its way to the store.
         request = LockRequest(detached.name, terms.ttl, holder, detached.token, in_doubt=True, is_held=True)
         # What the text says of the time that is left, until the store has confirmed it.
-        now, wall_clock = clock(), time.time()
-        sent_at = now + detached.until - wall_clock - safe_deadline(0.0, terms.ttl)
+        now, unix_now = clock(), wall_clock()
+        sent_at = now + detached.until - unix_now - safe_deadline(0.0, terms.ttl)
         super().__init__(
             service.backend, request, Grant(detached.fence, sent_at), terms, service.renewer, current_execution(),
-            granted_clock=min(now, now - (wall_clock - detached.since)),
+            granted_clock=min(now, now - (unix_now - detached.since)),
         )  # fmt: skip
         self._handle = Lock(self.name, self.using, Options(detached.terms))
-        valid = detached.until - wall_clock + CLOCKS_DIFFER
+        valid = detached.until - unix_now + CLOCKS_DIFFER
         self._proof = LockRequest(
             own_name("handover:{}", detached.text_id), valid, Holder.here(f"has adopted {detached.name}")
         )

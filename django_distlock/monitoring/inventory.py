@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
@@ -20,7 +19,7 @@ from ..core.registry import SETTING, locks
 from ..exceptions import LockBackendError
 from ..names import OWN
 from ..types import Holder, LockInfo, LockRequest
-from ..utils.clock import clock
+from ..utils.clock import clock, wall_clock
 from ..utils.parallel import ask_abreast
 from ..utils.text import printable
 
@@ -234,7 +233,7 @@ def force_release(info: LockInfo, *, by: str) -> bool:
 
 def held_for(info: LockInfo) -> float | None:
     """Seconds since the grant, by the clocks of this machine and the holder's."""
-    return max(0.0, time.time() - info.holder.since) if info.holder else None
+    return max(0.0, wall_clock() - info.holder.since) if info.holder else None
 
 
 def long_held(info: LockInfo) -> float | None:

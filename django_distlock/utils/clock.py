@@ -1,4 +1,4 @@
-"""The clock of deadlines."""
+"""The clocks, and sleep: the one place from which the package has them, so that a simulated world can replace them."""
 
 from __future__ import annotations
 
@@ -18,3 +18,14 @@ def _clock() -> Callable[[], float]:
 
 
 clock = _clock()
+wall_clock = time.time  # seconds since 1970, for people and for what is stored. It may be set: no deadline goes by it
+monotonic = time.monotonic  # by which Django says when a connection is to be closed
+
+
+def wall_clock_us() -> int:
+    """Microseconds since 1970."""
+    return time.time_ns() // 1000
+
+
+def sleep(seconds: float) -> None:
+    time.sleep(seconds)  # looked up now: gevent replaces it

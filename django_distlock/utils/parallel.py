@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextvars import copy_context
@@ -10,6 +9,8 @@ from typing import TypeVar
 
 from django.db import connections
 from django.utils import translation
+
+from .threads import new_thread
 
 Key = TypeVar("Key")
 Answer = TypeVar("Answer")
@@ -26,8 +27,7 @@ def ask_abreast(questions: Mapping[Key, Callable[[], Answer]]) -> dict[Key, Answ
     language = translation.get_language()  # contexts keep it from other threads
     for key, question in questions.items():
         arguments = (_answer, answers[key], question, language)
-        # A daemon, so that Ctrl-C does not wait for a server that hangs.
-        threading.Thread(target=copy_context().run, args=arguments, name=f"distlock-ask-{key}", daemon=True).start()
+        new_thread(f"distlock-ask-{key}", copy_context().run, *arguments).start()
     return {key: answer.result() for key, answer in answers.items()}
 
 

@@ -1,4 +1,4 @@
-"""Background threads."""
+"""Background threads: the one place that makes them, so that a simulated world can replace them."""
 
 from __future__ import annotations
 
@@ -14,6 +14,22 @@ from .clock import clock
 from .wakeup import WakeEvent
 
 logger = logging.getLogger("django_distlock")
+
+
+def new_thread(name: str, target: Callable[..., object], *arguments: object) -> threading.Thread:
+    """A daemon, so that neither Ctrl-C nor the end of the process waits for it. Not started yet."""
+    return threading.Thread(target=target, args=arguments, name=name, daemon=True)
+
+
+def start_thread(name: str, target: Callable[..., object], *arguments: object) -> threading.Thread | None:
+    """None where no thread can be started: at the limit of a container, or while the interpreter exits."""
+    thread = new_thread(name, target, *arguments)
+    try:
+        thread.start()
+    except RuntimeError:
+        return None
+    return thread
+
 
 _workers: WeakSet[Worker] = WeakSet()
 
@@ -114,7 +130,7 @@ class Worker:
 
     def _start(self) -> None:
         """Two that come here at once start two threads, one of which returns at once."""
-        thread = threading.Thread(target=self._run, args=(os.getpid(),), name=self._name, daemon=True)
+        thread = new_thread(self._name, self._run, os.getpid())
         try:
             thread.start()
         except RuntimeError as error:

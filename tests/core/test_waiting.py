@@ -194,11 +194,11 @@ class TestOthers:
 
             async def begin():
                 task = asyncio.create_task(lock("name", wait=None).aacquire())
-                await asyncio.sleep(0.1)
+                while store.zcard(QUEUE) == 0:
+                    await asyncio.sleep(0.01)
                 return task
 
             waiter = runner.run(begin())
-            eventually(lambda: store.zcard(QUEUE) == 1)
             valkey_locks.timing.unresponsive_after = 1.0
             time.sleep(1.1)
             holder.release()

@@ -150,6 +150,22 @@ def test_one_module_knows_http():
     assert knowing == {"admin", "decorators.http"}
 
 
+@pytest.mark.parametrize("name", sorted(MODULES))
+def test_clocks_sleep_and_threads_come_from_one_place(name):
+    """Which a simulated world can replace. Those who ask are the package, not its testing kit."""
+    if name in ("utils.clock", "utils.threads") or (layer_of(name) == "adapters" and name.startswith("testing")):
+        return
+    forbidden = {"time": {"time", "time_ns", "monotonic", "perf_counter", "sleep"}, "threading": {"Thread", "Timer"}}
+    for node in ast.walk(MODULES[name]):
+        if isinstance(node, ast.ImportFrom) and not node.level:
+            assert not forbidden.get(node.module or "", set()) & {alias.name for alias in node.names}, name
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            of = node.func.value
+            assert not (isinstance(of, ast.Name) and node.func.attr in forbidden.get(of.id, ())), (
+                f"{name}:{node.lineno}"
+            )
+
+
 def test_no_module_is_long():
     """One idea has room in 450 lines."""
     long = {path.name: lines for path in ROOT.rglob("*.py") if (lines := len(path.read_text().splitlines())) > 450}

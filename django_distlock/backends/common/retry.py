@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from ...utils.clock import clock
+from ...utils.clock import clock, sleep
 
 R = TypeVar("R")
 
@@ -46,4 +45,4 @@ def retry(
         except Exception as error:
             if not should_retry(error) or (pause := backoff.pause(minimum_pause())) is None:
                 raise
-        time.sleep(pause)
+        sleep(pause)

@@ -23,7 +23,8 @@ from django.db.utils import load_backend
 from django.utils.asyncio import async_unsafe
 
 from ...utils import fork
-from ...utils.clock import clock
+from ...utils.clock import clock, monotonic
+from ...utils.threads import start_thread
 from ..common.retry import Backoff, retry
 from ..common.timing import Timing
 from .errors import final, is_final
@@ -81,11 +82,8 @@ def open_with_timeout(timeout: float, connect: Callable[[], Any], close: Callabl
         else:
             close(opened)
 
-    thread = threading.Thread(target=work, name=name, daemon=True)
     try:
-        try:
-            thread.start()
-        except RuntimeError:  # there are too many, or the interpreter exits
+        if start_thread(name, work) is None:
             return connect()
         return opening.result(max(0.0, timeout))
     except TimeoutError as error:
@@ -220,7 +218,7 @@ class Pool:
         with self._no_fork():
             for since, wrapper in self._all_idle():
                 # Not by Django's own method, which asks the database: unit tests may forbid that here.
-                if wrapper.close_at is not None and time.monotonic() >= wrapper.close_at:
+                if wrapper.close_at is not None and monotonic() >= wrapper.close_at:
                     _close(wrapper)
                 else:
                     wrapper.health_check_done = False
@@ -259,7 +257,7 @@ class Pool:
 
     def _is_usable(self, wrapper: Wrapper, deadline: float) -> bool:
         max_age = wrapper.settings_dict["CONN_MAX_AGE"]
-        if max_age and time.monotonic() >= wrapper.close_at:
+        if max_age and monotonic() >= wrapper.close_at:
             return False
         # The test runner renames the database after the settings were read.
         if self.file is None and address(wrapper.settings_dict) != address(connections.settings[self.alias]):

@@ -8,7 +8,6 @@ import stat
 import sys
 import tempfile
 import threading
-import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -20,7 +19,7 @@ from django.db import connections
 
 from ...exceptions import LockBackendError
 from ...models import ROWS_OF_DATABASE_BACKEND
-from ...utils.clock import clock
+from ...utils.clock import clock, wall_clock_us
 from ..common.retry import Backoff, retry
 from ..common.timing import Timing
 
@@ -118,7 +117,7 @@ _making = threading.RLock()
 def prepare_file(wrapper: Any, timeout: float, timing: Timing) -> None:
     """Make the tables of the locks, if they are missing. ``timeout``: seconds for others that do so just now."""
     raw, busy = wrapper.connection, wrapper.Database.OperationalError
-    raw.create_function("distlock_now", 0, lambda: time.time_ns() // 1000)
+    raw.create_function("distlock_now", 0, lambda: wall_clock_us())
     raw.execute("PRAGMA synchronous = NORMAL")
     existing = {table for (table,) in raw.execute("SELECT name FROM sqlite_master")}
     missing = [model for model in ROWS_OF_DATABASE_BACKEND if model._meta.db_table not in existing]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, islice
@@ -15,7 +14,7 @@ from redis.exceptions import RedisError
 
 from ...exceptions import InvalidLockBackend, LockBackendError, UnreadableRun
 from ...types import CheckResult, Grant, Holder, LastRun, LockInfo, LockRequest
-from ...utils.clock import clock
+from ...utils.clock import clock, wall_clock
 from ...utils.drive import Call, Steps, drive
 from ...utils.text import quoted
 from ..base import RunsBackend
@@ -171,14 +170,14 @@ class RedisBackend(GeneratorBackend, RunsBackend):
         return list(listing.new_names(self._operations.only((yield Call("send", (command,))))))
 
     def _diagnose(self) -> Steps[list[CheckResult]]:
-        began, nodes, known = time.time(), [], None
+        began, nodes, known = wall_clock(), [], None
         for _ in range(MOST_ROUNDS):
             known, further = yield Call("nodes", (known,))
             nodes += [node for node in further if node not in nodes]
             if not further:
                 break
         answer = yield Call("send", self._checkup.questions(nodes))
-        return self._checkup.findings(nodes, answer.replies, (began + time.time()) / 2)
+        return self._checkup.findings(nodes, answer.replies, (began + wall_clock()) / 2)
 
     # The runs of beat
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -20,7 +19,7 @@ from typing import Any, NamedTuple
 from redis.exceptions import BusyLoadingError, ConnectionError, NoScriptError, RedisError, ResponseError, TimeoutError
 
 from ...utils import fork
-from ...utils.clock import clock
+from ...utils.clock import clock, sleep
 from ..common.permits import Permit, TaskPermits, permits
 from .config import Location
 from .connection import RunningFor, hang_up
@@ -114,7 +113,7 @@ class Client:
             if isinstance(outcome, Answer):
                 return outcome
             call = outcome
-            time.sleep(call.pause)
+            sleep(call.pause)
 
     def _permit(self, vacant: SimpleQueue[Permit], call: Call) -> Permit:
         queued_at = clock()

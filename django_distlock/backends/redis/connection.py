@@ -9,10 +9,8 @@ import asyncio
 import builtins
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import Future
-from functools import partial
 from math import inf
 from types import TracebackType
 from typing import Any
@@ -20,7 +18,8 @@ from typing import Any
 import redis.asyncio
 
 from ...utils import fork
-from ...utils.clock import clock
+from ...utils.clock import clock, sleep
+from ...utils.threads import start_thread
 from ...utils.wakeup import WakeEvent
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.05  # seconds between attempts at a server that takes nobody in just now
@@ -85,11 +84,9 @@ def _lookup(host: str, port: int, family: int) -> Future[list[Address]]:
         pass
     if (other := _lookups.setdefault(key, lookup)) is not lookup:
         return other
-    look_up = partial(_look_up, lookup, key, (host, port, family, socket.SOCK_STREAM))
-    try:
-        threading.Thread(target=look_up, name=f"distlock-lookup-{host}", daemon=True).start()
-    except RuntimeError:  # no more threads here, or the interpreter exits
-        look_up()
+    arguments = lookup, key, (host, port, family, socket.SOCK_STREAM)
+    if start_thread(f"distlock-lookup-{host}", _look_up, *arguments) is None:
+        _look_up(*arguments)
     return lookup
 
 
@@ -238,7 +235,7 @@ class UnixConnection(_Unix, redis.UnixDomainSocketConnection):
     def _connect(self) -> socket.socket:
         pause = FIRST_PAUSE
         while (opened := self._opened()) is None:
-            time.sleep(pause)
+            sleep(pause)
             pause = min(LONGEST_PAUSE, 2 * pause)
         opened.settimeout(_left(self.connect_by))
         return opened

@@ -24,6 +24,7 @@ from redis.exceptions import (
 from ...exceptions import LockBackendError
 from ...utils import fork
 from ...utils.clock import clock
+from ...utils.threads import new_thread
 from ..common.permits import Permit, permits
 from ..common.timing import Timing
 from ..redis.config import Location
@@ -369,7 +370,7 @@ class Nodes:
         if node.may_connect(wanted, lacks_majority=lacks_majority):
             name = f"distlock-connect-{node.location.text}"
             try:
-                node.connect_in(threading.Thread(target=self._open_in_thread, args=(node,), name=name, daemon=True))
+                node.connect_in(new_thread(name, self._open_in_thread, node))
             except RuntimeError as error:  # no more threads here, or the interpreter exits
                 node.connecting_failed(ConnectionError(str(error)))
 

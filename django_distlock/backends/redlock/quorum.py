@@ -7,7 +7,6 @@ The fencing number is our addition, because Redlock has none.
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -17,6 +16,7 @@ from redis.exceptions import ResponseError
 
 from ...exceptions import LockBackendError
 from ...types import LockInfo
+from ...utils.clock import wall_clock_us
 from ..redis.codec import read_lease
 from ..redis.errors import is_transient, is_wrong_type
 from .messages import Exchange
@@ -75,7 +75,7 @@ class FenceClock:
     # Without a lock: two threads that propose the same are told apart by the nodes.
 
     def propose(self) -> int:
-        self._last = max(self._last + 1, time.time_ns() // 1000)
+        self._last = max(self._last + 1, wall_clock_us())
         return self._last
 
     def observe(self, number: int) -> None:

@@ -33,6 +33,7 @@ from ...monitoring.inventory import (
 )
 from ...names import stored_name
 from ...types import CheckResult, Level
+from ...utils.clock import sleep
 from ...utils.parallel import ask_abreast
 from ...utils.text import printable
 
@@ -113,7 +114,7 @@ class Command(BaseCommand):
         try:
             while True:
                 self._list(prefix, watched=True)
-                time.sleep(every)
+                sleep(every)
         except KeyboardInterrupt:
             return None
 

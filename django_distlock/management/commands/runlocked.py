@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import time
 from argparse import SUPPRESS, ArgumentTypeError
 from math import nan
 from pathlib import Path
@@ -18,7 +17,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from ... import lock
 from ...core.lease import Lease, State
 from ...exceptions import InvalidLockName, LockBackendError, LockNotAcquired
-from ...utils.clock import clock
+from ...utils.clock import clock, sleep
 
 # As sysexits.h and shells have them.
 STORE_DOWN = 69
@@ -145,7 +144,7 @@ class Child:
             self._process.kill()
         if self._is_group:
             while (is_there := self._to_group(0)) and clock() < give_up:
-                time.sleep(LOOK)
+                sleep(LOOK)
             if is_there:
                 self._to_group(signal.SIGKILL)
         return self._process.wait()

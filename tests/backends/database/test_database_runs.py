@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import time
 from datetime import UTC, datetime, timedelta
-from types import SimpleNamespace
 
 import celery
 import pytest
@@ -152,9 +151,8 @@ def test_a_fleet_whose_beats_come_and_go_sends_what_one_stock_beat_sends(sqlite_
     end = START + timedelta(minutes=10)
     worlds = stock, fleet = World(START, entries), World(START, entries)
     monkeypatch.setattr(beat, "clock", lambda: fleet.now.timestamp())
-    now = SimpleNamespace(time_ns=lambda: int(fleet.now.timestamp() * 1e6) * 1000, sleep=time.sleep)
-    monkeypatch.setattr(sqlite, "time", now)  # the clock of SQLite
-    monkeypatch.setattr(types, "time", SimpleNamespace(time=lambda: fleet.now.timestamp()))
+    monkeypatch.setattr(sqlite, "wall_clock_us", lambda: int(fleet.now.timestamp() * 1e6))
+    monkeypatch.setattr(types, "wall_clock", lambda: fleet.now.timestamp())
     stock.start(StockBeat)
     stock.run(end)
     for _ in range(3):

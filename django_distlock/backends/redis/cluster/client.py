@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-import time
 from collections.abc import AsyncIterator, Sequence
 from math import inf
 
 from redis.exceptions import ClusterDownError
 
-from ....utils.clock import clock
+from ....utils.clock import clock, sleep
 from ....utils.drive import adrive, drive
+from ....utils.threads import start_thread
 from ..client import NOTHING, Answer, AsyncClient, Client
 from ..config import Location
 from ..scripts import Command
@@ -84,7 +83,7 @@ class ClusterClient(_ClusterClient):
     # What the steps of a request call
 
     def pause(self, seconds: float) -> None:
-        time.sleep(seconds)
+        sleep(seconds)
 
     def send_batches(self, batches: Sequence[NodeBatch]) -> list[NodeResult]:
         if len(batches) == 1:
@@ -95,15 +94,11 @@ class ClusterClient(_ClusterClient):
             results[number] = self._send_batch(batches[number])
 
         # A node that hangs must not delay what is meant for the others, so each is read in a thread.
-        others = {
-            n: threading.Thread(target=send, args=(n,), name=f"distlock-node-{batches[n].node}", daemon=True)
-            for n in range(1, len(batches))
-        }
-        started = {number: thread for number, thread in others.items() if _is_started(thread)}
-        for number in range(len(batches)):
-            if number not in started:
+        others = [start_thread(f"distlock-node-{batch.node}", send, n) for n, batch in enumerate(batches[1:], 1)]
+        for number, thread in enumerate([None, *others]):
+            if thread is None:
                 send(number)
-        for thread in started.values():
+        for thread in filter(None, others):
             thread.join()
         return [results[number] for number in range(len(batches))]
 
@@ -209,11 +204,3 @@ def _complete(slots: SlotMap) -> list[Address]:
     if slots.unowned:
         raise ClusterDownError(f"{slots.unowned} of the slots that locks use have no primary")
     return slots.primaries
-
-
-def _is_started(thread: threading.Thread) -> bool:
-    try:
-        thread.start()
-    except RuntimeError:  # no more threads here, or the interpreter exits: then one after another
-        return False
-    return True
