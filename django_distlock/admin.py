@@ -1,4 +1,4 @@
-"""What the admin's pages of locks and of beat have in common: each shows one snapshot, and nothing can be edited."""
+"""The admin's pages of locks and of beat. Each shows a snapshot of the stores, in which nothing can be edited."""
 
 from __future__ import annotations
 
@@ -23,7 +23,15 @@ from django.utils.translation import ngettext
 
 from .exceptions import LockBackendError
 from .models import BeatRun, HeldLock
-from .monitoring.inventory import Inventory, Lease, force_release, format_duration, held_for, holding_nodes, long_held
+from .monitoring.inventory import (
+    Inventory,
+    LeaseKey,
+    force_release,
+    format_duration,
+    held_for,
+    holding_nodes,
+    long_held,
+)
 from .monitoring.querysets import BeatRuns, HeldLocks
 from .utils.text import printable
 
@@ -31,23 +39,20 @@ if TYPE_CHECKING:
     from django.http import HttpRequest, HttpResponse
     from django.utils.functional import _StrPromise
 
-if TYPE_CHECKING:
-    from django.http import HttpRequest, HttpResponse
-
 logger = logging.getLogger("django_distlock")
 
-BACKEND_DOWN = "distlock-down"  # class of a message, by which the script knows it
+BACKEND_DOWN = "distlock-down"  # the CSS class of such a message, which the script looks for
 
 
 def inventory_of(request: HttpRequest) -> Inventory:
-    """One snapshot per request."""
+    """The snapshot of this request."""
     if not hasattr(request, "distlock_inventory"):
         request.distlock_inventory = Inventory()  # type: ignore[attr-defined]
     return cast(Inventory, request.distlock_inventory)  # type: ignore[attr-defined]
 
 
 class CountedFilter(admin.SimpleListFilter):
-    """Counts without a database."""
+    """A filter whose facets are counted without a database."""
 
     def get_facet_queryset(self, changelist: Any) -> dict[str, int]:
         rows = changelist.get_queryset(self.request, exclude_parameters=self.expected_parameters())
@@ -75,17 +80,17 @@ class BackendFilter(CountedFilter):
         return queryset.filter(using=self.value()) if self.value() is not None else None
 
 
-class SnapshotAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # takes none at run time
-    """Lists what an inventory tells, and names the backends that do not tell it.
+class InventoryAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # takes none at run time
+    """A page of rows from an inventory, with a message for each backend that does not answer.
 
-    ``list_title`` stands above the list. ``not_shown`` says what is missing from the backend ``alias``, by ``error``.
+    ``list_title``: the title of the list. ``not_shown``: the message, with the fields ``alias`` and ``error``.
     """
 
     list_title: _StrPromise
     not_shown: _StrPromise
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Any:
-        """Django asks for the object first and for permission later, and tells of one that is gone."""
+        """Check the permission first: Django looks up the object before, and reports one that is gone."""
         if not self.has_view_permission(request):
             raise PermissionDenied
         return super().get_object(request, object_id, from_field)
@@ -95,21 +100,21 @@ class SnapshotAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # takes none a
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
         response = super().changelist_view(request, {"title": self.list_title, **(extra_context or {})})
-        self.tell_errors(request)
+        self.show_errors(request)
         return response
 
     def changeform_view(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
         response = super().changeform_view(request, *args, **kwargs)
-        self.tell_errors(request)
+        self.show_errors(request)
         return response
 
-    def tell_errors(self, request: HttpRequest) -> None:
+    def show_errors(self, request: HttpRequest) -> None:
         inventory = inventory_of(request)
         for alias, error in inventory.errors.items():
-            if alias in inventory.misconfigured:  # settings are for those who read the log
+            if alias in inventory.misconfigured:  # settings are shown to readers of the log alone
                 logger.error("%s", error)
-            told = _("its settings are wrong, see the log") if alias in inventory.misconfigured else error
-            text = self.not_shown % {"alias": alias, "error": told}
+            reason = _("its settings are wrong, see the log") if alias in inventory.misconfigured else error
+            text = self.not_shown % {"alias": alias, "error": reason}
             self.message_user(request, text, messages.ERROR, BACKEND_DOWN)
 
     def has_add_permission(self, request: HttpRequest) -> bool:
@@ -128,7 +133,7 @@ _WARNING = _(
 
 
 class PrefixFilter(CountedFilter):
-    """By what stands before the first colon."""
+    """A filter by the part of the name before the first colon."""
 
     title = _("prefix")
     parameter_name = "prefix"
@@ -147,7 +152,7 @@ class PrefixFilter(CountedFilter):
 
 
 @admin.register(HeldLock)
-class HeldLockAdmin(SnapshotAdmin):
+class HeldLockAdmin(InventoryAdmin):
     """Lists what is locked in all backends, and releases what is selected.
 
     For a theme that wants a ModelAdmin of its own: ``class MyAdmin(HeldLockAdmin, theme.ModelAdmin)``.
@@ -196,7 +201,7 @@ class HeldLockAdmin(SnapshotAdmin):
     def nodes(self, row: HeldLock) -> str:
         return holding_nodes(row.info)
 
-    # What there is to see
+    # Rows and columns
 
     def get_list_display(self, request: HttpRequest) -> Any:
         shown = super().get_list_display(request)
@@ -212,7 +217,7 @@ class HeldLockAdmin(SnapshotAdmin):
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> HeldLock | None:
         row: HeldLock | None = super().get_object(request, object_id, from_field)
         if row is None:
-            self._tell_other_holders(request, [object_id])
+            self._report_changed_locks(request, [object_id])
         return row
 
     def delete_view(
@@ -221,10 +226,10 @@ class HeldLockAdmin(SnapshotAdmin):
         response = super().delete_view(
             request, object_id, {"title": __("Release lock"), "subtitle": _WARNING, **(extra_context or {})}
         )
-        self.tell_errors(request)
+        self.show_errors(request)
         return response
 
-    # Who may do what. Held locks come and go by the code that locks; people look, and release.
+    # Permissions. Only code acquires locks; people look, and release.
 
     def has_release_permission(self, request: HttpRequest, obj: HeldLock | None = None) -> bool:
         user = cast(Any, request).user
@@ -242,12 +247,12 @@ class HeldLockAdmin(SnapshotAdmin):
     @admin.action(permissions=["release"], description=_("Release selected locks"))
     def delete_selected(self, request: HttpRequest, queryset: Any) -> HttpResponse | None:
         if request.POST.get("post"):
-            # Those that the confirmation page has shown, and no more.
+            # Only those that the confirmation page has shown.
             ids = request.POST.getlist(ACTION_CHECKBOX_NAME)
             rows = HeldLocks(inventory_of(request)).filter(pk__in=ids).rows()
-            self._tell_other_holders(request, ids)
+            self._report_changed_locks(request, ids)
             self._release(request, rows)
-            self.tell_errors(request)
+            self.show_errors(request)
             return None
         most = min(MOST_AT_ONCE, (settings.DATA_UPLOAD_MAX_NUMBER_FIELDS or MOST_AT_ONCE) - OTHER_FIELDS)
         if (count := queryset.count()) > most:
@@ -265,7 +270,7 @@ class HeldLockAdmin(SnapshotAdmin):
         return lines, {str(self.opts.verbose_name_plural): len(lines)}, lacking, []
 
     def log_deletions(self, request: HttpRequest, queryset: Any) -> None:  # type: ignore[override]
-        """Not here: Django logs before it deletes, and a lock may have changed hands. See ``_release``."""
+        """Nothing: Django logs before it deletes, and a lock may have changed hands. See ``_release``."""
 
     def delete_model(self, request: HttpRequest, obj: HeldLock) -> None:
         self._release(request, [obj])
@@ -279,7 +284,7 @@ class HeldLockAdmin(SnapshotAdmin):
         return redirect(reverse(name, current_app=self.admin_site.name))
 
     def _release(self, request: HttpRequest, rows: Iterable[HeldLock]) -> None:
-        """Each if the lease that was seen still holds it. Logs and tells what was really released."""
+        """Release each lock whose lease on the page still holds it. Only those are logged and reported as released."""
         if not self.has_release_permission(request):
             raise PermissionDenied
         released: list[HeldLock] = []
@@ -311,7 +316,7 @@ class HeldLockAdmin(SnapshotAdmin):
             self.message_user(request, text % {"names": _names(unlogged)}, messages.ERROR)
 
     def _log(self, request: HttpRequest, row: HeldLock) -> bool:
-        """At once, so that an error of one entry, or of what follows, keeps no other release from the log."""
+        """One entry at once, so that a later error keeps no release from the log. Whether it was written."""
         user = cast(Any, request).user
         message = __("Released while held by %(holder)s.") % {"holder": row.info.holder or __("nobody yet")}
         try:
@@ -327,10 +332,10 @@ class HeldLockAdmin(SnapshotAdmin):
             return False
         return True
 
-    def _tell_other_holders(self, request: HttpRequest, ids: Iterable[str]) -> None:
-        """Why what was on the page is there no more."""
+    def _report_changed_locks(self, request: HttpRequest, ids: Iterable[str]) -> None:
+        """Say why leases that were on the page are gone."""
         inventory = inventory_of(request)
-        leases = [lease for text in ids if (lease := Lease.read(text)) and lease.lock.using not in inventory.errors]
+        leases = [lease for text in ids if (lease := LeaseKey.read(text)) and lease.lock.using not in inventory.errors]
         now = inventory.look([lease.lock for lease in leases])
         others = [lease.lock.name for lease in leases if (seen := now.get(lease.lock)) and seen.lease != lease]
         free = [
@@ -345,7 +350,7 @@ class HeldLockAdmin(SnapshotAdmin):
 
 
 @admin.register(BeatRun)
-class BeatRunAdmin(SnapshotAdmin):
+class BeatRunAdmin(InventoryAdmin):
     """Lists the entries that beats know: when each ran, by which host, and when it is expected again."""
 
     list_title = _("Beat runs")

@@ -1,4 +1,4 @@
-"""Optional: the answers of decorated views for locks that a view takes by itself."""
+"""The answers of decorated views, also for locks that a view acquires itself."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .exceptions import LockBackendError, LockNotAcquired, UnusableLockName
 class LockMiddleware:
     """Answers LockNotAcquired, wherever a view raises it, by 409 Conflict, and LockBackendError by 503.
 
-    A text that can be the name of no lock, such as one that is too long, is answered 400.
+    A text that cannot be the name of a lock, such as one that is too long, is answered 400.
 
     Add ``"django_distlock.middleware.LockMiddleware"`` to ``MIDDLEWARE``.
     """

@@ -1,4 +1,4 @@
-"""What a backend keeps and what it cannot keep, told by ``manage.py locks check``."""
+"""The promises that a backend keeps and those that it does not, for ``manage.py locks check``."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ CAPABILITIES = {
 
 
 def capabilities_of(backend: BaseLockBackend) -> dict[str, bool]:
-    """Flags of its class, and what its bases say."""
+    """The flags of its class, and its bases."""
     keeps_runs = {"supports_runs": isinstance(backend, RunsBackend)}
     return {flag: keeps_runs[flag] if flag in keeps_runs else bool(getattr(backend, flag)) for flag in CAPABILITIES}
 
 
-def capabilities_finding(backend: BaseLockBackend) -> CheckResult:
-    """Known without asking the store."""
+def capabilities_result(backend: BaseLockBackend) -> CheckResult:
+    """The capabilities as a result of a check, without asking the store."""
     kept = capabilities_of(backend)
     words = {True: "", False: ""}
     for value in words:

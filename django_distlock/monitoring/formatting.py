@@ -1,4 +1,4 @@
-"""What commands print of locks, as rows for people and as JSON for programs. Tokens are in neither."""
+"""Locks as commands print them: as a table for people and as JSON for programs. Tokens are in neither."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from math import isinf
 from typing import Any
 
 from ..utils.text import printable
-from .inventory import Inventory, Key, Seen, format_duration, held_for, holding_nodes, long_held
+from .inventory import Inventory, Key, SeenLock, format_duration, held_for, holding_nodes, long_held
 
 HEADING = ("NAME", "BACKEND", "LABEL", "HOLDER", "HELD", "LEFT", "WAITING")
-FLEXIBLE = (0, 2, 3)  # columns that are cut where there is no room
-SPARE = (6, 1, 4, 2)  # that are left out, in this order, where there is less
+FLEXIBLE = (0, 2, 3)  # columns that are truncated if the terminal is narrow
+OPTIONAL = (6, 1, 4, 2)  # columns that are dropped, in this order, if it is narrower still
 
 
-def state(seen: Seen) -> str:
+def state(seen: SeenLock) -> str:
     if seen.info.holder is None:
         return "handed over"
     return "resting" if seen.info.resting else "held"
 
 
-def rows(found: Sequence[tuple[Seen, int | None]]) -> list[tuple[str, ...]]:
-    """With a heading, and with a column of nodes if any of the locks is on a quorum."""
+def rows(found: Sequence[tuple[SeenLock, int | None]]) -> list[tuple[str, ...]]:
+    """A heading and a row for each lock, with a column of nodes if any of them is on a quorum."""
     lines = [HEADING, *(_row(*lock) for lock in found)]
     if all(seen.info.nodes is None for seen, _ in found):
         return lines
@@ -30,7 +30,7 @@ def rows(found: Sequence[tuple[Seen, int | None]]) -> list[tuple[str, ...]]:
     return [(*line, cell) for line, cell in zip(lines, nodes, strict=True)]
 
 
-def _row(seen: Seen, waiting: int | None) -> tuple[str, ...]:
+def _row(seen: SeenLock, waiting: int | None) -> tuple[str, ...]:
     info, held = seen.info, held_for(seen.info)
     process = f"{info.holder.pid}@{info.holder.host}" if info.holder else ""
     return (
@@ -44,7 +44,7 @@ def _row(seen: Seen, waiting: int | None) -> tuple[str, ...]:
     )
 
 
-def as_json(seen: Seen, waiting: int | None) -> dict[str, Any]:
+def as_json(seen: SeenLock, waiting: int | None) -> dict[str, Any]:
     """``lease`` names the lease without its token. Seconds are floats, or null where they are not known."""
     info, holder = seen.info, seen.info.holder
     held = held_for(info)
@@ -64,19 +64,19 @@ def as_json(seen: Seen, waiting: int | None) -> dict[str, Any]:
     }
 
 
-def looked_at(inventory: Inventory, keys: Iterable[Key]) -> list[tuple[Seen, int | None]]:
-    """Those that are still held, and how many wait for each."""
+def look_with_waiters(inventory: Inventory, keys: Iterable[Key]) -> list[tuple[SeenLock, int | None]]:
+    """The locks that are still held, and how many wait for each."""
     seen = inventory.look(keys)
     waiting = inventory.count_waiters(list(seen))
     return [(lock, waiting[key]) for key, lock in seen.items()]
 
 
 GAP = "  "
-NARROWEST = 8  # columns to which a column of a table may shrink
+MIN_WIDTH = 8  # of a truncated column, in characters of the terminal
 
 
 def width(text: str) -> int:
-    """Columns of a terminal: those of East Asia take two, marks that combine take none."""
+    """Columns of a terminal: East Asian characters take two, combining marks none."""
     return sum(
         0 if unicodedata.combining(character) else 2 if unicodedata.east_asian_width(character) in "WF" else 1
         for character in text
@@ -84,33 +84,39 @@ def width(text: str) -> int:
 
 
 def table(
-    rows: Sequence[Sequence[str]], most: int | None = None, flexible: Sequence[int] = (), spare: Sequence[int] = ()
+    rows: Sequence[Sequence[str]],
+    max_width: int | None = None,
+    flexible: Sequence[int] = (),
+    optional: Sequence[int] = (),
 ) -> list[str]:
-    """Lines of at most ``most`` columns of the terminal; None: as wide as it gets.
+    """The lines of a table that is at most ``max_width`` wide; None: as wide as its content.
 
-    Of the flexible columns of the table the widest is cut first. Where that does not do, spare ones are left out.
+    The widest of the flexible columns is truncated first. If that is not enough, optional ones are dropped.
     """
     cells = [[printable(cell) for cell in row] for row in rows]
     widths = dict(enumerate(max(map(width, column)) for column in zip(*cells, strict=True)))
-    if most is not None:
-        _leave_out(spare, widths, most, flexible)
-        _cut(widths, most, flexible)
-    return [GAP.join(padded(cut(row[column], size), size) for column, size in widths.items()).rstrip() for row in cells]
+    if max_width is not None:
+        _drop(optional, widths, max_width, flexible)
+        _shrink(widths, max_width, flexible)
+    return [
+        GAP.join(padded(truncated(row[column], size), size) for column, size in widths.items()).rstrip()
+        for row in cells
+    ]
 
 
-def _leave_out(spare: Sequence[int], widths: dict[int, int], most: int, flexible: Sequence[int]) -> None:
-    for column in spare:
-        narrowest = [min(size, NARROWEST) if column in flexible else size for column, size in widths.items()]
-        if _total(narrowest) > most:
+def _drop(optional: Sequence[int], widths: dict[int, int], max_width: int, flexible: Sequence[int]) -> None:
+    for column in optional:
+        narrowest = [min(size, MIN_WIDTH) if column in flexible else size for column, size in widths.items()]
+        if _total(narrowest) > max_width:
             del widths[column]
 
 
-def _cut(widths: dict[int, int], most: int, flexible: Sequence[int]) -> None:
-    to_cut = [column for column in flexible if column in widths]
-    widths.update({column: min(widths[column], most) for column in to_cut})
-    while _total(list(widths.values())) > most and to_cut:
-        widest = max(to_cut, key=widths.__getitem__)
-        if widths[widest] <= NARROWEST:
+def _shrink(widths: dict[int, int], max_width: int, flexible: Sequence[int]) -> None:
+    flexible = [column for column in flexible if column in widths]
+    widths.update({column: min(widths[column], max_width) for column in flexible})
+    while _total(list(widths.values())) > max_width and flexible:
+        widest = max(flexible, key=widths.__getitem__)
+        if widths[widest] <= MIN_WIDTH:
             break
         widths[widest] -= 1
 
@@ -123,7 +129,7 @@ def padded(text: str, size: int) -> str:
     return text + " " * (size - width(text))
 
 
-def cut(text: str, size: int) -> str:
+def truncated(text: str, size: int) -> str:
     if width(text) <= size:
         return text
     used, kept = 0, []

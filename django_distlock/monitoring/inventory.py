@@ -1,4 +1,4 @@
-"""What is locked now, in all backends: asked once per page or command, and told also when some of them are down."""
+"""What is locked now in all backends, for one page or command, also when some of them are down."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ from ..exceptions import LockBackendError
 from ..names import OWN
 from ..types import Holder, LockInfo, LockRequest
 from ..utils.clock import clock, wall_clock
-from ..utils.parallel import ask_abreast
+from ..utils.parallel import ask_in_parallel
 from ..utils.text import printable
 
 logger = logging.getLogger("django_distlock")
 
-STEP = 500  # locks asked for in one round trip
+BATCH_SIZE = 500  # locks asked for in one round trip
 
-Answer = TypeVar("Answer")
+R = TypeVar("R")
 
 
 class Key(NamedTuple):
-    """Which lock, or which entry of beat: the alias of its backend, and its name."""
+    """A lock, or an entry of beat: the alias of its backend, and its name."""
 
     using: str
     name: str
 
     def __str__(self) -> str:
-        """Fit for URLs and forms, which change line breaks and refuse other control characters."""
+        """A text for URLs and forms, which change line breaks and refuse other control characters."""
         name = re.sub(r"[\x00-\x1f\x7f%]", lambda found: f"%{ord(found[0]):02X}", self.name)
         return f"{quote(self.using, safe='')}/{name}"
 
 
-class Lease(NamedTuple):
-    """Which lease of a lock: that of the token with this digest."""
+class LeaseKey(NamedTuple):
+    """A lease of a lock, by the digest of its token."""
 
     lock: Key
     digest: str
@@ -52,38 +52,38 @@ class Lease(NamedTuple):
         return f"{self.lock}@{self.digest}"
 
     @classmethod
-    def read(cls, text: str) -> Lease | None:
+    def read(cls, text: str) -> LeaseKey | None:
         """None for a text that names no lease."""
         if found := re.fullmatch(r"(?P<using>[^/]*)/(?P<name>.+)@(?P<digest>[0-9a-f]{16})", text, re.DOTALL):
             return cls(Key(unquote(found["using"]), unquote(found["name"])), found["digest"])
         return None
 
 
-class Seen(NamedTuple):
-    """A lock as a backend showed it, and when, on ``clock()``."""
+class SeenLock(NamedTuple):
+    """A lock as a backend showed it at a moment on ``clock()``."""
 
     info: LockInfo
-    at: float
+    seen_at: float
 
     @property
     def free_at(self) -> float:
-        return self.at + self.info.remaining
+        return self.seen_at + self.info.remaining
 
     @property
     def remaining(self) -> float:
         return max(0.0, self.free_at - clock())
 
     @property
-    def lease(self) -> Lease:
-        return Lease(Key(self.info.using, self.info.name), self.info.digest)
+    def lease(self) -> LeaseKey:
+        return LeaseKey(Key(self.info.using, self.info.name), self.info.digest)
 
 
 class Inventory:
-    """One snapshot: every question goes to a backend once, and to one that failed no more.
+    """A snapshot of the locks and runs of all backends. A backend is asked each question once, and none after an error.
 
-    ``aliases``: which backends; default: all of the setting. ``prefix``: what the names begin with.
-    ``errors``: by alias, why its locks or runs are not told, or not all of them. ``misconfigured``: those of them whose
-    settings are wrong.
+    ``aliases``: of the backends; default: all of the setting. ``prefix``: the beginning of the names.
+    ``errors``: by alias, why its locks or runs are missing, or some of them. ``misconfigured``: the aliases among them
+    whose settings are wrong.
     """
 
     def __init__(self, aliases: Iterable[str] | None = None, prefix: str = "") -> None:
@@ -96,7 +96,7 @@ class Inventory:
             self.aliases = []
             self._fail(SETTING, error)
         self._keys: list[Key] | None = None
-        self._seen: dict[Key, Seen | None] = {}
+        self._seen: dict[Key, SeenLock | None] = {}
         self._runs: dict[Key, RunInfo] | None = None
 
     @property
@@ -105,58 +105,58 @@ class Inventory:
         return any(self._ask(alias, lambda backend: backend.node_count) for alias in self.aliases)
 
     def keys(self) -> list[Key]:
-        """What is locked, by name; without what this package keeps for itself, unless the prefix asks for that."""
+        """What is locked, by name; without the package's own locks, unless the prefix asks for them."""
         if self._keys is None:
-            told: dict[str, list[str]] = {alias: [] for alias in self.aliases}  # before a backend failed, too
+            names: dict[str, list[str]] = {alias: [] for alias in self.aliases}  # also those before an error
             self.ask_each(
-                {alias: lambda backend: told[backend.alias].extend(backend.names(self.prefix)) for alias in told}
+                {alias: lambda backend: names[backend.alias].extend(backend.names(self.prefix)) for alias in names}
             )
             asks_for_own = self.prefix.startswith(OWN)
             found = [
                 Key(alias, name)
-                for alias in sorted(told)
-                for name in sorted(told[alias])
+                for alias in sorted(names)
+                for name in sorted(names[alias])
                 if asks_for_own or not name.startswith(OWN)
             ]
-            self._keys = sorted(found, key=attrgetter("name"))  # quick, as each alias is in order already
+            self._keys = sorted(found, key=attrgetter("name"))  # fast, as each alias is in order already
         return self._keys
 
-    def look(self, keys: Iterable[Key]) -> dict[Key, Seen]:
-        """Those that are still held, in the order asked for."""
+    def look(self, keys: Iterable[Key]) -> dict[Key, SeenLock]:
+        """The locks that are still held, in the order of ``keys``."""
         keys = list(keys)
-        self._ask_in_steps([key for key in keys if key not in self._seen], self._look)
+        self._ask_in_batches([key for key in keys if key not in self._seen], self._look)
         return {key: seen for key in keys if (seen := self._seen.get(key))}
 
     def _look(self, backend: BaseLockBackend, keys: Sequence[Key]) -> None:
         at = clock()
         infos = backend.look([key.name for key in keys])
-        self._seen.update(zip(keys, (Seen(info, at) if info else None for info in infos), strict=True))
+        self._seen.update(zip(keys, (SeenLock(info, at) if info else None for info in infos), strict=True))
 
-    def weigh_holders(self, keys: Iterable[Key], weigh: Callable[[Key, Holder | None], Answer]) -> dict[Key, Answer]:
-        """What is made of each lock's holder, who is not kept: there may be very many."""
-        weighed: dict[Key, Answer] = {}
+    def map_holders(self, keys: Iterable[Key], function: Callable[[Key, Holder | None], R]) -> dict[Key, R]:
+        """The result of the function for each lock. Holders are not kept: there may be very many."""
+        results: dict[Key, R] = {}
 
         def ask(backend: BaseLockBackend, keys: Sequence[Key]) -> None:
             holders = backend.holders([key.name for key in keys])
-            weighed.update(zip(keys, map(weigh, keys, holders), strict=True))
+            results.update(zip(keys, map(function, keys, holders), strict=True))
 
-        self._ask_in_steps(keys, ask)
-        return weighed
+        self._ask_in_batches(keys, ask)
+        return results
 
     def free_at(self, keys: Iterable[Key]) -> dict[Key, float]:
-        """When each lock runs out, on ``clock()``; without those that are free by now."""
+        """When each lock expires, on ``clock()``; without those that are free by now."""
         found: dict[Key, float] = {}
 
         def ask(backend: BaseLockBackend, keys: Sequence[Key]) -> None:
             at = clock()
             remaining = backend.remaining([key.name for key in keys])
-            found.update({key: at + left for key, left in zip(keys, remaining, strict=True) if left is not None})
+            found.update({key: at + rest for key, rest in zip(keys, remaining, strict=True) if rest is not None})
 
-        self._ask_in_steps(keys, ask)
+        self._ask_in_batches(keys, ask)
         return found
 
     def count_waiters(self, keys: Sequence[Key]) -> dict[Key, int | None]:
-        """None where that is not known."""
+        """How many wait for each; None if that is not known."""
         counted: dict[Key, int | None] = dict.fromkeys(keys)
 
         def ask(backend: BaseLockBackend, keys: Sequence[Key]) -> None:
@@ -164,28 +164,28 @@ class Inventory:
             for key, count in zip(keys, in_store, strict=True):
                 counted[key] = count
                 if count is not None and not backend.supports_processes:
-                    # One of all waiters has a place in the store; the others stand behind it in this very process.
+                    # Only the leader has a place in the store; the others wait in this very process.
                     counted[key] = max(count, locks.service(backend.alias).queue.length(key.name))
 
-        self._ask_in_steps(keys, ask)
+        self._ask_in_batches(keys, ask)
         return counted
 
-    def _ask_in_steps(self, keys: Iterable[Key], ask: Callable[[BaseLockBackend, Sequence[Key]], None]) -> None:
-        """Each alias for its own keys."""
-        of_alias: dict[str, list[Key]] = {alias: [] for alias in self.aliases}
+    def _ask_in_batches(self, keys: Iterable[Key], ask: Callable[[BaseLockBackend, Sequence[Key]], None]) -> None:
+        """Ask each backend for its own keys."""
+        by_alias: dict[str, list[Key]] = {alias: [] for alias in self.aliases}
         for key in keys:
-            if key.using in of_alias:
-                of_alias[key.using].append(key)
+            if key.using in by_alias:
+                by_alias[key.using].append(key)
 
         def ask_all(backend: BaseLockBackend) -> None:
-            mine = of_alias[backend.alias]
-            for start in range(0, len(mine), STEP):
-                ask(backend, mine[start : start + STEP])
+            own = by_alias[backend.alias]
+            for start in range(0, len(own), BATCH_SIZE):
+                ask(backend, own[start : start + BATCH_SIZE])
 
-        self.ask_each({alias: ask_all for alias, keys in of_alias.items() if keys})
+        self.ask_each({alias: ask_all for alias, keys in by_alias.items() if keys})
 
     def runs(self) -> dict[Key, RunInfo]:
-        """The entries of beat, by name. ``prefix`` is that of locks, and leaves out none."""
+        """The entries of beat, by name, whatever ``prefix`` is, which is for locks."""
         if self._runs is None:
             found: list[RunInfo] = []
             self.ask_each(dict.fromkeys(self.aliases, lambda backend: found.extend(recorded_runs(backend.alias))))
@@ -194,14 +194,12 @@ class Inventory:
             }
         return self._runs
 
-    def ask_each(self, questions: Mapping[str, Callable[[BaseLockBackend], Answer]]) -> dict[str, Answer | None]:
-        """Each alias its question, all at the same time. None for one that failed, now or before: see ``errors``."""
-        open_ones = {
-            alias: partial(self._ask, alias, questions[alias]) for alias in questions if alias not in self.errors
-        }
-        return {**dict.fromkeys(questions), **ask_abreast(open_ones)}
+    def ask_each(self, questions: Mapping[str, Callable[[BaseLockBackend], R]]) -> dict[str, R | None]:
+        """Ask each alias its question, all at once. None for one that failed, now or before: see ``errors``."""
+        calls = {alias: partial(self._ask, alias, questions[alias]) for alias in questions if alias not in self.errors}
+        return {**dict.fromkeys(questions), **ask_in_parallel(calls)}
 
-    def _ask(self, alias: str, question: Callable[[BaseLockBackend], Answer]) -> Answer | None:
+    def _ask(self, alias: str, question: Callable[[BaseLockBackend], R]) -> R | None:
         try:
             return question(locks[alias])
         except (LockBackendError, ImproperlyConfigured) as error:
@@ -215,7 +213,7 @@ class Inventory:
 
 
 def force_release(info: LockInfo, *, by: str) -> bool:
-    """Free the lock if the lease that was seen still holds it; a lock that changed hands is kept.
+    """Free the lock if the lease in ``info`` still holds it. False if it was freed or changed hands meanwhile.
 
     ``by``: who does it, for the log and the signal ``lock_forced``. Raises LockBackendError.
     """
@@ -243,7 +241,7 @@ def long_held(info: LockInfo) -> float | None:
 
 
 def holding_nodes(info: LockInfo) -> str:
-    """On how many nodes of its quorum the lock is, for people; "" where the store is one."""
+    """On how many nodes of its quorum the lock is, for people; "" if the store is no quorum."""
     return "" if info.nodes is None else f"{info.nodes} / {locks[info.using].node_count}"
 
 

@@ -1,4 +1,4 @@
-"""An inventory in the shape of querysets, as far as Django's admin asks."""
+"""An inventory as querysets, as far as Django's admin needs them."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from ..celery.schedule_store import RunInfo
 from ..models import BeatRun, HeldLock
 from ..types import Holder
 from ..utils.text import printable
-from .inventory import Inventory, Key, Lease
+from .inventory import Inventory, Key, LeaseKey
 
 
 class _Query:
-    """What the admin wants to know of a query."""
+    """The attributes of a query that the admin reads."""
 
     order_by: ClassVar[tuple[str, ...]] = ()
     select_related = False
 
 
-Row = TypeVar("Row", bound=Model)
+M = TypeVar("M", bound=Model)
 
 
 @dataclass(frozen=True)
-class Snapshot(Generic[Row]):
-    """Rows of a model without a table, told by an inventory."""
+class InventoryQuerySet(Generic[M]):
+    """Rows of a model without a table, from an inventory."""
 
     inventory: Inventory
     ids: frozenset[str] | None = None
@@ -61,11 +61,11 @@ class Snapshot(Generic[Row]):
         return replace(self, order=fields)
 
     def search(self, text: str) -> Self:
-        """The rows in whose texts each word occurs, in small or capital letters."""
+        """The rows whose texts contain each word, in upper or lower case."""
         return replace(self, words=(*self.words, *text.casefold().split()))
 
     def filter(self, *conditions: Q, **lookups: Any) -> Self:
-        """By the lookups of ``_where``; FieldError for another one."""
+        """The rows that fit the lookups of ``_where``. Raises FieldError for another one."""
         found = self
         for condition in conditions:
             if condition and (condition.connector != Q.AND or condition.negated):
@@ -91,7 +91,7 @@ class Snapshot(Generic[Row]):
     def _plural(self) -> str:
         return capfirst(str(self.model._meta.verbose_name_plural))
 
-    def get(self, **lookups: Any) -> Row:
+    def get(self, **lookups: Any) -> M:
         rows = self.filter(**lookups).rows()
         if len(rows) != 1:
             raise self.model.DoesNotExist
@@ -106,7 +106,7 @@ class Snapshot(Generic[Row]):
     def __len__(self) -> int:
         return len(self.rows())
 
-    def __iter__(self) -> Iterator[Row]:
+    def __iter__(self) -> Iterator[M]:
         return iter(self.rows())
 
     def __getitem__(self, index: int | slice) -> Any:
@@ -115,23 +115,23 @@ class Snapshot(Generic[Row]):
         return self.rows()[index]
 
     def keys(self) -> list[Key]:
-        """What fits, in order."""
+        """The keys that fit, in order."""
         every = replace(self, window=(None, None))
         found: list[Key] = every._once("keys", lambda: self._sorted(self._fitting()))  # noqa: SLF001 - a copy
         return found
 
-    def rows(self) -> list[Row]:
-        """Those of the window that are still there."""
-        found: list[Row] = self._once("rows", lambda: self._rows(self.keys()[slice(*self.window)]))
+    def rows(self) -> list[M]:
+        """The rows of the window that still exist."""
+        found: list[M] = self._once("rows", lambda: self._rows(self.keys()[slice(*self.window)]))
         return found
 
     def _once(self, what: str, work: Callable[[], Any]) -> Any:
-        """The same question is asked several times for one page, by copies of one object."""
-        done = self.inventory.__dict__.setdefault("_answers", {})
-        asked = (what, type(self), *(getattr(self, field.name) for field in fields(self) if field.name != "inventory"))
-        if asked not in done:
-            done[asked] = work()
-        return done[asked]
+        """The cached result of the work: for one page, copies of one object need it several times."""
+        cache = self.inventory.__dict__.setdefault("_results", {})
+        query = (what, type(self), *(getattr(self, field.name) for field in fields(self) if field.name != "inventory"))
+        if query not in cache:
+            cache[query] = work()
+        return cache[query]
 
     def _fits(self, text: str) -> bool:
         folded = text.casefold()
@@ -151,15 +151,15 @@ class Snapshot(Generic[Row]):
         raise NotImplementedError
 
     def _order_by(self, field: str, keys: list[Key]) -> dict[Key, Any]:
-        """By what each of the keys is sorted; empty where rows are not sorted by that."""
+        """The value by which each key is sorted; empty if rows are not sorted by that field."""
         raise NotImplementedError
 
-    def _rows(self, keys: list[Key]) -> list[Row]:
+    def _rows(self, keys: list[Key]) -> list[M]:
         raise NotImplementedError
 
 
-# By what of their holders locks can be sorted. A lock without one comes first.
-OF_HOLDERS: dict[str, Callable[[Key, Holder | None], Any]] = {
+# The values of holders by which locks can be sorted. A lock without a holder comes first.
+HOLDER_VALUES: dict[str, Callable[[Key, Holder | None], Any]] = {
     "granted_at": lambda key, holder: holder.since if holder else 0.0,
     "label": lambda key, holder: holder.label if holder else "",
     "holder": lambda key, holder: holder.process if holder else "",
@@ -167,7 +167,7 @@ OF_HOLDERS: dict[str, Callable[[Key, Holder | None], Any]] = {
 
 
 @dataclass(frozen=True)
-class HeldLocks(Snapshot[HeldLock]):
+class HeldLocks(InventoryQuerySet[HeldLock]):
     """Rows of HeldLock. Counting and paging by name need the names alone; only the rows of a page are looked at.
 
     Searching, and sorting by anything but name or backend, looks at every lock that the filters leave. A search
@@ -179,7 +179,7 @@ class HeldLocks(Snapshot[HeldLock]):
     model = HeldLock
 
     def as_queryset(self) -> QuerySet[HeldLock]:
-        """The rows in a real one, for code that asks for its class."""
+        """The rows as a real queryset, for code that asks for its class."""
         queryset = HeldLock.objects.none()
         queryset._result_cache = self.rows()  # noqa: SLF001 - Django has no public way
         return queryset
@@ -189,7 +189,7 @@ class HeldLocks(Snapshot[HeldLock]):
         return replace(self, prefix=str(value)) if lookup == "name__startswith" else super()._where(lookup, value)
 
     def _fitting(self) -> list[Key]:
-        keys = self._asked_for()
+        keys = self._selected()
         if self.using is not None:
             keys = [key for key in keys if key.using == self.using]
         if self.prefix:
@@ -197,19 +197,19 @@ class HeldLocks(Snapshot[HeldLock]):
         return self._with_words(keys) if self.words else keys
 
     def _with_words(self, keys: list[Key]) -> list[Key]:
-        """Holders are asked for where the name does not tell."""
+        """The keys with all words in the name or the holder, which is looked up only if the name does not fit."""
         by_name = {key for key in keys if self._fits(key.name)}
         others = [key for key in keys if key not in by_name]
-        by_holder = self.inventory.weigh_holders(others, self._fits_holder)
+        by_holder = self.inventory.map_holders(others, self._fits_holder)
         return [key for key in keys if key in by_name or by_holder.get(key)]
 
     def _fits_holder(self, key: Key, holder: Holder | None) -> bool:
         return holder is not None and self._fits(f"{key.name}\n{holder}")
 
-    def _asked_for(self) -> list[Key]:
+    def _selected(self) -> list[Key]:
         if self.ids is None:
             return self.inventory.keys()
-        leases = {lease.lock: lease for text in self.ids if (lease := Lease.read(text))}
+        leases = {lease.lock: lease for text in self.ids if (lease := LeaseKey.read(text))}
         seen = self.inventory.look(sorted(leases, key=lambda key: (key.name, key.using)))
         return [key for key, seen in seen.items() if seen.lease == leases[key]]
 
@@ -218,13 +218,13 @@ class HeldLocks(Snapshot[HeldLock]):
             return self.inventory.free_at(keys)
         if field == "fence":
             return {key: seen.info.fence for key, seen in self.inventory.look(keys).items()}
-        if field in OF_HOLDERS:
-            return self.inventory.weigh_holders(keys, OF_HOLDERS[field])
+        if field in HOLDER_VALUES:
+            return self.inventory.map_holders(keys, HOLDER_VALUES[field])
         return {key: getattr(key, field) for key in keys} if field in Key._fields else {}
 
     def _rows(self, keys: list[Key]) -> list[HeldLock]:
-        looked = self.inventory.look(keys)
-        waiting = self.inventory.count_waiters(list(looked))
+        found = self.inventory.look(keys)
+        waiting = self.inventory.count_waiters(list(found))
         return [
             HeldLock.seen(
                 seen.info,
@@ -232,12 +232,12 @@ class HeldLocks(Snapshot[HeldLock]):
                 remaining=None if isinf(seen.remaining) else seen.remaining,
                 waiting=waiting[key],
             )
-            for key, seen in looked.items()
+            for key, seen in found.items()
         ]
 
 
 @dataclass(frozen=True)
-class BeatRuns(Snapshot[BeatRun]):
+class BeatRuns(InventoryQuerySet[BeatRun]):
     """Rows of BeatRun. A search looks at the names of entries."""
 
     model = BeatRun
@@ -250,7 +250,7 @@ class BeatRuns(Snapshot[BeatRun]):
         ]
 
     def _order_by(self, field: str, keys: list[Key]) -> dict[Key, Any]:
-        """A time that is not known comes first."""
+        """Unknown times come first."""
         if field not in (known.name for known in fields(RunInfo)):
             return {}
         runs = self.inventory.runs()

@@ -1,4 +1,4 @@
-"""Questions that are asked at the same time, so that those who do not answer are waited for once."""
+"""Questions that are asked at the same time, so that timeouts do not add up."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ Key = TypeVar("Key")
 Answer = TypeVar("Answer")
 
 
-def ask_abreast(questions: Mapping[Key, Callable[[], Answer]]) -> dict[Key, Answer]:
-    """The answer to each question; of several, each is asked in a thread of its own, in the caller's context.
+def ask_in_parallel(questions: Mapping[Key, Callable[[], Answer]]) -> dict[Key, Answer]:
+    """The answer to each question. Several are asked in threads, in the context of the caller.
 
-    Raises what the first question raised that failed.
+    Raises the error of the first question that failed.
     """
     if len(questions) < 2:
         return {key: question() for key, question in questions.items()}
     answers: dict[Key, Future[Answer]] = {key: Future() for key in questions}
-    language = translation.get_language()  # contexts keep it from other threads
+    language = translation.get_language()  # which contexts do not carry to other threads
     for key, question in questions.items():
         arguments = (_answer, answers[key], question, language)
         new_thread(f"distlock-ask-{key}", copy_context().run, *arguments).start()
@@ -37,7 +37,7 @@ def _answer(future: Future[Answer], question: Callable[[], Answer], language: st
             with translation.override(language):
                 answer = question()
         finally:
-            connections.close_all()  # what a backend took from Django for this thread, nobody else can close
+            connections.close_all()  # those of Django for this thread, which no other thread can close
     except BaseException as error:
         future.set_exception(error)
     else:

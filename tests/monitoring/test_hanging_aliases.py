@@ -18,7 +18,7 @@ from django.utils import translation
 
 from django_distlock import locks
 from django_distlock.backends.locmem import LocMemBackend
-from django_distlock.utils.parallel import ask_abreast
+from django_distlock.utils.parallel import ask_in_parallel
 from tests.support.admin_pages import hold, said
 from tests.support.proxy import Proxy
 from tests.support.stores import DATABASE, LOCMEM, REDIS
@@ -153,33 +153,33 @@ def test_questions_are_asked_in_the_context_of_who_asks():
     variable = ContextVar("variable")
     variable.set("mine")
     with translation.override("de"):
-        answers = ask_abreast({number: lambda: (variable.get(), translation.get_language()) for number in range(3)})
+        answers = ask_in_parallel({number: lambda: (variable.get(), translation.get_language()) for number in range(3)})
     assert answers == dict.fromkeys(range(3), ("mine", "de"))
 
 
 def test_they_are_asked_at_the_same_time_and_answered_by_their_keys():
     all_there = threading.Barrier(3)
-    answers = ask_abreast({number: lambda number=number: (all_there.wait(10), number)[1] for number in range(3)})
+    answers = ask_in_parallel({number: lambda number=number: (all_there.wait(10), number)[1] for number in range(3)})
     assert answers == {0: 0, 1: 1, 2: 2}
 
 
 def test_a_single_question_needs_no_thread():
-    assert ask_abreast({"only": threading.current_thread}) == {"only": threading.current_thread()}
-    assert ask_abreast({}) == {}
+    assert ask_in_parallel({"only": threading.current_thread}) == {"only": threading.current_thread()}
+    assert ask_in_parallel({}) == {}
 
 
 def test_a_mistake_is_raised_where_it_was_asked_for():
     with pytest.raises(ZeroDivisionError):
-        ask_abreast({"right": lambda: 1, "wrong": lambda: 1 / 0})
+        ask_in_parallel({"right": lambda: 1, "wrong": lambda: 1 / 0})
 
 
 ASKING = """
 import time
 from django.conf import settings
 settings.configure()
-from django_distlock.utils.parallel import ask_abreast
+from django_distlock.utils.parallel import ask_in_parallel
 print("asks", flush=True)
-ask_abreast({number: lambda: time.sleep(600) for number in range(2)})
+ask_in_parallel({number: lambda: time.sleep(600) for number in range(2)})
 """
 
 

@@ -128,7 +128,7 @@ def test_a_table_looks_at_each_character_of_a_long_text_a_few_times(monkeypatch)
 @pytest.mark.parametrize("text", ["a" * 50, "日本語" * 20, "e\u0301" * 30, "ab日e\u0301", "", "…"])
 def test_a_text_is_cut_to_the_columns_there_are(text):
     for size in range(1, 60):
-        shown = formatting.cut(text, size)
+        shown = formatting.truncated(text, size)
         kept = shown.removesuffix("…") if shown != text else text
         assert formatting.width(shown) <= size
         assert text.startswith(kept)

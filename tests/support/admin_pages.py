@@ -9,7 +9,7 @@ from django.contrib.auth.models import Permission, User
 from django.test import Client
 
 from django_distlock.backends.base import BaseLockBackend
-from django_distlock.monitoring.inventory import Key, Lease
+from django_distlock.monitoring.inventory import Key, LeaseKey
 from django_distlock.types import Holder, LockRequest
 
 LIST = "/admin/distlock/heldlock/"
@@ -67,7 +67,7 @@ def names_in(page) -> list[str]:
 
 
 def key_of(backend, name: str) -> str:
-    return str(Lease(Key(backend.alias, name), backend.look([name])[0].digest))
+    return str(LeaseKey(Key(backend.alias, name), backend.look([name])[0].digest))
 
 
 def release(browser, ids, **fields):

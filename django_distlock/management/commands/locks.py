@@ -19,12 +19,12 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from ... import locks
 from ...exceptions import InvalidLockName, LockBackendError
 from ...monitoring import formatting
-from ...monitoring.diagnostics import capabilities_finding
-from ...monitoring.formatting import FLEXIBLE, SPARE, as_json, looked_at, rows, state
+from ...monitoring.diagnostics import capabilities_result
+from ...monitoring.formatting import FLEXIBLE, OPTIONAL, as_json, look_with_waiters, rows, state
 from ...monitoring.inventory import (
     Inventory,
     Key,
-    Seen,
+    SeenLock,
     force_release,
     format_duration,
     held_for,
@@ -34,10 +34,10 @@ from ...monitoring.inventory import (
 from ...names import stored_name
 from ...types import CheckResult, Level
 from ...utils.clock import sleep
-from ...utils.parallel import ask_abreast
+from ...utils.parallel import ask_in_parallel
 from ...utils.text import printable
 
-NOT_SO = 1  # the lock is not held, the release did not free it, the check found errors, no backend keeps rows
+FAILED = 1  # the lock is not held, the release did not free it, the check found errors, no backend keeps rows
 UNREACHABLE = 3  # a backend does not answer, or its settings are wrong
 MONTH = 30 * 86_400.0  # seconds
 
@@ -87,7 +87,7 @@ class Command(BaseCommand):
 
     @staticmethod
     def _add_common(parser: Any) -> None:
-        # No default here: that of an action would replace what was said before its name.
+        # Without a default: that of an action would replace an option that was given before its name.
         parser.add_argument("--using", default=SUPPRESS, metavar="ALIAS", help="only this backend")
         parser.add_argument("--json", action="store_true", default=SUPPRESS, help="for programs")
 
@@ -104,7 +104,7 @@ class Command(BaseCommand):
         try:
             action(options)
             self.stdout.flush()
-        except BrokenPipeError:  # who reads has enough; what is left would be written once more at the exit
+        except BrokenPipeError:  # the reader has closed it; what is buffered would be written again at the exit
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
     def do_list(self, options: dict[str, Any]) -> None:
@@ -122,15 +122,15 @@ class Command(BaseCommand):
         inventory = Inventory(self.aliases, prefix)
         columns, lines = shutil.get_terminal_size()
         keys = inventory.keys()
-        # Of a screen that is drawn again only what fits is looked at.
+        # With --watch only the locks that fit on the screen are looked up.
         shown = keys[: max(1, lines - 5)] if watched and self.stdout.isatty() and not self.as_json else keys
-        found = looked_at(inventory, shown)
+        found = look_with_waiters(inventory, shown)
         if self.as_json:
             self._print_json([as_json(*lock) for lock in found])
         else:
             text = self._table(found, columns if self.stdout.isatty() else None)
-            left_out = len(keys) - len(shown)
-            count = f"{len(found) + left_out} held" + (f", {left_out} of them not shown" if left_out else "")
+            hidden = len(keys) - len(shown)
+            count = f"{len(found) + hidden} held" + (f", {hidden} of them not shown" if hidden else "")
             if watched:
                 count += f", at {time.strftime('%H:%M:%S')}. Ctrl-C ends."
             clear = "\033[H\033[2J" if watched and self.stdout.isatty() else ""
@@ -140,29 +140,29 @@ class Command(BaseCommand):
             for error in inventory.errors.values():
                 self.stderr.write(printable(error))
         else:
-            self._tell(inventory)
+            self._raise_errors(inventory)
 
-    def _table(self, found: list[tuple[Seen, int | None]], columns: int | None) -> list[str]:
+    def _table(self, found: list[tuple[SeenLock, int | None]], columns: int | None) -> list[str]:
         if not found:
             return []
-        heading, *lines = formatting.table(rows(found), columns, FLEXIBLE, SPARE)
+        heading, *lines = formatting.table(rows(found), columns, FLEXIBLE, OPTIONAL)
         return [self.style.MIGRATE_HEADING(heading), *lines]
 
     def do_show(self, options: dict[str, Any]) -> None:
         inventory = Inventory(self.aliases)
         name = options["name"]
-        found = looked_at(inventory, [Key(alias, name) for alias in inventory.aliases])
+        found = look_with_waiters(inventory, [Key(alias, name) for alias in inventory.aliases])
         if self.as_json:
             self._print_json([as_json(*lock) for lock in found])
         else:
             self.stdout.write(
                 "\n\n".join("\n".join(self._facts(*lock)) for lock in found), ending="\n" if found else ""
             )
-        self._tell(inventory)
+        self._raise_errors(inventory)
         if not found:
-            raise CommandError(f"Nobody holds the lock {name!r}.", returncode=NOT_SO)
+            raise CommandError(f"Nobody holds the lock {name!r}.", returncode=FAILED)
 
-    def _facts(self, seen: Seen, waiting: int | None) -> Iterator[str]:
+    def _facts(self, seen: SeenLock, waiting: int | None) -> Iterator[str]:
         info, held, long = seen.info, held_for(seen.info), long_held(seen.info)
         yield self.style.MIGRATE_HEADING(printable(info.name))
         facts = {
@@ -186,29 +186,29 @@ class Command(BaseCommand):
             raise CommandError("An empty --prefix means all locks. They are freed after asking alone.", returncode=2)
         inventory = Inventory(self.aliases, options["prefix"] or "")
         if options["prefix"] is None:
-            wanted = [Key(alias, options["name"]) for alias in inventory.aliases]
+            keys = [Key(alias, options["name"]) for alias in inventory.aliases]
         else:
-            wanted = inventory.keys()
-        found = looked_at(inventory, wanted)
+            keys = inventory.keys()
+        found = look_with_waiters(inventory, keys)
         if self.as_json and (inventory.errors or not found):
             self._print_json([])
-        self._tell(inventory)
-        self._refuse_to_guess({seen.info.using for seen, _ in found})
+        self._raise_errors(inventory)
+        self._require_one_backend({seen.info.using for seen, _ in found})
         if not found:
             what = options["name"] if options["prefix"] is None else f"{options['prefix']}…"
-            raise CommandError(f"Nobody holds the lock {what!r}.", returncode=NOT_SO)
+            raise CommandError(f"Nobody holds the lock {what!r}.", returncode=FAILED)
         if options["interactive"]:
             self._ask(found)
-        self._report([(seen, self._freed(seen)) for seen, _ in found])
+        self._report([(seen, self._free(seen)) for seen, _ in found])
 
-    def _refuse_to_guess(self, aliases: set[str]) -> None:
+    def _require_one_backend(self, aliases: set[str]) -> None:
         if len(aliases) > 1:
             raise CommandError(
                 f"There are such locks in {' and '.join(map(repr, sorted(aliases)))}. Say which by --using.",
                 returncode=2,
             )
 
-    def _ask(self, found: list[tuple[Seen, int | None]]) -> None:
+    def _ask(self, found: list[tuple[SeenLock, int | None]]) -> None:
         stream = self.stderr if self.as_json else self.stdout
         question = f"Free {len(found)} lock(s), although somebody may be at work under them? [yes/no] "
         text = "\n".join([*self._table(found, shutil.get_terminal_size().columns), question])
@@ -223,16 +223,16 @@ class Command(BaseCommand):
             stream.write("")
             answer = ""
         if answer.strip().lower() not in ("y", "yes"):
-            raise CommandError("Nothing was freed.", returncode=NOT_SO)
+            raise CommandError("Nothing was freed.", returncode=FAILED)
 
     @staticmethod
-    def _freed(seen: Seen) -> bool | str:
+    def _free(seen: SeenLock) -> bool | str:
         try:
             return force_release(seen.info, by="manage.py locks release")
         except LockBackendError as error:
             return printable(str(error))
 
-    def _report(self, outcomes: list[tuple[Seen, bool | str]]) -> None:
+    def _report(self, outcomes: list[tuple[SeenLock, bool | str]]) -> None:
         errors = [freed for _, freed in outcomes if isinstance(freed, str)]
         if self.as_json:
             words = {True: "freed", False: "changed hands"}
@@ -256,7 +256,7 @@ class Command(BaseCommand):
         if errors:
             raise CommandError("\n".join(dict.fromkeys(errors)), returncode=UNREACHABLE)
         if not all(freed for _, freed in outcomes):
-            raise CommandError("Not all were freed.", returncode=NOT_SO)
+            raise CommandError("Not all were freed.", returncode=FAILED)
 
     def do_prune(self, options: dict[str, Any]) -> None:
         inventory, age = Inventory(self.aliases), options["older_than"]
@@ -274,13 +274,13 @@ class Command(BaseCommand):
                 done = f"{rows} row(s) deleted, of locks that nobody has held for {format_duration(age)}"
                 done += " and of runs of beat as old."
                 self.stdout.write(f"{alias}: {reasons[alias] if rows is None else done}")
-        self._tell(inventory)
+        self._raise_errors(inventory)
         if not any(rows is not None for rows in deleted.values()):
-            raise CommandError("There is nothing to prune: only the database backend keeps rows.", returncode=NOT_SO)
+            raise CommandError("There is nothing to prune: only the database backend keeps rows.", returncode=FAILED)
 
     def do_check(self, options: dict[str, Any]) -> None:
         inventory = Inventory(self.aliases)
-        found = ask_abreast({alias: partial(_checked, alias) for alias in inventory.aliases})
+        found = ask_in_parallel({alias: partial(_check, alias) for alias in inventory.aliases})
         if self.as_json:
             self._print_json(
                 {
@@ -292,21 +292,21 @@ class Command(BaseCommand):
                             "hint": item.hint,
                             **({"data": item.data} if item.data else {}),
                         }
-                        for item in findings
+                        for item in results
                     ]
-                    for alias, findings in found.items()
+                    for alias, results in found.items()
                 }
             )
         else:
-            for alias, findings in found.items():
+            for alias, results in found.items():
                 self.stdout.write(self.style.MIGRATE_HEADING(printable(f"{alias}: {type_of(alias)}")))
-                for item in findings:
-                    self._print_finding(item)
-        self._tell(inventory)
-        if errors := sum(item.is_error for findings in found.values() for item in findings):
-            raise CommandError(f"{errors} error(s).", returncode=NOT_SO)
+                for item in results:
+                    self._print_result(item)
+        self._raise_errors(inventory)
+        if errors := sum(item.is_error for results in found.values() for item in results):
+            raise CommandError(f"{errors} error(s).", returncode=FAILED)
 
-    def _print_finding(self, item: CheckResult) -> None:
+    def _print_result(self, item: CheckResult) -> None:
         styles = {Level.OK: self.style.SUCCESS, Level.WARNING: self.style.WARNING, Level.ERROR: self.style.ERROR}
         level = formatting.padded(item.level, 7)
         styled = styles[item.level](level) if item.level in styles else level
@@ -316,11 +316,11 @@ class Command(BaseCommand):
 
     def _print_json(self, data: Any) -> None:
         text = json.dumps(data, ensure_ascii=False)
-        if not text.isprintable():  # escaped in JSON's own way, so that programs read what there is
+        if not text.isprintable():  # escaped as in JSON, so that programs read the same text
             text = "".join(one if one.isprintable() else json.dumps(one)[1:-1] for one in text)
         self.stdout.write(text)
 
-    def _tell(self, inventory: Inventory) -> None:
+    def _raise_errors(self, inventory: Inventory) -> None:
         if inventory.errors:
             raise CommandError("\n".join(map(printable, inventory.errors.values())), returncode=UNREACHABLE)
 
@@ -332,9 +332,9 @@ def type_of(alias: str) -> str:
         return "not usable"
 
 
-def _checked(alias: str) -> list[CheckResult]:
+def _check(alias: str) -> list[CheckResult]:
     try:
-        return [*locks[alias].check(), capabilities_finding(locks[alias])]
+        return [*locks[alias].check(), capabilities_result(locks[alias])]
     except ImproperlyConfigured as error:
         return [CheckResult(Level.ERROR, "settings", str(error))]
 

@@ -19,7 +19,7 @@ from ...core.lease import Lease, State
 from ...exceptions import InvalidLockName, LockBackendError, LockNotAcquired
 from ...utils.clock import clock, sleep
 
-# As sysexits.h and shells have them.
+# Exit codes, as in sysexits.h and shells
 STORE_DOWN = 69
 BUSY = 75
 LOST = 76
@@ -28,14 +28,14 @@ NOT_FOUND = 127
 BY_SIGNAL = 128
 
 # Windows has the first and the third of them.
-PASSED_ON = [
+FORWARDED = [
     getattr(signal, name)
     for name in ("SIGTERM", "SIGHUP", "SIGINT", "SIGQUIT", "SIGUSR1", "SIGUSR2")
     if hasattr(signal, name)
 ]
-OF_THE_TERMINAL = [number for number in PASSED_ON if number.name in ("SIGINT", "SIGQUIT")]
+SENT_BY_TERMINAL = [number for number in FORWARDED if number.name in ("SIGINT", "SIGQUIT")]
 LONGEST_GRACE = 86_400.0  # seconds
-LOOK = 0.1  # seconds between two looks at the lease
+POLL_INTERVAL = 0.1  # seconds
 
 
 class Command(BaseCommand):
@@ -58,7 +58,7 @@ class Command(BaseCommand):
         parser.add_argument("--using", default="default", metavar="ALIAS", help="of the backend")
         parser.add_argument(
             "--wait",
-            type=_bound,
+            type=_seconds_or_forever,
             default=0.0,
             metavar="SECONDS",
             help="for a busy lock; 'forever'; default: not at all",
@@ -67,7 +67,7 @@ class Command(BaseCommand):
             "--ttl", type=float, default=SUPPRESS, metavar="SECONDS", help="that the store keeps it without renewal"
         )
         parser.add_argument(
-            "--max-hold", type=_bound, default=SUPPRESS, metavar="SECONDS",
+            "--max-hold", type=_seconds_or_forever, default=SUPPRESS, metavar="SECONDS",
             help="after which it is renewed no more; 'forever': no bound",
         )  # fmt: skip
         parser.add_argument(
@@ -108,7 +108,7 @@ class Command(BaseCommand):
             raise CommandError(f"{program[0]!r} cannot be run: {error}.", returncode=NOT_EXECUTABLE) from error
         while True:
             try:
-                return child.wait(LOOK)
+                return child.wait(POLL_INTERVAL)
             except subprocess.TimeoutExpired:
                 if lease.state is State.LOST:
                     self.stderr.write(f"The lock {lease.name!r} was lost; ending process {child.pid}.")
@@ -116,10 +116,10 @@ class Command(BaseCommand):
 
 
 class Child:
-    """The program that runs, with what it has started.
+    """The process of the program, and those that it has started.
 
-    Where there is no terminal they are a group of processes of their own. A terminal knows one group that reads from
-    it, so there the program stays in ours, and what it has started is out of reach. So it is on Windows.
+    Without a terminal they are a process group of their own. A terminal has one foreground group, which reads from it:
+    there the program stays in ours, and processes that it has started cannot be reached. The same on Windows.
     """
 
     def __init__(self, program: list[str], environment: dict[str, str]) -> None:
@@ -132,36 +132,36 @@ class Child:
         if not self._is_group:
             self._process.send_signal(number)
         elif self._process.poll() is None:
-            self._to_group(number)
+            self._signal_group(number)
 
     def end(self, grace: float) -> int:
-        """SIGTERM, and SIGKILL for what is still there after so many seconds. Returns the program's exit code."""
-        give_up = clock() + grace
+        """Send SIGTERM, and SIGKILL after ``grace`` seconds. Returns the program's exit code."""
+        deadline = clock() + grace
         self.send_signal(signal.SIGTERM)
         try:
             self._process.wait(grace)
         except subprocess.TimeoutExpired:
             self._process.kill()
         if self._is_group:
-            while (is_there := self._to_group(0)) and clock() < give_up:
-                sleep(LOOK)
-            if is_there:
-                self._to_group(signal.SIGKILL)
+            while (is_alive := self._signal_group(0)) and clock() < deadline:
+                sleep(POLL_INTERVAL)
+            if is_alive:
+                self._signal_group(signal.SIGKILL)
         return self._process.wait()
 
-    def _to_group(self, number: int) -> bool:
-        """Whether anybody of it is there."""
+    def _signal_group(self, number: int) -> bool:
+        """Whether any process of the group is alive."""
         try:
             os.killpg(self.pid, number)
         except ProcessLookupError:
             return False
-        except PermissionError:  # all of it belongs to others, or has ended and not been waited for yet
+        except PermissionError:  # all processes belong to other users, or have ended and were not waited for yet
             return number == 0
         return True
 
 
 class Interrupted(BaseException):
-    """A signal came while the lock was waited for. No Exception, so that nothing on its way stops it."""
+    """A signal came while the lock was waited for. Not an Exception, which other code might catch."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -169,40 +169,40 @@ class Interrupted(BaseException):
 
 
 class Signals:
-    """While this is entered, signals end the wait for the lock, and later go to the program."""
+    """In this context signals end the wait for the lock, and later are forwarded to the program."""
 
     def __init__(self) -> None:
         self._child: Child | None = None
         self._starting = False
-        self._early: list[int] = []  # came while the program was being started
-        self._before: dict[int, Any] = {}
+        self._pending: list[int] = []  # that came while the program was being started
+        self._previous_handlers: dict[int, Any] = {}
 
     def __enter__(self) -> Signals:
-        for number in PASSED_ON:
+        for number in FORWARDED:
             if signal.getsignal(number) is not signal.SIG_IGN:  # nohup stays nohup
-                self._before[number] = signal.signal(number, self._on_signal)
+                self._previous_handlers[number] = signal.signal(number, self._on_signal)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        for number, handler in self._before.items():
+        for number, handler in self._previous_handlers.items():
             signal.signal(number, handler)
 
     def start(self, program: list[str], environment: dict[str, str]) -> Child:
         self._starting = True
         self._child = Child(program, environment)
         self._starting = False
-        for number in self._early:
+        for number in self._pending:
             self._child.send_signal(number)
         return self._child
 
     def _on_signal(self, number: int, _: FrameType | None) -> None:
         if self._starting:
-            self._early.append(number)
+            self._pending.append(number)
         elif self._child is None:
             raise Interrupted(number)
-        elif not (number in OF_THE_TERMINAL and _is_in_foreground()):
+        elif not (number in SENT_BY_TERMINAL and _is_in_foreground()):
             self._child.send_signal(number)
 
 
@@ -211,12 +211,12 @@ def _has_terminal() -> bool:
 
 
 def _is_in_foreground() -> bool:
-    """Whether Ctrl-C of the terminal went to the program, too: it is in the same group of processes, or console."""
+    """Whether Ctrl-C of the terminal reaches the program, too: it is in the same process group, or console."""
     return not hasattr(os, "getpgrp") or _foreground() == os.getpgrp()
 
 
 def _foreground() -> int | None:
-    """The group of processes that reads from the terminal; None without a terminal, and on Windows."""
+    """The foreground process group of the terminal; None without a terminal, and on Windows."""
     if not hasattr(os, "tcgetpgrp"):
         return None
     try:
@@ -231,7 +231,7 @@ def _foreground() -> int | None:
         os.close(terminal)
 
 
-def _bound(text: str) -> float | None:
+def _seconds_or_forever(text: str) -> float | None:
     try:
         return None if text == "forever" else float(text)
     except ValueError:
