@@ -1,4 +1,4 @@
-"""Which request a call is about, and whether what is called is the view of that request."""
+"""Requests and responses: the request of a call, whether the call is its view, the answer, and unfinished responses."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from ..types import shown
 
 
 def request_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """The request that a function view, or a method of a class view, was called with, or None.
+    """The request with which a function view, or a method of a class view, was called, or None.
 
-    An HttpRequest, or what Django REST framework wraps around one.
+    It is an HttpRequest, or the wrapper of Django REST framework around one.
     """
     candidates = (*args[:2], kwargs.get("request"))
     return next((value for value in candidates if isinstance(original(value), HttpRequest)), None)
@@ -47,8 +47,8 @@ def is_rest_framework(request: Any) -> bool:
 def label(request: Any, view: str = "") -> str:
     """The method and the route of its URL: "POST orders/<int:order_id>/pay".
 
-    Never the path: that is chosen by the client, and may hold a secret such as the token of a password reset. ``view``
-    stands for the route where the request has none yet, as in a middleware or in a unit test with RequestFactory.
+    Never the path: the client chooses it, and it may contain a secret such as the token of a password reset. ``view``
+    replaces the route where the request has none, as in a middleware or in a unit test with RequestFactory.
     """
     match = original(request).resolver_match
     route = view if match is None or match.route is None else match.route or "/"
@@ -56,15 +56,15 @@ def label(request: Any, view: str = "") -> str:
 
 
 def routed_view(request: Any) -> Any:
-    """What the request's URL leads to; None without a URL, as in a unit test with RequestFactory."""
+    """The view of the request's URL; None without a URL, as in a unit test with RequestFactory."""
     match = original(request).resolver_match
     return match.func if match else None
 
 
 def is_view(request: Any, called: Callable[..., Any]) -> bool:
-    """Whether ``called`` is what the request's URL leads to, and not a helper that takes a request.
+    """Whether ``called`` is the view of the request's URL, and not a helper that takes a request.
 
-    Without a URL it is taken for the view.
+    True without a URL.
     """
     view = routed_view(request)
     return view is None or any(
@@ -83,7 +83,7 @@ def is_for_programs(request: Any) -> bool:
 
 
 def is_async_dispatch(function: Callable[..., Any], args: tuple[Any, ...]) -> bool:
-    """Whether it is the ``dispatch`` of a class view with async handlers, which is plain and begins a coroutine."""
+    """Whether it is the ``dispatch`` of a class view with async handlers, which is sync and returns a coroutine."""
     if getattr(function, "__name__", "") != "dispatch":
         return False
     owners = [getattr(bound, "__self__", None) for bound in _unwrapped(function)]
@@ -94,7 +94,7 @@ def is_async_dispatch(function: Callable[..., Any], args: tuple[Any, ...]) -> bo
 def _handlers(routed: Any, method: str) -> Iterator[tuple[Any, bool]]:
     """Every callable between the URL and the code that answers it, and whether it is a method of a class view.
 
-    method_decorator makes a new function for each call of a method; what it wraps in the end is the method itself.
+    method_decorator makes a new function for each call of a method; the innermost one is the method itself.
     """
     for view in _unwrapped(routed):
         yield view, False
@@ -117,7 +117,7 @@ def _function_of_api_view(handler: Any) -> Any:
 
 
 def _ninja_operations(view: Any) -> list[Any]:
-    """Django Ninja's view of a path is a function around an object that has the operations of the path."""
+    """The operations of a path in Django Ninja, whose view is a function around an object that has them."""
     if getattr(view, "__module__", None) != "ninja.operation" or not inspect.isfunction(view):
         return []
     return getattr(inspect.getclosurevars(view).nonlocals.get("self"), "operations", [])
@@ -135,7 +135,7 @@ logger = logging.getLogger("django_distlock")
 
 @dataclass(frozen=True)
 class Respond:
-    """An answer to a request whose lock cannot be had. See ``respond()``."""
+    """An answer to a request whose lock is not acquired. See ``respond()``."""
 
     status: int = 409
     template_name: str | None = None
@@ -146,9 +146,10 @@ class Respond:
         return self.answer(request, problem)
 
     def answer(self, request: Any, problem: Exception, view: str = "") -> HttpResponse:
-        """Tells neither the lock nor its holder. A dead store is 503, whatever is said when the lock is busy.
+        """The response, which names neither the lock nor its holder.
 
-        What a client has sent that can be in the name of no lock is 400. ``view``: for the log where there is no route.
+        A busy lock has the status of this object, a store that is down 503, a value of the client that cannot be in the
+        name of a lock 400. ``view``: for the log if there is no route.
         """
         if isinstance(problem, UnusableLockName):
             logger.warning("%s is answered 400: %s", label(request, view), problem)
@@ -156,22 +157,22 @@ class Respond:
         if isinstance(problem, LockNotAcquired):
             seconds = max(1, ceil(problem.retry_after or 0))
             text = "Busy, try again."
-            told: dict[str, Any] = {"detail": text, "retry_after": seconds}
-            return self._with_format(request, problem, self.status, told)
+            content: dict[str, Any] = {"detail": text, "retry_after": seconds}
+            return self._with_format(request, problem, self.status, content)
         logger.error("%s is answered 503: %s", label(request, view), problem, exc_info=problem)
         return self._with_format(request, problem, 503, {"detail": "Not available just now, try again later."})
 
-    def _with_format(self, request: Any, problem: Exception, status: int, told: dict[str, Any]) -> HttpResponse:
-        seconds = told.get("retry_after")
+    def _with_format(self, request: Any, problem: Exception, status: int, content: dict[str, Any]) -> HttpResponse:
+        seconds = content.get("retry_after")
         if is_rest_framework(request):
-            raise _api_exception(told["detail"], status, seconds) from problem
+            raise _api_exception(content["detail"], status, seconds) from problem
         other = "text/html" if self.template_name else "text/plain"
-        # The first one where the client does not care.
+        # The first one is for clients without a preference.
         types = ["application/json", other] if is_for_programs(request) else [other, "application/json"]
         if request.get_preferred_type(types) == "application/json":
-            response: HttpResponse = JsonResponse(told, status=status)
+            response: HttpResponse = JsonResponse(content, status=status)
         elif self.template_name:
-            response = render(request, self.template_name, {**told, "status": status}, status=status)
+            response = render(request, self.template_name, {**content, "status": status}, status=status)
         else:
             response = HttpResponse(
                 _plain_text(status, seconds), status=status, content_type="text/plain; charset=utf-8"
@@ -212,45 +213,45 @@ def _api_exception(detail: str, status: int, seconds: int | None) -> Any:
 
 
 def is_unfinished(result: Any) -> bool:
-    """Whether it is a response whose content is made only after the view has returned."""
+    """Whether it is a response whose content is made after the view has returned."""
     return isinstance(result, HttpResponseBase) and (result.streaming or not getattr(result, "is_rendered", True))
 
 
-def hold(lease: Lease, response: Any, request: Any) -> None:
-    """Hold it until the content is made, the response is closed, or another one is sent in its place."""
-    held = _Hold(lease)
-    response._resource_closers.append(held)  # noqa: SLF001 - where Django keeps what it closes
+def retain_until_finished(lease: Lease, response: Any, request: Any) -> None:
+    """Retain the lease until the content is made, the response is closed, or another one is sent in its place."""
+    retainer = _Retainer(lease)
+    response._resource_closers.append(retainer)  # noqa: SLF001 - where Django keeps what it closes
     if not response.streaming:
-        response.__class__ = _until_rendered(response.__class__)
+        response.__class__ = _retaining_class(response.__class__)
     elif hasattr(response, "_iterator"):
         wrapper = _AsyncParts if response.is_async else _parts
-        response._iterator = wrapper(response._iterator, held)  # noqa: SLF001 - streaming_content would wrap it twice
+        response._iterator = wrapper(response._iterator, retainer)  # noqa: SLF001 - streaming_content would wrap it twice
     if request is not None:
-        _close_with(original(request), held)
+        _close_with(original(request), retainer)
 
 
-class _Hold(ResponseRetainer):
-    """Owned by a response alone: ended when its content is made or it is closed, or collected with it."""
+class _Retainer(ResponseRetainer):
+    """Owned by the response alone: released when the content is made or the response closed, or collected with it."""
 
     def __call__(self) -> None:
         self.release(promptly=not _is_in_event_loop())
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        """Responses are pickled by caches; their copies hold nothing."""
+        """Caches pickle responses; the copies retain nothing."""
         return functools.partial, (_nothing,)
 
 
 @functools.lru_cache(maxsize=128)
-def _until_rendered(kind: Any) -> Any:
-    """The class of a response that becomes ``kind`` when it is rendered, and ends its holds after that.
+def _retaining_class(kind: Any) -> Any:
+    """A subclass for a response that becomes ``kind`` when it is rendered, and releases its retainers after that.
 
-    An attribute ``render`` of the response would refer to it, and the response would be freed by the garbage
-    collector only if it is never rendered.
+    An attribute ``render`` of the response would refer to the response, which only the garbage collector could free
+    then if it is never rendered.
     """
 
-    def end_holds(response: Any) -> None:
+    def release_retainers(response: Any) -> None:
         for closer in response._resource_closers:  # noqa: SLF001 - as above
-            if isinstance(closer, _Hold):
+            if isinstance(closer, _Retainer):
                 closer()
 
     def render(response: Any) -> Any:
@@ -258,17 +259,17 @@ def _until_rendered(kind: Any) -> Any:
         try:
             return response.render()
         finally:
-            end_holds(response)
+            release_retainers(response)
 
     async def arender(response: Any) -> Any:
         response.__class__ = kind
         try:
             return await response.render()
         finally:
-            end_holds(response)
+            release_retainers(response)
 
     def reduce(response: Any, protocol: int) -> Any:
-        """A cache may pickle one whose content was set."""
+        """A cache may pickle a response whose content was set."""
         return kind.__new__, (kind,), response.__getstate__()
 
     methods = {"render": arender if iscoroutinefunction(kind.render) else render, "__reduce_ex__": reduce}
@@ -276,27 +277,27 @@ def _until_rendered(kind: Any) -> Any:
     return type(kind)(kind.__name__, (kind,), {**named_alike, **methods})
 
 
-def _parts(parts: Iterator[Any], held: _Hold) -> Iterator[Any]:
-    """Under ASGI nobody closes a response whose content raises."""
+def _parts(parts: Iterator[Any], retainer: _Retainer) -> Iterator[Any]:
+    """The parts; then the retainer is released. Under ASGI nobody closes a response whose content raises."""
     try:
         yield from parts
     except GeneratorExit:
-        raise  # collected, with the response or before it; what else owns the hold ends it
+        raise  # collected, with the response or before it, which owns the retainer, too
     except BaseException:
-        held()
+        retainer()
         raise
-    held()
+    retainer()
 
 
 class _AsyncParts:
-    """Under ASGI nobody closes a response whose content raises, or that cannot be sent.
+    """The parts; then the retainer is released. Under ASGI nobody closes a response that raises or cannot be sent.
 
-    Each iteration is another object than the one that the response has, so that its end is seen when only the
-    response is kept, with a traceback perhaps.
+    Each iteration is an object of its own, so that it ends when it is collected, also if the response is not, as in a
+    traceback.
     """
 
-    def __init__(self, parts: AsyncIterator[Any], held: _Hold) -> None:
-        self._parts, self._held = parts, held
+    def __init__(self, parts: AsyncIterator[Any], retainer: _Retainer) -> None:
+        self._parts, self._retainer = parts, retainer
 
     async def __aiter__(self) -> AsyncIterator[Any]:
         try:
@@ -307,7 +308,7 @@ class _AsyncParts:
                 if isinstance(self._parts, AsyncGenerator):
                     await self._parts.aclose()
             finally:
-                self._held()
+                self._retainer()
 
 
 def _nothing() -> None:
@@ -322,13 +323,16 @@ def _is_in_event_loop() -> bool:
     return True
 
 
-def _close_with(request: Any, held: _Hold) -> None:
-    """A response that fails to render, or that a middleware replaces, is never closed. Its request always is."""
-    close, reference = request.close, ref(held)
+def _close_with(request: Any, retainer: _Retainer) -> None:
+    """Release the retainer with the request, which is always closed.
+
+    A response that fails to render, or that a middleware replaces, is not.
+    """
+    close, reference = request.close, ref(retainer)
 
     def close_and_release() -> None:
         close()
-        if (still_held := reference()) is not None:
-            still_held()
+        if (existing := reference()) is not None:
+            existing()
 
     request.close = close_and_release

@@ -1,4 +1,4 @@
-"""What a decorated function is, what it is called, and how one of its calls names its lock."""
+"""Decorated functions: their kind, their names, and the name of the lock of a call."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from . import task_context
 
 
 class Kind(enum.Enum):
-    """How the work of a call is done: at once, when awaited, or while iterated."""
+    """When the work of a call is done: at once, when awaited, or while iterated."""
 
     FUNCTION = enum.auto()
     COROUTINE = enum.auto()
@@ -27,7 +27,7 @@ class Kind(enum.Enum):
 
 
 def kind_of(function: Any) -> Kind:
-    """Raises TypeError for what cannot be decorated."""
+    """The kind of the function. Raises TypeError for what cannot be decorated."""
     if inspect.isclass(function):
         raise TypeError(
             f"@distributed_lock was put on the class {function.__name__}. Put it on a method, or for a class view write"
@@ -51,7 +51,7 @@ def kind_of(function: Any) -> Kind:
 
 
 def wraps_like(wrapper: FunctionType, function: Callable[..., Any]) -> Any:
-    """The wrapper, to be taken for the function: by its name, attributes, signature and annotations."""
+    """The wrapper with the name, attributes, signature and annotations of the function."""
     innermost = inspect.unwrap(function)
     if isinstance(innermost, FunctionType):
         # Frameworks evaluate annotations that are strings in __globals__: Django Ninja does. So the body of a
@@ -74,7 +74,7 @@ def dotted_path(function: Callable[..., Any]) -> str:
 
 
 def dotted_path_of_view(function: Callable[..., Any]) -> str:
-    """As ``dotted_path``; of a method that a class view has inherited by the class of the view."""
+    """As ``dotted_path``; for a method of a class view with the class of the view, also if it is inherited."""
     while isinstance(function, functools.partial):
         function = function.func
     if (owner := getattr(function, "__self__", None)) is None:
@@ -83,7 +83,7 @@ def dotted_path_of_view(function: Callable[..., Any]) -> str:
 
 
 def make_key(function: Callable[..., Any], name: Any) -> Callable[[tuple[Any, ...], dict[str, Any]], str]:
-    """How to get from the arguments of a call to the name of its lock."""
+    """A function from the arguments of a call to the name of its lock."""
     if callable(name):
         return lambda args, kwargs: names.check_name(name(*args, **kwargs))
     if name is None:

@@ -1,4 +1,4 @@
-"""A decorated function at work: the lock of each call, and what becomes of the call."""
+"""Calls of a decorated function: the lock of each call, and the answer if it is not acquired."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ logger = logging.getLogger("django_distlock")
 
 @dataclass(frozen=True, slots=True)
 class Skip:
-    """An ``on_busy`` that does nothing but tell it to the log."""
+    """An ``on_busy`` that returns a value. The skipped call is logged."""
 
     value: Any = None
 
@@ -33,7 +33,7 @@ class Skip:
 
 
 class LockedCallable:
-    """One decorated function, sync or async, that returns or that yields."""
+    """One decorated function, coroutine function or generator."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class LockedCallable:
         self.function = function
         self.kind = key.kind_of(function)
         self.decorated: Any = None
-        self._name_of_call = key.make_key(function, name)
+        self._make_key = key.make_key(function, name)
         self._using = using
         self._on_busy = on_busy
         self._hold_until = hold_until
@@ -73,8 +73,8 @@ class LockedCallable:
             if run:
                 stack.enter_context(run.holding(lease))
             with transactions.opened(databases, lease, released) if released else nullcontext():
-                result = self._finished(self.function(*args, **kwargs))
-            self._keep(lease, result, request)
+                result = self._refuse_awaitable(self.function(*args, **kwargs))
+            self._retain(lease, result, request)
             return result
 
     async def acall(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -89,7 +89,7 @@ class LockedCallable:
             result = self.function(*args, **kwargs)
             if inspect.isawaitable(result):
                 result = await result
-            self._keep(lease, result, request)
+            self._retain(lease, result, request)
             return result
 
     def iterate(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Generator[Any, Any, Any]:
@@ -117,7 +117,7 @@ class LockedCallable:
 
     def _lock(self, args: tuple[Any, ...], kwargs: dict[str, Any], request: Any, run: Any = None) -> Lock:
         label, message = self._label(args, request, run), run.message if run else ""
-        return Lock(self._name_of_call(args, kwargs), self._using, self._options, label, message)
+        return Lock(self._make_key(args, kwargs), self._using, self._options, label, message)
 
     def _label(self, args: tuple[Any, ...], request: Any, run: Any) -> str:
         given = str(self._options.given.get("label", ""))
@@ -132,7 +132,7 @@ class LockedCallable:
     def _answer(
         self, problem: Exception, request: Any, args: tuple[Any, ...], kwargs: dict[str, Any], run: Any = None
     ) -> Any:
-        """In the function's place, or the problem itself is raised."""
+        """The result in place of that of the function. Raises the problem itself if there is none."""
         if isinstance(problem, LockNotAcquired):
             if run and self._on_busy == "retry":
                 run.retry(problem)
@@ -152,14 +152,14 @@ class LockedCallable:
         return await result if inspect.isawaitable(result) else result
 
     def _databases(self, request: Any) -> list[str]:
-        """Those in which the view needs a transaction that Django left to the decorator."""
+        """The databases in which the view needs a transaction that Django left to the decorator."""
         if request is None or not self.takes_over:
             return []
         aliases = transactions.taken_over(http.routed_view(request))
         return aliases if aliases and http.is_view(request, self.decorated) else []
 
-    def _finished(self, result: Any) -> Any:
-        """The result, unless the work is only about to begin when the lock is released."""
+    def _refuse_awaitable(self, result: Any) -> Any:
+        """The result. Raises TypeError for an awaitable, whose work would begin after the lock is released."""
         if not inspect.isawaitable(result):
             return result
         if inspect.iscoroutine(result):
@@ -170,13 +170,13 @@ class LockedCallable:
             " asgiref.sync.markcoroutinefunction."
         )
 
-    def _keep(self, lease: Lease, result: Any, request: Any) -> None:
+    def _retain(self, lease: Lease, result: Any, request: Any) -> None:
         if self._hold_until == "response" and http.is_unfinished(result):
-            http.hold(lease, result, request)
+            http.retain_until_finished(lease, result, request)
 
 
 async def _each(answer: Any) -> AsyncGenerator[Any, Any]:
-    """What a busy lock is answered in place of the items of an async generator."""
+    """The items of the answer to a busy lock, in place of those of an async generator."""
     if hasattr(answer, "__aiter__"):
         async for item in answer:
             yield item

@@ -1,4 +1,4 @@
-"""For the tests of projects that use locks: no server, another holder, a loss, and code that must run under a lock."""
+"""For the tests of projects with locks: locks without a server, another holder, a loss, code that runs under a lock."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ class override_locks(TestContextDecorator):  # noqa: N801 - named as override_se
 
 
 def separate_locks() -> None:
-    """Give the locks of this process names of their own in the store, for the time that it lives.
+    """Give the locks of this process names of their own in the store, for as long as it lives.
 
-    For test processes that run at the same time, and for what an earlier run was killed with: each ``KEY_PREFIX``
-    of ``DISTRIBUTED_LOCKS`` gets a random end. A forked child that calls it again has other locks than its parent.
+    Each ``KEY_PREFIX`` of ``DISTRIBUTED_LOCKS`` gets a random end, so that test processes that run at the same time,
+    and a run that was killed, do not share locks. A forked child that calls it again has other locks than its parent.
     The pytest plugin calls it.
     """
     if not hasattr(settings, SETTING):
@@ -74,12 +74,10 @@ def separate_locks() -> None:
 
 
 class held_elsewhere:  # noqa: N801 - reads as a sentence: with held_elsewhere("order:42")
-    """Somebody else, on another host, holds the lock of that name. For ``with`` and ``async with``.
+    """A context, sync and async, in which a holder on another host has the lock. Gives its LockInfo.
 
-    ``values`` fill the fields of the name as those of ``lock()`` do. ``ttl``: the seconds that the holder's lease
-    has at the beginning; it is not renewed. Gives the LockInfo of the lock.
-
-    Raises LockNotAcquired when the lock is held already.
+    ``values`` fill the fields of the name as those of ``lock()`` do. ``ttl``: seconds of the lease, which is not
+    renewed. Raises LockNotAcquired if the lock is held already.
     """
 
     def __init__(
@@ -96,10 +94,10 @@ class held_elsewhere:  # noqa: N801 - reads as a sentence: with held_elsewhere("
         self._using = using
 
     def __enter__(self) -> LockInfo:
-        return self._held(self._backend.acquire(self._request, queue=False))
+        return self._info_of(self._backend.acquire(self._request, queue=False))
 
     async def __aenter__(self) -> LockInfo:
-        return self._held(await self._backend.aacquire(self._request, queue=False))
+        return self._info_of(await self._backend.aacquire(self._request, queue=False))
 
     @property
     def _backend(self) -> BaseLockBackend:
@@ -111,7 +109,7 @@ class held_elsewhere:  # noqa: N801 - reads as a sentence: with held_elsewhere("
             )
         return backend
 
-    def _held(self, answer: Grant | LockInfo) -> LockInfo:
+    def _info_of(self, answer: Grant | LockInfo) -> LockInfo:
         if isinstance(answer, LockInfo):
             raise LockNotAcquired(
                 f"held_elsewhere(): the lock {self._request.name!r} is held already, by {answer.holder}.",
@@ -132,7 +130,7 @@ class held_elsewhere:  # noqa: N801 - reads as a sentence: with held_elsewhere("
 
 
 def lose(lease: Lease) -> None:
-    """Let the lease be lost: its lock is free for others, and its holder is told as in earnest.
+    """Let the lease be lost: others can acquire its lock, and its holder is notified as of any loss.
 
     ``lease.state`` is "lost" at once, ``ensure_held()`` and the end of ``with`` raise LockLost, the loss is logged,
     and the signal ``lock_lost`` is sent, from a thread of its own.

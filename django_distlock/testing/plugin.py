@@ -1,4 +1,4 @@
-"""For pytest: names of locks that no other test process has, and fixtures. It is there with django-distlock."""
+"""The pytest plugin, which is installed with django-distlock: separate locks for each test process, and fixtures."""
 
 from __future__ import annotations
 
@@ -45,10 +45,12 @@ def no_lock_left() -> Iterator[None]:
     left = [lease for lease in held_here() if lease not in before]
     if not left:
         return
-    told = [f"  {lease.name!r} ({lease.using}), acquired by {lease.holder}" for lease in left]
+    report = [f"  {lease.name!r} ({lease.using}), acquired by {lease.holder}" for lease in left]
     for lease in left:
         try:
             lease.release()
         except LockError as error:
-            told.append(f"  and {lease.name!r} could not be released now: {error}")
-    pytest.fail("This test has left locks held. Release them in it, or use 'with'.\n" + "\n".join(told), pytrace=False)
+            report.append(f"  and {lease.name!r} could not be released now: {error}")
+    pytest.fail(
+        "This test has left locks held. Release them in it, or use 'with'.\n" + "\n".join(report), pytrace=False
+    )

@@ -1,4 +1,4 @@
-"""What tests of backends need: a request for a lock, polling, and one interface to methods and to their ``a`` twins."""
+"""For tests of backends: a request for a lock, polling, and one interface to methods and their ``a`` twins."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def lock_request(name: str = "name", ttl: float = 10.0, label: str = "test") -> 
     return LockRequest(name, ttl, Holder.here(label))
 
 
-def eventually(condition: Callable[[], Any], patience: float = PATIENCE) -> Any:
-    """Poll until the condition is true and return its value; fail after ``patience`` seconds."""
-    deadline = time.monotonic() + patience
+def eventually(condition: Callable[[], Any], timeout: float = PATIENCE) -> Any:
+    """Poll until the condition is true and return its value; fail after ``timeout`` seconds."""
+    deadline = time.monotonic() + timeout
     while not (value := condition()):
         if time.monotonic() > deadline:
-            raise AssertionError(f"did not happen within {patience} s")
+            raise AssertionError(f"did not happen within {timeout} s")
         time.sleep(0.005)
     return value
 

@@ -18,7 +18,7 @@ from ...models import LONGEST_KEY
 from ...types import Grant, Holder, LastRun, LockInfo, LockRequest
 from ...utils.clock import clock
 from ..base import STEP, RunsBackend
-from ..common.state import CLAIMED, HELD, RESTING, Attempt, microseconds
+from ..common.state import CLAIMED, DIGITS, HELD, RESTING, Attempt, microseconds
 from ..twins import ThreadedBackend
 from .beat import Runs
 from .calls import Calls
@@ -36,9 +36,11 @@ logger = logging.getLogger("django_distlock")
 
 R = TypeVar("R")
 
+NO_INBOX = "polls"  # of a waiter that gets no notifications; the row has the same room for each inbox
+
 
 class DatabaseBackend(ThreadedBackend, RunsBackend):
-    """One row per lock, changed by single statements, on the clock of the database.
+    """One row per lock, changed by one statement or by compare-and-swap, on the clock of the database.
 
     ``LOCATION`` is an alias of ``DATABASES``; by default the one that routers write the rows to. Locks have
     connections of their own, outside the caller's transaction.
@@ -59,12 +61,12 @@ class DatabaseBackend(ThreadedBackend, RunsBackend):
         self.pool = Pool(self.location, self._timeout, self._file(), alias, self.timing)
         self._sql = Statements(self.vendor, self.timing, has_returning=has_returning(self.vendor))
         self._operations = Operations(self.vendor, self._sql, self._timeout, self.timing)
-        self._runs = Runs(self.vendor, self._timeout, self.timing)
+        self._beat_runs = Runs(self.vendor, self._timeout, self.timing)
         self._backoffs: WeakKeyDictionary[LockRequest, PollBackoff] = WeakKeyDictionary()
         self._listener = Listener(self.pool, alias, self.timing) if can_listen(self.location) else None
         if self._listener:
             self.pool.on_close = self._listener.stop
-        self._inbox = self._listener.inbox if self._listener else "polls"
+        self._inbox = self._listener.inbox if self._listener else NO_INBOX
         self.calls = calls = Calls(self.pool, self._timeout, self._explain, alias)
         self._run, self._run_or_repeat = calls.run, calls.run_or_repeat
 
@@ -128,11 +130,11 @@ class DatabaseBackend(ThreadedBackend, RunsBackend):
         if result.granted:
             self._forget(request)
             return Grant(result.fence, sent_at)
-        request.place = f"{result.place:016}" if result.place else ""
+        request.place = f"{result.place:0{DIGITS}}" if result.place else ""
         if not result.place:
             self._forget(request)
             request.inbox = ""
-        # A waiter behind the first would look at the end of the lease only to find that it is not its turn.
+        # Only the first in the queue needs to know when the lease ends.
         remaining = inf if queue and not result.is_first else result.remaining
         return self._info(request.name, result.token, result.state, result.fence, remaining, result.holder)
 
@@ -244,13 +246,13 @@ class DatabaseBackend(ThreadedBackend, RunsBackend):
 
         Returns how many.
 
-        A fencing number never repeats, because the next one of that name is the time of the database; only if
-        its clock is set back by more than ``older_than_seconds`` it may.
+        The next fencing number of such a name is the time of the database: numbers can repeat only if its clock is set
+        back by more than ``older_than_seconds``.
         """
         if not 0 <= older_than_seconds < inf:
             raise ValueError(f"older_than_seconds is {older_than_seconds!r}; it is a number of seconds, 0 or more.")
         deleted, age = 0, microseconds(older_than_seconds)
-        for pruning in (self._sql.pruning, self._runs.pruning):
+        for pruning in (self._sql.pruning, self._beat_runs.pruning):
             after: bytes | None = b""
             while after is not None:
                 page = self._run(partial(pruning.page, after=after, age=age, size=self.batch_size))
@@ -260,18 +262,18 @@ class DatabaseBackend(ThreadedBackend, RunsBackend):
     # The runs of beat
 
     def claim_run(self, name: str, seen: LastRun, now: LastRun, ttl: float) -> LastRun | None:
-        lengths = {"ttl": microseconds(ttl), "settle": microseconds(self.grace), "ahead": microseconds(self.runs_ahead)}
-        return self._run(partial(self._runs.claim, name=self._key(name), seen=seen, now=now, **lengths))
+        lengths = {"ttl": microseconds(ttl), "grace": microseconds(self.grace), "ahead": microseconds(self.runs_ahead)}
+        return self._run(partial(self._beat_runs.claim, name=self._key(name), seen=seen, now=now, **lengths))
 
     def find_runs(self, names: Sequence[str]) -> list[LastRun | None]:
         found: dict[bytes, LastRun] = {}
         for batch in self._batches([self._key(name) for name in names]):
-            found |= self._run(partial(self._runs.find, names=batch))
+            found |= self._run(partial(self._beat_runs.find, names=batch))
         return [found.get(self._key(name)) for name in names]
 
     def runs(self) -> Iterator[tuple[str, LastRun]]:
         begin, last = self._key(""), b""
-        while found := self._run(partial(self._runs.page, prefix=begin, after=last, limit=self.batch_size)):
+        while found := self._run(partial(self._beat_runs.page, prefix=begin, after=last, limit=self.batch_size)):
             last = max(found)
             yield from ((self._name(key), stamp) for key, stamp in found.items() if stamp)
 

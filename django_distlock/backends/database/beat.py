@@ -65,7 +65,7 @@ class Runs:
         now: LastRun,
         *,
         ttl: int,
-        settle: int,
+        grace: int,
         ahead: int,
     ) -> LastRun | None:
         """As ``claim_run``. Repeatable.
@@ -80,7 +80,7 @@ class Runs:
             if standing := self._read_refusing(connection, name, seen, now):
                 return standing
             self._check_clock(connection, now, ahead)
-            if self._is_new(connection, name, seen, ttl, settle):
+            if self._is_new(connection, name, seen, ttl, grace):
                 return seen
             raise RowChanged
 
@@ -116,9 +116,9 @@ class Runs:
         if ahead > most:
             raise ClockIsAhead(ahead / 1_000_000, most / 1_000_000)
 
-    def _is_new(self, connection: Any, name: bytes, seen: LastRun, ttl: int, settle: int) -> bool:
+    def _is_new(self, connection: Any, name: bytes, seen: LastRun, ttl: int, grace: int) -> bool:
         """Store ``seen`` where there is no row, or one that has expired; whether that was so."""
-        binary, values = connection.Database.Binary(name), [_moment(seen), seen.token, seen.to_text(), settle, ttl]
+        binary, values = connection.Database.Binary(name), [_moment(seen), seen.token, seen.to_text(), grace, ttl]
         with connection.cursor() as cursor:
             cursor.execute(self._replace_expired, [*values, binary])
             if not cursor.rowcount:

@@ -99,7 +99,7 @@ class Calls:
                     return result
                 except (OperationalError, InterfaceError, ProgrammingError) as error:
                     if is_of_another_session(error):
-                        self._pool.prepares = False
+                        self._pool.uses_prepared_statements = False
                         raise ConnectionBroken(error) from error
                     if isinstance(error, ProgrammingError) or _is_usable(connection, error):
                         raise

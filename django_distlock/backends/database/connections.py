@@ -31,13 +31,13 @@ from .errors import final, is_final
 from .sqlite import ForkGate, make_file, prepare_file
 from .watchdog import Watchdog
 
-GUARDED = "connect", "ensure_connection", "cursor", "get_new_connection", "create_cursor"
-GUARD = async_unsafe.__code__.co_filename
+ASYNC_UNSAFE_METHODS = "connect", "ensure_connection", "cursor", "get_new_connection", "create_cursor"
+ASYNC_UNSAFE_FILE = async_unsafe.__code__.co_filename
 
 
 @lru_cache
 def own_class(engine: str) -> Any:
-    """The DatabaseWrapper of an engine, for connections of our own, whose ``watched`` limits what opens them.
+    """The DatabaseWrapper of an engine, for connections of our own. ``watched`` limits the time of what opens them.
 
     It has no guard against calls from an event loop. lock() has a better one: under gevent all greenlets share what
     asyncio knows of a thread, and while one of them runs an event loop, Django refuses the calls of all others.
@@ -48,7 +48,7 @@ def own_class(engine: str) -> Any:
         with self.watched(self):  # the first statements of the connection, which did not exist before
             base.init_connection_state(self)
 
-    methods = {name: _unguarded(base, name) for name in GUARDED}
+    methods = {name: _unguarded(base, name) for name in ASYNC_UNSAFE_METHODS}
     methods |= {"close": inspect.unwrap(BaseDatabaseWrapper.close), "init_connection_state": init_connection_state}
     return type("DatabaseWrapper", (base,), methods)
 
@@ -56,7 +56,7 @@ def own_class(engine: str) -> Any:
 def _unguarded(base: Any, name: str) -> Callable[..., Any]:
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         found = getattr(base, name)  # now: test runners replace methods there for a while
-        is_guard = getattr(found, "__code__", None) is not None and found.__code__.co_filename == GUARD
+        is_guard = getattr(found, "__code__", None) is not None and found.__code__.co_filename == ASYNC_UNSAFE_FILE
         return (found.__wrapped__ if is_guard else found)(self, *args, **kwargs)
 
     return method
@@ -102,8 +102,8 @@ IDLE = 20.0  # seconds after which a connection that nobody used is closed
 
 Wrapper = Any  # django.db.backends.base.base.BaseDatabaseWrapper, whose attributes are not typed
 
-_open: set[Wrapper] = set()  # strong: collecting a connection in a forked child would end its parent's
-_inherited: list[Wrapper] = []
+_open_connections: set[Wrapper] = set()  # strong: collecting a connection in a forked child would end its parent's
+_inherited: list[Wrapper] = []  # kept, so that the garbage collector does not close the parent's
 _pools: weakref.WeakSet[Pool] = weakref.WeakSet()
 _gate = ForkGate()  # of connections to SQLite
 _unusable_files: set[str] = set()  # of SQLite, in which this process cannot lock
@@ -128,7 +128,7 @@ class Pool:
         self._begin()
         fork.in_child(self._begin)
         self._watchdog = Watchdog(name)
-        self.prepares = True  # statements, where a session is ours alone
+        self.uses_prepared_statements = True  # until a statement turns out to be prepared in another session
         self.is_direct = True  # no pooler was in between when a connection was opened last
         self._cpu_time = 0.0  # seconds of the processor that the last attempt to connect took
         self.on_close: Callable[[], None] = lambda: None  # where a connection is held outside the pool
@@ -183,7 +183,7 @@ class Pool:
         wrapper.watched = partial(self.watching, timeout=self.timeout)
         wrapper.inc_thread_sharing()
         wrapper.queries_log = deque(maxlen=0)  # with DEBUG: Django resets only those of its own connections
-        _open.add(wrapper)
+        _open_connections.add(wrapper)
         began = time.thread_time()
         try:
             if self.file is not None:
@@ -195,7 +195,7 @@ class Pool:
             elif wrapper.vendor == "postgresql":
                 with wrapper.watched(wrapper):
                     self.is_direct = _set_up_session(wrapper)
-                if is_psycopg3(wrapper) and not (self.is_direct and self.prepares):
+                if is_psycopg3(wrapper) and not (self.is_direct and self.uses_prepared_statements):
                     wrapper.connection.prepare_threshold = None
         except BaseException:
             self._cpu_time = time.thread_time() - began
@@ -343,7 +343,7 @@ def address(settings: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def _close(wrapper: Wrapper) -> None:
     wrapper.close()
-    _open.discard(wrapper)  # now: what could not be closed before a fork is still open in the child
+    _open_connections.discard(wrapper)  # now: what could not be closed before a fork is still open in the child
 
 
 def _on_request(**_: object) -> None:
@@ -368,7 +368,7 @@ def _before_fork() -> None:
 
 
 def _open_files() -> list[Wrapper]:
-    return [wrapper for wrapper in list(_open) if wrapper.vendor == "sqlite"]
+    return [wrapper for wrapper in list(_open_connections) if wrapper.vendor == "sqlite"]
 
 
 def _after_fork() -> None:
@@ -377,13 +377,13 @@ def _after_fork() -> None:
     _gate = ForkGate()
     _unusable_files.update(str(wrapper.settings_dict["NAME"]) for wrapper in _open_files())
     nowhere = os.open(os.devnull, os.O_RDWR)
-    for wrapper in list(_open):
+    for wrapper in list(_open_connections):
         if (descriptor := _socket_of(wrapper)) is not None:
             # What the driver sends when it is collected goes nowhere; and the server notices the end of the parent.
             os.dup2(nowhere, descriptor)
     os.close(nowhere)
-    _inherited.extend(_open)
-    _open.clear()
+    _inherited.extend(_open_connections)
+    _open_connections.clear()
 
 
 def _socket_of(wrapper: Wrapper) -> int | None:

@@ -389,7 +389,7 @@ class TestWaiting:
             assert _server_pid(connections["pooled"]) == sessions_before
             assert run_in(backend, _server_pid) != sessions_before
             assert backend.look(["name"]) == [None]
-        assert backend.pool.prepares == recognised
+        assert backend.pool.uses_prepared_statements == recognised
         assert backend.look(["name"]) == [None]
         locks.close()
 
