@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import lru_cache
+from math import inf
 from pathlib import PurePath
 from typing import Self
 
@@ -142,7 +143,7 @@ class LockRequest:
     gives nothing back.
     ``inbox``: where the store tells this waiter that the lock was handed to it; "" before it queued.
     ``place``: its place in the store's queue, to which it comes back when it was dropped.
-    ``deadline``: until when its caller waits, on ``clock()``; None: without end.
+    ``deadline``: until when its caller waits, on ``clock()``.
     ``ttl``: seconds that the store keeps what it grants, unless it is renewed.
     ``inherited_ttl``: the longest one of those whose token it has inherited.
     ``is_inherited``: another waiter of this process goes on with the token and the place.
@@ -158,7 +159,7 @@ class LockRequest:
     is_held: bool = False
     inbox: str = ""
     place: str = ""
-    deadline: float | None = None
+    deadline: float = inf
     inherited_ttl: float = field(default=0.0, repr=False)
     asking: bool = field(default=False, repr=False)  # from an attempt until it waits again; it never inherits then
     is_inherited: bool = field(default=False, repr=False)

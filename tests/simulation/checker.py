@@ -7,7 +7,6 @@ from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django_distlock.backends.common.timing import Timing
-from django_distlock.backends.redis.operations import GRANT_TTL, QUEUE_TTL
 from django_distlock.types import Grant, LockRequest
 
 if TYPE_CHECKING:
@@ -116,7 +115,7 @@ class Checker:
             self._waiters.pop(after.lease.token, None)
             self._progress()
         self._judge_ghosts(after)
-        if after.queue and self._world.store.remaining(self._world.keys.queue) > QUEUE_TTL + GRAIN:
+        if after.queue and self._world.store.remaining(self._world.keys.queue) > Timing.queue_ttl + GRAIN:
             raise Violation("the queue would outlive those who wait")
 
     def _note_attempt(self, process: Process, token: str, call: dict[str, Any], reply: Any) -> None:
@@ -168,7 +167,7 @@ class Checker:
         if lease.state == "c":
             if not self._askers[lease.token].listener.is_heard_of:
                 raise Violation(f"the lock was handed to {lease.token}, which does not listen")
-            if self._world.store.remaining(self._world.keys.lease) > GRANT_TTL + GRAIN:
+            if self._world.store.remaining(self._world.keys.lease) > Timing.grant_ttl + GRAIN:
                 raise Violation(f"what was handed to {lease.token} is kept for it too long")
             if lease.token in self._waiters:
                 self._waiters[lease.token].present = False  # until its next look, should it miss its turn
@@ -184,7 +183,7 @@ class Checker:
     def _judge_order(self, token: str) -> None:
         place = self._places.get(token, inf)
         for other, waiter in self._waiters.items():
-            stayed = waiter.present and self._world.now - waiter.looked_at < QUEUE_TTL - GRAIN
+            stayed = waiter.present and self._world.now - waiter.looked_at < Timing.queue_ttl - GRAIN
             if other != token and stayed and waiter.place < place and waiter.process.listener.is_heard_of:
                 raise Violation(f"{token} was granted the lock before {other}, which came earlier")
 
@@ -265,7 +264,7 @@ class Checker:
             self._progress()
             return
         idle = self._world.now - max(self._idle_since, min(waiting))
-        if idle > (GRANT_TTL + Timing.look_interval + self._patience) * (1 + self._unconfirmed):
+        if idle > (Timing.grant_ttl + Timing.look_interval + self._patience) * (1 + self._unconfirmed):
             raise Violation(f"nobody got in for {idle:.1f} s, though somebody waits")
 
     def _progress(self) -> None:

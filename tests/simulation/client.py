@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import ConnectionError, TimeoutError
 
+from django_distlock.backends.common.timeouts import NOT_WAITING, InDoubt
 from django_distlock.backends.common.timing import Timing
 from django_distlock.backends.common.wakeup_listener import Waiters
 from django_distlock.backends.redis.backend import RedisBackend
-from django_distlock.backends.redis.client import Answer, AsyncClient
-from django_distlock.backends.redis.errors import InDoubt
+from django_distlock.backends.redis.client import AsyncClient, Reply
 from django_distlock.backends.redis.pubsub import Listener
 from django_distlock.backends.redis.scripts import Command
 from django_distlock.core.acquire import Acquisition
@@ -240,16 +240,20 @@ class SimulatedClient(AsyncClient):
         return self
 
     async def asend(
-        self, *commands: Command, within: float | None = None, until: float | None = 0.0, queues_until: float = 0.0
-    ) -> Answer:
+        self,
+        *commands: Command,
+        timeout: float | None = None,
+        deadline: float = NOT_WAITING,
+        queue_deadline: float = NOT_WAITING,
+    ) -> Reply:
         """Twice, and then no more."""
-        patience, world = min(TIMEOUT, TIMEOUT if within is None else within), self._process.world
-        for repeated in (False, True):
+        patience, world = min(TIMEOUT, TIMEOUT if timeout is None else timeout), self._process.world
+        for in_doubt in (False, True):
             sent_at = world.now
             reply = await suspended(partial(world.exchange, self._process, commands[0], patience))
             if reply is not None:
-                return Answer([reply], sent_at, repeated)
-        raise InDoubt(TimeoutError("no reply"))
+                return Reply([reply], sent_at, in_doubt)
+        raise InDoubt.because_of(TimeoutError("no reply"))
 
 
 class SimulatedBackend(RedisBackend):

@@ -16,8 +16,9 @@ from unittest import mock
 
 from django_distlock import types
 from django_distlock.backends.common import wakeup_listener
+from django_distlock.backends.common.timing import Timing
 from django_distlock.backends.redis import backend, pubsub
-from django_distlock.backends.redis.operations import ACQUIRE, QUEUE_TTL, RELEASE, RENEW
+from django_distlock.backends.redis.operations import ACQUIRE, RELEASE, RENEW
 from django_distlock.backends.redis.scripts import Command
 from django_distlock.core import acquire, local_queue
 
@@ -119,7 +120,7 @@ class World:
             moment, _, happen = heapq.heappop(self._events)
             self.now = max(self.now, moment)
             happen()
-        self.now += LONGEST_TTL + QUEUE_TTL
+        self.now += LONGEST_TTL + Timing.queue_ttl
         self.checker.ends()
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""Repeat what failed until a deadline, with a random pause before each new attempt that grows."""
+"""Repeat what failed until a deadline, with a growing pause before each new attempt."""
 
 from __future__ import annotations
 
@@ -15,21 +15,24 @@ class Backoff:
     """The pauses between attempts.
 
     ``deadline``: on ``clock()``. ``shortest``, ``longest``: seconds that the first pause, and any pause, takes at most.
-    Between 0 and that the length is random, so that those who collided do not do so again.
+    Between 0 and that the length is random, so that those who collided do not do so again; if not ``is_random``, each
+    pause is as long as that.
     """
 
-    def __init__(self, deadline: float, shortest: float, longest: float) -> None:
+    def __init__(self, deadline: float, shortest: float, longest: float, *, is_random: bool = True) -> None:
         self.attempts = 0  # that failed
-        self._deadline = deadline
+        self.deadline = deadline
         self._limit = shortest
         self._longest = longest
+        self._is_random = is_random
 
     def pause(self, minimum: float = 0.0) -> float | None:
         """Seconds before the next attempt; None if that would come after the deadline."""
-        pause = max(minimum, random.uniform(0, min(self._limit, self._longest)))
+        longest = min(self._limit, self._longest)
+        pause = max(minimum, random.uniform(0, longest) if self._is_random else longest)
         self.attempts += 1
         self._limit *= 2
-        return pause if clock() + pause < self._deadline else None
+        return pause if clock() + pause < self.deadline else None
 
 
 def retry(

@@ -15,10 +15,18 @@ class Timing:
 
     # Calls of stores
     shortest_call = 0.5  # that even a caller who does not wait gives the server
+    call_grace = 0.45  # that a call may last beyond its deadline, for the last reply
+    reply_reserve = 0.1  # of it that is kept for a reply when the connection took the rest
+    call_retry_pause_shortest, call_retry_pause_longest = 0.2, 0.5  # between attempts
     idle_trusted = 1.0  # for which an idle connection is used again without a look at its socket
+    idle_kept = 60.0  # after which it is closed, before something between here and the server forgets it
+
+    # The queue of a lock in Redis
+    grant_ttl = 2.0  # a waiter has to take what it was handed: two looks, because a hint can be lost
+    queue_ttl = 10.0  # a queue is kept in which nobody looks any more
 
     # Cluster
-    slot_pause, longest_slot_pause = 0.02, 0.2  # between attempts while a slot is between two nodes
+    slot_pause_shortest, slot_pause_longest = 0.02, 0.2  # between attempts while a slot is between two nodes
     last_attempt = 0.25  # that an attempt has even when the time is nearly over
     slots_answer = 0.5  # that a node has to show who owns what
     slots_kept = 0.2  # for which another attempt uses a slot map that others updated

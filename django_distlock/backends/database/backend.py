@@ -19,12 +19,13 @@ from ...types import Grant, Holder, LastRun, LockInfo, LockRequest
 from ...utils.clock import clock
 from ..base import STEP, RunsBackend
 from ..common.state import CLAIMED, DIGITS, HELD, RESTING, Attempt, microseconds
+from ..common.timeouts import InDoubt
 from ..twins import ThreadedBackend
 from .beat import Runs
 from .calls import Calls
 from .config import check_app, read_location, read_prefix, read_timeout, settings_checks
 from .connections import Pool, address
-from .errors import InDoubt, explain
+from .errors import explain
 from .fast_path import has_returning
 from .notify import Listener, can_listen
 from .operations import Operations
@@ -280,15 +281,13 @@ class DatabaseBackend(ThreadedBackend, RunsBackend):
     async def _in_thread(self, call: Callable[[], R], waiter: LockRequest | None = None) -> R:
         return await self.calls.in_thread(call, thread_timeout=None if waiter is None else self._thread_timeout(waiter))
 
-    def _call_timeout(self, request: LockRequest) -> float | None:
-        """Seconds for an answer to an attempt, which may be asked for twice. None: the backend's timeout counts."""
-        if request.deadline is None:
-            return None
+    def _call_timeout(self, request: LockRequest) -> float:
+        """Seconds for an answer to an attempt, which may be asked for twice, if the backend's timeout is longer."""
         return max(self.timing.shortest_call, (request.deadline - clock()) / 2)
 
     def _thread_timeout(self, request: LockRequest) -> float:
         """Seconds until a thread is free for an attempt; two answers where its caller does not wait."""
-        return inf if request.deadline is None else max(2 * self.timing.shortest_call, request.deadline - clock())
+        return max(2 * self.timing.shortest_call, request.deadline - clock())
 
     def close(self) -> None:
         if self._listener:

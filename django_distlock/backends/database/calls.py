@@ -18,8 +18,9 @@ from ...exceptions import LockBackendError
 from ...utils import fork
 from ...utils.clock import clock
 from ..common.retry import Backoff, retry
+from ..common.timeouts import InDoubt
 from .connections import Pool
-from .errors import ConnectionBroken, InDoubt, is_lost, is_of_another_session, is_rolled_back
+from .errors import ConnectionBroken, is_lost, is_of_another_session, is_rolled_back
 from .watchdog import CallTimeout
 
 R = TypeVar("R")

@@ -16,10 +16,6 @@ from .sqlite import databases_in
 TABLES = [model._meta.db_table for model in ROWS_OF_DATABASE_BACKEND]
 
 
-class InDoubt(LockBackendError):
-    """The statement may have been executed."""
-
-
 class ConnectionBroken(Exception):
     """The connection broke while a statement was on its way."""
 

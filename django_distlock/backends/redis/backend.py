@@ -6,7 +6,6 @@ import logging
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, islice
-from math import inf
 from typing import Any, ClassVar
 
 from django.core.checks import CheckMessage
@@ -19,14 +18,14 @@ from ...utils.drive import Call, Steps, drive
 from ...utils.text import quoted
 from ..base import RunsBackend
 from ..common.per_loop import PerLoop
+from ..common.timeouts import NOT_WAITING, InDoubt
 from ..twins import GeneratorBackend
-from .client import Answer
-from .errors import CLUSTER_BACKEND, InDoubt, NoReply, explain
+from .client import Reply
+from .errors import CLUSTER_BACKEND, explain
 from .keys import LEASES, MOST_ROUNDS, RUNS, SCAN_STEP, Listing
-from .operations import GRANT_TTL, Operations
+from .operations import Operations
 from .pubsub import NoListener
 from .scripts import Command
-from .timeouts import SHORTEST
 from .topology import Topology, server_topology
 
 logger = logging.getLogger("django_distlock")
@@ -62,8 +61,10 @@ class RedisBackend(GeneratorBackend, RunsBackend):
         topology = self._topology(timeouts)
         self.location, self.keys = topology.location, topology.keys
         self._client, self._async_clients = topology.client, PerLoop(topology.new_async_client)
-        self._listener, self._checkup = topology.listener, topology.checkup
-        self._operations = Operations(alias, self.keys, self.location.text, self.setting("KEY_PREFIX"), self._explain)
+        self._listener, self._diagnostics = topology.listener, topology.diagnostics
+        self._operations = Operations(
+            alias, self.keys, self.location.text, self.setting("KEY_PREFIX"), self.timing, self._explain
+        )
 
     def _topology(self, timeouts: Mapping[str, float]) -> Topology:
         return server_topology(self, timeouts, self._hand_back)
@@ -78,23 +79,23 @@ class RedisBackend(GeneratorBackend, RunsBackend):
         command = self._operations.acquire(request, queue)
         was_in_doubt, request.in_doubt = request.in_doubt, True  # until the reply is here, whatever interrupts this
         try:
-            answer: Answer = yield Call("send", (command,), {"until": request.deadline})
+            reply: Reply = yield Call("send", (command,), {"deadline": request.deadline})
         except LockBackendError as error:
-            request.in_doubt = was_in_doubt or isinstance(error, NoReply)
+            request.in_doubt = was_in_doubt or isinstance(error, InDoubt)
             raise
-        request.in_doubt = was_in_doubt or answer.repeated
-        match answer.replies[0]:
+        request.in_doubt = was_in_doubt or reply.in_doubt
+        match reply.values[0]:
             case [1, fence]:
-                return Grant(int(fence), answer.sent_at)
+                return Grant(int(fence), reply.sent_at)
             case [0, place, left, value, ears]:
                 request.place = place.decode()
                 if not place:
                     self._listener.forget(request)
                     request.inbox = ""
                 elif ears >= 0:
-                    self._listener.looked(request, ears, answer.sent_at)
+                    self._listener.looked(request, ears, reply.sent_at)
                 return self._operations.busy(request.name, value, left)
-        self._operations.only(answer)
+        self._operations.only(reply)
         raise LockBackendError(f"The request for lock {request.name!r} was given back before it was answered.")
 
     def _listen(self, request: LockRequest) -> Steps[bool]:
@@ -119,31 +120,31 @@ class RedisBackend(GeneratorBackend, RunsBackend):
 
     def _release(self, request: LockRequest, cooldown: float, force: bool) -> Steps[bool]:
         command = self._operations.release(request, cooldown, force)
-        answer = yield Call("send", (command,), {"queues_until": clock() + request.ttl})
+        reply = yield Call("send", (command,), {"queue_deadline": clock() + request.ttl})
         if request.inbox:
             self._listener.forget(request)
-        match answer.replies[0]:
+        match reply.values[0]:
             case int(released):
                 # "Not the holder" on a repeat means that the first attempt, whose reply was lost, did it.
-                return bool(released) or answer.repeated
+                return bool(released) or reply.in_doubt
             case refusal:
                 raise self._explain(refusal)
 
-    def _renew(self, wanted: Sequence[tuple[LockRequest, float]], within: float | None) -> Steps[list[bool | None]]:
+    def _renew(self, wanted: Sequence[tuple[LockRequest, float]], timeout: float | None) -> Steps[list[bool | None]]:
         # Afterwards the store has forgotten them, unless they are renewed.
         longest = max((request.ttl for request, _ in wanted), default=0.0)
-        queues_until = 0.0 if within else clock() + longest
+        queue_deadline = NOT_WAITING if timeout else clock() + longest
         commands = self._operations.renew(wanted)
-        answer = yield Call("send", commands, {"within": within, "queues_until": queues_until})
-        return self._operations.renewed(answer)
+        reply = yield Call("send", commands, {"timeout": timeout, "queue_deadline": queue_deadline})
+        return self._operations.renewed(reply)
 
     def _look(self, names: Sequence[str]) -> Steps[list[LockInfo | None]]:
         return self._operations.infos(names, (yield Call("send", self._operations.look(names))))
 
     def _holders(self, names: Sequence[str]) -> Steps[list[Holder | None]]:
         groups = self.keys.grouped(names)
-        answer = yield Call("send", self._operations.holders(groups))
-        return self._operations.found_holders(names, groups, answer)
+        reply = yield Call("send", self._operations.holders(groups))
+        return self._operations.found_holders(names, groups, reply)
 
     def _remaining(self, names: Sequence[str]) -> Steps[list[float | None]]:
         return self._operations.found_remaining((yield Call("send", self._operations.remaining(names))))
@@ -176,8 +177,8 @@ class RedisBackend(GeneratorBackend, RunsBackend):
             nodes += [node for node in further if node not in nodes]
             if not further:
                 break
-        answer = yield Call("send", self._checkup.questions(nodes))
-        return self._checkup.findings(nodes, answer.replies, (began + wall_clock()) / 2)
+        reply = yield Call("send", self._diagnostics.questions(nodes))
+        return self._diagnostics.results(nodes, reply.values, (began + wall_clock()) / 2)
 
     # The runs of beat
 
@@ -200,19 +201,19 @@ class RedisBackend(GeneratorBackend, RunsBackend):
     def _find_runs(self, names: Sequence[str]) -> list[LastRun | UnreadableRun | None]:
         return self._operations.found_runs(names, self._sent(*self._operations.find_runs(names)))
 
-    def _sent(self, *commands: Command) -> Answer:
-        def steps() -> Steps[Answer]:
-            answer: Answer = yield Call("send", commands)
-            return answer
+    def _sent(self, *commands: Command) -> Reply:
+        def steps() -> Steps[Reply]:
+            reply: Reply = yield Call("send", commands)
+            return reply
 
         return drive(steps(), self._client, self._translated)
 
     def check_settings(self) -> list[CheckMessage]:
-        return self._checkup.of_settings(self.option["socket_timeout"], f"DISTRIBUTED_LOCKS[{self.alias!r}]")
+        return self._diagnostics.setting_warnings(self.option["socket_timeout"], f"DISTRIBUTED_LOCKS[{self.alias!r}]")
 
     @property
     def keyspace(self) -> Hashable:
-        return self._checkup.keyspace
+        return self._diagnostics.keyspace
 
     # Errors
 
@@ -220,12 +221,12 @@ class RedisBackend(GeneratorBackend, RunsBackend):
         match error:
             case NoListener():
                 return error
-            case InDoubt():
-                return self._explain(error.cause, NoReply)
+            case InDoubt(__cause__=Exception() as cause):
+                return self._explain(cause, InDoubt)
             case RedisError():
                 return self._explain(error)
             case OSError():  # of a handler of a signal too, such as TimeoutError, whatever had been executed by then
-                return self._explain(error, NoReply)
+                return self._explain(error, InDoubt)
         return error
 
     def _explain(self, error: Exception, kind: type[LockBackendError] = LockBackendError) -> LockBackendError:
@@ -235,9 +236,9 @@ class RedisBackend(GeneratorBackend, RunsBackend):
 
     def _time_to_listen(self, request: LockRequest) -> float:
         """Seconds until the subscription must stand."""
-        left = inf if request.deadline is None else request.deadline - clock()
+        left = request.deadline - clock()
         timeout: float = self.option["socket_timeout"]
-        return max(min(timeout, max(SHORTEST, left)), min(self.location.patience, left))
+        return max(min(timeout, max(self.timing.shortest_call, left)), min(self.location.failover_timeout, left))
 
     def _hand_back(self, token: str, key: str) -> None:
         """The lock was handed to a waiter that has left: on to the next one.
@@ -246,7 +247,9 @@ class RedisBackend(GeneratorBackend, RunsBackend):
         started from one image of a memory) or have adopted the lease.
         """
         if self.on_orphan:
-            self.on_orphan(LockRequest(self.keys.locked_by(key), GRANT_TTL, Holder.here(), token=token, is_offer=True))
+            self.on_orphan(
+                LockRequest(self.keys.locked_by(key), self.timing.grant_ttl, Holder.here(), token=token, is_offer=True)
+            )
 
     def close(self) -> None:
         self._client.close()

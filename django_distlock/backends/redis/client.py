@@ -12,6 +12,7 @@ import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from math import inf
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
@@ -21,28 +22,27 @@ from redis.exceptions import BusyLoadingError, ConnectionError, NoScriptError, R
 from ...utils import fork
 from ...utils.clock import clock, sleep
 from ..common.permits import Permit, TaskPermits, permits
+from ..common.timeouts import NOT_WAITING
+from ..common.timing import Timing
 from .config import Location
 from .connection import RunningFor, hang_up
 from .errors import is_silence, is_transient
 from .scripts import Command, pack
-from .timeouts import Call
-
-IDLE_TRUSTED = 1.0  # seconds for which an idle connection is used again without a look at its socket
-IDLE_KEPT = 60.0  # seconds after which it is closed, before something between here and the server forgets it
+from .timeouts import ServerAttempts
 
 
-class Answer(NamedTuple):
-    """``replies``: one per command, errors of the server among them. ``sent_at``: before the answered attempt.
+class Reply(NamedTuple):
+    """``values``: one per command, errors of the server among them. ``sent_at``: before the answered attempt.
 
-    ``repeated``: an earlier attempt went unanswered; the server may execute it yet.
+    ``in_doubt``: an earlier attempt went unanswered; the server may execute it yet.
     """
 
-    replies: list[Any]
+    values: list[Any]
     sent_at: float
-    repeated: bool
+    in_doubt: bool
 
 
-NOTHING = Answer([], sent_at=0.0, repeated=False)
+NOTHING = Reply([], sent_at=0.0, in_doubt=False)
 
 
 class Idle(NamedTuple):
@@ -51,7 +51,7 @@ class Idle(NamedTuple):
 
 
 def _to_repeat(commands: Sequence[Command], replies: Sequence[Any]) -> tuple[list[int], list[bytes]]:
-    """After a server forgot its scripts: which commands to send again, and what to send for that."""
+    """After a server forgot its scripts: the numbers of the commands to repeat, and what to send for that."""
     forgotten = [index for index, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
     scripts = {script.sha: script for index in forgotten if (script := commands[index].script)}
     loads = [pack("SCRIPT", "LOAD", script.text) for script in scripts.values()]
@@ -59,75 +59,78 @@ def _to_repeat(commands: Sequence[Command], replies: Sequence[Any]) -> tuple[lis
 
 
 class Client:
-    """For threads. Opens at most ``most`` connections and waits nowhere longer than ``timeout`` seconds.
+    """For threads. Opens at most ``max_connections``. No single step, such as a reply, lasts longer than ``timeout``.
 
-    ``send`` puts all commands on the wire at once and returns their replies. What fails it tries again as ``Call``
-    says, at least once on another connection, because an idle one may have died unnoticed. Then it raises InDoubt,
-    or redis-py's error when nothing was executed. ``within`` and ``until``: see ``Call``.
+    ``send`` sends all commands together. It retries what fails, as ``ServerAttempts`` says, at least once on another
+    connection, because an idle one may have died unnoticed. Then it raises InDoubt, or redis-py's error when nothing
+    was executed. Its ``timeout`` is the ``limit`` there.
     """
 
-    waits = True  # tries again also after a pause
+    retries_after_pause = True
 
-    def __init__(self, location: Location, most: int, timeout: float) -> None:
-        self._location = location
-        self._most, self._timeout = most, timeout
-        self._start()
-        fork.in_child(self._start)
+    def __init__(self, location: Location, max_connections: int, timeout: float, timing: Timing) -> None:
+        self._location, self._timing = location, timing
+        self._max_connections, self._timeout = max_connections, timeout
+        self._new_attempts = partial(ServerAttempts, location, timing, timeout, pauses=self.retries_after_pause)
+        self._reset_after_fork()
+        fork.in_child(self._reset_after_fork)
 
-    def _start(self) -> None:
+    def _reset_after_fork(self) -> None:
         self._idle: deque[Idle] = deque()
-        self._answered_at, self._silent_since = 0.0, inf  # see Call.queued
+        self._answered_at, self._silent_since = 0.0, inf  # see ServerAttempts.seconds_to_queue
         weakref.finalize(self, _disconnect, self._idle).atexit = False
-        self._permits = permits(self._most)  # one per connection that may be in use
+        self._permits = permits(self._max_connections)  # one per connection that may be in use
 
     def send(
         self,
         *commands: Command,
-        within: float | None = None,
-        until: float | None = 0.0,
-        queues_until: float = 0.0,
-    ) -> Answer:
+        timeout: float | None = None,
+        deadline: float = NOT_WAITING,
+        queue_deadline: float = NOT_WAITING,
+    ) -> Reply:
         if not commands:
             return NOTHING
         if os.getpid() != fork.known_pid:
             fork.notice()  # a child must not talk on its parent's connections
         began, vacant, idle = clock(), self._permits, self._idle
 
-        def new_call() -> Call:
-            waits = self.waits
-            return Call(self._location, self._timeout, within, until, began, queues_until=queues_until, waits=waits)
-
+        new_attempts = partial(self._new_attempts, timeout, deadline, began, queue_deadline=queue_deadline)
         # Where nothing fails and there is time, what the connection itself waits for a reply is all it takes.
-        call = new_call() if within is not None or (until and until - began < self._timeout) else None
+        is_short = timeout is not None or (deadline != NOT_WAITING and deadline - began < self._timeout)
+        attempts = new_attempts() if is_short else None
         while True:
             try:
                 permit = vacant.get_nowait()
             except Empty:
-                call = call or new_call()
-                permit = self._permit(vacant, call)
+                attempts = attempts or new_attempts()
+                permit = self._permit(vacant, attempts)
             try:
-                outcome = self._attempt(commands, call, new_call, idle)
+                outcome = self._attempt(commands, attempts, new_attempts, idle)
             finally:
                 vacant.put(permit)
-                del permit  # a traceback may keep this frame
-            if isinstance(outcome, Answer):
+                del permit  # a traceback may keep this frame, and with it the permit
+            if isinstance(outcome, Reply):
                 return outcome
-            call = outcome
-            sleep(call.pause)
+            attempts = outcome
+            sleep(attempts.pause)
 
-    def _permit(self, vacant: SimpleQueue[Permit], call: Call) -> Permit:
+    def _permit(self, vacant: SimpleQueue[Permit], attempts: ServerAttempts) -> Permit:
         queued_at = clock()
         while True:
-            seconds = call.queued(self._most, self._silent_since)
+            seconds = attempts.seconds_to_queue(self._max_connections, self._silent_since)
             with suppress(Empty):
                 permit = vacant.get(timeout=min(seconds, self._timeout))
-                call.admitted(queued_at)
+                attempts.exclude(queued_at, clock())
                 return permit
 
     def _attempt(
-        self, commands: Sequence[Command], call: Call | None, new_call: Callable[[], Call], idle: deque[Idle]
-    ) -> Answer | Call:
-        """The replies, or the call where there is to be a pause before the next attempt."""
+        self,
+        commands: Sequence[Command],
+        attempts: ServerAttempts | None,
+        new_attempts: Callable[[], ServerAttempts],
+        idle: deque[Idle],
+    ) -> Reply | ServerAttempts:
+        """The reply, or the attempts where there is to be a pause before the next one."""
         while True:
             if idle is not self._idle:  # this is a greenlet that a fork has copied; the parent's asks on
                 raise ConnectionError("the process was forked")
@@ -135,14 +138,14 @@ class Client:
             try:
                 connection, was_idle = self._idle_connection()
                 if connection is None or was_idle:
-                    call = call or new_call()
-                    connection = connection or self._location.connected(within=call.to_connect())
-                timeout = None if call is None else call.left(was_idle=was_idle)
+                    attempts = attempts or new_attempts()
+                    connection = connection or self._location.connected(timeout=attempts.to_connect())
+                timeout = None if attempts is None else attempts.left(was_idle=was_idle)
                 replies = self._exchange(connection, [command.packed for command in commands], timeout)
                 if NoScriptError in map(type, replies):
                     forgotten, again = _to_repeat(commands, replies)
-                    call = call or new_call()
-                    fresh = self._exchange(connection, again, call.left(was_idle=was_idle))[-len(forgotten) :]
+                    attempts = attempts or new_attempts()
+                    fresh = self._exchange(connection, again, attempts.left(was_idle=was_idle))[-len(forgotten) :]
                     for index, reply in zip(forgotten, fresh, strict=True):
                         replies[index] = reply
             except BaseException as error:
@@ -150,22 +153,23 @@ class Client:
                     raise ConnectionError("the process was forked") from error
                 if connection is not None:
                     connection.disconnect()
-                call, pause = call or new_call(), None
+                attempts, pause = attempts or new_attempts(), None
                 try:
-                    pause = call.failed(error, was_sent=connection is not None, was_idle=was_idle)
+                    pause = attempts.pause_before_retry(error, was_sent=connection is not None, was_idle=was_idle)
                 finally:
+                    # 0: at once; None: the error was raised
                     if pause != 0 and self._answered_at < sent_at and is_silence(error):
                         self._silent_since = min(self._silent_since, clock())
                 self.close()  # what killed this connection may have killed the idle ones
                 if pause:
-                    return call
+                    return attempts
             else:
                 self._answered_at = now = clock()
                 self._silent_since = inf
                 idle.append(Idle(connection, now))
                 if len(idle) > 1:
                     self._close_old(now)
-                return Answer(replies, sent_at, repeated=call is not None and call.is_in_doubt)
+                return Reply(replies, sent_at, in_doubt=attempts is not None and attempts.in_doubt)
 
     def _idle_connection(self) -> tuple[Any, bool]:
         """One that stands, or None, and whether it stood idle for so long that it may have died."""
@@ -175,9 +179,9 @@ class Client:
             except IndexError:
                 break  # another thread took the last one
             age = clock() - since
-            if age < IDLE_TRUSTED:
+            if age < self._timing.idle_trusted:
                 return connection, False
-            if age < IDLE_KEPT and not self._is_stale(connection):
+            if age < self._timing.idle_kept and not self._is_stale(connection):
                 return connection, True
             connection.disconnect()
         return None, False
@@ -200,17 +204,16 @@ class Client:
             try:
                 replies.append(connection.read_response(disable_decoding=True))
             except (ResponseError, BusyLoadingError) as reply:
-                replies.append(unless_transient(reply))
+                replies.append(raise_if_transient(reply))
         return replies
 
     def locate(self, key: str) -> None:
-        """Learn where the key is. One server has all keys."""
+        """Find the node of the key. One server has all keys."""
 
     def nodes(self, known: object) -> tuple[object, Sequence[Any]]:
-        """Where to send commands ``at`` that ask for all keys, because together they have them all.
+        """Returns a map, and nodes that together have all keys; where to send commands that ask for all.
 
-        To be asked again with the first part of the answer, as ``known``, until there are no further ones: where slots
-        moved meanwhile, a key may have passed by. At first it is None.
+        Call again with that map as ``known``, at first None, until no nodes come: slots may move meanwhile.
         """
         return self, () if known is self else (None,)
 
@@ -219,113 +222,114 @@ class Client:
 
     def _close_old(self, now: float) -> None:
         with suppress(IndexError):  # others take them meanwhile
-            while now - self._idle[0].since > IDLE_KEPT:
+            while now - self._idle[0].since > self._timing.idle_kept:
                 self._idle.popleft().connection.disconnect()
 
 
 class AsyncClient:
     """The same for the tasks of one event loop."""
 
-    ending: AsyncIterator[None]  # held here because the loop itself keeps no more than a weak reference
-    waits = True
+    ending: AsyncIterator[None]  # the generator that is closed when the loop ends; set by PerLoop
+    retries_after_pause = True
 
-    def __init__(self, location: Location, most: int, timeout: float) -> None:
-        self._location = location
-        self._most, self._timeout = most, timeout
+    def __init__(self, location: Location, max_connections: int, timeout: float, timing: Timing) -> None:
+        self._location, self._timing = location, timing
+        self._max_connections, self._timeout = max_connections, timeout
+        self._new_attempts = partial(ServerAttempts, location, timing, timeout, pauses=self.retries_after_pause)
         self._idle: deque[Idle] = deque()
         self._answered_at, self._silent_since = 0.0, inf
-        self._permits = TaskPermits(most)
+        self._permits = TaskPermits(max_connections)
         self._keeps = True  # connections for the next call
 
     async def asend(
         self,
         *commands: Command,
-        within: float | None = None,
-        until: float | None = 0.0,
-        queues_until: float = 0.0,
-    ) -> Answer:
+        timeout: float | None = None,
+        deadline: float = NOT_WAITING,
+        queue_deadline: float = NOT_WAITING,
+    ) -> Reply:
         if not commands:
             return NOTHING  # asyncio's transports choke on an empty chunk: such a one is never closed
         began = clock()
 
-        def new_call() -> Call:
-            waits = self.waits
-            return Call(self._location, self._timeout, within, until, began, queues_until=queues_until, waits=waits)
-
-        call = new_call() if within is not None or (until and until - began < self._timeout) else None
+        new_attempts = partial(self._new_attempts, timeout, deadline, began, queue_deadline=queue_deadline)
+        is_short = timeout is not None or (deadline != NOT_WAITING and deadline - began < self._timeout)
+        attempts = new_attempts() if is_short else None
         while True:
             if not self._permits.take():
-                call = call or new_call()
-                await self._wait_for_permit(call)
+                attempts = attempts or new_attempts()
+                await self._wait_for_permit(attempts)
             try:
-                outcome = await self._attempt(commands, call, new_call)
+                outcome = await self._attempt(commands, attempts, new_attempts)
             finally:
                 self._permits.put()
-            if isinstance(outcome, Answer):
+            if isinstance(outcome, Reply):
                 return outcome
-            call = outcome
-            await asyncio.sleep(call.pause)
+            attempts = outcome
+            await asyncio.sleep(attempts.pause)
 
-    async def _wait_for_permit(self, call: Call) -> None:
+    async def _wait_for_permit(self, attempts: ServerAttempts) -> None:
         queued_at = clock()
         while not self._permits.take():  # one may be free that came back after wake()
-            seconds = call.queued(self._most, self._silent_since)
+            seconds = attempts.seconds_to_queue(self._max_connections, self._silent_since)
             if await self._permits.wait(None if seconds == inf else seconds):
                 break
-        call.admitted(queued_at)
+        attempts.exclude(queued_at, clock())
 
     async def _attempt(
-        self, commands: Sequence[Command], call: Call | None, new_call: Callable[[], Call]
-    ) -> Answer | Call:
+        self, commands: Sequence[Command], attempts: ServerAttempts | None, new_attempts: Callable[[], ServerAttempts]
+    ) -> Reply | ServerAttempts:
         cancelled = _cancellations()
         while True:
             sent_at, connection, was_idle = clock(), None, False
             try:
                 connection, was_idle = await self._idle_connection()
                 if connection is None or was_idle:
-                    call = call or new_call()
-                    connection = connection or await self._location.aconnected(within=call.to_connect())
-                timeout = self._timeout if call is None else call.left(was_idle=was_idle)
+                    attempts = attempts or new_attempts()
+                    connection = connection or await self._location.aconnected(timeout=attempts.to_connect())
+                timeout = self._timeout if attempts is None else attempts.left(was_idle=was_idle)
                 replies = await self._exchange(connection, [command.packed for command in commands], timeout)
                 if NoScriptError in map(type, replies):
                     forgotten, again = _to_repeat(commands, replies)
-                    call = call or new_call()
-                    fresh = (await self._exchange(connection, again, call.left(was_idle=was_idle)))[-len(forgotten) :]
+                    attempts = attempts or new_attempts()
+                    timeout = attempts.left(was_idle=was_idle)
+                    fresh = (await self._exchange(connection, again, timeout))[-len(forgotten) :]
                     for index, reply in zip(forgotten, fresh, strict=True):
                         replies[index] = reply
             except BaseException as error:
                 if connection is not None:
                     await hang_up(connection)
                 _check_cancelled(cancelled)
-                call, pause = call or new_call(), None
+                attempts, pause = attempts or new_attempts(), None
                 try:
-                    pause = call.failed(error, was_sent=connection is not None, was_idle=was_idle)
+                    pause = attempts.pause_before_retry(error, was_sent=connection is not None, was_idle=was_idle)
                 finally:
+                    # 0: at once; None: the error was raised
                     if pause != 0 and self._answered_at < sent_at and is_silence(error) and self._silent_since == inf:
                         self._silent_since = clock()
                         self._permits.wake()
                 await self._close_idle()
                 if pause:
-                    return call
+                    return attempts
             else:
                 self._answered_at = now = clock()
                 self._silent_since = inf
                 if self._keeps:
                     self._idle.append(Idle(connection, now))
-                    while now - self._idle[0].since > IDLE_KEPT:
+                    while now - self._idle[0].since > self._timing.idle_kept:
                         await hang_up(self._idle.popleft().connection)
                 else:
                     await hang_up(connection)
                 _check_cancelled(cancelled)
-                return Answer(replies, sent_at, repeated=call is not None and call.is_in_doubt)
+                return Reply(replies, sent_at, in_doubt=attempts is not None and attempts.in_doubt)
 
     async def _idle_connection(self) -> tuple[Any, bool]:
         while self._idle:
             connection, since = self._idle.pop()
             age = clock() - since
-            if age < IDLE_TRUSTED:
+            if age < self._timing.idle_trusted:
                 return connection, False
-            if age < IDLE_KEPT and not await self._is_stale(connection):
+            if age < self._timing.idle_kept and not await self._is_stale(connection):
                 return connection, True
             await hang_up(connection)
         return None, False
@@ -351,7 +355,7 @@ class AsyncClient:
         try:
             return await connection.read_response(disable_decoding=True)
         except (ResponseError, BusyLoadingError) as reply:
-            return unless_transient(reply)
+            return raise_if_transient(reply)
 
     async def alocate(self, key: str) -> None: ...
 
@@ -380,13 +384,13 @@ def _cancellations() -> int:
 
 
 def _check_cancelled(before: int) -> None:
-    """Where a cancellation meets another error, that one may be all that is told."""
+    """Raise the cancellation if the task was cancelled while another error was in flight."""
     if _cancellations() > before:
         raise asyncio.CancelledError
 
 
-def unless_transient(reply: Exception) -> Exception:
-    """A reply that an attempt on another connection, or later, may not get is none: it is raised."""
+def raise_if_transient(reply: Exception) -> Exception:
+    """Raise what a retry may avoid; return other errors as replies."""
     if is_transient(reply):
         raise reply
     return reply

@@ -41,7 +41,7 @@ _connections: WeakSet[Any] = WeakSet()  # all that threads use
 
 
 def _hang_up_in_child() -> None:
-    """Greenlets that a fork has copied must not hear what their parent is answered."""
+    """Greenlets that a fork has copied must not read the replies to their parent."""
     for connection in list(_connections):
         connection.disconnect()  # here; the parent's goes on
     _connections.clear()
@@ -61,30 +61,29 @@ class Secret(str):
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """One server. ``text`` names it in messages, without the password."""
+    """One server. ``text`` names it in messages, without the password.
+
+    ``failover_timeout``: seconds in which another server may take the place of one that failed; 0.0: none will.
+    """
 
     text: str
     connection_class: type[Any]
     arguments: Mapping[str, Any]
+    failover_timeout: float = 0.0
 
     def __post_init__(self) -> None:
         secrets = {key: Secret(self.arguments[key]) for key in PASSWORDS if isinstance(self.arguments.get(key), str)}
         object.__setattr__(self, "arguments", {**self.arguments, **secrets})
 
     def at(self, host: str, port: int) -> Location:
-        """Another server that is talked to in the same way."""
+        """Another server with the same arguments."""
         arguments = {**self.arguments, "host": host, "port": port}
         is_tls = issubclass(self.connection_class, redis.SSLConnection)
         return Location(_readable(arguments, is_tls), self.connection_class, arguments)
 
     @property
-    def patience(self) -> float:
-        """Seconds in which another server may take the place of one that failed; 0.0: none will."""
-        return 0.0
-
-    @property
     def is_half_plain(self) -> bool:
-        """Whether the server is reached by TLS and those who tell where it is are not."""
+        """Whether the server is reached by TLS, and its sentinels are not."""
         return False
 
     @property
@@ -99,16 +98,16 @@ class Location:
     # Without retries, because redis-py would repeat commands by itself, and then nobody knows that one
     # went unanswered.
 
-    def connected(self, *, within: float = inf, **arguments: Any) -> Any:
-        """``within``: seconds until the connection stands, where they are less than the timeouts.
+    def connected(self, *, timeout: float = inf, **arguments: Any) -> Any:
+        """``timeout``: seconds until the connection stands, where they are less than those of the arguments.
 
         Raises redis-py's errors.
         """
-        by, arguments = clock() + within, {**self.arguments, **arguments}
-        shake_hands = partial(_shake_hands, by)
+        deadline, arguments = clock() + timeout, {**self.arguments, **arguments}
+        shake_hands = partial(_shake_hands, deadline)
         connection = self.connection_class(**arguments, retry=Retry(NoBackoff(), 0), redis_connect_func=shake_hands)
         _connections.add(connection)
-        connection.connect_by = min(by, clock() + arguments["socket_connect_timeout"])
+        connection.connect_deadline = min(deadline, clock() + arguments["socket_connect_timeout"])
         try:
             connection.connect()
         except Exception as error:
@@ -117,16 +116,16 @@ class Location:
             raise
         return connection
 
-    async def aconnected(self, *, within: float = inf, **arguments: Any) -> Any:
-        """Its timeouts are the caller's: redis-py's own go on while the event loop does not run."""
+    async def aconnected(self, *, timeout: float = inf, **arguments: Any) -> Any:
+        """Without redis-py's own timeouts, which go on while the event loop does not run."""
         timeouts = {"socket_connect_timeout": None, "socket_timeout": None}
         arguments = {**self.arguments, **arguments, **timeouts}
-        usual = [self.arguments[timeout] for timeout in timeouts]
+        usual = [self.arguments[each] for each in timeouts]
         connection = self.async_connection_class(**arguments, retry=AsyncRetry(NoBackoff(), 0))
-        connection.connect_by = clock() + min(within, usual[0])
+        connection.connect_deadline = clock() + min(timeout, usual[0])
         try:
             # A bit longer than the socket may take, which has more to say of what took so long.
-            async with RunningFor(min(within, sum(usual)) + MARGIN, "Timeout connecting to server"):
+            async with RunningFor(min(timeout, sum(usual)) + MARGIN, "Timeout connecting to server"):
                 await connection.connect()
         except BaseException as error:
             await hang_up(connection)  # redis-py forgets that where the other side ended TLS, or a task was cancelled
@@ -148,12 +147,12 @@ class Location:
         return EndedTls(str(error)) if is_tls and is_about_leaving(error) else None
 
 
-def _shake_hands(by: float, connection: Any) -> None:
+def _shake_hands(deadline: float, connection: Any) -> None:
     """In the time that is left. What comes after the handshake has the usual timeout."""
     if connection.pid != os.getpid():
         raise redis.ConnectionError("the process was forked")
     usual = connection.socket_timeout
-    connection._sock.settimeout(max(0.01, min(usual, by - clock())))  # noqa: SLF001 - redis-py has no public way
+    connection._sock.settimeout(max(0.01, min(usual, deadline - clock())))  # noqa: SLF001 - redis-py has no public way
     connection.on_connect()
     connection._sock.settimeout(usual)  # noqa: SLF001
 

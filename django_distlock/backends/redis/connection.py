@@ -1,4 +1,4 @@
-"""Connections of redis-py that stand in time: however long a name is resolved, however many addresses it has.
+"""Connections of redis-py that are open in time: however long a name is resolved, however many addresses it has.
 
 By itself redis-py gives each address the whole timeout, and the resolver as long as it likes.
 """
@@ -22,7 +22,7 @@ from ...utils.clock import clock, sleep
 from ...utils.threads import start_thread
 from ...utils.wakeup import WakeEvent
 
-FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.05  # seconds between attempts at a server that takes nobody in just now
+FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.05  # seconds between attempts at a server that accepts no connection just now
 MOST_KNOWN = 1000  # addresses that failed
 LATELY = 10.0  # seconds in which an address that failed is tried after the others of its name
 KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}  # seconds, seconds, probes
@@ -95,7 +95,7 @@ def _look_up(lookup: Future[list[Address]], key: tuple[object, ...], arguments: 
         lookup.set_result(socket.getaddrinfo(*arguments))
     except UnicodeError as error:
         lookup.set_exception(socket.gaierror(socket.EAI_NONAME, str(error)))
-    except BaseException as error:  # told to those who wait
+    except BaseException as error:  # raised to those who wait
         lookup.set_exception(error)
     finally:
         _lookups.pop(key, None)
@@ -108,10 +108,10 @@ def _addresses(lookup: Future[list[Address]], host: str) -> list[Address]:
     return sorted(lookup.result(), key=lambda address: clock() - _failed_at.get(address[4], -inf) < LATELY)
 
 
-def _shares(addresses: list[Address], by: float) -> Iterator[tuple[Address, float]]:
+def _shares(addresses: list[Address], deadline: float) -> Iterator[tuple[Address, float]]:
     """Each address with its share of the time that is left, in seconds."""
     for number, address in enumerate(addresses):
-        yield address, _left(by) / (len(addresses) - number)
+        yield address, _left(deadline) / (len(addresses) - number)
 
 
 def _failed(address: Address, error: Exception) -> OSError:
@@ -121,20 +121,20 @@ def _failed(address: Address, error: Exception) -> OSError:
     return error if isinstance(error, OSError) else builtins.TimeoutError(str(error))
 
 
-def _left(by: float) -> float:
-    return max(0.01, min(by - clock(), threading.TIMEOUT_MAX))
+def _left(deadline: float) -> float:
+    return max(0.01, min(deadline - clock(), threading.TIMEOUT_MAX))
 
 
 class _Tcp:
-    """``connect_by``: the moment on ``clock()`` until which the socket must stand."""
+    """``connect_deadline``: the moment on ``clock()`` until which the socket must stand."""
 
-    connect_by = inf
+    connect_deadline = inf
 
     def __init__(self, **arguments: Any) -> None:
         keepalive = {getattr(socket, name): value for name, value in KEEPALIVE.items() if hasattr(socket, name)}
         super().__init__(**{"socket_keepalive": True, "socket_keepalive_options": keepalive, **arguments})
 
-    def _opened(self: Any, address: Address) -> socket.socket:
+    def _open_socket(self: Any, address: Address) -> socket.socket:
         opened = socket.socket(*address[:3])
         try:
             opened.setblocking(False)
@@ -153,14 +153,14 @@ class TcpConnection(_Tcp, redis.Connection):
     def _connect(self) -> socket.socket:
         lookup, resolved = _lookup(self.host, self.port, self.socket_type), WakeEvent()
         lookup.add_done_callback(lambda _: resolved.set())
-        resolved.wait(_left(self.connect_by))
+        resolved.wait(_left(self.connect_deadline))
         failure = OSError(f"The name {self.host} has no address")
-        for address, seconds in _shares(_addresses(lookup, self.host), self.connect_by):
-            opened = self._opened(address)
+        for address, seconds in _shares(_addresses(lookup, self.host), self.connect_deadline):
+            opened = self._open_socket(address)
             try:
                 opened.settimeout(seconds)
                 opened.connect(address[4])
-                opened.settimeout(_left(self.connect_by))
+                opened.settimeout(_left(self.connect_deadline))
             except OSError as error:
                 opened.close()
                 failure = _failed(address, error)
@@ -181,10 +181,10 @@ class AsyncTcpConnection(_Tcp, redis.asyncio.Connection):
     async def _connect(self) -> None:
         lookup, resolved = _lookup(self.host, self.port, self.socket_type), WakeEvent()
         lookup.add_done_callback(lambda _: resolved.set())
-        await resolved.await_set(_left(self.connect_by))
+        await resolved.await_set(_left(self.connect_deadline))
         failure = OSError(f"The name {self.host} has no address")
-        for address, seconds in _shares(_addresses(lookup, self.host), self.connect_by):
-            opened = self._opened(address)
+        for address, seconds in _shares(_addresses(lookup, self.host), self.connect_deadline):
+            opened = self._open_socket(address)
             try:
                 async with RunningFor(seconds, "Timeout connecting to server"):
                     await asyncio.get_running_loop().sock_connect(opened, address[4])
@@ -212,9 +212,9 @@ class AsyncTlsConnection(AsyncTcpConnection, redis.asyncio.SSLConnection):
 class _Unix:
     """The same. A server on a unix socket takes in as many at a time as its backlog is long: others have to wait."""
 
-    connect_by = inf
+    connect_deadline = inf
 
-    def _opened(self: Any) -> socket.socket | None:
+    def _open_socket(self: Any) -> socket.socket | None:
         """None: not now."""
         opened = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -222,7 +222,7 @@ class _Unix:
             opened.connect(self.path)
         except BlockingIOError:
             opened.close()
-            if clock() >= self.connect_by:
+            if clock() >= self.connect_deadline:
                 raise
             return None
         except BaseException:
@@ -234,17 +234,17 @@ class _Unix:
 class UnixConnection(_Unix, redis.UnixDomainSocketConnection):
     def _connect(self) -> socket.socket:
         pause = FIRST_PAUSE
-        while (opened := self._opened()) is None:
+        while (opened := self._open_socket()) is None:
             sleep(pause)
             pause = min(LONGEST_PAUSE, 2 * pause)
-        opened.settimeout(_left(self.connect_by))
+        opened.settimeout(_left(self.connect_deadline))
         return opened
 
 
 class AsyncUnixConnection(_Unix, redis.asyncio.UnixDomainSocketConnection):
     async def _connect(self) -> None:
         pause = FIRST_PAUSE
-        while (opened := self._opened()) is None:
+        while (opened := self._open_socket()) is None:
             await asyncio.sleep(pause)
             pause = min(LONGEST_PAUSE, 2 * pause)
         self._reader, self._writer = await asyncio.open_unix_connection(sock=opened)

@@ -1,4 +1,4 @@
-"""What may be wrong with a server, by what it tells of itself, and with settings, without asking it."""
+"""What may be wrong with a server, by its INFO and TIME, and with settings, without asking it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def read_info(reply: bytes) -> dict[str, str]:
     return {key: value for key, colon, value in pairs if colon}
 
 
-def findings(info: Any, server_time: Any, asked_at: float, terms: Terms, location: Location) -> list[CheckResult]:
+def server_results(info: Any, server_time: Any, asked_at: float, terms: Terms, location: Location) -> list[CheckResult]:
     """From the replies to INFO and TIME, which may be errors. ``asked_at``: Unix time in the middle between
     sending and receiving."""
     found = [] if isinstance(server_time, RedisError) else [_clock(server_time, asked_at)]
@@ -135,11 +135,11 @@ def _shared(aliases: Sequence[str]) -> str:
 
 def check_settings(location: Location, terms: Terms, socket_timeout: float, where: str) -> list[CheckMessage]:
     """``where``: how messages name the entry."""
-    found = of_caches(location, where) + of_patience(terms, "socket_timeout", socket_timeout, where)
-    return found + of_encryption(location, where)
+    found = cache_warnings(location, where) + timeout_warnings(terms, "socket_timeout", socket_timeout, where)
+    return found + encryption_warnings(location, where)
 
 
-def of_encryption(location: Location, where: str) -> list[CheckMessage]:
+def encryption_warnings(location: Location, where: str) -> list[CheckMessage]:
     if not location.is_half_plain:
         return []
     message = f"{where}: the master is reached by TLS, but the sentinels are asked in plain text, with their password."
@@ -147,8 +147,8 @@ def of_encryption(location: Location, where: str) -> list[CheckMessage]:
     return [Warning(message, hint=hint, id="distlock.W012")]
 
 
-def of_patience(terms: Terms, option: str, seconds: float, where: str) -> list[CheckMessage]:
-    """``seconds``: how long the option lets a reply be waited for."""
+def timeout_warnings(terms: Terms, option: str, seconds: float, where: str) -> list[CheckMessage]:
+    """``seconds``: the time for a reply, by the option."""
     if terms.ttl > 2 * seconds:
         return []
     message = (
@@ -158,7 +158,7 @@ def of_patience(terms: Terms, option: str, seconds: float, where: str) -> list[C
     return [Warning(message, hint=f"Raise TTL, or lower OPTIONS[{option!r}].", id="distlock.W011")]
 
 
-def of_caches(location: Location, where: str) -> list[CheckMessage]:
+def cache_warnings(location: Location, where: str) -> list[CheckMessage]:
     if not (aliases := caches_in_database_of(location)):
         return []
     hint = "Let one of them use another database, for example redis://127.0.0.1:6379/1."
@@ -196,23 +196,23 @@ def _urls(entry: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 INFO, TIME = pack("INFO"), pack("TIME")
 
 
-class Checkup:
+class Diagnostics:
     def __init__(self, location: Location, prefix: str, terms: Terms, options: str) -> None:
         """``options``: how messages name the options of the backend."""
         self._location, self._prefix, self._terms, self._options = location, prefix, terms, options
 
-    def questions(self, parts: Sequence[Any]) -> list[Command]:
-        return [Command(question, at=part) for part in parts for question in (INFO, TIME)]
+    def questions(self, nodes: Sequence[Any]) -> list[Command]:
+        return [Command(question, at=node) for node in nodes for question in (INFO, TIME)]
 
-    def findings(self, parts: Sequence[Any], replies: Sequence[Any], asked_at: float) -> list[CheckResult]:
+    def results(self, nodes: Sequence[Any], replies: Sequence[Any], asked_at: float) -> list[CheckResult]:
         info, server_time = replies
-        found = findings(info, server_time, asked_at, self._terms, self._location)
+        found = server_results(info, server_time, asked_at, self._terms, self._location)
         if isinstance(info, bytes) and read_info(info).get("cluster_enabled") == "1":
             hint = f"Name {CLUSTER_BACKEND!r} in BACKEND."
             found.append(CheckResult(Level.ERROR, "cluster", "This server is a node of a Cluster.", hint))
         return found
 
-    def of_settings(self, socket_timeout: float, where: str) -> list[CheckMessage]:
+    def setting_warnings(self, socket_timeout: float, where: str) -> list[CheckMessage]:
         return check_settings(self._location, self._terms, socket_timeout, where)
 
     @property

@@ -61,18 +61,6 @@ class SentinelRefusal(ConnectionError):
     """The sentinels do not let this user in, or do not let it ask."""
 
 
-class InDoubt(Exception):
-    """The commands were sent and no reply came: the server may have executed them, or may do so yet."""
-
-    def __init__(self, cause: Exception) -> None:
-        super().__init__(str(cause))
-        self.cause = cause
-
-
-class NoReply(LockBackendError):
-    """The server may have done what it was asked, or may do so yet."""
-
-
 # Redis 6.2 has the reason in the midst of the text when a script met it; redis-py takes some away at the beginning.
 _REASON = re.compile(r"(?:^|-)(BUSY|LOADING|MASTERDOWN|MISCONF|NOPERM|NOREPLICAS|OOM|READONLY|UNBLOCKED|WRONGTYPE) ")
 _BY_CLASS = {

@@ -12,7 +12,8 @@ from redis.exceptions import RedisError
 
 from ...exceptions import ClockIsAhead, LockBackendError, UnreadableRun
 from ...types import Holder, LastRun, LockInfo, LockRequest
-from .client import Answer
+from ..common.timing import Timing
+from .client import Reply
 from .codec import read_holder, read_lease, read_remaining
 from .errors import is_wrong_type
 from .keys import Keys
@@ -21,9 +22,6 @@ from .scripts import Command, Script, pack
 ACQUIRE, RELEASE, RENEW = Script("acquire"), Script("release"), Script("renew")
 CLAIM_RUN = Script("claim_run")
 
-GRANT_TTL = 2.0  # seconds a waiter has to take what it was handed: two looks, because a hint can be lost
-QUEUE_TTL = 10.0  # seconds a queue is kept in which nobody looks any more
-GRANT_TTL_MS, QUEUE_TTL_MS = int(GRANT_TTL * 1000), int(QUEUE_TTL * 1000)
 GONE = -2  # says PTTL
 
 logger = logging.getLogger("django_distlock")
@@ -42,10 +40,11 @@ class Operations:
         keys: Keys,
         where: str,
         prefix_setting: str,
+        timing: Timing,
         explain: Callable[[Exception], LockBackendError],
     ) -> None:
         self._alias, self._keys, self._where, self._prefix_setting = alias, keys, where, prefix_setting
-        self._explain = explain
+        self._timing, self._explain = timing, explain
         self._of_lock = lru_cache(maxsize=1024)(keys.of_lock)
 
     # Commands
@@ -56,18 +55,19 @@ class Operations:
             mode = "look" if request.place else "again" if request.in_doubt else "wait"
         else:
             mode = "last" if request.inbox else "try"
+        timing = self._timing
         return ACQUIRE.call(
             self._of_lock(request.name),
             request.token, math.ceil(request.ttl * 1000), request.holder.to_text(), mode,
-            request.place, request.inbox, GRANT_TTL_MS, QUEUE_TTL_MS,
+            request.place, request.inbox, int(timing.grant_ttl * 1000), int(timing.queue_ttl * 1000),
         )  # fmt: skip
 
     def release(self, request: LockRequest, cooldown: float, force: bool) -> Command:
         retire = _ms(request.retires_for) if request.in_doubt else 0
-        rests = _ms(cooldown) if cooldown else 0
+        rests, grant_ttl = _ms(cooldown) if cooldown else 0, int(self._timing.grant_ttl * 1000)
         return RELEASE.call(
             self._of_lock(request.name),
-            request.token, rests, retire, request.inbox, GRANT_TTL_MS, int(request.is_offer), int(force),
+            request.token, rests, retire, request.inbox, grant_ttl, int(request.is_offer), int(force),
         )  # fmt: skip
 
     def renew(self, wanted: Sequence[tuple[LockRequest, float]]) -> list[Command]:
@@ -99,15 +99,15 @@ class Operations:
 
     # Replies
 
-    def only(self, answer: Answer) -> Any:
-        reply = answer.replies[0]
-        return self.checked(reply) if isinstance(reply, RedisError) else reply
+    def only(self, reply: Reply) -> Any:
+        value = reply.values[0]
+        return self.checked(value) if isinstance(value, RedisError) else value
 
-    def checked(self, reply: Any) -> Any:
+    def checked(self, value: Any) -> Any:
         """Raises LockBackendError for one by which the server refuses."""
-        if isinstance(reply, RedisError):
-            raise self._explain(reply) from reply
-        return reply
+        if isinstance(value, RedisError):
+            raise self._explain(value) from value
+        return value
 
     def busy(self, name: str, value: Any, left: Any) -> LockInfo:
         """Who is in the way of an acquisition."""
@@ -115,56 +115,54 @@ class Operations:
             return info
         raise self._foreign_value(name)
 
-    def renewed(self, answer: Answer) -> list[bool | None]:
+    def renewed(self, reply: Reply) -> list[bool | None]:
         """A node that refuses must not hide what became of leases elsewhere; raises where that is all there is."""
-        renewed = list(map(self._is_renewed, answer.replies))
+        renewed = list(map(self._is_renewed, reply.values))
         if all(still_held is None for still_held in renewed):
-            return list(map(self.checked, answer.replies))
-        failures = [reply for reply, still_held in zip(answer.replies, renewed, strict=True) if still_held is None]
+            return list(map(self.checked, reply.values))
+        failures = [value for value, still_held in zip(reply.values, renewed, strict=True) if still_held is None]
         for reason in dict.fromkeys(str(self._explain(failure)) for failure in failures):
             logger.warning("Some leases are not renewed now: %s", reason)
         return renewed
 
     @staticmethod
-    def _is_renewed(reply: Any) -> bool | None:
-        if is_wrong_type(reply):
+    def _is_renewed(value: Any) -> bool | None:
+        if is_wrong_type(value):
             return False
-        return None if isinstance(reply, RedisError) else bool(reply)
+        return None if isinstance(value, RedisError) else bool(value)
 
-    def infos(self, names: Sequence[str], answer: Answer) -> list[LockInfo | None]:
-        replies = iter(answer.replies)
-        return [self._seen(name, value, left) for name, value, left in zip(names, replies, replies, strict=True)]
+    def infos(self, names: Sequence[str], reply: Reply) -> list[LockInfo | None]:
+        values = iter(reply.values)
+        return [self._info(name, value, left) for name, value, left in zip(names, values, values, strict=True)]
 
-    def found_holders(
-        self, names: Sequence[str], groups: Sequence[Sequence[str]], answer: Answer
-    ) -> list[Holder | None]:
+    def found_holders(self, names: Sequence[str], groups: Sequence[Sequence[str]], reply: Reply) -> list[Holder | None]:
         values: dict[str, bytes | None] = {}
-        for group, reply in zip(groups, answer.replies, strict=True):
-            values.update(zip(group, self.checked(reply), strict=True))
+        for group, value in zip(groups, reply.values, strict=True):
+            values.update(zip(group, self.checked(value), strict=True))
         return [read_holder(values[name]) for name in names]
 
-    def found_remaining(self, answer: Answer) -> list[float | None]:
-        return [None if self.checked(left) == GONE else read_remaining(left) for left in answer.replies]
+    def found_remaining(self, reply: Reply) -> list[float | None]:
+        return [None if self.checked(left) == GONE else read_remaining(left) for left in reply.values]
 
-    def counted(self, answer: Answer) -> list[int | None]:
-        return [None if is_wrong_type(reply) else self.checked(reply) for reply in answer.replies]
+    def counted(self, reply: Reply) -> list[int | None]:
+        return [None if is_wrong_type(value) else self.checked(value) for value in reply.values]
 
-    def claimed_run(self, name: str, answer: Answer, ahead: float) -> LastRun | None:
-        reply = self.only(answer)
-        if isinstance(reply, int) and reply > 0:
-            raise ClockIsAhead(reply / 1000, ahead)
-        return self._run(name, reply)
+    def claimed_run(self, name: str, reply: Reply, ahead: float) -> LastRun | None:
+        value = self.only(reply)
+        if isinstance(value, int) and value > 0:
+            raise ClockIsAhead(value / 1000, ahead)
+        return self._run(name, value)
 
-    def found_runs(self, names: Sequence[str], answer: Answer) -> list[LastRun | UnreadableRun | None]:
+    def found_runs(self, names: Sequence[str], reply: Reply) -> list[LastRun | UnreadableRun | None]:
         found: list[LastRun | UnreadableRun | None] = []
-        for name, reply in zip(names, answer.replies, strict=True):
+        for name, value in zip(names, reply.values, strict=True):
             try:
-                found.append(self._run(name, reply if is_wrong_type(reply) else self.checked(reply)))
+                found.append(self._run(name, value if is_wrong_type(value) else self.checked(value)))
             except UnreadableRun as error:
                 found.append(error)
         return found
 
-    def _seen(self, name: str, value: Any, left: Any) -> LockInfo | None:
+    def _info(self, name: str, value: Any, left: Any) -> LockInfo | None:
         if value is None or left == GONE:
             return None
         info = None

@@ -1,4 +1,4 @@
-"""What a backend uses to talk to its server, made from its settings."""
+"""The parts of a backend that talk to its server, made from its settings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .client import AsyncClient, Client
 from .cluster.client import AsyncClusterClient, ClusterClient
 from .cluster.pubsub import ClusterListener
 from .config import Location
-from .diagnostics import Checkup
+from .diagnostics import Diagnostics
 from .keys import Keys, read_prefix
 from .pubsub import Listener
 from .sentinel.config import find_location
@@ -24,7 +24,7 @@ class Topology(NamedTuple):
     client: Client | ClusterClient
     new_async_client: Callable[[], AsyncClient | AsyncClusterClient]
     listener: Listener | ClusterListener
-    checkup: Checkup
+    diagnostics: Diagnostics
 
 
 def server_topology(
@@ -32,7 +32,7 @@ def server_topology(
 ) -> Topology:
     keys = Keys(read_prefix(backend))
     location = find_location(backend, timeouts)
-    shared = (location, backend.option["max_connections"], timeouts["socket_timeout"])
+    shared = (location, backend.option["max_connections"], timeouts["socket_timeout"], backend.timing)
     listener = Listener(location, lambda: keys.inbox(new_token()), hand_back, backend.alias, backend.timing)
-    checkup = Checkup(location, keys.prefix, backend.terms, backend.setting("OPTIONS"))
-    return Topology(location, keys, Client(*shared), partial(AsyncClient, *shared), listener, checkup)
+    diagnostics = Diagnostics(location, keys.prefix, backend.terms, backend.setting("OPTIONS"))
+    return Topology(location, keys, Client(*shared), partial(AsyncClient, *shared), listener, diagnostics)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
 import random
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -19,7 +18,7 @@ from ...utils.clock import clock
 from ...utils.drive import Call, Steps
 from ...utils.text import printable
 from ..common.per_loop import PerLoop
-from ..redis.diagnostics import of_patience
+from ..redis.diagnostics import timeout_warnings
 from ..redis.errors import advice
 from ..redis.keys import read_prefix
 from ..twins import GeneratorBackend
@@ -27,7 +26,7 @@ from .aio_connections import AsyncNodes
 from .algorithm import MajorityListing, Redlock
 from .config import check_options, read_locations
 from .connections import Nodes
-from .diagnostics import examine, of_settings
+from .diagnostics import examine, setting_warnings
 from .messages import Limits, NodeSteps, StaleConnections, check_process
 from .quorum import NoMajority, is_final, majority_of
 
@@ -71,8 +70,8 @@ class RedlockBackend(GeneratorBackend):
 
     def check_settings(self) -> list[CheckMessage]:
         where = f"DISTRIBUTED_LOCKS[{self.alias!r}]"
-        found = of_settings(self.setting("LOCATION"), self.locations)
-        return found + of_patience(self.terms, "node_timeout", self._node_timeout(), where)
+        found = setting_warnings(self.setting("LOCATION"), self.locations)
+        return found + timeout_warnings(self.terms, "node_timeout", self._node_timeout(), where)
 
     @property
     def keyspace(self) -> Hashable:
@@ -180,12 +179,9 @@ class RedlockBackend(GeneratorBackend):
 
     def _limits_of_attempt(self, request: LockRequest) -> Limits:
         """A caller who waits also waits for connections, and for nodes that refuse them."""
-        limits, deadline = self._limits(request.ttl), request.deadline
-        if deadline is None:
-            return limits._replace(retry_refused=True, queue_deadline=math.inf)
-        left, timing = deadline - clock(), self.timing
+        limits, timing, left = self._limits(request.ttl), self.timing, request.deadline - clock()
         connect_timeout = min(self._connect_timeout, max(timing.shortest_call, left) + timing.handshake)
-        return limits._replace(connect_timeout=connect_timeout, retry_refused=left > 0, queue_deadline=deadline)
+        return limits._replace(connect_timeout=connect_timeout, retry_refused=left > 0, queue_deadline=request.deadline)
 
     def _node_timeout(self, ttl: float | None = None) -> float:
         """Seconds that a node has for a reply."""

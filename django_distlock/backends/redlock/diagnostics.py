@@ -9,17 +9,17 @@ from django.core.checks import CheckMessage, Warning
 
 from ...types import CheckResult, Level
 from ..redis.config import Location
-from ..redis.diagnostics import of_caches
+from ..redis.diagnostics import cache_warnings
 from .messages import Exchange
 
 
-def of_settings(setting: str, locations: Sequence[Location]) -> list[CheckMessage]:
+def setting_warnings(setting: str, locations: Sequence[Location]) -> list[CheckMessage]:
     found: list[CheckMessage] = []
     if not (count := len(locations)) % 2:
         message = f"{setting} names {count} nodes. With {count - 1} as many may fail; an even number adds one."
         found.append(Warning(message, hint="Name 3, 5 or 7.", id="distlock.W030"))
     for index, location in enumerate(locations):
-        found += of_caches(location, f"{setting}[{index}]")
+        found += cache_warnings(location, f"{setting}[{index}]")
     return found
 
 

@@ -9,16 +9,18 @@ import threading
 import time
 from contextlib import ExitStack
 from itertools import chain, repeat
+from math import inf
 
 import pytest
 import redis
 
 from django_distlock import LockBackendError, LockError, LockLost, State, lock, locks
+from django_distlock.backends.common import timeouts
+from django_distlock.backends.common.timeouts import Attempts, InDoubt
 from django_distlock.backends.common.timing import Timing
-from django_distlock.backends.redis.client import Answer
+from django_distlock.backends.redis.client import Reply
 from django_distlock.backends.redis.cluster import routing
 from django_distlock.backends.redis.cluster.routing import ASKING, Address, RoutedRequest, SlotMap
-from django_distlock.backends.redis.errors import InDoubt
 from django_distlock.backends.redis.keys import slot_of
 from django_distlock.backends.redis.scripts import Command, pack
 from django_distlock.types import Grant
@@ -548,7 +550,8 @@ class TestRoutedRequest:
         """Answer the batches of one command one after another; return where they went and what came out."""
         slots = SlotMap([slot_of("x")], [self.A, self.B], Timing())
         slots.moved(slot_of("x"), self.A)
-        steps, went, outcomes = RoutedRequest([self.COMMAND], slots, 1.0, 1.0).steps(), [], iter(outcomes)
+        attempts = Attempts(Timing(), 1.0, 1.0, inf, timeouts.clock())
+        steps, went, outcomes = RoutedRequest([self.COMMAND], slots, attempts).steps(), [], iter(outcomes)
         try:
             step = next(steps)
             while True:
@@ -563,8 +566,8 @@ class TestRoutedRequest:
         except (InDoubt, redis.RedisError) as error:
             return went, error
 
-    def answered(self, *replies, repeated=False):
-        return Answer(list(replies), 7.0, repeated)
+    def answered(self, *values, in_doubt=False):
+        return Reply(list(values), 7.0, in_doubt)
 
     def slots(self, owner):
         return self.answered([[0, 16383, [owner.host.encode(), owner.port, b"id"]]])
@@ -573,7 +576,7 @@ class TestRoutedRequest:
         moved = redis.exceptions.MovedError(f"{slot_of('x')} b:2")
         went, answer = self.drive([self.answered(moved), self.answered(b"yes")])
         assert [to for to, _ in went] == [self.A, self.B]
-        assert answer == Answer([b"yes"], 7.0, repeated=False)
+        assert answer == Reply([b"yes"], 7.0, in_doubt=False)
 
     def test_a_slot_in_between_is_asked_for_at_its_next_owner(self):
         ask = redis.exceptions.AskError(f"{slot_of('x')} b:2")
@@ -583,21 +586,21 @@ class TestRoutedRequest:
         )
         assert [to for to, _ in went] == [self.A, self.B, self.A, self.B]
         assert went[1][1] == [ASKING.packed, self.COMMAND.packed]
-        assert answer == Answer([b"yes"], 7.0, repeated=False)
+        assert answer == Reply([b"yes"], 7.0, in_doubt=False)
 
     def test_one_that_went_unanswered_may_have_been(self):
-        lost = InDoubt(redis.TimeoutError("no answer"))
+        lost = InDoubt.because_of(redis.TimeoutError("no answer"))
         went, answer = self.drive([lost, self.slots(self.B), self.answered(b"yes")])
         assert [to for to, _ in went] == [self.A, self.B, self.B]
-        assert answer == Answer([b"yes"], 7.0, repeated=True)
+        assert answer == Reply([b"yes"], 7.0, in_doubt=True)
 
     def test_one_that_was_never_sent_was_not(self):
         refused = redis.ConnectionError("refused")
         _, answer = self.drive([refused, self.slots(self.B), self.answered(b"yes")])
-        assert not answer.repeated
+        assert not answer.in_doubt
 
     def test_the_end_of_all_attempts_tells_whether_one_was_sent(self, quick_clock):
-        lost, refused = InDoubt(redis.TimeoutError("no answer")), redis.ConnectionError("refused")
+        lost, refused = InDoubt.because_of(redis.TimeoutError("no answer")), redis.ConnectionError("refused")
         _, error = self.drive(chain([lost], repeat(refused)))
         assert isinstance(error, InDoubt)
         _, error = self.drive(repeat(refused))
@@ -607,18 +610,19 @@ class TestRoutedRequest:
     def test_nobody_who_tells_of_the_slots_is_waited_for(self, quick_clock):
         refused = redis.ConnectionError("refused")
         _, answer = self.drive([*[refused] * 4, self.slots(self.B), self.answered(b"yes")])
-        assert answer == Answer([b"yes"], 7.0, repeated=False)
+        assert answer == Reply([b"yes"], 7.0, in_doubt=False)
 
     def test_one_that_found_no_free_connection_waits_for_one(self):
         busy = redis.exceptions.MaxConnectionsError("all are busy")
         went, answer = self.drive([busy, busy, self.answered(b"yes")])
         assert [to for to, _ in went] == [self.A, self.A, self.A]
-        assert answer == Answer([b"yes"], 7.0, repeated=False)
+        assert answer == Reply([b"yes"], 7.0, in_doubt=False)
 
     @pytest.fixture
     def quick_clock(self, monkeypatch):
         moments = iter(range(10**6))
-        monkeypatch.setattr(routing, "clock", lambda: next(moments) / 20)
+        for module in (routing, timeouts):
+            monkeypatch.setattr(module, "clock", lambda: next(moments) / 20)
 
     def test_no_free_connection_in_all_the_time_is_told_as_such(self, quick_clock):
         went, error = self.drive(repeat(redis.exceptions.MaxConnectionsError("all are busy")))
@@ -642,7 +646,7 @@ class TestRoutedRequest:
         went, answer = self.drive([self.answered(moved), self.slots(self.B), self.answered(b"yes")])
         assert [to for to, _ in went] == [self.A, went[1][0], self.B]
         assert went[1][1] == [routing.CLUSTER_SLOTS.packed]
-        assert answer == Answer([b"yes"], 7.0, repeated=False)
+        assert answer == Reply([b"yes"], 7.0, in_doubt=False)
 
     def test_addresses_are_those_that_are_reached_from_here(self):
         slots = SlotMap([1], [self.A], Timing(), lambda address: (f"out.{address[0]}", address[1] + 1000))

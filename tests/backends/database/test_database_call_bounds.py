@@ -17,7 +17,7 @@ import pytest
 from django.db import connections
 
 from django_distlock import LockBackendError, lock, locks
-from django_distlock.backends.database.errors import InDoubt
+from django_distlock.backends.common.timeouts import InDoubt
 from django_distlock.types import Level
 from tests.support.databases import known_database
 from tests.support.inside import idle_in

@@ -14,6 +14,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import DataError, InterfaceError, OperationalError, ProgrammingError, connections
 
 from django_distlock import LockBackendError, lock, locks
+from django_distlock.backends.common.timeouts import InDoubt
 from django_distlock.backends.common.timing import Timing
 from django_distlock.backends.database import errors
 from django_distlock.models import DatabaseLock
@@ -252,7 +253,7 @@ def test_an_answer_that_was_lost_hides_no_final_error(proxy_to_postgres):
     proxy.cut_reply("distlock_lock")
     with without_its_table(backend), pytest.raises(LockBackendError) as caught:
         backend.look(["name"])
-    assert isinstance(caught.value, errors.InDoubt)
+    assert isinstance(caught.value, InDoubt)
     assert caught.value.is_final
 
 

@@ -17,7 +17,6 @@ import pytest
 
 from django_distlock import LockBackendError, lock, locks
 from django_distlock.backends.common.timing import Timing
-from django_distlock.backends.redis import client
 from django_distlock.testing.tools import WAYS, calling
 from tests.support.inside import failed_addresses, lookups_of_names
 from tests.support.network import resolving, silent_listener, swallowing
@@ -139,7 +138,6 @@ def three():
 @pytest.fixture
 def stage(three, settings, monkeypatch):
     """``stage(store)`` is set, with ``use()`` and ``break_()``, and cleared at the end."""
-    monkeypatch.setattr(client, "IDLE_TRUSTED", 0.0)
     monkeypatch.setattr(Timing, "idle_trusted", 0.0)
     stages = []
 

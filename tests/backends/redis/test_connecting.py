@@ -14,7 +14,8 @@ import pytest
 import redis
 
 from django_distlock import LockBackendError, lock, locks
-from django_distlock.backends.redis import client, connection
+from django_distlock.backends.common.timing import Timing
+from django_distlock.backends.redis import connection
 from tests.support.cluster import free_ports
 from tests.support.inside import failed_addresses, lookups_of_names
 from tests.support.network import resolving, swallowing
@@ -41,7 +42,7 @@ class TestIdle:
 
     @pytest.fixture
     def backend(self, proxy, settings, monkeypatch):
-        monkeypatch.setattr(client, "IDLE_TRUSTED", 0.0)
+        monkeypatch.setattr(Timing, "idle_trusted", 0.0)
         settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": REDIS, "LOCATION": proxy.url}}
         yield locks["default"]
         proxy.hang = False
@@ -78,7 +79,7 @@ class TestIdle:
             list(threads.map(lambda number: lock("name:{}", number).locked(), range(8)))
         many = connected()
         assert many > 1
-        monkeypatch.setattr(client, "IDLE_KEPT", 0.0)
+        monkeypatch.setattr(Timing, "idle_kept", 0.0)
         lock("name").locked()
         lock("name").locked()
         eventually(lambda: connected() <= 2)

@@ -20,10 +20,9 @@ import redis
 
 from django_distlock import LockBackendError, LockLost, State, adopt, lock, locks
 from django_distlock.backends.common.timing import Timing
-from django_distlock.backends.redis import operations
 from django_distlock.backends.redis import pubsub as listening
 from django_distlock.backends.redis.backend import RedisBackend
-from django_distlock.backends.redis.operations import GRANT_TTL, RELEASE
+from django_distlock.backends.redis.operations import RELEASE
 from django_distlock.core import local_queue
 from django_distlock.types import Grant, LockRequest
 from django_distlock.utils.clock import clock
@@ -71,7 +70,7 @@ def through_proxy(proxied, proxy, valkey, settings):
 @pytest.fixture
 def lasting_places(monkeypatch):
     """What somebody left in the queue is not taken for given up because it has run out meanwhile."""
-    monkeypatch.setattr(operations, "QUEUE_TTL", 600.0)
+    monkeypatch.setattr(Timing, "queue_ttl", 600.0)
 
 
 @pytest.fixture(params=["thread", "task"])
@@ -302,12 +301,12 @@ class TestWaitersThatDie:
         stopped = waiters.pop(position)
         left = time.monotonic()
         for waiter in waiters:
-            assert waiter.says("in") - left < GRANT_TTL + SLACK
+            assert waiter.says("in") - left < Timing.grant_ttl + SLACK
             if waiter is waiters[-1]:
                 stopped.go_on()
             waiter.leaves()
             left = time.monotonic()
-        assert stopped.says("in") - left < GRANT_TTL + LOOK + SLACK
+        assert stopped.says("in") - left < Timing.grant_ttl + LOOK + SLACK
         stopped.leaves()
         assert is_clean(store)
 
@@ -456,7 +455,7 @@ class TestStoresThatLoseData:
         first.gets_in()
         first.leaves()
         for waiter in waiters:
-            waiter.gets_in(GRANT_TTL + LOOK + SLACK)
+            waiter.gets_in(Timing.grant_ttl + LOOK + SLACK)
             waiter.leaves()
         holder.leaves()
         assert is_clean(store)
@@ -1152,7 +1151,7 @@ class TestTasks:
             task = asyncio.create_task(handle.aacquire())
             await asyncio.to_thread(in_queue, store, 1)
             blocked.set()
-            time.sleep(GRANT_TTL + 1.5)  # noqa: ASYNC251 - blocks the loop, longer than TTL and grant
+            time.sleep(Timing.grant_ttl + 1.5)  # noqa: ASYNC251 - blocks the loop, longer than TTL and grant
             got_in = await asyncio.wait_for(task, PATIENCE)
             await handle.arelease()
             return got_in
@@ -1167,7 +1166,7 @@ class TestTasks:
         in_queue(store, 2)
         left = time.monotonic()
         holder.release()
-        assert waiter.gets_in() - left < GRANT_TTL + LOOK
+        assert waiter.gets_in() - left < Timing.grant_ttl + LOOK
         waiter.leaves()
         thread.join(PATIENCE)
         assert answers == [True]
@@ -1198,7 +1197,7 @@ class TestTasks:
             waiter = callers()
             in_line(tasks + 1)
             holder.release()
-            waiter.gets_in(1.5 * tasks + GRANT_TTL + 2 * LOOK + SLACK)
+            waiter.gets_in(1.5 * tasks + Timing.grant_ttl + 2 * LOOK + SLACK)
             waiter.leaves()
         finally:
             go_on.set()

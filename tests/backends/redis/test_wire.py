@@ -6,13 +6,15 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
+from math import inf
 from typing import Any
 
 import pytest
 from redis.exceptions import ConnectionError, TimeoutError
 
+from django_distlock.backends.common.timeouts import InDoubt
+from django_distlock.backends.common.timing import Timing
 from django_distlock.backends.redis.client import AsyncClient, Client
-from django_distlock.backends.redis.errors import InDoubt
 from django_distlock.backends.redis.scripts import Command, pack
 from django_distlock.utils.clock import clock
 from tests.support.inside import make_silent, permits_of
@@ -58,7 +60,7 @@ class Interrupted(AsyncConnection):
 class Service:
     """A place where another server may take over."""
 
-    patience = 30.0
+    failover_timeout = 30.0
 
     def __init__(self, connection: Any, at_first: Callable[[], Any] = lambda: None) -> None:
         self.arguments = {"socket_timeout": 0.3, "socket_connect_timeout": 0.3}
@@ -80,46 +82,47 @@ class TestNoConnectionIsFree:
 
     def test_for_the_repetition_of_what_went_unanswered(self):
         taken = []
-        thread = threading.Thread(target=lambda: taken.append(permits_of(wire).get()), daemon=True)
-        wire = Client(Service(Connection(), thread.start), 1, 0.3)
+        thread = threading.Thread(target=lambda: taken.append(permits_of(client).get()), daemon=True)
+        client = Client(Service(Connection(), thread.start), 1, 0.3, Timing())
         with pytest.raises(InDoubt) as caught:
-            wire.send(COMMAND, until=clock() + 1)
+            client.send(COMMAND, deadline=clock() + 1)
         assert "all 1 connections wait for an answer" in str(caught.value)
         thread.join()
 
     def test_for_the_repetition_by_a_task(self):
         async def main():
             others = []
-            wire = AsyncClient(
-                Service(AsyncConnection(), lambda: others.append(asyncio.create_task(permits_of(wire).wait(None)))),
+            client = AsyncClient(
+                Service(AsyncConnection(), lambda: others.append(asyncio.create_task(permits_of(client).wait(None)))),
                 1,
                 0.3,
+                Timing(),
             )
             with pytest.raises(InDoubt) as caught:
-                await wire.asend(COMMAND, until=clock() + 1)
+                await client.asend(COMMAND, deadline=clock() + 1)
             assert "all 1 connections wait for an answer" in str(caught.value)
             await others[0]
 
         asyncio.run(main())
 
     def test_for_a_first_attempt_it_is_waited_for_as_long_as_for_another_server(self):
-        wire = Client(Service(Connection()), 1, 0.3)
-        taken = permits_of(wire).get()
-        make_silent(wire, clock())
+        client = Client(Service(Connection()), 1, 0.3, Timing())
+        taken = permits_of(client).get()
+        make_silent(client, clock())
         began = time.monotonic()
         with pytest.raises(TimeoutError, match="all 1 connections wait for an answer"):
-            wire.send(COMMAND, until=clock() + 0.9)
+            client.send(COMMAND, deadline=clock() + 0.9)
         assert 0.85 < time.monotonic() - began < 5
-        permits_of(wire).put(taken)
+        permits_of(client).put(taken)
 
     def test_for_a_task_it_is_waited_for_as_long_as_for_another_server(self):
         async def main():
-            wire = AsyncClient(Service(AsyncConnection()), 1, 0.3)
-            assert permits_of(wire).take()
-            make_silent(wire, clock())
+            client = AsyncClient(Service(AsyncConnection()), 1, 0.3, Timing())
+            assert permits_of(client).take()
+            make_silent(client, clock())
             began = time.monotonic()
             with pytest.raises(TimeoutError, match="all 1 connections wait for an answer"):
-                await wire.asend(COMMAND, until=clock() + 0.9)
+                await client.asend(COMMAND, deadline=clock() + 0.9)
             assert 0.85 < time.monotonic() - began < 5
 
         asyncio.run(main())
@@ -128,7 +131,7 @@ class TestNoConnectionIsFree:
 def test_a_cancellation_that_became_an_error_is_one_all_the_same():
     async def main():
         service = Service(Interrupted())
-        task = asyncio.create_task(AsyncClient(service, 5, 0.3).asend(COMMAND, until=None))
+        task = asyncio.create_task(AsyncClient(service, 5, 0.3, Timing()).asend(COMMAND, deadline=inf))
         await asyncio.sleep(0.05)
         task.cancel()
         await asyncio.wait([task], timeout=5)

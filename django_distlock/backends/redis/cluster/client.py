@@ -4,40 +4,38 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from math import inf
 
 from redis.exceptions import ClusterDownError
 
 from ....utils.clock import clock, sleep
 from ....utils.drive import adrive, drive
 from ....utils.threads import start_thread
-from ..client import NOTHING, Answer, AsyncClient, Client
+from ...common.timeouts import NOT_WAITING
+from ..client import NOTHING, AsyncClient, Client, Reply
 from ..config import Location
 from ..scripts import Command
-from ..timeouts import Call
+from ..timeouts import ServerAttempts
 from .routing import Address, NodeBatch, NodeResult, RoutedRequest, SlotMap, refresh, slot_of_key
 
 
 class NodeClient(Client):
-    waits = False  # a node that does not serve may have a successor, which the routed request finds
+    retries_after_pause = False  # a node that does not serve may have a successor, which the routed request finds
 
 
 class AsyncNodeClient(AsyncClient):
-    waits = False
+    retries_after_pause = False
 
 
 class _ClusterClient:
-    def __init__(self, location: Location, slots: SlotMap, most: int, timeout: float) -> None:
+    def __init__(self, location: Location, slots: SlotMap, max_connections: int, timeout: float) -> None:
         self._location, self._slots = location, slots
-        self._most, self._timeout = most, timeout
+        self._max_connections, self._timeout = max_connections, timeout
 
     def _request(
-        self, commands: Sequence[Command], within: float | None, until: float | None, queues_until: float
+        self, commands: Sequence[Command], timeout: float | None, deadline: float, queue_deadline: float
     ) -> RoutedRequest:
-        call = Call(self._location, self._timeout, within, until, clock())
-        return RoutedRequest(
-            commands, self._slots, call.step, call.seconds, max(queues_until, inf if until is None else until)
-        )
+        attempts = ServerAttempts(self._location, self._slots.timing, self._timeout, timeout, deadline, clock())
+        return RoutedRequest(commands, self._slots, attempts, max(queue_deadline, deadline))
 
     def _further(self, known: object) -> tuple[object, Sequence[Address]]:
         owners = self._slots.owners
@@ -47,24 +45,24 @@ class _ClusterClient:
 class ClusterClient(_ClusterClient):
     """For threads. ``send`` finds the nodes by the keys of the commands and asks all of them at once.
 
-    Opens at most ``most`` connections to each node. While a slot is between nodes, or its primary does not serve and
-    may be replaced, it goes on for as long as ``Call`` says.
+    Opens at most ``max_connections`` to each node. While a slot is between nodes, or its primary does not serve and
+    may be replaced, it goes on for as long as ``ServerAttempts`` says.
     """
 
-    def __init__(self, location: Location, slots: SlotMap, most: int, timeout: float) -> None:
-        super().__init__(location, slots, most, timeout)
+    def __init__(self, location: Location, slots: SlotMap, max_connections: int, timeout: float) -> None:
+        super().__init__(location, slots, max_connections, timeout)
         self._clients: dict[Address, NodeClient] = {}
 
     def send(
         self,
         *commands: Command,
-        within: float | None = None,
-        until: float | None = 0.0,
-        queues_until: float = 0.0,
-    ) -> Answer:
+        timeout: float | None = None,
+        deadline: float = NOT_WAITING,
+        queue_deadline: float = NOT_WAITING,
+    ) -> Reply:
         if not commands:
             return NOTHING
-        return drive(self._request(commands, within, until, queues_until).steps(), self)
+        return drive(self._request(commands, timeout, deadline, queue_deadline).steps(), self)
 
     def nodes(self, known: object) -> tuple[object, Sequence[Address]]:
         """All primaries with keys; none if the owners of slots are the ``known`` ones."""
@@ -105,7 +103,7 @@ class ClusterClient(_ClusterClient):
     def _send_batch(self, batch: NodeBatch) -> NodeResult:
         try:
             client = self._client_of(batch.node)
-            return client.send(*batch.commands, within=batch.timeout, queues_until=batch.queue_deadline)
+            return client.send(*batch.commands, timeout=batch.timeout, queue_deadline=batch.queue_deadline)
         except Exception as error:
             return error
 
@@ -113,7 +111,7 @@ class ClusterClient(_ClusterClient):
         client = self._clients.get(node)
         if client is None:
             self._close_removed()
-            client = NodeClient(self._location.at(*node), self._most, self._timeout)
+            client = NodeClient(self._location.at(*node), self._max_connections, self._timeout, self._slots.timing)
             client = self._clients.setdefault(node, client)
         return client
 
@@ -133,21 +131,21 @@ class AsyncClusterClient(_ClusterClient):
 
     ending: AsyncIterator[None]
 
-    def __init__(self, location: Location, slots: SlotMap, most: int, timeout: float) -> None:
-        super().__init__(location, slots, most, timeout)
+    def __init__(self, location: Location, slots: SlotMap, max_connections: int, timeout: float) -> None:
+        super().__init__(location, slots, max_connections, timeout)
         self._clients: dict[Address, AsyncNodeClient] = {}
         self._is_closed = False
 
     async def asend(
         self,
         *commands: Command,
-        within: float | None = None,
-        until: float | None = 0.0,
-        queues_until: float = 0.0,
-    ) -> Answer:
+        timeout: float | None = None,
+        deadline: float = NOT_WAITING,
+        queue_deadline: float = NOT_WAITING,
+    ) -> Reply:
         if not commands:
             return NOTHING
-        return await adrive(self._request(commands, within, until, queues_until).steps(), self)
+        return await adrive(self._request(commands, timeout, deadline, queue_deadline).steps(), self)
 
     async def alocate(self, key: str) -> None:
         if slot_of_key(key) not in self._slots.owners:
@@ -174,7 +172,7 @@ class AsyncClusterClient(_ClusterClient):
     async def _send_batch(self, batch: NodeBatch) -> NodeResult:
         try:
             client = await self._client_of(batch.node)
-            return await client.asend(*batch.commands, within=batch.timeout, queues_until=batch.queue_deadline)
+            return await client.asend(*batch.commands, timeout=batch.timeout, queue_deadline=batch.queue_deadline)
         except Exception as error:
             return error
 
@@ -183,7 +181,9 @@ class AsyncClusterClient(_ClusterClient):
             await self._close_removed()
         client = self._clients.get(node)
         if client is None:
-            client = self._clients[node] = AsyncNodeClient(self._location.at(*node), self._most, self._timeout)
+            client = self._clients[node] = AsyncNodeClient(
+                self._location.at(*node), self._max_connections, self._timeout, self._slots.timing
+            )
             if self._is_closed:
                 await client.aclose()
         return client

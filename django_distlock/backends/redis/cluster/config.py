@@ -1,9 +1,8 @@
-"""What a backend uses on a Cluster, made from its settings."""
+"""The parts of a backend that talk to a Cluster, made from its settings."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 
 from ....exceptions import InvalidLockBackend
@@ -12,20 +11,9 @@ from ..config import Location, read_location
 from ..keys import SLOTS, ClusterKeys, read_prefix
 from ..topology import Topology
 from .client import AsyncClusterClient, ClusterClient
-from .diagnostics import ClusterCheckup
+from .diagnostics import ClusterDiagnostics
 from .pubsub import ClusterListener
 from .routing import Address, Remap, SlotMap
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterLocation(Location):
-    """Any of its nodes. ``failover_timeout``: seconds in which a replica may take the place of a primary."""
-
-    failover_timeout: float
-
-    @property
-    def patience(self) -> float:
-        return self.failover_timeout
 
 
 def cluster_topology(
@@ -37,8 +25,8 @@ def cluster_topology(
     shared = (location, slots, backend.option["max_connections"], timeouts["socket_timeout"])
     client = ClusterClient(*shared)
     listener = ClusterListener(client, slots, keys, location, hand_back, backend.alias, backend.timing)
-    checkup = ClusterCheckup(location, seeds, keys, backend.terms, backend.setting("OPTIONS"))
-    return Topology(location, keys, client, partial(AsyncClusterClient, *shared), listener, checkup)
+    diagnostics = ClusterDiagnostics(location, seeds, keys, backend.terms, backend.setting("OPTIONS"))
+    return Topology(location, keys, client, partial(AsyncClusterClient, *shared), listener, diagnostics)
 
 
 def _read_shards(backend: BaseLockBackend) -> int:
@@ -73,8 +61,7 @@ def _read_seeds(backend: BaseLockBackend, timeouts: Mapping[str, float]) -> tupl
     if any(other != first for other in others):
         raise InvalidLockBackend(f"The URLs of {setting} differ in more than host and port; write the rest alike.")
     text = ", ".join(location.text for location in locations)
-    failover_timeout = backend.option["failover_timeout"]
-    return ClusterLocation(text, first.connection_class, first.arguments, failover_timeout), seeds
+    return Location(text, first.connection_class, first.arguments, backend.option["failover_timeout"]), seeds
 
 
 def _at_any_node(location: Location) -> Location:

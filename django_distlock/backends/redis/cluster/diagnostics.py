@@ -1,4 +1,4 @@
-"""The same for a Cluster: of each primary, and of the number of shards that all processes must share."""
+"""The same for a Cluster: each primary, and the number of shards that all processes must share."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ....options import Terms
 from ....types import CheckResult, Level
 from .. import diagnostics
 from ..config import Location
-from ..diagnostics import Checkup
+from ..diagnostics import Diagnostics
 from ..errors import reason
 from ..keys import ClusterKeys
 from ..scripts import Command, pack
 from .routing import Address
 
 
-class ClusterCheckup(Checkup):
+class ClusterDiagnostics(Diagnostics):
     def __init__(
         self, location: Location, seeds: Sequence[Address], keys: ClusterKeys, terms: Terms, options: str
     ) -> None:
@@ -32,7 +32,7 @@ class ClusterCheckup(Checkup):
         compare = [Command(pack("SET", agreed, shards, "NX"), key=agreed), Command(pack("GET", agreed), key=agreed)]
         return super().questions(nodes) + compare
 
-    def findings(self, nodes: Sequence[Address], replies: Sequence[Any], asked_at: float) -> list[CheckResult]:
+    def results(self, nodes: Sequence[Address], replies: Sequence[Any], asked_at: float) -> list[CheckResult]:
         grouped: dict[tuple[Level, str, str], dict[Address, str]] = defaultdict(dict)
         for node, info, server_time in zip(nodes, replies[::2], replies[1::2], strict=False):
             for one in self._primary_results(node, info, server_time, asked_at):
@@ -45,7 +45,9 @@ class ClusterCheckup(Checkup):
             hint = "Its locks wait until it answers or a replica takes over."
             return [CheckResult(Level.ERROR, "primary", f"does not answer: {info}", hint)]
         location = self._location.at(*node)
-        return [_in_cluster(one) for one in diagnostics.findings(info, server_time, asked_at, self._terms, location)]
+        return [
+            _in_cluster(one) for one in diagnostics.server_results(info, server_time, asked_at, self._terms, location)
+        ]
 
     def _shards_result(self, written: Any, kept: Any) -> CheckResult:
         shards, agreed = self._keys.shards, self._keys.agreed
@@ -66,7 +68,7 @@ class ClusterCheckup(Checkup):
             f"Set the same number everywhere. After a change, stop all processes, delete the key {agreed}, and start.",
         )
 
-    def of_settings(self, socket_timeout: float, where: str) -> list[CheckMessage]:
+    def setting_warnings(self, socket_timeout: float, where: str) -> list[CheckMessage]:
         found: dict[str, CheckMessage] = {}
         for seed in self._seeds:
             messages = diagnostics.check_settings(self._location.at(*seed), self._terms, socket_timeout, where)

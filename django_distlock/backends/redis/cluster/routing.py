@@ -6,7 +6,7 @@ import random
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
-from math import ceil
+from math import ceil, inf
 from typing import Any, NamedTuple
 
 from redis.exceptions import (
@@ -24,9 +24,11 @@ from redis.exceptions import (
 from ....utils.clock import clock
 from ....utils.drive import Call, Steps
 from ....utils.text import printable
+from ...common.retry import Backoff
+from ...common.timeouts import NOT_WAITING, Attempts, InDoubt
 from ...common.timing import Timing
-from ..client import Answer
-from ..errors import InDoubt, is_answer, is_transient
+from ..client import Reply
+from ..errors import is_answer, is_transient
 from ..keys import slot_of
 from ..scripts import Command, pack
 
@@ -134,25 +136,25 @@ LEAST_ASKED = 3  # nodes that are asked for their slots, even if the time passes
 
 REFUSED = (AuthenticationError, MaxConnectionsError)  # errors of connections that say nothing about the node
 
-NodeResult = Answer | Exception
+NodeResult = Reply | Exception
 
 
 class NodeBatch(NamedTuple):
     """The commands for one node, which are sent together; ``numbers``: which of all commands they are.
 
-    ``timeout``: seconds for their replies; ``queue_deadline``: see ``Call``.
+    ``timeout``: seconds for their replies; ``queue_deadline``: see ``ServerAttempts``.
     """
 
     node: Address
     numbers: list[int]
     commands: list[Command]
     timeout: float
-    queue_deadline: float = 0.0
+    queue_deadline: float = NOT_WAITING
 
-    def replies(self, answer: Answer) -> list[Any]:
+    def values(self, reply: Reply) -> list[Any]:
         """Without those to ASKING."""
-        pairs = zip(self.commands, answer.replies, strict=True)
-        return [reply for command, reply in pairs if command is not ASKING]
+        pairs = zip(self.commands, reply.values, strict=True)
+        return [value for command, value in pairs if command is not ASKING]
 
 
 slot_of_key = lru_cache(maxsize=1024)(slot_of)
@@ -170,28 +172,24 @@ class RoutedRequest:
         self,
         commands: Sequence[Command],
         slots: SlotMap,
-        timeout: float,
-        total_timeout: float,
-        queue_deadline: float = 0.0,
+        attempts: Attempts,
+        queue_deadline: float = NOT_WAITING,
     ) -> None:
-        """``timeout``: seconds for one attempt; ``total_timeout``: seconds after which no further one begins.
-
-        For a connection to a node that answers others it waits until ``queue_deadline``, and that time does not count.
-        """
+        """For a connection to a node that answers others it waits until ``queue_deadline``; that time is extra."""
         self._commands = commands
         self._slots, self._timing = slots, slots.timing
-        self._timeout, self._total_timeout, self._queue_deadline = timeout, total_timeout, queue_deadline
-        self._deadline = clock() + total_timeout
-        self._is_answered = False
+        self._attempts, self._queue_deadline = attempts, queue_deadline
+        self._began: float | None = clock()  # None: a node has answered
         self._is_misled = False  # redirected to a node without a name
         self._replies: list[Any] = [None] * len(commands)
         self._sent_at = [0.0] * len(commands)
         self._asking: dict[int, Address] = {}  # where the next attempt of a command goes with ASKING
-        self._in_doubt = False
 
-    def steps(self) -> Steps[Answer]:
+    def steps(self) -> Steps[Reply]:
         """Calls ``send_batches`` and ``pause`` of a client."""
-        timing, pending, attempts = self._timing, list(range(len(self._commands))), 0
+        timing, pending, is_first = self._timing, list(range(len(self._commands))), True
+        shortest, longest = 2 * timing.slot_pause_shortest, timing.slot_pause_longest
+        backoff = Backoff(inf, shortest, longest, is_random=False)
         if self._slots.unresponsive and self._goes_to_an_unresponsive_node():
             yield from self._refresh(clock() - timing.slots_kept)
         while True:
@@ -199,24 +197,23 @@ class RoutedRequest:
             if batches := self._batches(pending):
                 for batch, result in zip(batches, (yield Call("send_batches", (batches,))), strict=True):
                     self._take(batch, result)
-            attempts += 1
             pending = [number for number in pending if self._is_to_repeat(number)]
-            if not pending or clock() >= self._deadline:
+            if not pending or clock() >= self._attempts.deadline:
                 return self._answer()
             if self._is_map_wrong(pending):
-                since = began if attempts == 1 else min(began, clock() - timing.slots_kept)
+                since = began if is_first else min(began, clock() - timing.slots_kept)
                 failure = yield from self._refresh(since)
                 if failure and not known:
                     self._replies = [failure] * len(self._commands)
-                if failure and not (is_transient(failure, in_cluster=True) and clock() < self._deadline):
+                if failure and not (is_transient(failure, in_cluster=True) and clock() < self._attempts.deadline):
                     return self._answer()
-            if attempts > 1 or (self._slots.owners is known and not self._asking):
-                longest = min(timing.longest_slot_pause, max(0.0, self._deadline - clock()))
-                yield Call("pause", (min(longest, timing.slot_pause * 2 ** min(attempts, 4)),))
+            if not is_first or (self._slots.owners is known and not self._asking):
+                yield Call("pause", (min(backoff.pause() or 0.0, max(0.0, self._attempts.deadline - clock())),))
+            is_first = False
 
     def _refresh(self, since: float) -> Steps[Exception | None]:
         """The slot map, unless it was updated since then. One caller asks; others wait for its result."""
-        pause = self._timing.slot_pause
+        pause = self._timing.slot_pause_shortest
         # Not by a clock: a busy event loop would leave no time for the others.
         for _ in range(ceil(_share(self._next_timeout(), self._timing) / pause)):
             if not self._slots.is_being_refreshed:
@@ -232,7 +229,7 @@ class RoutedRequest:
         return any(owner in self._slots.unresponsive for owner in owners)
 
     def _next_timeout(self) -> float:
-        return min(self._timeout, max(self._timing.last_attempt, self._deadline - clock()))
+        return min(self._attempts.step, max(self._timing.last_attempt, self._attempts.deadline - clock()))
 
     def _batches(self, pending: Sequence[int]) -> list[NodeBatch]:
         batches: dict[Address, NodeBatch] = {}
@@ -251,18 +248,18 @@ class RoutedRequest:
         return list(batches.values())
 
     def _take(self, batch: NodeBatch, result: NodeResult) -> None:
-        if isinstance(result, Answer):
+        if isinstance(result, Reply):
             self._slots.unresponsive.discard(batch.node)
-            self._in_doubt = self._in_doubt or result.repeated
-            if not self._is_answered:
-                self._is_answered = True
-                self._deadline = max(self._deadline, result.sent_at + self._total_timeout)
-            for number, reply in zip(batch.numbers, batch.replies(result), strict=True):
+            self._attempts.in_doubt = self._attempts.in_doubt or result.in_doubt
+            if self._began is not None:
+                self._attempts.exclude(self._began, result.sent_at)
+                self._began = None
+            for number, reply in zip(batch.numbers, batch.values(result), strict=True):
                 self._replies[number], self._sent_at[number] = reply, result.sent_at
                 if isinstance(reply, AskError):
                     self._redirect(number, reply, batch.node)
             return
-        self._in_doubt = self._in_doubt or isinstance(result, InDoubt)
+        self._attempts.in_doubt = self._attempts.in_doubt or isinstance(result, InDoubt)
         failure = _failure_of(batch.node, result)
         if isinstance(failure, ConnectionError) and not isinstance(failure, REFUSED):
             self._slots.unresponsive.add(batch.node)
@@ -287,15 +284,15 @@ class RoutedRequest:
         right = AskError | TryAgainError | MaxConnectionsError
         return misled or any(not isinstance(self._replies[number], right) for number in pending)
 
-    def _answer(self) -> Answer:
+    def _answer(self) -> Reply:
         if all(isinstance(reply, ConnectionError | TimeoutError) for reply in self._replies):
-            if self._in_doubt:
-                raise InDoubt(self._replies[0]) from self._replies[0]
+            if self._attempts.in_doubt:
+                raise InDoubt.because_of(self._replies[0])
             raise self._replies[0]
-        return Answer(self._replies, min(self._sent_at), self._in_doubt)
+        return Reply(self._replies, min(self._sent_at), self._attempts.in_doubt)
 
 
-def refresh(slots: SlotMap, timeout: float, queue_deadline: float = 0.0) -> Steps[Exception | None]:
+def refresh(slots: SlotMap, timeout: float, queue_deadline: float = NOT_WAITING) -> Steps[Exception | None]:
     """Update the slot map by the first node that answers. Returns an error if none does."""
     slots.refresh_began_at = clock()
     try:
@@ -311,8 +308,8 @@ def _ask_in_turn(slots: SlotMap, timeout: float, queue_deadline: float) -> Steps
             break
         batch = NodeBatch(node, [0], [CLUSTER_SLOTS], _share(timeout, slots.timing), queue_deadline)
         [result] = yield Call("send_batches", ([batch],))
-        if isinstance(result, Answer):
-            reply = result.replies[0]
+        if isinstance(result, Reply):
+            reply = result.values[0]
             slots.unresponsive.discard(node)
         else:
             reply = _failure_of(node, result)
@@ -334,7 +331,8 @@ def _share(timeout: float, timing: Timing) -> float:
 
 def _failure_of(node: Address, result: Exception) -> Exception:
     """Errors of connections do not always name the node."""
-    error = result.cause if isinstance(result, InDoubt) else result
+    cause = result.__cause__ if isinstance(result, InDoubt) else result
+    error = cause if isinstance(cause, Exception) else result
     if is_answer(error) or isinstance(error, REFUSED):
         return error
     if isinstance(error, RedisError | OSError):

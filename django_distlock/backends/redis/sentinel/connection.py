@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from typing import Any, NoReturn
 
@@ -68,10 +68,9 @@ class _AsyncSSLConnection(_MasterConnection, AsyncTlsConnection):
 
 @dataclass(frozen=True, slots=True)
 class MasterLocation(Location):
-    """The master of a service. ``failover_timeout``: seconds in which a replica may take its place."""
+    """The master of a service."""
 
-    sentinels: Sentinels
-    failover_timeout: float
+    sentinels: Sentinels = field(kw_only=True)
 
     @classmethod
     def of(
@@ -79,15 +78,12 @@ class MasterLocation(Location):
     ) -> MasterLocation:
         watched = ", ".join(sentinel.text for sentinel in sentinels.locations)
         text = f"{sentinels.service}/{arguments.get('db', 0)} of the sentinels {watched}"
-        return cls(text, _SSLConnection if tls else _Connection, arguments, sentinels, failover_timeout)
+        kind = _SSLConnection if tls else _Connection
+        return cls(text, kind, arguments, failover_timeout, sentinels=sentinels)
 
     @property
     def async_connection_class(self) -> type[Any]:
         return _AsyncSSLConnection if self.connection_class is _SSLConnection else _AsyncConnection
-
-    @property
-    def patience(self) -> float:
-        return self.failover_timeout
 
     @property
     def is_half_plain(self) -> bool:
@@ -100,13 +96,13 @@ class MasterLocation(Location):
         sentinels = frozenset(sentinel.server[:2] for sentinel in self.sentinels.locations)
         return self.sentinels.service, sentinels, int(self.arguments.get("db") or 0)
 
-    def connected(self, *, within: float = inf, **arguments: Any) -> Any:
-        deadline = clock() + min(within, self._default_timeout)
+    def connected(self, *, timeout: float = inf, **arguments: Any) -> Any:
+        deadline = clock() + min(timeout, self._default_timeout)
         master = self.sentinels.find(deadline - clock())
         connection = None
         try:
             there = {**arguments, "host": master.host, "port": master.port}
-            connection = Location.connected(self, within=deadline - clock(), **there)
+            connection = Location.connected(self, timeout=deadline - clock(), **there)
             connection.send_packed_command([_ROLE], check_health=False)
             self._mark(connection, master, read_by(connection, deadline))
         except BaseException as error:
@@ -115,13 +111,13 @@ class MasterLocation(Location):
             self._raise_failure(master, error)
         return connection
 
-    async def aconnected(self, *, within: float = inf, **arguments: Any) -> Any:
-        deadline = clock() + min(within, self._default_timeout)
+    async def aconnected(self, *, timeout: float = inf, **arguments: Any) -> Any:
+        deadline = clock() + min(timeout, self._default_timeout)
         master = await self.sentinels.afind(deadline - clock())
         connection = None
         try:
             there = {**arguments, "host": master.host, "port": master.port}
-            connection = await Location.aconnected(self, within=deadline - clock(), **there)
+            connection = await Location.aconnected(self, timeout=deadline - clock(), **there)
             async with RunningFor(max(0.0, deadline - clock()), "Timeout reading from socket"):
                 await connection.send_packed_command([_ROLE], check_health=False)
                 self._mark(connection, master, await connection.read_response(disable_decoding=True))

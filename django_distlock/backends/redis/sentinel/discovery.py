@@ -82,7 +82,7 @@ class SentinelClient:
         """Over a connection of its own."""
         connection, deadline = None, clock() + timeout
         try:
-            connection = sentinel.connected(within=timeout)
+            connection = sentinel.connected(timeout=timeout)
             return self.ask_on(connection, deadline)
         except (RedisError, OSError) as error:
             return error
@@ -93,7 +93,7 @@ class SentinelClient:
     async def aask(self, sentinel: Location, timeout: float) -> SentinelReply:
         connection, deadline = None, clock() + timeout
         try:
-            connection = await sentinel.aconnected(within=timeout)
+            connection = await sentinel.aconnected(timeout=timeout)
             async with RunningFor(max(0.0, deadline - clock()), "Timeout reading from socket"):
                 return await self._aask_on(connection)
         except (RedisError, OSError) as error:

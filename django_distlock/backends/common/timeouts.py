@@ -1,0 +1,55 @@
+"""How long a call lasts, whether it is tried again, and whether that leaves doubt: one policy, without any store.
+
+A call fails by a step that takes too long, by a connection that breaks, or by a server that refuses for now. Then
+
+1. what was sent and not answered leaves the call in doubt, whatever comes later;
+2. the first attempt that fails after it was sent is made again at once: perhaps only its connection is to blame;
+3. others follow after growing pauses (``Backoff``), while that may help and before the deadline of the call.
+"""
+
+from __future__ import annotations
+
+from ...exceptions import LockBackendError
+from ...utils.clock import clock
+from .timing import Timing
+
+NOT_WAITING = 0.0  # the deadline of a caller that does not wait for a lock: it releases, renews or looks
+
+
+class InDoubt(LockBackendError):
+    """The store may have done what it was asked, or may do so yet."""
+
+    @classmethod
+    def because_of(cls, cause: Exception) -> InDoubt:
+        error = cls(str(cause))
+        error.__cause__ = cause
+        return error
+
+
+class Attempts:
+    """The attempts of one call, and what became of them.
+
+    ``longest``: seconds that the call lasts at most, from ``began`` on; less where its caller waits for less, to
+    ``caller_deadline``, but ``shortest_call`` at least. ``step``: seconds that one of its steps lasts at most.
+    """
+
+    def __init__(self, timing: Timing, step: float, longest: float, caller_deadline: float, began: float) -> None:
+        self.timing, self.step = timing, step
+        self._longest, self._caller_deadline = longest, caller_deadline
+        self.deadline = self._latest_end(began)  # no attempt begins later
+        self.in_doubt = False  # one was sent and not answered
+        self._has_retried_at_once = False
+
+    def _latest_end(self, began: float) -> float:
+        return min(began + self._longest, max(began + self.timing.shortest_call, self._caller_deadline))
+
+    def exclude(self, began: float, ended: float) -> None:
+        """What was between is not the server's time, but that in which others had all connections."""
+        self.deadline = max(self.deadline, min(self.deadline + ended - began, self._latest_end(ended)))
+
+    def may_retry_at_once(self, *, was_idle: bool = False) -> bool:
+        """True once. ``was_idle``: the connection may have died unnoticed, so that the time does not matter."""
+        if self._has_retried_at_once or not (was_idle or clock() < self.deadline):
+            return False
+        self._has_retried_at_once = True
+        return True
