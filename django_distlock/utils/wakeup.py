@@ -1,4 +1,4 @@
-"""How a waiter is woken, be it a thread or a task."""
+"""Events that wake a waiting thread or task."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import suppress
 
 
 class WakeEvent:
-    """Set from any thread, waited for by one thread or task. One that is set before the wait is not lost."""
+    """Set from any thread, waited for by one thread or task. Setting it before the wait is not lost."""
 
     _is_set = False
     _wake: Callable[[], object] | None = None  # while it is waited for

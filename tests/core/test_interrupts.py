@@ -216,11 +216,11 @@ def test_an_alarm_that_raises_an_error_of_the_system_leaves_nothing_behind(valke
     """It looks as one of the connection does, though the server has granted the lock by then."""
 
     def ring(*_, **__):
-        monkeypatch.setattr(client, "Answer", answer)
+        monkeypatch.setattr(client, "Reply", answer)
         raise TimeoutError("time is up")
 
-    answer = client.Answer
-    monkeypatch.setattr(client, "Answer", ring)
+    answer = client.Reply
+    monkeypatch.setattr(client, "Reply", ring)
     with pytest.raises(LockBackendError, match="time is up"), lock("name", ttl=600):
         pass
     eventually(lambda: not list(valkey_locks.names()))

@@ -18,14 +18,14 @@ PAGES = PACKAGE.parent / "docs" / "internals"
 # What stands in their place is told by the glossary. A few more words are in use in another sense, and so not here.
 REPLACED = {
     "aannounce", "announce", "announce_in_background", "Arrival", "Ask", "Asked", "Asking", "await_turn", "Bell",
-    "Bells", "bells", "bequeath", "check_bound", "clipped", "Contact", "disguised", "Entries", "Entry", "Errand",
-    "errand", "Faded", "Finding", "FORCED", "forsake", "GivenBack", "goes_ahead", "Guarded", "heir", "in_words",
-    "insists", "is_anew", "is_passing", "is_unanswered", "is_worth_waiting", "Keeper", "keeper", "last_of",
-    "learned_at", "Ledger", "ledger", "let_go", "Lines", "Lineup", "Link", "Looks", "may_wait_on", "naming", "News",
-    "NotServed", "Numbers", "Parts", "path_of", "Pause", "pledge", "pledges", "probe", "Questions", "redeem",
-    "Rounds", "runs_settle", "RunStamp", "silent_for", "speaks", "TakenOver", "Tally", "tally", "Ticket", "ticket",
-    "tickets", "travel", "Trip", "trip", "trips", "Unanswered", "unanswered", "Verdict", "Wait", "wait_turn", "Wire",
-    "wires",
+    "Bells", "bells", "bequeath", "check_bound", "Checkup", "clipped", "ClusterCheckup", "ClusterLocation", "Contact",
+    "disguised", "Entries", "Entry", "Errand", "errand", "Faded", "Finding", "FORCED", "forsake", "GivenBack",
+    "goes_ahead", "Guarded", "heir", "in_words", "insists", "is_anew", "is_passing", "is_unanswered",
+    "is_worth_waiting", "Keeper", "keeper", "last_of", "learned_at", "Ledger", "ledger", "let_go", "Lines", "Lineup",
+    "Link", "Looks", "may_wait_on", "naming", "News", "NoReply", "NotServed", "Numbers", "Parts", "path_of", "Pause",
+    "pledge", "pledges", "probe", "Questions", "queues_until", "redeem", "Rounds", "runs_settle", "RunStamp",
+    "silent_for", "speaks", "TakenOver", "Tally", "tally", "Ticket", "ticket", "tickets", "travel", "Trip", "trip",
+    "trips", "Unanswered", "unanswered", "unless_transient", "Verdict", "Wait", "wait_turn", "Wire", "wires",
 }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""How many may use connections at the same time."""
+"""Permits, which limit how many callers use connections at the same time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from weakref import ref
 
 
 class Permit:
-    """Taken out of a queue and put back into it; one that is dropped comes back by itself.
+    """Taken out of a queue and put back into it; a permit that is dropped comes back by itself.
 
     A handler of a signal may raise between any two steps, also right after a permit was taken.
     """
@@ -38,7 +38,7 @@ class TaskPermits:
 
     def __init__(self, number: int) -> None:
         self._free = number
-        self._line: deque[asyncio.Future[bool]] = deque()
+        self._waiting: deque[asyncio.Future[bool]] = deque()
 
     def take(self) -> bool:
         """Whether there was one."""
@@ -48,9 +48,9 @@ class TaskPermits:
         return True
 
     async def wait(self, timeout: float | None) -> bool:
-        """Whether one came within so many seconds, and before ``wake()``. Called where ``take()`` had none."""
+        """Whether one came within the timeout, and before ``wake()``. Called after ``take()`` had none."""
         turn = asyncio.get_running_loop().create_future()
-        self._line.append(turn)
+        self._waiting.append(turn)
         try:
             await asyncio.wait((turn,), timeout=timeout)
         except BaseException:
@@ -64,16 +64,16 @@ class TaskPermits:
         return False
 
     def put(self) -> None:
-        while self._line:
-            turn = self._line.popleft()
+        while self._waiting:
+            turn = self._waiting.popleft()
             if not turn.done():
                 turn.set_result(True)
                 return
         self._free += 1
 
     def wake(self) -> None:
-        """Let all who wait see whether they still want to."""
-        line, self._line = self._line, deque()
-        for turn in line:
+        """End all waits, so that their callers decide again whether to wait."""
+        waiting, self._waiting = self._waiting, deque()
+        for turn in waiting:
             if not turn.done():
                 turn.set_result(False)

@@ -14,7 +14,7 @@ class Timing:
     unresponsive_after = 3.0  # after which a leader that does nothing is passed over: its event loop is stuck or gone
 
     # Calls of stores
-    shortest_call = 0.5  # that even a caller who does not wait gives the server
+    shortest_call = 0.5  # that a call lasts at least, also of a caller without a wait
     call_grace = 0.45  # that a call may last beyond its deadline, for the last reply
     reply_reserve = 0.1  # of it that is kept for a reply when the connection took the rest
     call_retry_pause_shortest, call_retry_pause_longest = 0.2, 0.5  # between attempts
@@ -28,7 +28,7 @@ class Timing:
     # Cluster
     slot_pause_shortest, slot_pause_longest = 0.02, 0.2  # between attempts while a slot is between two nodes
     last_attempt = 0.25  # that an attempt has even when the time is nearly over
-    slots_answer = 0.5  # that a node has to show who owns what
+    slots_answer = 0.5  # that a node has to answer CLUSTER SLOTS
     slots_kept = 0.2  # for which another attempt uses a slot map that others updated
 
     # Sentinels

@@ -88,7 +88,7 @@ class Location:
 
     @property
     def server(self) -> tuple[object, ...]:
-        """Which database of which server, as far as addresses tell."""
+        """The database of the server, by its address."""
         return server_of(self.arguments)
 
     @property
@@ -222,7 +222,7 @@ def pool_of_cache(cache: str, setting: str) -> Any:
 
 
 def lent(pool: Any) -> dict[str, Any]:
-    """The arguments of a pool that say where and who."""
+    """The arguments of a pool for the server and the user."""
     return {key: value for key, value in pool.connection_kwargs.items() if key in _LENT or key.startswith("ssl_")}
 
 

@@ -65,7 +65,7 @@ class RunningFor:
             raise redis.TimeoutError(self._message) from late
 
 
-# Names. getaddrinfo knows no timeout, so it runs in a thread of its own, one for all who ask for the same name.
+# Names. getaddrinfo knows no timeout, so it runs in a thread of its own, one for all callers with the same name.
 
 _lookups: dict[tuple[object, ...], Future[list[Address]]] = {}
 fork.in_child(_lookups.clear)  # its threads are the parent's

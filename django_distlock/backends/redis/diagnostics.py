@@ -115,7 +115,7 @@ def _replicas(info: Mapping[str, str]) -> CheckResult:
         return CheckResult(Level.OK, "replicas", "None.")
     message = f"{count}. They learn of a lock a moment later: a failover may forget the newest ones."
     hint = "Let what the lock guards compare fencing numbers."
-    if "min_slaves_good_slaves" not in info:  # told where min-replicas-to-write is set
+    if "min_slaves_good_slaves" not in info:  # INFO has it where min-replicas-to-write is set
         hint += " Set min-replicas-to-write 1, so that a primary which was cut off grants no more."
     return CheckResult(Level.INFO, "replicas", message, hint)
 

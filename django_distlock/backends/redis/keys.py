@@ -62,7 +62,7 @@ class Keys:
         return [names] if names else []
 
     def pattern(self, kind: str, start: str) -> str:
-        """Of SCAN, for keys of a kind whose names begin so. It may find keys of nobody; ``name_in`` tells."""
+        """For SCAN: keys of a kind whose names begin so. It may find other keys, which ``name_in`` leaves out."""
         return _literally(f"{self.prefix}{kind}:{start}") + "*"
 
     def name_in(self, kind: str, start: str, key: str) -> str | None:
@@ -159,7 +159,7 @@ class Listing:
     def __init__(self, keys: Keys, kind: str, start: str) -> None:
         self._keys, self._kind, self._start = keys, kind, start
         self._pattern = keys.pattern(kind, start)
-        self._seen: set[str] = set()  # SCAN may tell a key twice
+        self._seen: set[str] = set()  # SCAN may return a key twice
         self._cursor = b"0"
         self.nodes: Sequence[Any] = ()  # to be asked now; ``known``: see ``Client.nodes``
         self.known: object = None

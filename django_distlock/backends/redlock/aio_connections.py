@@ -34,7 +34,7 @@ LATE_LOOKS = 5  # rounds of the loop in which it reads what came while it was bl
 
 
 class AsyncNode(NodeState):
-    """One server. Replies come in the order of the requests, whoever sent them."""
+    """One server. Replies come in the order of the messages, whichever task sent them."""
 
     def __init__(self, location: Location, timing: Timing) -> None:
         super().__init__(timing)

@@ -37,7 +37,7 @@ logger = logging.getLogger("django_distlock")
 
 
 class RedlockBackend(GeneratorBackend):
-    """A lock is held by whoever has it on a majority of independent masters, asked all at once.
+    """A lock is held by the request that has it on a majority of independent masters, asked all at once.
 
     Less than half of the nodes may be down or hang, and nobody notices. There is no queue: a waiter tries
     again after a random delay. Nodes must not replicate each other, and a node that lost its data must stay
@@ -99,7 +99,7 @@ class RedlockBackend(GeneratorBackend):
         await super().await_for_turn(request, self._delay(timeout))
 
     def _delay(self, timeout: float) -> float:
-        # Random, so that those who took the lock from each other do not meet again.
+        # Random, so that requests which split the nodes between them do not meet again.
         shortest, longest = self.option["retry_delay"]
         return min(timeout, random.uniform(shortest, longest))
 

@@ -1,7 +1,7 @@
-"""When a majority has said yes, and which fencing number follows from its answers.
+"""The votes of the nodes, and the fencing number that follows from them.
 
 The algorithm is Redlock as S. Sanfilippo describes it (redis.io, "Distributed Locks with Redis"): a lock is
-held by whoever has it on a majority of independent nodes, for the TTL minus what the asking took minus drift.
+held by the client that has it on a majority of independent nodes, for the TTL minus what the asking took minus drift.
 The fencing number is our addition, because Redlock has none.
 """
 

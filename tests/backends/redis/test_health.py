@@ -120,11 +120,11 @@ def test_clocks_that_differ(ahead, level):
     location = read_location("redis://nowhere.invalid/0", "LOCATION", {})
     seconds = 1_700_000_000 + ahead
     reply = [b"%d" % int(seconds), b"%d" % int(seconds % 1 * 1_000_000)]
-    found = diagnostics.findings(b"redis_version:7.2.0\r\n", reply, 1_700_000_000.0, Terms(), location)
+    found = diagnostics.server_results(b"redis_version:7.2.0\r\n", reply, 1_700_000_000.0, Terms(), location)
     assert [finding.level for finding in found if finding.about == "clock"] == [level]
 
 
 def test_a_server_that_is_too_old():
     location = read_location("redis://nowhere.invalid/0", "LOCATION", {})
-    found = diagnostics.findings(b"redis_version:6.0.9\r\n", [b"1", b"0"], 1.0, Terms(), location)
+    found = diagnostics.server_results(b"redis_version:6.0.9\r\n", [b"1", b"0"], 1.0, Terms(), location)
     assert [finding.level for finding in found if finding.about == "version"] == [Level.ERROR]

@@ -74,7 +74,7 @@ class ClusterClient(_ClusterClient):
             self.refresh()
 
     def refresh(self) -> None:
-        """Raises redis-py's error if no node tells who owns what."""
+        """Update the slot map. Raises redis-py's error if no node answers."""
         if failure := drive(refresh(self._slots, self._timeout), self):
             raise failure
 

@@ -50,7 +50,7 @@ def _read_remap(backend: BaseLockBackend) -> Remap | None:
 
 
 def _read_seeds(backend: BaseLockBackend, timeouts: Mapping[str, float]) -> tuple[Location, list[Address]]:
-    """How to talk to any node, and some nodes that can tell of the others."""
+    """The location of any node, and the addresses of some, which know the others."""
     setting, given = backend.setting("LOCATION"), backend.settings.get("LOCATION", "redis://127.0.0.1:6379/0")
     several = list(given) if isinstance(given, list | tuple) else [given]
     if not several:
