@@ -240,13 +240,15 @@ class TestSentAgain:
         assert [pause >= 1 for pause in pauses] == [read.startswith("amqp"), read.startswith("amqp"), True]
 
     def test_it_does_not_meet_others(self, run):
-        run(retries=1).meet(lock("name"), self.busy("other-id."), retries=False)
+        run(retries=1).handle_busy(lock("name"), self.busy("other-id."), retries=False)
         assert run.sent == []
 
     def test_a_retry_that_meets_itself_is_sent_again_and_records_nothing(self, run):
         mine = {HEADER: "the-id.1234"}
         with pytest.raises(Ignore):
-            run(retries=1, headers={REQUEUES: 3, **mine}).meet(lock("name"), self.busy("the-id.1234"), retries=False)
+            run(retries=1, headers={REQUEUES: 3, **mine}).handle_busy(
+                lock("name"), self.busy("the-id.1234"), retries=False
+            )
         [options] = run.sent
         assert options["headers"] == {REQUEUES: 4, **mine}
         assert options["retries"] == 1
@@ -255,7 +257,7 @@ class TestSentAgain:
         with lock("name") as lease, run().holding(lease):
             pass
         with pytest.raises(Ignore):
-            run(delivery_info={"redelivered": True}).meet(lock("name"), self.busy(), retries=False)
+            run(delivery_info={"redelivered": True}).handle_busy(lock("name"), self.busy(), retries=False)
 
     def test_one_that_raised_is_not_done(self, run):
         with pytest.raises(KeyError), lock("name") as lease, run().holding(lease):
