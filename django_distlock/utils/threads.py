@@ -34,9 +34,9 @@ def start_thread(name: str, target: Callable[..., object], *arguments: object) -
 _workers: WeakSet[Worker] = WeakSet()
 
 
-def end_all(seconds: float) -> None:
+def end_all(timeout: float) -> None:
     """The interpreter exits. A subinterpreter that ends while one of its threads is there aborts the process."""
-    deadline = clock() + seconds
+    deadline = clock() + timeout
     for thread in [worker.end() for worker in list(_workers)]:
         if thread is not None:
             thread.join(max(0.0, deadline - clock()))
@@ -102,12 +102,12 @@ class Worker:
         if idle_timeout is not None:
             self.idle_timeout = idle_timeout
         _workers.add(self)
-        self._begin()
-        fork.in_child(self._begin)
+        self._reset_after_fork()
+        fork.in_child(self._reset_after_fork)
 
-    def _begin(self) -> None:
+    def _reset_after_fork(self) -> None:
         self._post = Post()
-        self._bell = WakeEvent()  # for who has the post
+        self._wake_event = WakeEvent()  # for who has the post
         self._is_nudged = False
         self._ends = False
         self.wakes_at = inf  # when it looks by itself; inf: whoever adds something nudges
@@ -124,7 +124,7 @@ class Worker:
             return
         self._is_nudged = True
         self._nudged_for = due
-        self._bell.set()
+        self._wake_event.set()
         if self._post.thread is None:
             self._start()
 
@@ -174,7 +174,7 @@ class Worker:
                     # same meanwhile, each too soon over for the thread to see it, need not wake it each time.
                     due = min(due, self._nudged_for)
             self.wakes_at = due
-            self._bell.wait(max(0.0, due - clock()))
+            self._wake_event.wait(max(0.0, due - clock()))
             if fork.is_copy(pid):
                 return
             self.wakes_at = inf
@@ -187,7 +187,7 @@ class Worker:
         if thread is not None:
             self._ends = True
             self._interrupt()
-            self._bell.set()
+            self._wake_event.set()
         return thread
 
     def _due_after_work(self, pid: int) -> float | None:

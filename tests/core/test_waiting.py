@@ -111,14 +111,14 @@ def strike(monkeypatch, owner, method):
 
 class TestListener:
     def test_it_outlives_any_error(self, valkey_locks, store, held_elsewhere, monkeypatch):
-        wake_all, faults = listening.Listener._wake_all, [RuntimeError("dictionary changed size during iteration")]
+        wake_all, faults = listening.RedisListener._wake_all, [RuntimeError("dictionary changed size during iteration")]
 
         def wake(listener):
             if faults:
                 raise faults.pop()
             wake_all(listener)
 
-        monkeypatch.setattr(listening.Listener, "_wake_all", wake)
+        monkeypatch.setattr(listening.RedisListener, "_wake_all", wake)
         assert lock("name", wait=1.0).acquire() is False
         assert not faults
         store.delete(HELD)

@@ -17,7 +17,7 @@ from django_distlock.backends.common.timing import Timing
 from django_distlock.backends.common.wakeup_listener import Waiters
 from django_distlock.backends.redis.backend import RedisBackend
 from django_distlock.backends.redis.client import AsyncClient, Reply
-from django_distlock.backends.redis.pubsub import Listener
+from django_distlock.backends.redis.pubsub import RedisListener
 from django_distlock.backends.redis.scripts import Command
 from django_distlock.core.acquire import Acquisition
 from django_distlock.core.holds import Holds
@@ -140,7 +140,7 @@ class ListenerThread:
         self.thread = None
 
 
-class SimulatedListener(Listener):
+class SimulatedListener(RedisListener):
     """The connection is two facts: whether the store counts it, and whether it delivers."""
 
     def __init__(self, process: Process, hand_back: Callable[[str, str], None], timing: Timing) -> None:
@@ -158,9 +158,9 @@ class SimulatedListener(Listener):
 
     def receive(self, text: str) -> None:
         if self._delivers:
-            self._heard([b"message", b"", text.encode()])
+            self._receive([b"message", b"", text.encode()])
 
-    async def astart(self, name: str, within: float) -> None:
+    async def astart(self, name: str, timeout: float) -> None:
         world = self._process.world
         until = world.now + TIMEOUT
         self.touch()
@@ -184,7 +184,7 @@ class SimulatedListener(Listener):
     async def asubscribe(self, connection: object) -> None:
         await self._process.sleep(self._process.world.between(0.002, 0.05))
         self._inbox = self._kind + self._channel
-        self._stands()
+        self._mark_ready()
 
     async def aread(self, connection: object, seconds: float) -> None:
         """Until the connection ends or the time is over; what is delivered meanwhile is heard as it comes."""

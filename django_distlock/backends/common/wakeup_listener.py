@@ -69,13 +69,13 @@ class WakeupListener(ABC):
             f"distlock-listener-{name}",
             self._work,
             interrupt=self._interrupt,
-            on_refusal=self._refused,
+            on_refusal=self._on_refusal,
             idle_timeout=0.0,
         )
-        self._begin()
-        fork.in_child(self._begin)
+        self._reset_after_fork()
+        fork.in_child(self._reset_after_fork)
 
-    def _begin(self) -> None:
+    def _reset_after_fork(self) -> None:
         """Also in a forked child: what stands there is the parent's."""
         self._connection = None
         self.is_ready = False  # whether waiters are woken
@@ -113,7 +113,7 @@ class WakeupListener(ABC):
     def _interrupt(self) -> None:
         """End the thread, also while it reads: the interpreter exits."""
 
-    def _refused(self, error: RuntimeError) -> None:
+    def _on_refusal(self, error: RuntimeError) -> None:
         if not self._has_told:
             self._has_told = True
             logger.warning(
@@ -147,7 +147,7 @@ class WakeupListener(ABC):
         except Exception as error:
             if fork.is_copy(pid):
                 return
-            self._failed(error)
+            self._note_failure(error)
             if not isinstance(error, self.connection_errors):
                 raise
         finally:
@@ -162,16 +162,16 @@ class WakeupListener(ABC):
 
     @abstractmethod
     def subscribe(self, connection: Any) -> None:
-        """Calls ``_stands()`` when that has come through, or ``read()`` does."""
+        """Calls ``_mark_ready()`` when that has come through, or ``read()`` does."""
 
     @abstractmethod
-    def read(self, connection: Any, seconds: float) -> None:
-        """Wake those that are named by what comes within so many seconds."""
+    def read(self, connection: Any, timeout: float) -> None:
+        """Wake those that are named by what comes within ``timeout`` seconds."""
 
     @abstractmethod
     def disconnect(self, connection: Any) -> None: ...
 
-    def _stands(self) -> None:
+    def _mark_ready(self) -> None:
         self._resubscribe = False  # what was found out about an earlier one
         self.is_ready = True
         self._wake_all()
@@ -181,6 +181,6 @@ class WakeupListener(ABC):
         for request in self._waiters:
             request.event.set()
 
-    def _failed(self, error: Exception) -> None:
+    def _note_failure(self, error: Exception) -> None:
         if isinstance(error, self.connection_errors):
             logger.debug("The listener of %r lost its connection: %s", self._name, error)

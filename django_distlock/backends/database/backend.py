@@ -27,7 +27,7 @@ from .config import check_app, read_location, read_prefix, read_timeout, setting
 from .connections import Pool, address
 from .errors import explain
 from .fast_path import has_returning
-from .notify import Listener, can_listen
+from .notify import PostgresListener, can_listen
 from .operations import Operations
 from .polling import PollBackoff
 from .sql import QueuePosition, Statements, unreadable
@@ -64,7 +64,7 @@ class DatabaseBackend(ThreadedBackend, RunsBackend):
         self._operations = Operations(self.vendor, self._sql, self._timeout, self.timing)
         self._beat_runs = Runs(self.vendor, self._timeout, self.timing)
         self._backoffs: WeakKeyDictionary[LockRequest, PollBackoff] = WeakKeyDictionary()
-        self._listener = Listener(self.pool, alias, self.timing) if can_listen(self.location) else None
+        self._listener = PostgresListener(self.pool, alias, self.timing) if can_listen(self.location) else None
         if self._listener:
             self.pool.on_close = self._listener.stop
         self._inbox = self._listener.inbox if self._listener else NO_INBOX

@@ -23,7 +23,7 @@ from .sql import CHANNEL
 logger = logging.getLogger("django_distlock")
 
 
-class Listener(WakeupListener):
+class PostgresListener(WakeupListener):
     """Hears ``"token"`` when the lock was handed to the request of that token, and sets its event.
 
     It is an improvement, not a need: until the echo of its own voice has come on another connection, and after
@@ -36,8 +36,8 @@ class Listener(WakeupListener):
         self._pool = pool
         super().__init__(name, timing)
 
-    def _begin(self) -> None:
-        super()._begin()
+    def _reset_after_fork(self) -> None:
+        super()._reset_after_fork()
         self.inbox = new_token()[:INBOX_LENGTH]
         self._echo_until = inf
         self._deaf_until = -inf
@@ -90,24 +90,27 @@ class Listener(WakeupListener):
             cursor.execute("SELECT pg_notify(%s, '?')", [CHANNEL + self.inbox])
         self._echo_until = clock() + within
 
-    def read(self, wrapper: Any, seconds: float) -> None:
+    def read(self, wrapper: Any, timeout: float) -> None:
         with wrapper.wrap_database_errors:
-            ready = _ready(seconds, wrapper.connection, self._woken)
+            ready = _ready(timeout, wrapper.connection, self._woken)
             if self._woken in ready:
                 self._woken.recv(1)
             if wrapper.connection in ready:
-                wrapper.connection.pgconn.consume_input()
-                while message := wrapper.connection.pgconn.notifies():
-                    self._heard(message.extra.decode())
+                self._receive_all(wrapper.connection.pgconn)
         if not self.is_ready and clock() > self._echo_until:
             self._give_up()
+
+    def _receive_all(self, connection: Any) -> None:
+        connection.consume_input()
+        while message := connection.notifies():
+            self._receive(message.extra.decode())
 
     def disconnect(self, wrapper: Any) -> None:
         self._pool.close(wrapper)
 
-    def _heard(self, text: str) -> None:
+    def _receive(self, text: str) -> None:
         if text == "?":
-            self._stands()
+            self._mark_ready()
         else:
             self._waiters.wake(text)
 

@@ -47,7 +47,7 @@ class RedisBackend(GeneratorBackend, RunsBackend):
         ("cluster", "shards", "address_remap"), f"Take it out; for a Cluster, name {CLUSTER_BACKEND!r} in BACKEND."
     )
     in_cluster: ClassVar[bool] = False
-    _listener: Any  # Listener, or ClusterListener
+    _listener: Any  # RedisListener, or ClusterListener
 
     def __init__(self, alias: str, settings: Mapping[str, Any]) -> None:
         super().__init__(alias, settings)

@@ -26,7 +26,7 @@ class NoListener(RedisError):
     """The thread that listens does not run, or failed by itself: waiters look."""
 
 
-class Listener(WakeupListener):
+class RedisListener(WakeupListener):
     """Receives ``"token key"`` when the lock at the key was handed to the token, and sets the request's event.
 
     A hint for a token that nobody here has any more goes to ``hand_back(token, key)``. A look publishes ``?`` to its
@@ -49,11 +49,11 @@ class Listener(WakeupListener):
         self._hand_back = hand_back
         super().__init__(name, timing, waiters)
 
-    def _begin(self) -> None:
+    def _reset_after_fork(self) -> None:
         if self._connection is not None:
             # In a forked child. While it kept the socket open, its parent would look alive after it was killed.
             self._connection.disconnect()
-        super()._begin()
+        super()._reset_after_fork()
         self._channel = self._new_channel()
         self._starters: set[WakeEvent] = set()
         self._failure: Exception | None = None
@@ -65,21 +65,21 @@ class Listener(WakeupListener):
         """Whether a waiter for that lock would be told."""
         return self.is_ready
 
-    def start(self, name: str, within: float) -> None:
+    def start(self, name: str, timeout: float) -> None:
         """Return when the subscription stands.
 
-        Raises redis-py's error if it does not in so many seconds, NoListener if there is no thread for it.
+        Raises redis-py's error if it does not within ``timeout`` seconds, NoListener if there is no thread for it.
         """
         with self.starter() as event:
             if not self.is_ready:
-                event.wait(within)
-            self._check_ready(within)
+                event.wait(timeout)
+            self._check_ready(timeout)
 
-    async def astart(self, name: str, within: float) -> None:
+    async def astart(self, name: str, timeout: float) -> None:
         with self.starter() as event:
             if not self.is_ready:
-                await event.await_set(within)
-            self._check_ready(within)
+                await event.await_set(timeout)
+            self._check_ready(timeout)
 
     @contextmanager
     def starter(self) -> Iterator[WakeEvent]:
@@ -94,14 +94,14 @@ class Listener(WakeupListener):
         finally:
             self._starters.discard(event)
 
-    def _check_ready(self, within: float) -> None:
+    def _check_ready(self, timeout: float) -> None:
         if not self.is_ready:
-            raise self._failure or TimeoutError(f"no answer to SUBSCRIBE within {within:.1f} s")
+            raise self._failure or TimeoutError(f"no answer to SUBSCRIBE within {timeout:.1f} s")
 
-    def _refused(self, error: RuntimeError) -> None:
-        super()._refused(error)
+    def _on_refusal(self, error: RuntimeError) -> None:
+        super()._on_refusal(error)
         self._failure = NoListener(str(error))
-        self._ring_starters()
+        self._wake_starters()
 
     def _interrupt(self) -> None:
         self.stop()
@@ -141,20 +141,20 @@ class Listener(WakeupListener):
                 continue  # sharded: since Redis 7
             self._inbox = kind + self._channel
             break
-        self._stands()
+        self._mark_ready()
 
-    def read(self, connection: Any, seconds: float) -> None:
-        if connection.can_read(seconds):
-            self._heard(connection.read_response(disable_decoding=True))
+    def read(self, connection: Any, timeout: float) -> None:
+        if connection.can_read(timeout):
+            self._receive(connection.read_response(disable_decoding=True))
 
     def disconnect(self, connection: Any) -> None:
         connection.disconnect()
 
-    def _stands(self) -> None:
+    def _mark_ready(self) -> None:
         self._heard_at, self._failure = clock(), None
-        super()._stands()
+        super()._mark_ready()
 
-    def _heard(self, message: Any) -> None:
+    def _receive(self, message: Any) -> None:
         self._heard_at = clock()
         text: bytes = message[2]
         if text == b"?":
@@ -163,17 +163,17 @@ class Listener(WakeupListener):
         if not self._waiters.wake(token):
             self._hand_back(token, key)
 
-    def _failed(self, error: Exception) -> None:
-        super()._failed(error)
+    def _note_failure(self, error: Exception) -> None:
+        super()._note_failure(error)
         failure = error if isinstance(error, self.connection_errors) else NoListener(str(error))
         self.is_ready, self._failure = False, failure
         if not is_transient(failure):
-            self._ring_starters()  # no use in waiting for it
+            self._wake_starters()  # no use in waiting for it
 
     def _wake_all(self) -> None:
-        self._ring_starters()
+        self._wake_starters()
         super()._wake_all()
 
-    def _ring_starters(self) -> None:
+    def _wake_starters(self) -> None:
         for event in list(self._starters):
             event.set()

@@ -14,7 +14,7 @@ from .cluster.pubsub import ClusterListener
 from .config import Location
 from .diagnostics import Diagnostics
 from .keys import Keys, read_prefix
-from .pubsub import Listener
+from .pubsub import RedisListener
 from .sentinel.config import find_location
 
 
@@ -23,7 +23,7 @@ class Topology(NamedTuple):
     keys: Keys
     client: Client | ClusterClient
     new_async_client: Callable[[], AsyncClient | AsyncClusterClient]
-    listener: Listener | ClusterListener
+    listener: RedisListener | ClusterListener
     diagnostics: Diagnostics
 
 
@@ -33,6 +33,6 @@ def server_topology(
     keys = Keys(read_prefix(backend))
     location = find_location(backend, timeouts)
     shared = (location, backend.option["max_connections"], timeouts["socket_timeout"], backend.timing)
-    listener = Listener(location, lambda: keys.inbox(new_token()), hand_back, backend.alias, backend.timing)
+    listener = RedisListener(location, lambda: keys.inbox(new_token()), hand_back, backend.alias, backend.timing)
     diagnostics = Diagnostics(location, keys.prefix, backend.terms, backend.setting("OPTIONS"))
     return Topology(location, keys, Client(*shared), partial(AsyncClient, *shared), listener, diagnostics)

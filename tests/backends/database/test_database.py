@@ -338,7 +338,7 @@ class TestWaiting:
     def test_a_pooler_that_passes_on_nothing(self, postgres_locks, monkeypatch, caplog):
         monkeypatch.setattr(Timing, "echo_timeout", 0.2)
         monkeypatch.setattr(Timing, "listener_nap", 0.05)
-        monkeypatch.setattr(notify.Listener, "_heard", lambda *_: None)
+        monkeypatch.setattr(notify.PostgresListener, "_receive", lambda *_: None)
         with lock("name", ttl=60):
             waiter = Waiter()
             eventually(lambda: "LOCATION that leads directly to the server" in caplog.text)

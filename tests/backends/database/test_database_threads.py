@@ -174,7 +174,7 @@ class TestListener:
         gave_up = []
         keep_sessions(monkeypatch, False)
         monkeypatch.setattr(Timing, "deaf_for", 0.0)
-        monkeypatch.setattr(notify.Listener, "_keeps_session", lambda *_: gave_up.append(1))
+        monkeypatch.setattr(notify.PostgresListener, "_keeps_session", lambda *_: gave_up.append(1))
         with lock("name", ttl=60):
             waiter = Waiter()
             eventually(lambda: len(gave_up) > 2)

@@ -531,14 +531,14 @@ class TestListeners:
         in_queue(store, 1)
         second = callers("b")
         before = in_queue(store, 2)
-        subscribe, opens_at = listening.Listener.subscribe, time.monotonic() + 1.4 * LOOK
+        subscribe, opens_at = listening.RedisListener.subscribe, time.monotonic() + 1.4 * LOOK
 
         def refused(listener, connection):
             if time.monotonic() < opens_at:
                 raise redis.ConnectionError("no more connections")
             return subscribe(listener, connection)
 
-        monkeypatch.setattr(listening.Listener, "subscribe", refused)
+        monkeypatch.setattr(listening.RedisListener, "subscribe", refused)
         cut_listeners(store)
         time.sleep(max(0.0, opens_at - time.monotonic()) + 1.2 * LOOK)
         eventually(lambda: store.zrange(QUEUE, 0, -1, withscores=True) == before, 2 * LOOK)

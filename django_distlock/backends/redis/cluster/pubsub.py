@@ -21,7 +21,7 @@ from ...common.wakeup_listener import Waiters
 from ..config import Location
 from ..errors import is_transient
 from ..keys import ClusterKeys
-from ..pubsub import KINDS, Listener
+from ..pubsub import KINDS, RedisListener
 from ..scripts import pack
 from .client import ClusterClient
 from .routing import Address, SlotMap
@@ -30,11 +30,11 @@ logger = logging.getLogger("django_distlock")
 
 
 class ClusterListener:
-    """The same as ``Listener``, for all primaries."""
+    """The same as ``RedisListener``, for all primaries."""
 
     def __init__(
         self,
-        wire: ClusterClient,
+        client: ClusterClient,
         slots: SlotMap,
         keys: ClusterKeys,
         location: Location,
@@ -42,33 +42,33 @@ class ClusterListener:
         name: str,
         timing: Timing,
     ) -> None:
-        self.wire, self.slots, self.keys = wire, slots, keys
+        self.client, self.slots, self.keys = client, slots, keys
         self.location, self.name, self.timing = location, name, timing
         self.hand_back = hand_back
-        self._begin()
-        fork.in_child(self._begin)
+        self._reset_after_fork()
+        fork.in_child(self._reset_after_fork)
         self.waiters = Waiters()
         self.kind = KINDS[0][1]
         self._nodes: dict[Address, NodeListener] = {}
 
-    def _begin(self) -> None:
+    def _reset_after_fork(self) -> None:
         self.process = new_token()  # in the names of its inboxes
 
     def hears(self, name: str) -> bool:
         node = self._find(name)
         return node is not None and node.is_ready and self._inbox(name) in node.channels
 
-    def start(self, name: str, within: float) -> None:
-        for event, left in self._starts(name, within):
-            event.wait(left)
+    def start(self, name: str, timeout: float) -> None:
+        for event, seconds in self._starts(name, timeout):
+            event.wait(seconds)
 
-    async def astart(self, name: str, within: float) -> None:
-        for event, left in self._starts(name, within):
-            await event.await_set(left)
+    async def astart(self, name: str, timeout: float) -> None:
+        for event, seconds in self._starts(name, timeout):
+            await event.await_set(seconds)
 
-    def _starts(self, name: str, within: float) -> Iterator[tuple[WakeEvent, float]]:
+    def _starts(self, name: str, timeout: float) -> Iterator[tuple[WakeEvent, float]]:
         """Until the subscription stands: what to wait for, and for how long."""
-        deadline = clock() + within
+        deadline = clock() + timeout
         while not self.hears(name):
             if (node := self._find(name)) is None:
                 raise ClusterDownError(f"no primary serves the slot of lock {name!r}")
@@ -79,7 +79,7 @@ class ClusterListener:
             if not self.hears(name):
                 node.raise_if_refused()
                 if clock() >= deadline:
-                    raise node.failure or TimeoutError(f"no answer to SUBSCRIBE within {within:.1f} s")
+                    raise node.failure or TimeoutError(f"no answer to SUBSCRIBE within {timeout:.1f} s")
 
     def expect(self, request: LockRequest) -> None:
         request.inbox = request.inbox or self.kind + self._inbox(request.name)
@@ -136,7 +136,7 @@ class ClusterListener:
                 node.stop()
 
 
-class NodeListener(Listener):
+class NodeListener(RedisListener):
     """At one primary."""
 
     def __init__(self, cluster: ClusterListener, address: Address) -> None:
@@ -172,13 +172,13 @@ class NodeListener(Listener):
     def _refresh(self) -> None:
         """Another node may have succeeded this one."""
         try:
-            self._cluster.wire.refresh()
+            self._cluster.client.refresh()
         except Exception as unknown:  # the thread is to live on
             logger.debug("Who succeeds %s is not known: %s", self._address, unknown)
-        self._wanted()
+        self._wanted_channels()
 
-    def _wanted(self) -> list[str]:
-        """The inboxes to subscribe to."""
+    def _wanted_channels(self) -> list[str]:
+        """The inboxes to subscribe to. Raises ConnectionError where there are none, and ends the thread."""
         channels = self._cluster.channels_at(self._address)
         if not channels:
             self.stop()
@@ -186,7 +186,7 @@ class NodeListener(Listener):
         return channels
 
     def subscribe(self, connection: Any) -> None:
-        wanted = self._wanted()
+        wanted = self._wanted_channels()
         for verb, kind in KINDS:
             connection.send_packed_command([b"".join(pack(verb, channel) for channel in wanted)], check_health=False)
             refused = self._acknowledged(connection, wanted)
@@ -195,7 +195,7 @@ class NodeListener(Listener):
                 break
             if (verb, kind) == KINDS[-1]:
                 raise refused
-        self._stands()
+        self._mark_ready()
 
     def _acknowledged(self, connection: Any, wanted: list[str]) -> ResponseError | None:
         """Read as many answers as channels were wanted; what is published meanwhile stands between them."""
@@ -218,20 +218,20 @@ class NodeListener(Listener):
                     heard.add(message[1].decode())
                     awaited -= 1
                 else:
-                    self._heard(message)
+                    self._receive(message)
         self.channels = frozenset(heard)
         return refused
 
-    def _heard(self, message: Any) -> None:
+    def _receive(self, message: Any) -> None:
         if message[0] in (b"smessage", b"message"):
-            super()._heard(message)
+            super()._receive(message)
         elif message[0] == b"sunsubscribe":  # the slot has gone to another node
             channel = message[1].decode()
             self.channels -= {channel}
             self._wake({channel})
 
     def _wake_all(self) -> None:
-        self._ring_starters()
+        self._wake_starters()
         self._wake(self.channels)
 
     def _wake(self, channels: frozenset[str] | set[str]) -> None:
@@ -239,6 +239,6 @@ class NodeListener(Listener):
             if request.inbox[1:] in channels:
                 request.event.set()
 
-    def _failed(self, error: Exception) -> None:
-        super()._failed(error)
+    def _note_failure(self, error: Exception) -> None:
+        super()._note_failure(error)
         self.channels = frozenset()
