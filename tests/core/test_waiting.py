@@ -111,14 +111,14 @@ def strike(monkeypatch, owner, method):
 
 class TestListener:
     def test_it_outlives_any_error(self, valkey_locks, store, held_elsewhere, monkeypatch):
-        wake_all, faults = listening.RedisListener._wake_all, [RuntimeError("dictionary changed size during iteration")]
+        read, faults = listening.RedisListener.read, [RuntimeError("dictionary changed size during iteration")]
 
-        def wake(listener):
+        def failing(*arguments):
             if faults:
                 raise faults.pop()
-            wake_all(listener)
+            read(*arguments)
 
-        monkeypatch.setattr(listening.RedisListener, "_wake_all", wake)
+        monkeypatch.setattr(listening.RedisListener, "read", failing)
         assert lock("name", wait=1.0).acquire() is False
         assert not faults
         store.delete(HELD)

@@ -20,12 +20,12 @@ from redis.exceptions import ResponseError
 from django_distlock import LockBackendError, LockNotAcquired, distributed_lock, lock, locks
 from django_distlock.backends.redis import RedisBackend
 from django_distlock.backends.redis.cluster.routing import Address
+from django_distlock.backends.redis.config import Location
 from django_distlock.backends.redis.sentinel.discovery import Master
 from django_distlock.monitoring.inventory import force_release
 from django_distlock.types import Holder
 from django_distlock.utils.text import bounded, printable
 from tests.support.admin_pages import hold
-from tests.support.inside import explained
 
 pytestmark = [pytest.mark.usefixtures("backend"), pytest.mark.urls("tests.decorators.test_outside_text")]
 
@@ -218,9 +218,14 @@ def test_printable():
     assert [bounded("abcdef", most) for most in (7, 6, 5, 4)] == ["abcdef", "abcdef", "ab…ef", "ab…f"]
 
 
-def test_what_servers_say_of_themselves_and_of_errors():
-    error = explained(RedisBackend("default", {}), ResponseError(f"ERR {HOSTILE}"))
-    for text in (str(error), str(Address(HOSTILE, 1)), str(Master(HOSTILE, 1, 1))):
+def test_what_servers_say_of_themselves_and_of_errors(monkeypatch):
+    def refuse(*_, **__):
+        raise ResponseError(f"ERR {HOSTILE}")
+
+    monkeypatch.setattr(Location, "connected", refuse)
+    with pytest.raises(LockBackendError) as error:
+        RedisBackend("default", {}).look(["name"])
+    for text in (str(error.value), str(Address(HOSTILE, 1)), str(Master(HOSTILE, 1, 1))):
         assert text.isprintable()
         assert "CRITICAL root login" in text
     assert RedisBackend("default", {}).location.at(HOSTILE, 1).text.isprintable()

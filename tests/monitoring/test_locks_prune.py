@@ -14,7 +14,6 @@ from django_distlock.models import DatabaseLock
 from django_distlock.types import LastRun
 from tests.support.commands import said
 from tests.support.databases import ALIAS
-from tests.support.inside import bound_calls
 from tests.support.stores import DATABASE, LOCMEM, REDIS
 from tests.support.tools import lock_request
 
@@ -96,11 +95,13 @@ def test_rows_are_deleted_page_by_page(any_database):
     assert any_database.prune(0) == 0
 
 
-def test_as_many_as_there_are(postgres_locks, monkeypatch):
+def test_as_many_as_there_are(postgres_locks, settings):
     """No statement takes longer than others wait for an answer, though all together do."""
-    postgres_locks.batch_size = 5
-    bound_calls(monkeypatch, postgres_locks, 1.0)
-    released(postgres_locks, *map(str, range(60)))
+    entry = settings.DISTRIBUTED_LOCKS["default"]
+    settings.DISTRIBUTED_LOCKS = {"default": {**entry, "OPTIONS": {"timeout": 1.0}}}
+    backend = locks["default"]
+    backend.batch_size = 5
+    released(backend, *map(str, range(60)))
     with connections[ALIAS].cursor() as cursor:
         cursor.execute(
             "CREATE FUNCTION slowly() RETURNS trigger LANGUAGE plpgsql"
@@ -108,7 +109,7 @@ def test_as_many_as_there_are(postgres_locks, monkeypatch):
             f" CREATE TRIGGER slowly BEFORE DELETE ON {TABLE} FOR EACH ROW EXECUTE FUNCTION slowly()"
         )
         try:
-            assert postgres_locks.prune(0) == 60
+            assert backend.prune(0) == 60
         finally:
             cursor.execute("DROP FUNCTION slowly CASCADE")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from collections.abc import Iterator
@@ -9,10 +10,13 @@ from contextlib import contextmanager
 from typing import Any
 
 from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_distlock import lock, locks
+from django_distlock.backends.database.fast_path import FastPath, has_returning
+from django_distlock.backends.database.operations import Operations
+from django_distlock.backends.database.sql import Statements
 from django_distlock.models import ROWS_OF_DATABASE_BACKEND, DatabaseLock
-from tests.support.inside import row_key, run_in, sql_of
 from tests.support.proxy import Proxy
 from tests.support.stores import DATABASE
 from tests.support.tools import PATIENCE, eventually, renewer_of
@@ -95,7 +99,34 @@ def end_sessions():
 
 def waiting(backend, name="name"):
     """How many processes (here: backends) have a place in the queue."""
-    return run_in(backend, lambda connection: len(sql_of(backend).read(connection, row_key(backend, name)).waiters))
+    return backend.count_waiters([name])[0]
+
+
+def run_in(backend, work):
+    """Work on a connection of the backend."""
+    return backend.calls.run(work)
+
+
+def row_key(backend, name):
+    return f"{backend.prefix}:{name}".encode()
+
+
+def statements_for(backend):
+    return Statements(backend.vendor, backend.timing, has_returning=has_returning(backend.vendor))
+
+
+def operations_for(backend):
+    return Operations(backend.vendor, statements_for(backend), PATIENCE, backend.timing)
+
+
+def fast_path_for(backend):
+    return FastPath(backend.vendor, backend.timing) if has_returning(backend.vendor) else None
+
+
+def open_connections(backend):
+    """Those of the locks that are open, in use or idle."""
+    wrappers = [thing for thing in gc.get_objects() if issubclass(type(thing), BaseDatabaseWrapper)]
+    return [one for one in wrappers if one.alias == backend.location and hasattr(one, "watched") and one.connection]
 
 
 class Waiter:

@@ -41,6 +41,11 @@ def resolving() -> Iterator[tuple[Names, list[str]]]:
                 answer.set()
 
 
+def lookups() -> list[str]:
+    """Threads that resolve names for connections of ours."""
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("distlock-lookup-")]
+
+
 @contextmanager
 def swallowing(host: str, port: int) -> Iterator[None]:
     """Who connects there hears nothing, as where packets are dropped: the backlog of the listener is full."""

@@ -20,9 +20,8 @@ EXCEPTIONS = [
     (
         "support/inside.py",
         """
-        _async_clients _client _explain _failed_at _fast_path _idle _key _lines _listener _lookups _mark_lost
-        _nodes _operations _permits _position _position _run _run_or_repeat _runs _schedule_store
-        _set_up_session _silent_since _sql _tick_at _timeout _watchdog
+        _client _listener _mark_lost _nodes _permits _runs _schedule_store _set_up_session _silent_since
+        _tick_at
         """,
         "each once, for all tests that ask for it by a name that says what it is",
     ),
@@ -35,28 +34,11 @@ EXCEPTIONS = [
     ("celery/test_beat.py", "_heap", "of Celery's Scheduler, which counts its entries anew without it"),
     ("celery/test_beat_database.py", "_heap", "the same"),
     # Faults at one step, which no store can be made to have at will
-    ("backends/contract/test_contract.py", "_fast_path", "the contract is kept without the fast path, too"),
     (
         "backends/database/test_database.py",
-        "_on_request _receive",
-        "a notification that is not heard; a request begins",
+        "_receive",
+        "a notification that is not heard",
     ),
-    (
-        "backends/database/test_database_fast_path.py",
-        "_compare_and_swap",
-        "one statement does it all",
-    ),
-    (
-        "backends/database/test_database_threads.py",
-        "_calls _keeps_session",
-        "a pooler that is taken for one; nothing is left of the calls that the watchdog knew",
-    ),
-    (
-        "backends/redis/test_queue.py",
-        "_channel _hand_back _inbox _waiters",
-        "two processes of one image; a message that comes twice; nothing is left",
-    ),
-    ("core/test_waiting.py", "_wake_all _wake_all", "the listener fails in the middle of its work"),
 ]
 
 

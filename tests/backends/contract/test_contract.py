@@ -1,6 +1,7 @@
 """The contract, on each backend that excludes."""
 
 import asyncio
+import sqlite3
 import threading
 
 import pytest
@@ -9,7 +10,6 @@ from django_distlock import locks
 from django_distlock.backends.locmem import LocMemBackend
 from django_distlock.testing.contract import LockBackendContract, RunsContract
 from django_distlock.testing.tools import lock_request
-from tests.support.inside import operations_of
 
 
 class TestRedisByUrl(LockBackendContract, RunsContract):
@@ -70,8 +70,10 @@ class TestSQLiteWithoutReturning(LockBackendContract):
 
     @pytest.fixture
     def backend(self, sqlite_locks, monkeypatch):
-        monkeypatch.setattr(operations_of(sqlite_locks), "_fast_path", None)
-        return sqlite_locks
+        monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 34, 0))
+        locks.close()
+        yield locks["default"]
+        locks.close()
 
 
 class InThreads(LocMemBackend):

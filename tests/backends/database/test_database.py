@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 from django.core.management import call_command
-from django.core.signals import request_finished
-from django.db import connections, transaction
+from django.core.signals import request_finished, request_started
+from django.db import close_old_connections, connections, transaction
 from django.test import override_settings
 
 from django_distlock import InvalidLockBackend, LockBackendError, LockNotAcquired, lock, locks
@@ -27,24 +27,27 @@ from django_distlock.backends.database import connections as database_connection
 from django_distlock.backends.database import notify
 from django_distlock.backends.database.connections import Pool
 from django_distlock.backends.database.polling import PollBackoff
-from django_distlock.backends.database.sql import QueuePosition
+from django_distlock.backends.database.sql import QueuePosition, Statements
 from django_distlock.models import DatabaseLock
 from django_distlock.types import Grant
 from django_distlock.utils.clock import clock
-from tests.support.databases import ALIAS, TABLE, Waiter, end_sessions, known_database, known_wrong, through, waiting
-from tests.support.inside import (
-    fast_path_of,
-    idle_in,
-    keep_sessions,
-    lines_of,
-    listener_of,
-    position_in,
-    replace_position,
+from tests.support.databases import (
+    ALIAS,
+    TABLE,
+    Waiter,
+    end_sessions,
+    fast_path_for,
+    known_database,
+    known_wrong,
+    open_connections,
     row_key,
     run_in,
-    run_or_repeat_in,
-    sql_of,
+    sessions,
+    statements_for,
+    through,
+    waiting,
 )
+from tests.support.inside import keep_sessions, listener_of
 from tests.support.postgres import PLACES_OF_BOUNCER, Bouncer
 from tests.support.programs import in_a_fork
 from tests.support.requirements import missing
@@ -67,15 +70,6 @@ def bouncer(postgres, postgres_database):
     with Bouncer(program, postgres) as bouncer, known_database(bouncer.settings(), "pooled"):
         connections["pooled"].close()
         yield bouncer
-
-
-def sessions():
-    """How many connections the server has, without the one that asks."""
-    with connections[ALIAS].cursor() as cursor:
-        cursor.execute(
-            "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
-        )
-        return cursor.fetchone()[0]
 
 
 class TestTransactions:
@@ -167,10 +161,10 @@ class TestConnections:
         with lock("name", ttl=60):
             waiters = [Waiter() for _ in range(12)]
             eventually(lambda: waiting(postgres_locks) == 1 and listener_of(postgres_locks).is_ready)
-            eventually(lambda: len(lines_of(queue_of(postgres_locks))["name"]) == 12)
+            eventually(lambda: queue_of(postgres_locks).length("name") == 12)
             time.sleep(0.2)
             # One that listens, one or two that asked last, one of the renewal.
-            assert sessions() <= 6
+            assert len(sessions()) <= 6
         for waiter in waiters:
             waiter.leave.set()
         for waiter in waiters:
@@ -179,21 +173,22 @@ class TestConnections:
     @pytest.mark.parametrize(("max_age", "stays"), [(0, False), (600, True), (None, True)])
     def test_they_are_closed_by_the_rules_of_django(self, postgres_locks, max_age, stays):
         connections.settings[ALIAS]["CONN_MAX_AGE"] = max_age
-        eventually(lambda: sessions() == 0)
+        eventually(lambda: len(sessions()) == 0)
         postgres_locks.look(["name"])
-        assert sessions() == 1
+        assert len(sessions()) == 1
         request_finished.send(sender=None)
-        eventually(lambda: sessions() == stays)
+        eventually(lambda: len(sessions()) == stays)
         postgres_locks.close()
-        eventually(lambda: sessions() == 0)
+        eventually(lambda: len(sessions()) == 0)
 
     def test_one_past_its_age_is_not_used_again(self, postgres_locks, monkeypatch):
         connections.settings[ALIAS]["CONN_MAX_AGE"] = 600
         postgres_locks.look(["name"])
-        [(_, wrapper)] = idle_in(postgres_locks.pool)
+        with postgres_locks.pool.connection(PATIENCE) as wrapper:
+            pass
         wrapper.close_at = time.monotonic() - 1
-        postgres_locks.look(["name"])
-        [(_, other)] = idle_in(postgres_locks.pool)
+        with postgres_locks.pool.connection(PATIENCE) as other:
+            pass
         assert other is not wrapper
         assert wrapper.connection is None
 
@@ -213,7 +208,7 @@ class TestConnections:
         assert run_in(postgres_locks, _server_pid) == before
         request_finished.send(sender=None)
         end_sessions()
-        _, repeated = run_or_repeat_in(postgres_locks, _server_pid)
+        _, repeated = postgres_locks.calls.run_or_repeat(_server_pid)
         assert not repeated
 
     def test_a_child_neither_uses_nor_ends_those_of_its_parent(self, postgres_locks):
@@ -232,8 +227,12 @@ class TestConnections:
     def test_the_begin_of_a_request_is_no_query(self, sqlite_locks, django_db_blocker):
         with lock("name"):
             pass
-        with django_db_blocker.block():  # which forbids Django's own receivers to look after open connections
-            database_connections._on_request()
+        request_started.disconnect(close_old_connections)  # Django's own looks after them by a query
+        try:
+            with django_db_blocker.block():
+                request_started.send(sender=None)
+        finally:
+            request_started.connect(close_old_connections)
 
     def test_many_may_open_a_new_file_at_once(self, sqlite_locks, tmp_path):
         for number in range(60):
@@ -259,23 +258,22 @@ class TestConnections:
         for _ in range(3):
             with lock("name"):
                 assert not threads_of("listener")
-        assert len(idle_in(postgres_locks.pool)) == 1
+        assert len(sessions()) == 1
 
     def test_those_of_a_burst_are_not_all_kept(self, sqlite_locks):
         pool = sqlite_locks.pool
         with ExitStack() as stack:
-            for _ in range(12):
-                stack.enter_context(pool.connection(1))
-        assert len(idle_in(pool)) == 8
+            wrappers = [stack.enter_context(pool.connection(1)) for _ in range(12)]
+        assert sum(wrapper.connection is not None for wrapper in wrappers) == 8
 
-    def test_what_was_not_used_for_long_is_closed(self, sqlite_locks):
+    def test_what_was_not_used_for_long_is_closed(self, sqlite_locks, monkeypatch):
+        monkeypatch.setattr(database_connections, "IDLE", 0.1)
         pool = sqlite_locks.pool
-        with pool.connection(1), pool.connection(1):
+        with pool.connection(1) as used_last, pool.connection(1) as old:
             pass
-        (since, old), kept = idle_in(pool)
-        idle_in(pool)[:] = [(since - 60, old), kept]
+        time.sleep(0.2)
         sqlite_locks.look(["name"])
-        assert [wrapper for _, wrapper in idle_in(pool)] == [kept[1]]
+        assert (old.connection, used_last.connection is None) == (None, False)
 
 
 def _server_pid(connection):
@@ -291,7 +289,7 @@ class TestWaiting:
             waiter = Waiter()
             eventually(lambda: listener_of(postgres_locks).is_ready)
             asked = []
-            replace_position(monkeypatch, postgres_locks, asked.append)
+            monkeypatch.setattr(Statements, "position", lambda *_, **which: asked.append(which))
             time.sleep(0.3)
             left = time.monotonic()
         assert waiter.got_in.wait(PATIENCE)
@@ -315,8 +313,13 @@ class TestWaiting:
         assert 0.012 < behind.next_pause() < 0.03
 
     def test_a_waiter_looks_some_four_times_a_second_at_a_lock_that_does_not_move(self, sqlite_locks, monkeypatch):
-        looks, real = [], position_in(sqlite_locks)
-        replace_position(monkeypatch, sqlite_locks, lambda request: (looks.append(clock()), real(request))[1])
+        looks, real = [], Statements.position
+
+        def noted(*arguments, **which):
+            looks.append(clock())
+            return real(*arguments, **which)
+
+        monkeypatch.setattr(Statements, "position", noted)
         with lock("name", ttl=60):
             waiter = Waiter()
             eventually(lambda: looks and clock() - looks[0] > 1)  # at first they are quicker
@@ -441,7 +444,7 @@ class TestWaiting:
             return longest
 
         assert asyncio.run(main()) < 1
-        assert len(idle_in(backend.pool)) <= 8
+        assert len(open_connections(backend)) <= 8
 
 
 @pytest.fixture
@@ -497,7 +500,7 @@ class TestFaults:
         request = Attempt(late.token, 60_000_000, "", queue=True, inbox="x")
         late.in_doubt = True
         assert backend.release(late) is False
-        if fast_path := fast_path_of(backend):
+        if fast_path := fast_path_for(backend):
             for queue, place in ((True, 0), (True, 1), (False, 0)):
                 changed = replace(request, queue=queue, place=place)
                 assert (
@@ -511,10 +514,10 @@ class TestFaults:
     def test_a_write_that_arrives_late_changes_nothing(self, backend):
         key = row_key(backend, "name")
         backend.acquire(lock_request(ttl=60), queue=False)
-        row = run_in(backend, lambda it: sql_of(backend).read(it, key))
+        row = run_in(backend, lambda it: statements_for(backend).read(it, key))
         backend.acquire(lock_request(), queue=True)
         row.token, row.expires = "late", row.expires * 2
-        assert run_in(backend, lambda it: sql_of(backend).write(it, key, row)) is False
+        assert run_in(backend, lambda it: statements_for(backend).write(it, key, row)) is False
         assert backend.look(["name"])[0].token != "late"
 
     def test_a_server_that_hangs_is_an_error_in_time(self, proxy, calls):
@@ -628,9 +631,9 @@ class TestPruning:
         backend.release(free)
 
         def set_back(connection):
-            row = sql_of(backend).read(connection, row_key(backend, "name"))
+            row = statements_for(backend).read(connection, row_key(backend, "name"))
             row.fence = number + 3_600_000_000
-            assert sql_of(backend).write(connection, row_key(backend, "name"), row)
+            assert statements_for(backend).write(connection, row_key(backend, "name"), row)
 
         run_in(backend, set_back)
         assert backend.prune(0) == 0

@@ -19,8 +19,7 @@ from django.db import connections
 from django_distlock import LockBackendError, lock, locks
 from django_distlock.backends.common.timeouts import InDoubt
 from django_distlock.types import Level
-from tests.support.databases import known_database
-from tests.support.inside import idle_in
+from tests.support.databases import known_database, open_connections
 from tests.support.postgres import PLACES_OF_BOUNCER, Bouncer
 from tests.support.proxy import Proxy
 from tests.support.requirements import missing
@@ -239,7 +238,7 @@ class TestBounds:
         with ExitStack() as stack:  # an idle one for each call
             for _ in range(8):
                 stack.enter_context(backend.pool.connection(4))
-        assert len(idle_in(backend.pool)) == 8
+        assert len(open_connections(backend)) == 8
         self.proxy.silence()
         answers = self.call()
         for name in ("acquire 0", "acquire 1"):

@@ -11,8 +11,9 @@ import pytest
 from django_distlock.backends.common import state
 from django_distlock.backends.common.state import CLAIMED, FREE, HELD, RESTING, Attempt, Row, Waiter, microseconds
 from django_distlock.backends.common.timing import Timing
+from django_distlock.backends.database.sql import Statements
 from django_distlock.types import new_token
-from tests.support.inside import fast_path_of, operations_of, run_in, sql_of
+from tests.support.databases import fast_path_for, operations_for, run_in, statements_for
 
 SECOND = 1_000_000
 KEY = b"lock:name"
@@ -49,9 +50,9 @@ def put(backend, row):
     """In place of what is there. Returns it as it is read."""
 
     def write(it):
-        there = sql_of(backend).read(it, KEY)
-        assert sql_of(backend).write(it, KEY, replace(row, version=there.version))
-        return sql_of(backend).read(it, KEY)
+        there = statements_for(backend).read(it, KEY)
+        assert statements_for(backend).write(it, KEY, replace(row, version=there.version))
+        return statements_for(backend).read(it, KEY)
 
     return run_in(backend, write)
 
@@ -72,7 +73,7 @@ def test_they_come_to_what_the_algorithm_comes_to(backend):
     seed = random.randrange(10**9)
     print(f"seed {seed}")
     dice = random.Random(seed)
-    fast_path = fast_path_of(backend)
+    fast_path = fast_path_for(backend)
     now = put(backend, Row(0)).now
     done = {"acquire": 0, "release": 0}
     for _ in range(400):
@@ -98,24 +99,24 @@ def test_they_come_to_what_the_algorithm_comes_to(backend):
                 continue
             done["release"] += 1
             assert decision.granted
-        same(run_in(backend, lambda it: sql_of(backend).read(it, KEY)), expected)
+        same(run_in(backend, lambda it: statements_for(backend).read(it, KEY)), expected)
     assert min(done.values()) >= 10
 
 
 def ask(backend, token, place=0, queue=True):
     request = Attempt(token, 60 * SECOND, "me", queue, place, INBOX)
-    return run_in(backend, partial(fast_path_of(backend).acquire, name=KEY, attempt=request))
+    return run_in(backend, partial(fast_path_for(backend).acquire, name=KEY, attempt=request))
 
 
 def test_a_lock_that_goes_from_hand_to_hand_takes_one_statement_per_step(backend, monkeypatch):
-    monkeypatch.setattr(operations_of(backend), "_compare_and_swap", None)
+    monkeypatch.setattr(Statements, "read", None)  # with which each compare-and-swap begins
     assert ask(backend, TOKENS[0]).granted
     places = {token: ask(backend, token).place for token in TOKENS[1:]}
     assert list(places.values()) == sorted(set(places.values()))
     assert [ask(backend, token, places[token]).is_first for token in TOKENS[1:]] == [True, False, False]
     fences = []
     for token, following in zip(TOKENS, [*TOKENS[1:], None], strict=True):
-        assert run_in(backend, partial(operations_of(backend).release, name=KEY, token=token))
+        assert run_in(backend, partial(operations_for(backend).release, name=KEY, token=token))
         if following:
             answer = ask(backend, following, places[following])
             assert answer.granted
@@ -128,4 +129,4 @@ def test_a_repeated_attempt_gets_no_second_place(backend):
     ask(backend, TOKENS[0])
     ask(backend, TOKENS[1])
     assert ask(backend, TOKENS[1]) is None
-    assert len(run_in(backend, lambda it: sql_of(backend).read(it, KEY)).waiters) == 1
+    assert len(run_in(backend, lambda it: statements_for(backend).read(it, KEY)).waiters) == 1

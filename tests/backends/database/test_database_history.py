@@ -17,9 +17,8 @@ from django_distlock.backends.common.timing import Timing
 from django_distlock.models import DatabaseLock
 from django_distlock.utils.clock import clock
 from tests.support.accidents import Accidents
-from tests.support.databases import ALIAS, end_sessions, waiting
+from tests.support.databases import ALIAS, end_sessions, run_in, waiting
 from tests.support.history import faults
-from tests.support.inside import run_in
 from tests.support.peers import RANDOM_WORKER, Peer
 from tests.support.tools import PATIENCE, eventually
 

@@ -11,8 +11,7 @@ from django.db import connections
 
 from django_distlock import LockBackendError, locks
 from django_distlock.types import Grant
-from tests.support.databases import ALIAS, TABLE, known_database
-from tests.support.inside import bound_calls, row_key, run_in, run_or_repeat_in
+from tests.support.databases import ALIAS, TABLE, known_database, row_key, run_in
 from tests.support.postgres import PLACES_OF_BOUNCER, Bouncer
 from tests.support.requirements import missing
 from tests.support.stores import DATABASE
@@ -39,9 +38,10 @@ def defaults_of(backend):
 
 
 @contextmanager
-def locks_at(settings, database):
+def locks_at(settings, database, timeout=2.0):
     with known_database(database, "set"):
-        settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": DATABASE, "LOCATION": "set"}}
+        options = {"timeout": timeout}
+        settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": DATABASE, "LOCATION": "set", "OPTIONS": options}}
         connections["set"].close()
         yield locks["default"]
         locks.close()
@@ -62,21 +62,24 @@ def of_role(postgres_database, level):
 
 @pytest.fixture(params=["role", "options", "pooler"])
 def backend(request, postgres, postgres_database, settings, level):
-    """Its sessions are at that level by default, as the user, the settings or those of a pooler are."""
+    """Its sessions are at that level by default, as the user, the settings or those of a pooler are.
+
+    Its calls wait for the test, which may take its time.
+    """
     database = postgres.settings()
     if request.param == "options":
         database["OPTIONS"] = {"options": f"-c default_transaction_isolation={level.replace(' ', chr(92) + ' ')}"}
-        with locks_at(settings, database) as backend:
+        with locks_at(settings, database, 6 * PATIENCE) as backend:
             yield backend
         return
     request.getfixturevalue("of_role")
     if request.param == "role":
-        with locks_at(settings, database) as backend:
+        with locks_at(settings, database, 6 * PATIENCE) as backend:
             yield backend
         return
     if (program := shutil.which("pgbouncer", path=PLACES_OF_BOUNCER)) is None:
         missing("pgbouncer", "install the package pgbouncer")
-    with Bouncer(program, postgres) as bouncer, locks_at(settings, bouncer.settings()) as backend:
+    with Bouncer(program, postgres) as bouncer, locks_at(settings, bouncer.settings(), 6 * PATIENCE) as backend:
         yield backend
 
 
@@ -99,11 +102,6 @@ def while_its_row_changes(backend, call):
 
 class TestLevels:
     """In a row that another one has changed meanwhile, PostgreSQL refuses to change anything at those levels."""
-
-    @pytest.fixture(autouse=True)
-    def _patient(self, backend, monkeypatch):
-        """The call waits for the test, which may take its time."""
-        bound_calls(monkeypatch, backend, 6 * PATIENCE)
 
     def test_release(self, backend):
         mine = lock_request(ttl=60)
@@ -161,7 +159,7 @@ class TestUndone:
                     cursor.execute(sql)
             return "done"
 
-        assert run_or_repeat_in(backend, work) == ("done", False)
+        assert backend.calls.run_or_repeat(work) == ("done", False)
 
     def test_it_is_an_error_at_last_after_which_nothing_may_arrive(self, request, kind, sql):
         backend = request.getfixturevalue(f"{kind}_locks")
@@ -171,5 +169,5 @@ class TestUndone:
                 cursor.execute(sql)
 
         with pytest.raises(LockBackendError) as caught:
-            run_or_repeat_in(backend, work, 1.0)
+            backend.calls.run_or_repeat(work, 1.0)
         assert type(caught.value) is LockBackendError  # not one that says that it may have been done

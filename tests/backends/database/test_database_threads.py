@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from contextlib import contextmanager, suppress
 
 import pytest
@@ -19,8 +20,8 @@ from django_distlock import LockBackendError, lock, locks
 from django_distlock.backends.common.timing import Timing
 from django_distlock.backends.database import notify
 from django_distlock.backends.database.watchdog import Watchdog
-from tests.support.databases import Waiter, known_database, through
-from tests.support.inside import idle_in, keep_sessions, listener_of, watchdog_of
+from tests.support.databases import Waiter, known_database, run_in, through
+from tests.support.inside import listener_of
 from tests.support.postgres import PLACES_OF_BOUNCER, Bouncer
 from tests.support.programs import in_a_fork
 from tests.support.requirements import missing
@@ -170,16 +171,27 @@ class TestListener:
                 eventually(lambda: listener_of(locks["default"]).is_ready)
             waiter.end()
 
-    def test_a_pooler_is_told_of_once(self, postgres_locks, monkeypatch, caplog):
-        gave_up = []
-        keep_sessions(monkeypatch, False)
+    def test_a_pooler_is_told_of_once(self, postgres, postgres_database, settings, monkeypatch, caplog):
+        tried, connect = [], notify.PostgresListener.connect
+
+        def noted(listener):
+            tried.append(listener)
+            return connect(listener)
+
         monkeypatch.setattr(Timing, "deaf_for", 0.0)
-        monkeypatch.setattr(notify.PostgresListener, "_keeps_session", lambda *_: gave_up.append(1))
-        with lock("name", ttl=60):
-            waiter = Waiter()
-            eventually(lambda: len(gave_up) > 2)
-        waiter.end()
+        monkeypatch.setattr(notify.PostgresListener, "connect", noted)
+        with bouncer(postgres, settings, "transaction"):
+            with lock("name", ttl=60):
+                waiter = Waiter()
+                eventually(lambda: len(tried) > 3)
+            waiter.end()
         assert caplog.text.count("LOCATION that leads directly to the server") == 1
+
+
+def server_pid(connection):
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_backend_pid()")
+        return cursor.fetchone()[0]
 
 
 @pytest.fixture
@@ -212,8 +224,9 @@ class TestWatchdog:
         with through(postgres, tmp_path_factory.mktemp("p"), settings) as proxy:
             assert locks["default"].look(["name"]) == [None]
             assert len(no_watchdog_once) == 1
-            assert watchdog_of(locks["default"].pool)._calls == {}
-            assert locks["default"].look(["name"]) == [None]
+            pid = run_in(locks["default"], server_pid)
+            time.sleep(0.7)  # in which a call that was left over would be ended
+            assert run_in(locks["default"], server_pid) == pid
             proxy.hang = True
             asking = threading.Thread(target=ask, daemon=True)
             asking.start()
@@ -241,7 +254,8 @@ def test_statements_are_not_kept_for_debugging(postgres_locks, settings):
     settings.DEBUG = True
     with lock("name"):
         pass
-    [(_, wrapper)] = idle_in(postgres_locks.pool)
+    with postgres_locks.pool.connection(PATIENCE) as wrapper:
+        pass
     assert wrapper.queries_logged
     assert len(wrapper.queries_log) == 0
 

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from django_distlock import LockBackendError
 from django_distlock.backends.common.state import retired_from_text, waiters_from_text
 from django_distlock.types import Grant, LockInfo
-from tests.support.databases import TABLE, write
-from tests.support.inside import position_in, run_in
+from tests.support.databases import TABLE, row_key, run_in, statements_for, write
 from tests.support.tools import lock_request
 
 RECORD = "1700000000000000" * 2 + "f" * 26 + "inbox       "
@@ -55,7 +54,7 @@ def test_every_call_answers_or_raises_its_own_error(sqlite_locks, column, text):
     calls = [
         lambda: backend.acquire(waiter, queue=True),
         lambda: backend.acquire(waiter, queue=True),
-        lambda: position_in(backend)(waiter),
+        lambda: run_in(backend, lambda it: statements_for(backend).position(it, row_key(backend, "bad"), waiter.token)),
         lambda: backend.acquire(lock_request("bad"), queue=False),
         lambda: backend.renew([(mine, 60.0), (good, 60.0)]),
         lambda: backend.release(waiter),

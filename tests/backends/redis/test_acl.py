@@ -14,7 +14,6 @@ from django_distlock import LockBackendError, lock, locks
 from django_distlock.types import Grant, LastRun, Level, LockInfo
 from example_project.valkey import Valkey, binary
 from tests.support import servers
-from tests.support.inside import client_of
 from tests.support.programs import ROOT
 from tests.support.sentinel import SERVICE, Watched, warm_up
 from tests.support.servers import program_of
@@ -262,7 +261,7 @@ class TestANewPassword:
             eventually(lambda: admin.pttl("lock:name") < 1200)
             eventually(lambda: admin.pttl("lock:name") > 1200)  # renewed
         calls(held).release()
-        client_of(locks["default"]).close()
+        locks["default"].close()
         with pytest.raises(LockBackendError, match="the server refused the user or password; correct .*LOCATION"):
             lock("name").acquire()
         settings.DISTRIBUTED_LOCKS = {"default": {**entry, "LOCATION": f"unix://:new@{server.socket}?db=0"}}
@@ -287,7 +286,7 @@ class TestANewPassword:
         calls(held).acquire()
         self.change(server)
         provider.password = "new"
-        client_of(locks["default"]).close()
+        locks["default"].close()
         assert locks["default"].look(["name"])[0] is not None
         asyncio.run(lock("name").alocked())  # a connection of its own
         calls(held).release()

@@ -10,7 +10,7 @@ import threading
 import time
 import zlib
 from contextlib import ExitStack
-from itertools import product
+from itertools import count, product
 from math import inf
 
 import pytest
@@ -18,12 +18,12 @@ import pytest
 from django_distlock import LockBackendError, lock, locks
 from django_distlock.backends.common.timing import Timing
 from django_distlock.testing.tools import WAYS, calling
-from tests.support.inside import failed_addresses, lookups_of_names
-from tests.support.network import resolving, silent_listener, swallowing
+from tests.support.network import lookups, resolving, silent_listener, swallowing
 from tests.support.scripted import SERVICE, Scripted
 from tests.support.stores import REDIS, REDIS_CLUSTER, REDLOCK
 from tests.support.tools import eventually, insist, renewer_of
 
+NETWORKS = count()
 EVERYTHING = bool(os.environ.get("DISTLOCK_SOAK"))
 SAMPLE = 12  # of so many cases one runs by default
 SLOW_MACHINE = 0.5 if EVERYTHING else 20.0  # seconds that a machine under load may add to any call
@@ -116,8 +116,8 @@ class Stage:
                 names, _ = self.stack.enter_context(resolving())
                 names["redis.test"] = threading.Event()
                 if kind == "dead addresses":
-                    failed_addresses().clear()
-                    dead = [f"127.0.0.{number}" for number in range(2, 6)]
+                    one, two = divmod(next(NETWORKS), 250)  # nobody knows yet that those do not answer
+                    dead = [f"127.{1 + one}.{two}.{number}" for number in range(2, 6)]
                     for address, port in product(dead, self.ports):
                         self.stack.enter_context(swallowing(address, port))
                     names["redis.test"] = [*dead, "127.0.0.1"]
@@ -152,7 +152,7 @@ def stage(three, settings, monkeypatch):
         one.end()
     eventually(lambda: not renewer_of(locks["default"]).is_cleaning)
     locks.close()
-    eventually(lambda: not lookups_of_names())
+    eventually(lambda: not lookups())
 
 
 # CPython closes no socket that was reset between connect() and the begin of TLS, as when the servers come back here.

@@ -21,6 +21,7 @@ import redis
 from django_distlock import LockBackendError, LockLost, State, adopt, lock, locks
 from django_distlock.backends.common.timing import Timing
 from django_distlock.backends.redis import pubsub as listening
+from django_distlock.backends.redis import topology
 from django_distlock.backends.redis.backend import RedisBackend
 from django_distlock.backends.redis.operations import RELEASE
 from django_distlock.core import local_queue
@@ -29,11 +30,11 @@ from django_distlock.utils.clock import clock
 from tests.support import proxy as proxies
 from tests.support.accidents import Accidents
 from tests.support.history import faults, left_behind
-from tests.support.inside import client_of, lines_of, listener_of
+from tests.support.inside import client_of, listener_of
 from tests.support.leases import lease_of
 from tests.support.peers import RANDOM_WORKER, Peer
 from tests.support.programs import in_a_fork
-from tests.support.tools import PATIENCE, eventually, lock_request, queue_of, renewer_of, threads_of
+from tests.support.tools import PATIENCE, alive, eventually, lock_request, queue_of, renewer_of, threads_of
 
 pytestmark = pytest.mark.slow
 
@@ -175,12 +176,7 @@ def in_queue(store, number):
 
 def in_line(number, using="default"):
     """Wait until that many callers of this backend wait for the name."""
-
-    def length():
-        line = lines_of(locks.service(using).queue).get("name")
-        return len(line) if line else 0
-
-    eventually(lambda: length() == number)
+    eventually(lambda: locks.service(using).queue.length("name") == number)
 
 
 def is_clean(store):
@@ -195,6 +191,11 @@ def is_clean(store):
 def cut_listeners(client):
     """The server ends every subscription; returns how many."""
     return sum(client.client_kill_filter(_id=one["id"]) for one in listeners(client))
+
+
+def tell_listeners(client, text):
+    """As a server does that hands the lock to a waiter. Returns how many heard it."""
+    return sum(client.execute_command("SPUBLISH", channel, text) for channel in client.pubsub_shardchannels())
 
 
 def listeners(client):
@@ -435,7 +436,7 @@ class TestLostReplies:
             through_proxy.cut_reply(WAIT)
             waiter = caller(ttl=2)
             [(_, score)] = in_queue(store, 1)
-            [mine] = lines_of(locks.service("default").queue)["name"]
+            [mine] = eventually(locks.service("default").queue.queued)
             eventually(lambda: mine.place)
             assert int(mine.place) == int(score)
         waiter.gets_in()
@@ -647,12 +648,9 @@ class TestHandingBack:
         with lock("name") as lease:
             text, token = lease.detach(), lease.token
         with adopt(text) as lease:
-            kind, *rest = listener_of(backend)._inbox
-            channel = "".join(rest)
-            verb = "SPUBLISH" if kind == "S" else "PUBLISH"
 
             def is_handed_back():  # told again where the connection that listens is made anew just then
-                return handed_back or (store.execute_command(verb, channel, f"{token} lock:name") and handed_back)
+                return handed_back or (tell_listeners(store, f"{token} lock:name") and handed_back)
 
             eventually(is_handed_back)
             eventually(lambda: not renewer_of(backend).is_cleaning)
@@ -661,21 +659,36 @@ class TestHandingBack:
             assert lock("name", using="a").acquire(blocking=False) is False
         assert is_clean(store)
 
-    def test_a_message_does_not_stand_for_the_release_that_is_tried_again(self, through_proxy, store, caplog):
-        backend, mine = locks["default"], lock_request(ttl=60)
+    def test_a_message_does_not_stand_for_the_release_that_is_tried_again(self, fleet, store, caplog, monkeypatch):
+        backend, mine, handed_back = locks["default"], lock_request(ttl=60), []
+        renewer = renewer_of(backend)
+
+        def refuse(*_, **__):
+            raise LockBackendError("the store is away")
+
+        def note(request):
+            renewer.release_in_background(request)
+            handed_back.append(request.token)
+
         assert isinstance(backend.acquire(mine, queue=False), Grant)
-        through_proxy.refuse()
-        renewer_of(backend).release_in_background(mine)
-        eventually(lambda: "is tried again" in caplog.text)
-        listener_of(backend)._hand_back(mine.token, "lock:name")
-        through_proxy.accept()
+        listener_of(backend).start("name", PATIENCE)
+        with monkeypatch.context() as away:
+            away.setattr(backend, "release", refuse)
+            renewer.release_in_background(mine)
+            eventually(lambda: "is tried again" in caplog.text)
+            away.setattr(backend, "on_orphan", note)
+            eventually(lambda: tell_listeners(store, f"{mine.token} lock:name") and handed_back)
+        assert set(handed_back) == {mine.token}
         assert is_clean(store)
 
-    def test_processes_with_the_same_inbox_exclude_each_other(self, fleet, store):
+    def test_processes_with_the_same_inbox_exclude_each_other(self, fleet, store, monkeypatch):
         """Started from one image of a memory: a fork without Python's hooks, or a snapshot that is restored twice."""
-        for alias in ("a", "b"):
-            listener_of(locks[alias])._channel = "lock|in:of-both"
-            listener_of(locks[alias]).start("name", PATIENCE)
+        locks.close()
+        with monkeypatch.context() as copies:
+            copies.setattr(topology, "new_token", lambda: "0" * 26)
+            for alias in ("a", "b"):
+                listener_of(locks[alias]).start("name", PATIENCE)
+        assert store.execute_command("PUBSUB", "SHARDNUMSUB", f"lock|in:{'0' * 26}")[1] == 2
         inside, most, ends = [], [], time.monotonic() + 1.0
 
         def work(alias):
@@ -1208,6 +1221,7 @@ class TestTasks:
 
 class TestNothingGrows:
     def test_over_many_names_and_waits(self, fleet, store, callers):
+        requests = alive(LockRequest)
         for number in range(10_000):
             with lock("n:{}", number):
                 pass
@@ -1222,10 +1236,10 @@ class TestNothingGrows:
         for alias in ("default", "a"):
             backend = locks[alias]
             renewer = renewer_of(backend)
-            assert lines_of(queue_of(backend)) == {}
-            assert not listener_of(backend)._waiters
+            assert queue_of(backend).length("name") == 0
             assert renewer.leases() == []
             assert not renewer.is_cleaning
+        eventually(lambda: alive(LockRequest) <= requests)
 
 
 def test_random_processes_and_accidents(fleet, store, peers, tmp_path):

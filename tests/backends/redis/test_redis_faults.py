@@ -14,11 +14,12 @@ import redis
 
 from django_distlock import LockBackendError, LockLost, State, lock, locks
 from django_distlock.backends.redis import pubsub
+from django_distlock.backends.redis.client import AsyncClient
+from django_distlock.backends.redis.config import Location
 from django_distlock.backends.redis.operations import ACQUIRE, RELEASE, RENEW, Operations
 from django_distlock.core.lease import safe_deadline
 from django_distlock.types import Grant, LockInfo
-from tests.support.inside import client_of, clients_of_loops, idle_in
-from tests.support.tools import eventually, lock_request
+from tests.support.tools import alive, eventually, lock_request
 
 pytestmark = pytest.mark.slow
 
@@ -252,11 +253,20 @@ class TestStoreDown:
         proxy.hang = False
 
     @pytest.mark.parametrize("protocol", [2, 3])
-    def test_a_connection_made_in_a_hurry_waits_as_long_as_any_other_afterwards(self, proxy, settings, store, protocol):
-        backend = point_at(settings, f"{proxy.url}&protocol={protocol}", socket_timeout=10)
+    def test_a_connection_made_in_a_hurry_waits_as_long_as_any_other_afterwards(
+        self, proxy, settings, store, monkeypatch, protocol
+    ):
+        connections, connected = [], Location.connected
+
+        def noted(*arguments, **limits):
+            connections.append(connected(*arguments, **limits))
+            return connections[-1]
+
+        monkeypatch.setattr(Location, "connected", noted)
+        point_at(settings, f"{proxy.url}&protocol={protocol}", socket_timeout=10)
         with lock("name", wait=0):
             made = store.info("stats")["total_connections_received"]
-            [(connection, _)] = idle_in(client_of(backend))
+            [connection] = connections
             assert connection.socket_timeout == connection._sock.gettimeout() == 10
             proxy.hang = True
             timer = threading.Timer(0.8, setattr, (proxy, "hang", False))
@@ -729,7 +739,7 @@ class TestEventLoops:
         def connected():
             return int(store.info("clients")["connected_clients"])
 
-        before = connected()
+        before, clients = connected(), alive(AsyncClient)
 
         async def main():
             async with lock("name"):
@@ -738,7 +748,7 @@ class TestEventLoops:
         for _ in range(3):
             assert asyncio.run(main()) > before
             eventually(lambda: connected() == before)
-        assert len(clients_of_loops(valkey_locks)) == 0
+        assert alive(AsyncClient) <= clients
 
     def test_what_ends_with_the_loop_leaves_no_connection(self, valkey_locks, store):
         """Generators that were left over are closed at the same time as the connections."""
