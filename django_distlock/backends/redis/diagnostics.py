@@ -202,7 +202,7 @@ class Diagnostics:
         self._location, self._prefix, self._terms, self._options = location, prefix, terms, options
 
     def questions(self, nodes: Sequence[Any]) -> list[Command]:
-        return [Command(question, at=node) for node in nodes for question in (INFO, TIME)]
+        return [Command(question, node=node) for node in nodes for question in (INFO, TIME)]
 
     def results(self, nodes: Sequence[Any], replies: Sequence[Any], asked_at: float) -> list[CheckResult]:
         info, server_time = replies

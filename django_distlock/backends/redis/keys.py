@@ -63,7 +63,7 @@ class Keys:
 
     def pattern(self, kind: str, start: str) -> str:
         """For SCAN: keys of a kind whose names begin so. It may find other keys, which ``name_in`` leaves out."""
-        return _literally(f"{self.prefix}{kind}:{start}") + "*"
+        return literally(f"{self.prefix}{kind}:{start}") + "*"
 
     def name_in(self, kind: str, start: str, key: str) -> str | None:
         return key.removeprefix(f"{self.prefix}{kind}:")
@@ -123,7 +123,7 @@ class ClusterKeys(Keys):
         return list(groups.values())
 
     def pattern(self, kind: str, start: str) -> str:
-        return f"{_literally(f'{self.prefix}{kind}:')}{{*}}:{_literally(start)}*"
+        return f"{literally(f'{self.prefix}{kind}:')}{{*}}:{literally(start)}*"
 
     def name_in(self, kind: str, start: str, key: str) -> str | None:
         """None for a key that another number of shards made."""
@@ -146,7 +146,8 @@ def slot_of(key: str) -> int:
     return crc_hqx(data[start:end] if start and end > start else data, 0) % SLOTS
 
 
-def _literally(text: str) -> str:
+def literally(text: str) -> str:
+    """A pattern that matches the text alone."""
     return re.sub(r"([*?\[\]\\])", r"\\\1", text)
 
 
@@ -167,7 +168,7 @@ class Listing:
     def commands(self, node: Any) -> Iterator[Command]:
         """Each to be sent when ``new_names`` was given the reply to the one before."""
         while True:
-            yield Command(pack("SCAN", self._cursor, "MATCH", self._pattern, "COUNT", SCAN_STEP), at=node)
+            yield Command(pack("SCAN", self._cursor, "MATCH", self._pattern, "COUNT", SCAN_STEP), node=node)
             if self._cursor == b"0":
                 return
 

@@ -17,7 +17,7 @@ from .client import Reply
 from .codec import read_holder, read_lease, read_remaining
 from .errors import is_wrong_type
 from .keys import Keys
-from .scripts import Command, Script, pack
+from .scripts import Command, Script, milliseconds, pack
 
 ACQUIRE, RELEASE, RENEW = Script("acquire"), Script("release"), Script("renew")
 CLAIM_RUN = Script("claim_run")
@@ -63,15 +63,17 @@ class Operations:
         )  # fmt: skip
 
     def release(self, request: LockRequest, cooldown: float, force: bool) -> Command:
-        retire = _ms(request.retires_for) if request.in_doubt else 0
-        rests, grant_ttl = _ms(cooldown) if cooldown else 0, int(self._timing.grant_ttl * 1000)
+        retire = milliseconds(request.retires_for) if request.in_doubt else 0
+        rests, grant_ttl = milliseconds(cooldown) if cooldown else 0, int(self._timing.grant_ttl * 1000)
         return RELEASE.call(
             self._of_lock(request.name),
             request.token, rests, retire, request.inbox, grant_ttl, int(request.is_offer), int(force),
         )  # fmt: skip
 
     def renew(self, wanted: Sequence[tuple[LockRequest, float]]) -> list[Command]:
-        return [RENEW.call((self._keys.lease(request.name),), request.token, _ms(ttl)) for request, ttl in wanted]
+        return [
+            RENEW.call((self._keys.lease(request.name),), request.token, milliseconds(ttl)) for request, ttl in wanted
+        ]
 
     def look(self, names: Sequence[str]) -> list[Command]:
         keys = map(self._keys.lease, names)
@@ -91,7 +93,8 @@ class Operations:
     def claim_run(self, name: str, seen: LastRun, now: LastRun, ttl: float, grace: float, ahead: float) -> Command:
         return CLAIM_RUN.call(
             self._keys.of_run(name),
-            repr(seen.at), repr(now.at), now.token, seen.to_text(), now.to_text(), _ms(ttl), _ms(grace), repr(ahead),
+            repr(seen.at), repr(now.at), now.token, seen.to_text(), now.to_text(),
+            milliseconds(ttl), milliseconds(grace), repr(ahead),
         )  # fmt: skip
 
     def find_runs(self, names: Sequence[str]) -> list[Command]:
@@ -192,7 +195,3 @@ class Operations:
         )
         error.is_final = True
         return error
-
-
-def _ms(seconds: float) -> int:
-    return math.ceil(seconds * 1000)

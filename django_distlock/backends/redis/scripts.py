@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from functools import lru_cache
 from importlib.resources import files
 from typing import Any, NamedTuple
@@ -17,20 +18,24 @@ def pack(*parts: str | bytes | int) -> bytes:
     return b"".join(packed)
 
 
+def milliseconds(seconds: float) -> int:
+    return math.ceil(seconds * 1000)
+
+
 @lru_cache(maxsize=1024)
 def _head(sha: str, keys: tuple[str, ...], arguments: int) -> bytes:
-    """What every call of a script for one lock begins with."""
+    """The beginning of each call of a script for one lock."""
     command = pack("EVALSHA", sha, len(keys), *keys)
     return b"*%d%b" % (3 + len(keys) + arguments, command[command.index(b"\r\n") :])
 
 
 class Command(NamedTuple):
-    """In a Cluster it goes to the node ``at`` that address, or to the one that owns the slot of ``key``."""
+    """In a Cluster it goes to ``node``, an address, or to the node that owns the slot of ``key``."""
 
     packed: bytes
     script: Script | None = None
     key: str = ""
-    at: Any = None
+    node: Any = None
 
 
 class Script:

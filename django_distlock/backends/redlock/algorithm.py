@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -16,11 +14,10 @@ from ...types import Grant, LockInfo, LockRequest
 from ...utils.clock import clock
 from ...utils.wakeup import WakeEvent
 from ..redis.errors import is_wrong_type
-from ..redis.scripts import Command, pack
+from ..redis.keys import SCAN_STEP, literally
+from ..redis.scripts import Command, milliseconds, pack
 from .messages import ACQUIRE, RELEASE, RENEW, Exchange, FanOut, Message, NodeSteps, StaleConnections, all_settled
 from .quorum import FenceClock, Observation, Votes, fence_of, is_decided, is_final, is_known, majority_of
-
-SCAN_STEP = 1000  # keys a node visits per SCAN: well below a millisecond
 
 Explain = Callable[[Sequence[Exception | None]], LockBackendError]
 
@@ -182,7 +179,9 @@ class Redlock:
         A node that lost the lease, because it was restarted or did not hear of it, is given it again while
         no majority has lost it: so a lease outlives restarts of all nodes, one after another.
         """
-        commands = [RENEW.call(self._keys(request.name)[:1], request.token, _ms(ttl)) for request, ttl in wanted]
+        commands = [
+            RENEW.call(self._keys(request.name)[:1], request.token, milliseconds(ttl)) for request, ttl in wanted
+        ]
         exchanges = yield self._to_all(commands, all_settled)
         answered = [
             exchange for exchange in exchanges if exchange.is_answered and not all(map(_is_refusal, exchange.replies))
@@ -259,7 +258,7 @@ class Redlock:
 
     def scan(self, listing: MajorityListing, prefix: str, last_try: bool) -> NodeSteps[None]:
         """The next page of each node that is not through."""
-        pattern = re.sub(r"([*?\[\]\\])", r"\\\1", f"{self.prefix}:{prefix}") + "*"
+        pattern = literally(f"{self.prefix}:{prefix}") + "*"
 
         def message(node: int, _: object) -> Message | None:
             if (cursor := listing.cursors[node]) is None:
@@ -298,7 +297,8 @@ class Redlock:
 
     def _acquire(self, request: LockRequest, number: int, mode: str, ttl: float | None = None) -> Command:
         return ACQUIRE.call(
-            self._keys(request.name), request.token, _ms(ttl or request.ttl), request.holder.to_text(), number, mode
+            self._keys(request.name),
+            request.token, milliseconds(ttl or request.ttl), request.holder.to_text(), number, mode,
         )  # fmt: skip
 
     def _keys(self, name: str) -> tuple[str, str, str]:
@@ -313,7 +313,7 @@ class Redlock:
         self, request: LockRequest, cooldown: float = 0.0, retire: float = 0.0, *, force: bool = False
     ) -> Message:
         keys = self._keys(request.name)[:2]
-        return Message.of(RELEASE.call(keys, request.token, _ms(cooldown), _ms(retire), int(force)))
+        return Message.of(RELEASE.call(keys, request.token, milliseconds(cooldown), milliseconds(retire), int(force)))
 
     def _no_majority(self, exchanges: Sequence[Exchange], last_try: bool) -> Exception:
         return StaleConnections() if not last_try and _may_be_stale(exchanges) else self._down(exchanges)
@@ -343,10 +343,6 @@ def _latest(exchanges: Sequence[Exchange], again: Sequence[Exchange]) -> list[Ex
         later if later.was_sent and not later.is_answered else earlier
         for earlier, later in zip(exchanges, again, strict=True)
     ]
-
-
-def _ms(seconds: float) -> int:
-    return math.ceil(seconds * 1000)
 
 
 class MajorityListing:

@@ -9,7 +9,7 @@ from django.core.checks import CheckMessage, Warning
 
 from ...types import CheckResult, Level
 from ..redis.config import Location
-from ..redis.diagnostics import cache_warnings
+from ..redis.diagnostics import cache_warnings, read_info
 from .messages import Exchange
 
 
@@ -38,7 +38,7 @@ def _examined(
             hint = "Locks are granted while a majority of the nodes answers."
             yield CheckResult(Level.ERROR, "nodes", f"{location.text} does not answer: {reply}", hint)
             continue
-        about = _fields(reply)
+        about = read_info(reply)
         by_server[about.get("run_id", location.text)].append(location.text)
         yield from _of_node(location.text, about, longest_ttl)
     for names in by_server.values():
@@ -74,8 +74,3 @@ def _of_node(name: str, about: dict[str, str], longest_ttl: float) -> Iterator[C
             f"{name} may evict locks when its memory is full (maxmemory-policy {about.get('maxmemory_policy')}).",
             "Set maxmemory-policy to noeviction.",
         )
-
-
-def _fields(reply: bytes) -> dict[str, str]:
-    lines = [line.partition(":") for line in reply.decode().splitlines() if ":" in line]
-    return {key: value for key, _, value in lines}

@@ -236,7 +236,7 @@ class RoutedRequest:
         for number in pending:
             command = self._commands[number]
             asking = self._asking.pop(number, None)
-            node = command.at or asking or self._slots.owners.get(slot := slot_of_key(command.key))
+            node = command.node or asking or self._slots.owners.get(slot := slot_of_key(command.key))
             if node is None:
                 self._replies[number] = self._replies[number] or ClusterDownError(f"no primary serves slot {slot}")
                 continue
@@ -277,7 +277,7 @@ class RoutedRequest:
     def _is_to_repeat(self, number: int) -> bool:
         reply = self._replies[number]
         is_open = isinstance(reply, Exception) and is_transient(reply, in_cluster=True)
-        return is_open and self._commands[number].at is None
+        return is_open and self._commands[number].node is None
 
     def _is_map_wrong(self, pending: Sequence[int]) -> bool:
         misled, self._is_misled = self._is_misled, False

@@ -50,11 +50,19 @@ class _MasterConnection:
         return f"{self.master} is not known to be the master any more"
 
 
-class _Connection(_MasterConnection, TcpConnection):
+class _ThreadMasterConnection(_MasterConnection):
+    def can_read(self, *args: Any, **options: Any) -> Any:
+        """Also what only waits for messages has to notice that the master has moved."""
+        if self.master is not None and self.master is not self.sentinels.master:
+            raise NoMaster(self._moved_message())
+        return super().can_read(*args, **options)  # type: ignore[misc]
+
+
+class _Connection(_ThreadMasterConnection, TcpConnection):
     pass
 
 
-class _SSLConnection(_MasterConnection, TlsConnection):
+class _SSLConnection(_ThreadMasterConnection, TlsConnection):
     pass
 
 
