@@ -51,7 +51,7 @@ class Acquisition:
     _pending: LockRequest | None = None  # of the call that is under way; None between calls
     _was_sent = False  # to the store
     _has_queued = False  # whether the last attempt asked for a place there
-    _is_in_line = _is_leaving = _is_leader = False  # among the waiters of this process
+    _is_in_line = _is_leader = False  # among the waiters of this process
     _is_busy = False  # the lock, as the store said
     has_waited = False  # had a place in the store, or stood behind others: its deadline alone fails it then
 
@@ -86,13 +86,12 @@ class Acquisition:
 
         Those of this process that came before go first. Without time to wait, the store is asked at once.
         """
-        queue, look_interval = self._service.queue, self.backend.timing.look_interval
-        retry, late_grants = 0.0, 0
-        try:
-            if self._terms.in_atomic == "refuse" and (opened := self._open_transactions()):
-                transactions.refuse(f"The lock {self._lock_text}", opened)
-            while True:
-                request = self.request
+        if self._terms.in_atomic == "refuse" and (opened := self._open_transactions()):
+            transactions.refuse(f"The lock {self._lock_text}", opened)
+        look_interval, late_grants = self.backend.timing.look_interval, 0
+        while True:
+            request, answer, retry = self.request, None, 0.0
+            try:
                 while True:
                     is_last = clock() >= self._deadline
                     place = self._take_turn(is_last=is_last)
@@ -103,60 +102,58 @@ class Acquisition:
                             # The store may have queued it although its reply is lost, and may not yet have given up
                             # the place that it had.
                             self._has_queued = self._has_queued or place
-                            answer: Grant | LockInfo = yield Call("acquire", (request,), {"queue": place})
+                            answer = yield Call("acquire", (request,), {"queue": place})
                             self._pending, self._has_queued = None, place
                             if request.holder.pid != os.getpid():
                                 raise self._copied_error()
                             if isinstance(answer, Grant) or is_last or self._is_over(answer):
                                 break
-                            self._is_busy, retry = True, 0.0
+                            self._is_busy = True
                             if self._is_leader and not place:
+                                retry = 0.0
                                 continue  # at once, now with a place
                             pause = min(pause, answer.remaining + AFTER_EXPIRY)
                         self.has_waited = True
-                        yield self._sleep("wait_for_turn", pause)
+                        yield self._wait("wait_for_turn", pause)
                         if request.holder.pid != os.getpid():
                             raise self._copied_error()
                         request.holder, retry = request.holder.from_now(), 0.0
                     except LockBackendError as error:
                         if request.holder.pid != os.getpid():
-                            raise
+                            raise self._copied_error() from error
                         if is_last or error.is_final or not self.has_waited:
                             raise
                         if not retry:
                             logger.warning("Lock %r is waited for on, though its store failed: %s", request.name, error)
                         self._pending, retry = None, min(max(SHORTEST_RETRY, 2 * retry), look_interval)
-                        yield self._sleep("pause", retry)
+                        yield self._wait("pause", retry)
+            finally:
                 if self._is_in_line:
-                    self._is_leaving = True
-                    queue.leave(request, hand_place_on=not isinstance(answer, Grant), succeed=self.backend.succeed)
-                    self._is_in_line = self._is_leaving = False
-                if isinstance(answer, LockInfo):
-                    if self._is_left_behind:
-                        yield from self._give_back(request)
-                    return answer
-                lease = Lease(self.backend, request, answer, self._terms, self._service.renewer, self._execution)
-                if clock() < lease._deadline:
-                    self.grant = answer
-                    return lease
-                # This process was stopped in between, and others may have the lock by now. The request takes another
-                # token before it releases the late grant: that release may arrive at any later time, and ends whatever
-                # the old token holds then.
-                late_grants += 1
-                self._pending = request
-                self.request = request.with_new_token()
-                self._was_sent = self._has_queued = False
-                yield from self._give_back(request)
-                if late_grants == MOST_LATE_GRANTS or clock() >= self._deadline:
-                    raise LockBackendError(
-                        f"The store grants the lock {request.name!r} so slowly that its TTL of {request.ttl:g} s has"
-                        " passed when the answer comes. Give it a longer ttl."
-                    )
-        except BaseException as error:
-            self._interrupted(error)
-            if isinstance(error, LockBackendError) and self.request.holder.pid != os.getpid():
-                raise self._copied_error() from error
-            raise
+                    is_granted = isinstance(answer, Grant)
+                    self._service.queue.leave(request, hand_place_on=not is_granted, succeed=self.backend.succeed)
+                    self._is_in_line = False
+            if isinstance(answer, LockInfo):
+                if self._is_left_behind:
+                    yield from self._give_back(request)
+                self._was_sent = self._has_queued = False  # nothing is left of it
+                return answer
+            lease = Lease(self.backend, request, answer, self._terms, self._service.renewer, self._execution)
+            if clock() < lease._deadline:
+                self.grant = answer
+                return lease
+            # This process was stopped in between, and others may have the lock by now. The request takes another token
+            # before it releases the late grant: that release may arrive at any later time, and ends whatever the old
+            # token holds then.
+            late_grants += 1
+            self._pending = request  # first: until then, the request itself is what an interrupt gives back
+            self.request = request.with_new_token()
+            self._was_sent = self._has_queued = False
+            yield from self._give_back(request)
+            if late_grants == MOST_LATE_GRANTS or clock() >= self._deadline:
+                raise LockBackendError(
+                    f"The store grants the lock {request.name!r} so slowly that its TTL of {request.ttl:g} s has passed"
+                    " when the answer comes. Give it a longer ttl."
+                )
 
     def conclude(self, answer: Lease | LockInfo) -> Signal | None:
         """Begin with the lease that was granted, or enter the caller's own one that is in the way.
@@ -187,19 +184,32 @@ class Acquisition:
             return {**about, "lease": self.lease}
         return {**about, "holder": self.busy and self.busy.holder, "waited": clock() - self._began}
 
-    def undo(self) -> None:
-        """The caller is interrupted before it learns of its lease."""
+    def undo(self, error: BaseException) -> None:
+        """Take back what there is of it: it failed, or its caller is interrupted before it learns of its lease.
+
+        A second interrupt may strike in here, but what comes first is done by then.
+        """
+        renewer = self._service.renewer
+        if self._is_in_line:
+            self._service.queue.leave(self.request, hand_place_on=True, succeed=self.backend.succeed, again=True)
         left = None
         if self._hold:
             with suppress(LookupError):
                 left = self._holds.leave(self._hold, by_with=True)
-        if not self.grant:  # it has entered a lease of its own again
-            if left and left._is_free:
-                left._release_in_background()
-        elif self.lease:
+        if self.grant and self.lease:
             self.lease._release_after_interrupt()
-        else:
-            self._service.renewer.release_in_background(self.request)
+            return
+        if left and left._is_free:  # a lease of its own that it has entered again
+            left._release_in_background()
+        pending = self._pending
+        is_answered = isinstance(error, LockBackendError)  # by an error, and in_doubt is right
+        if pending and not is_answered:
+            pending.in_doubt = True
+        if pending and pending is not self.request:
+            renewer.release_in_background(pending)  # a grant that came too late
+        was_sent = self._was_sent and not (is_answered and pending is self.request)
+        if self._is_left_behind or (was_sent and not self.request.is_inherited):
+            renewer.release_in_background(self.request)
 
     def fail(self) -> NoReturn:
         """Raise what a busy lock means for a caller who must have it."""
@@ -262,11 +272,12 @@ class Acquisition:
             return True
         return self._required and self._own_lease(busy) is not None  # it would wait for itself
 
-    def _sleep(self, how: str, seconds: float) -> Call:
+    def _wait(self, how: str, seconds: float) -> Call:
         self.request.asking = False
         return Call(how, (self.request,), {"timeout": max(0.0, min(seconds, self._deadline - clock()))})
 
     def _give_back(self, request: LockRequest) -> Steps[None]:
+        """What the store may keep of it."""
         self._pending = request
         yield Call("release", (request,))
         self._pending = None
@@ -285,21 +296,6 @@ class Acquisition:
         """Whether the store may keep something of a request that was not granted."""
         left = self._has_queued or bool(self.request.inbox) or self.request.in_doubt
         return left and not self.request.is_inherited
-
-    def _interrupted(self, error: BaseException) -> None:
-        """By an error, an exception of a signal handler, or because the task is cancelled."""
-        if self._is_in_line:
-            self._service.queue.leave(
-                self.request, hand_place_on=True, succeed=self.backend.succeed, again=self._is_leaving
-            )
-        pending, renewer = self._pending, self._service.renewer
-        if pending and pending is not self.request:
-            renewer.release_in_background(pending)  # a grant that came too late
-        # After a LockBackendError, in_doubt says whether it may have been executed.
-        has_failed = pending is self.request and isinstance(error, LockBackendError)
-        was_asked = self._was_sent and not has_failed and not self.request.is_inherited
-        if self._is_left_behind or was_asked:
-            renewer.release_in_background(self.request)
 
     # Whose the lock is that is in the way
 

@@ -209,8 +209,8 @@ class Lock:
             answer = drive(acquisition.steps(), acquisition.backend)
             if signal := acquisition.conclude(answer):
                 send_signal(signal, type(acquisition.backend), **acquisition.about())
-        except BaseException:
-            acquisition.undo()
+        except BaseException as error:
+            acquisition.undo(error)
             raise
         return acquisition
 
@@ -220,8 +220,8 @@ class Lock:
             answer = await adrive(acquisition.steps(), acquisition.backend)
             if signal := acquisition.conclude(answer):
                 await asend_signal(signal, type(acquisition.backend), **acquisition.about())
-        except BaseException:  # cancelled: whoever asked will never know that the lock was granted
-            acquisition.undo()
+        except BaseException as error:  # cancelled: the caller will never know that the lock was granted
+            acquisition.undo(error)
             raise
         return acquisition
 

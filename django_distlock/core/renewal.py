@@ -49,7 +49,7 @@ class Renewer:
     def register(self, lease: Lease) -> None:
         self._leases[lease.token] = self._by_name[lease.name] = lease
         due = min(lease._due, lease._long_at)
-        if due < self._worker.wakes_at:
+        if due < self._worker.wakes_at:  # which nudge() asks, too; here it saves the call
             self._worker.nudge(due)
 
     def leases(self) -> list[Lease]:

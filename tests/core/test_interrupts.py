@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import warnings
+from contextlib import suppress
 
 import pytest
 from django.db import transaction
@@ -17,6 +18,7 @@ from tests.support.inside import listener_of
 from tests.support.interrupts import at_each_point
 from tests.support.leases import deadline_of, lease_of
 from tests.support.quorum import spread
+from tests.support.stores import LOCMEM
 from tests.support.tools import PATIENCE, alive, backend_on, eventually, lock_request, queue_of, renewer_of
 
 TTL = 2.0
@@ -156,6 +158,24 @@ def test_nodes_of_a_quorum_are_connected_to_however_often_that_was_interrupted(r
     redlock_locks.close()
     assert alive(ConnectionSet) <= before
     spread(redlock_locks, lock_request("afterwards"))
+
+
+def test_a_request_that_failed_stands_in_no_line(settings, monkeypatch):
+    settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": LOCMEM}}
+    left = []
+
+    def refused(request, *, queue):
+        raise LockBackendError("no")
+
+    def acquire(name):
+        with suppress(LockBackendError):
+            lock(name, wait=10).acquire()
+
+    monkeypatch.setattr(locks["default"], "acquire", refused)
+    for name, point in at_each_point(acquire, "core/local_queue.py", "core/acquire.py", "utils/drive.py"):
+        if queue_of(locks["default"]).length(name):
+            left.append(point)
+    assert left == []
 
 
 def test_who_stands_behind_in_the_line_is_woken(valkey_locks, settings, monkeypatch):

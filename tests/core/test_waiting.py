@@ -16,6 +16,7 @@ from django_distlock.core.acquire import Acquisition
 from django_distlock.core.lease import Lease
 from django_distlock.types import Holder, new_token
 from tests.support.leases import deadline_of
+from tests.support.stores import LOCMEM
 from tests.support.tools import PATIENCE, eventually, lock_request, renewer_of
 
 pytestmark = pytest.mark.slow
@@ -251,6 +252,28 @@ class TestOthers:
             eventually(lambda: lease.remaining and deadline_of(lease) > before + 0.6)
             assert renewer_of(valkey_locks).is_cleaning
             stuck.set()
+
+    def test_waits_that_fail_one_after_the_other_are_told_once(self, settings, monkeypatch, caplog):
+        """Where the store answers attempts, but not who waits for a turn."""
+        settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": LOCMEM}}
+        pauses = []
+
+        def fail(request, timeout):
+            raise LockBackendError("no")
+
+        def pause(request, timeout):
+            pauses.append(timeout)
+            if len(pauses) == 4:
+                locks["default"].release(held)
+
+        held = lock_request()
+        locks["default"].acquire(held, queue=False)
+        monkeypatch.setattr(locks["default"], "wait_for_turn", fail)
+        monkeypatch.setattr(locks["default"], "pause", pause)
+        with lock("name", wait=600):
+            pass
+        assert pauses == [0.2, 0.4, 0.8, 1.0]
+        assert caplog.text.count("is waited for on") == 1
 
     def test_a_ttl_that_no_answer_keeps_is_told_however_long_the_wait(self, valkey_locks, monkeypatch):
         monkeypatch.setattr("django_distlock.core.lease.safe_deadline", lambda sent_at, ttl: sent_at)

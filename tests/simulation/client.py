@@ -397,6 +397,9 @@ class Process:
             self.world.after(self.world.between(0.0, 4.0), self.when_running, me.cancel)
         try:
             await adrive(acquisition.steps(), self.backend)
+        except BaseException as error:
+            acquisition.undo(error)
+            raise
         finally:
             me.is_cancellable = False
             if since in self.waiting:

@@ -77,13 +77,15 @@ class RedisBackend(GeneratorBackend, RunsBackend):
         if queue and request.place:
             self._listener.will_look(request)
         command = self._operations.acquire(request, queue)
-        was_in_doubt, request.in_doubt = request.in_doubt, True  # until the reply is here, whatever interrupts this
         try:
             reply: Reply = yield Call("send", (command,), {"deadline": request.deadline})
         except LockBackendError as error:
-            request.in_doubt = was_in_doubt or isinstance(error, InDoubt)
+            request.in_doubt = request.in_doubt or isinstance(error, InDoubt)
             raise
-        request.in_doubt = was_in_doubt or reply.in_doubt
+        except BaseException:
+            request.in_doubt = True
+            raise
+        request.in_doubt = request.in_doubt or reply.in_doubt
         match reply.values[0]:
             case [1, fence]:
                 return Grant(int(fence), reply.sent_at)

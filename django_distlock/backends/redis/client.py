@@ -140,12 +140,11 @@ class Client:
                 if connection is None or was_idle:
                     attempts = attempts or new_attempts()
                     connection = connection or self._location.connected(timeout=attempts.to_connect())
-                timeout = None if attempts is None else attempts.left(was_idle=was_idle)
-                replies = self._exchange(connection, [command.packed for command in commands], timeout)
+                replies = self._exchange(connection, [command.packed for command in commands], attempts, was_idle)
                 if NoScriptError in map(type, replies):
                     forgotten, again = _to_repeat(commands, replies)
                     attempts = attempts or new_attempts()
-                    fresh = self._exchange(connection, again, attempts.left(was_idle=was_idle))[-len(forgotten) :]
+                    fresh = self._exchange(connection, again, attempts, was_idle)[-len(forgotten) :]
                     for index, reply in zip(forgotten, fresh, strict=True):
                         replies[index] = reply
             except BaseException as error:
@@ -193,10 +192,13 @@ class Client:
         except RedisError:
             return True
 
-    def _exchange(self, connection: Any, packed: list[bytes], timeout: float | None) -> list[Any]:
-        """``timeout``: None is the one that the connection has."""
+    def _exchange(
+        self, connection: Any, packed: list[bytes], attempts: ServerAttempts | None, was_idle: bool
+    ) -> list[Any]:
         connection.send_packed_command([b"".join(packed)], check_health=False)
-        read_by, replies = None if timeout is None or timeout >= self._timeout else clock() + timeout, []
+        timeout = self._timeout if attempts is None else attempts.left(was_idle=was_idle)
+        read_by = clock() + timeout if timeout < self._timeout else None  # else the connection's own timeout will do
+        replies = []
         for _ in packed:
             # Not by an argument of read_response, which redis-py 6 and 7 do not know.
             if read_by is not None and not connection.can_read(max(0.0, read_by - clock())):

@@ -61,10 +61,6 @@ class RedisListener(WakeupListener):
         self._heard_at = 0.0  # when something came last
         self._asked_at = 0.0  # when the look was sent whose echo is still to come, if that is later
 
-    def hears(self, name: str) -> bool:
-        """Whether a waiter for that lock would be told."""
-        return self.is_ready
-
     def start(self, name: str, timeout: float) -> None:
         """Return when the subscription stands.
 
