@@ -1,4 +1,4 @@
-"""Locks as Django's admin sees them, and the rows in which the database backend keeps its own."""
+"""Locks as Django's admin shows them, and the tables of the database backend."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ LONGEST_KEY = 1000  # bytes, for two hundred characters, a hash and a prefix
 
 
 class NoRows(models.Manager[Any]):
-    """``dumpdata`` and whatever else walks over all models finds nothing, and asks for no table."""
+    """No rows, and no query, for ``dumpdata`` and other code that walks over all models."""
 
     def get_queryset(self) -> models.QuerySet[Any]:
         return super().get_queryset().none()
 
 
 class HeldLock(models.Model):
-    """One lease as it was seen. No table stands behind it: the rows come from inventory.py.
+    """One lease in a snapshot. It has no table: monitoring/inventory.py makes the rows.
 
-    The primary key holds a digest of its token, so that it names this very lease.
+    The primary key contains a digest of the token, so that it names this very lease.
     """
 
     class State(models.TextChoices):
@@ -62,7 +62,7 @@ class HeldLock(models.Model):
 
     @property
     def state_text(self) -> str:
-        """For people."""
+        """The translated state."""
         return str(self.State(self.state).label)
 
     @classmethod
@@ -87,7 +87,7 @@ class HeldLock(models.Model):
 
 
 class BeatRun(models.Model):
-    """An entry of beat's schedule as it was seen. Like HeldLock it has no table."""
+    """An entry of beat's schedule in a snapshot. Like HeldLock it has no table."""
 
     id: models.TextField[str, str] = models.TextField(_("id"), primary_key=True)
     entry: models.TextField[str, str] = models.TextField(_("entry"))
@@ -135,7 +135,7 @@ class DatabaseLock(models.Model):
     expires: models.BigIntegerField[int, int] = models.BigIntegerField()  # when the lease runs out, or ended
     holder: models.TextField[str, str] = (
         models.TextField()
-    )  # JSON; empty when nobody holds it; of a claim: who was told
+    )  # JSON; empty when nobody holds it; of a claim: the inbox of the waiter
     waiters: models.TextField[str, str] = models.TextField()  # records of one length, see state.py
     retired: models.TextField[str, str] = models.TextField()  # tokens that get the lock no more; JSON
     careful_until: models.BigIntegerField[int, int] = models.BigIntegerField()  # see state.py

@@ -70,13 +70,13 @@ class GeneratorBackend(BaseLockBackend):
         return drive(self._acquire(request, queue), self._client, self._translated)
 
     async def aacquire(self, request: LockRequest, *, queue: bool) -> Grant | LockInfo:
-        return await adrive(self._acquire(request, queue), await self._async_clients.here(), self._translated)
+        return await adrive(self._acquire(request, queue), await self._async_clients.get(), self._translated)
 
     def release(self, request: LockRequest, cooldown: float = 0.0, *, force: bool = False) -> bool:
         return drive(self._release(request, cooldown, force), self._client, self._translated)
 
     async def arelease(self, request: LockRequest, cooldown: float = 0.0, *, force: bool = False) -> bool:
-        return await adrive(self._release(request, cooldown, force), await self._async_clients.here(), self._translated)
+        return await adrive(self._release(request, cooldown, force), await self._async_clients.get(), self._translated)
 
     def renew(
         self, wanted: Sequence[tuple[LockRequest, float]], *, timeout: float | None = None
@@ -86,7 +86,7 @@ class GeneratorBackend(BaseLockBackend):
     async def arenew(
         self, wanted: Sequence[tuple[LockRequest, float]], *, timeout: float | None = None
     ) -> Sequence[bool | None]:
-        return await adrive(self._renew(wanted, timeout), await self._async_clients.here(), self._translated)
+        return await adrive(self._renew(wanted, timeout), await self._async_clients.get(), self._translated)
 
     def names(self, prefix: str = "") -> Iterator[str]:
         for page in self._pages(prefix):
@@ -94,32 +94,32 @@ class GeneratorBackend(BaseLockBackend):
 
     async def anames(self, prefix: str = "") -> AsyncIterator[str]:
         for page in self._pages(prefix):
-            for name in await adrive(page, await self._async_clients.here(), self._translated):
+            for name in await adrive(page, await self._async_clients.get(), self._translated):
                 yield name
 
     def look(self, names: Sequence[str]) -> list[LockInfo | None]:
         return drive(self._look(names), self._client, self._translated)
 
     async def alook(self, names: Sequence[str]) -> list[LockInfo | None]:
-        return await adrive(self._look(names), await self._async_clients.here(), self._translated)
+        return await adrive(self._look(names), await self._async_clients.get(), self._translated)
 
     def holders(self, names: Sequence[str]) -> list[Holder | None]:
         return drive(self._holders(names), self._client, self._translated)
 
     async def aholders(self, names: Sequence[str]) -> list[Holder | None]:
-        return await adrive(self._holders(names), await self._async_clients.here(), self._translated)
+        return await adrive(self._holders(names), await self._async_clients.get(), self._translated)
 
     def remaining(self, names: Sequence[str]) -> list[float | None]:
         return drive(self._remaining(names), self._client, self._translated)
 
     async def aremaining(self, names: Sequence[str]) -> list[float | None]:
-        return await adrive(self._remaining(names), await self._async_clients.here(), self._translated)
+        return await adrive(self._remaining(names), await self._async_clients.get(), self._translated)
 
     def count_waiters(self, names: Sequence[str]) -> list[int | None]:
         return drive(self._count_waiters(names), self._client, self._translated)
 
     async def acount_waiters(self, names: Sequence[str]) -> list[int | None]:
-        return await adrive(self._count_waiters(names), await self._async_clients.here(), self._translated)
+        return await adrive(self._count_waiters(names), await self._async_clients.get(), self._translated)
 
     def check(self) -> list[CheckResult]:
         try:
@@ -130,7 +130,7 @@ class GeneratorBackend(BaseLockBackend):
 
     async def acheck(self) -> list[CheckResult]:
         try:
-            found = await adrive(self._diagnose(), await self._async_clients.here(), self._translated)
+            found = await adrive(self._diagnose(), await self._async_clients.get(), self._translated)
         except LockBackendError as error:
             return [selftest.failed(error)]
         return await super().acheck() + found

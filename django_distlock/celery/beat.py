@@ -156,7 +156,10 @@ class SharedRuns(Scheduler):  # type: ignore[misc]
         return _counts_from_change(entry) and entry.name in (*self.app.conf.beat_schedule, "celery.backend_cleanup")
 
     def is_due(self, entry: ScheduleEntry) -> tuple[bool, float]:
-        """As the entry says; but a run that another beat has claimed is not due in this one."""
+        """Claim the run, if the entry is due; a run that another beat has claimed is not due in this one.
+
+        Celery sends a run right after it has asked here: there is no other moment for the claim.
+        """
         while True:
             due, wait = state = super().is_due(entry)
             if not due:

@@ -17,15 +17,19 @@ PAGES = PACKAGE.parent / "docs" / "internals"
 
 # What stands in their place is told by the glossary. A few more words are in use in another sense, and so not here.
 REPLACED = {
-    "aannounce", "announce", "announce_in_background", "Arrival", "Ask", "Asked", "Asking", "await_turn", "Bell",
-    "Bells", "bells", "bequeath", "check_bound", "Checkup", "clipped", "ClusterCheckup", "ClusterLocation", "Contact",
-    "disguised", "Entries", "Entry", "Errand", "errand", "Faded", "Finding", "FORCED", "forsake", "GivenBack",
-    "goes_ahead", "Guarded", "heir", "in_words", "insists", "is_anew", "is_passing", "is_unanswered",
-    "is_worth_waiting", "Keeper", "keeper", "last_of", "learned_at", "Ledger", "ledger", "let_go", "Lines", "Lineup",
-    "Link", "Looks", "may_wait_on", "naming", "News", "NoReply", "NotServed", "Numbers", "Parts", "path_of", "Pause",
-    "pledge", "pledges", "probe", "Questions", "queues_until", "redeem", "Rounds", "runs_settle", "RunStamp",
-    "silent_for", "speaks", "TakenOver", "Tally", "tally", "Ticket", "ticket", "tickets", "travel", "Trip", "trip",
-    "trips", "Unanswered", "unanswered", "unless_transient", "Verdict", "Wait", "wait_turn", "Wire", "wires",
+    "aannounce", "announce", "announce_in_background", "Arrival", "Ask", "ask_abreast", "Asked", "Asking",
+    "await_turn", "Bell", "Bells", "bells", "bequeath", "check_bound", "Checkup", "clipped", "closes_with_it",
+    "ClusterCheckup", "ClusterLocation", "Contact", "disguised", "Entries", "Entry", "Errand", "errand", "Faded",
+    "Finding", "FORCED", "forget_the_dead", "forsake", "GivenBack", "goes_ahead", "Guarded", "hand_on", "has_come",
+    "heir", "hold_back", "in_time", "in_words", "insists", "is_anew", "is_passing", "is_unanswered", "is_undone",
+    "is_worth_waiting", "Keeper", "keeper", "last_of", "learned_at", "Ledger", "ledger", "let_go", "Lines",
+    "Lineup", "Link", "looked_at", "Looks", "may_be_executed", "may_wait_on", "naming", "News", "NoAnswer",
+    "NoReply", "NotServed", "Numbers", "open_within", "Parts", "PASSED_ON", "past_collisions", "path_of", "Pause",
+    "pledge", "pledges", "probe", "Questions", "queues_until", "Quick", "redeem", "Rounds", "run_repeatedly",
+    "runs_settle", "RunStamp", "SHORTEST_PATIENCE", "silent_for", "SnapshotAdmin", "speaks", "Stopping",
+    "TakenOver", "Tally", "tally", "Ticket", "ticket", "tickets", "travel", "Trip", "trip", "trips", "turn_within",
+    "Unanswered", "unanswered", "unless_transient", "until_rendered", "Verdict", "VERIFY_INTERVAL", "Wait",
+    "wait_turn", "weigh_holders", "will_ring", "Wire", "wires",
 }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""What every event loop has of its own, such as connections, from its first use until the loop ends."""
+"""Objects that each event loop has for itself, such as connections, until the loop ends."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from weakref import WeakSet
 
 
 class EndsWithLoop(Protocol):
-    ending: AsyncIterator[None]  # held there because a loop itself keeps no more than a weak reference
+    ending: AsyncIterator[None]  # kept there, because the loop has only a weak reference to it
 
     async def aclose(self) -> None:
-        """Close what is open; what still comes, from others that end with the loop, keeps nothing open."""
+        """Close what is open. Later calls, by others that end with the loop, leave nothing open."""
 
 
 Own = TypeVar("Own", bound=EndsWithLoop)
 
 
 class PerLoop(Generic[Own]):
-    """One of what ``new`` makes for each event loop that asks, closed when that loop shuts down."""
+    """An object from ``new`` for each event loop that asks, closed when the loop shuts down."""
 
     def __init__(self, new: Callable[[], Own]) -> None:
         self._new = new
@@ -29,8 +29,8 @@ class PerLoop(Generic[Own]):
     def __len__(self) -> int:
         return len(self._made)
 
-    async def here(self) -> Own:
-        """The one of the running loop."""
+    async def get(self) -> Own:
+        """The object of the running loop."""
         loop = asyncio.get_running_loop()
         own = self._made.get(loop)
         return await self._make(loop) if own is None else own

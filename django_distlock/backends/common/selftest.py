@@ -1,4 +1,4 @@
-"""A lock is taken, renewed, waited for and released, to see whether the store lets one."""
+"""A self-test of a store: acquire a lock, wait for it, renew it and release it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from ...utils.clock import clock
 from ...utils.drive import Call, Steps
 
 TTL = 5.0
-ROUNDS = 5  # of which the quickest counts, because the first one opens a connection
-SLOW = 0.05  # seconds of a round trip above which locks are felt
+ROUND_TRIPS = 5  # of which the fastest counts, because the first one opens a connection
+SLOW = 0.05  # seconds of a round trip from which on locks slow down what they guard
 
 
 def failed(error: LockBackendError) -> CheckResult:
@@ -19,13 +19,13 @@ def failed(error: LockBackendError) -> CheckResult:
 
 
 def steps() -> Steps[list[CheckResult]]:
-    """Calls to a backend; what they show of it. Raises LockBackendError."""
+    """Calls to a backend, and the results of the check. Raises LockBackendError."""
     name = f"distlock-check-{secrets.token_hex(4)}"
     held, waiter = (LockRequest(name, TTL, Holder.here("locks check")) for _ in range(2))
     if not isinstance((yield Call("acquire", (held,), {"queue": False})), Grant):
         raise LockBackendError(f"A lock that nobody can know, {name!r}, was busy.")
     times = []
-    for _ in range(ROUNDS):
+    for _ in range(ROUND_TRIPS):
         began = clock()
         [seen] = yield Call("look", ([name],))
         times.append(clock() - began)
@@ -38,16 +38,16 @@ def steps() -> Steps[list[CheckResult]]:
     listed = yield Call("list_names", (name,))
     [renewed] = yield Call("renew", ([(held, TTL)],))
     released = yield Call("release", (held,))
-    findings = [CheckResult(Level.OK, "reachable", "A lock was taken, waited for, renewed, listed and released.")]
+    results = [CheckResult(Level.OK, "reachable", "A lock was taken, waited for, renewed, listed and released.")]
     if not excludes:
-        findings = [CheckResult(Level.WARNING, "reachable", "Locks of this backend exclude nobody.")]
+        results = [CheckResult(Level.WARNING, "reachable", "Locks of this backend exclude nobody.")]
     elif not (seen and name in listed and renewed and released):
         message = "The store did not keep a lock for the milliseconds of this test."
-        findings = [CheckResult(Level.ERROR, "reachable", message, "Does it evict keys, or does somebody empty it?")]
+        results = [CheckResult(Level.ERROR, "reachable", message, "Does it evict keys, or does somebody empty it?")]
     took = f"A round trip takes {min(times) * 1000:.1f} ms."
     if min(times) > SLOW:
         return [
-            *findings,
+            *results,
             CheckResult(Level.WARNING, "latency", took, "Every acquisition and release takes one or more."),
         ]
-    return [*findings, CheckResult(Level.OK, "latency", took)]
+    return [*results, CheckResult(Level.OK, "latency", took)]

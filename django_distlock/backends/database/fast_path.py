@@ -61,8 +61,8 @@ class FastPath:
 
     def _taking(self, *, may_wait: bool) -> str:
         """Take a lock that is free or was granted to this token already; else join the queue, if it may wait."""
-        # excluded is the attempt, and excluded.version its moment. While the statement waits for another one, time
-        # passes: it may see a lease as held that has just expired, and never the other way round.
+        # ``excluded`` is the attempt as a row, with the moment at which the statement began, "now", as its version.
+        # A statement that waits for another one may take a lease for held that has just expired, never the other way.
         now, greatest = "excluded.version", self._greatest
         is_over = f"(own.state = '{FREE}' OR own.expires <= {now})"
         is_mine = f"own.token = excluded.token AND own.state IN ('{HELD}', '{CLAIMED}') AND own.expires > {now}"
