@@ -21,6 +21,7 @@ from django.views.decorators.csrf import csrf_exempt
 from django_distlock import LockBackendError, LockLost, distributed_lock, lock, locks
 from django_distlock.monitoring.inventory import force_release
 from tests.support.tools import eventually, in_a_thread
+from tests.support.views import logged
 
 pytestmark = [
     pytest.mark.usefixtures("backend", "atomic_requests"),
@@ -122,14 +123,6 @@ def losing(request):
 @distributed_lock("name", ttl=0.1, renew=False, on_lost="log")
 def losing_quietly(request):
     return losing.__wrapped__(request)
-
-
-def logged(view):
-    @functools.wraps(view)
-    def wrapper(*args, **kwargs):
-        return view(*args, **kwargs)
-
-    return wrapper
 
 
 urlpatterns = [

@@ -18,7 +18,8 @@ from django.views import View
 from django.views.decorators.csrf import csrf_exempt
 
 from django_distlock import InvalidLockName, LockNotAcquired, LockTimeout, distributed_lock, lock, locks, skip
-from tests.support.tools import eventually, held_names, must_not_run
+from tests.support.tools import eventually, held_names, in_a_thread, must_not_run
+from tests.support.views import logged
 
 pytestmark = pytest.mark.usefixtures("backend")
 
@@ -44,7 +45,7 @@ class TestNames:
 
     def test_the_decorators_lock_is_the_one_that_lock_names(self):
         with lock("order:{}", "a:b"), pytest.raises(LockNotAcquired):
-            in_another_thread(lambda: ship("a:b"))
+            in_a_thread(lambda: ship("a:b"))
 
     def test_from_attributes_and_items(self):
         @distributed_lock("{request.user.pk}:{options[page]}")
@@ -235,23 +236,6 @@ class TestCalls:
         assert views[0](request).content != views[1](request).content
 
 
-def in_another_thread(work):
-    outcome = []
-
-    def run():
-        try:
-            outcome.append(work())
-        except Exception as error:
-            outcome.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join(20)
-    if isinstance(outcome[0], Exception):
-        raise outcome[0]
-    return outcome[0]
-
-
 @pytest.mark.usefixtures("busy")
 class TestBusy:
     @pytest.mark.parametrize("on_busy", [None, "raise"])
@@ -373,14 +357,6 @@ class ViewWithHelper(View):
 
     def get(self, request):
         return view_with_helper(request, delete)
-
-
-def logged(view):
-    @functools.wraps(view)
-    def wrapper(*args, **kwargs):
-        return view(*args, **kwargs)
-
-    return wrapper
 
 
 urlpatterns = [

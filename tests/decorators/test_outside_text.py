@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import logging
 import threading
 from contextlib import contextmanager
 
 import pytest
-from django.core.management import CommandError, call_command
 from django.http import HttpResponse
 from django.test import AsyncClient, Client, RequestFactory
 from django.urls import include, path, re_path
@@ -26,6 +24,7 @@ from django_distlock.monitoring.inventory import force_release
 from django_distlock.types import Holder
 from django_distlock.utils.text import bounded, printable
 from tests.support.admin_pages import hold
+from tests.support.commands import said_by
 
 pytestmark = [pytest.mark.usefixtures("backend"), pytest.mark.urls("tests.decorators.test_outside_text")]
 
@@ -168,15 +167,6 @@ def test_a_call_that_is_skipped_is_logged_harmlessly(caplog):
     assert all(is_harmless(record.getMessage()) for record in caplog.records)
 
 
-def said(*arguments: str) -> str:
-    out = io.StringIO()
-    try:
-        call_command(*arguments, stdout=out, stderr=out, no_color=True)
-    except CommandError as error:
-        out.write(str(error))
-    return out.getvalue()
-
-
 def test_commands_show_names_and_holders_without_steering_the_terminal(backend):
     name = HOSTILE.replace("\ud800", "")
     hold(backend, name, label=HOSTILE, host=HOSTILE)
@@ -187,7 +177,7 @@ def test_commands_show_names_and_holders_without_steering_the_terminal(backend):
         ["runlocked", name, "true"],
         ["locks", "release", name, "--no-input"],
     ):
-        assert is_harmless(said(*arguments)), arguments
+        assert is_harmless(said_by(*arguments)), arguments
     assert backend.look([name]) == [None]
 
 

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import socket
 import sys
 
 import pytest
-from django.core.management import CommandError, call_command
 from django.test import Client
 from django.views.debug import ExceptionReporter
 
 from django_distlock import LockBackendError, lock, locks
 from django_distlock.utils.text import quoted
 from tests.support.admin_pages import login
+from tests.support.commands import said_by
 from tests.support.stores import DATABASE, LOCMEM, REDIS, REDLOCK
 
 PASSWORD = "s3cret"
@@ -58,15 +57,6 @@ WRONG = {
 }
 
 
-def said(*arguments: str) -> str:
-    out = io.StringIO()
-    try:
-        call_command(*arguments, stdout=out, stderr=out, no_color=True)
-    except CommandError as error:
-        out.write(str(error))
-    return out.getvalue()
-
-
 @pytest.fixture
 def viewer(pages) -> Client:
     """Somebody who may look at locks and no more."""
@@ -78,7 +68,7 @@ def viewer(pages) -> Client:
 def test_a_wrong_setting_is_told_without_its_password(what, settings, viewer, caplog):
     settings.DISTRIBUTED_LOCKS = WRONG[what]
     for arguments in (["check"], ["locks", "check"], ["locks"]):
-        text = said(*arguments)
+        text = said_by(*arguments)
         assert "DISTRIBUTED_LOCKS" in text
         assert PASSWORD not in text
     page = viewer.get("/admin/distlock/heldlock/").content.decode()

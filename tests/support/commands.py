@@ -1,4 +1,4 @@
-"""What ``manage.py locks`` prints."""
+"""What commands print."""
 
 from __future__ import annotations
 
@@ -7,8 +7,18 @@ import io
 from django.core.management import CommandError, call_command
 
 
+def said_by(*arguments: str) -> str:
+    """What any command prints, or why it refuses."""
+    out = io.StringIO()
+    try:
+        call_command(*arguments, stdout=out, stderr=out, no_color=True)
+    except CommandError as error:
+        out.write(str(error))
+    return out.getvalue()
+
+
 def said(*arguments, code=0, **options):
-    """What the command prints; it must end with that code."""
+    """What ``manage.py locks`` prints; it must end with that code."""
     out = io.StringIO()
     try:
         call_command("locks", *arguments, stdout=out, no_color=True, **options)

@@ -85,24 +85,20 @@ class Peer:
         self.process.stdout.close()
 
 
-RANDOM_WORKER = """
-import asyncio, random
+# Behind what sets folder, seed, names, waits, ttls, holds, pause and threads, and begin(), which returns the end.
+RANDOM_CALLS = """
+import asyncio, logging, random, threading, time
 from pathlib import Path
 from tests.support.history import Journal
-folder, seed = order.split(" ")
 random.seed(seed)
 journal = Journal(Path(folder))
 journal.attach()
-import logging
 logging.disable(logging.CRITICAL)
-names = ("one", "one", "two")
-say("at work")
-ends = told()
+ends = begin()
 def terms():
-    return {"wait": random.choice((0, 0.3, 2, 5, 5)), "ttl": random.choice((0.3, 0.6, 1.2)), "on_lost": "log",
-            "renew": random.random() < 0.8}
+    return {"wait": random.choice(waits), "ttl": random.choice(ttls), "on_lost": "log", "renew": random.random() < 0.8}
 def hold():
-    return random.choice((0, 0.001, 0.005, 0.02, 0.1))
+    return random.choice(holds)
 def goes_on():
     return time.monotonic() < float(ends)
 def thread():
@@ -111,13 +107,13 @@ def thread():
             with lock(random.choice(names), **terms()):
                 time.sleep(hold())
         except LockError:
-            time.sleep(0.001)
+            time.sleep(pause)
 async def one():
     try:
         async with lock(random.choice(names), **terms()):
             await asyncio.sleep(hold())
     except LockError:
-        await asyncio.sleep(0.001)
+        await asyncio.sleep(pause)
 async def tasks():
     while goes_on():
         task = asyncio.create_task(one())
@@ -125,11 +121,21 @@ async def tasks():
             await asyncio.sleep(random.random() * 0.05)
             task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-threads = [threading.Thread(target=thread) for _ in range(2)]
-for one_thread in threads:
+beside = [threading.Thread(target=thread) for _ in range(threads)]
+for one_thread in beside:
     one_thread.start()
 asyncio.run(tasks())
-for one_thread in threads:
+for one_thread in beside:
     one_thread.join()
+"""
+
+RANDOM_WORKER = f"""
+folder, seed = order.split(" ")
+names, waits, ttls = ("one", "one", "two"), (0, 0.3, 2, 5, 5), (0.3, 0.6, 1.2)
+holds, pause, threads = (0, 0.001, 0.005, 0.02, 0.1), 0.001, 2
+def begin():
+    say("at work")
+    return told()
+{RANDOM_CALLS}
 say("out")
 """

@@ -22,6 +22,7 @@ from django_distlock.testing.tools import WAYS, calling
 from tests.support.databases import ALIAS, known_database
 from tests.support.proxy import Proxy
 from tests.support.stores import DATABASE
+from tests.support.timed import timed
 from tests.support.tools import PATIENCE, eventually, insist, renewer_of
 
 pytestmark = pytest.mark.slow
@@ -210,35 +211,21 @@ def test_a_call_ends_within_its_time(on, store, fault, call, wait, way):
             insist(calls(lock("name")).locked)  # its connection stands, too
             on.break_(fault)
         handle = lock("name", wait=wait if call == "acquire" else 0, ttl=60)
-        made = {
-            "acquire": lambda: calls(handle).acquire(),
-            "release": lambda: calls(held).release(),
-            "renew": lambda: calls(lease).renew(),
-            "locked": lambda: calls(handle).locked(),
-            "held": lambda: calls(locks["default"]).held(),
-            "check": lambda: calls(locks["default"]).check(),
-        }[call]
-        began, cpu, theirs = time.monotonic(), time.process_time(), on.cpu
-        try:
-            outcome = made()
-        except LockBackendError as error:
-            outcome = error
-        took = time.monotonic() - began
-        cpu = time.process_time() - cpu - on.cpu + theirs
+        result = timed(call, calls, held, lease, handle, lambda: on.cpu)
         on.end()
-        if outcome is True:
+        if result.outcome is True:
             calls(handle).release()
         if lease and call != "release":
             with suppress(LockBackendError):  # which is made up for
                 held.release()
-    assert took < longest(store, fault, call, wait) + 1 + SLOW_MACHINE
-    assert cpu < CPU + 0.02 * took  # of one core, while it tries again
+    assert result.took < longest(store, fault, call, wait) + 1 + SLOW_MACHINE
+    assert result.cpu < CPU + 0.02 * result.took  # of one core, while it tries again
     if fault in GRANTS and call == "acquire" and wait in (0, 1) and not EVERYTHING:
         return  # a busy machine may not connect anew in the half second that is left to them
     if call == "check":
-        assert any(finding.is_error for finding in outcome) is (fault not in GRANTS)
+        assert any(finding.is_error for finding in result.outcome) is (fault not in GRANTS)
         return
-    assert isinstance(outcome, LockBackendError) is (fault not in GRANTS)
+    assert isinstance(result.outcome, LockBackendError) is (fault not in GRANTS)
     if fault not in GRANTS:
-        assert not outcome.is_final
-        assert not is_final(outcome.__cause__)
+        assert not result.outcome.is_final
+        assert not is_final(result.outcome.__cause__)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 import zlib
 from contextlib import ExitStack
 from itertools import count, product
@@ -21,6 +20,7 @@ from django_distlock.testing.tools import WAYS, calling
 from tests.support.network import lookups, resolving, silent_listener, swallowing
 from tests.support.scripted import SERVICE, Scripted
 from tests.support.stores import REDIS, REDIS_CLUSTER, REDLOCK
+from tests.support.timed import timed
 from tests.support.tools import eventually, insist, renewer_of
 
 NETWORKS = count()
@@ -170,31 +170,18 @@ def test_a_call_ends_within_its_time(stage, three, store, fault, call, wait, way
             insist(calls(lock("name")).locked)  # its connection stands, too
             on.break_(fault)
         handle = lock("name", wait=wait if call == "acquire" else 0, ttl=30)
-        made = {
-            "acquire": lambda: calls(handle).acquire(),
-            "release": lambda: calls(held).release(),
-            "renew": lambda: calls(lease).renew(),
-            "locked": lambda: calls(handle).locked(),
-            "held": lambda: calls(locks["default"]).held(),
-            "check": lambda: calls(locks["default"]).check(),
-        }[call]
-        began, cpu, theirs = time.monotonic(), time.process_time(), sum(server.cpu for server in three)
-        try:
-            outcome = made()
-        except LockBackendError as error:
-            outcome = error
-        took = time.monotonic() - began
-        cpu = time.process_time() - cpu - sum(server.cpu for server in three) + theirs
-        if outcome is True:
+        result = timed(call, calls, held, lease, handle, lambda: sum(server.cpu for server in three))
+        if result.outcome is True:
             calls(handle).release()
         if fault in AT_FIRST:
             locks.close()
         on.end()
         if lease and call != "release":
             held.release()
-    assert took < longest(store, call, wait) + 1 + SLOW_MACHINE
-    assert cpu < (CPU + 0.02 * took) * (3 if store == "quorum" else 1)  # of one core, while it tries again
+    assert result.took < longest(store, call, wait) + 1 + SLOW_MACHINE
+    servers = 3 if store == "quorum" else 1
+    assert result.cpu < (CPU + 0.02 * result.took) * servers  # of one core, while it tries again
     if call == "check":
-        assert any(finding.is_error for finding in outcome) is (fault not in GRANTS)
+        assert any(finding.is_error for finding in result.outcome) is (fault not in GRANTS)
     else:
-        assert isinstance(outcome, LockBackendError) is (fault not in GRANTS)
+        assert isinstance(result.outcome, LockBackendError) is (fault not in GRANTS)

@@ -15,6 +15,7 @@ from django_distlock.types import Grant, LockInfo
 from django_distlock.utils.clock import clock
 from tests.support.history import Event, faults, read
 from tests.support.leases import deadline_of
+from tests.support.peers import RANDOM_CALLS
 from tests.support.quorum import Quorum
 from tests.support.tools import PATIENCE, eventually, lock_request
 
@@ -24,50 +25,19 @@ REDLOCK = "django_distlock.backends.redlock.RedlockBackend"
 LONGEST_TTL = 0.8
 SOAK = 12.0  # seconds
 
-WORKER = """
-import asyncio, logging, random, sys, threading, time
-from pathlib import Path
+WORKER = f"""
+import sys
 from django.conf import settings
 folder, seed, ends, *urls = sys.argv[1:]
-settings.configure(DISTRIBUTED_LOCKS={"default": {
+settings.configure(DISTRIBUTED_LOCKS={{"default": {{
     "BACKEND": "django_distlock.backends.redlock.RedlockBackend", "LOCATION": urls,
-    "OPTIONS": {"retry_delay": (0.005, 0.05), "socket_connect_timeout": 0.2}}})
+    "OPTIONS": {{"retry_delay": (0.005, 0.05), "socket_connect_timeout": 0.2}}}}}})
 from django_distlock import LockError, lock
-from tests.support.history import Journal
-random.seed(seed)
-logging.disable(logging.CRITICAL)
-Journal(Path(folder)).attach()
-def terms():
-    return {"wait": random.choice((0, 0.3, 2)), "ttl": random.choice((0.4, 0.6, 0.8)), "on_lost": "log",
-            "renew": random.random() < 0.8}
-def hold():
-    return random.choice((0, 0.001, 0.01, 0.1, 0.5))
-def goes_on():
-    return time.monotonic() < float(ends)
-def thread():
-    while goes_on():
-        try:
-            with lock(random.choice(("one", "two")), **terms()):
-                time.sleep(hold())
-        except LockError:
-            time.sleep(0.01)
-async def one():
-    try:
-        async with lock(random.choice(("one", "two")), **terms()):
-            await asyncio.sleep(hold())
-    except LockError:
-        await asyncio.sleep(0.01)
-async def tasks():
-    while goes_on():
-        task = asyncio.create_task(one())
-        if random.random() < 0.3:
-            await asyncio.sleep(random.random() * 0.05)
-            task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-one_thread = threading.Thread(target=thread)
-one_thread.start()
-asyncio.run(tasks())
-one_thread.join()
+names, waits, ttls = ("one", "two"), (0, 0.3, 2), (0.4, 0.6, 0.8)
+holds, pause, threads = (0, 0.001, 0.01, 0.1, 0.5), 0.01, 1
+def begin():
+    return ends
+{RANDOM_CALLS}
 """
 
 
