@@ -139,7 +139,7 @@ class Client:
                 connection, was_idle = self._idle_connection()
                 if connection is None or was_idle:
                     attempts = attempts or new_attempts()
-                    connection = connection or self._location.connected(timeout=attempts.to_connect())
+                    connection = connection or self._location.connected(timeout=attempts.connect_timeout())
                 replies = self._exchange(connection, [command.packed for command in commands], attempts, was_idle)
                 if NoScriptError in map(type, replies):
                     forgotten, again = _to_repeat(commands, replies)
@@ -196,7 +196,7 @@ class Client:
         self, connection: Any, packed: list[bytes], attempts: ServerAttempts | None, was_idle: bool
     ) -> list[Any]:
         connection.send_packed_command([b"".join(packed)], check_health=False)
-        timeout = self._timeout if attempts is None else attempts.left(was_idle=was_idle)
+        timeout = self._timeout if attempts is None else attempts.step_timeout(was_idle=was_idle)
         read_by = clock() + timeout if timeout < self._timeout else None  # else the connection's own timeout will do
         replies = []
         for _ in packed:
@@ -288,13 +288,13 @@ class AsyncClient:
                 connection, was_idle = await self._idle_connection()
                 if connection is None or was_idle:
                     attempts = attempts or new_attempts()
-                    connection = connection or await self._location.aconnected(timeout=attempts.to_connect())
-                timeout = self._timeout if attempts is None else attempts.left(was_idle=was_idle)
+                    connection = connection or await self._location.aconnected(timeout=attempts.connect_timeout())
+                timeout = self._timeout if attempts is None else attempts.step_timeout(was_idle=was_idle)
                 replies = await self._exchange(connection, [command.packed for command in commands], timeout)
                 if NoScriptError in map(type, replies):
                     forgotten, again = _to_repeat(commands, replies)
                     attempts = attempts or new_attempts()
-                    timeout = attempts.left(was_idle=was_idle)
+                    timeout = attempts.step_timeout(was_idle=was_idle)
                     fresh = (await self._exchange(connection, again, timeout))[-len(forgotten) :]
                     for index, reply in zip(forgotten, fresh, strict=True):
                         replies[index] = reply

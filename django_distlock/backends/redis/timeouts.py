@@ -56,7 +56,7 @@ class ServerAttempts(Attempts):
         shortest, longest = timing.call_retry_pause_shortest, timing.call_retry_pause_longest
         self._backoff = Backoff(self.deadline, shortest, longest, is_random=False)
 
-    def left(self, *, was_idle: bool = False) -> float:
+    def step_timeout(self, *, was_idle: bool = False) -> float:
         """Seconds for the next step of an attempt.
 
         ``was_idle``: over a connection that may have died unnoticed, so that there must be time for another one.
@@ -65,7 +65,7 @@ class ServerAttempts(Attempts):
         half = max(self.timing.shortest_call, (self.deadline - now) / 2)
         return max(0.01, min(self.step, half if was_idle else self._hard_deadline - now))
 
-    def to_connect(self) -> float:
+    def connect_timeout(self) -> float:
         """Seconds until a connection stands. That takes many steps, so it may be more than for a reply."""
         left, timing = self._hard_deadline - clock(), self.timing
         if self._grace:

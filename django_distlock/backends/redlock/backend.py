@@ -200,6 +200,6 @@ class RedlockBackend(GeneratorBackend):
             check_process(pid)
             # At least a moment, because all connections are new.
             shortest = min(limits.connect_timeout, self.timing.shortest_call)
-            left = max(shortest, began + limits.connect_timeout - clock())
-            result = yield Call("run", (steps(True), limits._replace(connect_timeout=left)))
+            connect_timeout = max(shortest, began + limits.connect_timeout - clock())
+            result = yield Call("run", (steps(True), limits._replace(connect_timeout=connect_timeout)))
             return result

@@ -508,7 +508,8 @@ class TestTheServerRefuses:
         backend.look(["name"])
         setattr(proxy, fault, 0.1)
 
-        def ask(_):
+        def ask(number):
+            time.sleep(number / 100)  # so that some still wait when the first one has failed
             try:
                 backend.look(["name"])
             except LockBackendError as error:
