@@ -79,7 +79,7 @@ def _backends() -> Iterator[BaseLockBackend]:
         try:
             yield locks[alias]
         except ImproperlyConfigured:
-            continue  # told by _errors
+            continue  # reported by _errors
 
 
 def _errors() -> Iterator[CheckMessage]:

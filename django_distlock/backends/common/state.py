@@ -15,8 +15,6 @@ from math import ceil
 from ...types import TOKEN_LENGTH
 from .timing import Timing
 
-GRANT_TTL = 2_000_000  # microseconds in which a waiter confirms a grant: two looks, because a hint can be lost
-
 HELD, CLAIMED, RESTING, FREE = "h", "c", "r", "f"
 
 # Of a waiter's record, which has always the same length, so that SQL finds its parts by their position.
@@ -118,7 +116,7 @@ class Row:
         """Grant the lock to the first in the queue, and return it, to be notified; without a queue free the lock."""
         if self.waiters:
             first = self.waiters[0]
-            self.grant(first.token, CLAIMED, GRANT_TTL, first.inbox)
+            self.grant(first.token, CLAIMED, microseconds(self.timing.grant_ttl), first.inbox)
             return first
         self.token, self.state, self.holder = "", FREE, ""
         self.expires = min(self.expires, self.now)

@@ -21,9 +21,9 @@ class Timing:
     idle_trusted = 1.0  # for which an idle connection is used again without a look at its socket
     idle_kept = 60.0  # after which it is closed, before something between here and the server forgets it
 
-    # The queue of a lock in Redis
+    # The queue of a lock
     grant_ttl = 2.0  # a waiter has to take what it was handed: two looks, because a hint can be lost
-    queue_ttl = 10.0  # a queue is kept in which nobody looks any more
+    queue_ttl = 10.0  # a queue in Redis is kept in which nobody looks any more
 
     # Cluster
     slot_pause_shortest, slot_pause_longest = 0.02, 0.2  # between attempts while a slot is between two nodes
@@ -56,6 +56,7 @@ class Timing:
     deaf_for = 60.0  # for which a pooler that passes on no notifications is not tried again
 
     # Databases
+    database_idle_kept = 20.0  # after which a connection is closed that nobody used
     waiter_expires_after = 2.5  # after its last look: then others do not wait for it any more
     retry_pause_shortest = 0.001  # at most, before the first repetition of what collided with others
     retry_pause_longest = 0.1

@@ -263,7 +263,11 @@ class DatabaseBackend(ThreadedBackend, RunsBackend):
     # The runs of beat
 
     def claim_run(self, name: str, seen: LastRun, now: LastRun, ttl: float) -> LastRun | None:
-        lengths = {"ttl": microseconds(ttl), "grace": microseconds(self.grace), "ahead": microseconds(self.runs_ahead)}
+        lengths = {
+            "ttl": microseconds(ttl),
+            "grace": microseconds(self.grace),
+            "max_ahead": microseconds(self.runs_ahead),
+        }
         return self._run(partial(self._beat_runs.claim, name=self._key(name), seen=seen, now=now, **lengths))
 
     def find_runs(self, names: Sequence[str]) -> list[LastRun | None]:

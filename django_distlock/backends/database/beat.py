@@ -66,7 +66,7 @@ class Runs:
         *,
         ttl: int,
         grace: int,
-        ahead: int,
+        max_ahead: int,
     ) -> LastRun | None:
         """As ``claim_run``. Repeatable.
 
@@ -75,12 +75,12 @@ class Runs:
         """
 
         def attempt() -> LastRun | None:
-            if self._is_moved(connection, name, seen, now, ttl, ahead):
+            if self._move_row(connection, name, seen, now, ttl, max_ahead):
                 return None
             if standing := self._read_refusing(connection, name, seen, now):
                 return standing
-            self._check_clock(connection, now, ahead)
-            if self._is_new(connection, name, seen, ttl, grace):
+            self._check_clock(connection, now, max_ahead)
+            if self._keep_seen(connection, name, seen, ttl, grace):
                 return seen
             raise RowChanged
 
@@ -93,11 +93,12 @@ class Runs:
                 f"The row {name.decode()!r} of {TABLE} comes and goes; is its table emptied?"
             ) from None
 
-    def _is_moved(self, connection: Any, name: bytes, seen: LastRun, now: LastRun, ttl: int, ahead: int) -> bool:
+    def _move_row(self, connection: Any, name: bytes, seen: LastRun, now: LastRun, ttl: int, max_ahead: int) -> bool:
+        """Write ``now`` into the row, if that may be moved; whether it was."""
         at = _moment(now)
         moved = [at, now.token, at, now.to_text(), at, ttl, at, at]
         with connection.cursor() as cursor:
-            cursor.execute(self._move, [*moved, *_condition(connection, name, seen, now), at, ahead])
+            cursor.execute(self._move, [*moved, *_condition(connection, name, seen, now), at, max_ahead])
             return bool(cursor.rowcount)
 
     def _read_refusing(self, connection: Any, name: bytes, seen: LastRun, now: LastRun) -> LastRun | None:
@@ -109,14 +110,14 @@ class Runs:
         text, is_of_the_future = found
         return _stamp(name, "" if is_of_the_future else text)
 
-    def _check_clock(self, connection: Any, now: LastRun, most: int) -> None:
+    def _check_clock(self, connection: Any, now: LastRun, max_ahead: int) -> None:
         with connection.cursor() as cursor:
             cursor.execute(self._clock)
             ahead = _moment(now) - cursor.fetchone()[0]
-        if ahead > most:
-            raise ClockIsAhead(ahead / 1_000_000, most / 1_000_000)
+        if ahead > max_ahead:
+            raise ClockIsAhead(ahead / 1_000_000, max_ahead / 1_000_000)
 
-    def _is_new(self, connection: Any, name: bytes, seen: LastRun, ttl: int, grace: int) -> bool:
+    def _keep_seen(self, connection: Any, name: bytes, seen: LastRun, ttl: int, grace: int) -> bool:
         """Store ``seen`` where there is no row, or one that has expired; whether that was so."""
         binary, values = connection.Database.Binary(name), [_moment(seen), seen.token, seen.to_text(), grace, ttl]
         with connection.cursor() as cursor:

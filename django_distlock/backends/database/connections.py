@@ -98,7 +98,6 @@ def open_with_timeout(timeout: float, connect: Callable[[], Any], close: Callabl
 
 MAX_IDLE = 8  # connections kept after a rush
 CPU_SHARE = 0.04  # of the time that a server is away, which attempts to connect may use of a processor
-IDLE = 20.0  # seconds after which a connection that nobody used is closed
 
 Wrapper = Any  # django.db.backends.base.base.BaseDatabaseWrapper, whose attributes are not typed
 
@@ -270,7 +269,7 @@ class Pool:
     def _give_back(self, wrapper: Wrapper) -> None:
         now = clock()
         self._keep(now, wrapper)
-        while (old := self._pop_older_than(now - IDLE)) is not None:
+        while (old := self._pop_older_than(now - self.timing.database_idle_kept)) is not None:
             _close(old)
 
     def _pop_older_than(self, moment: float) -> Wrapper | None:

@@ -15,7 +15,6 @@ from ..common.state import (
     CLAIMED,
     DIGITS,
     FREE,
-    GRANT_TTL,
     HELD,
     INBOX_LENGTH,
     RECORD_LENGTH,
@@ -159,7 +158,7 @@ class FastPath:
             "token": token,
             "state": f"CASE WHEN waiters = '' THEN '{FREE}' ELSE '{CLAIMED}' END",
             "fence": f"CASE WHEN waiters = '' THEN fence ELSE {greatest}(fence + 1, {now}) END",
-            "expires": f"CASE WHEN waiters = '' THEN {now} ELSE {now} + {GRANT_TTL} END",
+            "expires": f"CASE WHEN waiters = '' THEN {now} ELSE {now} + %s END",
             "holder": inbox,
             "waiters": f"substr(waiters, {RECORD_LENGTH + 1})",
         }
@@ -205,7 +204,8 @@ class FastPath:
     def release(self, connection: Any, name: bytes, token: str) -> bool:
         """Free the lock or hand it over. False: nothing was done."""
         with connection.cursor() as cursor:
-            cursor.execute(self._release, [connection.Database.Binary(name), token, self._waiter_ttl])
+            grant_ttl = microseconds(self._timing.grant_ttl)
+            cursor.execute(self._release, [grant_ttl, connection.Database.Binary(name), token, self._waiter_ttl])
             return bool(cursor.rowcount)
 
 

@@ -23,7 +23,6 @@ from django.test import override_settings
 from django_distlock import InvalidLockBackend, LockBackendError, LockNotAcquired, lock, locks
 from django_distlock.backends.common.state import Attempt
 from django_distlock.backends.common.timing import Timing
-from django_distlock.backends.database import connections as database_connections
 from django_distlock.backends.database import notify
 from django_distlock.backends.database.connections import Pool
 from django_distlock.backends.database.polling import PollBackoff
@@ -266,8 +265,8 @@ class TestConnections:
             wrappers = [stack.enter_context(pool.connection(1)) for _ in range(12)]
         assert sum(wrapper.connection is not None for wrapper in wrappers) == 8
 
-    def test_what_was_not_used_for_long_is_closed(self, sqlite_locks, monkeypatch):
-        monkeypatch.setattr(database_connections, "IDLE", 0.1)
+    def test_what_was_not_used_for_long_is_closed(self, sqlite_locks):
+        sqlite_locks.timing.database_idle_kept = 0.1
         pool = sqlite_locks.pool
         with pool.connection(1) as used_last, pool.connection(1) as old:
             pass

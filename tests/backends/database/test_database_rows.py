@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from django_distlock.backends.common import state
-from django_distlock.backends.common.state import GRANT_TTL, Attempt, Row, microseconds
+from django_distlock.backends.common.state import Attempt, Row, microseconds
 from django_distlock.backends.common.timing import Timing
 
 SECOND = 1_000_000
@@ -57,7 +57,7 @@ def test_who_does_not_wait_never_barges(row):
     row.now += SECOND
     decision = state.acquire(row, request("barger", queue=False))
     assert (decision.granted, decision.notify.token, row.state) == (False, "waiter", "c")
-    assert row.expires == row.now + GRANT_TTL
+    assert row.expires == row.now + microseconds(Timing.grant_ttl)
 
 
 def test_a_waiter_that_does_not_look_is_passed_over_and_comes_back_to_its_place(row):
@@ -75,7 +75,7 @@ def test_a_grant_that_is_not_taken_goes_to_the_next(row):
     dead = state.acquire(row, request("dead")).place
     state.acquire(row, request("next"))
     assert state.release(row, "holder").notify.token == "dead"
-    row.now += GRANT_TTL
+    row.now += microseconds(Timing.grant_ttl)
     assert state.acquire(row, request("next", place=dead + 1)).granted
 
 
