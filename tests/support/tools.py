@@ -38,8 +38,10 @@ def renewer_of(backend: BaseLockBackend) -> Renewer:
 
 
 def queue_of(backend: BaseLockBackend) -> LocalQueue:
-    """The waiters of this process for such a backend."""
-    return renewer_of(backend)._queue
+    """The waiters of this process for a backend of ``locks``."""
+    service = locks.service(backend.alias)
+    assert service.backend is backend
+    return service.queue
 
 
 def threads_of(kind: str, alias: str = "default") -> list[threading.Thread]:

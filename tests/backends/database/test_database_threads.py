@@ -149,7 +149,13 @@ class TestListener:
             "from django_distlock.testing.tools import lock_request\n"
             "locks['default'].acquire(lock_request('name', ttl=1), queue=False)\n"
             "with lock('name', wait=60): pass\n"
-            "while not locks['default']._listener.is_ready: time.sleep(0.01)\n"
+            "from django.db import connection\n"
+            "def listens():\n"
+            "    with connection.cursor() as cursor:\n"
+            "        cursor.execute('SELECT 1 FROM pg_stat_activity WHERE query LIKE %s', ['LISTEN%'])\n"
+            "        return cursor.fetchone()\n"
+            "while not listens(): time.sleep(0.01)\n"
+            "connection.close()\n"
         )
         assert program(slowly, code) == ("", "")
 
