@@ -23,6 +23,7 @@ from django_distlock.core.acquire import Acquisition
 from django_distlock.core.holds import Holds
 from django_distlock.core.lease import safe_deadline
 from django_distlock.core.local_queue import LocalQueue
+from django_distlock.core.renewal import Cleaner
 from django_distlock.exceptions import LockBackendError
 from django_distlock.options import Terms
 from django_distlock.types import Grant, Holder, LockInfo, LockRequest
@@ -122,22 +123,38 @@ class SimulatedWaiters(Waiters):
         self._requests = Requests()  # type: ignore[assignment]
 
 
-class ListenerThread:
-    """As Worker, for the listener: runs while there are waiters, one subscription after the other."""
+class SimulatedWorker:
+    """As Worker: a task that works when it is nudged, and when the work is due again."""
 
-    def __init__(self, process: Process, listener: SimulatedListener) -> None:
-        self._process, self._listener = process, listener
+    def __init__(self, process: Process, work: Callable[[], Coroutine[Effect, Any, float | None]]) -> None:
+        self._process, self._work = process, work
+        self._event = WakeEvent(process.world)
+        self._is_nudged = False
         self.thread: object = None
 
-    def nudge(self, due: float) -> None:
+    def nudge(self, due: float = -inf) -> None:
+        self._is_nudged = True
+        if due <= self._process.world.now:
+            self._event.set()
         if self.thread is None:
             self.thread = self
             self._process.start(self._run())
 
     async def _run(self) -> None:
-        while (due := await self._listener.listen()) is not None:
-            await self._process.sleep(due - self._process.world.now)
+        while self._is_nudged:
+            self._is_nudged = False
+            while (due := await self._work()) is not None:
+                await self._event.await_set(max(0.0, due - self._process.world.now))
         self.thread = None
+
+
+class SimulatedCleaner(Cleaner):
+    def __init__(self, process: Process) -> None:
+        super().__init__(process.backend)
+        self._worker = SimulatedWorker(process, self._clean)  # type: ignore[assignment]
+
+    async def _clean(self) -> float | None:
+        return await adrive(self.steps(), self._backend)
 
 
 class SimulatedListener(RedisListener):
@@ -148,7 +165,7 @@ class SimulatedListener(RedisListener):
         super().__init__(None, lambda: "", hand_back, "simulated", timing, SimulatedWaiters())  # type: ignore[arg-type]
         self._channel = f"lock|in:{process.number}"
         self._kind = process.world.random.choice("SP")
-        self._worker = ListenerThread(process, self)  # type: ignore[assignment]
+        self._worker = SimulatedWorker(process, self.listen)  # type: ignore[assignment]
         self._delivers = False
         self._end: Wake | None = None
         self.is_heard_of = False
@@ -235,7 +252,7 @@ class SimulatedClient(AsyncClient):
     def __init__(self, process: Process) -> None:
         self._process = process
 
-    async def here(self) -> SimulatedClient:
+    async def get(self) -> SimulatedClient:
         """As PerLoop."""
         return self
 
@@ -284,7 +301,7 @@ class SimulatedBackend(RedisBackend):
 
 
 class Process:
-    """Threads and tasks that share a backend, a listener and a renewer: a Service of its own."""
+    """Threads and tasks that share a backend, a listener and a cleaner: a Service of its own."""
 
     def __init__(self, world: World, number: int) -> None:
         self.world = world
@@ -297,7 +314,7 @@ class Process:
         self.backend = SimulatedBackend(self)
         self.listener = listener_of(self.backend)
         self.current: Task
-        self._pending: set[tuple[str, bool]] = set()
+        self._cleaner = SimulatedCleaner(self)
         self._tasks: list[Task] = []
         self._backlog: list[Callable[[], object]] = []
 
@@ -342,24 +359,9 @@ class Process:
     latest = get
 
     def release_in_background(self, lock_request: LockRequest, *, cooldown: float = 0.0, until: float = 0.0) -> bool:
-        known = self._pending & {(lock_request.token, False), (lock_request.token, lock_request.is_offer)}
-        if self.is_alive and not known:
-            self._pending.add((lock_request.token, lock_request.is_offer))
-            self.start(
-                self._give_back(lock_request, self.world.now + cooldown, max(until, self.world.now + lock_request.ttl))
-            )
+        if self.is_alive:
+            self._cleaner.add(lock_request, cooldown, max(until, self.world.now + lock_request.ttl))
         return self.is_alive
-
-    async def _give_back(self, lock_request: LockRequest, free_at: float, until: float) -> None:
-        while True:
-            try:
-                await self.backend.arelease(lock_request, max(0.0, free_at - self.world.now))
-                break
-            except LockBackendError:
-                if self.world.now >= until:
-                    break
-                await self.sleep(self.backend.timing.retry_delay)
-        self._pending.discard((lock_request.token, lock_request.is_offer))
 
     # Callers
 

@@ -20,7 +20,7 @@ from django_distlock.backends.common.timing import Timing
 from django_distlock.backends.redis import backend, pubsub
 from django_distlock.backends.redis.operations import ACQUIRE, RELEASE, RENEW
 from django_distlock.backends.redis.scripts import Command
-from django_distlock.core import acquire, local_queue
+from django_distlock.core import acquire, local_queue, renewal
 
 from .checker import Checker, Lease, Snapshot, Violation
 from .client import LONGEST_TTL, SHORTEST_TTL, TIMEOUT, Process, Wake
@@ -126,7 +126,7 @@ class World:
     @contextmanager
     def _instead_of_the_real_clock(self) -> Iterator[None]:
         with ExitStack() as stack:
-            for module in (acquire, local_queue, wakeup_listener, pubsub, backend):
+            for module in (acquire, local_queue, renewal, wakeup_listener, pubsub, backend):
                 stack.enter_context(mock.patch.object(module, "clock", self._clock))
             stack.enter_context(mock.patch.object(types, "new_token", self.new_token))
             yield
