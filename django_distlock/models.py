@@ -138,7 +138,7 @@ class DatabaseLock(models.Model):
     )  # JSON; empty when nobody holds it; of a claim: the inbox of the waiter
     waiters: models.TextField[str, str] = models.TextField()  # records of one length, see state.py
     retired: models.TextField[str, str] = models.TextField()  # tokens that get the lock no more; JSON
-    careful_until: models.BigIntegerField[int, int] = models.BigIntegerField()  # see state.py
+    careful_until: models.BigIntegerField[int, int] = models.BigIntegerField()  # of waiters and tokens: see state.py
 
     objects = NoRows()
 

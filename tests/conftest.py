@@ -38,7 +38,8 @@ from tests.support.stores import DATABASE, LOCMEM, REDIS, REDIS_CLUSTER, REDLOCK
 from tests.support.terminal import Terminal
 from tests.support.tools import backend_on, eventually, renewer_of
 
-pytest.register_assert_rewrite("django_distlock.testing.contract")  # as the plugin does where it is installed
+# As the plugin does where it is installed
+pytest.register_assert_rewrite("django_distlock.testing.contract", "django_distlock.testing.runs_contract")
 
 # How fast examples are made says more about what else the machine does.
 hypothesis.settings.register_profile("suite", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])

@@ -37,7 +37,7 @@ class LockingBackend(ABC):
     supports_hosts: ClassVar[bool] = True  # locks exclude processes of other machines as well
     supports_exclusion: ClassVar[bool] = True
     supports_queue: ClassVar[bool] = False  # waiters are granted the lock in the order they came
-    supports_wakeup: bool = True  # waiters are woken; otherwise they ask the store several times a second
+    supports_wakeup: bool = True  # waiters are woken; otherwise wait_for_turn() is to return several times a second
     supports_failover: ClassVar[bool] = False  # a server that is lost takes no lock with it
 
     node_count: int | None = None  # of independent servers, a majority of which holds each lock; None: it is one store

@@ -11,17 +11,20 @@ once more through their ``a`` twins.
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
-from ..backends.base import BaseLockBackend, RunsBackend
-from ..exceptions import ClockIsAhead
-from ..types import Grant, LastRun, LockInfo
-from .tools import WAYS, calling, eventually, lock_request
+from ..backends.base import BaseLockBackend
+from ..exceptions import LockBackendError
+from ..types import Grant, LockInfo, LockRequest
+from ..utils.clock import clock
+from .tools import PATIENCE, WAYS, calling, eventually, lock_request
 
 
 class LockBackendContract:
@@ -58,6 +61,19 @@ class LockBackendContract:
         first = locks.acquire(mine, queue=False)
         assert locks.acquire(mine, queue=False).fence == first.fence
 
+    def test_a_repeated_attempt_shows_the_holder_that_it_carries_now(self, locks: Any) -> None:
+        mine = lock_request(label="before")
+        locks.acquire(mine, queue=False)
+        mine.holder = lock_request(label="now").holder
+        assert isinstance(locks.acquire(mine, queue=False), Grant)
+        assert locks.look(["name"])[0].holder.label == "now"
+
+    def test_a_grant_tells_a_moment_before_the_store_was_asked(self, locks: Any) -> None:
+        """From it the holder counts its deadline: by another clock, or later, two would hold the lock."""
+        before = clock()
+        granted = locks.acquire(lock_request(), queue=False)
+        assert before <= granted.sent_at <= clock()
+
     def test_a_released_lock_is_free(self, locks: Any) -> None:
         mine = lock_request()
         locks.acquire(mine, queue=False)
@@ -85,6 +101,13 @@ class LockBackendContract:
         assert locks.acquire(mine, queue=False)
         time.sleep(0.2)
         assert 10 < locks.look(["name"])[0].remaining <= 20
+
+    def test_a_repeated_request_does_not_shorten_what_renewal_made_longer(self, locks: Any) -> None:
+        mine = lock_request(ttl=5)
+        locks.acquire(mine, queue=False)
+        assert locks.renew([(mine, 60.0)]) == [True]
+        assert isinstance(locks.acquire(mine, queue=False), Grant)
+        assert 30 < locks.look(["name"])[0].remaining <= 60
 
     def test_a_waiter_that_was_handed_the_lock_has_it_for_its_own_ttl(self, locks: Any) -> None:
         holder, waiter = lock_request(ttl=0.1), lock_request(ttl=20.0)
@@ -134,6 +157,12 @@ class LockBackendContract:
         numbers.append(locks.acquire(lock_request(), queue=False).fence)
         assert numbers == sorted(set(numbers))
 
+    def test_renewal_may_be_told_how_long_an_answer_is_of_use(self, locks: Any) -> None:
+        mine = lock_request(ttl=5)
+        locks.acquire(mine, queue=False)
+        assert locks.renew([(mine, 60.0), (lock_request("gone"), 60.0)], timeout=5) == [True, False]
+        assert locks.look(["name"])[0].remaining > 30
+
     def test_renewal_keeps_the_number(self, locks: Any) -> None:
         mine = lock_request()
         granted = locks.acquire(mine, queue=False)
@@ -150,6 +179,22 @@ class LockBackendContract:
         assert 0 < busy.remaining <= 0.3
         assert locks.renew([(mine, 60.0)]) == [False]
         eventually(lambda: locks.look(["name"]) == [None], 2)
+
+    def test_a_second_release_keeps_the_cooldown(self, locks: Any) -> None:
+        mine = lock_request(ttl=60)
+        locks.acquire(mine, queue=False)
+        locks.release(mine, 50)
+        locks.release(mine)
+        assert locks.look(["name"])[0].resting
+        assert 30 < locks.look(["name"])[0].remaining <= 50
+
+    def test_a_resting_lock_is_not_granted_to_its_old_token(self, locks: Any) -> None:
+        mine = lock_request(ttl=60)
+        locks.acquire(mine, queue=False)
+        locks.release(mine, 50)
+        with suppress(LockBackendError):
+            assert isinstance(locks.acquire(mine, queue=False), LockInfo)
+        assert locks.look(["name"])[0].resting
 
     def test_force_frees_a_resting_lock_for_its_token_alone(self, locks: Any) -> None:
         mine = lock_request(ttl=60)
@@ -240,6 +285,40 @@ class LockBackendContract:
         assert locks.release(waiting) is False
         assert locks.look(["name"])[0].token != waiting.token
 
+    def test_an_attempt_whose_task_was_cancelled_leaves_nothing(
+        self, backend: BaseLockBackend, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Also where a thread goes on with it after the release."""
+        mine, asked, may_go_on = lock_request(), backend.acquire, threading.Event()
+
+        async def cancel_and_release() -> None:
+            loop, loop_thread = asyncio.get_running_loop(), threading.current_thread()
+            begun, done = asyncio.Event(), asyncio.Event()
+
+            def acquire(request: LockRequest, *, queue: bool) -> Grant | LockInfo:
+                loop.call_soon_threadsafe(begun.set)
+                if threading.current_thread() is not loop_thread:
+                    may_go_on.wait(PATIENCE)
+                try:
+                    return asked(request, queue=queue)
+                finally:
+                    loop.call_soon_threadsafe(done.set)
+
+            monkeypatch.setattr(backend, "acquire", acquire)
+            attempt, is_begun = asyncio.create_task(backend.aacquire(mine, queue=False)), loop.create_task(begun.wait())
+            await asyncio.wait({attempt, is_begun}, return_when=asyncio.FIRST_COMPLETED)
+            attempt.cancel()
+            with suppress(asyncio.CancelledError):
+                await attempt
+            await backend.arelease(mine)
+            may_go_on.set()
+            if begun.is_set():
+                await done.wait()
+            is_begun.cancel()
+            assert await backend.alook(["name"]) == [None]
+
+        asyncio.run(cancel_and_release())
+
     def test_a_wait_for_a_turn_ends_by_its_timeout(self, locks: Any) -> None:
         locks.acquire(lock_request(ttl=60), queue=False)
         waiting = lock_request()
@@ -287,151 +366,3 @@ class LockBackendContract:
             waiters.remove(granted)
             locks.release(granted)
         assert order == sorted(order, key=lambda waiter: waiter.holder.since)
-
-
-class RunsContract:
-    """What a ``RunsBackend`` promises, which keeps the runs of beat. They have no async twins."""
-
-    @pytest.fixture(autouse=True)
-    def settling(self, backend: BaseLockBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(backend, "grace", 0.02)
-
-    def know(self, backend: RunsBackend, name: str, stamp: LastRun) -> None:
-        assert backend.claim_run(name, stamp, stamp, 60) == stamp
-        time.sleep(0.03)
-
-    def test_a_store_without_a_stamp_keeps_what_the_caller_saw_and_grants_nothing_yet(self, backend: Any) -> None:
-        seen = LastRun(100.0, "web-1", 130.0, "first")
-        assert backend.claim_run("entry", seen, LastRun(130.0, "web-2", 160.0, "mine"), 60) == seen
-        assert backend.find_runs(["entry"]) == [seen]
-
-    def test_what_a_store_did_not_know_is_nobodys_until_all_beats_had_time_to_tell_more(
-        self, backend: Any, monkeypatch: Any
-    ) -> None:
-        monkeypatch.setattr(backend, "grace", 0.5)
-        old, new = LastRun(100.0), LastRun(130.0, "a", 160.0, "1")
-        assert backend.claim_run("entry", old, old, 60) == old  # of a beat that did not hear of the run at 130
-        assert backend.claim_run("entry", old, LastRun(131.0, token="2"), 60) == old
-        assert backend.claim_run("entry", new, new, 60) is None  # the beat that ran it tells
-        assert backend.claim_run("entry", old, LastRun(131.0, token="2"), 60) == new
-        assert backend.claim_run("entry", new, LastRun(160.0, token="2"), 60) == new
-        eventually(lambda: backend.claim_run("entry", new, LastRun(160.0, token="2"), 60) is None, 5)
-
-    def test_the_first_to_move_the_stamp_has_the_run_and_the_others_are_told_its_stamp(self, backend: Any) -> None:
-        seen, first, second = LastRun(100.0), LastRun(130.0, "a", 160.0, "1"), LastRun(130.0, "b", 160.0, "2")
-        self.know(backend, "entry", seen)
-        assert backend.claim_run("entry", seen, first, 60) is None
-        assert backend.claim_run("entry", seen, second, 60) == first
-        assert backend.find_runs(["entry"]) == [first]
-
-    def test_who_adopted_the_newer_stamp_may_claim_the_next_run(self, backend: Any) -> None:
-        seen, first = LastRun(100.0), LastRun(130.0, token="1")
-        self.know(backend, "entry", seen)
-        backend.claim_run("entry", seen, first, 60)
-        assert backend.claim_run("entry", first, LastRun(160.0, token="2"), 60) is None
-
-    def test_a_claim_repeated_with_its_token_is_granted_again(self, backend: Any) -> None:
-        seen = LastRun(100.0)
-        self.know(backend, "entry", seen)
-        assert backend.claim_run("entry", seen, LastRun(130.0, token="mine"), 60) is None
-        assert backend.claim_run("entry", seen, LastRun(131.0, token="mine"), 60) is None
-        assert backend.find_runs(["entry"])[0].at == 131.0
-
-    def test_a_late_duplicate_of_a_claim_moves_nothing_back(self, backend: Any) -> None:
-        seen = LastRun(100.0)
-        self.know(backend, "entry", seen)
-        backend.claim_run("entry", seen, LastRun(131.0, token="mine"), 60)
-        backend.claim_run("entry", seen, LastRun(130.0, token="mine"), 60)
-        assert backend.find_runs(["entry"])[0].at == 131.0
-
-    def test_a_caller_who_knows_a_newer_run_tells_it_and_one_who_does_not_changes_nothing(self, backend: Any) -> None:
-        old, new = LastRun(100.0, "a", 130.0, "1"), LastRun(130.0, "b", 160.0, "2")
-        assert backend.claim_run("entry", old, old, 60) == old
-        assert backend.claim_run("entry", new, new, 60) is None
-        assert backend.claim_run("entry", old, old, 60) == new
-        assert backend.find_runs(["entry"]) == [new]
-
-    def test_times_are_exact_to_the_microsecond(self, backend: Any) -> None:
-        seen = LastRun(1705305600.551894, token="1")
-        self.know(backend, "entry", seen)
-        assert backend.find_runs(["entry"]) == [seen]
-        assert backend.claim_run("entry", LastRun(1705305600.551893), LastRun(1705305602.0, token="2"), 60) == seen
-        assert backend.claim_run("entry", LastRun(1705305600.551894), LastRun(1705305602.0, token="2"), 60) is None
-
-    def test_a_clock_that_is_far_ahead_of_the_stores_moves_nothing(self, backend: Any) -> None:
-        """The stamp would keep all other beats from running the entry until then."""
-        for seen in (None, LastRun(100.0)):
-            if seen:
-                self.know(backend, "entry", seen)
-            wrong = LastRun(time.time() + backend.runs_ahead + 30, token="wrong")
-            for known in (seen or wrong, wrong):
-                with pytest.raises(ClockIsAhead):
-                    backend.claim_run("entry", known, wrong, 60)
-            assert backend.find_runs(["entry"]) == [seen]
-        a_little = LastRun(time.time() + backend.runs_ahead - 30, token="a little")
-        assert backend.claim_run("entry", LastRun(100.0), a_little, 60) is None
-
-    def test_stamps_are_found_by_name_and_listed(self, backend: Any) -> None:
-        names = ["a", "shop:nightly", "ä/ß", "a*b?[c]", "'quote\"", "new\nline"]
-        last_runs = {name: LastRun(100.5 + number, "host", None, "t") for number, name in enumerate(names)}
-        for name, run in last_runs.items():
-            backend.claim_run(name, run, run, 60)
-        assert backend.find_runs(["none", *names]) == [None, *last_runs.values()]
-        assert backend.find_runs([]) == []
-        assert dict(backend.runs()) == last_runs
-
-    def test_stamps_and_locks_know_nothing_of_each_other(self, backend: Any) -> None:
-        stamp = LastRun(100.0)
-        backend.claim_run("name", stamp, stamp, 60)
-        assert list(backend.names()) == []
-        mine = lock_request()
-        assert isinstance(backend.acquire(mine, queue=False), Grant)
-        assert [name for name, _ in backend.runs()] == ["name"]
-        assert backend.release(mine) is True
-
-    def test_a_stamp_is_kept_for_its_ttl(self, backend: Any) -> None:
-        stamp = LastRun(100.0)
-        backend.claim_run("entry", stamp, stamp, 0.2)
-        assert backend.find_runs(["entry"]) == [stamp]
-        eventually(lambda: backend.find_runs(["entry"]) == [None], 5)
-        assert list(backend.runs()) == []
-
-    def test_of_what_many_tell_at_once_a_store_that_knew_nothing_keeps_the_newest(self, backend: Any) -> None:
-        entries, tellers = [f"entry {number}" for number in range(20)], 4
-        start = threading.Barrier(tellers)
-
-        def tell(number: int) -> None:
-            for entry in entries:
-                start.wait(10)
-                stamp = LastRun(float(number), f"host {number}", None, f"{number}")
-                backend.claim_run(entry, stamp, stamp, 60)
-
-        threads = [threading.Thread(target=tell, args=(number,)) for number in range(tellers)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(30)
-        assert [stamp.at for stamp in backend.find_runs(entries)] == [tellers - 1.0] * len(entries)
-
-    def test_every_run_belongs_to_one_of_many_claimants(self, backend: Any) -> None:
-        runs, claimants = 50, 8
-        first = LastRun(0.0)
-        self.know(backend, "entry", first)
-        start, won = threading.Barrier(claimants), []
-
-        def claim(number: int) -> None:
-            start.wait(10)
-            seen = first
-            while seen.at < runs:
-                mine = LastRun(float(round(seen.at) + 1), f"host {number}", None, f"{number}/{seen.at}")
-                standing = backend.claim_run("entry", seen, mine, 60)
-                if standing is None:
-                    won.append(mine.at)
-                seen = standing or mine
-
-        threads = [threading.Thread(target=claim, args=(number,)) for number in range(claimants)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(30)
-        assert sorted(won) == [float(run) for run in range(1, runs + 1)]

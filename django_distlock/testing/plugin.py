@@ -12,7 +12,7 @@ from ..core.registry import locks
 from ..exceptions import LockError
 from . import held_here, override_locks, separate_locks
 
-pytest.register_assert_rewrite("django_distlock.testing.contract")
+pytest.register_assert_rewrite("django_distlock.testing.contract", "django_distlock.testing.runs_contract")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -45,7 +45,7 @@ django.setup()
 import django_distlock
 from django_distlock import lock, locks
 locks.all()
-left_out = ("admin", "celery", "testing.plugin", "testing.contract")
+left_out = ("admin", "celery", "testing.plugin", "testing.contract", "testing.runs_contract")
 for module in pkgutil.walk_packages(django_distlock.__path__, "django_distlock."):
     if not module.name.removeprefix("django_distlock.").startswith(left_out):
         importlib.import_module(module.name)

@@ -59,7 +59,10 @@ class Row:
 
     @property
     def careful_until(self) -> int:
-        """Until then waiters or retired tokens count, and only this module decides."""
+        """When the last waiter or retired token counts no more.
+
+        Until then the fast path takes no free lock that has waiters.
+        """
         return max([0, *map(self._expiry_of, self.waiters), *self.retired.values()])
 
     def is_held_by(self, token: str) -> bool:

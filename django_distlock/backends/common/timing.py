@@ -10,7 +10,7 @@ class Timing:
     """
 
     # Waiting (core)
-    look_interval = 1.0  # after which a waiter asks the store again, should nobody have woken it
+    look_interval = 1.0  # after which a waiter asks the store again if nobody woke it; less than waiter_expires_after
     unresponsive_after = 3.0  # after which a leader that does nothing is passed over: its event loop is stuck or gone
 
     # Calls of stores

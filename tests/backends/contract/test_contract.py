@@ -8,8 +8,9 @@ import pytest
 
 from django_distlock import locks
 from django_distlock.backends.locmem import LocMemBackend
-from django_distlock.testing.contract import LockBackendContract, RunsContract
-from django_distlock.testing.tools import lock_request
+from django_distlock.exceptions import LockBackendError
+from django_distlock.testing.contract import LockBackendContract
+from django_distlock.testing.runs_contract import RunsContract
 
 
 class TestRedisByUrl(LockBackendContract, RunsContract):
@@ -77,7 +78,11 @@ class TestSQLiteWithoutReturning(LockBackendContract):
 
 
 class InThreads(LocMemBackend):
-    """As of a store whose client knows no asyncio."""
+    """As of a store whose client knows no asyncio: a thread goes on with an attempt whose task was cancelled."""
+
+    def __init__(self, alias, settings):
+        super().__init__(alias, settings)
+        self._retired = set()
 
     async def _in_thread(self, call, waiter=None):
         def called():
@@ -86,29 +91,18 @@ class InThreads(LocMemBackend):
 
         return await asyncio.to_thread(called)
 
+    def acquire(self, request, *, queue):
+        if request.token in self._retired:
+            raise LockBackendError("The request was given back before it was answered.")
+        return super().acquire(request, queue=queue)
+
+    def release(self, request, cooldown=0.0, *, force=False):
+        if request.in_doubt:
+            self._retired.add(request.token)
+        return super().release(request, cooldown, force=force)
+
 
 class TestThreaded(LockBackendContract):
     @pytest.fixture
     def backend(self):
         return InThreads("default", {})
-
-    def test_a_cancelled_attempt_is_in_doubt_because_its_thread_goes_on(self, backend, monkeypatch):
-        begun, may_end, asked = threading.Event(), threading.Event(), lock_request()
-
-        def acquire(request, *, queue):
-            begun.set()
-            may_end.wait(60)
-
-        async def cancelled():
-            attempt = asyncio.create_task(backend.aacquire(asked, queue=False))
-            await asyncio.to_thread(begun.wait, 60)
-            attempt.cancel()
-            try:
-                await attempt
-            except asyncio.CancelledError:
-                return asked.in_doubt
-            finally:
-                may_end.set()
-
-        monkeypatch.setattr(backend, "acquire", acquire)
-        assert asyncio.run(cancelled())

@@ -10,7 +10,8 @@ import pytest
 import redis
 
 from django_distlock import LockBackendError, LockLost, State, lock, locks
-from django_distlock.testing.contract import LockBackendContract, RunsContract
+from django_distlock.testing.contract import LockBackendContract
+from django_distlock.testing.runs_contract import RunsContract
 from django_distlock.types import Level
 from example_project.valkey import Valkey
 from tests.support import servers

@@ -1,0 +1,162 @@
+"""What a ``RunsBackend`` promises, as tests, inherited beside ``LockBackendContract``."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from ..backends.base import RunsBackend
+from ..exceptions import ClockIsAhead
+from ..types import Grant, LastRun
+from .tools import eventually, lock_request
+
+
+class RunsContract:
+    """The runs of beat. They have no async twins, so the plain methods are called."""
+
+    @pytest.fixture(autouse=True)
+    def settling(self, backend: RunsBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(backend, "grace", 0.02)
+
+    def know(self, backend: RunsBackend, name: str, stamp: LastRun) -> None:
+        assert backend.claim_run(name, stamp, stamp, 60) == stamp
+        time.sleep(0.03)
+
+    def test_a_store_without_a_stamp_keeps_what_the_caller_saw_and_grants_nothing_yet(self, backend: Any) -> None:
+        seen = LastRun(100.0, "web-1", 130.0, "first")
+        assert backend.claim_run("entry", seen, LastRun(130.0, "web-2", 160.0, "mine"), 60) == seen
+        assert backend.find_runs(["entry"]) == [seen]
+
+    def test_what_a_store_did_not_know_is_nobodys_until_all_beats_had_time_to_tell_more(
+        self, backend: Any, monkeypatch: Any
+    ) -> None:
+        monkeypatch.setattr(backend, "grace", 0.5)
+        old, new = LastRun(100.0), LastRun(130.0, "a", 160.0, "1")
+        assert backend.claim_run("entry", old, old, 60) == old  # of a beat that did not hear of the run at 130
+        assert backend.claim_run("entry", old, LastRun(131.0, token="2"), 60) == old
+        assert backend.claim_run("entry", new, new, 60) is None  # the beat that ran it tells
+        assert backend.claim_run("entry", old, LastRun(131.0, token="2"), 60) == new
+        assert backend.claim_run("entry", new, LastRun(160.0, token="2"), 60) == new
+        eventually(lambda: backend.claim_run("entry", new, LastRun(160.0, token="2"), 60) is None, 5)
+
+    def test_the_first_to_move_the_stamp_has_the_run_and_the_others_are_told_its_stamp(self, backend: Any) -> None:
+        seen, first, second = LastRun(100.0), LastRun(130.0, "a", 160.0, "1"), LastRun(130.0, "b", 160.0, "2")
+        self.know(backend, "entry", seen)
+        assert backend.claim_run("entry", seen, first, 60) is None
+        assert backend.claim_run("entry", seen, second, 60) == first
+        assert backend.find_runs(["entry"]) == [first]
+
+    def test_who_adopted_the_newer_stamp_may_claim_the_next_run(self, backend: Any) -> None:
+        seen, first = LastRun(100.0), LastRun(130.0, token="1")
+        self.know(backend, "entry", seen)
+        backend.claim_run("entry", seen, first, 60)
+        assert backend.claim_run("entry", first, LastRun(160.0, token="2"), 60) is None
+
+    def test_a_claim_repeated_with_its_token_is_granted_again(self, backend: Any) -> None:
+        seen = LastRun(100.0)
+        self.know(backend, "entry", seen)
+        assert backend.claim_run("entry", seen, LastRun(130.0, token="mine"), 60) is None
+        assert backend.claim_run("entry", seen, LastRun(131.0, token="mine"), 60) is None
+        assert backend.find_runs(["entry"])[0].at == 131.0
+
+    def test_a_late_duplicate_of_a_claim_moves_nothing_back(self, backend: Any) -> None:
+        seen = LastRun(100.0)
+        self.know(backend, "entry", seen)
+        backend.claim_run("entry", seen, LastRun(131.0, token="mine"), 60)
+        backend.claim_run("entry", seen, LastRun(130.0, token="mine"), 60)
+        assert backend.find_runs(["entry"])[0].at == 131.0
+
+    def test_a_caller_who_knows_a_newer_run_tells_it_and_one_who_does_not_changes_nothing(self, backend: Any) -> None:
+        old, new = LastRun(100.0, "a", 130.0, "1"), LastRun(130.0, "b", 160.0, "2")
+        assert backend.claim_run("entry", old, old, 60) == old
+        assert backend.claim_run("entry", new, new, 60) is None
+        assert backend.claim_run("entry", old, old, 60) == new
+        assert backend.find_runs(["entry"]) == [new]
+
+    def test_times_are_exact_to_the_microsecond(self, backend: Any) -> None:
+        seen = LastRun(1705305600.551894, token="1")
+        self.know(backend, "entry", seen)
+        assert backend.find_runs(["entry"]) == [seen]
+        assert backend.claim_run("entry", LastRun(1705305600.551893), LastRun(1705305602.0, token="2"), 60) == seen
+        assert backend.claim_run("entry", LastRun(1705305600.551894), LastRun(1705305602.0, token="2"), 60) is None
+
+    def test_a_clock_that_is_far_ahead_of_the_stores_moves_nothing(self, backend: Any) -> None:
+        """The stamp would keep all other beats from running the entry until then."""
+        for seen in (None, LastRun(100.0)):
+            if seen:
+                self.know(backend, "entry", seen)
+            wrong = LastRun(time.time() + backend.runs_ahead + 30, token="wrong")
+            for known in (seen or wrong, wrong):
+                with pytest.raises(ClockIsAhead):
+                    backend.claim_run("entry", known, wrong, 60)
+            assert backend.find_runs(["entry"]) == [seen]
+        a_little = LastRun(time.time() + backend.runs_ahead - 30, token="a little")
+        assert backend.claim_run("entry", LastRun(100.0), a_little, 60) is None
+
+    def test_stamps_are_found_by_name_and_listed(self, backend: Any) -> None:
+        names = ["a", "shop:nightly", "ä/ß", "a*b?[c]", "'quote\"", "new\nline"]
+        last_runs = {name: LastRun(100.5 + number, "host", None, "t") for number, name in enumerate(names)}
+        for name, run in last_runs.items():
+            backend.claim_run(name, run, run, 60)
+        assert backend.find_runs(["none", *names]) == [None, *last_runs.values()]
+        assert backend.find_runs([]) == []
+        assert dict(backend.runs()) == last_runs
+
+    def test_stamps_and_locks_know_nothing_of_each_other(self, backend: Any) -> None:
+        stamp = LastRun(100.0)
+        backend.claim_run("name", stamp, stamp, 60)
+        assert list(backend.names()) == []
+        mine = lock_request()
+        assert isinstance(backend.acquire(mine, queue=False), Grant)
+        assert [name for name, _ in backend.runs()] == ["name"]
+        assert backend.release(mine) is True
+
+    def test_a_stamp_is_kept_for_its_ttl(self, backend: Any) -> None:
+        stamp = LastRun(100.0)
+        backend.claim_run("entry", stamp, stamp, 0.2)
+        assert backend.find_runs(["entry"]) == [stamp]
+        eventually(lambda: backend.find_runs(["entry"]) == [None], 5)
+        assert list(backend.runs()) == []
+
+    def test_of_what_many_tell_at_once_a_store_that_knew_nothing_keeps_the_newest(self, backend: Any) -> None:
+        entries, tellers = [f"entry {number}" for number in range(20)], 4
+        start = threading.Barrier(tellers)
+
+        def tell(number: int) -> None:
+            for entry in entries:
+                start.wait(10)
+                stamp = LastRun(float(number), f"host {number}", None, f"{number}")
+                backend.claim_run(entry, stamp, stamp, 60)
+
+        threads = [threading.Thread(target=tell, args=(number,)) for number in range(tellers)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        assert [stamp.at for stamp in backend.find_runs(entries)] == [tellers - 1.0] * len(entries)
+
+    def test_every_run_belongs_to_one_of_many_claimants(self, backend: Any) -> None:
+        runs, claimants = 50, 8
+        first = LastRun(0.0)
+        self.know(backend, "entry", first)
+        start, won = threading.Barrier(claimants), []
+
+        def claim(number: int) -> None:
+            start.wait(10)
+            seen = first
+            while seen.at < runs:
+                mine = LastRun(float(round(seen.at) + 1), f"host {number}", None, f"{number}/{seen.at}")
+                standing = backend.claim_run("entry", seen, mine, 60)
+                if standing is None:
+                    won.append(mine.at)
+                seen = standing or mine
+
+        threads = [threading.Thread(target=claim, args=(number,)) for number in range(claimants)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        assert sorted(won) == [float(run) for run in range(1, runs + 1)]
