@@ -18,7 +18,8 @@ import pytest
 
 from django_distlock import AdoptedLease, Lease
 from django_distlock.backends.base import KEYS
-from django_distlock.backends.redis import RedisBackend
+from django_distlock.backends.redis import RedisBackend, RedisClusterBackend
+from django_distlock.celery.config import BEAT_KEYS
 from django_distlock.options import OPTION_KEYS, Terms
 from example_project.valkey import Valkey
 from tests.support.programs import ROOT
@@ -78,13 +79,26 @@ def defaults_told(page: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("page", ["docs/settings.md", "README.md"])
 def test_settings_are_told_with_their_defaults(page: str) -> None:
-    """What the pages say is what the code does; a new key or option cannot be forgotten there."""
+    """What the pages say is what the code does: no key or option is forgotten there, or told that does not exist."""
     told = defaults_told(page)
     terms = asdict(Terms())
-    assert set(KEYS) <= set(told)
+    assert {key for key in told if key.isupper()} - {*BEAT_KEYS} == set(KEYS)
+    assert {option for option in told if option.islower()} <= {*RedisBackend.options, *RedisClusterBackend.options}
     assert {key: ast.literal_eval(told[key]) for key in OPTION_KEYS} == {key: terms[key.lower()] for key in OPTION_KEYS}
     options = {option: ast.literal_eval(told.get(option, "None")) for option in RedisBackend.options}
     assert options == RedisBackend.options
+
+
+def test_sentences_on_settings_name_all_keys() -> None:
+    """Those by which an alias sets options of ``lock()``, the others of these, and the keys that are checked."""
+    page = (ROOT / "docs/settings.md").read_text(encoding="utf-8")
+    [keys, options] = re.findall(r"^(`TTL`.*) are the defaults of the options ([^.]*)", page, re.MULTILINE)[0]
+    assert re.findall(r"`(\w+)`", keys) == [*OPTION_KEYS]
+    assert re.findall(r"`([a-z_]+)`", options) == [key.lower() for key in OPTION_KEYS]
+    [without_key] = re.findall(r"^The other options of `lock\(\)` have no key here: ([^.]*)", page, re.MULTILINE)
+    assert {*re.findall(r"`([a-z_]+)`", without_key)} == {*asdict(Terms())} - {key.lower() for key in OPTION_KEYS}
+    [checked] = re.findall(r"^\| a bad (.*) \| `… is not usable", page, re.MULTILINE)
+    assert re.findall(r"`(\w+)`", checked) == [*OPTION_KEYS, "LONG_HELD", "RESPONSE_MAX_HOLD"]
 
 
 # What the pages for maintainers name in the code, in backquotes
@@ -135,7 +149,7 @@ def test_threads_of_a_process_are_told() -> None:
     text = (ROOT / "docs/internals/overview.md").read_text(encoding="utf-8")
     table = text[text.index("### Threads") : text.index("### Sockets")]
     source = "".join(path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py"))
-    begun = re.findall(r"(?:\bf|Worker\()\"(distlock-[a-z]+)", source)
+    begun = re.findall(r"(?:\bf|Worker\(|start_thread\()\"(distlock-[a-z]+)", source)
     assert set(re.findall(r"^\| `(distlock-[a-z]+)", table, re.M)) == {*begun} - OTHERS_THAN_THREADS
     assert all("name" in {keyword.arg for keyword in call.keywords} for call in calls_of("threading.Thread"))
 
