@@ -106,6 +106,7 @@ class Holder:
         return replace(self, since=round(wall_clock(), 3))
 
     def to_text(self) -> str:
+        """As stores keep it."""
         message = f",{json.dumps(self.message)}" if self.message else ""
         return f"{_without_time(self.host, self.pid, self.thread, self.label)},{self.since}{message}]"
 

@@ -13,6 +13,7 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 
 from django_distlock import InvalidLockBackend, LockBackendDoesNotExist, State, lock, locks
+from django_distlock.backends.common.timing import Timing
 from django_distlock.backends.dummy import DummyBackend
 from django_distlock.backends.locmem import LocMemBackend
 from django_distlock.options import OPTION_KEYS, LockOptions, Terms
@@ -193,3 +194,7 @@ class TestWrongSettings:
         shown = [str(caught.value), repr(caught.value.__cause__), str(caught.value.__suppress_context__)]
         assert "hush" not in "".join(shown)
         assert caught.value.__suppress_context__
+
+
+def test_a_waiter_looks_again_before_it_counts_as_gone():
+    assert Timing.look_interval < Timing.waiter_expires_after
