@@ -160,6 +160,9 @@ class Renewer:
 
     def _renew_together(self, leases: list[Lease]) -> Steps[set[str]]:
         """In one round trip. Returns the tokens of those that are not renewed."""
+        leases = [lease for lease in leases if lease._is_live]  # others ended while those before were renewed
+        if not leases:
+            return set()
         now = clock()
         wanted = [(lease, lease._renewal_ttl(now)) for lease in leases]
         try:

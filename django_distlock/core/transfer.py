@@ -51,16 +51,16 @@ class AdoptedLease(Lease):
             own_name("handover:{}", detached.text_id), valid, Holder.here(f"has adopted {detached.name}")
         )
 
-    # Once the store knows the token no more, nobody can adopt it, and the proof is not needed.
+    # While the store may know the token, the proof keeps others from adopting it. Where that is not known, because the
+    # store did not answer or the lease was lost, it is kept for as long as the text is valid.
 
-    def _begin_release(self) -> float:
-        cooldown = super()._begin_release()
+    def release(self) -> None:
+        super().release()
         self._renewer.release_in_background(self._proof)
-        return cooldown
 
-    def _mark_lost(self, reason: str, *, log: bool = True) -> None:
+    async def arelease(self) -> None:
+        await super().arelease()
         self._renewer.release_in_background(self._proof)
-        super()._mark_lost(reason, log=log)
 
     def __enter__(self) -> Self:
         self.ensure_held()

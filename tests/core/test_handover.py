@@ -387,6 +387,29 @@ class TestRefusing:
         lease.ensure_held()
         worker.release(lease)
 
+    def test_it_is_not_adopted_again_while_its_release_is_being_repeated(self, backend, worker, monkeypatch):
+        """The release could end the lease of the second one, whenever it comes through."""
+        text = detached()
+        lease = worker.adopt(text)
+
+        def unanswered(request, *arguments, **options):
+            if request.name == "name":
+                raise LockBackendError("no answer")
+            return release(request, *arguments, **options)
+
+        async def aunanswered(request, *arguments, **options):
+            return unanswered(request, *arguments, **options)
+
+        with monkeypatch.context() as patch:
+            release = backend.release
+            patch.setattr(backend, "release", unanswered)
+            patch.setattr(backend, "arelease", aunanswered)
+            with pytest.raises(LockBackendError):
+                worker.release(lease)
+            with pytest.raises(LockNotHeld, match="adopted already"):
+                worker.adopt(text)
+        eventually(lambda: backend.look(["name"]) == [None])
+
     def test_of_many_that_adopt_at_once_one_does(self, backend):
         text = detached()
 

@@ -22,7 +22,7 @@ class Store:
 
     def __init__(self, backend):
         self._renew = backend.renew
-        self.batches = []
+        self.batches, self.timeouts = [], []
         self.fails = lambda names: False
         self.after = lambda: None
         self.is_asked, self.goes_on = threading.Event(), threading.Event()
@@ -31,6 +31,7 @@ class Store:
         names = [lock_request.name for lock_request, _ in wanted]
         if names != ["first"]:
             self.batches.append(names)
+            self.timeouts.append(timeout)
         self.is_asked.set()
         self.goes_on.wait(PATIENCE)
         if self.fails(names):
@@ -105,6 +106,17 @@ def test_one_that_the_store_is_too_slow_for_does_not_cost_others_their_renewal(b
     busy.goes_on.set()
     eventually(lambda: (short.state, long.state) == ("unknown", "held") and long.remaining > first)
     assert busy.batches[:2] == [["short"], ["long"]]
+
+
+def test_one_that_is_released_meanwhile_leaves_the_others_their_time(busy, hold):
+    hold("short", 10)
+    released, kept = hold("released", 60), hold("kept", 60)
+    busy.after = lambda: released.release() if len(busy.batches) == 1 else None
+    busy.goes_on.set()
+    eventually(lambda: len(busy.batches) >= 2)
+    assert busy.batches[:2] == [["short"], ["kept"]]
+    assert busy.timeouts[1] > 5
+    assert kept.state is State.HELD
 
 
 def test_those_that_were_taken_together_are_not_due_at_the_same_moment(locmem_locks, hold):

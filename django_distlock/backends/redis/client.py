@@ -318,7 +318,7 @@ class AsyncClient:
                 self._silent_since = inf
                 if self._keeps:
                     self._idle.append(Idle(connection, now))
-                    while now - self._idle[0].since > self._timing.idle_kept:
+                    while self._idle and now - self._idle[0].since > self._timing.idle_kept:
                         await hang_up(self._idle.popleft().connection)
                 else:
                     await hang_up(connection)

@@ -51,7 +51,7 @@ class ServerAttempts(Attempts):
         self._timeout, self._can_fail_over = timeout, location.failover_timeout > 0
         self._grace = timing.call_grace if pauses else 0.0
         self._hard_deadline = self.deadline + self._grace
-        self.queue_deadline = max(began + timeout, queue_deadline, deadline)
+        self.queue_deadline = max(began + step, queue_deadline, deadline)
         self.pause = 0.0  # seconds to wait before the next attempt
         shortest, longest = timing.call_retry_pause_shortest, timing.call_retry_pause_longest
         self._backoff = Backoff(self.deadline, shortest, longest, is_random=False)

@@ -116,7 +116,7 @@ class RedlockBackend(GeneratorBackend):
         renewed: list[bool | None] = []
         for start in range(0, len(wanted), RENEWALS):
             some = wanted[start : start + RENEWALS]
-            limits = self._limits(min(request.ttl for request, _ in some))
+            limits = self._limits(min(ttl for _, ttl in some))
             if timeout is not None:
                 limits = limits._replace(timeout=min(limits.timeout, timeout), connect_timeout=timeout)
             renewed += yield from self._run(partial(self._redlock.renew, some), limits)

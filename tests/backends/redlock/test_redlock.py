@@ -856,7 +856,7 @@ class TestConnections:
 
 def at_a_pace_of(pause, tried):
     """So many connections at most: to three nodes with that pause, and now and then to all."""
-    return 3 * ((tried[-1] - tried[0]) / pause + 2) + 4 * 5
+    return 3 * ((tried[-1] - tried[0]) / pause + 2) + 10 * 5
 
 
 class TestOpeningConnections:
