@@ -1,9 +1,9 @@
 """Distributed locks for Django: for views, tasks, and any code that only one may run at a time."""
 
+from .core.adoption import AdoptedLease, aadopt, adopt
 from .core.lease import Lease, State
 from .core.lock import Lock, assert_locked, lock
 from .core.registry import LockBackends, locks
-from .core.transfer import AdoptedLease, aadopt, adopt
 from .decorators import distributed_lock, skip
 from .decorators.http import respond
 from .exceptions import (

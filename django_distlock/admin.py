@@ -23,6 +23,7 @@ from django.utils.translation import ngettext
 
 from .exceptions import LockBackendError
 from .models import BeatRun, HeldLock
+from .monitoring.admin_querysets import BeatRuns, HeldLocks
 from .monitoring.inventory import (
     Inventory,
     LeaseKey,
@@ -32,7 +33,6 @@ from .monitoring.inventory import (
     holding_nodes,
     long_held,
 )
-from .monitoring.querysets import BeatRuns, HeldLocks
 from .utils.text import printable
 
 if TYPE_CHECKING:

@@ -125,7 +125,7 @@ def test_an_adoption_that_does_not_end_leaves_the_lease_to_run_out(backend):
         handle.acquire()
         adopt(lease_of(handle).detach()).release()
 
-    assert held_for_ever(adopted, "core/transfer.py", "core/detached.py", "utils/drive.py") == {}
+    assert held_for_ever(adopted, "core/adoption.py", "core/detached.py", "utils/drive.py") == {}
 
 
 @pytest.mark.django_db(transaction=True)

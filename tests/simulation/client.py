@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import ConnectionError, TimeoutError
 
-from django_distlock.backends.common.timeouts import NOT_WAITING, InDoubt
+from django_distlock.backends.common.attempts import NOT_WAITING, InDoubt
 from django_distlock.backends.common.timing import Timing
 from django_distlock.backends.common.wakeup_listener import Waiters
 from django_distlock.backends.redis.backend import RedisBackend

@@ -18,10 +18,9 @@ from ...models import LONGEST_KEY
 from ...types import Grant, Holder, LastRun, LockInfo, LockRequest
 from ...utils.clock import clock
 from ..base import STEP, RunsBackend
+from ..common.attempts import InDoubt
 from ..common.state import CLAIMED, DIGITS, HELD, RESTING, Attempt, microseconds
-from ..common.timeouts import InDoubt
 from ..twins import ThreadedBackend
-from .beat import Runs
 from .calls import Calls
 from .config import check_app, read_location, read_prefix, read_timeout, settings_checks
 from .connections import Pool, address
@@ -30,6 +29,7 @@ from .fast_path import has_returning
 from .notify import PostgresListener, can_listen
 from .operations import Operations
 from .polling import PollBackoff
+from .runs import Runs
 from .sql import QueuePosition, Statements, unreadable
 from .sqlite import TemporaryFile, is_in_memory, own_file
 

@@ -17,8 +17,8 @@ from django.db import Error, InterfaceError, OperationalError, ProgrammingError
 from ...exceptions import LockBackendError
 from ...utils import fork
 from ...utils.clock import clock
-from ..common.retry import Backoff, retry
-from ..common.timeouts import InDoubt
+from ..common.attempts import InDoubt
+from ..common.backoff import Backoff, retry
 from .connections import Pool
 from .errors import ConnectionBroken, is_lost, is_of_another_session, is_rolled_back
 from .watchdog import CallTimeout

@@ -25,7 +25,7 @@ from django.utils.asyncio import async_unsafe
 from ...utils import fork
 from ...utils.clock import clock, monotonic
 from ...utils.threads import start_thread
-from ..common.retry import Backoff, retry
+from ..common.backoff import Backoff, retry
 from ..common.timing import Timing
 from .errors import final, is_final
 from .sqlite import ForkGate, make_file, prepare_file

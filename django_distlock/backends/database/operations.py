@@ -9,7 +9,7 @@ from typing import Any
 from ...exceptions import LockBackendError
 from ...utils.clock import clock
 from ..common import state
-from ..common.retry import Backoff, retry
+from ..common.backoff import Backoff, retry
 from ..common.state import Attempt, Decision, Row, microseconds
 from ..common.timing import Timing
 from .errors import RowChanged, is_row_changed

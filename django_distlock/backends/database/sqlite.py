@@ -20,7 +20,7 @@ from django.db import connections
 from ...exceptions import LockBackendError
 from ...models import ROWS_OF_DATABASE_BACKEND
 from ...utils.clock import clock, wall_clock_us
-from ..common.retry import Backoff, retry
+from ..common.backoff import Backoff, retry
 from ..common.timing import Timing
 
 SUFFIX = "-locks"

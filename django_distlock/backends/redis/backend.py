@@ -17,8 +17,8 @@ from ...utils.clock import clock, wall_clock
 from ...utils.drive import Call, Steps, drive
 from ...utils.text import quoted
 from ..base import RunsBackend
+from ..common.attempts import NOT_WAITING, InDoubt
 from ..common.per_loop import PerLoop
-from ..common.timeouts import NOT_WAITING, InDoubt
 from ..twins import GeneratorBackend
 from .client import Reply
 from .errors import CLUSTER_BACKEND, explain

@@ -21,14 +21,14 @@ from redis.exceptions import BusyLoadingError, ConnectionError, NoScriptError, R
 
 from ...utils import fork
 from ...utils.clock import clock, sleep
+from ..common.attempts import NOT_WAITING
 from ..common.permits import Permit, TaskPermits, permits
-from ..common.timeouts import NOT_WAITING
 from ..common.timing import Timing
+from .attempts import ServerAttempts
 from .config import Location
 from .connection import RunningFor, hang_up
 from .errors import is_silence, is_transient
 from .scripts import Command, pack
-from .timeouts import ServerAttempts
 
 
 class Reply(NamedTuple):

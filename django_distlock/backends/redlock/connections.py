@@ -27,8 +27,8 @@ from ...utils.clock import clock
 from ...utils.threads import new_thread
 from ..common.permits import Permit, permits
 from ..common.timing import Timing
+from ..redis.attempts import exhausted
 from ..redis.config import Location
-from ..redis.timeouts import exhausted
 from .messages import (
     MAX_PENDING,
     NOT_ASKED,

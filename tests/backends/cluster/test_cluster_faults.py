@@ -16,7 +16,7 @@ import redis
 
 from django_distlock import LockBackendError, LockError, LockLost, State, lock, locks
 from django_distlock.backends.common import timeouts
-from django_distlock.backends.common.timeouts import Attempts, InDoubt
+from django_distlock.backends.common.attempts import Attempts, InDoubt
 from django_distlock.backends.common.timing import Timing
 from django_distlock.backends.redis.client import Reply
 from django_distlock.backends.redis.cluster import routing

@@ -17,7 +17,7 @@ import pytest
 from django.db import connections
 
 from django_distlock import LockBackendError, lock, locks
-from django_distlock.backends.common.timeouts import InDoubt
+from django_distlock.backends.common.attempts import InDoubt
 from django_distlock.types import Level
 from tests.support.databases import known_database, open_connections
 from tests.support.postgres import PLACES_OF_BOUNCER, Bouncer

@@ -14,7 +14,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import DataError, InterfaceError, OperationalError, ProgrammingError, connections
 
 from django_distlock import LockBackendError, lock, locks
-from django_distlock.backends.common.timeouts import InDoubt
+from django_distlock.backends.common.attempts import InDoubt
 from django_distlock.backends.common.timing import Timing
 from django_distlock.backends.database import errors
 from django_distlock.models import DatabaseLock

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from redis.exceptions import ConnectionError, TimeoutError
 
-from django_distlock.backends.common.timeouts import InDoubt
+from django_distlock.backends.common.attempts import InDoubt
 from django_distlock.backends.common.timing import Timing
 from django_distlock.backends.redis.client import AsyncClient, Client
 from django_distlock.backends.redis.scripts import Command, pack

@@ -10,11 +10,11 @@ from redis.exceptions import ClusterDownError
 from ....utils.clock import clock, sleep
 from ....utils.drive import adrive, drive
 from ....utils.threads import start_thread
-from ...common.timeouts import NOT_WAITING
+from ...common.attempts import NOT_WAITING
+from ..attempts import ServerAttempts
 from ..client import NOTHING, AsyncClient, Client, Reply
 from ..config import Location
 from ..scripts import Command
-from ..timeouts import ServerAttempts
 from .routing import Address, NodeBatch, NodeResult, RoutedRequest, SlotMap, refresh, slot_of_key
 
 

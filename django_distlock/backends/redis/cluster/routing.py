@@ -24,8 +24,8 @@ from redis.exceptions import (
 from ....utils.clock import clock
 from ....utils.drive import Call, Steps
 from ....utils.text import printable
-from ...common.retry import Backoff
-from ...common.timeouts import NOT_WAITING, Attempts, InDoubt
+from ...common.attempts import NOT_WAITING, Attempts, InDoubt
+from ...common.backoff import Backoff
 from ...common.timing import Timing
 from ..client import Reply
 from ..errors import is_answer, is_transient

@@ -10,7 +10,7 @@ from ...exceptions import ClockIsAhead, LockBackendError, UnreadableRun
 from ...models import DatabaseRun
 from ...types import DAY, LastRun
 from ...utils.clock import clock
-from ..common.retry import Backoff, retry
+from ..common.backoff import Backoff, retry
 from ..common.timing import Timing
 from .errors import RowChanged, is_row_changed
 from .sql import CLOCKS, Pruning, end_of, insert_unless_there, placeholders

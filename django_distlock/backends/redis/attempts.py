@@ -7,8 +7,8 @@ from math import inf
 from redis.exceptions import MaxConnectionsError, RedisError, TimeoutError
 
 from ...utils.clock import clock
-from ..common.retry import Backoff
-from ..common.timeouts import NOT_WAITING, Attempts, InDoubt
+from ..common.attempts import NOT_WAITING, Attempts, InDoubt
+from ..common.backoff import Backoff
 from ..common.timing import Timing
 from .config import Location
 from .errors import is_answer, is_in_doubt, is_transient
