@@ -94,22 +94,22 @@ class Acquisition:
             try:
                 while True:
                     is_last = clock() >= self._deadline
-                    place = self._take_turn(is_last=is_last)
+                    wants_place = self._take_turn(is_last=is_last)
                     pause = look_interval
                     try:
                         if request.asking:
                             self._pending, self._was_sent = request, True
                             # The store may have queued it although its reply is lost, and may not yet have given up
                             # the place that it had.
-                            self._has_queued = self._has_queued or place
-                            answer = yield Call("acquire", (request,), {"queue": place})
-                            self._pending, self._has_queued = None, place
+                            self._has_queued = self._has_queued or wants_place
+                            answer = yield Call("acquire", (request,), {"queue": wants_place})
+                            self._pending, self._has_queued = None, wants_place
                             if request.holder.pid != os.getpid():
                                 raise self._copied_error()
                             if isinstance(answer, Grant) or is_last or self._is_over(answer):
                                 break
                             self._is_busy = True
-                            if self._is_leader and not place:
+                            if self._is_leader and not wants_place:
                                 retry = 0.0
                                 continue  # at once, now with a place
                             pause = min(pause, answer.remaining + AFTER_EXPIRY)
@@ -133,7 +133,7 @@ class Acquisition:
                     self._service.queue.leave(request, hand_place_on=not is_granted, succeed=self.backend.succeed)
                     self._is_in_line = False
             if isinstance(answer, LockInfo):
-                if self._is_left_behind:
+                if self._may_be_left_in_store:
                     yield from self._give_back(request)
                 self._was_sent = self._has_queued = False  # nothing is left of it
                 return answer
@@ -202,13 +202,13 @@ class Acquisition:
         if left and left._is_free:  # a lease of its own that it has entered again
             left._release_in_background()
         pending = self._pending
-        is_answered = isinstance(error, LockBackendError)  # by an error, and in_doubt is right
+        is_answered = isinstance(error, LockBackendError)  # by the backend, which has set in_doubt itself
         if pending and not is_answered:
             pending.in_doubt = True
         if pending and pending is not self.request:
             renewer.release_in_background(pending)  # a grant that came too late
         was_sent = self._was_sent and not (is_answered and pending is self.request)
-        if self._is_left_behind or (was_sent and not self.request.is_inherited):
+        if self._may_be_left_in_store or (was_sent and not self.request.is_inherited):
             renewer.release_in_background(self.request)
 
     def fail(self) -> NoReturn:
@@ -217,8 +217,8 @@ class Acquisition:
         assert busy
         if self._own_lease(busy):
             raise LockReentry(
-                f"The lock {self._lock_text} is held by this very {kind()} already, which would wait for itself."
-                " Use reentrant=True if it may enter again."
+                f"The lock {self._lock_text} is held by this very {execution_kind()} already, which would wait for"
+                " itself. Use reentrant=True if it may enter again."
             )
         message = f"The lock {self._lock_text} is busy: {_described(busy)}"
         retry_after = busy.remaining if busy.remaining < inf else None
@@ -228,7 +228,10 @@ class Acquisition:
         raise LockTimeout(f"{message}, after {waited}", retry_after=retry_after, holder=busy.holder)
 
     async def find_transactions_around(self) -> None:
-        """Find out what is open around the task, where the lock may depend on it; not for longer than it waits."""
+        """Find out what is open around the task, where the lock may depend on it.
+
+        For as long as it waits, and for TRANSACTIONS_TIMEOUT at least.
+        """
         self.around = transactions.Around()
         last = self._service.renewer.latest(self.request.name)
         refuses = self._terms.in_atomic == "refuse"
@@ -292,7 +295,7 @@ class Acquisition:
     # How it ends
 
     @property
-    def _is_left_behind(self) -> bool:
+    def _may_be_left_in_store(self) -> bool:
         """Whether the store may keep something of a request that was not granted."""
         left = self._has_queued or bool(self.request.inbox) or self.request.in_doubt
         return left and not self.request.is_inherited
@@ -351,7 +354,7 @@ def _on_nodes(busy: LockInfo) -> str:
     return f" on {busy.nodes} node{'' if busy.nodes == 1 else 's'}{failed}"
 
 
-def kind() -> str:
+def execution_kind() -> str:
     return "thread" if isinstance(current_execution(), threading.Thread) else "task"
 
 

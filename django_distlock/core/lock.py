@@ -20,7 +20,7 @@ from ..signals import asend_signal, send_signal
 from ..types import Holder, LockRequest, current_execution
 from ..utils.drive import adrive, drive
 from . import transactions
-from .acquire import Acquisition, kind, seconds_to_wait
+from .acquire import Acquisition, execution_kind, seconds_to_wait
 from .holds import Hold, Holds, NothingToLeave, acquired_here
 from .lease import Lease, State, logger
 from .registry import DEFAULT_ALIAS, locks
@@ -232,7 +232,7 @@ class Lock:
         logger.error("%s", problem)
 
     def _not_held(self) -> LockNotHeld:
-        return LockNotHeld(f"The lock {self.name!r} ({self.using}) is not held by this handle and {kind()}.")
+        return LockNotHeld(f"The lock {self.name!r} ({self.using}) is not held by this handle and {execution_kind()}.")
 
     def _drop_hold(self, hold: Hold | None, *, by_with: bool = False) -> None:
         """A release was interrupted, and nobody repeats it: drop the hold, so that the lease ends with its TTL."""

@@ -26,7 +26,7 @@ from .local_queue import LocalQueue
 
 logger = logging.getLogger("django_distlock")
 
-HURRY = 3  # those that have so many times as long as the first one are renewed apart
+BATCH_RANGE = 3  # leases that have up to so many times as long as the first one of a batch are in it
 
 
 class Renewer:
@@ -82,7 +82,7 @@ class Renewer:
         """Free whatever the request may have got, in the background. False if it cannot be.
 
         ``cooldown``: seconds the lock shall stay taken from now. ``until``: when the store frees it anyway, on
-        ``clock()``; default: after the request's TTL.
+        ``clock()``, if a renewal made that later than the request's TTL from now.
 
         The garbage collector may call it, from anywhere. Does nothing in a forked child: what its parent asked for,
         the parent takes back.
@@ -137,14 +137,14 @@ class Renewer:
         failed: set[str] = set()
         tried: set[str] = set()
         try:
-            while not tried.issuperset(wanted := {lease.token: lease for lease in self._due(failed)}):
+            while not tried.issuperset(wanted := {lease.token: lease for lease in self._leases_to_renew(failed)}):
                 for batch in _batches([*wanted.values()], self._backend.timing.renewal_batch):
                     tried.update(lease.token for lease in batch)
                     failed |= yield from self._renew_together(batch)
         finally:
             self._log()
 
-    def _due(self, failed: Set[str]) -> list[Lease]:
+    def _leases_to_renew(self, failed: Set[str]) -> list[Lease]:
         """Leases to renew, those that end soonest first. If one is due, so are those that nearly are."""
         now, wanted, is_due = clock(), [], False
         for lease in self.leases():
@@ -283,8 +283,8 @@ def _batches(leases: list[Lease], most: int) -> Iterator[list[Lease]]:
     Apart, because the store has no longer for an answer than the most hurried lease of a batch allows: leases with a
     short TTL, for which it is too slow, must not let those with a long one run out.
     """
-    hurry = HURRY * leases[0].remaining
-    hurried = list(takewhile(lambda lease: lease.remaining <= hurry, leases))
+    longest = BATCH_RANGE * leases[0].remaining
+    hurried = list(takewhile(lambda lease: lease.remaining <= longest, leases))
     yield hurried[:most]
     if others := leases[len(hurried) :][:most]:
         yield others

@@ -43,8 +43,8 @@ class Attempts:
     def _latest_end(self, began: float) -> float:
         return min(began + self._longest, max(began + self.timing.shortest_call, self._caller_deadline))
 
-    def exclude(self, began: float, ended: float) -> None:
-        """What was between is not the server's time, but that in which others had all connections."""
+    def extend_for_queueing(self, began: float, ended: float) -> None:
+        """The time spent waiting for a free connection is not the server's: move the deadline by it."""
         self.deadline = max(self.deadline, min(self.deadline + ended - began, self._latest_end(ended)))
 
     def may_retry_at_once(self, *, was_idle: bool = False) -> bool:

@@ -110,8 +110,8 @@ class ServerAttempts(Attempts):
             raise self._final_error(TimeoutError(f"all {max_connections} connections wait for an answer"))
         raise self._final_error(MaxConnectionsError(exhausted(max_connections)))
 
-    def exclude(self, began: float, ended: float) -> None:
-        super().exclude(began, ended)
+    def extend_for_queueing(self, began: float, ended: float) -> None:
+        super().extend_for_queueing(began, ended)
         self._backoff.deadline, self._hard_deadline = self.deadline, self.deadline + self._grace
 
 

@@ -22,7 +22,7 @@ from redis.exceptions import BusyLoadingError, ConnectionError, NoScriptError, R
 from ...utils import fork
 from ...utils.clock import clock, sleep
 from ..common.attempts import NOT_WAITING
-from ..common.permits import Permit, TaskPermits, permits
+from ..common.permits import Permit, TaskPermits, new_permits
 from ..common.timing import Timing
 from .attempts import ServerAttempts
 from .config import Location
@@ -79,7 +79,7 @@ class Client:
         self._idle: deque[Idle] = deque()
         self._answered_at, self._silent_since = 0.0, inf  # see ServerAttempts.seconds_to_queue
         weakref.finalize(self, _disconnect, self._idle).atexit = False
-        self._permits = permits(self._max_connections)  # one per connection that may be in use
+        self._permits = new_permits(self._max_connections)  # one per connection that may be in use
 
     def send(
         self,
@@ -92,7 +92,7 @@ class Client:
             return NOTHING
         if os.getpid() != fork.known_pid:
             fork.notice()  # a child must not talk on its parent's connections
-        began, vacant, idle = clock(), self._permits, self._idle
+        began, permits, idle = clock(), self._permits, self._idle
 
         new_attempts = partial(self._new_attempts, timeout, deadline, began, queue_deadline=queue_deadline)
         # Where nothing fails and there is time, what the connection itself waits for a reply is all it takes.
@@ -100,27 +100,27 @@ class Client:
         attempts = new_attempts() if is_short else None
         while True:
             try:
-                permit = vacant.get_nowait()
+                permit = permits.get_nowait()
             except Empty:
                 attempts = attempts or new_attempts()
-                permit = self._permit(vacant, attempts)
+                permit = self._wait_for_permit(permits, attempts)
             try:
                 outcome = self._attempt(commands, attempts, new_attempts, idle)
             finally:
-                vacant.put(permit)
+                permits.put(permit)
                 del permit  # a traceback may keep this frame, and with it the permit
             if isinstance(outcome, Reply):
                 return outcome
             attempts = outcome
             sleep(attempts.pause)
 
-    def _permit(self, vacant: SimpleQueue[Permit], attempts: ServerAttempts) -> Permit:
+    def _wait_for_permit(self, permits: SimpleQueue[Permit], attempts: ServerAttempts) -> Permit:
         queued_at = clock()
         while True:
             seconds = attempts.seconds_to_queue(self._max_connections, self._silent_since)
             with suppress(Empty):
-                permit = vacant.get(timeout=min(seconds, self._timeout))
-                attempts.exclude(queued_at, clock())
+                permit = permits.get(timeout=min(seconds, self._timeout))
+                attempts.extend_for_queueing(queued_at, clock())
                 return permit
 
     def _attempt(
@@ -132,7 +132,7 @@ class Client:
     ) -> Reply | ServerAttempts:
         """The reply, or the attempts where there is to be a pause before the next one."""
         while True:
-            if idle is not self._idle:  # this is a greenlet that a fork has copied; the parent's asks on
+            if idle is not self._idle:  # a fork has copied this greenlet; the one of the parent goes on
                 raise ConnectionError("the process was forked")
             sent_at, connection, was_idle = clock(), None, False
             try:
@@ -276,7 +276,7 @@ class AsyncClient:
             seconds = attempts.seconds_to_queue(self._max_connections, self._silent_since)
             if await self._permits.wait(None if seconds == inf else seconds):
                 break
-        attempts.exclude(queued_at, clock())
+        attempts.extend_for_queueing(queued_at, clock())
 
     async def _attempt(
         self, commands: Sequence[Command], attempts: ServerAttempts | None, new_attempts: Callable[[], ServerAttempts]

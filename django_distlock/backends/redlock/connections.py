@@ -25,7 +25,7 @@ from ...exceptions import LockBackendError
 from ...utils import fork
 from ...utils.clock import clock
 from ...utils.threads import new_thread
-from ..common.permits import Permit, permits
+from ..common.permits import Permit, new_permits
 from ..common.timing import Timing
 from ..redis.attempts import exhausted
 from ..redis.config import Location
@@ -259,7 +259,7 @@ class Nodes:
         self._nodes = [Node(number, location, self._timing) for number, location in enumerate(self._locations)]
         self._idle: deque[ConnectionSet] = deque()
         self._filling: list[ConnectionSet] = []  # those that wait for connections, in the order in which they came
-        self._permits = permits(self._max_connections)  # one per set that may be in use
+        self._permits = new_permits(self._max_connections)  # one per set that may be in use
         self._failure: NoMajority | None = None  # what the last run ended with
         self._is_open = True
         weakref.finalize(self, _disconnect, self._idle, self._nodes).atexit = False
@@ -271,9 +271,9 @@ class Nodes:
         nodes do not answer them.
         """
         fork.notice()  # a child must not talk on its parent's connections
-        pid, vacant, idle = os.getpid(), self._permits, self._idle
+        pid, permits, idle = os.getpid(), self._permits, self._idle
         deadline = clock() + limits.connect_timeout
-        permit = self._permit(vacant, deadline, limits.queue_deadline, pid)
+        permit = self._permit(permits, deadline, limits.queue_deadline, pid)
         try:
             check_process(pid)
             connection_set = self._connection_set(_connect_timeout(deadline, limits), limits.retry_refused)
@@ -298,17 +298,17 @@ class Nodes:
             finally:
                 idle.append(connection_set)
         finally:
-            vacant.put(permit)
+            permits.put(permit)
             del permit  # a traceback may keep this frame, and with it the permit
             if not self._is_open:
                 self.close()
 
-    def _permit(self, vacant: SimpleQueue[Permit], deadline: float, queue_deadline: float, pid: int) -> Permit:
+    def _permit(self, permits: SimpleQueue[Permit], deadline: float, queue_deadline: float, pid: int) -> Permit:
         step = self._timing.reconnect_pause  # whether the nodes answer may change meanwhile
         while True:
             left = (deadline if self._failure else max(deadline, queue_deadline)) - clock()
             with suppress(Empty):
-                return vacant.get(timeout=max(0.0, min(left, step)))
+                return permits.get(timeout=max(0.0, min(left, step)))
             check_process(pid)
             if left <= step:
                 break

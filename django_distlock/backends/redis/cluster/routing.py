@@ -252,7 +252,7 @@ class RoutedRequest:
             self._slots.unresponsive.discard(batch.node)
             self._attempts.in_doubt = self._attempts.in_doubt or result.in_doubt
             if self._began is not None:
-                self._attempts.exclude(self._began, result.sent_at)
+                self._attempts.extend_for_queueing(self._began, result.sent_at)
                 self._began = None
             for number, reply in zip(batch.numbers, batch.values(result), strict=True):
                 self._replies[number], self._sent_at[number] = reply, result.sent_at
