@@ -201,6 +201,8 @@ class Acquisition:
             return
         if left and left._is_free:  # a lease of its own that it has entered again
             left._release_in_background()
+        if self.busy:
+            return  # answered to the end: nothing of the request is left
         pending = self._pending
         is_answered = isinstance(error, LockBackendError)  # by the backend, which has set in_doubt itself
         if pending and not is_answered:

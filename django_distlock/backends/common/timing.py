@@ -10,7 +10,9 @@ class Timing:
     """
 
     # Waiting (core)
-    look_interval = 1.0  # after which a waiter asks the store again if nobody woke it; less than waiter_expires_after
+    # After which a waiter asks the store again if nobody woke it; less than waiter_expires_after. The scripts of Redis
+    # reckon with a second.
+    look_interval = 1.0
     unresponsive_after = 3.0  # after which a leader that does nothing is passed over: its event loop is stuck or gone
 
     # Calls of stores

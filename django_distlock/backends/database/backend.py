@@ -172,9 +172,9 @@ class DatabaseBackend(ThreadedBackend, RunsBackend):
             if request.event.wait(backoff.next_pause()):
                 return
             position = self._position(request)
+            backoff.update(position)
             if position.is_turn:
                 return
-            backoff.update(position)
 
     async def await_for_turn(self, request: LockRequest, timeout: float) -> None:
         backoff = self._backoff_of(request, timeout)
@@ -185,9 +185,9 @@ class DatabaseBackend(ThreadedBackend, RunsBackend):
             if await request.event.await_set(backoff.next_pause()):
                 return
             position = await self._in_thread(lambda: self._position(request), request)
+            backoff.update(position)
             if position.is_turn:
                 return
-            backoff.update(position)
 
     def _backoff_of(self, request: LockRequest, timeout: float) -> PollBackoff:
         """Each wait of a request goes on with the pauses of the one before."""

@@ -96,7 +96,8 @@ class Client:
 
         new_attempts = partial(self._new_attempts, timeout, deadline, began, queue_deadline=queue_deadline)
         # Where nothing fails and there is time, what the connection itself waits for a reply is all it takes.
-        is_short = timeout is not None or (deadline != NOT_WAITING and deadline - began < self._timeout)
+        enough = self._timeout + self._timing.shortest_call
+        is_short = timeout is not None or (deadline != NOT_WAITING and deadline - began < enough)
         attempts = new_attempts() if is_short else None
         while True:
             try:
@@ -255,7 +256,8 @@ class AsyncClient:
         began = clock()
 
         new_attempts = partial(self._new_attempts, timeout, deadline, began, queue_deadline=queue_deadline)
-        is_short = timeout is not None or (deadline != NOT_WAITING and deadline - began < self._timeout)
+        enough = self._timeout + self._timing.shortest_call
+        is_short = timeout is not None or (deadline != NOT_WAITING and deadline - began < enough)
         attempts = new_attempts() if is_short else None
         while True:
             if not self._permits.take():
