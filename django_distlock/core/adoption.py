@@ -30,9 +30,9 @@ CLOCKS_DIFFER = 300.0  # seconds at most between the wall clocks of two hosts
 class AdoptedLease(Lease):
     """A lease that another process acquired. A context manager, which ends as the ``with`` of its lock does."""
 
-    __slots__ = ("_handle", "_proof")
+    __slots__ = ("_handle",)
 
-    def __init__(self, detached: Detached, service: Service) -> None:
+    def __init__(self, detached: Detached, service: Service, proof: LockRequest) -> None:
         terms = Terms(**detached.terms)
         here = Holder.here(detached.label)
         holder = Holder(here.host, here.pid, here.thread, here.label, detached.since)
@@ -46,21 +46,7 @@ class AdoptedLease(Lease):
             granted_clock=min(now, now - (unix_now - detached.since)),
         )  # fmt: skip
         self._handle = Lock(self.name, self.using, Options(detached.terms))
-        valid = detached.until - unix_now + CLOCKS_DIFFER
-        self._proof = LockRequest(
-            own_name("handover:{}", detached.text_id), valid, Holder.here(f"has adopted {detached.name}")
-        )
-
-    # While the store may know the token, the proof keeps others from adopting it. Where that is not known, because the
-    # store did not answer or the lease was lost, it is kept for as long as the text is valid.
-
-    def release(self) -> None:
-        super().release()
-        self._renewer.release_in_background(self._proof)
-
-    async def arelease(self) -> None:
-        await super().arelease()
-        self._renewer.release_in_background(self._proof)
+        self._proof = proof
 
     def __enter__(self) -> Self:
         self.ensure_held()
@@ -120,8 +106,11 @@ class Adoption:
     def __init__(self, text: str) -> None:
         detached = Detached.from_text(text)
         service = locks.service(detached.using)
-        self.lease = AdoptedLease(detached, service)
-        self._proof = self.lease._proof
+        # Keeps others from adopting the token while the store may know it: until the lease is released, or, where that
+        # is not known, for as long as the text is valid.
+        valid, holder = detached.until - wall_clock() + CLOCKS_DIFFER, Holder.here(f"has adopted {detached.name}")
+        self._proof = LockRequest(own_name("handover:{}", detached.text_id), valid, holder)
+        self.lease = AdoptedLease(detached, service, self._proof)
         self._renewer = service.renewer
 
     @property

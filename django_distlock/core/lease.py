@@ -63,14 +63,14 @@ class Lease:
     ``fence`` grows with every grant of the name: a resource that remembers the largest number it was
     shown can refuse a holder that was overtaken.
 
-    ``name``: the lock's, as stores know it. ``using``: the alias of its backend. ``ttl``: seconds the store keeps the
-    lease unless it is renewed. ``token``: the secret that renews and releases the lease; never show it.
+    ``name``: as stores know it. ``using``: the alias of its backend. ``ttl``: seconds the store keeps the lease unless
+    it is renewed. ``token``: the secret that renews and releases it; never show it.
     """
 
     __slots__ = (
         "__weakref__", "_backend", "_deadline", "_due", "_ended", "_granted_clock", "_hold_count", "_is_detached",
-        "_is_unknown", "_long_at", "_owner", "_pid", "_renewer", "_renews", "_request", "_retainer_deadlines", "_terms",
-        "fence", "name", "token", "ttl", "using",
+        "_is_unknown", "_long_at", "_owner", "_pid", "_proof", "_renewer", "_renews", "_request", "_retainer_deadlines",
+        "_terms", "fence", "name", "token", "ttl", "using",
     )  # fmt: skip
 
     def __init__(
@@ -102,6 +102,7 @@ class Lease:
         self._long_at = inf if backend.long_held is None else self._granted_clock + backend.long_held  # then it is told
         self._is_unknown = False
         self._is_detached = False
+        self._proof: LockRequest | None = None  # of an adoption; released after the lease
         self._ended: State | None = None  # set once; a renewal that is still on its way changes nothing then
         self._deadline = 0.0
         self._extend(grant.sent_at, request.ttl)
@@ -300,9 +301,6 @@ class Lease:
         self._long_at = inf
         return True
 
-    def _send_held_long(self) -> None:
-        self._send_in_background(signals.lock_held_long, held=self._held_for)
-
     def _stop_renewal(self) -> None:
         """Nobody is left to release it: let it run out."""
         self._renews = False
@@ -344,6 +342,8 @@ class Lease:
             raise
         if not released:
             raise self._lost_before_release()
+        if self._proof:
+            self._renewer.release_in_background(self._proof)
         if signals.lock_released.receivers:
             signals.send_signal(
                 signals.lock_released, type(self._backend), name=self.name, using=self.using, lease=self
@@ -360,6 +360,8 @@ class Lease:
             raise
         if not released:
             raise self._lost_before_release()
+        if self._proof:
+            self._renewer.release_in_background(self._proof)
         if signals.lock_released.receivers:
             await signals.asend_signal(
                 signals.lock_released, type(self._backend), name=self.name, using=self.using, lease=self

@@ -17,6 +17,7 @@ from itertools import takewhile
 
 from ..backends.base import BaseLockBackend
 from ..exceptions import LockBackendError
+from ..signals import lock_held_long
 from ..types import LockRequest
 from ..utils.clock import clock
 from ..utils.drive import Call, Steps, drive
@@ -260,7 +261,7 @@ class Renewer:
                 longest.name, others, self._backend.alias, self._backend.long_held, longest._held_for, longest.holder,
             )  # fmt: skip
         for lease in long_ones:
-            lease._send_held_long()
+            lease._send_in_background(lock_held_long, held=lease._held_for)
 
     def _warn_if_slow(self, took: float, leases: list[Lease]) -> None:
         shortest = min(leases, key=lambda lease: lease.ttl)
