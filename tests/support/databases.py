@@ -123,10 +123,12 @@ def fast_path_for(backend):
     return FastPath(backend.vendor, backend.timing) if has_returning(backend.vendor) else None
 
 
-def open_connections(backend):
-    """Those of the locks that are open, in use or idle."""
+def open_connections(backend, but=()):
+    """Those of the locks that are open, in use or idle. ``but``: of earlier tests, and not closed yet."""
+    known = set(map(id, but))
     wrappers = [thing for thing in gc.get_objects() if issubclass(type(thing), BaseDatabaseWrapper)]
-    return [one for one in wrappers if one.alias == backend.location and hasattr(one, "watched") and one.connection]
+    ours = [one for one in wrappers if one.alias == backend.location and hasattr(one, "watched") and one.connection]
+    return [one for one in ours if id(one) not in known]
 
 
 class Waiter:

@@ -15,7 +15,7 @@ import pytest
 import redis
 
 from django_distlock import LockBackendError, LockError, LockLost, State, lock, locks
-from django_distlock.backends.common import timeouts
+from django_distlock.backends.common import attempts as policy
 from django_distlock.backends.common.attempts import Attempts, InDoubt
 from django_distlock.backends.common.timing import Timing
 from django_distlock.backends.redis.client import Reply
@@ -550,7 +550,7 @@ class TestRoutedRequest:
         """Answer the batches of one command one after another; return where they went and what came out."""
         slots = SlotMap([slot_of("x")], [self.A, self.B], Timing())
         slots.moved(slot_of("x"), self.A)
-        attempts = Attempts(Timing(), 1.0, 1.0, inf, timeouts.clock())
+        attempts = Attempts(Timing(), 1.0, 1.0, inf, policy.clock())
         steps, went, outcomes = RoutedRequest([self.COMMAND], slots, attempts).steps(), [], iter(outcomes)
         try:
             step = next(steps)
@@ -621,7 +621,7 @@ class TestRoutedRequest:
     @pytest.fixture
     def quick_clock(self, monkeypatch):
         moments = iter(range(10**6))
-        for module in (routing, timeouts):
+        for module in (routing, policy):
             monkeypatch.setattr(module, "clock", lambda: next(moments) / 20)
 
     def test_no_free_connection_in_all_the_time_is_told_as_such(self, quick_clock):
