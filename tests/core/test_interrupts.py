@@ -155,8 +155,12 @@ def test_nodes_of_a_quorum_are_connected_to_however_often_that_was_interrupted(r
 
     assert held_for_ever(with_a_handle_over_new_connections, "backends/redlock/connections.py") == {}
     eventually(lambda: not [one for one in threading.enumerate() if one.name.startswith("distlock-connect-")])
-    redlock_locks.close()
-    eventually(lambda: alive(ConnectionSet) <= before)  # the cleaner may still release what was interrupted
+
+    def are_closed():  # also those on which the cleaner still releases what was interrupted
+        redlock_locks.close()
+        return alive(ConnectionSet) <= before
+
+    eventually(are_closed)
     spread(redlock_locks, lock_request("afterwards"))
 
 

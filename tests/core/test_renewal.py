@@ -141,7 +141,7 @@ def test_a_store_that_is_away_costs_two_lines(busy, hold, caplog):
     eventually(lambda: not any(lease.remaining for lease in leases))
     busy.goes_on.set()
     eventually(lambda: "were lost" in caplog.text)
-    doubt, loss = [record.getMessage() for record in caplog.records if "name" in record.getMessage()]
+    doubt, loss = [record.getMessage() for record in caplog.records if "20 locks" in record.getMessage()]
     assert doubt.startswith("Renewal of 20 locks of 'default' failed; the first of them, 'name 0', is lost in ")
     assert loss.startswith("20 locks of 'default' were lost. The one that was held longest, 'name 0', was lost: ")
     assert {lease.state for lease in leases} == {"lost"}
