@@ -114,13 +114,13 @@ class WakeEvent:
 class Requests(dict[str, LockRequest]):
     """For a WeakValueDictionary: freed as told, not as it happens."""
 
-    def valuerefs(self) -> list[Callable[[], LockRequest]]:
-        return [partial(self.get, token) for token in self]  # type: ignore[list-item]
+    def valuerefs(self) -> list[Callable[[], LockRequest | None]]:
+        return [partial(self.get, token) for token in self]
 
 
 class SimulatedWaiters(Waiters):
     def __init__(self) -> None:
-        self._requests = Requests()  # type: ignore[assignment]
+        self._requests: Any = Requests()
 
 
 class SimulatedWorker:
@@ -151,7 +151,7 @@ class SimulatedWorker:
 class SimulatedCleaner(Cleaner):
     def __init__(self, process: Process) -> None:
         super().__init__(process.backend)
-        self._worker = SimulatedWorker(process, self._clean)  # type: ignore[assignment]
+        self._worker: Any = SimulatedWorker(process, self._clean)
 
     async def _clean(self) -> float | None:
         return await adrive(self.steps(), self._backend)
@@ -162,10 +162,11 @@ class SimulatedListener(RedisListener):
 
     def __init__(self, process: Process, hand_back: Callable[[str, str], None], timing: Timing) -> None:
         self._process = process
-        super().__init__(None, lambda: "", hand_back, "simulated", timing, SimulatedWaiters())  # type: ignore[arg-type]
+        location: Any = None  # the world is where it connects to
+        super().__init__(location, lambda: "", hand_back, "simulated", timing, SimulatedWaiters())
         self._channel = f"lock|in:{process.number}"
         self._kind = process.world.random.choice("SP")
-        self._worker = SimulatedWorker(process, self.listen)  # type: ignore[assignment]
+        self._worker: Any = SimulatedWorker(process, self.listen)
         self._delivers = False
         self._end: Wake | None = None
         self.is_heard_of = False
@@ -284,7 +285,7 @@ class SimulatedBackend(RedisBackend):
         self._process = process
         self._world = process.world
         self._listener = SimulatedListener(process, self._hand_back, self.timing)
-        self._async_clients = SimulatedClient(process)  # type: ignore[assignment]
+        self._async_clients: Any = SimulatedClient(process)
 
     async def aacquire(self, lock_request: LockRequest, *, queue: bool) -> Grant | LockInfo:
         self._world.checker.asks(lock_request)
@@ -369,6 +370,7 @@ class Process:
         """A thread or task that asks for the lock again and again."""
         pick = self.world.random.choice
         me = self.current
+        service: Any = self
         while True:
             await self.sleep(pick([0.0, 0.0, 0.05, self.world.between(0.0, 3.0)]))
             if not self.world.is_faulty:
@@ -376,8 +378,9 @@ class Process:
             seconds = pick([0.0, 0.0, self.world.between(0.02, 1.0), self.world.between(1.0, 10.0), None])
             ttl = pick(self.world.faults.ttls)
             holder = Holder("host", os.getpid(), str(self), "simulation", 0.0)
-            lock_request = LockRequest("name", ttl, holder, self.world.new_token(), event=WakeEvent(self.world))  # type: ignore[arg-type]
-            acquisition = Acquisition(self, lock_request, seconds, Terms(), Holds(), me)  # type: ignore[arg-type]
+            event: Any = WakeEvent(self.world)
+            lock_request = LockRequest("name", ttl, holder, self.world.new_token(), event=event)
+            acquisition = Acquisition(service, lock_request, seconds, Terms(), Holds(), me)
             try:
                 await self._wait(me, acquisition, seconds)
             except Cancelled:

@@ -12,9 +12,9 @@ settings.configure(
     }
 )
 
-from django_distlock import lock  # noqa: E402
-from tests.support.contention import contend  # noqa: E402
-from tests.support.leases import deadline_of  # noqa: E402
+from django_distlock import lock
+from tests.support.contention import contend
+from tests.support.leases import deadline_of
 
 leader = lock("leader", ttl=2)
 if os.environ["MASTER"] == "contends":

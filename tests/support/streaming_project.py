@@ -21,14 +21,14 @@ settings.configure(
 )
 django.setup()
 
-from django.core.asgi import get_asgi_application  # noqa: E402
-from django.core.wsgi import get_wsgi_application  # noqa: E402
-from django.http import FileResponse, HttpResponse, StreamingHttpResponse  # noqa: E402
-from django.template import engines  # noqa: E402
-from django.template.response import TemplateResponse  # noqa: E402
-from django.urls import path  # noqa: E402
+from django.core.asgi import get_asgi_application
+from django.core.wsgi import get_wsgi_application
+from django.http import FileResponse, HttpResponse, StreamingHttpResponse
+from django.template import engines
+from django.template.response import TemplateResponse
+from django.urls import path
 
-from django_distlock import distributed_lock  # noqa: E402
+from django_distlock import distributed_lock
 
 GO = Path(os.environ["GO"])
 PATIENCE = 30.0
