@@ -93,7 +93,6 @@ class Client:
         if os.getpid() != fork.known_pid:
             fork.notice()  # a child must not talk on its parent's connections
         began, permits, idle = clock(), self._permits, self._idle
-
         new_attempts = partial(self._new_attempts, timeout, deadline, began, queue_deadline=queue_deadline)
         # Where nothing fails and there is time, what the connection itself waits for a reply is all it takes.
         enough = self._timeout + self._timing.shortest_call
@@ -254,7 +253,6 @@ class AsyncClient:
         if not commands:
             return NOTHING  # asyncio's transports choke on an empty chunk: such a one is never closed
         began = clock()
-
         new_attempts = partial(self._new_attempts, timeout, deadline, began, queue_deadline=queue_deadline)
         enough = self._timeout + self._timing.shortest_call
         is_short = timeout is not None or (deadline != NOT_WAITING and deadline - began < enough)
