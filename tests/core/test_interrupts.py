@@ -13,16 +13,14 @@ from django.db import transaction
 from django_distlock import LockBackendError, adopt, distributed_lock, lock, locks
 from django_distlock.backends.common.timing import Timing
 from django_distlock.backends.redis import client
-from django_distlock.backends.redlock.connections import ConnectionSet
-from tests.support.inside import listener_of
+from tests.support.inside import client_of, filling_of, lines_of, listener_of, nodes_of
 from tests.support.interrupts import at_each_point
 from tests.support.leases import deadline_of, lease_of
 from tests.support.quorum import spread
 from tests.support.stores import LOCMEM
-from tests.support.tools import PATIENCE, alive, backend_on, eventually, lock_request, queue_of, renewer_of
+from tests.support.tools import PATIENCE, backend_on, eventually, lock_request, queue_of, renewer_of
 
 TTL = 2.0
-OF_OTHER_TESTS = 5  # sets of connections, of cleaners that have not ended; many more points are interrupted here
 
 backend = backend_on("redis", "locmem", "sqlite")
 
@@ -99,7 +97,7 @@ def held_for_ever(way, *files):
         held = {lease.name: points.get(lease.name, "") for lease in before if is_renewed(lease)}
         handles.clear()
     eventually(lambda: not renewer_of(locks["default"]).is_cleaning)
-    assert not any(queue_of(locks["default"]).length(name) for name in points)
+    assert not lines_of(queue_of(locks["default"]))
     return held
 
 
@@ -148,20 +146,16 @@ def test_every_connection_may_be_used_again(kind, request, settings):
 
 
 def test_nodes_of_a_quorum_are_connected_to_however_often_that_was_interrupted(redlock_locks):
-    before = alive(ConnectionSet)
-
     def with_a_handle_over_new_connections(name):
         redlock_locks.close()
         with_a_handle(name)
 
     assert held_for_ever(with_a_handle_over_new_connections, "backends/redlock/connections.py") == {}
+    nodes = client_of(redlock_locks)
+    eventually(lambda: not any(node.is_connecting for node in nodes_of(nodes)))
     eventually(lambda: not [one for one in threading.enumerate() if one.name.startswith("distlock-connect-")])
-
-    def are_closed():  # also those on which the cleaner still releases what was interrupted
-        redlock_locks.close()
-        return alive(ConnectionSet) <= before + OF_OTHER_TESTS
-
-    eventually(are_closed)
+    assert filling_of(nodes) == []
+    redlock_locks.close()
     spread(redlock_locks, lock_request("afterwards"))
 
 
@@ -219,7 +213,7 @@ def test_who_stands_behind_in_the_line_is_woken(valkey_locks, settings, monkeypa
     assert len(heirs) > 40
     assert late == []
     assert heir_comes(max(heirs))  # of the call that was not interrupted
-    assert not any(queue_of(backend).length(name) for name in heirs)
+    assert not lines_of(queue_of(backend))
 
 
 class Heir:

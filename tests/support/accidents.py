@@ -8,15 +8,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.support.history import EVERYBODY, Event, Journal, read
+from tests.support.history import EVERYBODY, Event, Journal, grants_in, read
 from tests.support.tools import PATIENCE
 
 
 class Accidents:
-    """``run(seconds)`` lets the peers work, and returns what they saw. Prints the seed of its dice.
+    """``run(seconds, grants)`` lets the peers work, and returns what they saw. Prints the seed of its dice.
 
-    ``peers``: ready, each takes the folder of its journal and a seed, says "at work", takes the time to end, and says
-    "out" then; ``cut``: takes the store's connections from all of them; ``spared``: how many are not killed.
+    ``peers``: ready, each takes the folder of its journal and a seed, says "at work", takes the latest time to end, and
+    says "out" then, or once there is a file "over" in the folder; ``cut``: takes the store's connections from all of
+    them; ``spared``: how many are not killed.
     """
 
     def __init__(
@@ -32,22 +33,25 @@ class Accidents:
         self._cut = cut
         self._spared = spared
 
-    def run(self, seconds: float) -> list[Event]:
+    def run(self, seconds: float, grants: int) -> list[Event]:
+        """At least so long, and until there were so many grants, which takes a busy machine longer."""
         for peer in self._running:
             peer.tell(f"{self._folder} {self._dice.random()}")
         for peer in self._running:
             peer.says("at work", 3 * PATIENCE)
         ends = time.monotonic() + seconds
+        latest = ends + 10 * PATIENCE
         for peer in self._running:
-            peer.tell(str(ends))
+            peer.tell(str(latest))
         happen: list[Callable[[], None]] = [self._kill, self._stop, self._stop, self._stop]
         if self._cut:
             happen += [self._cut_all, self._cut_all]
-        while time.monotonic() < ends:
+        while (now := time.monotonic()) < ends or (now < latest and grants_in(self._folder) < grants):
             time.sleep(self._dice.random() * 0.4)
             self._dice.choice(happen)()
             self._continue([peer for peer, until in self._stopped.items() if time.monotonic() > until])
         self._continue(list(self._stopped))
+        (self._folder / "over").touch()
         for peer in self._running:
             peer.says("out", 3 * PATIENCE)
             assert peer.process.wait(PATIENCE) == 0

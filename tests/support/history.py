@@ -131,6 +131,10 @@ def read(folder: Path) -> list[Event]:
     return sorted(_read(folder), key=lambda event: event.at)
 
 
+def grants_in(folder: Path) -> int:
+    return sum(event.kind == "grant" for event in _read(folder))
+
+
 def _read(folder: Path) -> Iterator[Event]:
     for path in sorted(folder.glob("*.jsonl")):
         for line in path.read_bytes().splitlines(keepends=True):

@@ -24,6 +24,26 @@ def nodes_of(owner: Any) -> Any:
     return owner._nodes
 
 
+def filling_of(nodes: Any) -> Any:
+    """Sets of connections to a quorum that wait for some."""
+    return nodes._filling
+
+
+def lines_of(queue: Any) -> Any:
+    """By name, who stands in a local queue."""
+    return queue._lines
+
+
+def clients_of_loops(backend: Any) -> Any:
+    """By event loop."""
+    return backend._async_clients
+
+
+def waiters_of(listener: Any) -> Any:
+    """Whom it would wake."""
+    return listener._waiters
+
+
 def make_silent(client: Any, since: float) -> None:
     """As if no server had answered since then, on ``clock()``."""
     client._silent_since = since

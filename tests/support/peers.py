@@ -85,7 +85,8 @@ class Peer:
         self.process.stdout.close()
 
 
-# Behind what sets folder, seed, names, waits, ttls, holds, pause and threads, and begin(), which returns the end.
+# Behind what sets folder, seed, names, waits, ttls, holds, pause and threads, and begin(), which returns the latest
+# end. It is over before, once there is a file "over" in the folder.
 RANDOM_CALLS = """
 import asyncio, logging, random, threading, time
 from pathlib import Path
@@ -99,8 +100,9 @@ def terms():
     return {"wait": random.choice(waits), "ttl": random.choice(ttls), "on_lost": "log", "renew": random.random() < 0.8}
 def hold():
     return random.choice(holds)
+over = Path(folder, "over")
 def goes_on():
-    return time.monotonic() < float(ends)
+    return time.monotonic() < float(ends) and not over.exists()
 def thread():
     while goes_on():
         try:

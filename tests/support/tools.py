@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import threading
 import time
 from collections.abc import Callable
@@ -20,7 +19,6 @@ from django_distlock.testing.tools import PATIENCE, eventually, lock_request
 __all__ = [
     "PATIENCE",
     "aeventually",
-    "alive",
     "backend_on",
     "eventually",
     "insist",
@@ -47,12 +45,6 @@ def queue_of(backend: BaseLockBackend) -> LocalQueue:
 def threads_of(kind: str, alias: str = "default") -> list[threading.Thread]:
     """Those of this process that do that for an alias, by their names."""
     return [thread for thread in threading.enumerate() if thread.name == f"distlock-{kind}-{alias}"]
-
-
-def alive(kind: type) -> int:
-    """How many objects of the class somebody refers to."""
-    gc.collect()
-    return sum(issubclass(type(thing), kind) for thing in gc.get_objects())
 
 
 async def aeventually(condition: Callable[[], Any], patience: float = PATIENCE) -> Any:

@@ -20,6 +20,11 @@ NAMED_TUPLES = {"_replace"}  # public, says Python
 EXCEPTIONS = [
     # file, below tests/ | names, as often as they stand there | why nothing public does
     ("support/inside.py", "_client _listener _nodes", "parts of a backend, which tests drive by their public methods"),
+    (
+        "support/inside.py",
+        "_async_clients _filling _lines _waiters",
+        "nothing is left inside: connections of a loop, sets that wait for some, waiters, requests that are woken",
+    ),
     ("support/inside.py", "_permits _silent_since", "all connections are in use, of a server that is silent"),
     ("support/inside.py", "_runs", "a store in memory has lost its data"),
     ("support/inside.py", "_schedule_store _tick_at", "what a beat knows of the runs; its look at the schedule is due"),

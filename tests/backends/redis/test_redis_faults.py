@@ -14,12 +14,12 @@ import redis
 
 from django_distlock import LockBackendError, LockLost, State, lock, locks
 from django_distlock.backends.redis import pubsub
-from django_distlock.backends.redis.client import AsyncClient
 from django_distlock.backends.redis.config import Location
 from django_distlock.backends.redis.operations import ACQUIRE, RELEASE, RENEW, Operations
 from django_distlock.core.lease import safe_deadline
 from django_distlock.types import Grant, LockInfo
-from tests.support.tools import alive, eventually, lock_request
+from tests.support.inside import clients_of_loops
+from tests.support.tools import eventually, lock_request
 
 pytestmark = pytest.mark.slow
 
@@ -736,22 +736,26 @@ class TestLocations:
 
 
 class TestEventLoops:
-    def test_connections_are_closed_with_their_loop(self, valkey_locks, store):
-        def connected():
-            return int(store.info("clients")["connected_clients"])
-
-        clients = alive(AsyncClient)
+    def test_connections_are_closed_with_their_loop(self, own_valkey, settings):
+        server = own_valkey()
+        backend = point_at(settings, server.url)
 
         async def main():
             async with lock("name"):
                 return connected()
 
-        for _ in range(3):
-            meanwhile = asyncio.run(main())
-            eventually(lambda meanwhile=meanwhile: connected() < meanwhile)
-        assert alive(AsyncClient) <= clients
+        with redis.Redis.from_url(server.url) as store:
 
-    def test_what_ends_with_the_loop_leaves_no_connection(self, valkey_locks, store):
+            def connected():
+                return int(store.info("clients")["connected_clients"])
+
+            before = connected()
+            for _ in range(3):
+                assert asyncio.run(main()) > before
+                eventually(lambda: connected() == before)
+        assert len(clients_of_loops(backend)) == 0
+
+    def test_what_ends_with_the_loop_leaves_no_connection(self, own_valkey, settings):
         """Generators that were left over are closed at the same time as the connections."""
         left_over = []
 
@@ -763,13 +767,13 @@ class TestEventLoops:
             left_over.append(guarded())
             await anext(left_over[0])
 
-        def others():  # of earlier tests, or of the listener
-            return {one["id"] for one in store.client_list()}
-
-        before = others()
-        asyncio.run(main())
-        assert not store.exists("lock:name")
-        eventually(lambda: others() <= before)
+        server = own_valkey()
+        point_at(settings, server.url)
+        with redis.Redis.from_url(server.url) as store:
+            before = len(store.client_list())
+            asyncio.run(main())
+            assert not store.exists("lock:name")
+            eventually(lambda: len(store.client_list()) == before)
 
     def test_a_loop_closed_without_shutdown_leaves_the_backend_usable(self, valkey_locks):
         loop = asyncio.new_event_loop()

@@ -13,7 +13,7 @@ import pytest
 from django_distlock import State, lock, locks
 from django_distlock.types import Grant, LockInfo
 from django_distlock.utils.clock import clock
-from tests.support.history import Event, faults, read
+from tests.support.history import Event, faults, grants_in, read
 from tests.support.leases import deadline_of
 from tests.support.peers import RANDOM_CALLS
 from tests.support.quorum import Quorum
@@ -83,13 +83,14 @@ def test_random_processes_nodes_and_accidents(quorum, tmp_path):
     seed = random.randrange(10**9)
     dice = random.Random(seed)
     print(f"seed {seed}")
-    ends = time.monotonic() + SOAK
+    ends = time.monotonic() + SOAK - 1
+    latest = ends + 10 * PATIENCE
     accidents = Accidents(quorum, dice)
     with ExitStack() as stack:
         workers = []
 
         def start():
-            arguments = [tmp_path, dice.random(), ends, *quorum.urls]
+            arguments = [tmp_path, dice.random(), latest, *quorum.urls]
             process = subprocess.Popen([sys.executable, "-W", "error", "-c", WORKER, *map(str, arguments)])
             workers.append(process)
             stack.callback(process.wait)
@@ -98,7 +99,7 @@ def test_random_processes_nodes_and_accidents(quorum, tmp_path):
         for _ in range(3):
             start()
         killed = 0
-        while time.monotonic() < ends - 1:
+        while (now := time.monotonic()) < ends or (now < latest and grants_in(tmp_path) < 30):
             time.sleep(dice.random() * 0.3)
             accidents.befall()
             accidents.end()
@@ -107,6 +108,8 @@ def test_random_processes_nodes_and_accidents(quorum, tmp_path):
                 killed += 1
                 start()
         accidents.end(all_of_them=True)
+        time.sleep(1)  # with all nodes
+        (tmp_path / "over").touch()
         for worker in workers:
             assert worker.wait(3 * PATIENCE) == 0
     events = read(tmp_path)
