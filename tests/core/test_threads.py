@@ -10,7 +10,7 @@ from django_distlock import LockBackendError, lock, locks
 from django_distlock.utils import threads
 from django_distlock.utils.threads import Post, Worker
 from django_distlock.utils.wakeup import WakeEvent
-from tests.support.databases import sessions, through
+from tests.support.databases import open_connections, sessions, through
 from tests.support.inside import listener_of
 from tests.support.tools import PATIENCE, eventually
 
@@ -246,11 +246,13 @@ def test_calls_to_a_database_have_an_end_after_an_interrupted_start_of_the_watch
 
 @pytest.mark.parametrize("it_begins", [False, True])
 def test_no_connection_is_left_open_by_an_interrupted_start_of_what_connects(postgres_locks, monkeypatch, it_begins):
+    others = open_connections(postgres_locks)
     postgres_locks.close()
     eventually(lambda: not sessions())
     interrupt_the_start(monkeypatch, "distlock-connecting", it_begins=it_begins)
     with pytest.raises(TimeLimit):
         postgres_locks.look(["name"])
     eventually(lambda: not running("distlock-connecting"))
+    assert not open_connections(postgres_locks, but=others)
     eventually(lambda: not sessions())
     assert postgres_locks.look(["name"]) == [None]

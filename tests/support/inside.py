@@ -44,6 +44,11 @@ def waiters_of(listener: Any) -> Any:
     return listener._waiters
 
 
+def calls_watched_of(pool: Any) -> Any:
+    """Of a database, those that its watchdog would end."""
+    return pool._watchdog._calls
+
+
 def make_silent(client: Any, since: float) -> None:
     """As if no server had answered since then, on ``clock()``."""
     client._silent_since = since

@@ -22,8 +22,8 @@ EXCEPTIONS = [
     ("support/inside.py", "_client _listener _nodes", "parts of a backend, which tests drive by their public methods"),
     (
         "support/inside.py",
-        "_async_clients _filling _lines _waiters",
-        "nothing is left inside: connections of a loop, sets that wait for some, waiters, requests that are woken",
+        "_async_clients _calls _filling _lines _waiters _watchdog",
+        "nothing is left inside: connections of a loop, sets that wait for some, waiters, whom to wake, calls to end",
     ),
     ("support/inside.py", "_permits _silent_since", "all connections are in use, of a server that is silent"),
     ("support/inside.py", "_runs", "a store in memory has lost its data"),

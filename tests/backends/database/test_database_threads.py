@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from contextlib import contextmanager, suppress
 
 import pytest
@@ -20,8 +19,8 @@ from django_distlock import LockBackendError, lock, locks
 from django_distlock.backends.common.timing import Timing
 from django_distlock.backends.database import notify
 from django_distlock.backends.database.watchdog import Watchdog
-from tests.support.databases import Waiter, known_database, run_in, through
-from tests.support.inside import listener_of
+from tests.support.databases import Waiter, known_database, through
+from tests.support.inside import calls_watched_of, listener_of
 from tests.support.postgres import PLACES_OF_BOUNCER, Bouncer
 from tests.support.programs import in_a_fork
 from tests.support.requirements import missing
@@ -194,12 +193,6 @@ class TestListener:
         assert caplog.text.count("LOCATION that leads directly to the server") == 1
 
 
-def server_pid(connection):
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_backend_pid()")
-        return cursor.fetchone()[0]
-
-
 @pytest.fixture
 def no_watchdog_once(monkeypatch):
     """The next thread that would watch cannot be started, as at the limit of a container."""
@@ -230,9 +223,8 @@ class TestWatchdog:
         with through(postgres, tmp_path_factory.mktemp("p"), settings) as proxy:
             assert locks["default"].look(["name"]) == [None]
             assert len(no_watchdog_once) == 1
-            pid = run_in(locks["default"], server_pid)
-            time.sleep(0.7)  # in which a call that was left over would be ended
-            assert run_in(locks["default"], server_pid) == pid
+            assert calls_watched_of(locks["default"].pool) == {}
+            assert locks["default"].look(["name"]) == [None]
             proxy.hang = True
             asking = threading.Thread(target=ask, daemon=True)
             asking.start()
