@@ -326,10 +326,10 @@ def _may_be_stale(exchanges: Sequence[Exchange]) -> bool:
     return any(exchange.failure and exchange.was_sent for exchange in exchanges)
 
 
-def _failure(exchanges: Exchange) -> Exception | None:
-    if not exchanges.is_answered:
-        return exchanges.failure  # None: the others decided before it answered
-    return next((reply for reply in exchanges.replies if isinstance(reply, Exception)), None)
+def _failure(exchange: Exchange) -> Exception | None:
+    if not exchange.is_answered:
+        return exchange.failure  # None: the others decided before it answered
+    return next((reply for reply in exchange.replies if isinstance(reply, Exception)), None)
 
 
 def _is_refusal(reply: object) -> bool:
