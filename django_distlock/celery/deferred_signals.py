@@ -8,6 +8,7 @@ import threading
 from typing import Any
 
 from ..utils.threads import start_thread
+from ..utils.wakeup import WakeEvent
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -24,7 +25,7 @@ class DeferredSignals:
     def __init__(self) -> None:
         self._handlers: dict[int, Any] = {}
         self._pending: int | None = None
-        self._delivered = threading.Event()
+        self._delivered = WakeEvent()
 
     def defer(self) -> None:
         if self._handlers or threading.current_thread() is not threading.main_thread():
@@ -34,11 +35,13 @@ class DeferredSignals:
                 self._handlers[number] = signal.signal(number, self._receive)
 
     def deliver(self) -> None:
-        """Put the handlers back, and let the pending signal act."""
+        """Put the handlers back, and let the pending signal act. Another signal may arrive at any point of it."""
         self._delivered.set()
+        for number, handler in list(self._handlers.items()):
+            signal.signal(number, handler)
+        self._handlers.clear()
         pending, self._pending = self._pending, None
-        while self._handlers:
-            signal.signal(*self._handlers.popitem())
+        self._delivered.set()  # of one that was deferred meanwhile
         if pending:
             signal.raise_signal(pending)
 
@@ -47,11 +50,11 @@ class DeferredSignals:
         if is_second:
             self.deliver()
             return
-        self._delivered = threading.Event()
+        self._delivered = WakeEvent()
         if start_thread("distlock-signal", self._send_again, self._delivered, number) is None:
             self.deliver()
 
-    def _send_again(self, delivered: threading.Event, number: int) -> None:
+    def _send_again(self, delivered: WakeEvent, number: int) -> None:
         """Unless it is delivered in time. Being the second one, it acts at once."""
         if not delivered.wait(self.timeout):
             os.kill(os.getpid(), number)

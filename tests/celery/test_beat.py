@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import random
 import signal
+import subprocess
+import sys
 import time
 from collections import Counter
 from datetime import UTC, datetime, timedelta
@@ -29,6 +31,7 @@ from celery.beat import PersistentScheduler, ScheduleEntry, Scheduler
 from django_distlock.celery import beat
 from django_distlock.celery.deferred_signals import DeferredSignals
 from tests.support.inside import look_at_schedule, runs_of, schedule_store_of
+from tests.support.programs import ROOT
 from tests.support.schedulers import FileBeat, MemoryBeat, StockBeat
 
 pytestmark = pytest.mark.slow
@@ -341,6 +344,54 @@ def test_a_broker_that_does_not_answer_keeps_no_beat_from_ending(how, world, mon
     with pytest.raises(SystemExit):
         fleet.run(START + timedelta(seconds=15))
     assert fleet.sent == []
+
+
+TOLD_AGAIN = """
+import signal, sys, threading, time
+from django.conf import settings
+settings.configure()
+from django_distlock.celery.deferred_signals import DeferredSignals
+
+def end(*_):
+    raise SystemExit
+
+def told_again_at(point):
+    DeferredSignals.timeout, left, signals = 600.0, point, DeferredSignals()
+
+    def trace(frame, event, argument):
+        nonlocal left
+        left -= event == "line"
+        if event == "line" and left == 0:
+            signal.raise_signal(signal.SIGTERM)
+        return trace
+
+    handlers = [signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)]
+    signals.defer()
+    signal.raise_signal(signal.SIGTERM)
+    sys.settrace(trace)
+    try:
+        signals.deliver()
+    except SystemExit:
+        sys.settrace(None)
+    else:
+        raise AssertionError(f"the signal was lost at point {point}")
+    while any(thread.name == "distlock-signal" for thread in threading.enumerate()):
+        time.sleep(0.001)
+    return left <= 0
+
+point = 1
+while told_again_at(point):
+    point += 1
+print(point)
+"""
+
+
+def test_a_beat_that_is_told_to_end_twice_at_any_moment_ends():
+    """Also while the first signal is being delivered."""
+    told = subprocess.run(
+        [sys.executable, "-c", TOLD_AGAIN], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert int(told.stdout) > 8
 
 
 def test_a_beat_that_was_stopped_while_it_sent_is_in_time_for_the_next_run(world):
