@@ -24,7 +24,7 @@ class Store:
 
     def __init__(self, backend):
         self._renew = backend.renew
-        self.batches, self.timeouts = [], []
+        self.batches, self.timeouts, self.ttls = [], [], []
         self.fails = lambda names: False
         self.after = lambda: None
         self.is_asked, self.goes_on = threading.Event(), threading.Event()
@@ -34,6 +34,7 @@ class Store:
         if names != ["first"]:
             self.batches.append(names)
             self.timeouts.append(timeout)
+            self.ttls += [ttl for _, ttl in wanted]
         self.is_asked.set()
         self.goes_on.wait(PATIENCE)
         if self.fails(names):
@@ -62,11 +63,11 @@ def hold(locmem_locks, renewer):
     """Leases of that renewer, as if each had been granted ``ago`` seconds ago: so long that it is due, says nobody."""
     held = []
 
-    def hold(name, ttl, ago=None, renewer=renewer):
+    def hold(name, ttl, ago=None, renewer=renewer, max_hold=None):
         request = lock_request(name, ttl)
         grant = locmem_locks.acquire(request, queue=False)
         sent_at = clock() - (0.35 * ttl if ago is None else ago)
-        terms, owner = Terms(ttl=ttl), threading.current_thread()
+        terms, owner = Terms(ttl=ttl, max_hold=max_hold), threading.current_thread()
         held.append(Lease(locmem_locks, request, Grant(grant.fence, sent_at), terms, renewer, owner, sent_at))
         renewer.register(held[-1])
         return held[-1]
@@ -119,6 +120,18 @@ def test_one_that_is_released_meanwhile_leaves_the_others_their_time(busy, hold)
     assert busy.batches[:2] == [["short"], ["kept"]]
     assert busy.timeouts[1] > 5
     assert kept.state is State.HELD
+
+
+def test_the_last_renewal_before_max_hold_is_as_much_shorter(busy, hold, monkeypatch):
+    now = clock()
+    for module in (lease_module, renewal):
+        monkeypatch.setattr(module, "clock", lambda: now)
+    monkeypatch.setattr(f"{__name__}.clock", lambda: now)
+    lease = hold("name", 30, ago=12, max_hold=20)
+    busy.goes_on.set()
+    eventually(lambda: busy.batches)
+    assert busy.ttls == [pytest.approx(8)]  # of the 20 seconds 12 are over
+    assert lease.state is State.HELD
 
 
 def test_those_that_were_taken_together_are_not_due_at_the_same_moment(locmem_locks, hold):
