@@ -106,7 +106,7 @@ def peers(cluster):
         fresh = [Peer(urls, LOAD, 30.0, PROLOGUE) for _ in range(number)]
         started.extend(fresh)
         for peer in fresh:
-            peer.says("ready", 30)
+            peer.says("ready", 3 * PATIENCE)
         for peer in fresh:
             peer.tell(json.dumps([str(folder), names, ends]))
         return fresh

@@ -71,7 +71,7 @@ def peers(backend):
         fresh = [Peer(database, code, ttl, PROLOGUE) for _ in range(number)]
         started.extend(fresh)
         for peer in fresh:
-            peer.says("ready", 30)
+            peer.says("ready", 3 * PATIENCE)
         return fresh
 
     yield start

@@ -214,7 +214,7 @@ def peers(valkey):
         fresh = [Peer(valkey.url, code, ttl) for _ in range(number)]
         started.extend(fresh)
         for peer in fresh:
-            peer.says("ready", 30)
+            peer.says("ready", 3 * PATIENCE)
         return fresh
 
     yield start
