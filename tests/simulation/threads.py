@@ -1,0 +1,196 @@
+"""What the standard library has for threads, for those of the simulated world."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from .scheduler import Process, Scheduler, Turns, Wake
+
+
+class Waiters:
+    """Who waits for one thing."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._wakes: list[Wake] = []
+
+    def wait(self, timeout: float | None) -> bool:
+        """Whether it was woken in time."""
+        return self._scheduler.wait(timeout, self._wakes.append) is not None
+
+    def wake(self) -> None:
+        wakes, self._wakes = self._wakes, []
+        for wake in wakes:
+            wake("woken")
+
+
+class Lock:
+    """Of threading. ``is_recursive``: an RLock."""
+
+    def __init__(self, scheduler: Scheduler, *, is_recursive: bool = False) -> None:
+        self._scheduler = scheduler
+        self._is_recursive = is_recursive
+        self._owner: Turns | None = None
+        self._depth = 0
+        self._waiters = Waiters(scheduler)
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        while self._depth and not (self._is_recursive and self._owner is self._scheduler.current):
+            if not blocking or not self._waiters.wait(None if timeout < 0 else timeout):
+                return False
+        self._depth += 1
+        self._owner = self._scheduler.current if self._is_recursive else None
+        return True
+
+    def release(self) -> None:
+        if not self._depth:
+            raise RuntimeError("release unlocked lock")
+        self._depth -= 1
+        self._waiters.wake()
+
+    def locked(self) -> bool:
+        return self._depth > 0
+
+    def __enter__(self) -> bool:
+        return self.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self.release()
+
+
+class Condition:
+    def __init__(self, scheduler: Scheduler, lock: Lock | None = None) -> None:
+        self._lock = lock or Lock(scheduler, is_recursive=True)
+        self._waiters = Waiters(scheduler)
+        self._scheduler = scheduler
+        self.acquire, self.release = self._lock.acquire, self._lock.release
+
+    def __enter__(self) -> bool:
+        return self._lock.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        depth, self._lock._depth = self._lock._depth, 0
+        self._lock._waiters.wake()
+        try:
+            return self._waiters.wait(timeout)
+        finally:
+            self._lock.acquire()
+            self._lock._depth = depth
+
+    def wait_for(self, predicate: Callable[[], bool], timeout: float | None = None) -> bool:
+        until = None if timeout is None else self._scheduler.now + timeout
+        while not predicate():
+            left = None if until is None else until - self._scheduler.now
+            if (left is not None and left <= 0) or not self.wait(left):
+                return predicate()
+        return True
+
+    def notify(self, n: int = 1) -> None:
+        self._waiters.wake()  # spurious wake-ups are allowed
+
+    notify_all = notify
+
+
+class Event:
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._waiters = Waiters(scheduler)
+        self._is_set = False
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    def set(self) -> None:
+        self._is_set = True
+        self._waiters.wake()
+
+    def clear(self) -> None:
+        self._is_set = False
+
+    def wait(self, timeout: float | None = None) -> bool:
+        if not self._is_set:
+            self._waiters.wait(timeout)
+        return self._is_set
+
+
+class SimpleQueue:
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._items: deque[Any] = deque()
+        self._waiters = Waiters(scheduler)
+
+    def put(self, item: Any) -> None:
+        self._items.append(item)
+        self._waiters.wake()
+
+    def get_nowait(self) -> Any:
+        if not self._items:
+            raise queue.Empty
+        return self._items.popleft()
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        while not self._items:
+            if not block or not self._waiters.wait(timeout):
+                return self.get_nowait()
+        return self._items.popleft()
+
+    def qsize(self) -> int:
+        return len(self._items)
+
+    def empty(self) -> bool:
+        return not self._items
+
+
+class Thread(threading.Thread):
+    """It runs when the scheduler lets it, in the process of whoever starts it."""
+
+    def __init__(self, scheduler: Scheduler, process: Process | None = None, **arguments: Any) -> None:
+        super().__init__(**{**arguments, "daemon": True})
+        self._scheduler = scheduler
+        self._process = process
+        self.turns: Turns | None = None
+
+    def start(self) -> None:
+        process = self._process or self._scheduler.process
+        assert process, "a thread is started in a process"
+        self.turns = Turns(process, self.name)
+        self._scheduler.begin(self.turns)
+        super().start()
+
+    def run(self) -> None:
+        turns = self.turns
+        assert turns
+        turns.turn.acquire()
+        try:
+            super().run()
+        except BaseException as error:
+            turns.failure = error
+        finally:
+            self._scheduler.end(turns)
+
+    def is_alive(self) -> bool:
+        return self.turns is not None and not self.turns.is_done
+
+    def join(self, timeout: float | None = None) -> None:
+        until = None if timeout is None else self._scheduler.now + timeout
+        while self.is_alive() and (until is None or self._scheduler.now < until):
+            self._scheduler.sleep(0.01)
+
+
+class ThreadingModule:
+    """In the place of ``threading``."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.Lock = partial(Lock, scheduler)
+        self.RLock = partial(Lock, scheduler, is_recursive=True)
+        self.Condition = partial(Condition, scheduler)
+        self.Event = partial(Event, scheduler)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(threading, name)
