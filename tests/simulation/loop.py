@@ -68,6 +68,17 @@ class Loop(asyncio.SelectorEventLoop):
         self._scheduler = scheduler
         super().__init__(Selector(scheduler))
         self._clock_resolution = 1e-6
+        self.tasks: set[asyncio.Task[None]] = set()
+
+    def serve(self) -> None:
+        """Until it is stopped; then it ends as asyncio.run() does."""
+        asyncio.set_event_loop(self)
+        try:
+            self.run_forever()
+            self.run_until_complete(self.shutdown_asyncgens())
+        finally:
+            asyncio.set_event_loop(None)
+            self.close()
 
     def time(self) -> float:
         process = self._scheduler.process

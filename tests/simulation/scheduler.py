@@ -77,6 +77,7 @@ class Turns:
         self.turn.acquire()
         self.turns = 0
         self.counted_since = 0.0
+        self.join: Callable[[], object] = lambda: None  # wait until the real thread has ended
 
     def __str__(self) -> str:
         return self.name
@@ -94,7 +95,8 @@ class Scheduler:
         self._ready: list[Turns] = []
         self._events: list[tuple[float, int, Callable[[], object]]] = []
         self._order = count()
-        self._current: Turns | None = None
+        self.running: Turns | None = None
+        self.failure: BaseException | None = None  # ends everything
         self._given_back = new_lock()
         self._given_back.acquire()
 
@@ -156,15 +158,16 @@ class Scheduler:
         thread.turns += 1
         if thread.turns > MOST_TURNS:
             raise BusyLoop(f"{thread} had {thread.turns} turns within a second:\n{self.stacks()}")
-        self._current = thread
+        self.running = thread
         thread.turn.release()
         self._given_back.acquire()
-        self._current = None
+        self.running = None
         if thread.is_done:
             self.threads.remove(thread)
             thread.process.threads.remove(thread)
-            if thread.failure:
-                raise thread.failure
+            thread.join()
+        if failure := self.failure or thread.failure:
+            raise failure
 
     # For threads
 
@@ -181,13 +184,13 @@ class Scheduler:
 
     @property
     def current(self) -> Turns:
-        assert self._current, "only simulated threads wait"
-        return self._current
+        assert self.running, "only simulated threads wait"
+        return self.running
 
     @property
     def process(self) -> Process | None:
         """Whose thread runs now, or as which the world itself acts."""
-        return self._current.process if self._current else self.acting
+        return self.running.process if self.running else self.acting
 
     def wait(self, timeout: float | None, register: Callable[[Wake], object]) -> object:
         """Wait until somebody calls what ``register`` was given, and return what it was called with; None: too late.

@@ -40,11 +40,11 @@ class Lock:
         self._waiters = Waiters(scheduler)
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        while self._depth and not (self._is_recursive and self._owner is self._scheduler.current):
+        while self._depth and not (self._is_recursive and self._owner is self._scheduler.running):
             if not blocking or not self._waiters.wait(None if timeout < 0 else timeout):
                 return False
         self._depth += 1
-        self._owner = self._scheduler.current if self._is_recursive else None
+        self._owner = self._scheduler.running
         return True
 
     def release(self) -> None:
@@ -160,6 +160,7 @@ class Thread(threading.Thread):
         process = self._process or self._scheduler.process
         assert process, "a thread is started in a process"
         self.turns = Turns(process, self.name)
+        self.turns.join = super().join
         self._scheduler.begin(self.turns)
         super().start()
 

@@ -1,0 +1,178 @@
+"""What callers do with the package, each once for threads and once for tasks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from django.db import transaction
+
+from django_distlock import Lease, aadopt, adopt, lock, locks
+from django_distlock.monitoring.inventory import force_release
+
+if TYPE_CHECKING:
+    from .scheduler import Process
+    from .simulation import Simulation
+
+OPTIONS = ("ttl", "wait", "renew", "min_hold", "max_hold", "reentrant")
+
+
+class BodyError(Exception):
+    """The work that a lock guards has failed."""
+
+
+class Calls:
+    """``getattr(self, what)(process, **about)``, for tasks ``a`` and the same. What they raise is judged."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._judges = simulation.judges
+        self._sleep = simulation.scheduler.sleep
+        self._simulation = simulation
+        self.detached: list[str] = []  # texts on their way to whoever adopts them
+
+    def _handle(self, process: Process, about: Mapping[str, Any], name: str = "") -> Any:
+        options = {key: about[key] for key in OPTIONS if key in about}
+        return lock(name or about["name"], using=process.name, **options)
+
+    def with_(self, process: Process, **about: Any) -> None:
+        if about.get("in_atomic"):
+            with transaction.atomic():
+                self.with_(process, **{**about, "in_atomic": None})
+                self._sleep(0.1)
+            return
+        with self._judges.acquiring(process, about) as judge, self._handle(process, about) as lease:
+            judge.got(lease)
+            self._work(process, lease, about)
+            judge.leaves(lease)
+
+    async def awith_(self, process: Process, **about: Any) -> None:
+        with self._judges.acquiring(process, about) as judge:
+            async with self._handle(process, about) as lease:
+                judge.got(lease)
+                await self._awork(process, lease, about)
+                judge.leaves(lease)
+
+    def acquire(self, process: Process, **about: Any) -> None:
+        handle = self._handle(process, about)
+        with self._judges.acquiring(process, about) as judge:
+            if not handle.acquire():
+                judge.got(None)
+                return
+            lease = judge.got_by(process, about["name"])
+            if about.get("forgets"):
+                return
+            try:
+                self._work(process, lease, about)
+            finally:
+                judge.leaves(lease)
+                for _ in range(1 + about.get("releases_twice", False)):
+                    handle.release()
+
+    async def aacquire(self, process: Process, **about: Any) -> None:
+        handle = self._handle(process, about)
+        with self._judges.acquiring(process, about) as judge:
+            if not await handle.aacquire():
+                judge.got(None)
+                return
+            lease = judge.got_by(process, about["name"])
+            if about.get("forgets"):
+                return
+            try:
+                await self._awork(process, lease, about)
+            finally:
+                judge.leaves(lease)
+                for _ in range(1 + about.get("releases_twice", False)):
+                    await handle.arelease()
+
+    def poll(self, process: Process, **about: Any) -> None:
+        handle = self._handle(process, about)
+        for _ in range(5):
+            with self._judges.acquiring(process, {**about, "wait": 0}) as judge:
+                if handle.acquire(blocking=False):
+                    lease = judge.got_by(process, about["name"])
+                    self._work(process, lease, about)
+                    judge.leaves(lease)
+                    handle.release()
+                    return
+                judge.got(None)
+            self._sleep(0.2)
+
+    async def apoll(self, process: Process, **about: Any) -> None:
+        handle = self._handle(process, about)
+        for _ in range(5):
+            with self._judges.acquiring(process, {**about, "wait": 0}) as judge:
+                if await handle.aacquire(blocking=False):
+                    lease = judge.got_by(process, about["name"])
+                    await self._awork(process, lease, about)
+                    judge.leaves(lease)
+                    await handle.arelease()
+                    return
+                judge.got(None)
+            await asyncio.sleep(0.2)
+
+    def adopt(self, process: Process, **about: Any) -> None:
+        if not (text := self._text()):
+            return
+        with self._judges.adopting(process, text) as judge, adopt(text) as lease:
+            judge.got(lease)
+            self._work(process, lease, about)
+            judge.leaves(lease)
+
+    async def aadopt(self, process: Process, **about: Any) -> None:
+        if not (text := self._text()):
+            return
+        with self._judges.adopting(process, text) as judge:
+            async with await aadopt(text) as lease:
+                judge.got(lease)
+                await self._awork(process, lease, about)
+                judge.leaves(lease)
+
+    def _text(self) -> str:
+        """Sometimes one that others adopt, too."""
+        if not self.detached:
+            return ""
+        return self.detached[-1] if self._simulation.chance.random() < 0.3 else self.detached.pop()
+
+    def free(self, process: Process, name: str, **about: Any) -> None:
+        """An operator does."""
+        [info] = locks[process.name].look([name])
+        if info:
+            self._judges.freed(info)
+            force_release(info, by="operator")
+
+    async def afree(self, process: Process, name: str, **about: Any) -> None:
+        await locks[process.name].alook([name])
+
+    # With the lock
+
+    def _work(self, process: Process, lease: Lease, about: Mapping[str, Any]) -> None:
+        self._sleep(about["works"] / 2)
+        if "renews" in about:
+            with self._judges.renewing(process, lease):
+                lease.renew(about["renews"])
+        if inside := about.get("inside"):
+            with self._handle(process, {**about, "wait": 1}, inside) as other:
+                self._judges.granted(other)
+                self._sleep(0.05)
+        self._sleep(about["works"] / 2)
+        self._end_work(process, lease, about)
+
+    async def _awork(self, process: Process, lease: Lease, about: Mapping[str, Any]) -> None:
+        await asyncio.sleep(about["works"] / 2)
+        if "renews" in about:
+            with self._judges.renewing(process, lease):
+                await lease.arenew(about["renews"])
+        if inside := about.get("inside"):
+            async with self._handle(process, {**about, "wait": 1}, inside) as other:
+                self._judges.granted(other)
+                await asyncio.sleep(0.05)
+        await asyncio.sleep(about["works"] / 2)
+        self._end_work(process, lease, about)
+
+    def _end_work(self, process: Process, lease: Lease, about: Mapping[str, Any]) -> None:
+        if about.get("detaches"):
+            self._judges.detaching(lease)
+            self.detached.append(lease.detach())
+        if about.get("raises"):
+            raise BodyError

@@ -1,0 +1,243 @@
+"""What a simulation must never show. Each judge names the promise (see docs/internals/promises.md) that it holds."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from itertools import combinations
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+from django_distlock import Lease, LockBackendError, LockLost, LockNotAcquired, LockNotHeld, LockReentry, locks
+from django_distlock.types import LockInfo
+
+from .calls import BodyError
+from .scheduler import Process
+
+if TYPE_CHECKING:
+    from .simulation import Simulation
+
+TOO_LATE = 1.5  # seconds that a call may last beyond its time: half a second that it has at least, and one more
+STORE_CALL = 2.0  # seconds that a call of a store may last which waits for nobody
+AFTERMATH = 8.0  # seconds after a fault in which connections may be found dead
+UNSERVED = 6.0  # seconds for which a free lock may be waited for where nothing fails
+
+
+class Violation(AssertionError):
+    """A promise that was broken."""
+
+
+class Judge:
+    """Of one call."""
+
+    def __init__(self, judges: Judges, process: Process, about: Mapping[str, Any]) -> None:
+        self._judges = judges
+        self.process = process
+        self.about = about
+        self.name: str = about.get("name", "")
+        self.began = self.asked_at = judges.now
+        self.stopped_before = process.stopped_for
+        self.is_waiting = True
+        self.is_leaving = False
+        self.lease: Lease | None = None
+
+    @property
+    def took(self) -> float:
+        """Seconds since it began to wait for the store, but for those in which its process was stopped."""
+        return self._judges.now - self.asked_at - (self.process.stopped_for - self.stopped_before)
+
+    def got(self, lease: Lease | None) -> None:
+        self._answered()
+        self.lease = lease
+        if lease:
+            self._judges.granted(lease, self.began)
+        elif self.about["wait"] is None:
+            self._judges.fail(f"{self}: a caller who waits as long as it takes was told that the lock is busy")
+
+    def got_by(self, process: Process, name: str) -> Lease:
+        leases = [lease for lease in locks.leases() if (lease.using, lease.name) == (process.name, name)]
+        lease = max(leases, key=lambda lease: lease.fence)
+        self.got(lease)
+        return lease
+
+    def leaves(self, lease: Lease) -> None:
+        """Its work is over, and it gives the lock up."""
+        self.asked_at, self.stopped_before, self.is_leaving = self._judges.now, self.process.stopped_for, True
+
+    def _answered(self) -> None:
+        """S16: no call outlasts its time."""
+        self.is_waiting = False
+        wait = self.about.get("wait", 0)
+        self._judges.check_time(self, inf if wait is None else wait)
+
+    def failed(self, error: BaseException) -> None:
+        judges = self._judges
+        match error:
+            case BodyError() | asyncio.CancelledError():
+                return
+            case LockNotAcquired():
+                if self.is_waiting:
+                    self._answered()
+            case LockReentry():
+                if self.about.get("inside") != self.name:
+                    judges.fail(f"{self}: {error!r}")
+            case LockBackendError():
+                if self.is_waiting:
+                    self._answered()
+                if not judges.may_fail(self.began):
+                    judges.fail(f"{self}: {error!r}, though nothing failed")
+            case LockLost():
+                if not judges.may_be_lost(self):
+                    judges.fail(f"{self}: {error!r}, though nothing was lost")
+            case LockNotHeld():
+                if not (self.about.get("detaches") or self.about.get("releases_twice") or "text" in self.about):
+                    judges.fail(f"{self}: {error!r}")
+            case _:
+                judges.fail(f"{self}: {type(error).__name__}: {error}", error)
+
+    def __str__(self) -> str:
+        return f"{self.process} {dict(self.about)} since {self.began:.3f} s"
+
+
+class Judges:
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation = simulation
+        self._scheduler = simulation.scheduler
+        self._judging: set[Judge] = set()
+        self._asked_at: dict[str, float] = {}  # by token: when the call began that got it
+        self._fences: defaultdict[str, int] = defaultdict(int)
+        self._freed: set[str] = set()  # tokens of leases that an operator ended; their holders learn of it later
+        self._free_since: defaultdict[str, float] = defaultdict(float)
+        handler = logging.Handler()
+        handler.emit = self._logged  # type: ignore[method-assign]
+        for name in ("django_distlock", "asyncio"):
+            logging.getLogger(name).addHandler(handler)
+            logging.getLogger(name).propagate = False
+
+    @property
+    def now(self) -> float:
+        return self._scheduler.now
+
+    def fail(self, text: str, cause: BaseException | None = None) -> None:
+        """The first violation ends the simulation."""
+        violation = Violation(text)
+        violation.__cause__ = cause
+        self._scheduler.failure = self._scheduler.failure or violation
+
+    def _logged(self, record: logging.LogRecord) -> None:
+        """Nothing fails unseen in a background thread or a task of the package."""
+        self._simulation.tell(f"log {record.levelname} {record.getMessage()[:200]}")
+        if record.exc_info and record.exc_info[1]:
+            self.fail(f"logged: {record.getMessage()}", record.exc_info[1])
+        elif record.name == "asyncio" and record.levelno >= logging.ERROR:
+            self.fail(f"logged by asyncio: {record.getMessage()}")
+
+    # Calls
+
+    @contextmanager
+    def acquiring(self, process: Process, about: Mapping[str, Any]) -> Iterator[Judge]:
+        judge = Judge(self, process, about)
+        self._judging.add(judge)
+        try:
+            yield judge
+            if judge.is_leaving:
+                self.check_time(judge, 0.0)
+        except Exception as error:
+            judge.failed(error)
+        finally:
+            self._judging.discard(judge)
+
+    @contextmanager
+    def adopting(self, process: Process, text: str) -> Iterator[Judge]:
+        with self.acquiring(process, {"text": text[-6:], "wait": 3.0}) as judge:
+            yield judge
+
+    @contextmanager
+    def renewing(self, process: Process, lease: Lease) -> Iterator[None]:
+        judge = Judge(self, process, {"renews": lease.name})
+        yield
+        self.check_time(judge, STORE_CALL)
+
+    def check_time(self, judge: Judge, seconds: float) -> None:
+        limit = seconds + (STORE_CALL if seconds == 0.0 else 0.0) + TOO_LATE
+        if judge.took > limit:
+            self.fail(f"{judge}: it lasted {judge.took:.3f} s, where {limit:.3f} s are the most")
+
+    # Grants
+
+    def granted(self, lease: Lease, asked_at: float | None = None) -> None:
+        self._simulation.tell(f"{lease.using} holds {lease.name} {lease.token[:6]} fence={lease.fence}")
+        self._simulation.counts["grants"] += 1
+        is_new = lease.token not in self._asked_at
+        self._asked_at.setdefault(lease.token, self.now if asked_at is None else asked_at)
+        if is_new and self._believes(lease):
+            if lease.fence <= self._fences[lease.name] and not self._simulation.world.may_repeat_numbers:
+                self.fail(f"S12: {lease} has a number that is not above {self._fences[lease.name]}")
+            self._fences[lease.name] = max(lease.fence, self._fences[lease.name])
+        self.check_exclusion()
+
+    def detaching(self, lease: Lease) -> None:
+        self._simulation.tell(f"{lease.using} detaches {lease.name} {lease.token[:6]}")
+
+    def freed(self, info: LockInfo) -> None:
+        self._simulation.tell(f"{info.using} frees {info.name} {info.token[:6]}")
+        self._freed.add(info.token)
+
+    def _believes(self, lease: Lease) -> bool:
+        """Whether its holder may believe at this moment that it has the lock."""
+        process = self._simulation.processes[lease.using]
+        if not process.is_alive or lease.token in self._freed:
+            return False
+        before, self._scheduler.acting = self._scheduler.acting, process
+        current, self._scheduler.running = self._scheduler.running, None
+        try:
+            return lease.remaining > 0.0
+        finally:
+            self._scheduler.acting, self._scheduler.running = before, current
+
+    def check_exclusion(self) -> None:
+        """S1."""
+        by_name: defaultdict[str, dict[str, Lease]] = defaultdict(dict)
+        for lease in locks.leases():
+            if self._believes(lease):
+                by_name[lease.name][lease.token] = lease
+        for leases in by_name.values():
+            for one, other in combinations(leases.values(), 2):
+                asked_at = [self._asked_at.get(lease.token, self.now) for lease in (one, other)]
+                if not self._simulation.world.has_lost_data_since(min(asked_at)):
+                    self.fail(f"S1: {one.token[:6]} {one!r} and {other.token[:6]} {other!r} are both believed")
+
+    # What may go wrong
+
+    def may_fail(self, since: float) -> bool:
+        return self._simulation.last_fault > since - AFTERMATH
+
+    def may_be_lost(self, judge: Judge) -> bool:
+        if self._simulation.last_fault > judge.began - AFTERMATH or self._freed:
+            return True
+        return judge.about.get("renew") is False or "max_hold" in judge.about or "text" in judge.about
+
+    # As time passes
+
+    def watch(self) -> None:
+        self.check_exclusion()
+        self._check_that_free_locks_are_taken()
+
+    def _check_that_free_locks_are_taken(self) -> None:
+        """S7, S10: no lock is free while somebody waits for it."""
+        waiting: defaultdict[str, float] = defaultdict(lambda: inf)
+        for judge in self._judging:
+            if judge.is_waiting and judge.name and judge.process.is_alive and not judge.process.is_stopped:
+                waiting[judge.name] = min(waiting[judge.name], judge.began)
+        for name, since in waiting.items():
+            if self._simulation.world.is_locked(name):
+                self._free_since[name] = self.now
+            idle = self.now - max(self._free_since[name], since, self._simulation.last_fault + AFTERMATH)
+            if idle > UNSERVED:
+                self.fail(f"S7: {name} is free, and nobody got it for {idle:.1f} s, though somebody waits")
+
+    def unfinished(self) -> list[str]:
+        return [str(judge) for judge in self._judging if judge.process.is_alive]

@@ -1,0 +1,323 @@
+"""One simulation: a world, a plan, and the turns of its threads, all from one seed."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import random
+import traceback
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from django.db import connections
+
+from django_distlock import locks
+
+from . import package
+from .calls import Calls
+from .judges import Judges, Violation
+from .loop import Loop
+from .network import Address, Network
+from .plan import HORIZON, MOST_FAULT, Event, Fault, draw_plan, length
+from .scheduler import BusyLoop, Host, Process, Scheduler
+from .threads import Thread
+
+if TYPE_CHECKING:
+    from .worlds import World
+
+WATCH = 0.1  # seconds between two looks of the judges
+MOST_WAITING = 300.0  # seconds after the faults in which everybody is served or told
+SETTLES = 45.0  # seconds in which background threads end that have nothing to do
+OPERATIONS = {"acquire": "acquire", "wait_for_turn": "wait", "pause": "wait", "renew": "renew", "release": "release"}
+
+
+@dataclass
+class Outcome:
+    """``met``: how often each fault met each operation."""
+
+    seed: int
+    plan: Sequence[Event]
+    hours: float = 0.0  # of the world
+    violation: str = ""
+    trace: Sequence[str] = ()
+    counts: Counter[str] = field(default_factory=Counter)
+    met: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+
+class Simulation:
+    def __init__(self, new_world: Callable[[Simulation], World], seed: int) -> None:
+        self.seed = seed
+        self.chance = random.Random(f"world {seed}")
+        self.scheduler = Scheduler(seed)
+        self.network = Network(self.scheduler)
+        self.network.delay = self._delay
+        self.processes: dict[str, Process] = {}
+        self.counts: Counter[str] = Counter()
+        self.met: Counter[tuple[str, str]] = Counter()
+        self.trace: deque[str] = deque(maxlen=2_000)
+        self.last_fault = -1_000.0  # when one was there last
+        self._inside: Counter[tuple[str, str]] = Counter()  # calls of stores, by process and operation
+        self._active: list[tuple[str, str, float]] = []  # faults: what, who, until
+        self._loops: dict[str, Loop] = {}
+        self._incarnations: Counter[str] = Counter()
+        self._running: set[str] = set()  # calls
+        self.world = new_world(self)
+        self.judges = Judges(self)
+        self.calls = Calls(self)
+        self.faults = {**self._faults_of_processes(), **self.world.faults()}
+
+    def tell(self, text: str) -> None:
+        self.trace.append(f"{self.scheduler.now:9.4f}  {text}")
+
+    def run(self, plan: Sequence[Event] | None = None) -> Outcome:
+        plan = draw_plan(self.chance, self.faults) if plan is None else plan
+        if self.world.most_processes == 1:
+            plan = [Event(event.at, event.what, event.who and "p0", event.about) for event in plan]
+        outcome = Outcome(self.seed, plan, counts=self.counts, met=self.met)
+        package.enter(self.scheduler, self.network, self.world.settings)
+        try:
+            self._run(plan)
+        except (Violation, BusyLoop) as violation:
+            outcome.violation = f"{type(violation).__name__}: {violation}"
+            if violation.__cause__:
+                outcome.violation += "\n" + "".join(traceback.format_exception(violation.__cause__))
+        outcome.hours, outcome.trace = self.scheduler.now / 3600, list(self.trace)
+        return outcome
+
+    def _run(self, plan: Sequence[Event]) -> None:
+        for event in plan:
+            self.scheduler.at(event.at, partial(self._begin, event))
+        self.scheduler.at(WATCH, self._watch)
+        self.scheduler.run(HORIZON + MOST_FAULT)
+        until = self.scheduler.now + MOST_WAITING
+        while self._running and self.scheduler.now < until:
+            self.scheduler.run(self.scheduler.now + 1.0)
+        if self._running:
+            raise Violation(f"waits for ever: {sorted(self._running)}\n{self.scheduler.stacks()}")
+        self.scheduler.run(self.scheduler.now + SETTLES)
+        self._end_loops()
+        self._judge_end()
+
+    def _watch(self) -> None:
+        self.judges.watch()
+        self.scheduler.at(WATCH, self._watch)
+
+    def _begin(self, event: Event) -> None:
+        if event.what in self.faults:
+            self._begin_fault(event)
+        else:
+            self._begin_call(event)
+
+    # Calls
+
+    def process(self, name: str) -> Process | None:
+        """The one of that name that lives; None while it is dead."""
+        alias = f"{name}.{self._incarnations[name]}"
+        if alias not in self.processes:
+            host = Host(name, self.scheduler, 1.0 + self.chance.uniform(-0.004, 0.004))
+            self.processes[alias] = process = Process(alias, host)
+            self.scheduler.acting = process
+            self._instrument(locks[alias])
+            self.scheduler.acting = None
+        process = self.processes[alias]
+        return process if process.is_alive else None
+
+    def _begin_call(self, event: Event) -> None:
+        process = self.process(event.who)
+        if process is None or process.is_stopped:
+            return
+        self.tell(f"{process} begins: {event}")
+        self.counts["calls"] += 1
+        about = {key: value for key, value in event.about.items() if key not in ("in_task", "cancelled_after")}
+        name = {"with": "with_"}.get(event.what, event.what)
+        if event.about.get("in_task"):
+            self._begin_task(process, partial(getattr(self.calls, f"a{name}"), process, **about), event)
+        else:
+            work = partial(self._in_thread, process, partial(getattr(self.calls, name), process, **about), str(event))
+            Thread(self.scheduler, process, target=work, name=f"{process} {event.what} {event.at}").start()
+
+    @contextmanager
+    def _counted(self, process: Process, text: str) -> Iterator[None]:
+        text = f"{process} {text}"
+        self._running.add(text)
+        process.at_death.append(partial(self._running.discard, text))
+        try:
+            yield
+        finally:
+            self._running.discard(text)
+
+    def _in_thread(self, process: Process, call: Callable[[], object], text: str) -> None:
+        with self._counted(process, text):
+            try:
+                call()
+            finally:
+                connections.close_all()
+
+    def _begin_task(self, process: Process, call: Callable[[], Any], event: Event) -> None:
+        loop = self._loop(process)
+
+        async def run() -> None:
+            with self._counted(process, str(event)):
+                try:
+                    await call()
+                except asyncio.CancelledError:
+                    self.counts["cancelled"] += 1
+
+        def begin() -> None:
+            task = loop.create_task(run(), name=f"{event.what} {event.at}")
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+            if (seconds := event.about.get("cancelled_after")) is not None:
+                loop.call_later(seconds, task.cancel)
+
+        tasks: set[asyncio.Task[None]] = loop.tasks
+        loop.call_soon_threadsafe(begin)
+
+    def _loop(self, process: Process) -> Loop:
+        if process.name not in self._loops:
+            self.scheduler.acting = process
+            loop = self._loops[process.name] = Loop(self.scheduler)
+            self.scheduler.acting = None
+            Thread(self.scheduler, process, target=loop.serve, name=f"{process} loop").start()
+        return self._loops[process.name]
+
+    def _end_loops(self) -> None:
+        for name, loop in self._loops.items():
+            if self.processes[name].is_alive:
+                loop.call_soon_threadsafe(loop.stop)
+        self.scheduler.run(self.scheduler.now + 5.0)
+
+    def _instrument(self, backend: Any) -> None:
+        """Note which calls of the store are on their way, to know which faults they meet."""
+        for method, operation in OPERATIONS.items():
+            setattr(backend, method, self._noted(getattr(backend, method), backend.alias, operation))
+            setattr(backend, f"a{method}", self._anoted(getattr(backend, f"a{method}"), backend.alias, operation))
+
+    def _noted(self, call: Any, alias: str, operation: str) -> Any:
+        def noted(*arguments: Any, **options: Any) -> Any:
+            with self._on_its_way(alias, operation):
+                return call(*arguments, **options)
+
+        return noted
+
+    def _anoted(self, call: Any, alias: str, operation: str) -> Any:
+        async def noted(*arguments: Any, **options: Any) -> Any:
+            with self._on_its_way(alias, operation):
+                return await call(*arguments, **options)
+
+        return noted
+
+    @contextmanager
+    def _on_its_way(self, alias: str, operation: str) -> Iterator[None]:
+        self._inside[alias, operation] += 1
+        for fault, who, until in self._active:
+            if until >= self.scheduler.now and who in ("", alias):
+                self.met[fault, operation] += 1
+        try:
+            yield
+        finally:
+            self._inside[alias, operation] -= 1
+
+    # Faults
+
+    def _begin_fault(self, event: Event) -> None:
+        who, fault = event.who, self.faults[event.what]
+        if not fault.on:
+            process = self.process(event.who)
+            if process is None:
+                return
+            who = process.name
+        self.tell(f"{who}: {event}")
+        self.counts["faults"] += 1
+        until = self.scheduler.now + event.about.get("seconds", 0.0)
+        self.last_fault = max(self.last_fault, until)
+        self._active = [active for active in self._active if active[2] >= self.scheduler.now]
+        self._active.append((event.what, "" if fault.on else who, until))
+        for (alias, operation), number in self._inside.items():
+            if number > 0 and (fault.on or alias == who):
+                self.met[event.what, operation] += number
+        fault.happen(who, **event.about)
+
+    def is_active(self, fault: str, who: str) -> bool:
+        return any(active[:2] == (fault, who) and active[2] >= self.scheduler.now for active in self._active)
+
+    def _faults_of_processes(self) -> dict[str, Fault]:
+        faults = {
+            "kill": Fault(self._kill, (), lambda chance: {"restarts_after": round(chance.uniform(0.0, 3.0), 3)}),
+            "stop": Fault(lambda who, seconds: self.scheduler.stop(self.processes[who], seconds), (), _lasts),
+            "set_clock": Fault(
+                lambda who, by: self.processes[who].host.set_wall_clock(by),
+                (),
+                lambda chance: {"by": chance.choice([-3600.0, -5.0, 5.0, 3600.0])},
+            ),
+        }
+        if self.world.has_network:
+            faults |= {
+                "cut": Fault(self._cut, ()),
+                "lossy": Fault(lambda who, seconds, share: None, (), lambda chance: {**_lasts(chance), "share": 0.3}),
+                "slow": Fault(lambda who, seconds: None, (), _lasts),
+                "partition": Fault(lambda who, seconds: None, (), _lasts),
+            }
+        return faults
+
+    def _kill(self, who: str, restarts_after: float) -> None:
+        process = self.processes[who]
+        self.scheduler.kill(process)
+        self._loops.pop(who, None)
+
+        def restart() -> None:
+            self._incarnations[who.partition(".")[0]] += 1
+
+        self.scheduler.at(restarts_after, restart)
+
+    def _cut(self, who: str) -> None:
+        for socket in list(self.network.sockets):
+            if socket.process.name == who:
+                self.world.cut(socket)
+
+    def _delay(self, process: Process, address: Address) -> float | None:
+        """Bytes that meet a partition come when it is over, as TCP repeats them."""
+        usual = self.network.usual_delay()
+        for fault, who, until in self._active:
+            if who != process.name or until < self.scheduler.now:
+                continue
+            if fault == "lossy" and self.scheduler.random.random() < 0.2:
+                return None
+            if fault == "slow" and self.scheduler.random.random() < 0.5:
+                usual += self.scheduler.random.uniform(0.0, 3.0)
+            if fault == "partition":
+                usual = max(usual, until - self.scheduler.now + self.scheduler.random.uniform(0.0, 1.0))
+        return usual
+
+    # The end
+
+    def _judge_end(self) -> None:
+        """S4: nothing is left in the stores and in the processes."""
+        if left := self.scheduler.threads:
+            raise Violation(f"threads are left: {[str(thread) for thread in left]}\n{self.scheduler.stacks()}")
+        if keys := self.world.left():
+            raise Violation(f"the store has left: {keys}")
+        dead = {name for name, process in self.processes.items() if not process.is_alive}
+        if leases := [lease for lease in locks.leases() if lease.using not in dead]:
+            raise Violation(f"leases are left: {leases}")
+        if not dead:
+            self._judge_memory()
+
+    def _judge_memory(self) -> None:
+        gc.collect()
+        left = Counter(
+            type(thing).__name__
+            for thing in gc.get_objects()
+            if type(thing).__module__.startswith("django_distlock")
+            and type(thing).__name__ in ("Lease", "AdoptedLease", "LockRequest", "Acquisition", "Hold", "Adoption")
+        )
+        if left:
+            raise Violation(f"objects are left in memory: {dict(left)}")
+
+
+def _lasts(chance: random.Random) -> dict[str, float]:
+    return {"seconds": length(chance)}

@@ -1,0 +1,48 @@
+"""What a simulation asks of a world."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from ..plan import Fault
+
+if TYPE_CHECKING:
+    from ..network import Socket
+    from ..simulation import Simulation
+
+
+class World(ABC):
+    name: ClassVar[str]
+    has_network: ClassVar[bool] = True
+    most_processes: ClassVar[int] = 4
+    may_repeat_numbers: ClassVar[bool] = False  # where data is lost that was confirmed
+
+    def __init__(self, simulation: Simulation) -> None:
+        self.simulation = simulation
+        self.scheduler = simulation.scheduler
+        aliases = [f"p{number}.{times}" for number in range(self.most_processes) for times in range(10)]
+        self.settings = {alias: self.setting() for alias in aliases}
+
+    @abstractmethod
+    def setting(self) -> dict[str, Any]:
+        """The entry of each process in DISTRIBUTED_LOCKS."""
+
+    def faults(self) -> dict[str, Fault]:
+        """Those of its servers."""
+        return {}
+
+    @abstractmethod
+    def is_locked(self, name: str) -> bool: ...
+
+    def left(self) -> Collection[str]:
+        """What is in the stores, but for the numbers of grants, which stay."""
+        return ()
+
+    def has_lost_data_since(self, moment: float) -> bool:
+        return False
+
+    def cut(self, socket: Socket) -> None:
+        """The connection ends, for both sides."""
+        raise NotImplementedError
