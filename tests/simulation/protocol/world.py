@@ -22,9 +22,9 @@ from django_distlock.backends.redis.operations import ACQUIRE, RELEASE, RENEW
 from django_distlock.backends.redis.scripts import Command
 from django_distlock.core import acquire, local_queue, renewal
 
+from ..store import Store
 from .checker import Checker, Lease, Snapshot, Violation
 from .client import LONGEST_TTL, SHORTEST_TTL, TIMEOUT, Process, Wake
-from .store import Store
 
 HORIZON = 40.0  # seconds after which nobody asks any more and nothing fails any more
 STEP = 0.1  # seconds between throws of the dice of kills, stops and the like

@@ -1,0 +1,87 @@
+"""The server's end of a connection."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .resp import Replies, encoded, next_command
+
+if TYPE_CHECKING:
+    from .network import Socket
+    from .redis_server import Server
+
+
+class Session:
+    """The server's end of a connection. ``channels``: (kind, channel), in the order of the subscriptions."""
+
+    def __init__(self, server: Server, socket: Socket, number: int) -> None:
+        self.server, self.socket, self.number = server, socket, number
+        self.channels: dict[tuple[str, str], None] = {}
+        self.version = 2
+        self.name = ""
+        self.is_authenticated = False
+        self.is_asking = False  # the next command, of a node of a Cluster
+        self.is_open = True
+        self._buffer = b""
+        self._is_waiting = False  # for its turn at a slow server
+
+    @property
+    def kind(self) -> str:
+        return "pubsub" if self.channels else "normal"
+
+    def listens_to(self, kind: str) -> int:
+        return sum(one == kind for one, _ in self.channels)
+
+    # For the network
+
+    def receive(self, data: bytes) -> None:
+        if self.is_open:
+            self._buffer += data
+            self.go_on()
+        elif self.server.has_power:
+            self.socket.reset()
+
+    def close(self) -> None:
+        """The client has hung up."""
+        self.is_open = False
+        if self in self.server.sessions:
+            self.server.sessions.remove(self)
+
+    # For the server
+
+    def go_on(self) -> None:
+        """Execute what has come, as far as it is complete."""
+        while self.is_open and not self.server.is_hanging and not self._is_waiting and next_command(self._buffer):
+            if seconds := self.server.take_time():
+                self._is_waiting = True
+                self.server.scheduler.at(seconds, self._execute_late)
+                return
+            self._execute()
+
+    def _execute_late(self) -> None:
+        self._is_waiting = False
+        if self.is_open and not self.server.is_hanging and next_command(self._buffer):
+            self._execute()
+        self.go_on()
+
+    def _execute(self) -> None:
+        if (found := next_command(self._buffer)) is None:
+            return
+        command, self._buffer = found
+        reply = self.server.execute(self, command)
+        if self.server.watch:
+            self.server.watch(self, command, reply)
+        for one in reply if isinstance(reply, Replies) else [reply]:
+            self.send(one)
+
+    def send(self, reply: Any) -> None:
+        if self.is_open:
+            self.socket.reply(encoded(reply, self.version))
+
+    tell = send
+
+    def end(self) -> None:
+        """By the server."""
+        if self.is_open:
+            self.close()
+            self.socket.hang_up()
