@@ -44,14 +44,14 @@ class Calls:
         with self._judges.acquiring(process, about) as judge, self._handle(process, about) as lease:
             judge.got(lease)
             self._work(process, lease, about)
-            judge.leaves(lease)
+            judge.leaves()
 
     async def awith_(self, process: Process, **about: Any) -> None:
         with self._judges.acquiring(process, about) as judge:
             async with self._handle(process, about) as lease:
                 judge.got(lease)
                 await self._awork(process, lease, about)
-                judge.leaves(lease)
+                judge.leaves()
 
     def acquire(self, process: Process, **about: Any) -> None:
         handle = self._handle(process, about)
@@ -65,7 +65,7 @@ class Calls:
             try:
                 self._work(process, lease, about)
             finally:
-                judge.leaves(lease)
+                judge.leaves()
                 for _ in range(1 + about.get("releases_twice", False)):
                     handle.release()
 
@@ -81,7 +81,7 @@ class Calls:
             try:
                 await self._awork(process, lease, about)
             finally:
-                judge.leaves(lease)
+                judge.leaves()
                 for _ in range(1 + about.get("releases_twice", False)):
                     await handle.arelease()
 
@@ -92,7 +92,7 @@ class Calls:
                 if handle.acquire(blocking=False):
                     lease = judge.got_by(process, about["name"])
                     self._work(process, lease, about)
-                    judge.leaves(lease)
+                    judge.leaves()
                     handle.release()
                     return
                 judge.got(None)
@@ -105,7 +105,7 @@ class Calls:
                 if await handle.aacquire(blocking=False):
                     lease = judge.got_by(process, about["name"])
                     await self._awork(process, lease, about)
-                    judge.leaves(lease)
+                    judge.leaves()
                     await handle.arelease()
                     return
                 judge.got(None)
@@ -117,7 +117,7 @@ class Calls:
         with self._judges.adopting(process, text) as judge, adopt(text) as lease:
             judge.got(lease)
             self._work(process, lease, about)
-            judge.leaves(lease)
+            judge.leaves()
 
     async def aadopt(self, process: Process, **about: Any) -> None:
         if not (text := self._text()):
@@ -126,7 +126,7 @@ class Calls:
             async with await aadopt(text) as lease:
                 judge.got(lease)
                 await self._awork(process, lease, about)
-                judge.leaves(lease)
+                judge.leaves()
 
     def _text(self) -> str:
         """Sometimes one that others adopt, too."""
@@ -136,13 +136,19 @@ class Calls:
 
     def free(self, process: Process, name: str, **about: Any) -> None:
         """An operator does."""
-        [info] = locks[process.name].look([name])
-        if info:
-            self._judges.freed(info)
-            force_release(info, by="operator")
+        with self._judges.acquiring(process, {"frees": name, "wait": 0}) as judge:
+            [info] = locks[process.name].look([name])
+            judge.got(None)
+            if info:
+                self._judges.freed(info)
+                judge.leaves()
+                force_release(info, by="operator")
 
     async def afree(self, process: Process, name: str, **about: Any) -> None:
-        await locks[process.name].alook([name])
+        with self._judges.acquiring(process, {"frees": name, "wait": 0}) as judge:
+            [info] = await locks[process.name].alook([name])
+            judge.got(None)
+            assert info is None or info.name == name
 
     # With the lock
 

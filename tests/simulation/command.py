@@ -11,6 +11,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import product
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any
 
@@ -20,7 +21,6 @@ from .simulation import Outcome, Simulation
 from .worlds import WORLDS
 
 LONGEST_RUN = 120.0  # real seconds; more is an endless loop in which no simulated time passes
-NEEDED = ("acquire", "wait", "renew", "release")  # which each fault must have met
 
 
 class Run:
@@ -110,15 +110,18 @@ class Totals:
         if outcome.violation:
             self.findings.append(outcome)
 
+    @property
+    def faults(self) -> list[str]:
+        return sorted({fault for fault, _ in self.met})
+
+    @property
+    def operations(self) -> Sequence[str]:
+        return WORLDS[self.world].operations
+
     def unmet(self) -> list[str]:
         """Faults that met too little to prove anything."""
-        faults = {fault for fault, _ in self.met}
-        return [
-            f"{fault} met no {operation}"
-            for fault in sorted(faults)
-            for operation in NEEDED
-            if not self.met[fault, operation]
-        ]
+        pairs = product(self.faults, self.operations)
+        return [f"{fault} met no {operation}" for fault, operation in pairs if not self.met[fault, operation]]
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -170,9 +173,8 @@ def _tell(totals: Totals, options: argparse.Namespace, most: int) -> bool:
         f"{totals.world}: {totals.runs} runs, {totals.hours:.2f} hours, {totals.counts['calls']} calls,"
         f" {totals.counts['grants']} grants, {totals.counts['faults']} faults, {len(found)} findings"
     )
-    faults = sorted({fault for fault, _ in totals.met})
-    for fault in faults:
-        print(f"  {fault:12}", *(f"{operation} {totals.met[fault, operation]:6}" for operation in NEEDED))
+    for fault in totals.faults:
+        print(f"  {fault:12}", *(f"{operation} {totals.met[fault, operation]:6}" for operation in totals.operations))
     print(*(f"FAILED: {each}" for each in unmet), sep="\n", end="\n" if unmet else "")
     if options.json:
         print(json.dumps({"runs": totals.runs, "virtual_hours": totals.hours, "findings": found, "unmet": unmet}))

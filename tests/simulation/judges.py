@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 TOO_LATE = 1.5  # seconds that a call may last beyond its time: half a second that it has at least, and one more
 STORE_CALL = 2.0  # seconds that a call of a store may last which waits for nobody
 AFTERMATH = 8.0  # seconds after a fault in which connections may be found dead
+ROUND_TRIPS = 30  # ways that bytes go at most, to connect and to renew, before a lease is over
 UNSERVED = 6.0  # seconds for which a free lock may be waited for where nothing fails
 
 
@@ -49,6 +50,11 @@ class Judge:
         """Seconds since it began to wait for the store, but for those in which its process was stopped."""
         return self._judges.now - self.asked_at - (self.process.stopped_for - self.stopped_before)
 
+    @property
+    def is_far(self) -> bool:
+        """Whether the store is too far away for so short a lease. To connect takes several times the distance."""
+        return float(self.about.get("ttl", 1.0)) < ROUND_TRIPS * self._judges.distance
+
     def got(self, lease: Lease | None) -> None:
         self._answered()
         self.lease = lease
@@ -63,7 +69,7 @@ class Judge:
         self.got(lease)
         return lease
 
-    def leaves(self, lease: Lease) -> None:
+    def leaves(self) -> None:
         """Its work is over, and it gives the lock up."""
         self.asked_at, self.stopped_before, self.is_leaving = self._judges.now, self.process.stopped_for, True
 
@@ -87,7 +93,7 @@ class Judge:
             case LockBackendError():
                 if self.is_waiting:
                     self._answered()
-                if not judges.may_fail(self.began):
+                if not judges.may_fail(self.began) and not self.is_far:
                     judges.fail(f"{self}: {error!r}, though nothing failed")
             case LockLost():
                 if not judges.may_be_lost(self):
@@ -116,6 +122,10 @@ class Judges:
         for name in ("django_distlock", "asyncio"):
             logging.getLogger(name).addHandler(handler)
             logging.getLogger(name).propagate = False
+
+    @property
+    def distance(self) -> float:
+        return self._simulation.distance
 
     @property
     def now(self) -> float:
@@ -216,7 +226,7 @@ class Judges:
         return self._simulation.last_fault > since - AFTERMATH
 
     def may_be_lost(self, judge: Judge) -> bool:
-        if self._simulation.last_fault > judge.began - AFTERMATH or self._freed:
+        if self._simulation.last_fault > judge.began - AFTERMATH or self._freed or judge.is_far:
             return True
         return judge.about.get("renew") is False or "max_hold" in judge.about or "text" in judge.about
 

@@ -27,7 +27,10 @@ class Session(Protocol):
 
 
 class Server(Protocol):
+    """``is_up``: its process runs; else who connects is refused, or, without power, hears nothing."""
+
     is_up: bool
+    has_power: bool
 
     def accept(self, socket: Socket) -> Session | None:
         """None: it takes in no connection just now, and the client waits."""
@@ -140,7 +143,7 @@ class Socket:
 
     def _reach(self) -> None:
         server = self.network.servers.get(self.address)
-        if self._is_closed:
+        if self._is_closed or (server and not server.has_power):
             return
         if server is None or not server.is_up:
             self._fail(ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused"))

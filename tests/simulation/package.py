@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from .network import Network
     from .scheduler import Scheduler
 
+PID = 4242  # of all: an alias stands for a process
+
 _scheduler: Scheduler | None = None  # of the world that is there
 
 
@@ -75,7 +77,7 @@ def enter(scheduler: Scheduler, network: Network, settings: dict[str, Any]) -> N
 
     from django_distlock.core.detached import Detached
     from django_distlock.core.registry import locks
-    from django_distlock.utils import clock, threads
+    from django_distlock.utils import clock, fork, threads
 
     from .network import Poll, SocketModule
     from .threads import SimpleQueue as SimulatedQueue
@@ -100,6 +102,8 @@ def enter(scheduler: Scheduler, network: Network, settings: dict[str, Any]) -> N
 
     chance = random.Random(scheduler.random.random())
     os.urandom = chance.randbytes
+    os.getpid = lambda: PID
+    fork.known_pid = PID
     random.seed(scheduler.random.random())
 
     def from_text(text: str, read: Any = Detached.from_text) -> Detached:

@@ -59,6 +59,7 @@ class Simulation:
         self.counts: Counter[str] = Counter()
         self.met: Counter[tuple[str, str]] = Counter()
         self.trace: deque[str] = deque(maxlen=2_000)
+        self.distance = self.chance.choice([0.001, 0.005, 0.05])  # seconds that bytes usually take at most
         self.last_fault = -1_000.0  # when one was there last
         self._inside: Counter[tuple[str, str]] = Counter()  # calls of stores, by process and operation
         self._active: list[tuple[str, str, float]] = []  # faults: what, who, until
@@ -234,6 +235,7 @@ class Simulation:
         self.tell(f"{who}: {event}")
         self.counts["faults"] += 1
         until = self.scheduler.now + event.about.get("seconds", 0.0)
+        self.distance = self.chance.choice([0.001, 0.005, 0.05])  # seconds that bytes usually take at most
         self.last_fault = max(self.last_fault, until)
         self._active = [active for active in self._active if active[2] >= self.scheduler.now]
         self._active.append((event.what, "" if fault.on else who, until))
@@ -281,7 +283,7 @@ class Simulation:
 
     def _delay(self, process: Process, address: Address) -> float | None:
         """Bytes that meet a partition come when it is over, as TCP repeats them."""
-        usual = self.network.usual_delay()
+        usual = self.scheduler.random.uniform(0.1, 1.0) * self.distance
         for fault, who, until in self._active:
             if who != process.name or until < self.scheduler.now:
                 continue

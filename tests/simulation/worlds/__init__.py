@@ -2,5 +2,6 @@
 
 from .base import World
 from .memory import MemoryWorld
+from .redis import RedisWorld
 
-WORLDS: dict[str, type[World]] = {world.name: world for world in (MemoryWorld,)}
+WORLDS: dict[str, type[World]] = {world.name: world for world in (MemoryWorld, RedisWorld)}

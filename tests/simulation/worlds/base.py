@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..plan import Fault
@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 class World(ABC):
     name: ClassVar[str]
     has_network: ClassVar[bool] = True
+    operations: ClassVar[Sequence[str]] = ("acquire", "wait", "renew", "release")  # that take time: faults meet them
     most_processes: ClassVar[int] = 4
-    may_repeat_numbers: ClassVar[bool] = False  # where data is lost that was confirmed
+    may_repeat_numbers = False  # where data is lost that was confirmed
 
     def __init__(self, simulation: Simulation) -> None:
         self.simulation = simulation

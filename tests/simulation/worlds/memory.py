@@ -12,6 +12,7 @@ from .base import World
 class MemoryWorld(World):
     name = "memory"
     has_network = False
+    operations = ("wait",)
     most_processes = 1
 
     def setting(self) -> dict[str, Any]:
