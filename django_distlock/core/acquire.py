@@ -121,6 +121,7 @@ class Acquisition:
                     except LockBackendError as error:
                         if request.holder.pid != os.getpid():
                             raise self._copied_error() from error
+                        is_last = is_last or clock() >= self._deadline
                         if is_last or error.is_final or not self.has_waited:
                             raise
                         if not retry:

@@ -14,6 +14,7 @@ from django_distlock import LockBackendError, lock, locks
 from django_distlock.backends.redis import pubsub as listening
 from django_distlock.core.acquire import Acquisition
 from django_distlock.core.lease import Lease
+from django_distlock.testing.tools import WAYS, calling
 from django_distlock.types import Holder, new_token
 from tests.support.leases import deadline_of
 from tests.support.stores import LOCMEM
@@ -274,6 +275,31 @@ class TestOthers:
             pass
         assert pauses == [0.2, 0.4, 0.8, 1.0]
         assert caplog.text.count("is waited for on") == 1
+
+    @pytest.mark.parametrize("way", WAYS)
+    def test_an_attempt_that_fails_after_the_wait_is_the_last(self, settings, monkeypatch, way):
+        """Else a call would last for its wait and two attempts, of which each may take a second more."""
+        settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": LOCMEM}}
+        backend, attempts, wait = locks["default"], [], 0.05
+        acquire = backend.acquire
+
+        def slow(request, queue):
+            attempts.append(request)
+            if len(attempts) == 1:
+                return acquire(request, queue=queue)
+            time.sleep(2 * wait)
+            raise LockBackendError("no")
+
+        async def aslow(request, queue):
+            return slow(request, queue)
+
+        backend.acquire(lock_request(), queue=False)
+        monkeypatch.setattr(backend.timing, "look_interval", 0.01)
+        monkeypatch.setattr(backend, "acquire", slow)
+        monkeypatch.setattr(backend, "aacquire", aslow)
+        with calling(way) as wrapped, pytest.raises(LockBackendError):
+            wrapped(lock("name", wait=wait)).acquire()
+        assert len(attempts) == 2
 
     def test_a_ttl_that_no_answer_keeps_is_told_however_long_the_wait(self, valkey_locks, monkeypatch):
         monkeypatch.setattr("django_distlock.core.lease.safe_deadline", lambda sent_at, ttl: sent_at)
