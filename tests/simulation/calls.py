@@ -136,7 +136,7 @@ class Calls:
 
     def free(self, process: Process, name: str, **about: Any) -> None:
         """An operator does."""
-        with self._judges.acquiring(process, {"frees": name, "wait": 0}) as judge:
+        with self._judges.acquiring(process, {"frees": name}) as judge:
             [info] = locks[process.name].look([name])
             judge.got(None)
             if info:
@@ -145,7 +145,7 @@ class Calls:
                 force_release(info, by="operator")
 
     async def afree(self, process: Process, name: str, **about: Any) -> None:
-        with self._judges.acquiring(process, {"frees": name, "wait": 0}) as judge:
+        with self._judges.acquiring(process, {"frees": name}) as judge:
             [info] = await locks[process.name].alook([name])
             judge.got(None)
             assert info is None or info.name == name

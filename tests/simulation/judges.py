@@ -20,8 +20,9 @@ from .scheduler import Process
 if TYPE_CHECKING:
     from .simulation import Simulation
 
-TOO_LATE = 1.5  # seconds that a call may last beyond its time: half a second that it has at least, and one more
-STORE_CALL = 2.0  # seconds that a call of a store may last which waits for nobody
+BEYOND = 1.0  # seconds that an acquisition may last beyond its wait (docs/settings.md, "How long a call lasts")
+STORE_CALL = 4.0  # seconds that each other call of a store may last: two timeouts
+SCHEDULING = 0.5  # seconds that threads and the network may take in addition
 AFTERMATH = 8.0  # seconds after a fault in which connections may be found dead
 ROUND_TRIPS = 30  # ways that bytes go at most, to connect and to renew, before a lease is over
 UNSERVED = 6.0  # seconds for which a free lock may be waited for where nothing fails
@@ -60,7 +61,7 @@ class Judge:
         self.lease = lease
         if lease:
             self._judges.granted(lease, self.began)
-        elif self.about["wait"] is None:
+        elif self.about.get("wait", 0) is None:
             self._judges.fail(f"{self}: a caller who waits as long as it takes was told that the lock is busy")
 
     def got_by(self, process: Process, name: str) -> Lease:
@@ -76,8 +77,10 @@ class Judge:
     def _answered(self) -> None:
         """S16: no call outlasts its time."""
         self.is_waiting = False
-        wait = self.about.get("wait", 0)
-        self._judges.check_time(self, inf if wait is None else wait)
+        wait = self.about.get("wait")
+        self._judges.check_time(
+            self, STORE_CALL if "wait" not in self.about else inf if wait is None else wait + BEYOND
+        )
 
     def failed(self, error: BaseException) -> None:
         judges = self._judges
@@ -154,7 +157,7 @@ class Judges:
         try:
             yield judge
             if judge.is_leaving:
-                self.check_time(judge, 0.0)
+                self.check_time(judge, STORE_CALL)
         except Exception as error:
             judge.failed(error)
         finally:
@@ -162,7 +165,7 @@ class Judges:
 
     @contextmanager
     def adopting(self, process: Process, text: str) -> Iterator[Judge]:
-        with self.acquiring(process, {"text": text[-6:], "wait": 3.0}) as judge:
+        with self.acquiring(process, {"text": text[-6:]}) as judge:
             yield judge
 
     @contextmanager
@@ -171,10 +174,9 @@ class Judges:
         yield
         self.check_time(judge, STORE_CALL)
 
-    def check_time(self, judge: Judge, seconds: float) -> None:
-        limit = seconds + (STORE_CALL if seconds == 0.0 else 0.0) + TOO_LATE
-        if judge.took > limit:
-            self.fail(f"{judge}: it lasted {judge.took:.3f} s, where {limit:.3f} s are the most")
+    def check_time(self, judge: Judge, limit: float) -> None:
+        if judge.took > limit + SCHEDULING:
+            self.fail(f"S16: {judge}: it lasted {judge.took:.3f} s, where {limit:.3f} s are the most")
 
     # Grants
 

@@ -11,11 +11,15 @@ HORIZON = 20.0  # seconds in which calls and faults begin
 MOST_FAULT = 6.0  # seconds that one lasts
 MOST_CALLS, MOST_FAULTS = 30, 8
 MOST_PROCESSES = 4
+OPERATIONS = ("acquire", "wait", "renew", "release")
 
 
 @dataclass(frozen=True)
 class Event:
-    """``at``: seconds. ``who``: the process or server that it happens to; "" where it is all of them."""
+    """``at``: seconds. ``who``: the process or server that it happens to; "" where it is all of them.
+
+    A fault with ``during`` happens when the next operation of that kind is on its way.
+    """
 
     at: float
     what: str
@@ -63,7 +67,10 @@ def draw_plan(chance: random.Random, faults: Mapping[str, Fault]) -> list[Event]
         kind = chance.choice(kinds)
         fault = faults[kind]
         who = chance.choice([*fault.on]) if fault.on else chance.choice(processes)
-        plan.append(Event(round(chance.uniform(0, crowded), 3), kind, who, fault.draw(chance)))
+        about = dict(fault.draw(chance))
+        if chance.random() < 0.5:
+            about["during"] = chance.choice(OPERATIONS)
+        plan.append(Event(round(chance.uniform(0, crowded), 3), kind, who, about))
     return sorted(plan, key=lambda event: event.at)
 
 

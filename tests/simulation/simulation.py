@@ -63,6 +63,7 @@ class Simulation:
         self.last_fault = -1_000.0  # when one was there last
         self._inside: Counter[tuple[str, str]] = Counter()  # calls of stores, by process and operation
         self._active: list[tuple[str, str, float]] = []  # faults: what, who, until
+        self._armed: list[Event] = []  # faults that happen during the next operation of their kind
         self._loops: dict[str, Loop] = {}
         self._incarnations: Counter[str] = Counter()
         self._running: set[str] = set()  # calls
@@ -109,7 +110,10 @@ class Simulation:
 
     def _begin(self, event: Event) -> None:
         if event.what in self.faults:
-            self._begin_fault(event)
+            if "during" in event.about:
+                self._armed.append(event)
+            else:
+                self._begin_fault(event)
         else:
             self._begin_call(event)
 
@@ -215,6 +219,12 @@ class Simulation:
     @contextmanager
     def _on_its_way(self, alias: str, operation: str) -> Iterator[None]:
         self._inside[alias, operation] += 1
+        for event in [event for event in self._armed if event.about["during"] == operation]:
+            if self.scheduler.now > HORIZON or event.who in ("", alias.partition(".")[0]) or self.faults[event.what].on:
+                self._armed.remove(event)
+                seconds = self.scheduler.random.uniform(0.0, 3.0) * self.distance
+                if self.scheduler.now <= HORIZON:
+                    self.scheduler.at(seconds, partial(self._begin_fault, event))
         for fault, who, until in self._active:
             if until >= self.scheduler.now and who in ("", alias):
                 self.met[fault, operation] += 1
@@ -229,7 +239,7 @@ class Simulation:
         who, fault = event.who, self.faults[event.what]
         if not fault.on:
             process = self.process(event.who)
-            if process is None:
+            if process is None or process.is_stopped:
                 return
             who = process.name
         self.tell(f"{who}: {event}")
@@ -242,7 +252,7 @@ class Simulation:
         for (alias, operation), number in self._inside.items():
             if number > 0 and (fault.on or alias == who):
                 self.met[event.what, operation] += number
-        fault.happen(who, **event.about)
+        fault.happen(who, **{key: value for key, value in event.about.items() if key != "during"})
 
     def is_active(self, fault: str, who: str) -> bool:
         return any(active[:2] == (fault, who) and active[2] >= self.scheduler.now for active in self._active)
