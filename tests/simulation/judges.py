@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -15,6 +14,7 @@ from django_distlock import Lease, LockBackendError, LockLost, LockNotAcquired, 
 from django_distlock.types import LockInfo
 
 from .calls import BodyError
+from .lines import Struck
 from .scheduler import Process
 
 if TYPE_CHECKING:
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 BEYOND = 1.0  # seconds that an acquisition may last beyond its wait (docs/settings.md, "How long a call lasts")
 STORE_CALL = 4.0  # seconds that each other call of a store may last: two timeouts
-SCHEDULING = 0.5  # seconds that threads and the network may take in addition
+SCHEDULING = 1.0  # seconds that threads and the network may take in addition
 AFTERMATH = 8.0  # seconds after a fault in which connections may be found dead
-ROUND_TRIPS = 30  # ways that bytes go at most, to connect and to renew, before a lease is over
+WAYS = 30  # ways that bytes go at most, to connect and to renew, before a lease is over
 UNSERVED = 6.0  # seconds for which a free lock may be waited for where nothing fails
 
 
@@ -54,7 +54,7 @@ class Judge:
     @property
     def is_far(self) -> bool:
         """Whether the store is too far away for so short a lease. To connect takes several times the distance."""
-        return float(self.about.get("ttl", 1.0)) < ROUND_TRIPS * self._judges.distance
+        return float(self.about.get("ttl", 1.0)) < WAYS * self._judges.distance
 
     def got(self, lease: Lease | None) -> None:
         self._answered()
@@ -85,8 +85,10 @@ class Judge:
     def failed(self, error: BaseException) -> None:
         judges = self._judges
         match error:
-            case BodyError() | asyncio.CancelledError():
+            case BodyError():
                 return
+            case Struck():
+                raise error
             case LockNotAcquired():
                 if self.is_waiting:
                     self._answered()
@@ -128,7 +130,8 @@ class Judges:
 
     @property
     def distance(self) -> float:
-        return self._simulation.distance
+        """Seconds that bytes take one way at most, and with them the threads that others go before."""
+        return self._simulation.distance * (5 if self._simulation.world.lines else 1)
 
     @property
     def now(self) -> float:

@@ -53,7 +53,7 @@ def length(chance: random.Random) -> float:
     )
 
 
-def draw_plan(chance: random.Random, faults: Mapping[str, Fault]) -> list[Event]:
+def draw_plan(chance: random.Random, faults: Mapping[str, Fault], of_call: Draw) -> list[Event]:
     processes = [f"p{number}" for number in range(chance.randint(1, MOST_PROCESSES))]
     names = "abc"[: chance.choice([1, 1, 1, 2, 3])]
     ttls = chance.choice([(0.5,), (0.5, 2.0), (2.0, 5.0), (0.1, 1.0)])
@@ -61,7 +61,8 @@ def draw_plan(chance: random.Random, faults: Mapping[str, Fault]) -> list[Event]
     plan = []
     for _ in range(chance.randint(2, MOST_CALLS)):
         at = round(chance.choice([chance.uniform(0, crowded), chance.uniform(0, HORIZON)]), 3)
-        plan.append(Event(at, *_draw_call(chance, chance.choice(processes), names, ttls)))
+        what, who, about = _draw_call(chance, chance.choice(processes), names, ttls)
+        plan.append(Event(at, what, who, {**about, **of_call(chance)}))
     kinds = chance.sample(sorted(faults), chance.randint(0, len(faults)))  # of each run its own
     for _ in range(chance.randint(1, MOST_FAULTS) if kinds else 0):
         kind = chance.choice(kinds)

@@ -14,6 +14,7 @@ import threading
 import traceback
 from collections.abc import Callable
 from itertools import count
+from typing import Any
 
 GRAIN = 1e-6  # seconds that a wait takes at least; a clock of floats may stand still where a timeout is a difference
 MOST_TURNS = 5_000  # of one thread in a second: more is a busy loop
@@ -91,6 +92,7 @@ class Scheduler:
         self.random = random.Random(seed)
         self.steps = 0
         self.threads: list[Turns] = []  # of processes that live
+        self.trace: Any = None  # for sys.settrace() in each thread
         self.acting: Process | None = None  # as which somebody who is no simulated thread looks at a clock
         self._ready: list[Turns] = []
         self._events: list[tuple[float, int, Callable[[], object]]] = []

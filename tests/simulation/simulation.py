@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import random
+import threading
 import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +21,7 @@ from django_distlock import locks
 from . import package
 from .calls import Calls
 from .judges import Judges, Violation
+from .lines import Struck, StruckHard
 from .loop import Loop
 from .network import Address, Network
 from .plan import HORIZON, MOST_FAULT, Event, Fault, draw_plan, length
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 
 WATCH = 0.1  # seconds between two looks of the judges
 MOST_WAITING = 300.0  # seconds after the faults in which everybody is served or told
+OF_EXECUTION = ("in_task", "cancelled_after", "struck_after")  # not of the call itself
 SETTLES = 45.0  # seconds in which background threads end that have nothing to do
 OPERATIONS = {"acquire": "acquire", "wait_for_turn": "wait", "pause": "wait", "renew": "renew", "release": "release"}
 
@@ -76,7 +79,7 @@ class Simulation:
         self.trace.append(f"{self.scheduler.now:9.4f}  {text}")
 
     def run(self, plan: Sequence[Event] | None = None) -> Outcome:
-        plan = draw_plan(self.chance, self.faults) if plan is None else plan
+        plan = draw_plan(self.chance, self.faults, self.world.of_call) if plan is None else plan
         if self.world.most_processes == 1:
             plan = [Event(event.at, event.what, event.who and "p0", event.about) for event in plan]
         outcome = Outcome(self.seed, plan, counts=self.counts, met=self.met)
@@ -137,12 +140,12 @@ class Simulation:
             return
         self.tell(f"{process} begins: {event}")
         self.counts["calls"] += 1
-        about = {key: value for key, value in event.about.items() if key not in ("in_task", "cancelled_after")}
+        about = {key: value for key, value in event.about.items() if key not in OF_EXECUTION}
         name = {"with": "with_"}.get(event.what, event.what)
         if event.about.get("in_task"):
             self._begin_task(process, partial(getattr(self.calls, f"a{name}"), process, **about), event)
         else:
-            work = partial(self._in_thread, process, partial(getattr(self.calls, name), process, **about), str(event))
+            work = partial(self._in_thread, process, partial(getattr(self.calls, name), process, **about), event)
             Thread(self.scheduler, process, target=work, name=f"{process} {event.what} {event.at}").start()
 
     @contextmanager
@@ -155,12 +158,19 @@ class Simulation:
         finally:
             self._running.discard(text)
 
-    def _in_thread(self, process: Process, call: Callable[[], object], text: str) -> None:
-        with self._counted(process, text):
+    def _in_thread(self, process: Process, call: Callable[[], object], event: Event) -> None:
+        with self._counted(process, str(event)):
             try:
+                self._let_strike(threading.current_thread(), event)
                 call()
+            except (Struck, StruckHard):
+                self.counts["struck"] += 1
             finally:
                 connections.close_all()
+
+    def _let_strike(self, execution: object, event: Event) -> None:
+        if self.world.lines and "struck_after" in event.about:
+            self.world.lines.strike(execution, event.about["struck_after"])
 
     def _begin_task(self, process: Process, call: Callable[[], Any], event: Event) -> None:
         loop = self._loop(process)
@@ -168,9 +178,12 @@ class Simulation:
         async def run() -> None:
             with self._counted(process, str(event)):
                 try:
+                    self._let_strike(asyncio.current_task(), event)
                     await call()
                 except asyncio.CancelledError:
                     self.counts["cancelled"] += 1
+                except Struck:
+                    self.counts["struck"] += 1
 
         def begin() -> None:
             task = loop.create_task(run(), name=f"{event.what} {event.at}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -169,10 +170,12 @@ class Thread(threading.Thread):
         assert turns
         turns.turn.acquire()
         try:
+            sys.settrace(self._scheduler.trace)
             super().run()
         except BaseException as error:
             turns.failure = error
         finally:
+            sys.settrace(None)
             self._scheduler.end(turns)
 
     def is_alive(self) -> bool:

@@ -1,7 +1,9 @@
 """The worlds: which stores there are, what may befall them, and what they promise."""
 
 from .base import World
+from .lines import InterruptsWorld, ThreadsWorld
 from .memory import MemoryWorld
 from .redis import RedisWorld
 
-WORLDS: dict[str, type[World]] = {world.name: world for world in (MemoryWorld, RedisWorld)}
+ALL: tuple[type[World], ...] = (MemoryWorld, RedisWorld, ThreadsWorld, InterruptsWorld)
+WORLDS = {world.name: world for world in ALL}

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import random
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..plan import Fault
 
 if TYPE_CHECKING:
+    from ..lines import Lines
     from ..network import Socket
     from ..simulation import Simulation
 
@@ -22,6 +24,7 @@ class World(ABC):
 
     def __init__(self, simulation: Simulation) -> None:
         self.simulation = simulation
+        self.lines: Lines | None = None
         self.scheduler = simulation.scheduler
         aliases = [f"p{number}.{times}" for number in range(self.most_processes) for times in range(10)]
         self.settings = {alias: self.setting() for alias in aliases}
@@ -32,6 +35,10 @@ class World(ABC):
 
     def faults(self) -> dict[str, Fault]:
         """Those of its servers."""
+        return {}
+
+    def of_call(self, chance: random.Random) -> Mapping[str, Any]:
+        """What it adds to the description of a call."""
         return {}
 
     @abstractmethod

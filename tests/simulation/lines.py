@@ -1,0 +1,70 @@
+"""What may happen to a thread between any two lines of the package: others go first, or an exception strikes.
+
+As the system takes a thread from its processor, and as handlers of signals raise exceptions, such as a time limit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+from types import FrameType
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import django_distlock
+
+from .scheduler import Scheduler
+
+PACKAGE = str(Path(django_distlock.__file__).parent)
+STRUCK = (f"{PACKAGE}/core/",)  # where exceptions strike
+
+
+class Struck(Exception):
+    """As a time limit of Celery."""
+
+
+class StruckHard(BaseException):
+    """As Ctrl-C."""
+
+
+class Lines:
+    """``waits``: seconds that a thread waits at most where others go first, which it does in so large a ``share``."""
+
+    def __init__(self, scheduler: Scheduler, share: float, waits: float) -> None:
+        self._scheduler = scheduler
+        self._share = share
+        self._waits = waits
+        self._left: WeakKeyDictionary[object, int] = WeakKeyDictionary()  # lines until a thread or task is struck
+
+    def strike(self, execution: object, after: int) -> None:
+        self._left[execution] = after
+
+    def trace(self, frame: FrameType, event: str, argument: object) -> Any:
+        """For sys.settrace()."""
+        return self._line if frame.f_code.co_filename.startswith(PACKAGE) else None
+
+    def _line(self, frame: FrameType, event: str, argument: object) -> Any:
+        if event != "line" or not self._scheduler.running:
+            return self._line
+        if self._share and self._scheduler.random.random() < self._share:
+            seconds = self._scheduler.random.uniform(0.0, self._waits)
+            process = self._scheduler.running.process
+            self._scheduler.sleep(seconds)
+            process.stopped_for += seconds
+        if self._left and frame.f_code.co_filename.startswith(STRUCK):
+            execution = _execution()
+            if (left := self._left.get(execution)) is not None:
+                self._left[execution] = left - 1
+                if left == 0:
+                    del self._left[execution]
+                    raise (Struck if isinstance(execution, asyncio.Task) or left % 2 else StruckHard)
+        return self._line
+
+
+def _execution() -> object:
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:
+        task = None
+    return task or threading.current_thread()
