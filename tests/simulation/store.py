@@ -316,13 +316,10 @@ class Store:
         self._do_zrem(key, *(member for _, member in popped))
         return [part for score, member in popped for part in (member, score)]
 
-    def _do_zrange(self, key: str, first: str, last: str, *options: str) -> Any:
-        if [option.upper() for option in options] not in ([], ["WITHSCORES"]):
-            raise ServerError(SYNTAX)
+    def _do_zrange(self, key: str, first: str, last: str) -> Any:
         start, stop = _integer(first), _integer(last)
-        ranked = self._ranked(key)
-        found = ranked[_span(len(ranked), start, stop)]
-        return [part for score, member in found for part in ((member, score) if options else (member,))]
+        members = [member for _, member in self._ranked(key)]
+        return members[_span(len(members), start, stop)]
 
     def _do_zrank(self, key: str, member: str) -> Any:
         members = [member for _, member in self._ranked(key)]
