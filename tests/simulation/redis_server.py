@@ -46,6 +46,7 @@ class Server(ConnectionCommands):
         self.store = Store(lambda: self.scheduler.now, self.publish, self._guard)
         self.scripts: dict[str, str] = {}
         self._free_at = 0.0
+        self._deferred: list[Callable[[], None]] = []  # what other servers told it while it hung
         self._client_ids = 0
         self._is_out_of_memory = False  # when the script began
         self._has_written = False  # the script, until now
@@ -88,6 +89,7 @@ class Server(ConnectionCommands):
         self.is_hanging = False
         self.started_at = self.scheduler.now
         self.scripts.clear()
+        self._deferred.clear()
         self.states -= {"LOADING", "BUSY"}
         if not keeps_data:
             self.store.restore(snapshot or {})
@@ -100,6 +102,9 @@ class Server(ConnectionCommands):
         self.is_hanging = False
         for session in list(self.sessions):
             session.go_on()
+        deferred, self._deferred = self._deferred, []
+        for happen in deferred:
+            happen()
 
     def load(self, seconds: float) -> None:
         """It reads its data from disk."""
@@ -115,6 +120,22 @@ class Server(ConnectionCommands):
         for session in found:
             session.end()
         return len(found)
+
+    # Between servers
+
+    def tell(self, other: Server, happen: Callable[[], None], extra: float = 0.0) -> bool:
+        """Let it happen there when the message arrives. False: it does not pass."""
+        delay = self.network.passes(self.address, other.address)
+        if delay is None:
+            return False
+        self.scheduler.at(delay + extra, lambda: other.arrived(happen))
+        return True
+
+    def arrived(self, happen: Callable[[], None]) -> None:
+        if self.is_up and self.is_hanging:
+            self._deferred.append(happen)
+        elif self.is_up:
+            happen()
 
     # Commands
 
