@@ -35,6 +35,8 @@ class ConnectionCommands:
             )
         session.version = int(words[0]) if words else session.version
         about = {"server": "valkey", "version": info.VERSION, "proto": session.version, "id": session.number}
+        if self.mode == "sentinel":
+            return {**about, "mode": self.mode, "modules": []}
         return {**about, "mode": self.mode, "role": self.role_in_hello, "modules": info.MODULES}
 
     def _do_auth(self, session: Session, *words: str) -> Any:

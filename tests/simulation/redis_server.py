@@ -48,6 +48,7 @@ class Server(ConnectionCommands):
         self._free_at = 0.0
         self._deferred: list[Callable[[], None]] = []  # what other servers told it while it hung
         self._client_ids = 0
+        self.run_id = f"{self.scheduler.random.getrandbits(160):040x}"
         self._is_out_of_memory = False  # when the script began
         self._has_written = False  # the script, until now
         self._running: Session | None = None
@@ -88,6 +89,7 @@ class Server(ConnectionCommands):
         self.is_up = self.has_power = True
         self.is_hanging = False
         self.started_at = self.scheduler.now
+        self.run_id = f"{self.scheduler.random.getrandbits(160):040x}"
         self.scripts.clear()
         self._deferred.clear()
         self.states -= {"LOADING", "BUSY"}
