@@ -9,6 +9,7 @@ import os
 import pickle
 import sys
 import time
+import traceback
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import product
@@ -51,11 +52,10 @@ def _simulate(world: str, seed: int, plan: Sequence[Event] | None, connection: C
     faulthandler.dump_traceback_later(LONGEST_RUN, exit=True)
     try:
         outcome = Simulation(WORLDS[world], seed).run(plan)
-        connection.send_bytes(pickle.dumps(outcome))
     except BaseException:
-        import traceback
-
-        traceback.print_exc()
+        outcome = Outcome(seed, plan or (), violation=f"the simulation itself failed:\n{traceback.format_exc()}")
+    try:
+        connection.send_bytes(pickle.dumps(outcome))
     finally:
         sys.stdout.flush()
         os._exit(0)

@@ -315,8 +315,14 @@ class Simulation:
             if fault == "slow" and self.scheduler.random.random() < 0.5:
                 usual += self.scheduler.random.uniform(0.0, 3.0)
             if fault == "partition":
-                usual = max(usual, until - self.scheduler.now + self.scheduler.random.uniform(0.0, 1.0))
+                usual = max(usual, self._after(until))
+        if until := self.world.delayed_until(process, address):
+            usual = max(usual, self._after(until))
         return usual
+
+    def _after(self, until: float) -> float:
+        """Seconds until what was lost comes, as TCP repeats it."""
+        return until - self.scheduler.now + self.scheduler.random.uniform(0.0, 1.0)
 
     # The end
 

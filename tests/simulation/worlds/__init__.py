@@ -4,6 +4,7 @@ from .base import World
 from .lines import InterruptsWorld, ThreadsWorld
 from .memory import MemoryWorld
 from .redis import RedisWorld
+from .sentinel import SentinelWorld
 
-ALL: tuple[type[World], ...] = (MemoryWorld, RedisWorld, ThreadsWorld, InterruptsWorld)
+ALL: tuple[type[World], ...] = (MemoryWorld, RedisWorld, ThreadsWorld, InterruptsWorld, SentinelWorld)
 WORLDS = {world.name: world for world in ALL}

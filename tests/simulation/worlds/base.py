@@ -11,7 +11,8 @@ from ..plan import Fault
 
 if TYPE_CHECKING:
     from ..lines import Lines
-    from ..network import Socket
+    from ..network import Address, Socket
+    from ..scheduler import Process
     from ..simulation import Simulation
 
 
@@ -50,6 +51,10 @@ class World(ABC):
 
     def has_lost_data_since(self, moment: float) -> bool:
         return False
+
+    def delayed_until(self, process: Process, address: Address) -> float:
+        """The moment until which bytes between them do not get through."""
+        return 0.0
 
     def cut(self, socket: Socket) -> None:
         """The connection ends, for both sides."""

@@ -1,0 +1,139 @@
+"""Redis with two replicas that three sentinels watch."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any
+
+from ..network import Address
+from ..plan import Fault
+from ..replication import ReplicatedServer
+from ..sentinels import Sentinel, watched
+from .redis import BACKEND, ServersWorld, left_in
+from .server_faults import ServerFaults, lasts
+
+if TYPE_CHECKING:
+    from ..scheduler import Process
+    from ..simulation import Simulation
+
+SERVICE = "mymaster"
+LATELY = 15.0  # seconds after a change of roles in which the former primary may have granted what the new one has not
+
+
+class SentinelWorld(ServersWorld):
+    name = "sentinel"
+
+    def __init__(self, simulation: Simulation) -> None:
+        super().__init__(simulation)
+        network = simulation.network
+        self._islands: list[tuple[frozenset[str], float]] = []  # of servers and processes, until when
+        self._names: dict[Address, str] = {}
+        network.passes = self._passes
+        self.data = {
+            f"r{number}": ReplicatedServer(network, (f"10.0.0.{number}", 6379), self.executed) for number in (1, 2, 3)
+        }
+        primary, *replicas = self.data.values()
+        for server in self.data.values():
+            server.sync_seconds = 0.1
+            server.min_replicas = 1
+        for replica in replicas:
+            replica.follow(primary.address)
+        addresses = [(f"10.0.1.{number}", 26379) for number in (1, 2, 3)]
+        self.sentinels = watched(
+            network, SERVICE, [*self.data.values()], addresses, down_after=0.6, failover_timeout=2.0
+        )
+        for sentinel in self.sentinels:
+            sentinel.watch = self.executed
+        self.servers = {**self.data, **{f"s{number}": one for number, one in enumerate(self.sentinels, 1)}}
+        self._names |= {server.address: name for name, server in self.servers.items()}
+        self._roles = self._present_roles()
+        self._changed_at = -LATELY
+        self.scheduler.at(0.05, self._look)
+
+    def setting(self) -> dict[str, Any]:
+        sentinels = [(f"10.0.1.{number}", 26379) for number in (1, 2, 3)]
+        return {"BACKEND": BACKEND, "OPTIONS": {"sentinels": sentinels, "service_name": SERVICE}}
+
+    def _present_roles(self) -> list[bool]:
+        return [server.primary is None for server in self.data.values()]
+
+    def _look(self) -> None:
+        """A change of roles is a fault, too."""
+        roles = self._present_roles()
+        if roles != self._roles:
+            self._roles, self._changed_at = roles, self.scheduler.now
+            self.simulation.tell(f"primaries: {[*map(str, self._primaries())]}")
+        if sum(roles) != 1 or any(server.link is None and server.primary is not None for server in self.data.values()):
+            self.simulation.last_fault = self.scheduler.now
+        self.scheduler.at(0.05, self._look)
+
+    def _primaries(self) -> list[ReplicatedServer]:
+        return [server for server in self.data.values() if server.primary is None]
+
+    def is_locked(self, name: str) -> bool:
+        return any(server.store.peek(f"lock:{name}") is not None for server in self._primaries())
+
+    def left(self) -> Collection[str]:
+        return [key for server in self._primaries() for key in left_in(server)]
+
+    def has_lost_data_since(self, moment: float) -> bool:
+        """Replication is asynchronous (docs/guarantees.md)."""
+        return self._changed_at + LATELY >= moment
+
+    @property
+    def may_repeat_numbers(self) -> bool:  # type: ignore[override]
+        return self.has_lost_data_since(self.scheduler.now)
+
+    # Faults
+
+    def faults(self) -> dict[str, Fault]:
+        sentinels = {name: server for name, server in self.servers.items() if name.startswith("s")}
+        of_sentinels = ServerFaults(sentinels).all()
+        return {
+            **ServerFaults(self.data, ("LOADING", "MISCONF", "OOM", "BUSY")).all(),
+            **{f"sentinel_{name}": of_sentinels[name] for name in ("crash", "power_loss", "hang")},
+            "forgetful": Fault(self._forget, [*sentinels], lasts),
+            "lag": Fault(self._lag, [*self.data], lasts),
+            "failover": Fault(self._fail_over, [*sentinels]),
+            "island": Fault(self._separate, [*self.data], self._draw_island),
+        }
+
+    def _draw_island(self, chance: random.Random) -> Mapping[str, Any]:
+        others = [name for name in (*self.servers, "p0", "p1", "p2", "p3") if chance.random() < 0.3]
+        return {**lasts(chance), "others": "+".join(others)}
+
+    def _separate(self, who: str, seconds: float, others: str) -> None:
+        """Some servers and processes reach each other, and nobody else."""
+        island = frozenset([who, *others.split("+")])
+        self._islands.append((island, self.scheduler.now + seconds))
+
+    def _forget(self, who: str, seconds: float) -> None:
+        """A sentinel that was set up anew knows no service for a while."""
+        sentinel: Any = self.servers[who]
+        if sentinel.service is None:
+            return
+        service, sentinel.service = sentinel.service, None
+        self.scheduler.at(seconds, lambda: setattr(sentinel, "service", service))
+
+    def _lag(self, who: str, seconds: float) -> None:
+        self.data[who].lag = 0.5
+        self.scheduler.at(seconds, lambda: setattr(self.data[who], "lag", 0.0))
+
+    def _fail_over(self, who: str) -> None:
+        sentinel: Any = self.servers[who]
+        if isinstance(sentinel, Sentinel) and sentinel.service and sentinel.is_up:
+            sentinel.force_failover(sentinel.service)
+
+    def _separated_until(self, one: str, other: str) -> float:
+        now = self.scheduler.now
+        self._islands = [island for island in self._islands if island[1] >= now]
+        return max((until for names, until in self._islands if (one in names) != (other in names)), default=0.0)
+
+    def _passes(self, one: Address, other: Address) -> float | None:
+        if self._separated_until(self._names.get(one, ""), self._names.get(other, "")):
+            return None
+        return self.simulation.network.usual_delay()
+
+    def delayed_until(self, process: Process, address: Address) -> float:
+        return self._separated_until(process.name.partition(".")[0], self._names.get(address, ""))
