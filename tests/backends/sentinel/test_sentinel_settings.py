@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import threading
 import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import ClassVar
@@ -410,6 +412,22 @@ class TestSharedSearch:
         known.find(2.0)
         asyncio.run(known.afind(20.0))
         assert len(sentinel.asked) == 2
+
+    def test_a_failure_that_is_kept_keeps_nothing_of_its_callers(self, known, sentinel):
+        sentinel.answer = NoSentinel("silent")
+
+        class Known:
+            """What a caller knows, such as its request with the token."""
+
+        def find():
+            mine = Known()
+            with pytest.raises(NoSentinel):
+                known.find(2.0)
+            return weakref.ref(mine)
+
+        known_before = find()
+        gc.collect()
+        assert known_before() is None
 
     def test_silence_counts_for_those_who_wait_no_longer(self, known, sentinel):
         sentinel.answer = NoSentinel()

@@ -6,6 +6,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Sequence
+from copy import copy
 from typing import Any, NamedTuple
 
 from redis.exceptions import (
@@ -63,7 +64,7 @@ class SearchResult(NamedTuple):
 
     def get(self) -> Master:
         if isinstance(self.result, Exception):
-            raise type(self.result)(*self.result.args) from self.result.__cause__
+            raise copy(self.result) from self.result.__cause__
         return self.result
 
 
@@ -207,7 +208,7 @@ class Sentinels:
             master = yield from self._search(deadline)
             self._last_search = SearchResult(master, clock(), timeout)
         except ConnectionError as error:
-            self._last_search = SearchResult(error, clock(), timeout)
+            self._last_search = SearchResult(_without_traceback(error), clock(), timeout)
             raise
         finally:
             with self._guard:
@@ -319,6 +320,13 @@ def _most_telling(problems: Sequence[Exception]) -> ConnectionError:
     if not any(map(is_transient, problems)):
         error.__cause__ = problems[0]  # shows that it is final, too
     return error
+
+
+def _without_traceback(error: ConnectionError) -> ConnectionError:
+    """To be kept. Its traceback would keep the callers' frames, and all that they know."""
+    kept = copy(error)
+    kept.__cause__ = copy(error.__cause__)
+    return kept
 
 
 def _timeout_of(sentinel: Location) -> float:
