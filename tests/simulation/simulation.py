@@ -79,7 +79,7 @@ class Simulation:
         self.trace.append(f"{self.scheduler.now:9.4f}  {text}")
 
     def run(self, plan: Sequence[Event] | None = None) -> Outcome:
-        plan = draw_plan(self.chance, self.faults, self.world.of_call) if plan is None else plan
+        plan = draw_plan(random.Random(f"plan {self.seed}"), self.faults, self.world.of_call) if plan is None else plan
         if self.world.most_processes == 1:
             plan = [Event(event.at, event.what, event.who and "p0", event.about) for event in plan]
         outcome = Outcome(self.seed, plan, counts=self.counts, met=self.met)
