@@ -11,12 +11,13 @@ get 2 - 1 1 | getrange 4 - 1 1 | mget -2 - 1 -1 | exists -2 - 1 -1 | pttl 2 - 1 
 zrange 4 - 1 1 | zrank -3 - 1 1 | zscore 3 - 1 1 | zcard 2 - 1 1 | scan -2 - 0 0 | dbsize 1 - 0 0
 set -3 write,denyoom 1 1 | setrange 4 write,denyoom 1 1 | rpush -3 write,denyoom 1 1 | zadd -4 write,denyoom 1 1
 del -2 write 1 -1 | unlink -2 write 1 -1 | pexpire -3 write 1 1 | zrem -3 write 1 1 | zremrangebyscore 4 write 1 1
-zpopmin -2 write 1 1 | flushall -1 write 0 0 | flushdb -1 write 0 0 | restore -4 write,denyoom 1 1
-time 1 loading,stale 0 0 | publish 3 loading,stale,pubsub 0 0 | spublish 3 loading,stale,pubsub 1 1
+zpopmin -2 write 1 1 | flushall -1 write 0 0 | flushdb -1 write 0 0
+time 1 loading,stale 0 0 | publish 3 loading,stale,pubsub,replicates 0 0
+spublish 3 loading,stale,pubsub,channel,replicates 1 1
 subscribe -2 loading,stale,noscript,pubsub,listener 0 0 | unsubscribe -1 loading,stale,noscript,pubsub,listener 0 0
 psubscribe -2 loading,stale,noscript,pubsub,listener 0 0 | punsubscribe -1 loading,stale,noscript,pubsub,listener 0 0
-ssubscribe -2 loading,stale,noscript,pubsub,listener 1 -1
-sunsubscribe -1 loading,stale,noscript,pubsub,listener 1 -1
+ssubscribe -2 loading,stale,noscript,pubsub,channel,listener 1 -1
+sunsubscribe -1 loading,stale,noscript,pubsub,channel,listener 1 -1
 eval -3 noscript,stale,script 0 0 | evalsha -3 noscript,stale,script 0 0
 script|load 3 noscript,stale 0 0 | script|exists -3 noscript,stale 0 0 | script|flush -2 noscript,stale 0 0
 script|kill 2 noscript,busy 0 0
@@ -58,7 +59,7 @@ class Spec(NamedTuple):
     def keys(self, command: Sequence[str]) -> list[str]:
         if "script" in self.flags:
             number = int(command[2]) if command[2].isdecimal() else 0
-            return list(command[3 : 3 + number])
+            return list(command[3 : 3 + number]) if number <= len(command) - 3 else []
         if not self.first_key:
             return []
         return list(command[self.first_key : self.last_key + 1 or None])

@@ -37,6 +37,8 @@ class Server(ConnectionCommands):
         self.is_up = True
         self.has_power = True
         self.is_hanging = False
+        self.is_paused = False
+        self._pauses = 0
         self.latency = 0.0
         self.password = ""
         self.maxclients = 10_000
@@ -87,7 +89,7 @@ class Server(ConnectionCommands):
     def start(self, *, keeps_data: bool = False, snapshot: dict[str, Entry] | None = None) -> None:
         """After ``stop`` or ``lose_power``. Scripts are gone; ``snapshot``: the data that its disk has."""
         self.is_up = self.has_power = True
-        self.is_hanging = False
+        self.is_hanging = self.is_paused = False
         self.started_at = self.scheduler.now
         self.run_id = f"{self.scheduler.random.getrandbits(160):040x}"
         self.scripts.clear()
@@ -107,6 +109,23 @@ class Server(ConnectionCommands):
         deferred, self._deferred = self._deferred, []
         for happen in deferred:
             happen()
+
+    def pause(self, seconds: float) -> None:
+        """What may change something waits meanwhile, unless ``resume`` comes before."""
+        self.is_paused = True
+        self._pauses += 1
+        number = self._pauses
+        self.scheduler.at(seconds, lambda: self.resume() if number == self._pauses else None)
+
+    def resume(self) -> None:
+        if self.is_paused:
+            self.is_paused = False
+            for session in list(self.sessions):
+                session.go_on()
+
+    def holds(self, command: list[str]) -> bool:
+        spec = SPECS.get(command[0].lower())
+        return self.is_paused and spec is not None and bool(spec.flags & {"write", "script", "replicates"})
 
     def load(self, seconds: float) -> None:
         """It reads its data from disk."""
@@ -156,6 +175,7 @@ class Server(ConnectionCommands):
             reply = self._perform(session, spec, command)
         except ServerError as error:
             reply = error
+        session.is_asking = command[0].lower() == "asking"
         self.settle()
         return reply
 

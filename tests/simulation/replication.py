@@ -73,6 +73,7 @@ class ReplicatedServer(Server):
         self._backlog: list[Write] = []
         self._publications: list[Publication] = []
         self._connecting_until = 0.0
+        self._heard_at = self.scheduler.now
         self.scheduler.at(self.scheduler.random.uniform(0.0, TICK), self._tick)
 
     def _new_history(self) -> str:
@@ -85,7 +86,9 @@ class ReplicatedServer(Server):
         if self.primary == primary:
             return
         self.primary = primary
+        self._heard_at = self.scheduler.now
         self._unlink()
+        self.resume()
         self._connecting_until = 0.0
         self._show_role()
         self._connect()
@@ -125,6 +128,7 @@ class ReplicatedServer(Server):
         if link in self.links:
             self.links.remove(link)
         if self.link is link:
+            self._heard_at = link.heard_at
             self.link, self.is_syncing = None, False
             self._show_role()
 
@@ -213,6 +217,10 @@ class ReplicatedServer(Server):
             self._hang_up(link, link.replica)
 
     # As a replica
+
+    @property
+    def heard_from_primary_at(self) -> float:
+        return self.link.heard_at if self.link else self._heard_at
 
     def _connect(self) -> None:
         """Ask the primary for what it has, once in a while."""

@@ -20,7 +20,7 @@ class Session:
         self.version = 2
         self.name = ""
         self.is_authenticated = False
-        self.is_asking = False  # the next command, of a node of a Cluster
+        self.is_asking = self.is_readonly = False  # at a node of a Cluster
         self.is_open = True
         self._buffer = b""
         self._is_waiting = False  # for its turn at a slow server
@@ -51,16 +51,23 @@ class Session:
 
     def go_on(self) -> None:
         """Execute what has come, as far as it is complete."""
-        while self.is_open and not self.server.is_hanging and not self._is_waiting and next_command(self._buffer):
+        while not self._is_waiting and self._has_command:
             if seconds := self.server.take_time():
                 self._is_waiting = True
                 self.server.scheduler.at(seconds, self._execute_late)
                 return
             self._execute()
 
+    @property
+    def _has_command(self) -> bool:
+        """That can be executed now."""
+        if not self.is_open or self.server.is_hanging or (found := next_command(self._buffer)) is None:
+            return False
+        return not self.server.holds(found[0])
+
     def _execute_late(self) -> None:
         self._is_waiting = False
-        if self.is_open and not self.server.is_hanging and next_command(self._buffer):
+        if self._has_command:
             self._execute()
         self.go_on()
 
