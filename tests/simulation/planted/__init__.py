@@ -1,0 +1,1 @@
+"""Broken variants of the package that the simulation must find: old defects, and mutants made by a tool."""
