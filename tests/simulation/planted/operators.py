@@ -54,7 +54,7 @@ class PythonEdits:
         """Without inner functions, messages and annotations."""
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.JoinedStr | ast.Import):
             return
-        if isinstance(node, ast.stmt) and self._skips_line.search(self._line(node)):
+        if isinstance(node, ast.stmt) and self._is_skipped(node):
             return
         yield node
         for name, field in ast.iter_fields(node):
@@ -64,8 +64,8 @@ class PythonEdits:
                 if isinstance(child, ast.AST):
                     yield from self._own_nodes(child)
 
-    def _line(self, node: ast.stmt) -> str:
-        return self._lines[node.lineno - 1]
+    def _is_skipped(self, node: ast.stmt) -> bool:
+        return bool(self._skips_line.search(self._lines[node.lineno - 1]))
 
     def _at(self, line: int, column: int) -> int:
         return self._starts[line - 1] + len(self._lines[line - 1].encode()[:column].decode())
@@ -113,10 +113,10 @@ class PythonEdits:
             case ast.Raise():
                 yield self._edit("drop raise", node, "pass")
             case ast.Try():
-                if node.finalbody:
+                if node.finalbody and not self._is_skipped(node.finalbody[0]):
                     yield self._body("drop finally", node.finalbody, "pass")
                 for handler in node.handlers:
-                    if not isinstance(handler.body[-1], ast.Raise):
+                    if not isinstance(handler.body[-1], ast.Raise) and not self._is_skipped(handler.body[0]):
                         yield self._body("drop except", handler.body, "raise")
 
     def _negated(self, test: ast.expr) -> Edit:
@@ -141,7 +141,7 @@ class PythonEdits:
         if returns in ("None", "Steps[None]", "NodeSteps[None]"):
             for statement in function.body[1:]:
                 start, _ = self._span(statement)
-                if not self._skips_line.search(self._line(statement)):
+                if not self._is_skipped(statement):
                     yield Edit("return early", start, start, f"return\n{' ' * statement.col_offset}")
 
 
