@@ -66,7 +66,7 @@ SKIPPED_FUNCTIONS = re.compile(
     r"|take_over|taken_over|opened|_opened|_take_hooks|_run_hooks|_watch_\w+|_drop_leftovers|_listed|page|_page\w*|end_of|_holder|_?assert\w*|find_transactions_around|_open_transactions|_?is_known|known|final|_complete"
 )
 SKIPPED_LINES = re.compile(
-    r"logger\.|getpid|fork\.|is_copy|_pid\b|check_process|TYPE_CHECKING|warnings\.|super\(\)\.__init__|printable|\.ssl|check_health|disable_decoding|format\(many|nowait|self\._log\("
+    r"logger\.|getpid|fork\.|is_copy|_pid\b|check_process|TYPE_CHECKING|warnings\.|super\(\)\.__init__|printable|\.ssl|check_health|disable_decoding|format\(many|nowait|CHANNEL|self\._log\("
 )
 
 

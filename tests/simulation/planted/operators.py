@@ -65,7 +65,9 @@ class PythonEdits:
                     yield from self._own_nodes(child)
 
     def _is_skipped(self, node: ast.stmt) -> bool:
-        return bool(self._skips_line.search(self._lines[node.lineno - 1]))
+        """By its first line, or any of its lines if it contains no other statement."""
+        last = node.lineno if hasattr(node, "body") else node.end_lineno
+        return bool(self._skips_line.search("".join(self._lines[node.lineno - 1 : last])))
 
     def _at(self, line: int, column: int) -> int:
         return self._starts[line - 1] + len(self._lines[line - 1].encode()[:column].decode())
