@@ -10,6 +10,7 @@ from pathlib import Path
 from .planted.changes import MUTANTS, WORLDS, listed, read, to_text
 from .planted.make import mutants
 from .planted.run import SHARE_TO_FIND, run_all
+from .planted.verify import verify
 
 SEED = 17
 
@@ -28,6 +29,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     run.add_argument(
         "--json", type=Path, metavar="FILE", help="write the results there; those that stand there are not run again"
     )
+    check = commands.add_parser("verify", help="run the test of the suite that each planted defect must fail")
+    check.add_argument("--only", metavar="TEXT", default="", help="only changes whose name contains the text")
     commands.add_parser("list", help="print the names of all changes")
     options = parser.parse_args(arguments)
     if options.command == "make":
@@ -36,6 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         head = f"# Made by `python -m tests.simulation.mutants make --seed {options.seed}`.\n"
         MUTANTS.write_text(head + "# `rule` and `equivalent` are written by hand, and kept.\n\n" + to_text(made))
         return 0
+    if options.command == "verify":
+        return 0 if verify([change for change in listed() if options.only in change.name]) else 1
     if options.command == "list":
         for change in listed():
             print(f"{change.name:40} {change.rule}")
