@@ -1131,7 +1131,7 @@ def test_a_repair_that_a_release_overtook_gives_nobody_the_lock(redlock_locks, n
 
     with lock("other"):  # so that somebody cleans up
         monkeypatch.setattr(Nodes, "run", run_and_release)
-        redlock_locks.renew([(taken, 30.0)])
+        redlock_locks.renew([(taken, 10 * PATIENCE)])  # nor does its end free it
         eventually(lambda: not any(node.exists("lock:name") for node in nodes))
 
 

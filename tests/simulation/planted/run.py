@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -11,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 from .changes import ROOT, Change
 
@@ -21,7 +23,8 @@ SIMULATE = (sys.executable, "-m", "tests.simulation")
 
 @dataclass(frozen=True)
 class Result:
-    """``outcome``: found, not found, hangs (the simulation did not end by itself), or failed (it is broken itself).
+    """``outcome``: found, not found, hangs (the simulation did not end by itself), failed (it is broken itself), or
+    found without it (the same seed finds something in the unchanged package, too, so that this proves nothing).
 
     ``runs``: until the finding, of all worlds that were tried. ``events``: of the shrunk list. ``detail``: what was
     found, or what the simulation said at its end.
@@ -79,29 +82,41 @@ def run_all(
 
 def _run(change: Change, seed: int, minutes: float, simulate: Sequence[str]) -> Result:
     began, runs = monotonic(), 0
-    with change.environment() as environment:
-        for world in change.worlds:
-            options = ["--world", world, "--seed", str(seed), "--minutes", f"{minutes:g}", "--jobs", "1", "--json"]
-            try:
-                ended = subprocess.run(
-                    [*simulate, *options], env=environment, cwd=ROOT, capture_output=True, text=True,
-                    timeout=60 * minutes + GRACE, check=False,
-                )  # fmt: skip
-            except subprocess.TimeoutExpired:
-                return _result(change, "hangs", world, runs, began, 0, "")
-            try:
-                summary = json.loads(ended.stdout.splitlines()[-1])
-                runs += summary["runs"]
-                findings = summary["findings"]
-            except (IndexError, LookupError, TypeError, ValueError):
-                said = (ended.stderr or ended.stdout).strip().splitlines()[-1:]
-                detail = f"status {ended.returncode}: {' '.join(said)}"
-                return _result(change, "failed", world, runs, began, 0, detail)
-            if findings:
-                first = findings[0]
-                detail = f"{first['kind']} (seed {first['seed']})"
-                return _result(change, "found", world, runs, began, len(first["events"]), detail)
+    for world in change.worlds:
+        command = [*simulate, "--world", world, "--jobs", "1", "--json"]
+        long = ["--seed", str(seed), "--minutes", f"{minutes:g}"]
+        try:
+            with change.environment() as environment:
+                summary = _summary([*command, *long], environment, 60 * minutes + GRACE)
+            runs += summary["runs"]
+            if not summary["findings"]:
+                continue
+            first = summary["findings"][0]
+            unchanged = _summary([*command, "--seed", str(first["seed"])], dict(os.environ), GRACE)
+        except subprocess.TimeoutExpired:
+            return _result(change, "hangs", world, runs, began, 0, "")
+        except SimulationFailed as error:
+            return _result(change, "failed", world, runs, began, 0, str(error))
+        outcome = "found without it" if unchanged["findings"] else "found"
+        return _result(
+            change, outcome, world, runs, began, len(first["events"]), f"{first['kind']} (seed {first['seed']})"
+        )
     return _result(change, "not found", change.worlds[-1], runs, began, 0, "")
+
+
+class SimulationFailed(Exception):
+    """It did not end with a summary."""
+
+
+def _summary(command: Sequence[str], environment: dict[str, str], timeout: float) -> Any:
+    ended = subprocess.run(
+        command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=timeout, check=False
+    )
+    try:
+        return json.loads(ended.stdout.splitlines()[-1])
+    except (IndexError, ValueError):
+        said = (ended.stderr or ended.stdout).strip().splitlines()[-1:]
+        raise SimulationFailed(f"status {ended.returncode}: {' '.join(said)}") from None
 
 
 def _result(change: Change, outcome: str, world: str, runs: int, began: float, events: int, detail: str) -> Result:

@@ -155,6 +155,12 @@ def test_a_simulation_that_is_broken_finds_nothing(tmp_path):
     assert "status 1: no such world" in said[0]
 
 
+def test_what_is_found_in_the_unchanged_package_too_proves_nothing(tmp_path):
+    shares, said = run(PLANTED, STUB.replace("if planted else []", ""), tmp_path)
+    assert shares == {"memory": 0.0}
+    assert "| found without it | 5 |" in said[0]
+
+
 def test_known_results_are_not_made_again(tmp_path):
     results = tmp_path / "results.jsonl"
     first, _ = run(PLANTED, STUB, tmp_path, results=results)

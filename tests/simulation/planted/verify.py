@@ -12,6 +12,8 @@ from .changes import ROOT, Change
 # The unchanged package must not come before the changed one: neither by the configuration nor by tests' folders.
 PYTEST = (sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--import-mode=append", "-n", "0")
 
+LONGEST = 300.0  # seconds for a test; it hangs where a defect makes it do so
+
 
 def verify(changes: Sequence[Change]) -> bool:
     """Whether all tests that are named fail, as they must."""
@@ -22,10 +24,14 @@ def verify(changes: Sequence[Change]) -> bool:
 def _fails(change: Change) -> bool:
     with change.environment() as environment:
         path = environment["PYTHONPATH"].replace(os.pathsep, " ")
-        ended = subprocess.run(
-            [*PYTEST, "-o", f"pythonpath={path}", change.test], env=environment, cwd=ROOT, capture_output=True,
-            text=True, check=False,
-        )  # fmt: skip
+        command = [*PYTEST, "-o", f"pythonpath={path}", change.test]
+        try:
+            ended = subprocess.run(
+                command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=LONGEST, check=False
+            )
+        except subprocess.TimeoutExpired:
+            print(f"{change.name}: {change.test} hangs", flush=True)
+            return True
     failed = [line for line in ended.stdout.splitlines() if line.startswith(("FAILED tests", "ERROR tests"))]
     print(f"{change.name}: {failed[0] if failed else f'status {ended.returncode}, nothing failed'}", flush=True)
     return ended.returncode == 1
