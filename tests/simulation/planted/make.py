@@ -105,14 +105,17 @@ def _drawn(seed: str, share: Share, root: Path) -> Iterator[Hunk]:
             by_operator.setdefault(edit.operator, []).append((_rank(f"{seed}{hunk}"), hunk, place))
     queues = {operator: iter(sorted(found)) for operator, found in by_operator.items()}
     taken: set[tuple[str, int]] = set()
+
+    def following(queue: Iterator[tuple[str, Hunk, tuple[str, int]]]) -> Hunk | None:
+        for _, hunk, place in queue:
+            if place not in taken and _is_usable(hunk, root):
+                taken.add(place)
+                return hunk
+        return None
+
     while queues:
         for operator in sorted(queues, key=lambda operator: _rank(f"{seed}{operator}")):
-            hunk = None
-            while hunk is None and (found := next(queues[operator], None)):
-                _, hunk, place = found
-                hunk = hunk if place not in taken and _is_usable(hunk, root) else None
-            if hunk:
-                taken.add(place)
+            if hunk := following(queues[operator]):
                 yield hunk
             else:
                 del queues[operator]
