@@ -115,8 +115,8 @@ def _drawn(seed: str, share: Share, root: Path) -> Iterator[Hunk]:
 
     while queues:
         for operator in sorted(queues, key=lambda operator: _rank(f"{seed}{operator}")):
-            if hunk := following(queues[operator]):
-                yield hunk
+            if drawn := following(queues[operator]):
+                yield drawn
             else:
                 del queues[operator]
 
