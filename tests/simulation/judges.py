@@ -240,6 +240,7 @@ class Judges:
     def watch(self) -> None:
         self.check_exclusion()
         self._check_that_free_locks_are_taken()
+        self._simulation.world.watch()
 
     def _check_that_free_locks_are_taken(self) -> None:
         """S7, S10: no lock is free while somebody waits for it."""

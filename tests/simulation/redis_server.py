@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .network import Address, Network, Socket
 
 Watch = Callable[[Session, list[str], Any], None]  # told of each command that was executed, and of its reply
+WatchBefore = Callable[[Session, list[str]], None]  # told of it before
 
 
 class Server(ConnectionCommands):
@@ -32,6 +33,7 @@ class Server(ConnectionCommands):
         self.network, self.scheduler = network, network.scheduler
         self.address = address
         self.watch = watch
+        self.watch_before: WatchBefore | None = None
         self.sessions = []
         self.states: set[str] = set()
         self.is_up = True

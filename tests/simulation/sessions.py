@@ -75,6 +75,8 @@ class Session:
         if (found := next_command(self._buffer)) is None:
             return
         command, self._buffer = found
+        if self.server.watch_before:
+            self.server.watch_before(self, command)
         reply = self.server.execute(self, command)
         if self.server.watch:
             self.server.watch(self, command, reply)

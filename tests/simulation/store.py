@@ -77,8 +77,12 @@ class Store:
 
     def remaining(self, key: str) -> float:
         """Seconds until the key expires."""
+        return self.expires_at(key) - self._now()
+
+    def expires_at(self, key: str) -> float:
+        """The second of the world."""
         entry = self._entries.get(key)
-        return entry.expires_at - self._now() if entry else inf
+        return entry.expires_at if entry else inf
 
     def keys(self) -> set[str]:
         self.expire()

@@ -42,6 +42,10 @@ class World(ABC):
         """What it adds to the description of a call."""
         return {}
 
+    def watch(self) -> None:
+        """Its judges look, as time passes."""
+        return
+
     @abstractmethod
     def is_locked(self, name: str) -> bool: ...
 

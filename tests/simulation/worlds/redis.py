@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ..plan import Fault
 from ..redis_server import Server
 from ..sessions import Session
+from ..store_judge import StoreJudge
 from .base import World
 from .server_faults import STATES, ServerFaults
 
@@ -55,11 +56,20 @@ class RedisWorld(ServersWorld):
         super().__init__(simulation)
         self.server = Server(simulation.network, ("10.0.0.1", 6379), self.executed)
         self.servers = {"redis": self.server}
+        self.judge = StoreJudge(simulation, self.server)
+        self.server.watch_before = self.judge.begins
         self._lost_at = -1.0
         self._went_back = False
 
     def setting(self) -> dict[str, Any]:
         return {"BACKEND": BACKEND, "LOCATION": "redis://10.0.0.1:6379/0"}
+
+    def executed(self, session: Session, command: list[str], reply: Any) -> None:
+        super().executed(session, command, reply)
+        self.judge.executed(session, command, reply)
+
+    def watch(self) -> None:
+        self.judge.watch()
 
     def is_locked(self, name: str) -> bool:
         return self.server.store.peek(f"lock:{name}") is not None
@@ -81,6 +91,7 @@ class RedisWorld(ServersWorld):
 
     def _wipe(self, who: str) -> None:
         self.server.store.restore({})
+        self.judge.lost_data()
         self._lost_at = self.scheduler.now
         self.may_repeat_numbers = self._went_back
 

@@ -1,0 +1,95 @@
+"""What may become of the lease of one lock in a store."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import TYPE_CHECKING, NamedTuple
+
+from django_distlock.backends.common.timing import Timing
+
+if TYPE_CHECKING:
+    from .store_judge import Executed, StoredLease, StoreJudge
+
+GRAIN = 0.002  # seconds by which times may differ: the store counts in milliseconds
+
+
+class Released(NamedTuple):
+    at: float
+    retires_for: float
+
+
+class LeaseJudge:
+    """S2, S3, S4, S12, and min_hold."""
+
+    def __init__(self, store: StoreJudge, name: str) -> None:
+        self._store = store
+        self._name = name
+        self._released: dict[str, Released] = {}  # by token
+        self._kept_until = -inf
+
+    def executed(self, executed: Executed) -> None:
+        before, after = executed.before.lease, executed.after.lease
+        self._judge_owner(executed, before, after)
+        if executed.script == "release":
+            self._note_release(executed, before, after)
+        if after and (before is None or before.token != after.token):
+            self._judge_grant(executed, after)
+        elif after and before and after.fence != before.fence:
+            self._fail(f"S12: the number of {after.token[:6]} changed from {before.fence} to {after.fence}")
+
+    def _judge_owner(self, executed: Executed, before: StoredLease | None, after: StoredLease | None) -> None:
+        token = executed.token
+        if before is None or before.token != token:
+            if before and after != before:
+                self._fail(f"S2: {executed.script} of {token[:6]} changed the lease of {before.token[:6]}")
+            if executed.script == "renew" and executed.reply == 1:
+                self._fail(f"S2: {token[:6]} renewed a lease that it did not hold")
+            return
+        if executed.script == "release":
+            return
+        if before.state == "h":
+            if executed.script == "acquire" and not executed.is_granted:
+                self._fail(f"S3: {token[:6]} was refused the lock, which it has")
+            if after and after.expires_at < before.expires_at - GRAIN:
+                self._fail(f"S3: {executed.script} of {token[:6]} shortened its lease")
+        elif executed.script == "renew" and (executed.reply == 1 or after != before):
+            self._fail(f"S2: {token[:6]} renewed a lease that it did not hold")
+
+    def _note_release(self, executed: Executed, before: StoredLease | None, after: StoredLease | None) -> None:
+        token = executed.token
+        is_owner = before is not None and before.token == token
+        if executed.is_offer:
+            if before and before.state != "c" and after != before:
+                self._fail(f"S2: a hand-back of {token[:6]} changed the lease of {before.token[:6]}")
+            return
+        if not isinstance(executed.reply, int):
+            return
+        if after and after.token == token and after.state != "r":
+            self._fail(f"S4: {token[:6]} gave the lock up and still has it")
+        self._released[token] = Released(executed.at, executed.retires_for)
+        if executed.is_forced:
+            self._kept_until = -inf
+        elif is_owner and before and before.state == "h" and executed.cooldown:
+            self._kept_until = max(self._kept_until, executed.at + executed.cooldown)
+
+    def _judge_grant(self, executed: Executed, lease: StoredLease) -> None:
+        if executed.at < self._kept_until - GRAIN:
+            self._fail(f"min_hold was cut short by the grant to {lease.token[:6]}")
+        if lease.fence <= self._store.last_fence:
+            self._fail(f"S12: {lease.token[:6]} has the number {lease.fence}, not above {self._store.last_fence}")
+        if lease.fence < self._store.server.store.micros():
+            # In a split brain each side knows only its own numbers, and grants go by the clock alone.
+            self._fail(f"S12: the number {lease.fence} of {lease.token[:6]} is older than its grant")
+        self._store.last_fence = max(lease.fence, self._store.last_fence)
+        if lease.state == "h":
+            if executed.token != lease.token:
+                self._fail(f"S2: {lease.token[:6]} was granted the lock for good while it did not ask")
+            if (released := self._released.get(lease.token)) and (
+                not released.retires_for or executed.at < released.at + released.retires_for - GRAIN
+            ):
+                self._fail(f"S4: {lease.token[:6]} is granted the lock, though it gave it up")
+        elif lease.expires_at > executed.at + Timing.grant_ttl + GRAIN:
+            self._fail(f"S7: what was handed to {lease.token[:6]} is kept for it too long")
+
+    def _fail(self, text: str) -> None:
+        self._store.fail(f"{text} ({self._name})")

@@ -1,0 +1,203 @@
+"""In which order those who wait for one lock are granted it, and how soon."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from math import inf
+from typing import TYPE_CHECKING
+
+from django_distlock.backends.common.timing import Timing
+
+from .lease_judge import GRAIN
+
+if TYPE_CHECKING:
+    from .scheduler import Process
+    from .store_judge import Executed, LockState, StoredLease, StoreJudge
+
+HEARD_WITHIN = 0.3  # seconds, and TRIPS, after which a waiter that was handed the lock has taken it
+TRIPS = 10  # ways that bytes go meanwhile, where a connection has to be made
+MOST_LOOKS = 5  # that nothing explains, in WINDOW seconds
+WINDOW = 3.0
+
+
+@dataclass
+class Waiter:
+    """``is_present``: the store knows of its place, so that nobody may overtake it."""
+
+    process: Process
+    place: float
+    inbox: str
+    looked_at: float
+    is_present: bool = True
+
+
+@dataclass
+class Handed:
+    """The lock, to a waiter that has not taken it yet."""
+
+    token: str
+    at: float
+    process: Process | None
+    stopped_before: float
+
+
+@dataclass
+class Looks:
+    """Of one token."""
+
+    last: float = -inf
+    lease_ends_at: float = inf  # as it was told
+    unexplained: deque[float] = field(default_factory=deque)
+
+
+class QueueJudge:
+    """S10, S11, and that a free lock is taken (S7)."""
+
+    def __init__(self, store: StoreJudge, name: str) -> None:
+        self._store = store
+        self._name = name
+        self._waiters: dict[str, Waiter] = {}
+        self._places: dict[str, float] = {}
+        self._left: set[str] = set()
+        self._askers: dict[str, Process] = {}
+        self._looks: dict[str, Looks] = {}
+        self._handed: Handed | None = None
+        self._ended_at = inf  # the lease, unless it is renewed
+
+    def executed(self, executed: Executed) -> None:
+        before, after, token = executed.before, executed.after, executed.token
+        self._waiters = {one: waiter for one, waiter in self._waiters.items() if waiter.process.is_alive}
+        self._judge_promptness(before)
+        if executed.script == "acquire":
+            self._askers[token] = executed.process
+            self._judge_looks(executed)
+            self._note_attempt(executed)
+        elif executed.script == "release":
+            self._note_release(executed)
+        self._note_drops(before, after)
+        if after.lease and (before.lease is None or before.lease.token != after.lease.token):
+            self._judge_grant(executed, after.lease)
+        if after.lease is None or after.lease.state != "c":
+            self._handed = None
+        if after.lease and after.lease.is_taken:
+            self._waiters.pop(after.lease.token, None)
+        self._ended_at = after.lease.expires_at if after.lease else inf
+        queue = self._store.keys.queue(self._name)
+        if after.places and self._store.server.store.remaining(queue) > Timing.queue_ttl + GRAIN:
+            self._fail("S9: the queue would outlive those who wait")
+
+    def watch(self) -> None:
+        self._judge_handed()
+
+    # Places
+
+    def _note_attempt(self, executed: Executed) -> None:
+        token = executed.token
+        if token not in executed.before.places:
+            self._places.pop(token, None)  # whoever was dropped before it was told its place gets another one
+        self._note_place(token, executed.known_place)
+        if executed.place is not None:
+            self._note_place(token, executed.place)
+            if token not in self._left and executed.process.is_alive:
+                inbox = executed.words[5]
+                self._waiters[token] = Waiter(executed.process, self._places[token], inbox, executed.at)
+        elif executed.mode == "last" and isinstance(executed.reply, list):
+            self._leave(token)
+
+    def _note_place(self, token: str, place: float) -> None:
+        if place < inf:
+            self._places[token] = min(self._places.get(token, inf), place)
+
+    def _note_release(self, executed: Executed) -> None:
+        before, after = executed.before, executed.after
+        had = before.lease is not None and before.lease.token == executed.token
+        if executed.is_offer and not (had and before.lease and before.lease.state == "c"):
+            return
+        if isinstance(executed.reply, int):
+            self._leave(executed.token)
+            if executed.token in after.places:
+                self._fail(f"S4: {executed.token[:6]} left, and its place is kept")
+        if had and after.lease is None:
+            for token, inbox in before.inboxes.items():
+                if token != executed.token and self._store.listeners(inbox):
+                    self._fail(f"S10: {executed.token[:6]} freed the lock, and it was not handed to {token[:6]}")
+
+    def _leave(self, token: str) -> None:
+        self._waiters.pop(token, None)
+        self._left.add(token)
+
+    def _note_drops(self, before: LockState, after: LockState) -> None:
+        for token in before.places.keys() - after.places.keys():
+            if (waiter := self._waiters.get(token)) and not self._store.listeners(waiter.inbox):
+                waiter.is_present = False
+
+    def _judge_grant(self, executed: Executed, lease: StoredLease) -> None:
+        place = self._places.get(lease.token, inf)
+        for token, waiter in self._waiters.items():
+            stays = waiter.is_present and executed.at - waiter.looked_at < Timing.queue_ttl - GRAIN
+            if token != lease.token and stays and waiter.place < place and self._store.listeners(waiter.inbox):
+                self._fail(f"S10: {lease.token[:6]} was granted the lock before {token[:6]}, which came earlier")
+        if lease.state == "c":
+            self._note_handed(executed, lease.token)
+
+    # Hand-offs
+
+    def _note_handed(self, executed: Executed, token: str) -> None:
+        if not self._store.listeners(executed.before.inboxes.get(token, "")):
+            self._fail(f"S10: the lock was handed to {token[:6]}, which does not listen")
+        process = self._askers.get(token)
+        self._handed = Handed(token, executed.at, process, process.stopped_for if process else 0.0)
+        if token in self._waiters:
+            self._waiters[token].is_present = False  # until its next look, should it miss its turn
+
+    def _judge_handed(self) -> None:
+        """S11: no wake-up is lost."""
+        handed = self._handed
+        if handed is None or handed.process is None or not self._is_undisturbed(handed.process, handed.at):
+            return
+        if handed.process.stopped_for == handed.stopped_before and self._store.now - handed.at > self._soon:
+            lease = self._store.state(self._name).lease
+            if lease is None or (lease.token, lease.state) == (handed.token, "c"):
+                self._fail(f"S11: {handed.token[:6]} was handed the lock at {handed.at:.3f} s and did not take it")
+
+    def _judge_promptness(self, before: LockState) -> None:
+        """S11: the first of the queue looks when the lease ends."""
+        late = self._store.now - self._ended_at
+        waiter = self._waiters.get(before.first)  # none: a "wait" that came after its caller had left
+        if before.lease or late < self._soon or waiter is None or waiter.looked_at > self._ended_at:
+            return
+        if self._is_undisturbed(waiter.process, self._ended_at):
+            self._fail(f"S11: the lock was free for {late:.3f} s, though {before.first[:6]} stood first in the queue")
+
+    @property
+    def _soon(self) -> float:
+        return HEARD_WITHIN + TRIPS * self._store.simulation.distance
+
+    def _is_undisturbed(self, process: Process, since: float) -> bool:
+        judges = self._store.simulation.judges
+        return process.is_alive and not process.is_stopped and not judges.may_fail(since)
+
+    # Looks
+
+    def _judge_looks(self, executed: Executed) -> None:
+        """S11: nobody polls."""
+        looks = self._looks.setdefault(executed.token, Looks())
+        is_explained = (
+            executed.mode != "look"
+            or executed.at - looks.last > Timing.look_interval - GRAIN - self._store.simulation.distance
+            or executed.at > looks.lease_ends_at - GRAIN
+            or (executed.before.lease is not None and executed.before.lease.token == executed.token)
+        )
+        if not is_explained and not self._store.simulation.judges.may_fail(executed.at - WINDOW):
+            looks.unexplained.append(executed.at)
+            while looks.unexplained[0] < executed.at - WINDOW:
+                looks.unexplained.popleft()
+            if len(looks.unexplained) > MOST_LOOKS:
+                self._fail(f"S11: {executed.token[:6]} looked {len(looks.unexplained)} times in {WINDOW:g} s for nothing")
+        looks.last, looks.lease_ends_at = executed.at, inf
+        if executed.place is not None and executed.reply[2] >= 0:
+            looks.lease_ends_at = executed.at + executed.reply[2] / 1000
+
+    def _fail(self, text: str) -> None:
+        self._store.fail(f"{text} ({self._name})")
