@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from . import info
 from .resp import OK, Push, Replies, ServerError, Status
 
 if TYPE_CHECKING:
-    from .scheduler import Scheduler
+    from .scheduler import Process, Scheduler
     from .sessions import Session
 
 
@@ -18,6 +20,7 @@ class ConnectionCommands:
     password: str
     sessions: list[Session]
     scheduler: Scheduler
+    hint_delay: Callable[[Process], float | None] = staticmethod(lambda process: 0.0)  # None: it is lost
 
     def _do_hello(self, session: Session, *words: str) -> Any:
         if words and words[0] not in ("2", "3"):
@@ -109,7 +112,9 @@ class ConnectionCommands:
         """To those that listen here; how many there are."""
         ears = [session for session in self.sessions if (kind, channel) in session.channels]
         for session in ears:
-            session.tell(Push(["smessage" if kind == "S" else "message", channel, text]))
+            if (delay := self.hint_delay(session.socket.process)) is not None:
+                push = Push(["smessage" if kind == "S" else "message", channel, text])
+                self.scheduler.at(delay, partial(session.tell, push)) if delay else session.tell(push)
         return len(ears)
 
     def _do_publish(self, session: Session, channel: str, text: str) -> int:

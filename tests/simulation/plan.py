@@ -53,17 +53,68 @@ def length(chance: random.Random) -> float:
     )
 
 
+@dataclass(frozen=True)
+class Profile:
+    """What the calls and faults of a run have in common. Shares are of calls.
+
+    ``within``: seconds in which most of it happens. ``ttls``, ``works``: seconds. ``faults``: those that may befall it;
+    None: any.
+    """
+
+    names: Sequence[str] = ("a", "a", "a", "ab", "abc")
+    calls: tuple[int, int] = (2, MOST_CALLS)
+    within: Sequence[float] = (2.0, 8.0, HORIZON)
+    ttls: Sequence[Sequence[float]] = ((0.5,), (0.5, 2.0), (2.0, 5.0), (0.1, 1.0))
+    works: Sequence[float] = (0.0, 0.01, 1.0, 6.0)  # at most
+    wait_share: float = 0.5  # who wait for more than a second
+    runs_out_share: float = 0.2
+    cancel_share: float = 0.2
+    detach_share: float = 0.2
+    faults: Sequence[str] | None = None
+
+
+PROFILES = (
+    (3, Profile()),
+    # Many want the same lock at the same time.
+    (2, Profile(("a",), (8, 40), (2.0, 5.0), works=(0.01, 0.1, 0.5), wait_share=0.8, faults=("stop", "kill", "cut"))),
+    # Nobody renews and releases what runs out while others wait.
+    (
+        2,
+        Profile(
+            ("a",), (8, 25), (2.0, 5.0), ((0.3, 0.6), (0.5, 2.0)), (0.1, 1.0, 3.0), 0.8, runs_out_share=0.7,
+            cancel_share=0.5, faults=("stop", "kill", "server_clock"),
+        ),
+    ),
+    # Who is handed the lock hears of it late, or never.
+    (
+        1,
+        Profile(
+            ("a",), (8, 25), (4.0,), ((5.0, 20.0),), (0.01, 0.1, 1.0), 0.9, detach_share=0.6,
+            faults=("late_hints", "cut", "slow"),
+        ),
+    ),
+    # What was given up arrives after all.
+    (
+        1,
+        Profile(
+            ("a",), (8, 25), (4.0, 8.0), ((5.0, 20.0),), (0.01, 0.1, 1.0), 0.3, cancel_share=0.5,
+            faults=("slow", "lossy", "partition", "hang"),
+        ),
+    ),
+)  # fmt: skip
+
+
 def draw_plan(chance: random.Random, faults: Mapping[str, Fault], of_call: Draw) -> list[Event]:
+    [profile] = chance.choices([one for _, one in PROFILES], [weight for weight, _ in PROFILES])
     processes = [f"p{number}" for number in range(chance.randint(1, MOST_PROCESSES))]
-    names = "abc"[: chance.choice([1, 1, 1, 2, 3])]
-    ttls = chance.choice([(0.5,), (0.5, 2.0), (2.0, 5.0), (0.1, 1.0)])
-    crowded = chance.choice([2.0, 8.0, HORIZON])  # seconds in which most of it happens
+    names, ttls, within = chance.choice(profile.names), chance.choice(profile.ttls), chance.choice(profile.within)
     plan = []
-    for _ in range(chance.randint(2, MOST_CALLS)):
-        at = round(chance.choice([chance.uniform(0, crowded), chance.uniform(0, HORIZON)]), 3)
-        what, who, about = _draw_call(chance, chance.choice(processes), names, ttls)
+    for _ in range(chance.randint(*profile.calls)):
+        at = round(chance.choice([chance.uniform(0, within), chance.uniform(0, HORIZON)]), 3)
+        what, who, about = _draw_call(chance, profile, chance.choice(processes), names, ttls)
         plan.append(Event(at, what, who, {**about, **of_call(chance)}))
-    kinds = chance.sample(sorted(faults), chance.randint(0, len(faults)))  # of each run its own
+    kinds = sorted(faults if profile.faults is None else faults.keys() & set(profile.faults))
+    kinds = chance.sample(kinds, chance.randint(0, len(kinds)))  # of each run its own
     for _ in range(chance.randint(1, MOST_FAULTS) if kinds else 0):
         kind = chance.choice(kinds)
         fault = faults[kind]
@@ -71,12 +122,12 @@ def draw_plan(chance: random.Random, faults: Mapping[str, Fault], of_call: Draw)
         about = dict(fault.draw(chance))
         if chance.random() < 0.5:
             about["during"] = chance.choice(OPERATIONS)
-        plan.append(Event(round(chance.uniform(0, crowded), 3), kind, who, about))
+        plan.append(Event(round(chance.uniform(0, within), 3), kind, who, about))
     return sorted(plan, key=lambda event: event.at)
 
 
 def _draw_call(
-    chance: random.Random, process: str, names: str, ttls: Sequence[float]
+    chance: random.Random, profile: Profile, process: str, names: str, ttls: Sequence[float]
 ) -> tuple[str, str, Mapping[str, Any]]:
     def rarely(share: float, value: Any) -> Any:
         return value if chance.random() < share else None
@@ -85,22 +136,25 @@ def _draw_call(
     what = chance.choice(["with"] * 6 + ["acquire"] * 4 + ["adopt"] * 2 + ["free", "poll"])
     if what in ("with", "acquire", "poll"):
         about["ttl"] = chance.choice(ttls)
-        about["wait"] = chance.choice([0, round(chance.uniform(0.02, 1), 3), round(chance.uniform(1, 12), 3), None])
-        about["renew"] = rarely(0.2, False)
+        is_patient = chance.random() < profile.wait_share
+        waits = (round(chance.uniform(1, 12), 3), None) if is_patient else (0, round(chance.uniform(0.02, 1), 3))
+        about["wait"] = chance.choice(waits)
+        about["renew"] = rarely(profile.runs_out_share, False)
         about["min_hold"] = rarely(0.2, round(chance.uniform(0, 2), 3))
         about["max_hold"] = rarely(0.1, 3.0)
         about["reentrant"] = rarely(0.15, True)
     if what != "free":
-        about["works"] = chance.choice([0.0, 0.01, round(chance.uniform(0, 1), 3), round(chance.uniform(0, 6), 3)])
+        most = chance.choice(profile.works)
+        about["works"] = round(chance.uniform(0, most), 3) if most > 0.1 else most
         about["renews"] = rarely(0.1, chance.choice([0.5, 6.0]))
     if what in ("with", "acquire"):
         about["inside"] = rarely(0.15, chance.choice([about["name"], *names]))  # another lock that is taken meanwhile
         about["raises"] = rarely(0.1, True)
-        about["detaches"] = rarely(0.2, True)
+        about["detaches"] = rarely(profile.detach_share, True)
         about["in_atomic"] = rarely(0.1, True) if what == "with" and not about["in_task"] else None
     if what == "acquire":
         about["releases_twice"] = rarely(0.1, True)
         about["forgets"] = rarely(0.05, True)
     if about["in_task"]:
-        about["cancelled_after"] = rarely(0.2, round(chance.uniform(0, 3), 3))
+        about["cancelled_after"] = rarely(profile.cancel_share, round(chance.uniform(0, 3), 3))
     return what, process, {key: value for key, value in about.items() if value is not None or key == "wait"}

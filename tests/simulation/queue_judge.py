@@ -103,7 +103,7 @@ class QueueJudge:
                 inbox = executed.words[5]
                 self._waiters[token] = Waiter(executed.process, self._places[token], inbox, executed.at)
         elif executed.mode == "last" and isinstance(executed.reply, list):
-            self._leave(token)
+            self._leave(executed)
 
     def _note_place(self, token: str, place: float) -> None:
         if place < inf:
@@ -115,17 +115,17 @@ class QueueJudge:
         if executed.is_offer and not (had and before.lease and before.lease.state == "c"):
             return
         if isinstance(executed.reply, int):
-            self._leave(executed.token)
-            if executed.token in after.places:
-                self._fail(f"S4: {executed.token[:6]} left, and its place is kept")
+            self._leave(executed)
         if had and after.lease is None:
             for token, inbox in before.inboxes.items():
                 if token != executed.token and self._store.listeners(inbox):
                     self._fail(f"S10: {executed.token[:6]} freed the lock, and it was not handed to {token[:6]}")
 
-    def _leave(self, token: str) -> None:
-        self._waiters.pop(token, None)
-        self._left.add(token)
+    def _leave(self, executed: Executed) -> None:
+        self._waiters.pop(executed.token, None)
+        self._left.add(executed.token)
+        if executed.token in executed.after.places:
+            self._fail(f"S4: {executed.token[:6]} left, and its place is kept")
 
     def _note_drops(self, before: LockState, after: LockState) -> None:
         for token in before.places.keys() - after.places.keys():
@@ -194,7 +194,7 @@ class QueueJudge:
             while looks.unexplained[0] < executed.at - WINDOW:
                 looks.unexplained.popleft()
             if len(looks.unexplained) > MOST_LOOKS:
-                self._fail(f"S11: {executed.token[:6]} looked {len(looks.unexplained)} times in {WINDOW:g} s for nothing")
+                self._fail(f"S11: {executed.token[:6]} polls: {len(looks.unexplained)} looks in {WINDOW:g} s")
         looks.last, looks.lease_ends_at = executed.at, inf
         if executed.place is not None and executed.reply[2] >= 0:
             looks.lease_ends_at = executed.at + executed.reply[2] / 1000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Collection
 from math import inf
 from typing import TYPE_CHECKING, Any
@@ -11,10 +12,11 @@ from ..redis_server import Server
 from ..sessions import Session
 from ..store_judge import StoreJudge
 from .base import World
-from .server_faults import STATES, ServerFaults
+from .server_faults import STATES, ServerFaults, lasts
 
 if TYPE_CHECKING:
     from ..network import Socket
+    from ..scheduler import Process
     from ..simulation import Simulation
 
 BACKEND = "django_distlock.backends.redis.RedisBackend"
@@ -56,8 +58,10 @@ class RedisWorld(ServersWorld):
         super().__init__(simulation)
         self.server = Server(simulation.network, ("10.0.0.1", 6379), self.executed)
         self.servers = {"redis": self.server}
+        self.server.hint_delay = self._hint_delay
         self.judge = StoreJudge(simulation, self.server)
         self.server.watch_before = self.judge.begins
+        self._hints_late: dict[str, float | None] = {}  # by process: seconds, or None where they are lost
         self._lost_at = -1.0
         self._went_back = False
 
@@ -83,11 +87,20 @@ class RedisWorld(ServersWorld):
     def faults(self) -> dict[str, Fault]:
         return {
             **ServerFaults(self.servers, (*STATES, "READONLY")).all(),
+            "late_hints": Fault(self._let_hints_be_late, (), _lateness),
             "wipe": Fault(self._wipe, ["redis"]),
             "server_clock": Fault(
                 self._set_clock, ["redis"], lambda chance: {"by": round(chance.uniform(-10.0, 10.0), 3)}
             ),
         }
+
+    def _let_hints_be_late(self, who: str, seconds: float, by: float | None) -> None:
+        """Nothing else of the process is: a connection of its own stalls by itself."""
+        self._hints_late[who] = by
+        self.scheduler.at(seconds, lambda: self._hints_late.pop(who, None))
+
+    def _hint_delay(self, process: Process) -> float | None:
+        return self._hints_late.get(process.name, 0.0)
 
     def _wipe(self, who: str) -> None:
         self.server.store.restore({})
@@ -99,3 +112,7 @@ class RedisWorld(ServersWorld):
         self.server.store.clock_error += by
         self._went_back = self._went_back or by < 0.0
         self.may_repeat_numbers = self._went_back and self._lost_at >= 0.0
+
+
+def _lateness(chance: random.Random) -> dict[str, Any]:
+    return {**lasts(chance), "by": chance.choice([None, round(chance.uniform(0.5, 5.0), 3)])}
