@@ -3,8 +3,9 @@
 from .base import World
 from .lines import InterruptsWorld, ThreadsWorld
 from .memory import MemoryWorld
+from .quorum import QuorumWorld
 from .redis import RedisWorld
 from .sentinel import SentinelWorld
 
-ALL: tuple[type[World], ...] = (MemoryWorld, RedisWorld, ThreadsWorld, InterruptsWorld, SentinelWorld)
+ALL: tuple[type[World], ...] = (MemoryWorld, RedisWorld, ThreadsWorld, InterruptsWorld, SentinelWorld, QuorumWorld)
 WORLDS = {world.name: world for world in ALL}
