@@ -71,7 +71,7 @@ class Redlock:
         doubtful = [exchange.was_sent and node not in votes.taken for node, exchange in enumerate(exchanges)]
         if not any(doubtful):
             return
-        message = self._release_message(request)
+        message = self._release_message(request.name, request.token)
 
         def enough(undone: Sequence[Exchange]) -> bool:
             return all(undone[node].is_settled for node in votes.granted)
@@ -92,8 +92,9 @@ class Redlock:
         late = [exchange for exchange in exchanges if not exchange.is_answered]
         if late:
             self._late[request] = exchanges
+            undo_message = partial(self._release_message, request.name, request.token)  # keeps no request
             for exchange in late:
-                exchange.undo_message = partial(self._release_message, request)
+                exchange.undo_message = undo_message
 
     def _busy(self, name: str, votes: Votes) -> LockInfo:
         observed = Observation(self.size, free=len(votes.granted), failed=len(votes.failed))
@@ -120,13 +121,13 @@ class Redlock:
         self._released.add(request)
         acquired = self._late.pop(request, None)
         late = {node: one for node, one in enumerate(acquired or ()) if one.was_sent and not one.is_answered}
-        plain = self._release_message(request, cooldown, force=force)
+        plain = self._release_message(request.name, request.token, cooldown, force=force)
 
         def message(node: int, connection: object) -> Message:
             # On another connection, the release may arrive before the acquisition that was not answered.
             overtakes = node in late and late[node].connection is not connection
             if request.in_doubt or overtakes:
-                return self._release_message(request, cooldown, request.ttl, force=force)
+                return self._release_message(request.name, request.token, cooldown, request.ttl, force=force)
             return plain
 
         def counted(exchanges: Sequence[Exchange]) -> list[Any]:
@@ -310,10 +311,10 @@ class Redlock:
         return FanOut(lambda node, connection: message, enough)
 
     def _release_message(
-        self, request: LockRequest, cooldown: float = 0.0, retire: float = 0.0, *, force: bool = False
+        self, name: str, token: str, cooldown: float = 0.0, retire: float = 0.0, *, force: bool = False
     ) -> Message:
-        keys = self._keys(request.name)[:2]
-        return Message.of(RELEASE.call(keys, request.token, milliseconds(cooldown), milliseconds(retire), int(force)))
+        keys = self._keys(name)[:2]
+        return Message.of(RELEASE.call(keys, token, milliseconds(cooldown), milliseconds(retire), int(force)))
 
     def _no_majority(self, exchanges: Sequence[Exchange], last_try: bool) -> Exception:
         return StaleConnections() if not last_try and _may_be_stale(exchanges) else self._down(exchanges)
