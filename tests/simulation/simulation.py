@@ -105,6 +105,7 @@ class Simulation:
             raise Violation(f"waits for ever: {sorted(self._running)}\n{self.scheduler.stacks()}")
         self.scheduler.run(self.scheduler.now + SETTLES)
         self._end_loops()
+        self._close_connections()
         self._judge_end()
 
     def _watch(self) -> None:
@@ -208,6 +209,13 @@ class Simulation:
             if self.processes[name].is_alive:
                 loop.call_soon_threadsafe(loop.stop)
         self.scheduler.run(self.scheduler.now + 5.0)
+
+    def _close_connections(self) -> None:
+        """With them goes what they still know of their last calls."""
+        for name, process in self.processes.items():
+            if process.is_alive:
+                Thread(self.scheduler, process, target=locks[name].close, name=f"{name} close").start()
+        self.scheduler.run(self.scheduler.now + SETTLES)
 
     def _instrument(self, backend: Any) -> None:
         """Note which calls of the store are on their way, to know which faults they meet."""
