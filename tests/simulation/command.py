@@ -15,12 +15,15 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any
+from zlib import crc32
 
 from .plan import Event
 from .shrink import shrunk
 from .simulation import Outcome, Simulation
 from .worlds import WORLDS
 
+ENOUGH = 200  # runs in which each fault must have met each operation
+PROGRESS = 15.0  # seconds between two lines of progress
 LONGEST_RUN = 120.0  # real seconds; more is an endless loop in which no simulated time passes
 
 
@@ -98,6 +101,9 @@ class Totals:
         self.world = world
         self.runs = 0
         self.hours = 0.0
+        self.checksum = 0
+        self.faults: Sequence[str] = ()
+        self.shown_at = time.monotonic()
         self.counts: Counter[str] = Counter()
         self.met: Counter[tuple[str, str]] = Counter()
         self.findings: list[Outcome] = []
@@ -105,14 +111,12 @@ class Totals:
     def add(self, outcome: Outcome) -> None:
         self.runs += 1
         self.hours += outcome.hours
+        self.checksum ^= crc32(f"{outcome.seed} {outcome.checksum}".encode())
+        self.faults = outcome.faults or self.faults
         self.counts += outcome.counts
         self.met += outcome.met
         if outcome.violation:
             self.findings.append(outcome)
-
-    @property
-    def faults(self) -> list[str]:
-        return sorted({fault for fault, _ in self.met})
 
     @property
     def operations(self) -> Sequence[str]:
@@ -127,37 +131,46 @@ class Totals:
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
     parser.add_argument("--world", choices=[*WORLDS, "all"], default="all")
-    parser.add_argument("--seed", type=int, help="the first one; default: by the clock")
-    parser.add_argument("--minutes", type=float, default=1.0, help="of each world")
-    parser.add_argument("--runs", type=int, help="at most, of each world")
+    parser.add_argument("--seed", type=int, help="of the first run (by the clock); alone: that run and no other")
+    parser.add_argument("--minutes", type=float, help="of each world (1, unless --runs is given)")
+    parser.add_argument("--runs", type=int, help="of each world at most")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--go-on", action="store_true", help="after a finding, too")
     parser.add_argument("--json", action="store_true", help="the last line is one for machines")
-    parser.add_argument("--trace", action="store_true", help="show all that happened in a run with a finding")
+    parser.add_argument("--trace", action="store_true", help="show all that happened in a run that found something")
     options = parser.parse_args(arguments)
     first = int(time.time()) if options.seed is None else options.seed
-    is_found = False
+    is_found, grand = False, []
     for world in WORLDS if options.world == "all" else [options.world]:
-        most = options.runs or (1 if options.seed is not None and "--minutes" not in arguments else sys.maxsize)
+        is_one = options.seed is not None and options.runs is None and options.minutes is None
         totals = simulate(
             world,
             iter(range(first, sys.maxsize)),
-            until=time.monotonic() + 60 * options.minutes,
-            most=most,
+            until=time.monotonic() + 60 * (options.minutes or (sys.maxsize if options.runs or is_one else 1.0)),
+            most=1 if is_one else options.runs or sys.maxsize,
             jobs=options.jobs,
             go_on=options.go_on,
             show=_show,
         )
-        is_found = _tell(totals, options, most) or is_found
+        is_found = _tell(totals, options) or is_found
+        grand.append(totals)
+    if len(grand) > 1:
+        hours, findings = sum(totals.hours for totals in grand), sum(len(totals.findings) for totals in grand)
+        print(f"in all: {sum(totals.runs for totals in grand)} runs, {hours:.2f} hours, {findings} findings")
     return int(is_found)
 
 
 def _show(totals: Totals) -> None:
+    """On a terminal in place, else a line now and then."""
+    text = f"{totals.world}: {totals.runs} runs, {totals.hours:.1f} hours, {len(totals.findings)} findings"
     if sys.stderr.isatty():
-        print(f"\r{totals.world}: {totals.runs} runs, {totals.hours:.1f} hours", end="", file=sys.stderr, flush=True)
+        print(f"\r{text}", end="", file=sys.stderr, flush=True)
+    elif time.monotonic() > totals.shown_at + PROGRESS:
+        totals.shown_at = time.monotonic()
+        print(text, file=sys.stderr, flush=True)
 
 
-def _tell(totals: Totals, options: argparse.Namespace, most: int) -> bool:
+def _tell(totals: Totals, options: argparse.Namespace) -> bool:
     found = []
     for finding in totals.findings:
         plan, outcome = shrunk(totals.world, finding, runs, options.jobs)
@@ -168,7 +181,7 @@ def _tell(totals: Totals, options: argparse.Namespace, most: int) -> bool:
         print(outcome.violation)
         print(f"Again: python -m tests.simulation --world {totals.world} --seed {finding.seed} --trace")
         found.append({"seed": finding.seed, "kind": outcome.violation.splitlines()[0], "events": [*map(str, plan)]})
-    unmet = totals.unmet() if totals.runs >= 200 else []
+    unmet = totals.unmet() if totals.runs >= ENOUGH else []
     print(
         f"{totals.world}: {totals.runs} runs, {totals.hours:.2f} hours, {totals.counts['calls']} calls,"
         f" {totals.counts['grants']} grants, {totals.counts['faults']} faults, {len(found)} findings"
@@ -177,5 +190,6 @@ def _tell(totals: Totals, options: argparse.Namespace, most: int) -> bool:
         print(f"  {fault:12}", *(f"{operation} {totals.met[fault, operation]:6}" for operation in totals.operations))
     print(*(f"FAILED: {each}" for each in unmet), sep="\n", end="\n" if unmet else "")
     if options.json:
-        print(json.dumps({"runs": totals.runs, "virtual_hours": totals.hours, "findings": found, "unmet": unmet}))
+        about = {"world": totals.world, "runs": totals.runs, "virtual_hours": totals.hours, "checksum": totals.checksum}
+        print(json.dumps({**about, "findings": found, "unmet": unmet}))
     return bool(found or unmet)

@@ -42,6 +42,10 @@ def _wall_clock() -> float:
     return _scheduler.process.host.wall_clock() if _scheduler.process else 1_800_000_000.0 + _scheduler.now
 
 
+def _wall_clock_ns() -> int:
+    return int(_wall_clock() * 1e9)
+
+
 def import_package() -> None:
     """Called before anything imports the package, which asks the system for its clocks once."""
     assert "django_distlock" not in sys.modules
@@ -52,7 +56,7 @@ def import_package() -> None:
     import redis.asyncio  # noqa: F401
 
     simulated = {"clock_gettime": _clock, "monotonic": _clock, "time": _wall_clock}
-    with mock.patch.multiple(time, **simulated, time_ns=lambda: int(_wall_clock() * 1e9)):
+    with mock.patch.multiple(time, **simulated, time_ns=_wall_clock_ns):
         django.setup()
         import django_distlock.backends.redis.cluster.backend
         import django_distlock.backends.redlock.backend
@@ -60,10 +64,11 @@ def import_package() -> None:
 
 
 class _Time:
-    """In the place of ``time``, for sleep."""
+    """In the place of ``time``, for what is looked up when it is called."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.sleep = scheduler.sleep
+        self.time_ns = _wall_clock_ns
 
     def __getattr__(self, name: str) -> Any:
         return getattr(time, name)

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 from django.db import connections
 
@@ -40,13 +41,15 @@ OPERATIONS = {"acquire": "acquire", "wait_for_turn": "wait", "pause": "wait", "r
 
 @dataclass
 class Outcome:
-    """``met``: how often each fault met each operation."""
+    """``met``: how often each fault met each operation. ``checksum``: of all that happened, in its order."""
 
     seed: int
     plan: Sequence[Event]
     hours: float = 0.0  # of the world
     violation: str = ""
     trace: Sequence[str] = ()
+    checksum: int = 0
+    faults: Sequence[str] = ()  # that the world has
     counts: Counter[str] = field(default_factory=Counter)
     met: Counter[tuple[str, str]] = field(default_factory=Counter)
 
@@ -61,6 +64,7 @@ class Simulation:
         self.processes: dict[str, Process] = {}
         self.counts: Counter[str] = Counter()
         self.met: Counter[tuple[str, str]] = Counter()
+        self.checksum = 0
         self.trace: deque[str] = deque(maxlen=2_000)
         self.distance = self.chance.choice([0.001, 0.005, 0.05])  # seconds that bytes usually take at most
         self.last_fault = -1_000.0  # when one was there last
@@ -76,7 +80,9 @@ class Simulation:
         self.faults = {**self._faults_of_processes(), **self.world.faults()}
 
     def tell(self, text: str) -> None:
-        self.trace.append(f"{self.scheduler.now:9.4f}  {text}")
+        line = f"{self.scheduler.now:9.4f}  {text}"
+        self.checksum = crc32(line.encode(), self.checksum)
+        self.trace.append(line)
 
     def run(self, plan: Sequence[Event] | None = None) -> Outcome:
         plan = draw_plan(random.Random(f"plan {self.seed}"), self.faults, self.world.of_call) if plan is None else plan
@@ -91,6 +97,7 @@ class Simulation:
             if violation.__cause__:
                 outcome.violation += "\n" + "".join(traceback.format_exception(violation.__cause__))
         outcome.hours, outcome.trace = self.scheduler.now / 3600, list(self.trace)
+        outcome.checksum, outcome.faults = self.checksum, sorted(self.faults)
         return outcome
 
     def _run(self, plan: Sequence[Event]) -> None:

@@ -1,0 +1,44 @@
+"""A short run of each world, with seeds that are always the same and with fresh ones. ``make simulate`` runs longer."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.support.programs import ROOT
+from tests.support.tools import PATIENCE
+
+from .worlds import WORLDS
+
+RUNS = 12
+TIME = 20 * PATIENCE  # seconds that they may take where the machine is busy
+
+
+def simulate(*arguments):
+    """The exit code, what was printed, and its last line, which is for machines."""
+    command = [sys.executable, "-m", "tests.simulation", "--jobs", "1", "--json", *map(str, arguments)]
+    done = subprocess.run(command, cwd=ROOT, timeout=TIME, capture_output=True, text=True, check=False)
+    assert done.returncode in (0, 1), done.stdout + done.stderr
+    return done.returncode, done.stdout, json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, None], ids=["fixed", "fresh"])
+@pytest.mark.parametrize("world", WORLDS)
+def test_promises_are_kept(world, seed):
+    seed = int(time.time()) if seed is None else seed
+    code, told, outcome = simulate("--world", world, "--seed", seed, "--runs", RUNS)
+    assert code == 0, told
+    assert outcome["runs"] == RUNS
+    assert outcome["virtual_hours"] > RUNS * 60 / 3600, "the runs ended early, and prove little"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world", WORLDS)
+def test_the_same_seed_is_the_same_run(world):
+    one, other = (simulate("--world", world, "--seed", 3, "--runs", 2)[2]["checksum"] for _ in range(2))
+    assert one == other
