@@ -14,8 +14,11 @@ GRAIN = 0.002  # seconds by which times may differ: the store counts in millisec
 
 
 class Released(NamedTuple):
+    """When a token was given up, and for how many seconds it is retired. 0: no command with it is on its way."""
+
     at: float
     retires_for: float
+    clock_error: float
 
 
 class LeaseJudge:
@@ -66,10 +69,11 @@ class LeaseJudge:
             return
         if after and after.token == token and after.state != "r":
             self._fail(f"S4: {token[:6]} gave the lock up and still has it")
-        self._released[token] = Released(executed.at, executed.retires_for)
-        if executed.is_forced:
+        if executed.is_forced:  # by an operator; a waiter that had not taken the lock yet waits on
             self._kept_until = -inf
-        elif is_owner and before and before.state == "h" and executed.cooldown:
+            return
+        self._released[token] = Released(executed.at, executed.retires_for, self._clock_error)
+        if is_owner and before and before.state == "h" and executed.cooldown:
             self._kept_until = max(self._kept_until, executed.at + executed.cooldown)
 
     def _judge_grant(self, executed: Executed, lease: StoredLease) -> None:
@@ -84,12 +88,20 @@ class LeaseJudge:
         if lease.state == "h":
             if executed.token != lease.token:
                 self._fail(f"S2: {lease.token[:6]} was granted the lock for good while it did not ask")
-            if (released := self._released.get(lease.token)) and (
-                not released.retires_for or executed.at < released.at + released.retires_for - GRAIN
-            ):
+            if (released := self._released.get(lease.token)) and self._is_retired(released):
                 self._fail(f"S4: {lease.token[:6]} is granted the lock, though it gave it up")
         elif lease.expires_at > executed.at + Timing.grant_ttl + GRAIN:
             self._fail(f"S7: what was handed to {lease.token[:6]} is kept for it too long")
+
+    def _is_retired(self, released: Released) -> bool:
+        """For as long as a command with its token may arrive. A clock that is set ends that early."""
+        if released.clock_error != self._clock_error:
+            return False
+        return not released.retires_for or self._store.now < released.at + released.retires_for - GRAIN
+
+    @property
+    def _clock_error(self) -> float:
+        return self._store.server.store.clock_error
 
     def _fail(self, text: str) -> None:
         self._store.fail(f"{text} ({self._name})")

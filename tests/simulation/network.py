@@ -59,6 +59,10 @@ class Way:
         self._last_arrival = 0.0
         self.is_lost = False
 
+    def stall(self, seconds: float) -> None:
+        """What is sent from now on arrives after that time."""
+        self._last_arrival = max(self._last_arrival, self._socket.network.scheduler.now + seconds)
+
     def carry(self, data: bytes) -> None:
         """``b""``: the end."""
         socket = self._socket
@@ -215,6 +219,11 @@ class Socket:
             self.session.receive(data)
         else:
             self.session.close()
+
+    def stall(self, seconds: float) -> None:
+        """For so long, bytes of this connection alone do not get through."""
+        self._requests.stall(seconds)
+        self._replies.stall(seconds)
 
     # By the server
 

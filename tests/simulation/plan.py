@@ -68,37 +68,47 @@ class Profile:
     works: Sequence[float] = (0.0, 0.01, 1.0, 6.0)  # at most
     wait_share: float = 0.5  # who wait for more than a second
     runs_out_share: float = 0.2
+    rest_share: float = 0.2  # that have a min_hold
     cancel_share: float = 0.2
     detach_share: float = 0.2
     faults: Sequence[str] | None = None
+    most_faults: int = MOST_FAULTS
 
 
 PROFILES = (
     (3, Profile()),
     # Many want the same lock at the same time.
     (2, Profile(("a",), (8, 40), (2.0, 5.0), works=(0.01, 0.1, 0.5), wait_share=0.8, faults=("stop", "kill", "cut"))),
-    # Nobody renews and releases what runs out while others wait.
+    # Leases run out unrenewed while others wait.
     (
         2,
         Profile(
-            ("a",), (8, 25), (2.0, 5.0), ((0.3, 0.6), (0.5, 2.0)), (0.1, 1.0, 3.0), 0.8, runs_out_share=0.7,
-            cancel_share=0.5, faults=("stop", "kill", "server_clock"),
+            ("a",), (10, 30), (3.0, 6.0), ((0.3, 0.6), (0.3, 0.6, 2.0)), (0.1, 1.0, 3.0), 0.6, runs_out_share=0.8,
+            cancel_share=0.5, rest_share=0.4, faults=(),
+        ),
+    ),
+    # Connections of listeners end while the lock changes hands again and again.
+    (
+        2,
+        Profile(
+            ("a",), (15, 40), (3.0, 6.0), ((2.0, 5.0),), (0.05, 0.3), 0.9, faults=("cut_listener", "cut"),
+            most_faults=40,
         ),
     ),
     # Who is handed the lock hears of it late, or never.
     (
         1,
         Profile(
-            ("a",), (8, 25), (4.0,), ((5.0, 20.0),), (0.01, 0.1, 1.0), 0.9, detach_share=0.6,
-            faults=("late_hints", "cut", "slow"),
+            ("a",), (10, 25), (4.0, 8.0), ((3.0,),), (0.01, 0.1), 0.9, detach_share=0.6, faults=("late_hints",),
+            most_faults=20,
         ),
     ),
     # What was given up arrives after all.
     (
         1,
         Profile(
-            ("a",), (8, 25), (4.0, 8.0), ((5.0, 20.0),), (0.01, 0.1, 1.0), 0.3, cancel_share=0.5,
-            faults=("slow", "lossy", "partition", "hang"),
+            ("a",), (10, 30), (6.0, 12.0), ((5.0, 20.0),), (0.0, 0.01, 0.1), 0.1, cancel_share=0.5,
+            faults=("stall", "hang"), most_faults=20,
         ),
     ),
 )  # fmt: skip
@@ -115,7 +125,7 @@ def draw_plan(chance: random.Random, faults: Mapping[str, Fault], of_call: Draw)
         plan.append(Event(at, what, who, {**about, **of_call(chance)}))
     kinds = sorted(faults if profile.faults is None else faults.keys() & set(profile.faults))
     kinds = chance.sample(kinds, chance.randint(0, len(kinds)))  # of each run its own
-    for _ in range(chance.randint(1, MOST_FAULTS) if kinds else 0):
+    for _ in range(chance.randint(1, profile.most_faults) if kinds else 0):
         kind = chance.choice(kinds)
         fault = faults[kind]
         who = chance.choice([*fault.on]) if fault.on else chance.choice(processes)
@@ -140,7 +150,7 @@ def _draw_call(
         waits = (round(chance.uniform(1, 12), 3), None) if is_patient else (0, round(chance.uniform(0.02, 1), 3))
         about["wait"] = chance.choice(waits)
         about["renew"] = rarely(profile.runs_out_share, False)
-        about["min_hold"] = rarely(0.2, round(chance.uniform(0, 2), 3))
+        about["min_hold"] = rarely(profile.rest_share, round(chance.uniform(0, 2), 3))
         about["max_hold"] = rarely(0.1, 3.0)
         about["reentrant"] = rarely(0.15, True)
     if what != "free":

@@ -114,7 +114,7 @@ class QueueJudge:
         had = before.lease is not None and before.lease.token == executed.token
         if executed.is_offer and not (had and before.lease and before.lease.state == "c"):
             return
-        if isinstance(executed.reply, int):
+        if isinstance(executed.reply, int) and not executed.is_forced:
             self._leave(executed)
         if had and after.lease is None:
             for token, inbox in before.inboxes.items():

@@ -298,6 +298,7 @@ class Simulation:
         if self.world.has_network:
             faults |= {
                 "cut": Fault(self._cut, ()),
+                "stall": Fault(self._stall, (), _lasts),
                 "lossy": Fault(lambda who, seconds, share: None, (), lambda chance: {**_lasts(chance), "share": 0.3}),
                 "slow": Fault(lambda who, seconds: None, (), _lasts),
                 "partition": Fault(lambda who, seconds: None, (), _lasts),
@@ -318,6 +319,12 @@ class Simulation:
         for socket in list(self.network.sockets):
             if socket.process.name == who:
                 self.world.cut(socket)
+
+    def _stall(self, who: str, seconds: float) -> None:
+        """The connections that there are; others work."""
+        for socket in self.network.sockets:
+            if socket.process.name == who:
+                socket.stall(seconds)
 
     def _delay(self, process: Process, address: Address) -> float | None:
         """Bytes that meet a partition come when it is over, as TCP repeats them."""

@@ -88,6 +88,7 @@ class RedisWorld(ServersWorld):
         return {
             **ServerFaults(self.servers, (*STATES, "READONLY")).all(),
             "late_hints": Fault(self._let_hints_be_late, (), _lateness),
+            "cut_listener": Fault(self._cut_listener, ()),
             "wipe": Fault(self._wipe, ["redis"]),
             "server_clock": Fault(
                 self._set_clock, ["redis"], lambda chance: {"by": round(chance.uniform(-10.0, 10.0), 3)}
@@ -98,6 +99,11 @@ class RedisWorld(ServersWorld):
         """Nothing else of the process is: a connection of its own stalls by itself."""
         self._hints_late[who] = by
         self.scheduler.at(seconds, lambda: self._hints_late.pop(who, None))
+
+    def _cut_listener(self, who: str) -> None:
+        for session in list(self.server.sessions):
+            if session.channels and session.socket.process.name == who:
+                session.end()
 
     def _hint_delay(self, process: Process) -> float | None:
         return self._hints_late.get(process.name, 0.0)
@@ -115,4 +121,4 @@ class RedisWorld(ServersWorld):
 
 
 def _lateness(chance: random.Random) -> dict[str, Any]:
-    return {**lasts(chance), "by": chance.choice([None, round(chance.uniform(0.5, 5.0), 3)])}
+    return {**lasts(chance), "by": chance.choice([None, *[round(chance.uniform(0.5, 5.0), 3)] * 2])}
