@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from django.db import transaction
@@ -35,23 +36,35 @@ class Calls:
         options = {key: about[key] for key in OPTIONS if key in about}
         return lock(name or about["name"], using=process.name, **options)
 
-    def with_(self, process: Process, **about: Any) -> None:
+    def with_(self, process: Process, **about: Any) -> Lease | None:
         if about.get("in_atomic"):
-            with transaction.atomic():
-                self.with_(process, **{**about, "in_atomic": None})
-                self._sleep(0.1)
-            return
+            self._in_transaction(process, about)
+            return None
         with self._judges.acquiring(process, about) as judge, self._handle(process, about) as lease:
             judge.got(lease)
-            self._work(process, lease, about)
-            judge.leaves()
+            with judge.body():
+                self._work(process, lease, about)
+        return judge.lease
+
+    def _in_transaction(self, process: Process, about: Mapping[str, Any]) -> None:
+        """Which ends by COMMIT, or, where the body raised, by ROLLBACK."""
+        lease = None
+        with suppress(BodyError), transaction.atomic():
+            lease = self.with_(process, **{**about, "in_atomic": None})
+            self._sleep(0.1)
+            if lease:
+                self._judges.holders.commits(lease)
+            if about.get("raises"):
+                raise BodyError
+        if lease:
+            self._judges.holders.committed(process, lease)
 
     async def awith_(self, process: Process, **about: Any) -> None:
         with self._judges.acquiring(process, about) as judge:
             async with self._handle(process, about) as lease:
                 judge.got(lease)
-                await self._awork(process, lease, about)
-                judge.leaves()
+                with judge.body():
+                    await self._awork(process, lease, about)
 
     def acquire(self, process: Process, **about: Any) -> None:
         handle = self._handle(process, about)
@@ -116,8 +129,9 @@ class Calls:
             return
         with self._judges.adopting(process, text) as judge, adopt(text) as lease:
             judge.got(lease)
-            self._work(process, lease, about)
-            judge.leaves()
+            self._judges.holders.adopted(text)
+            with judge.body():
+                self._work(process, lease, about)
 
     async def aadopt(self, process: Process, **about: Any) -> None:
         if not (text := self._text()):
@@ -125,8 +139,9 @@ class Calls:
         with self._judges.adopting(process, text) as judge:
             async with await aadopt(text) as lease:
                 judge.got(lease)
-                await self._awork(process, lease, about)
-                judge.leaves()
+                self._judges.holders.adopted(text)
+                with judge.body():
+                    await self._awork(process, lease, about)
 
     def _text(self) -> str:
         """Sometimes one that others adopt, too."""
@@ -159,7 +174,7 @@ class Calls:
                 lease.renew(about["renews"])
         if inside := about.get("inside"):
             with self._handle(process, {**about, "wait": 1}, inside) as other:
-                self._judges.granted(other)
+                self._judges.granted(other, {**about, "name": inside})
                 self._sleep(0.05)
         self._sleep(about["works"] / 2)
         self._end_work(process, lease, about)
@@ -171,7 +186,7 @@ class Calls:
                 await lease.arenew(about["renews"])
         if inside := about.get("inside"):
             async with self._handle(process, {**about, "wait": 1}, inside) as other:
-                self._judges.granted(other)
+                self._judges.granted(other, {**about, "name": inside})
                 await asyncio.sleep(0.05)
         await asyncio.sleep(about["works"] / 2)
         self._end_work(process, lease, about)

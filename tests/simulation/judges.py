@@ -14,6 +14,7 @@ from django_distlock import Lease, LockBackendError, LockLost, LockNotAcquired, 
 from django_distlock.types import LockInfo
 
 from .calls import BodyError
+from .holder_judge import HolderJudge
 from .lines import Struck
 from .scheduler import Process
 
@@ -45,6 +46,7 @@ class Judge:
         self.is_waiting = True
         self.is_leaving = False
         self.lease: Lease | None = None
+        self._body_error: BaseException | None = None
 
     @property
     def took(self) -> float:
@@ -60,15 +62,33 @@ class Judge:
         self._answered()
         self.lease = lease
         if lease:
-            self._judges.granted(lease, self.began)
+            self._judges.granted(lease, self.about, self.began)
         elif self.about.get("wait", 0) is None:
-            self._judges.fail(f"{self}: a caller who waits as long as it takes was told that the lock is busy")
+            self._judges.fail(f"S16: {self}: a caller who waits as long as it takes was told that the lock is busy")
+        elif self.name:
+            self._judge_busy()
 
     def got_by(self, process: Process, name: str) -> Lease:
         leases = [lease for lease in locks.leases() if (lease.using, lease.name) == (process.name, name)]
         lease = max(leases, key=lambda lease: lease.fence)
         self.got(lease)
         return lease
+
+    def _judge_busy(self) -> None:
+        """S16: "busy" is told of a lock that somebody had."""
+        if not self._judges.was_taken_since(self.name, self.began):
+            self._judges.fail(f"S16: {self}: told that the lock is busy, though nobody had it")
+
+    @contextmanager
+    def body(self) -> Iterator[None]:
+        """What ``with`` guards."""
+        try:
+            yield
+        except BaseException as error:
+            self._body_error = error
+            raise
+        finally:
+            self.leaves()
 
     def leaves(self) -> None:
         """Its work is over, and it gives the lock up."""
@@ -82,8 +102,16 @@ class Judge:
             self, STORE_CALL if "wait" not in self.about else inf if wait is None else wait + BEYOND
         )
 
+    def ends(self) -> None:
+        """Without an error."""
+        if self._body_error:
+            self._judges.fail(f"S6: {self}: nobody was told what the body raised: {self._body_error!r}")
+
     def failed(self, error: BaseException) -> None:
+        """S6: what the body raised is raised; S16 and S5 of the rest."""
         judges = self._judges
+        if self._body_error and self._body_error is not error and not isinstance(error, Struck):
+            judges.fail(f"S6: {self}: the body raised {self._body_error!r}, and its caller was told {error!r}")
         match error:
             case BodyError():
                 return
@@ -92,6 +120,7 @@ class Judge:
             case LockNotAcquired():
                 if self.is_waiting:
                     self._answered()
+                    self._judge_busy()
             case LockReentry():
                 if self.about.get("inside") != self.name:
                     judges.fail(f"{self}: {error!r}")
@@ -102,7 +131,9 @@ class Judge:
                     judges.fail(f"{self}: {error!r}, though nothing failed")
             case LockLost():
                 if not judges.may_be_lost(self):
-                    judges.fail(f"{self}: {error!r}, though nothing was lost")
+                    judges.fail(f"S5: {self}: {error!r}, though nothing was lost")
+                if self.lease:
+                    judges.holders.raised_lost(self.lease)
             case LockNotHeld():
                 if not (self.about.get("detaches") or self.about.get("releases_twice") or "text" in self.about):
                     judges.fail(f"{self}: {error!r}")
@@ -122,6 +153,7 @@ class Judges:
         self._fences: defaultdict[str, int] = defaultdict(int)
         self._freed: set[str] = set()  # tokens of leases that an operator ended; their holders learn of it later
         self._free_since: defaultdict[str, float] = defaultdict(float)
+        self.holders = HolderJudge(self, simulation)
         handler = logging.Handler()
         handler.emit = self._logged  # type: ignore[method-assign]
         for name in ("django_distlock", "asyncio"):
@@ -159,6 +191,7 @@ class Judges:
         self._judging.add(judge)
         try:
             yield judge
+            judge.ends()
             if judge.is_leaving:
                 self.check_time(judge, STORE_CALL)
         except Exception as error:
@@ -183,12 +216,13 @@ class Judges:
 
     # Grants
 
-    def granted(self, lease: Lease, asked_at: float | None = None) -> None:
+    def granted(self, lease: Lease, about: Mapping[str, Any], asked_at: float | None = None) -> None:
         self._simulation.tell(f"{lease.using} holds {lease.name} {lease.token[:6]} fence={lease.fence}")
         self._simulation.counts["grants"] += 1
+        self.holders.granted(lease, about)
         is_new = lease.token not in self._asked_at
         self._asked_at.setdefault(lease.token, self.now if asked_at is None else asked_at)
-        if is_new and self._believes(lease):
+        if is_new and self.believes(lease):
             if lease.fence <= self._fences[lease.name] and not self._simulation.world.may_repeat_numbers:
                 self.fail(f"S12: {lease} has a number that is not above {self._fences[lease.name]}")
             self._fences[lease.name] = max(lease.fence, self._fences[lease.name])
@@ -196,12 +230,13 @@ class Judges:
 
     def detaching(self, lease: Lease) -> None:
         self._simulation.tell(f"{lease.using} detaches {lease.name} {lease.token[:6]}")
+        self.holders.detaching(lease)
 
     def freed(self, info: LockInfo) -> None:
         self._simulation.tell(f"{info.using} frees {info.name} {info.token[:6]}")
         self._freed.add(info.token)
 
-    def _believes(self, lease: Lease) -> bool:
+    def believes(self, lease: Lease) -> bool:
         """Whether its holder may believe at this moment that it has the lock."""
         process = self._simulation.processes[lease.using]
         if not process.is_alive or lease.token in self._freed:
@@ -216,14 +251,25 @@ class Judges:
     def check_exclusion(self) -> None:
         """S1."""
         by_name: defaultdict[str, dict[str, Lease]] = defaultdict(dict)
-        for lease in locks.leases():
-            if self._believes(lease):
+        for lease in self.holders.leases():
+            if self.believes(lease):
                 by_name[lease.name][lease.token] = lease
         for leases in by_name.values():
             for one, other in combinations(leases.values(), 2):
                 asked_at = [self._asked_at.get(lease.token, self.now) for lease in (one, other)]
                 if not self._simulation.world.has_lost_data_since(min(asked_at)):
                     self.fail(f"S1: {one.token[:6]} {one!r} and {other.token[:6]} {other!r} are both believed")
+
+    def is_called_for(self, name: str) -> bool:
+        """Whether an acquisition or a release of that name is under way."""
+        return any(
+            name in (judge.name, judge.about.get("inside")) and (judge.is_waiting or judge.is_leaving)
+            for judge in self._judging
+            if judge.process.is_alive
+        )
+
+    def was_taken_since(self, name: str, moment: float) -> bool:
+        return self._simulation.world.was_taken_since(name, moment)
 
     # What may go wrong
 
@@ -240,6 +286,7 @@ class Judges:
     def watch(self) -> None:
         self.check_exclusion()
         self._check_that_free_locks_are_taken()
+        self.holders.watch()
         self._simulation.world.watch()
 
     def _check_that_free_locks_are_taken(self) -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import inf
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django_distlock.backends.common.timing import Timing
+from django_distlock.options import SHORTEST_TTL
 
 if TYPE_CHECKING:
+    from .scheduler import Process
     from .store_judge import Executed, StoredLease, StoreJudge
 
+OWN_NAMES = "django_distlock."  # of locks by which the package keeps in mind what was adopted
 GRAIN = 0.002  # seconds by which times may differ: the store counts in milliseconds
 
 
@@ -21,17 +25,43 @@ class Released(NamedTuple):
     clock_error: float
 
 
+class Unowned(NamedTuple):
+    """A lease that the store has and of which nobody knows."""
+
+    token: str
+    since: float
+    stopped_before: float
+
+
 class LeaseJudge:
-    """S2, S3, S4, S12, and min_hold."""
+    """S2, S3, S4, S12, min_hold and max_hold."""
 
     def __init__(self, store: StoreJudge, name: str) -> None:
         self._store = store
         self._name = name
         self._released: dict[str, Released] = {}  # by token
         self._kept_until = -inf
+        self._granted_at: dict[str, float] = {}  # by token
+        self._renewed_until: dict[str, float] = {}  # by token: the end of its max_hold
+        self._askers: dict[str, Process] = {}
+        self._unowned: Unowned | None = None
+
+    def promised(self, token: str, about: Mapping[str, Any]) -> None:
+        """What the caller asked for: min_hold holds for others from the grant, and max_hold ends renewal."""
+        lease = self._store.state(self._name).lease
+        granted_at = self._granted_at.get(token)
+        if lease is None or lease.token != token or granted_at is None or "text" in about or "inside" in about:
+            return
+        self._kept_until = max(self._kept_until, granted_at + about.get("min_hold", 0.0))
+        if "max_hold" in about and "renews" not in about and "reentrant" not in about:
+            self._renewed_until.setdefault(token, self._store.now + about["max_hold"])
 
     def executed(self, executed: Executed) -> None:
         before, after = executed.before.lease, executed.after.lease
+        if executed.script == "acquire":
+            self._askers[executed.token] = executed.process
+        elif executed.script == "renew":
+            self._judge_renewal(executed)
         self._judge_owner(executed, before, after)
         if executed.script == "release":
             self._note_release(executed, before, after)
@@ -57,6 +87,12 @@ class LeaseJudge:
                 self._fail(f"S3: {executed.script} of {token[:6]} shortened its lease")
         elif executed.script == "renew" and (executed.reply == 1 or after != before):
             self._fail(f"S2: {token[:6]} renewed a lease that it did not hold")
+
+    def _judge_renewal(self, executed: Executed) -> None:
+        until = self._renewed_until.get(executed.token, inf) + SHORTEST_TTL
+        ends_at = executed.at + int(executed.words[1]) / 1000
+        if ends_at > until + self._store.soon and self._store.is_undisturbed(executed.process, executed.at):
+            self._fail(f"{executed.token[:6]} is renewed until {ends_at:.3f} s, beyond its max_hold at {until:.3f} s")
 
     def _note_release(self, executed: Executed, before: StoredLease | None, after: StoredLease | None) -> None:
         token = executed.token
@@ -85,6 +121,7 @@ class LeaseJudge:
             # In a split brain each side knows only its own numbers, and grants go by the clock alone.
             self._fail(f"S12: the number {lease.fence} of {lease.token[:6]} is older than its grant")
         self._store.last_fence = max(lease.fence, self._store.last_fence)
+        self._granted_at[lease.token] = executed.at
         if lease.state == "h":
             if executed.token != lease.token:
                 self._fail(f"S2: {lease.token[:6]} was granted the lock for good while it did not ask")
@@ -92,6 +129,24 @@ class LeaseJudge:
                 self._fail(f"S4: {lease.token[:6]} is granted the lock, though it gave it up")
         elif lease.expires_at > executed.at + Timing.grant_ttl + GRAIN:
             self._fail(f"S7: what was handed to {lease.token[:6]} is kept for it too long")
+
+    def watch(self) -> None:
+        """S4: a lease of which nobody knows any more is released, as soon as the store answers."""
+        lease = self._store.state(self._name).lease
+        if lease is None or lease.state != "h" or self._name.startswith(OWN_NAMES):
+            self._unowned = None
+            return
+        process = self._askers.get(lease.token)
+        if process is None or self._store.simulation.judges.holders.owns(self._name, lease.token):
+            self._unowned = None
+        elif self._unowned is None or self._unowned.token != lease.token:
+            self._unowned = Unowned(lease.token, self._store.now, process.stopped_for)
+        elif (
+            self._store.now - self._unowned.since > Timing.retry_delay + self._store.soon
+            and process.stopped_for == self._unowned.stopped_before
+            and self._store.is_undisturbed(process, self._unowned.since)
+        ):
+            self._fail(f"S4: nobody knows of the lease of {lease.token[:6]} since {self._unowned.since:.3f} s")
 
     def _is_retired(self, released: Released) -> bool:
         """For as long as a command with its token may arrive. A clock that is set ends that early."""

@@ -87,6 +87,7 @@ class Socket:
     def __init__(self, network: Network) -> None:
         self.network = network
         self.address: Address = ("", 0)
+        self.connected_at = 0.0  # when that began
         process = network.scheduler.process
         assert process
         self.process = process
@@ -135,7 +136,7 @@ class Socket:
     # Connecting
 
     def connect(self, address: Address) -> None:
-        self.address = address[:2]
+        self.address, self.connected_at = address[:2], self.network.scheduler.now
         delay = self.network.delay(self.process, self.address)
         if delay is not None:
             self.network.scheduler.at(delay, self._reach)

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from .scheduler import Process
     from .store_judge import Executed, LockState, StoredLease, StoreJudge
 
-HEARD_WITHIN = 0.3  # seconds, and TRIPS, after which a waiter that was handed the lock has taken it
-TRIPS = 10  # ways that bytes go meanwhile, where a connection has to be made
 MOST_LOOKS = 5  # that nothing explains, in WINDOW seconds
 WINDOW = 3.0
 
@@ -64,6 +62,7 @@ class QueueJudge:
         self._looks: dict[str, Looks] = {}
         self._handed: Handed | None = None
         self._ended_at = inf  # the lease, unless it is renewed
+        self._taken_until = -inf
 
     def executed(self, executed: Executed) -> None:
         before, after, token = executed.before, executed.after, executed.token
@@ -82,6 +81,10 @@ class QueueJudge:
             self._handed = None
         if after.lease and after.lease.is_taken:
             self._waiters.pop(after.lease.token, None)
+        if before.lease or before.places or after.lease:
+            self._taken_until = executed.at
+        elif self._ended_at < inf:
+            self._taken_until = max(self._taken_until, self._ended_at)
         self._ended_at = after.lease.expires_at if after.lease else inf
         queue = self._store.keys.queue(self._name)
         if after.places and self._store.server.store.remaining(queue) > Timing.queue_ttl + GRAIN:
@@ -89,6 +92,13 @@ class QueueJudge:
 
     def watch(self) -> None:
         self._judge_handed()
+
+    def taken_until(self) -> float:
+        """When somebody had the lock last, or stood in its queue."""
+        state = self._store.state(self._name)
+        if state.lease or state.places:
+            return self._store.now
+        return max(self._taken_until, self._ended_at if self._ended_at < inf else -inf)
 
     # Places
 
@@ -154,9 +164,9 @@ class QueueJudge:
     def _judge_handed(self) -> None:
         """S11: no wake-up is lost."""
         handed = self._handed
-        if handed is None or handed.process is None or not self._is_undisturbed(handed.process, handed.at):
+        if handed is None or handed.process is None or not self._store.is_undisturbed(handed.process, handed.at):
             return
-        if handed.process.stopped_for == handed.stopped_before and self._store.now - handed.at > self._soon:
+        if handed.process.stopped_for == handed.stopped_before and self._store.now - handed.at > self._store.soon:
             lease = self._store.state(self._name).lease
             if lease is None or (lease.token, lease.state) == (handed.token, "c"):
                 self._fail(f"S11: {handed.token[:6]} was handed the lock at {handed.at:.3f} s and did not take it")
@@ -165,18 +175,10 @@ class QueueJudge:
         """S11: the first of the queue looks when the lease ends."""
         late = self._store.now - self._ended_at
         waiter = self._waiters.get(before.first)  # none: a "wait" that came after its caller had left
-        if before.lease or late < self._soon or waiter is None or waiter.looked_at > self._ended_at:
+        if before.lease or late < self._store.soon or waiter is None or waiter.looked_at > self._ended_at:
             return
-        if self._is_undisturbed(waiter.process, self._ended_at):
+        if self._store.is_undisturbed(waiter.process, self._ended_at):
             self._fail(f"S11: the lock was free for {late:.3f} s, though {before.first[:6]} stood first in the queue")
-
-    @property
-    def _soon(self) -> float:
-        return HEARD_WITHIN + TRIPS * self._store.simulation.distance
-
-    def _is_undisturbed(self, process: Process, since: float) -> bool:
-        judges = self._store.simulation.judges
-        return process.is_alive and not process.is_stopped and not judges.may_fail(since)
 
     # Looks
 

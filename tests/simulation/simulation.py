@@ -352,6 +352,8 @@ class Simulation:
         """S4: nothing is left in the stores and in the processes."""
         if left := self.scheduler.threads:
             raise Violation(f"threads are left: {[str(thread) for thread in left]}\n{self.scheduler.stacks()}")
+        if untold := self.judges.holders.untold():
+            raise Violation(f"S5: these losses were not told: {untold}")
         if keys := self.world.left():
             raise Violation(f"the store has left: {keys}")
         dead = {name for name, process in self.processes.items() if not process.is_alive}

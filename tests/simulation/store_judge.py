@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from django_distlock.backends.common.timing import Timing
 from django_distlock.backends.redis.keys import Keys
 from django_distlock.backends.redis.operations import ACQUIRE, RELEASE, RENEW
 from django_distlock.types import TOKEN_LENGTH
@@ -15,11 +16,14 @@ from .lease_judge import LeaseJudge
 from .queue_judge import QueueJudge
 
 if TYPE_CHECKING:
+    from .network import Socket
     from .redis_server import Server
     from .scheduler import Process
     from .sessions import Session
     from .simulation import Simulation
 
+SOON, WAYS = 0.3, 10  # seconds, and ways that bytes go to connect and ask: then who was told something has done it
+SHORTER_BY_DRIFT = 0.002  # seconds, of a pause that a fast clock counts
 SCRIPTS = {script.sha: name for name, script in (("acquire", ACQUIRE), ("release", RELEASE), ("renew", RENEW))}
 
 
@@ -113,11 +117,18 @@ class StoreJudge:
         self.last_fence = 0
         self._leases: dict[str, LeaseJudge] = {}
         self._queues: dict[str, QueueJudge] = {}
+        self._lost_data_at = -inf
+        self._subscribed: dict[Process, Socket] = {}  # the last connection of each that subscribed
         self._begun: tuple[str, LockState] = ("", LockState(None, {}, {}))
 
     @property
     def now(self) -> float:
         return self.simulation.scheduler.now
+
+    @property
+    def soon(self) -> float:
+        """Seconds after which a process that was told something has done it."""
+        return SOON + WAYS * self.simulation.judges.distance
 
     def fail(self, text: str) -> None:
         self.simulation.judges.fail(text)
@@ -136,11 +147,34 @@ class StoreJudge:
         """How many connections hear what is said there, as far as the server knows."""
         return sum((inbox[:1], inbox[1:]) in session.channels for session in self.server.sessions)
 
+    # For the world
+
+    def holders(self) -> dict[str, str]:
+        """The token of each lock that is held, by name."""
+        prefix = self.keys.lease("")
+        keys = self.server.store.keys()
+        names = [key.removeprefix(prefix) for key in keys if key.startswith(prefix)]
+        leases = {name: self.state(name).lease for name in names}
+        return {name: lease.token for name, lease in leases.items() if lease and lease.state == "h"}
+
+    def was_taken_since(self, name: str, moment: float) -> bool:
+        """Whether it was held, kept or handed over, or somebody stood in its queue, at that moment or later."""
+        return self._lost_data_at >= moment or (name in self._queues and self._queues[name].taken_until() >= moment)
+
+    def promised(self, name: str, token: str, about: Mapping[str, Any]) -> None:
+        self._lease(name).promised(token, about)
+
+    def is_undisturbed(self, process: Process, since: float) -> bool:
+        """Whether nothing failed since that moment, and the process runs."""
+        return process.is_alive and not process.is_stopped and not self.simulation.judges.may_fail(since)
+
     # Told by the world
 
     def begins(self, session: Session, command: Sequence[str]) -> None:
         if name := self._name(command):
             self._begun = name, self.state(name)
+        elif command[0].upper() in ("SSUBSCRIBE", "SUBSCRIBE"):
+            self._judge_subscription(session.socket)
 
     def executed(self, session: Session, command: Sequence[str], reply: Any) -> None:
         if name := self._name(command):
@@ -155,11 +189,11 @@ class StoreJudge:
         self._check_that_all_expire()
 
     def watch(self) -> None:
-        for queue in self._queues.values():
-            queue.watch()
+        for judge in (*self._leases.values(), *self._queues.values()):
+            judge.watch()
 
     def lost_data(self) -> None:
-        self.last_fence = 0
+        self.last_fence, self._lost_data_at = 0, self.now
         self._leases.clear()
         self._queues.clear()
 
@@ -172,6 +206,14 @@ class StoreJudge:
 
     def _queue(self, name: str) -> QueueJudge:
         return self._queues.setdefault(name, QueueJudge(self, name))
+
+    def _judge_subscription(self, socket: Socket) -> None:
+        """S11: a listener that is ended subscribes again after a pause."""
+        last = self._subscribed.get(socket.process, socket)
+        pause = socket.connected_at - last.connected_at
+        if last is not socket and pause < Timing.resubscribe_after - SHORTER_BY_DRIFT:
+            self.fail(f"S11: {socket.process} subscribed again after {pause:.3f} s")
+        self._subscribed[socket.process] = socket
 
     def _check_that_all_expire(self) -> None:
         store = self.server.store

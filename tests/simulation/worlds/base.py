@@ -42,6 +42,18 @@ class World(ABC):
         """What it adds to the description of a call."""
         return {}
 
+    def holders(self) -> Mapping[str, str] | None:
+        """The token of the lease of each lock that is held, as the stores have it. None: it does not tell."""
+        return None
+
+    def was_taken_since(self, name: str, moment: float) -> bool:
+        """Whether somebody had the lock, or a place in its queue, at that moment or later, as far as it can tell."""
+        return True
+
+    def promised(self, name: str, token: str, about: Mapping[str, Any]) -> None:
+        """A lease was granted for a call with these options."""
+        return
+
     def watch(self) -> None:
         """Its judges look, as time passes."""
         return

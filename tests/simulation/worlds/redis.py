@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from math import inf
 from typing import TYPE_CHECKING, Any
 
@@ -74,6 +74,15 @@ class RedisWorld(ServersWorld):
 
     def watch(self) -> None:
         self.judge.watch()
+
+    def holders(self) -> Mapping[str, str]:
+        return self.judge.holders()
+
+    def was_taken_since(self, name: str, moment: float) -> bool:
+        return self.judge.was_taken_since(name, moment)
+
+    def promised(self, name: str, token: str, about: Mapping[str, Any]) -> None:
+        self.judge.promised(name, token, about)
 
     def is_locked(self, name: str) -> bool:
         return self.server.store.peek(f"lock:{name}") is not None

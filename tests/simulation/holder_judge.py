@@ -1,0 +1,112 @@
+"""What holders may believe of their leases, and what they are told when one is lost."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+from weakref import ref
+
+from django_distlock import Lease, locks, signals
+from django_distlock.core.lease import State
+
+if TYPE_CHECKING:
+    from .judges import Judges
+    from .scheduler import Process
+    from .simulation import Simulation
+
+
+class HolderJudge:
+    """S1 at the store, S2 of texts, S5, S14."""
+
+    def __init__(self, judges: Judges, simulation: Simulation) -> None:
+        self._judges = judges
+        self._simulation = simulation
+        self._leases: list[ref[Lease]] = []  # that callers were given
+        self._granted_at: dict[str, float] = {}  # by token
+        self._abouts: dict[str, Mapping[str, Any]] = {}  # by token
+        self._adopted_at: dict[str, float] = {}  # by text
+        self._detached: set[str] = set()  # tokens
+        self._told: Counter[tuple[str, str]] = Counter()  # losses, by process and token
+        self._raised: set[tuple[str, str]] = set()
+        signals.lock_lost.connect(self._lost, weak=False)
+
+    @property
+    def _now(self) -> float:
+        return self._simulation.scheduler.now
+
+    # Told of calls
+
+    def granted(self, lease: Lease, about: Mapping[str, Any]) -> None:
+        if lease not in self.leases():
+            self._leases.append(ref(lease))
+        self._granted_at.setdefault(lease.token, self._now)
+        self._abouts.setdefault(lease.token, about)
+        self._simulation.world.promised(lease.name, lease.token, about)
+
+    def adopted(self, text: str) -> None:
+        """S2: once. The store remembers it, while it has its data."""
+        if text in self._adopted_at and not self._has_lost_data_since(self._adopted_at[text]):
+            self._judges.fail(f"S2: a text was adopted at {self._adopted_at[text]:.3f} s and again")
+        self._adopted_at[text] = self._now
+
+    def detaching(self, lease: Lease) -> None:
+        self._detached.add(lease.token)
+
+    def raised_lost(self, lease: Lease) -> None:
+        """LockLost."""
+        self._raised.add((lease.using, lease.token))
+
+    def commits(self, lease: Lease) -> None:
+        """S14: at the end of the transaction, its lock is still held."""
+        if lease.state is State.RELEASED and lease.token not in self._detached:
+            self._judges.fail(f"S14: {lease!r} was released before COMMIT")
+
+    def committed(self, process: Process, lease: Lease) -> None:
+        """S14: then it is free at once."""
+        if lease.state in (State.HELD, State.UNKNOWN):
+            self._judges.fail(f"S14: {lease!r} is held, though its transaction has ended")
+        holders = self._simulation.world.holders()
+        is_held = holders is not None and holders.get(lease.name) == lease.token
+        if is_held and lease.token not in self._detached and not self._judges.may_fail(self._granted_at[lease.token]):
+            self._judges.fail(f"S14: the store has {lease!r}, though its transaction has ended")
+
+    def _lost(self, lease: Lease, reason: str, **about: Any) -> None:
+        """S5: told once."""
+        told = (lease.using, lease.token)
+        self._told[told] += 1
+        self._simulation.tell(f"{lease.using} is told that {lease.name} {lease.token[:6]} is lost: {reason}")
+        if self._told[told] > 1:
+            self._judges.fail(f"S5: the loss of {lease!r} was told {self._told[told]} times")
+
+    # As time passes
+
+    def leases(self) -> list[Lease]:
+        """Those that callers were given. One that is being adopted may turn out to be over."""
+        return [lease for reference in self._leases if (lease := reference())]
+
+    def owns(self, name: str, token: str) -> bool:
+        """Whether somebody knows of a lease that a store has: its holder, a text, or a call that is under way."""
+        if token in self._detached or self._abouts.get(token, {}).get("forgets"):
+            return True
+        return any(lease.token == token for lease in locks.leases()) or self._judges.is_called_for(name)
+
+    def watch(self) -> None:
+        """S1: a lease that is believed is in the store."""
+        if (holders := self._simulation.world.holders()) is None:
+            return
+        for lease in self.leases():
+            is_gone = holders.get(lease.name) != lease.token and self._judges.believes(lease)
+            if is_gone and not self._has_lost_data_since(self._granted_at[lease.token]):
+                self._judges.fail(f"S1: {lease!r} {lease.token[:6]} is believed, and the store has it no more")
+
+    def untold(self) -> list[str]:
+        """S5: every loss is told by the signal. Those that were not."""
+        return [
+            f"{token[:6]} of {using}"
+            for using, token in self._raised
+            if not self._told[using, token] and self._simulation.processes[using].is_alive
+        ]
+
+    def _has_lost_data_since(self, moment: float) -> bool:
+        return self._simulation.world.has_lost_data_since(moment)
