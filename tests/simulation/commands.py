@@ -28,7 +28,7 @@ client|getname 2 loading,stale,busy,noscript 0 0 | client|id 2 loading,stale,bus
 client|kill -3 loading,stale,noscript 0 0
 select 2 loading,stale,busy 0 0 | auth -2 loading,stale,busy,no_auth,noscript 0 0
 hello -1 loading,stale,busy,no_auth,noscript 0 0
-config|get -3 loading,stale,noscript 0 0 | config|set -4 loading,stale,noscript 0 0
+config|get -3 loading,stale,noscript 0 0 | config|set 4 loading,stale,noscript 0 0
 replicaof 3 stale,noscript 0 0 | wait 3 - 0 0
 asking 1 - 0 0 | readonly 1 loading,stale 0 0 | readwrite 1 loading,stale 0 0
 cluster|slots 2 loading,stale 0 0 | cluster|shards 2 loading,stale 0 0 | cluster|nodes 2 loading,stale 0 0

@@ -271,6 +271,8 @@ class Server(ConnectionCommands):
             raise ServerError("ERR Number of keys can't be greater than number of args")
         if amount < 0:
             raise ServerError("ERR Number of keys can't be negative")
+        if "MASTERDOWN" in self.states:
+            raise ServerError(REFUSALS["MASTERDOWN"].text)
         self._is_out_of_memory, self._has_written = self.is_out_of_memory, False
         self.scripts[_digest(text)] = text
         self._running = session
@@ -318,19 +320,25 @@ class Server(ConnectionCommands):
         known = {"maxmemory": str(self.maxmemory), "maxmemory-policy": "noeviction"}
         return {name: known[name] for name in names if name in known}
 
-    def _do_config_set(self, session: Session, *words: str) -> Any:
-        match words:
-            case ("maxmemory", size):
-                self.maxmemory = int(size)
-            case ("min-replicas-to-write", number):
-                self.min_replicas = int(number)
-            case ("requirepass", password):
-                self.password = password
-            case ("maxclients", number):
-                self.maxclients = int(number)
-            case _:
-                raise ServerError(f"ERR Unknown option or number of arguments for CONFIG SET - '{words[0]}'")
+    def _do_config_set(self, session: Session, name: str, value: str) -> Any:
+        if not self.configure(name, value):
+            raise ServerError(f"ERR Unknown option or number of arguments for CONFIG SET - '{name}'")
         return OK
+
+    def configure(self, name: str, value: str) -> bool:
+        """False: it has no such setting."""
+        match name:
+            case "maxmemory":
+                self.maxmemory = int(value)
+            case "min-replicas-to-write":
+                self.min_replicas = int(value)
+            case "requirepass":
+                self.password = value
+            case "maxclients":
+                self.maxclients = int(value)
+            case _:
+                return False
+        return True
 
 
 def _method(name: str) -> str:

@@ -47,7 +47,8 @@ class Link:
 
     @property
     def is_good(self) -> bool:
-        return self.is_online and self.primary.scheduler.now - self.acknowledged_at <= ACK_TIMEOUT
+        silent_for = self.primary.scheduler.now - self.acknowledged_at
+        return self.is_online and silent_for <= self.primary.ack_timeout
 
 
 class ReplicatedServer(Server):
@@ -68,6 +69,7 @@ class ReplicatedServer(Server):
         self.lag = 0.0
         self.sync_seconds, self.load_seconds = 0.5, 0.1
         self.serves_stale = True
+        self.ack_timeout = ACK_TIMEOUT
         self.is_syncing = False
         self.on_drop: Callable[[ReplicatedServer, dict[str, Entry | None]], None] | None = None
         self._backlog: list[Write] = []
@@ -302,6 +304,17 @@ class ReplicatedServer(Server):
         self.tell(link.replica, hear)
 
     # Commands
+
+    def configure(self, name: str, value: str) -> bool:
+        match name:
+            case "replica-serve-stale-data":
+                self.serves_stale = value == "yes"
+                self._show_role()
+            case "min-replicas-max-lag":
+                self.ack_timeout = float(value)
+            case _:
+                return super().configure(name, value)
+        return True
 
     @property
     def role_in_hello(self) -> str:  # type: ignore[override]

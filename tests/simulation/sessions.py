@@ -19,7 +19,7 @@ class Session:
         self.channels: dict[tuple[str, str], None] = {}
         self.version = 2
         self.name = ""
-        self.is_authenticated = False
+        self.is_authenticated = not server.password
         self.is_asking = self.is_readonly = False  # at a node of a Cluster
         self.is_open = True
         self._buffer = b""

@@ -1,0 +1,132 @@
+"""The models of servers answer as real servers do, word for word."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import signal
+import time
+from pathlib import Path
+
+from django_distlock.backends.redis.scripts import pack
+from example_project.valkey import Valkey
+
+from .network import Network
+from .replication import ReplicatedServer
+from .scenarios import one_redis
+from .scheduler import Scheduler
+from .stages import ModelProcess, ModelStage, RealStage, assert_same
+from .wires import RealWire, exchanged
+
+LOADING = 1.0  # seconds
+
+
+class RealRedis:
+    def __init__(self, folder: Path) -> None:
+        self._data = folder / "data"
+        self._data.mkdir()
+        self._arguments = (
+            "--dir",
+            str(self._data),
+            "--busy-reply-threshold",
+            "20",
+            "--enable-protected-configs",
+            "yes",
+        )
+        self.server = Valkey(*self._arguments, folder=folder)
+        self._forgets = self._is_slow = False
+
+    def _wire(self) -> RealWire:
+        return RealWire(self.server.socket)
+
+    def start(self) -> None:
+        if self._forgets:
+            (self._data / "dump.rdb").unlink(missing_ok=True)
+        slow = ("--key-load-delay", "20000", "--loading-process-events-interval-bytes", "1024")
+        self.server._arguments = (*self._arguments, *(slow if self._is_slow else ()))
+        self._is_slow = False
+        self.server.start()
+
+    def kill(self) -> None:
+        with self._wire() as wire:
+            if self._is_slow:
+                for number in range(int(LOADING / 0.02)):
+                    exchanged(wire, "SET", f"filler{number}", secrets.token_hex(1024))
+            exchanged(wire, "SAVE")
+        self.server.process.kill()
+        self.server.process.wait()
+
+    def stop(self) -> None:
+        self.server.process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        self.server.process.send_signal(signal.SIGCONT)
+
+    def forget_data(self) -> None:
+        self._forgets = True
+
+    def load_slowly(self) -> None:
+        self._is_slow = True
+
+    def be_busy(self) -> None:
+        with self._wire() as busy, self._wire() as wire:
+            busy.send(pack("EVAL", "while true do end", 0))
+            while not exchanged(wire, "ECHO", "").startswith(b"-BUSY"):
+                time.sleep(0.01)
+
+    def lose_disk(self) -> None:
+        shutil.rmtree(self._data)
+        with self._wire() as wire:
+            exchanged(wire, "CONFIG", "SET", "save", "3600 1")
+            exchanged(wire, "BGSAVE")
+            while not exchanged(wire, "PING").startswith(b"-MISCONF"):
+                time.sleep(0.01)
+
+    def mend_disk(self) -> None:
+        self._data.mkdir()
+        with self._wire() as wire:
+            exchanged(wire, "CONFIG", "SET", "save", "")
+            exchanged(wire, "CONFIG", "SET", "dir", str(self._data))
+
+
+class ModelRedis(ModelProcess):
+    def __init__(self, server: ReplicatedServer) -> None:
+        super().__init__(server)
+        self._forgets = self._is_slow = False
+
+    def start(self) -> None:
+        self.server.start(keeps_data=not self._forgets)
+        if self._is_slow:
+            self.server.load(LOADING)
+        self._is_slow = False
+
+    def forget_data(self) -> None:
+        self._forgets = True
+
+    def load_slowly(self) -> None:
+        self._is_slow = True
+
+    def be_busy(self) -> None:
+        self.server.states.add("BUSY")
+
+    def lose_disk(self) -> None:
+        self.server.states.add("MISCONF")
+
+    def mend_disk(self) -> None:
+        self.server.states.discard("MISCONF")
+
+
+def test_one_redis(tmp_path: Path) -> None:
+    process = RealRedis(tmp_path)
+    real = RealStage({"redis": process}, {"redis": process.server.socket})
+    process.start()
+    try:
+        one_redis(real, process)
+    finally:
+        real.close()
+        process.server.stop()
+    scheduler = Scheduler(1)
+    server = ReplicatedServer(Network(scheduler), ("127.0.0.1", 6379))
+    model = ModelStage(scheduler, {"redis": server})
+    one_redis(model, ModelRedis(server))
+    assert_same(real, model, at_least=200)
