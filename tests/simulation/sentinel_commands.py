@@ -96,7 +96,7 @@ class SentinelCommands(Watching):
 
     def _do_sentinel_monitor(self, session: Session, name: str, host: str, port: str, quorum: str) -> Any:
         if self.service is not None and self.service.name == name:
-            raise ServerError("ERR Duplicate master name")
+            raise ServerError("ERR Duplicate master name.")
         self.service = self.new_service(name, (host, int(port)), int(quorum))
         return OK
 

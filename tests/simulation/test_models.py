@@ -6,19 +6,26 @@ import secrets
 import shutil
 import signal
 import time
+from collections.abc import Mapping
 from pathlib import Path
+
+import pytest
 
 from django_distlock.backends.redis.scripts import pack
 from example_project.valkey import Valkey
+from tests.support.sentinel import SERVICE, Watched
 
 from .network import Network
 from .replication import ReplicatedServer
-from .scenarios import one_redis
+from .scenarios.one_redis import one_redis
+from .scenarios.sentinel import one_primary
+from .scenarios.stages import ModelProcess, ModelStage, RealStage, assert_same
+from .scenarios.wires import RealWire, exchanged
 from .scheduler import Scheduler
-from .stages import ModelProcess, ModelStage, RealStage, assert_same
-from .wires import RealWire, exchanged
+from .sentinels import watched
 
-LOADING = 1.0  # seconds
+LOADING = 1.0  # seconds, as are all here
+DOWN_AFTER = 3.0
 
 
 class RealRedis:
@@ -130,3 +137,33 @@ def test_one_redis(tmp_path: Path) -> None:
     model = ModelStage(scheduler, {"redis": server})
     one_redis(model, ModelRedis(server))
     assert_same(real, model, at_least=200)
+
+
+@pytest.mark.slow
+def test_replication_and_sentinels() -> None:
+    # A busy machine must not make them take anybody for dead.
+    with Watched(sentinel=[f"sentinel down-after-milliseconds {SERVICE} {DOWN_AFTER * 1000:.0f}"]) as given:
+        processes = {f"server {number}": server for number, server in enumerate(given.servers)}
+        processes |= {f"sentinel {number}": sentinel for number, sentinel in enumerate(given.sentinels)}
+        real = RealStage(processes, {name: process.port for name, process in processes.items()})
+        try:
+            one_primary(real)
+        finally:
+            real.close()
+    model = _model_of_sentinels({name: process.port for name, process in processes.items()})
+    one_primary(model)
+    assert_same(real, model, at_least=100)
+
+
+def _model_of_sentinels(ports: Mapping[str, int]) -> ModelStage:
+    scheduler = Scheduler(1)
+    network = Network(scheduler)
+    places = {name: ("127.0.0.1", port) for name, port in ports.items()}
+    servers = {name: ReplicatedServer(network, place) for name, place in places.items() if name.startswith("server")}
+    primary, replica = servers.values()
+    replica.follow(primary.address)
+    others = [place for name, place in places.items() if name.startswith("sentinel")]
+    sentinels = watched(network, SERVICE, [primary, replica], others, down_after=DOWN_AFTER, failover_timeout=2.0)
+    scheduler.run(5.0)
+    named = {f"sentinel {number}": sentinel for number, sentinel in enumerate(sentinels)}
+    return ModelStage(scheduler, {**servers, **named})

@@ -1,24 +1,17 @@
-"""What is done to real servers and to their models alike: each command that the package sends, and each fault."""
+"""One Redis: each command that the package sends, and each state in which a server refuses."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Protocol
 
-from django_distlock.backends.common.timing import Timing
 from django_distlock.backends.redis.keys import RUNS, Keys, Listing
-from django_distlock.backends.redis.operations import ACQUIRE, CLAIM_RUN, RELEASE, RENEW, Operations
-from django_distlock.backends.redis.scripts import Command, Script
-from django_distlock.exceptions import LockBackendError
-from django_distlock.types import Holder, LastRun, LockRequest
+from django_distlock.backends.redis.operations import ACQUIRE, RENEW, Operations
+from django_distlock.backends.redis.scripts import Command
+from django_distlock.types import LastRun
 
+from .package import INBOX, QUORUM, SCRIPTS, operations, request
 from .stages import Process, Stage
-
-SCRIPTS = ACQUIRE, RELEASE, RENEW, CLAIM_RUN
-QUORUM = {name: Script(name, "redlock") for name in ("acquire", "release", "renew")}
-
-HOLDER = Holder("häuser", 7, "thread", "pays", 1_700_000_000.0)
-INBOX = "Slock|in:process"
 
 
 class RedisProcess(Process, Protocol):
@@ -37,17 +30,6 @@ class RedisProcess(Process, Protocol):
         """It cannot save its data any more."""
 
     def mend_disk(self) -> None: ...
-
-
-def operations(keys: Keys) -> Operations:
-    def explain(error: Exception) -> LockBackendError:
-        return LockBackendError(str(error))
-
-    return Operations("default", keys, "here", "KEY_PREFIX", Timing(), explain)
-
-
-def request(name: str, letter: str, **more: Any) -> LockRequest:
-    return LockRequest(name, 60.0, HOLDER, token=letter * 26, **more)
 
 
 def one_redis(stage: Stage, process: RedisProcess) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 from django_distlock.backends.redis.scripts import pack
 
 if TYPE_CHECKING:
-    from .redis_server import Server
+    from ..redis_server import Server
 
 Place = Path | int  # of a unix socket, or a port of 127.0.0.1
 
@@ -129,3 +129,12 @@ def _end_of_reply(data: bytes, start: int) -> int | None:
                 return None
             position = found
     return position
+
+
+def elements(array: bytes) -> list[bytes]:
+    """The replies in an array."""
+    position, found = array.index(b"\r\n") + 2, []
+    while position < len(array) and (end := _end_of_reply(array, position)) is not None:
+        found.append(array[position:end])
+        position = end
+    return found

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from django_distlock.backends.redis.scripts import Command, Script, pack
 
-from .redis_server import Server
-from .scheduler import Scheduler
-from .wires import ModelWire, Place, RealWire, Wire
+from ..redis_server import Server
+from ..scheduler import Scheduler
+from .wires import ModelWire, Place, RealWire, Wire, elements
 
 PATIENCE = 60.0  # seconds in which happens what will
 MOMENT = 0.05  # seconds between two looks
@@ -27,6 +27,7 @@ _ANYWHERE: list[tuple[bytes | re.Pattern[bytes], bytes]] = [
     (rb"(\$2\r\nid\r\n):\d+", rb"\1:ID"),
     (rb"\b\d{16}\b", b"MICROSECONDS"),
     (_VARYING, rb"\1VARIES\r\n"),
+    (rb"(config-epoch\r\n)\$\d+\r\n[1-9]\d*\r\n", rb"\1LATER\r\n"),  # an election may need another round
 ]
 _IN_REPLIES_TO: dict[str, list[tuple[bytes, bytes]]] = {
     "EVALSHA": [(rb":\d{4,6}\r\n", b":MILLISECONDS\r\n")],
@@ -54,10 +55,16 @@ def normal(words: tuple[str | bytes | int, ...], reply: bytes) -> bytes:
     if names[0] == "INFO" or names == ["CLUSTER", "INFO"]:
         lines = reply.decode().split("\r\n")
         return "\n".join(line for line in lines if line.partition(":")[0] in _LINES).encode()
+    if names == ["CLUSTER", "NODES"]:
+        reply = b"\n".join(sorted(reply.split(b"\n")[1:]))
+    if names == ["SENTINEL", "SENTINELS"] and reply.startswith(b"*"):
+        return b"".join(sorted(_without_varying(names, element) for element in elements(reply)))
+    return _without_varying(names, reply)
+
+
+def _without_varying(names: Sequence[str], reply: bytes) -> bytes:
     for pattern, text in [*_ANYWHERE, *(rule for name in names for rule in _IN_REPLIES_TO.get(name, ()))]:
         reply = re.sub(pattern, text, reply)
-    if names == ["CLUSTER", "NODES"]:
-        return b"\n".join(sorted(reply.split(b"\n")[1:]))
     return reply
 
 
@@ -170,6 +177,9 @@ class Stage:
         wire.close()
         return reply
 
+    def port(self, name: str) -> int:
+        raise NotImplementedError
+
     def open(self, to: str) -> Wire:
         raise NotImplementedError
 
@@ -187,6 +197,11 @@ class RealStage(Stage):
     def __init__(self, processes: Mapping[str, Process], places: Mapping[str, Place]) -> None:
         super().__init__(processes)
         self.places = places
+
+    def port(self, name: str) -> int:
+        port = self.places[name]
+        assert isinstance(port, int)
+        return port
 
     def open(self, to: str) -> Wire:
         return RealWire(self.places[to])
@@ -220,6 +235,9 @@ class ModelStage(Stage):
     def __init__(self, scheduler: Scheduler, servers: Mapping[str, Server]) -> None:
         super().__init__({name: ModelProcess(server) for name, server in servers.items()})
         self.scheduler, self.servers = scheduler, servers
+
+    def port(self, name: str) -> int:
+        return self.servers[name].address[1]
 
     def open(self, to: str) -> Wire:
         return ModelWire(self.servers[to])
