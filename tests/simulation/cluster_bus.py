@@ -44,6 +44,7 @@ class View:
     offset: int = 0
     heard_at: float = 0.0
     pinged_at: float | None = None  # the first time since it was heard
+    is_connected: bool = True
     is_suspected: bool = False
     failed_since: float | None = None
     reports: dict[str, float] = field(default_factory=dict)  # when others said that it is down
@@ -149,7 +150,8 @@ class ClusterBus(ReplicatedServer):
     def _ping_node(self, view: View) -> None:
         view.pinged_at = self.scheduler.now if view.pinged_at is None else view.pinged_at
         if (node := self.node_at(view)) is not None:
-            self.tell(node, self._message(node, self.header(), needs_answer=True))
+            passes = self.tell(node, self._message(node, self.header(), needs_answer=True))
+            view.is_connected = view.is_connected and not (passes and node.has_power and not node.is_up)
 
     def _message(self, node: ClusterBus, header: Header, *, needs_answer: bool = False) -> Callable[[], None]:
         return lambda: node.heard(self, header, needs_answer=needs_answer)
@@ -169,7 +171,7 @@ class ClusterBus(ReplicatedServer):
         else:
             view.pinged_at = None
             view.is_suspected = False
-        view.heard_at, view.offset = self.scheduler.now, header.offset
+        view.heard_at, view.offset, view.is_connected = self.scheduler.now, header.offset, True
         self._forgive(view)
         self._read_role(view, header)
         self._read_suspects(view, header)
@@ -269,6 +271,7 @@ class ClusterBus(ReplicatedServer):
         self.migrating.clear()
         self.importing.clear()
         self.follow(view.address)
+        self.say()
 
     # Failures
 

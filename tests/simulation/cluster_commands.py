@@ -23,7 +23,6 @@ DOWN = "CLUSTERDOWN The cluster is down"
 
 # What a script is told.
 NOT_LOCAL = "ERR Attempted to access a non local key in a cluster node"
-NOT_ONE_SLOT = "ERR Attempted to access keys that do not hash to the same slot"
 
 
 class ClusterCommands(ClusterBus):
@@ -33,10 +32,7 @@ class ClusterCommands(ClusterBus):
     # Where commands belong
 
     def _route(self, session: Session, spec: Spec, command: list[str]) -> None:
-        self._script_slot: int | None = None
-        keys = spec.keys(command)
-        if keys:
-            self._script_slot = slot_of(keys[0])
+        if keys := spec.keys(command):
             self._check_place(session, spec, keys)
 
     def _check_place(self, session: Session, spec: Spec, keys: Sequence[str]) -> None:
@@ -67,18 +63,13 @@ class ClusterCommands(ClusterBus):
             raise ServerError(f"MOVED {slot} {_place(owner)}")
 
     def _guard(self, name: str, words: list[str]) -> None:
-        """Also what a script asks for must belong here, and to the slot of its keys."""
+        """Also what a script asks for must belong here; it may be in several slots."""
         spec = SPECS[name]
         if self._running is not None and (keys := spec.keys([name, *words])):
             try:
                 self._check_place(self._running, spec, keys)
             except ServerError as error:
                 raise ServerError(_for_script(str(error), name)) from None
-            slot = slot_of(keys[0])
-            if self._script_slot is None:
-                self._script_slot = slot
-            elif self._script_slot != slot:
-                raise ServerError(NOT_ONE_SLOT)
         super()._guard(name, words)
 
     # Channels: messages go over the bus of the Cluster, not with the data
@@ -145,7 +136,7 @@ class ClusterCommands(ClusterBus):
             "slave" if view.primary else "master",
             *(["fail"] if view.is_failed else ["fail?"] if view.is_suspected else []),
         ]
-        link = "disconnected" if view.is_suspected or view.is_failed else "connected"
+        link = "connected" if view.is_connected else "disconnected"
         epoch = self.nodes[view.primary].config_epoch if view.primary else view.config_epoch
         runs = [(first, last) for first, last, owner in self._runs() if owner is view]
         words = [
@@ -193,7 +184,8 @@ class ClusterCommands(ClusterBus):
             self.importing.pop(slot, None)
             return OK
         if not node_id or (view := self.nodes.get(node_id[0])) is None:
-            raise ServerError(f"ERR Unknown node {(*node_id, '')[0]}")
+            unknown = "Unknown node" if verb.upper() == "NODE" else "I don't know about node"
+            raise ServerError(f"ERR {unknown} {(*node_id, '')[0]}")
         if view.primary is not None:
             raise ServerError("ERR Target node is not a master")
         is_mine = self.owners.get(slot) == self.id
@@ -275,6 +267,4 @@ def _slot(text: str) -> int:
 
 
 def _for_script(refusal: str, name: str) -> str:
-    if refusal == DOWN:
-        return f"ERR Can not execute a command '{name}' while the cluster is down"
-    return NOT_ONE_SLOT if refusal == OTHER_SLOTS else NOT_LOCAL
+    return f"ERR Can not execute a command '{name}' while the cluster is down" if refusal == DOWN else NOT_LOCAL

@@ -13,10 +13,13 @@ import pytest
 
 from django_distlock.backends.redis.scripts import pack
 from example_project.valkey import Valkey
+from tests.support.cluster import Cluster as RealCluster
 from tests.support.sentinel import SERVICE, Watched
 
 from .network import Network
+from .redis_cluster import Cluster
 from .replication import ReplicatedServer
+from .scenarios.cluster import one_cluster
 from .scenarios.one_redis import one_redis
 from .scenarios.sentinel import one_primary
 from .scenarios.stages import ModelProcess, ModelStage, RealStage, assert_same
@@ -26,6 +29,7 @@ from .sentinels import watched
 
 LOADING = 1.0  # seconds, as are all here
 DOWN_AFTER = 3.0
+NODE_TIMEOUT = 4.0
 
 
 class RealRedis:
@@ -167,3 +171,25 @@ def _model_of_sentinels(ports: Mapping[str, int]) -> ModelStage:
     scheduler.run(5.0)
     named = {f"sentinel {number}": sentinel for number, sentinel in enumerate(sentinels)}
     return ModelStage(scheduler, {**servers, **named})
+
+
+@pytest.mark.slow
+def test_cluster() -> None:
+    with RealCluster() as given:
+        for node in given.nodes:
+            node.client.config_set("cluster-node-timeout", int(NODE_TIMEOUT * 1000))
+        # Those that follow the first primary, the second and the third, in this order.
+        replicas = [given.replica_of(primary) for primary in given.nodes[:3]]
+        nodes = {f"node {number}": node for number, node in enumerate([*given.nodes[:3], *replicas])}
+        real = RealStage(nodes, {name: node.port for name, node in nodes.items()})
+        try:
+            one_cluster(real)
+        finally:
+            real.close()
+    scheduler = Scheduler(1)
+    places = [("127.0.0.1", node.port) for node in nodes.values()]
+    cluster = Cluster(Network(scheduler), places, node_timeout=NODE_TIMEOUT)
+    scheduler.run(5.0)
+    model = ModelStage(scheduler, dict(zip(nodes, cluster.nodes, strict=True)))
+    one_cluster(model)
+    assert_same(real, model, at_least=200)
