@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from lupa.lua51 import LuaRuntime, lua_type
+from lupa.lua51 import LuaRuntime, lua_type  # type: ignore[import-untyped]
 
 from .commands import CONTAINERS, SPECS
 from .resp import ServerError, Status

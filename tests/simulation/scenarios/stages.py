@@ -235,7 +235,8 @@ class ModelProcess:
         self.server.stop()
 
     def start(self) -> object:
-        return self.server.start()
+        self.server.start()
+        return None
 
     def stop(self) -> None:
         self.server.hang()
