@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import selectors
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from .network import Socket
@@ -19,13 +20,15 @@ class Selector(selectors.BaseSelector):
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._keys: dict[int, selectors.SelectorKey] = {}
+        self._sockets: dict[int, Socket] = {}
         self._waiters = Waiters(scheduler)
         self._is_called = False  # by another thread
 
     def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
         socket: Socket = Socket.by_descriptor[fileobj if isinstance(fileobj, int) else fileobj.fileno()]
-        key = selectors.SelectorKey(socket, socket.fileno(), events, data)
+        key = selectors.SelectorKey(fileobj, socket.fileno(), events, data)
         self._keys[key.fd] = key
+        self._sockets[key.fd] = socket
         return key
 
     def unregister(self, fileobj: Any) -> selectors.SelectorKey:
@@ -39,8 +42,8 @@ class Selector(selectors.BaseSelector):
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if not (found := self._found()) and not self._is_called:
-            for key in self._keys.values():
-                key.fileobj.changed_for.append(self._waiters.wake)  # type: ignore[union-attr]
+            for fd in self._keys:
+                self._sockets[fd].changed_for.append(self._waiters.wake)
             self._waiters.wait(timeout)
             found = self._found()
         self._is_called = False
@@ -48,8 +51,8 @@ class Selector(selectors.BaseSelector):
 
     def _found(self) -> list[tuple[selectors.SelectorKey, int]]:
         found = []
-        for key in self._keys.values():
-            socket: Any = key.fileobj
+        for fd, key in self._keys.items():
+            socket = self._sockets[fd]
             events = READ * socket.is_readable + WRITE * socket.is_writable
             if events & key.events:
                 found.append((key, events & key.events))
@@ -61,6 +64,15 @@ class Selector(selectors.BaseSelector):
 
     def close(self) -> None:
         self._keys.clear()
+
+
+class SelectorsModule:
+    """In the place of ``selectors``."""
+
+    EVENT_READ, EVENT_WRITE = READ, WRITE
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.DefaultSelector = partial(Selector, scheduler)
 
 
 class Loop(asyncio.SelectorEventLoop):

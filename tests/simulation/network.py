@@ -201,7 +201,12 @@ class Socket:
 
     def shutdown(self, how: int) -> None:
         self._is_ended = True
+        self._requests.carry(b"")
         self._changed()
+
+    def detach(self) -> int:
+        """Of a view, which ``SocketModule.socket(fileno=...)`` gives: the socket stays open."""
+        return self._descriptor
 
     def close(self) -> None:
         if self._is_closed:
@@ -282,14 +287,33 @@ class Socket:
             callback()
 
 
+class PairedSocket(Socket):
+    """One end of a socketpair within a process."""
+
+    other: PairedSocket
+
+    def sendall(self, data: bytes) -> None:
+        self._check()
+        self.other._reply(data)
+
+
 class SocketModule:
     """In the place of ``socket``. Names of hosts are their addresses."""
 
     def __init__(self, network: Network) -> None:
         self._network = network
 
-    def socket(self, *kind: Any, **options: Any) -> Socket:
-        return Socket(self._network)
+    def socket(self, *kind: Any, fileno: int | None = None) -> Socket:
+        if fileno is None:
+            return Socket(self._network)
+        if fileno not in Socket.by_descriptor:
+            raise OSError(errno.EBADF, "Bad file descriptor")
+        return Socket.by_descriptor[fileno]
+
+    def socketpair(self) -> tuple[Socket, Socket]:
+        one, other = PairedSocket(self._network), PairedSocket(self._network)
+        one.other, other.other = other, one
+        return one, other
 
     def getaddrinfo(self, host: str, port: int, *rest: Any) -> list[Any]:
         return [(real.AF_INET, real.SOCK_STREAM, 6, "", (host, port))]

@@ -7,10 +7,12 @@ built for it alone, as they would be in a process of its own. The module level o
 
 from __future__ import annotations
 
+import concurrent.futures.thread
 import gc
 import os
 import random
 import select
+import selectors
 import socket
 import sys
 import threading
@@ -58,6 +60,7 @@ def import_package() -> None:
     simulated = {"clock_gettime": _clock, "monotonic": _clock, "time": _wall_clock}
     with mock.patch.multiple(time, **simulated, time_ns=_wall_clock_ns):
         django.setup()
+        import django_distlock.backends.database.backend
         import django_distlock.backends.redis.cluster.backend
         import django_distlock.backends.redlock.backend
         import django_distlock.testing  # noqa: F401
@@ -70,6 +73,10 @@ class _Time:
         self.sleep = scheduler.sleep
         self.time_ns = _wall_clock_ns
 
+    def thread_time(self) -> float:
+        """What runs takes no time."""
+        return 0.0
+
     def __getattr__(self, name: str) -> Any:
         return getattr(time, name)
 
@@ -80,13 +87,15 @@ def enter(scheduler: Scheduler, network: Network, settings: dict[str, Any]) -> N
     _scheduler = scheduler
     from django.conf import settings as django_settings
 
+    from django_distlock.backends.database import connections
     from django_distlock.core.detached import Detached
     from django_distlock.core.registry import locks
     from django_distlock.utils import clock, fork, threads
 
+    from .loop import SelectorsModule
     from .network import Poll, SocketModule
+    from .threads import ExecutorThreading, QueueModule, Thread, ThreadingModule
     from .threads import SimpleQueue as SimulatedQueue
-    from .threads import Thread, ThreadingModule
 
     def new_thread(name: str, target: Any, *arguments: Any) -> Thread:
         return Thread(scheduler, name=name, target=target, args=arguments)
@@ -96,9 +105,12 @@ def enter(scheduler: Scheduler, network: Network, settings: dict[str, Any]) -> N
         id(socket): SocketModule(network),
         id(SimpleQueue): partial(SimulatedQueue, scheduler),
         id(select.poll): partial(Poll, network),
+        id(selectors): SelectorsModule(scheduler),
         id(threads.new_thread): new_thread,
     }
-    clock.time = _Time(scheduler)  # type: ignore[assignment]
+    clock.time = connections.time = _Time(scheduler)  # type: ignore[assignment, attr-defined]
+    concurrent.futures._base.threading = concurrent.futures.thread.threading = ExecutorThreading(scheduler)  # type: ignore[assignment, attr-defined]
+    concurrent.futures.thread.queue = QueueModule(scheduler)  # type: ignore[assignment, attr-defined]
     for name, module in list(sys.modules.items()):
         if name.startswith("django_distlock"):
             for attribute, value in list(vars(module).items()):

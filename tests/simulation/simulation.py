@@ -350,7 +350,7 @@ class Simulation:
 
     def _judge_end(self) -> None:
         """S4: nothing is left in the stores and in the processes."""
-        if left := self.scheduler.threads:
+        if left := [thread for thread in self.scheduler.threads if not self.world.may_stay(thread.name)]:
             raise Violation(f"threads are left: {[str(thread) for thread in left]}\n{self.scheduler.stacks()}")
         if untold := self.judges.holders.untold():
             raise Violation(f"S5: these losses were not told: {untold}")

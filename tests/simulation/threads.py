@@ -121,6 +121,23 @@ class Event:
         return self._is_set
 
 
+class Semaphore:
+    def __init__(self, scheduler: Scheduler, value: int = 1) -> None:
+        self._value = value
+        self._waiters = Waiters(scheduler)
+
+    def acquire(self, blocking: bool = True, timeout: float | None = None) -> bool:
+        while not self._value:
+            if not blocking or timeout == 0 or not self._waiters.wait(timeout):
+                return False
+        self._value -= 1
+        return True
+
+    def release(self, n: int = 1) -> None:
+        self._value += n
+        self._waiters.wake()
+
+
 class SimpleQueue:
     def __init__(self, scheduler: Scheduler) -> None:
         self._items: deque[Any] = deque()
@@ -195,6 +212,24 @@ class ThreadingModule:
         self.RLock = partial(Lock, scheduler, is_recursive=True)
         self.Condition = partial(Condition, scheduler)
         self.Event = partial(Event, scheduler)
+        self.Semaphore = partial(Semaphore, scheduler)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(threading, name)
+
+
+class QueueModule:
+    """In the place of ``queue``."""
+
+    Empty = queue.Empty
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.SimpleQueue = partial(SimpleQueue, scheduler)
+
+
+class ExecutorThreading(ThreadingModule):
+    """In the place of ``threading`` for the executors of the standard library."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        super().__init__(scheduler)
+        self.Thread = partial(Thread, scheduler)

@@ -3,9 +3,18 @@
 from .base import World
 from .lines import InterruptsWorld, ThreadsWorld
 from .memory import MemoryWorld
+from .postgresql import PostgresWorld
 from .quorum import QuorumWorld
 from .redis import RedisWorld
 from .sentinel import SentinelWorld
 
-ALL: tuple[type[World], ...] = (MemoryWorld, RedisWorld, ThreadsWorld, InterruptsWorld, SentinelWorld, QuorumWorld)
+ALL: tuple[type[World], ...] = (
+    MemoryWorld,
+    RedisWorld,
+    ThreadsWorld,
+    InterruptsWorld,
+    SentinelWorld,
+    QuorumWorld,
+    PostgresWorld,
+)
 WORLDS = {world.name: world for world in ALL}

@@ -58,6 +58,10 @@ class World(ABC):
         """Its judges look, as time passes."""
         return
 
+    def may_stay(self, thread: str) -> bool:
+        """Whether the thread of that name stays when it has nothing to do."""
+        return False
+
     @abstractmethod
     def is_locked(self, name: str) -> bool: ...
 

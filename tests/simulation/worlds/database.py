@@ -1,0 +1,182 @@
+"""One server of a database."""
+
+from __future__ import annotations
+
+import random
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from django.db import connections
+
+from django_distlock.backends.common.state import FREE, waiters_from_text
+from django_distlock.models import DatabaseLock
+
+from ..plan import Fault, length
+from ..sql.server import Server, Session
+from ..sql.tables import Key, Transaction
+from .base import World
+
+if TYPE_CHECKING:
+    from ..network import Socket
+    from ..simulation import Simulation
+
+ALIAS = "simulated"
+TABLE = DatabaseLock._meta.db_table
+HANDOVERS = b"lock:django_distlock.handover:"
+
+
+class DatabaseWorld(World):
+    """``states``: in which the server refuses."""
+
+    address = ("10.0.0.1", 5432)
+    states: ClassVar[Sequence[str]]
+
+    def __init__(self, simulation: Simulation) -> None:
+        super().__init__(simulation)
+        self.server = self.new_server()
+        self._lost_at = -1.0
+        self._is_wiped = self._went_back = False
+        known = {"default": {}, ALIAS: self.database()}
+        connections.settings[ALIAS] = connections.configure_settings(known)[ALIAS]
+
+    @abstractmethod
+    def new_server(self) -> Server: ...
+
+    @abstractmethod
+    def database(self) -> dict[str, Any]:
+        """The entry in DATABASES."""
+
+    def setting(self) -> dict[str, Any]:
+        return {
+            "BACKEND": "django_distlock.backends.database.DatabaseBackend",
+            "LOCATION": ALIAS,
+            "OPTIONS": {"timeout": 1.0},
+        }
+
+    def executed(self, session: Session, sql: str, parameters: Sequence[Any], outcome: Any) -> None:
+        name = next((value for value in parameters if isinstance(value, bytes)), b"").decode()
+        self.simulation.tell(f"{session.socket.process} #{session.number}: {sql[:60]} {name} -> {str(outcome)[:160]}")
+
+    def may_stay(self, thread: str) -> bool:
+        return thread.startswith("distlock-async-")
+
+    def is_locked(self, name: str) -> bool:
+        return any(row["name"] == f"lock:{name}".encode() and self._is_taken(row) for row in self._rows())
+
+    def _rows(self) -> list[dict[str, Any]]:
+        return self.server.tables.all(TABLE)
+
+    def _is_taken(self, row: Mapping[str, Any]) -> bool:
+        return bool(row["state"] != FREE and row["expires"] > self.server.clock())
+
+    def left(self) -> Collection[str]:
+        """That a text was adopted is remembered for as long as the text could be shown again."""
+        now = self.server.clock()
+        return [
+            str(row)
+            for row in self._rows()
+            if not row["name"].startswith(HANDOVERS)
+            and (self._is_taken(row) or any(one.seen > now - 2_500_000 for one in waiters_from_text(row["waiters"])))
+        ]
+
+    def has_lost_data_since(self, moment: float) -> bool:
+        return self._lost_at >= moment
+
+    def cut(self, socket: Socket) -> None:
+        for session in list(self.server.sessions):
+            if session.socket is socket:
+                session.end()
+
+    # Faults
+
+    def faults(self) -> dict[str, Fault]:
+        def fault(happen: Callable[..., object], draw: Callable[[random.Random], Mapping[str, Any]] = _lasts) -> Fault:
+            return Fault(happen, (":".join(map(str, self.address)),), draw)
+
+        def in_state(*states: str) -> Callable[[random.Random], Mapping[str, Any]]:
+            return lambda chance: {**_lasts(chance), "state": chance.choice(states)}
+
+        return {
+            "crash": fault(self._crash),
+            "power_loss": fault(self._lose_power),
+            "hang": fault(self._hang),
+            "refuse": fault(self._refuse, in_state(*self.states)),
+            "doubt": fault(self._refuse, in_state("DOUBT")),
+            "deadlock": fault(self._refuse, in_state("DEADLOCK")),
+            "row_lock": fault(self._lock_rows),
+            "lock_timeout": fault(self._limit_locks),
+            "wipe": fault(self._wipe, lambda chance: {}),
+            "terminate": fault(self._terminate, lambda chance: {}),
+            "slow_server": fault(self._slow, lambda chance: {**_lasts(chance), "latency": chance.choice([0.01, 0.3])}),
+            "server_clock": fault(self._set_clock, lambda chance: {"by": round(chance.uniform(-10.0, 10.0), 3)}),
+        }
+
+    def _crash(self, who: str, seconds: float) -> None:
+        if self.server.is_up:
+            self.server.crash()
+            self.scheduler.at(seconds, self.server.start)
+
+    def _lose_power(self, who: str, seconds: float) -> None:
+        if self.server.is_up:
+            self.server.lose_power()
+            self.scheduler.at(seconds, self.server.start)
+
+    def _hang(self, who: str, seconds: float) -> None:
+        self.server.hang()
+        self.scheduler.at(seconds, self.server.go_on)
+
+    def _refuse(self, who: str, seconds: float, state: str) -> None:
+        self.server.states.add(state)
+        self.scheduler.at(seconds, partial(self.server.states.discard, state))
+
+    def _lock_rows(self, who: str, seconds: float) -> None:
+        """Somebody's transaction has changed all rows and goes on for a while."""
+        theirs = Transaction(1)
+        for row in self._rows():
+            self._take_when_free((TABLE, row["name"]), theirs)
+        self.scheduler.at(seconds, partial(self.server.locks.end, theirs))
+
+    def _take_when_free(self, key: Key, theirs: Transaction) -> None:
+        if not self.server.locks.take(key, theirs):
+            self.server.locks.wait(key, theirs, lambda: None)
+
+    def _limit_locks(self, who: str, seconds: float) -> None:
+        self.server.lock_timeout = 0.2
+
+        def end() -> None:
+            self.server.lock_timeout = 0.0
+
+        self._lock_rows(who, seconds)
+        self.scheduler.at(seconds, end)
+
+    def _wipe(self, who: str) -> None:
+        self.server.tables.wipe(TABLE)
+        self._lost_at, self._is_wiped = self.scheduler.now, True
+        self.may_repeat_numbers = self._went_back
+
+    def _terminate(self, who: str) -> None:
+        """An operator ends all sessions."""
+        for session in list(self.server.sessions):
+            self.server.terminate(session)
+
+    def _slow(self, who: str, seconds: float, latency: float) -> None:
+        self.server.latency = latency
+
+        def end() -> None:
+            self.server.latency = 0.0
+
+        self.scheduler.at(seconds, end)
+
+    def _set_clock(self, who: str, by: float) -> None:
+        """Leases end early by a clock that is set forward."""
+        self.server.clock_error += by
+        if by > 0.0:
+            self._lost_at = self.scheduler.now
+        self._went_back = self._went_back or by < 0.0
+        self.may_repeat_numbers = self._went_back and self._is_wiped
+
+
+def _lasts(chance: random.Random) -> dict[str, Any]:
+    return {"seconds": length(chance)}
