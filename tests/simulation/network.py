@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import select
 import socket as real
 from collections.abc import Callable
@@ -204,6 +205,12 @@ class Socket:
         self._requests.carry(b"")
         self._changed()
 
+    def makefile(self, mode: str) -> io.BufferedReader:
+        return io.BufferedReader(real.SocketIO(self, mode.removesuffix("b")))  # type: ignore[arg-type]
+
+    def _decref_socketios(self) -> None:
+        """What ``makefile`` gave is closed."""
+
     def detach(self) -> int:
         """Of a view, which ``SocketModule.socket(fileno=...)`` gives: the socket stays open."""
         return self._descriptor
@@ -309,6 +316,16 @@ class SocketModule:
         if fileno not in Socket.by_descriptor:
             raise OSError(errno.EBADF, "Bad file descriptor")
         return Socket.by_descriptor[fileno]
+
+    def create_connection(self, address: Address, timeout: float | None = None) -> Socket:
+        socket = Socket(self._network)
+        socket.settimeout(timeout)
+        try:
+            socket.connect(address)
+        except BaseException:
+            socket.close()
+            raise
+        return socket
 
     def socketpair(self) -> tuple[Socket, Socket]:
         one, other = PairedSocket(self._network), PairedSocket(self._network)

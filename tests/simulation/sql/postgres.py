@@ -55,7 +55,7 @@ class PostgresServer(Server):
             raise ServerError("25006", f"cannot execute {verb} in a read-only transaction")
         for state, error in REFUSED_WRITES.items():
             if state in self.states:
-                raise ServerError(error.code, str(error))
+                raise error.again()
 
     def deadlock_error(self, cycle: Sequence[Transaction], part: Part) -> ServerError:
         lines = "\n".join(

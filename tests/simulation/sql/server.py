@@ -29,6 +29,10 @@ class ServerError(Exception):
         super().__init__(text)
         self.code = code
 
+    def again(self) -> ServerError:
+        """One that can be raised without the traceback of the last time."""
+        return ServerError(self.code, str(self))
+
 
 @dataclass
 class Result:
@@ -42,6 +46,7 @@ class Server(ABC):
     """``watch``: called with each statement and its outcome."""
 
     deadlock_timeout = 0.0  # seconds of waiting after which it looks for one
+    has_statement_time = False  # its clock stands still during a statement
 
     def __init__(self, network: Network, address: Address, watch: Callable[..., object] | None = None) -> None:
         self.network, self.address, self.watch = network, address, watch
@@ -114,13 +119,14 @@ class Server(ABC):
 
     def execute(self, session: Session, sql: str, parameters: Sequence[Any]) -> Steps[Result]:
         """One statement of the tables."""
+        transaction = session.transaction or Transaction(session.number)
+        transaction.moment = self.clock() if self.has_statement_time else None
         yield self.passes(self.scheduler.random.uniform(0.0001, 0.001) + self.latency)
         everything = parts(sql, parameters)
         if any(part.is_write for part in everything):
             self.check_write(everything)
             if "DEADLOCK" in self.states and self.scheduler.random.random() < 0.3:
                 raise self.deadlock_error([Transaction(session.number), Transaction(1)], everything[-1])
-        transaction = session.transaction or Transaction(session.number)
         session.statement_transaction = transaction
         known: dict[str, Rows] = {}
         found: list[tuple[Part, list[Key]]] = []  # as the statement begins

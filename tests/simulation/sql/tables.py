@@ -22,13 +22,17 @@ class Rows(NamedTuple):
 
 
 class Transaction:
-    """``rows``: that it has written; None: deleted. ``number``: of its session."""
+    """``rows``: that it has written; None: deleted. ``number``: of its session.
+
+    ``moment``: at which its clock stands; None: it goes on.
+    """
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.rows: dict[Key, tuple[Any, ...] | None] = {}
         self.notifications: list[tuple[str, str]] = []
         self.is_over = False
+        self.moment: int | None = None
 
 
 class Tables:
@@ -36,12 +40,17 @@ class Tables:
 
     def __init__(self, clock: Callable[[], int]) -> None:
         self._sqlite = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
-        self._sqlite.create_function("now_us", 0, clock)
+        self._clock = clock
+        self._sqlite.create_function("now_us", 0, self._now)
         self._sqlite.create_function("pg_notify", 2, self._notify)
         self._writing: Transaction | None = None
         for model in ROWS_OF_DATABASE_BACKEND:
             fields = [f"{one.column} {TYPES.get(one.get_internal_type(), 'TEXT')}" for one in model._meta.fields]
             self._sqlite.execute(f"CREATE TABLE {model._meta.db_table} ({', '.join(fields)})")
+
+    def _now(self) -> int:
+        assert self._writing
+        return self._clock() if self._writing.moment is None else self._writing.moment
 
     def _notify(self, channel: str, text: str) -> str:
         assert self._writing

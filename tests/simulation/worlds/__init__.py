@@ -2,6 +2,7 @@
 
 from .base import World
 from .lines import InterruptsWorld, ThreadsWorld
+from .mariadb import MariaDBWorld
 from .memory import MemoryWorld
 from .postgresql import PostgresWorld
 from .quorum import QuorumWorld
@@ -16,5 +17,6 @@ ALL: tuple[type[World], ...] = (
     SentinelWorld,
     QuorumWorld,
     PostgresWorld,
+    MariaDBWorld,
 )
 WORLDS = {world.name: world for world in ALL}
