@@ -76,7 +76,8 @@ class PostgresServer(Server):
 
     def terminate(self, session: Session) -> None:
         """As pg_terminate_backend does."""
-        session.send(encoded("error", "57P01", str(TERMINATED)))
+        where = f"\n{_context(session.waits_in)}" if session.waits_in else ""
+        session.send(encoded("error", TERMINATED.code, f"{TERMINATED}{where}"))
         session.end()
 
 

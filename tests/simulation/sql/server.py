@@ -164,7 +164,7 @@ class Server(ABC):
         """From here on nobody knows the outcome until it is told."""
         if transaction.rows or transaction.notifications:
             session.is_committing = True
-            yield self.passes(self.scheduler.random.choice([0.0005, 0.001, 0.02]) + self.latency)
+            yield self.passes(self.scheduler.random.choice([0.0005, 0.001, 0.002]) + self.latency)
             session.is_committing = False
             if "DOUBT" in self.states and self.scheduler.random.random() < 0.5:
                 session.is_committing = True
@@ -188,7 +188,11 @@ class Server(ABC):
     def _lock(self, session: Session, transaction: Transaction, key: Key, part: Part) -> Steps[None]:
         if self.locks.take(key, transaction):
             return
-        yield partial(self._wait_for_lock, transaction, key, part)
+        session.waits_in = part
+        try:
+            yield partial(self._wait_for_lock, transaction, key, part)
+        finally:
+            session.waits_in = None
 
     def _wait_for_lock(self, transaction: Transaction, key: Key, part: Part, go_on: Callable[..., object]) -> None:
         is_over = False
@@ -239,6 +243,7 @@ class Session(ABC):
         self.server, self.socket, self.number = server, socket, number
         self.transaction: Transaction | None = None
         self.statement_transaction: Transaction | None = None
+        self.waits_in: Part | None = None  # for a row
         self.is_committing = False
         self.is_open = True
         self._is_busy = False
