@@ -13,14 +13,20 @@ from django_distlock.backends.common.timing import Timing
 from django_distlock.backends.database.fast_path import FastPath, has_returning
 from django_distlock.backends.database.sql import TABLE, Statements
 from tests.support.databases import known_database
+from tests.support.mariadb import MariaDB, is_driver_there, program
 from tests.support.postgres import Postgres, programs
+from tests.support.requirements import missing
+from tests.support.tools import eventually
 
+from .network import SocketModule
+from .sql.mariadb import MariaDBServer
 from .sql.postgres import PostgresServer
 from .sql.psycopg import Connection
 from .sql.sessions import ModelSessions, RealSessions
 
 TTL = 3_000_000_000
 ONE, OTHER, THIRD = "a" * 26, "b" * 26, "c" * 26
+READ_COMMITTED = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED"
 UPDATE = f"UPDATE {TABLE} SET holder = %s WHERE name = %s"
 
 
@@ -108,13 +114,37 @@ def rows_are_locked(sessions, steps):
     end("one")
 
 
+def rows_are_made(sessions, steps, acquire):
+    """Who makes a row waits for whoever has made it and has not committed yet."""
+    do, begin, end = sessions.do, sessions.begin, sessions.end
+    for last in ("COMMIT", "ROLLBACK"):
+        do("other", steps.execute("BEGIN"))
+        do("other", acquire(last.encode(), OTHER))
+        begin("one", acquire(last.encode(), ONE))
+        do("other", steps.execute(last))
+        end("one")
+        do("third", steps.look(last.encode()))
+
+
+def limits(sessions, steps, settings):
+    """``settings``: with a limit, and without."""
+    do = sessions.do
+    for setting, (limited, unlimited) in settings.items():
+        do("other", steps.execute("BEGIN"))
+        do("other", steps.set_holder(b"a", "other"))
+        do("one", steps.execute(f"SET {setting} = {limited}"))
+        do("one", steps.renew((b"a", ONE)))
+        do("one", steps.execute(f"SET {setting} = {unlimited}"))
+        do("other", steps.execute("ROLLBACK"))
+
+
 def deadlock(sessions, steps, first, second):
     """``first`` and ``second``: in which order the two that wait for each other get their answers."""
     do, begin, end = sessions.do, sessions.begin, sessions.end
     do("one", steps.execute("BEGIN"))
     do("other", steps.execute("BEGIN"))
-    do("one", steps.set_holder(b"a", "one"))
-    do("other", steps.set_holder(b"b", "other"))
+    do("one", steps.set_holder(b"a", "one has changed"))
+    do("other", steps.set_holder(b"b", "other has changed"))
     begin("one", steps.set_holder(b"b", "one"))
     sessions.start("other", steps.set_holder(b"a", "other"))
     end(first)
@@ -125,16 +155,16 @@ def deadlock(sessions, steps, first, second):
     do("third", steps.holder(b"a"))
 
 
-def sessions_end(sessions, steps, kill):
+def sessions_end(sessions, steps, terminate):
     """Killed and dead sessions roll back, but a statement that waits goes on without its client."""
     do, begin, end = sessions.do, sessions.begin, sessions.end
     do("killed", steps.execute("BEGIN"))
     do("killed", steps.set_holder(b"a", "killed"))
     begin("waiting", steps.set_holder(b"a", "waiting"))
-    do("third", kill(sessions, "waiting"))
+    do("third", terminate(sessions, "waiting"))
     end("waiting")
     do("waiting", steps.holder(b"a"))
-    do("third", kill(sessions, "killed"))
+    do("third", terminate(sessions, "killed"))
     do("third", steps.holder(b"a"))
     do("dead", steps.execute("BEGIN"))
     do("dead", steps.set_holder(b"a", "dead"))
@@ -161,7 +191,7 @@ def crash(sessions, steps):
 
 def on_postgresql(sessions):
     steps = Steps("postgresql")
-    do, begin, end = sessions.do, sessions.begin, sessions.end
+    do = sessions.do
     do("one", steps.acquire(b"a", ONE))
     do("other", steps.acquire(b"a", OTHER))
     waiting = do("other", steps.acquire(b"a", OTHER, queue=True))
@@ -182,21 +212,8 @@ def on_postgresql(sessions):
     do("other", steps.insert(b"a"))
     rows_are_locked(sessions, steps)
 
-    for last in ("COMMIT", "ROLLBACK"):  # of who has made the row
-        do("other", steps.execute("BEGIN"))
-        do("other", steps.acquire(last.encode(), OTHER))
-        begin("one", steps.acquire(last.encode(), ONE))
-        do("other", steps.execute(last))
-        end("one")
-        do("third", steps.look(last.encode()))
-
-    for limit in ("lock_timeout", "statement_timeout"):
-        do("other", steps.execute("BEGIN"))
-        do("other", steps.set_holder(b"a", "other"))
-        do("one", steps.execute(f"SET {limit} = '200ms'"))
-        do("one", steps.renew((b"a", ONE)))
-        do("one", steps.execute(f"SET {limit} = '0'"))
-        do("other", steps.execute("ROLLBACK"))
+    rows_are_made(sessions, steps, steps.acquire)
+    limits(sessions, steps, {"lock_timeout": ("200", "0"), "statement_timeout": ("200", "0")})
     deadlock(sessions, steps, "one", "other")
     do("one", steps.execute("SET default_transaction_read_only = on"))
     do("one", steps.renew((b"a", ONE)))
@@ -205,6 +222,34 @@ def on_postgresql(sessions):
     do("one", steps.execute("SET default_transaction_read_only = off"))
     sessions_end(sessions, steps, terminate)
     crash(sessions, steps)
+
+
+def on_mariadb(sessions):
+    steps = Steps("mysql")
+    do = sessions.do
+    do("one", steps.take(b"a", ONE))
+    do("one", steps.take(b"b", ONE))
+    do("other", steps.change_stale(b"a"))
+    do("other", steps.insert(b"a"))
+    do("third", steps.position(b"a", OTHER))
+    do("third", lambda connection: steps.sql.count_waiters(connection, [b"a", b"b"]))
+    do("one", steps.renew((b"a", ONE), (b"z", ONE)))
+    do("third", steps.look(b"a", b"b"))
+    do("third", steps.names(b""))
+    rows_are_locked(sessions, steps)
+    rows_are_made(sessions, steps, steps.take)
+    limits(sessions, steps, {"innodb_lock_wait_timeout": ("1", "50"), "max_statement_time": ("0.2", "0")})
+    deadlock(sessions, steps, "other", "one")
+    do("one", steps.execute("SET SESSION TRANSACTION READ ONLY"))
+    do("one", steps.renew((b"a", ONE)))
+    do("one", steps.look(b"a"))
+    do("one", steps.execute("SET SESSION TRANSACTION READ WRITE"))
+    sessions_end(sessions, steps, kill)
+    crash(sessions, steps)
+
+
+def kill(sessions, name):
+    return lambda connection: connection.raw.query(f"KILL {sessions.raw[name].thread_id()}")
 
 
 def notification(connection):
@@ -230,7 +275,9 @@ def psycopg_twin(network):
 
 @pytest.fixture(scope="module")
 def postgres_server():
-    with Postgres(programs()) as server:
+    if (folder := programs()) is None:
+        missing("postgresql", "no initdb and postgres found; install PostgreSQL's server package")
+    with Postgres(folder) as server:
         yield server
 
 
@@ -263,5 +310,65 @@ def test_model_of_postgresql_answers_as_the_server(real_postgres):
     for sessions in (real, model):
         on_postgresql(sessions)
         sessions.finish()
+    assert len(real.outcomes) > 60
+    assert "\n".join(model.outcomes) == "\n".join(real.outcomes)
+
+
+MYSQL = {"database": "tests", "autocommit": True, "client_flag": 2, "init_command": READ_COMMITTED}  # FOUND_ROWS
+
+
+@pytest.fixture(scope="module")
+def mariadb_server():
+    if not is_driver_there():
+        missing("mariadb", "no driver; install mysqlclient or PyMySQL")
+    if (server := program()) is None:
+        missing("mariadb", "no mariadbd found; install the package mariadb-server-core")
+    with MariaDB(server) as running:
+        yield running
+
+
+@pytest.fixture
+def real_mariadb(mariadb_server, django_db_blocker):
+    with django_db_blocker.unblock(), known_database(mariadb_server.settings()):
+        yield mariadb_server
+
+
+def test_model_of_mariadb_answers_as_the_server(real_mariadb, monkeypatch):
+    import pymysql
+
+    def connect():
+        return pymysql.connect(unix_socket=str(real_mariadb.socket), user="root", **MYSQL)
+
+    def ask(sql):
+        with contextlib.closing(connect()) as other, other.cursor() as cursor:
+            cursor.execute(sql)
+            return cursor.fetchone()
+
+    def is_waiting(raw):
+        where = f"WHERE trx_mysql_thread_id = {raw.thread_id()}"
+        return ask(f"SELECT trx_state FROM information_schema.innodb_trx {where}") == ("LOCK WAIT",)
+
+    def restart():
+        eventually(lambda: ask("SHOW STATUS LIKE 'Innodb_buffer_pool_pages_dirty'")[1] == "0")
+        real_mariadb.crash()
+        real_mariadb.start()
+        ask("SET GLOBAL max_connections = 10")  # soon full
+
+    def connect_to_model(network):
+        monkeypatch.setattr(pymysql.connections, "socket", SocketModule(network))
+        monkeypatch.setattr(pymysql.connections, "SSL_ENABLED", False)
+        return pymysql.connect(host="10.0.0.1", user="root", **MYSQL)
+
+    real = RealSessions(connect, pymysql, "mysql", is_waiting, restart)
+    ask("SET GLOBAL innodb_flush_log_at_trx_commit = 1")
+    ask("SET GLOBAL innodb_max_dirty_pages_pct_lwm = 0")
+    ask("SET GLOBAL innodb_max_dirty_pages_pct = 0")
+    on_mariadb(real)
+    real.finish()
+    model = ModelSessions(
+        lambda network: MariaDBServer(network, ("10.0.0.1", 3306)), connect_to_model, pymysql, "mysql"
+    )
+    on_mariadb(model)
+    model.finish()
     assert len(real.outcomes) > 60
     assert "\n".join(model.outcomes) == "\n".join(real.outcomes)

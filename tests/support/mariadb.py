@@ -46,10 +46,13 @@ class MariaDB:
         self._log = (self.folder / "log").open("wb")
 
     def __enter__(self) -> MariaDB:
-        data = self.folder / "data"
-        data.mkdir()
-        statements = self.folder / "init.sql"
-        statements.write_text("CREATE DATABASE tests CHARACTER SET utf8mb4;\n")
+        (self.folder / "data").mkdir()
+        self.start()
+        return self
+
+    def start(self) -> None:
+        data, statements = self.folder / "data", self.folder / "init.sql"
+        statements.write_text("CREATE DATABASE IF NOT EXISTS tests CHARACTER SET utf8mb4;\n")
         self.process = subprocess.Popen(
             [
                 self._program, "--no-defaults", f"--datadir={data}", f"--socket={self.socket}", "--skip-networking",
@@ -61,7 +64,11 @@ class MariaDB:
             stderr=self._log,
         )  # fmt: skip
         eventually(self._answers, 60)
-        return self
+
+    def crash(self) -> None:
+        """End at once. ``start()`` recovers what is in its logs."""
+        self.process.kill()
+        self.process.wait(30)
 
     def _answers(self) -> bool:
         assert self.process.poll() is None, (self.folder / "log").read_text()
@@ -75,8 +82,7 @@ class MariaDB:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.process.kill()  # nothing is kept
-        self.process.wait(30)
+        self.crash()
         self._log.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 

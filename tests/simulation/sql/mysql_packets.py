@@ -45,7 +45,8 @@ def ok(number: int, count: int = 0, status: int = AUTOCOMMIT) -> bytes:
 
 
 def failure(number: int, code: int, state: str, text: str) -> bytes:
-    return packet(number, b"\xff" + struct.pack("<H", code) + f"#{state}{text}".encode())
+    """Before the handshake it has no SQLSTATE."""
+    return packet(number, b"\xff" + struct.pack("<H", code) + f"{f'#{state}' if number else ''}{text}".encode())
 
 
 def result(rows: Rows) -> bytes:
