@@ -17,7 +17,7 @@ PACKAGE = "django_distlock"
 LISTS = Path(__file__).parent
 MUTANTS = LISTS / "mutants.toml"
 
-WORLDS = ("memory", "redis", "sentinel", "quorum", "cluster", "sql")
+WORLDS = ("memory", "redis", "threads", "interrupts", "sentinel", "quorum", "cluster", "postgresql", "mariadb")
 
 
 class DoesNotApply(Exception):
@@ -41,14 +41,14 @@ class Hunk:
 @dataclass(frozen=True)
 class Change:
     """``rule``: what it breaks. ``test``: one of the suite that fails with it. ``worlds``: those that can show it,
-    tried in this order. ``equivalent``: why no world can, for a mutant that changes nothing that can be observed."""
+    tried in this order. ``unseen``: why none of them does, such as that nothing changes that can be observed."""
 
     name: str
     worlds: tuple[str, ...]
     hunks: tuple[Hunk, ...]
     rule: str = ""
     test: str = ""
-    equivalent: str = ""
+    unseen: str = ""
 
     @property
     def group(self) -> str:
@@ -98,8 +98,8 @@ def _change(entry: dict[str, object]) -> Change:
 
 
 def listed() -> list[Change]:
-    """All that the simulation must find."""
-    return [change for path in sorted(LISTS.glob("*.toml")) for change in read(path) if not change.equivalent]
+    """All changes; those that the simulation must find are not ``unseen``."""
+    return [change for path in sorted(LISTS.glob("*.toml")) for change in read(path)]
 
 
 def to_text(changes: list[Change]) -> str:
@@ -109,7 +109,7 @@ def to_text(changes: list[Change]) -> str:
 def _entry(change: Change) -> str:
     worlds = ", ".join(f'"{world}"' for world in change.worlds)
     lines = ["[[change]]", f'name = "{change.name}"', f"worlds = [{worlds}]"]
-    lines += [f"{key} = {_quoted(text)}" for key in ("rule", "test", "equivalent") if (text := getattr(change, key))]
+    lines += [f"{key} = {_quoted(text)}" for key in ("rule", "test", "unseen") if (text := getattr(change, key))]
     for hunk in change.hunks:
         lines += ["[[change.hunks]]", f'file = "{hunk.file}"']
         lines += [f"before = '''\n{hunk.before}'''", f"after = '''\n{hunk.after}'''"]

@@ -31,7 +31,7 @@ SHARES = {
         Share(7, ("memory", "redis"), tuple(f"core/{name}.py" for name in (
             "acquire", "adoption", "holds", "lease", "local_queue", "lock", "renewal", "transactions",
         ))),
-        Share(3, ("memory", "sql"), ("backends/locmem.py", "backends/common/state.py")),
+        Share(3, ("memory", "postgresql"), ("backends/locmem.py", "backends/common/state.py")),
     ),
     "redis": (
         Share(6, ("redis",), (
@@ -51,7 +51,7 @@ SHARES = {
     ),
     "cluster": (Share(10, ("cluster",), _redis("cluster/client.py", "cluster/routing.py", "cluster/pubsub.py")),),
     "sql": (
-        Share(10, ("sql",), (*(f"backends/database/{name}.py" for name in (
+        Share(10, ("postgresql", "mariadb"), (*(f"backends/database/{name}.py" for name in (
             "backend", "calls", "errors", "fast_path", "operations", "polling", "sql",
         )), "backends/common/backoff.py")),
     ),
@@ -73,7 +73,7 @@ SKIPPED_LINES = re.compile(
 def mutants(
     seed: int, known: dict[tuple[Hunk, ...], Change], root: Path = ROOT, report: Callable[[str], object] = print
 ) -> list[Change]:
-    """As many as ``SHARES`` say; those that ``known`` tells to be equivalent are listed, but do not count."""
+    """As many as ``SHARES`` say; those that are ``unseen`` in ``known`` are listed, but do not count."""
     made = []
     for group, shares in SHARES.items():
         numbers = count(1)
@@ -84,9 +84,9 @@ def mutants(
                 was = known.get((hunk,))
                 change = Change(f"{group}/{next(numbers):02}", share.worlds, (hunk,))
                 if was:
-                    change = Change(change.name, share.worlds, (hunk,), rule=was.rule, equivalent=was.equivalent)
+                    change = Change(change.name, share.worlds, (hunk,), rule=was.rule, unseen=was.unseen)
                 made.append(change)
-                left -= not change.equivalent
+                left -= not change.unseen
             if left:
                 report(f"{group}: {left} mutants are missing")
     return made
