@@ -292,8 +292,8 @@ class Nodes:
                 if isinstance(error, NoMajority):
                     self._failure = error.copy()
                 raise
-            except BaseException as error:  # interrupted: what stands on the connections is not known any more
-                connection_set.close(error if isinstance(error, Exception) else TimeoutError("interrupted"))
+            except BaseException:  # interrupted: what stands on the connections is not known any more
+                connection_set.close(TimeoutError("interrupted"))
                 raise
             finally:
                 idle.append(connection_set)

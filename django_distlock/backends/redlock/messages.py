@@ -6,6 +6,7 @@ import builtins
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
+from copy import copy
 from math import inf
 from typing import Any, NamedTuple, TypeVar
 
@@ -70,7 +71,7 @@ class Exchange:
 
     def take(self, reply: Any) -> bool:
         """Whether this was the last reply."""
-        self.replies.append(reply)
+        self.replies.append(_without_frames(reply) if isinstance(reply, Exception) else reply)
         if len(self.replies) < self.expects:
             return False
         self.is_answered = True
@@ -78,7 +79,7 @@ class Exchange:
         return True
 
     def fail(self, error: Exception) -> None:
-        self.failure = self.failure or error
+        self.failure = self.failure or _without_frames(error)
         self._settle()
 
     @property
@@ -96,6 +97,14 @@ class Exchange:
         self.is_settled = True
         if self.notify:
             self.notify()
+
+
+def _without_frames(error: Exception) -> Exception:
+    """To be kept: a traceback would keep the frames of who read it, and with them requests and leases."""
+    kept, cause = copy(error), error.__cause__ or error.__context__
+    if isinstance(cause, OSError):
+        kept.__cause__ = copy(cause)  # why the connection broke
+    return kept
 
 
 NOT_ASKED = Exchange(0)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import os
 import signal
 import threading
 import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from types import SimpleNamespace
@@ -1071,6 +1073,27 @@ class TestWhatNodesAnswer:
             for server in scripted:
                 server.heal()
             eventually(lambda: not renewer_of(locks["default"]).is_cleaning)
+
+    @pytest.mark.parametrize("other", [None, "MASTERDOWN Link with MASTER is down", Scripted.CLOSE])
+    def test_what_nodes_answer_late_or_refuse_keeps_no_request_in_memory(self, configured, calls, other):
+        """A lease that was detached, or ran out, is not released by its request."""
+
+        def leave_lease():
+            request = lock_request()
+            assert isinstance(calls(backend).acquire(request, queue=False), Grant)
+            calls(backend).look(["name"])  # reads what came meanwhile
+            return weakref.ref(request)
+
+        with ExitStack() as servers:
+            scripted = [servers.enter_context(Scripted()) for _ in range(5)]
+            backend = configured([server.url for server in scripted], OPTIONS={"node_timeout": 0.3})
+            calls(backend).look(["name"])
+            scripted[0].fail(Scripted.SILENCE, on=(b"EVALSHA",))
+            if other:
+                scripted[1].fail(other, on=(b"EVALSHA",))
+            request = leave_lease()
+            gc.collect()
+            assert request() is None
 
     def test_values_that_are_no_locks_are_final_where_they_leave_no_majority(self, nodes, redlock_locks, calls):
         for name, count in (("two", 2), ("three", 3)):
