@@ -55,11 +55,20 @@ class Lines:
         if self._left and frame.f_code.co_filename.startswith(STRUCK):
             execution = _execution()
             if (left := self._left.get(execution)) is not None:
-                self._left[execution] = left - 1
-                if left == 0:
+                self._left[execution] = max(0, left - 1)
+                if left == 0 and not _is_finalizing(frame):
                     del self._left[execution]
-                    raise (Struck if isinstance(execution, asyncio.Task) or left % 2 else StruckHard)
+                    raise Struck if isinstance(execution, asyncio.Task) or self._scheduler.steps % 2 else StruckHard
         return self._line
+
+
+def _is_finalizing(frame: FrameType | None) -> bool:
+    """Python drops what is raised in there, and nobody can do anything about it."""
+    while frame:
+        if frame.f_code.co_name == "__del__":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _execution() -> object:
