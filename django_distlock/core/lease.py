@@ -240,7 +240,7 @@ class Lease:
             token=self.token,
             fence=self.fence,
             label=self.holder.label,
-            since=self.holder.since,
+            since=round(wall_clock() - self._held_for, 3),
             until=wall_clock() + self.remaining,
             text_id=new_token(),
             terms=asdict(self._terms),

@@ -37,6 +37,7 @@ from django_distlock.core.detached import SALT, Detached
 from django_distlock.signals import lock_lost
 from django_distlock.testing import held_here, lose
 from django_distlock.testing.tools import AsyncCalls
+from django_distlock.utils.clock import clock
 from tests.support.leases import lease_of, request_of, terms_of_detached
 from tests.support.programs import ROOT
 from tests.support.tools import PATIENCE, eventually, renewer_of
@@ -236,6 +237,22 @@ class TestAdopting:
         lease = worker.adopt(replace(detached, since=detached.since - 60).to_text())  # on its way for a minute
         eventually(lambda: lease.state is State.LOST)
         assert "reaches its max_hold of 61 s and is renewed no more" in caplog.text
+
+    def test_min_hold_counts_from_the_grant_also_where_the_store_was_slow(self, backend, monkeypatch):
+        granted_at, acquire = [], backend.acquire
+
+        def slow(request, queue):
+            time.sleep(0.2)
+            granted_at.append(clock())
+            return acquire(request, queue=queue)
+
+        monkeypatch.setattr(backend, "acquire", slow)
+        with lock("name", min_hold=30) as lease:
+            text = lease.detach()
+        with adopt(text):
+            pass
+        [info] = backend.look(["name"])
+        assert clock() + info.remaining > granted_at[0] + 30 - 0.01
 
     def test_min_hold_counts_from_the_grant(self, backend, worker):
         with lock("name", min_hold=30) as first:
