@@ -135,7 +135,7 @@ class Acquisition:
                     self._is_in_line = False
             if isinstance(answer, LockInfo):
                 if self._may_be_left_in_store:
-                    yield from self._give_back(request)
+                    self._give_back(request)
                 self._was_sent = self._has_queued = False  # nothing is left of it
                 return answer
             lease = Lease(self.backend, request, answer, self._terms, self._service.renewer, self._execution)
@@ -149,7 +149,7 @@ class Acquisition:
             self._pending = request  # first: until then, the request itself is what an interrupt gives back
             self.request = request.with_new_token()
             self._was_sent = self._has_queued = False
-            yield from self._give_back(request)
+            self._give_back(request)
             if late_grants == MOST_LATE_GRANTS or clock() >= self._deadline:
                 raise LockBackendError(
                     f"The store grants the lock {request.name!r} so slowly that its TTL of {request.ttl:g} s has passed"
@@ -282,10 +282,10 @@ class Acquisition:
         self.request.asking = False
         return Call(how, (self.request,), {"timeout": max(0.0, min(seconds, self._deadline - clock()))})
 
-    def _give_back(self, request: LockRequest) -> Steps[None]:
-        """What the store may keep of it."""
+    def _give_back(self, request: LockRequest) -> None:
+        """What the store may keep of it. In the background: the time of the call may be over."""
         self._pending = request
-        yield Call("release", (request,))
+        self._service.renewer.release_in_background(request)
         self._pending = None
 
     def _copied_error(self) -> LockBackendError:

@@ -306,6 +306,20 @@ class TestOthers:
         with pytest.raises(LockBackendError, match="Give it a longer ttl"):
             lock("name", ttl=0.01, wait=None).acquire()
 
+    def test_a_late_grant_is_given_back_while_its_caller_goes_on(self, valkey_locks, monkeypatch):
+        told, release = threading.Event(), valkey_locks.release
+
+        def slow(lock_request, cooldown=0.0):
+            assert told.wait(PATIENCE)
+            return release(lock_request, cooldown)
+
+        monkeypatch.setattr("django_distlock.core.lease.safe_deadline", lambda sent_at, ttl: sent_at)
+        monkeypatch.setattr(valkey_locks, "release", slow)
+        with pytest.raises(LockBackendError, match="Give it a longer ttl"):
+            lock("name", ttl=5).acquire(blocking=False)
+        told.set()
+        eventually(lambda: not lock("name").locked())
+
 
 @pytest.fixture
 def no_more_threads(monkeypatch):
