@@ -102,11 +102,16 @@ class HolderJudge:
                 self._judges.fail(f"S1: {lease!r} {lease.token[:6]} is believed, and the store has it no more")
 
     def untold(self) -> list[str]:
-        """S5: every loss is told by the signal. Those that were not."""
+        """S5: every loss is told by the signal. Those that were not.
+
+        The thread that sends signals belongs to the module, and dies with the simulated process that began it.
+        """
+        if not all(process.is_alive for process in self._simulation.processes.values()):
+            return []
         return [
             f"{token[:6]} of {using}"
             for using, token in self._raised
-            if not self._told[using, token] and self._simulation.processes[using].is_alive
+            if not self._told[using, token]
         ]
 
     def _has_lost_data_since(self, moment: float) -> bool:

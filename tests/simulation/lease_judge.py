@@ -52,8 +52,9 @@ class LeaseJudge:
         granted_at = self._granted_at.get(token)
         if lease is None or lease.token != token or granted_at is None or "text" in about or "inside" in about:
             return
+        is_bounded = "max_hold" in about and not about.keys() & {"renews", "reentrant", "detaches"}
         self._kept_until = max(self._kept_until, granted_at + about.get("min_hold", 0.0))
-        if "max_hold" in about and "renews" not in about and "reentrant" not in about:
+        if is_bounded:
             self._renewed_until.setdefault(token, self._store.now + about["max_hold"])
 
     def executed(self, executed: Executed) -> None:
