@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary, ref
+from weakref import ref
 
 from django_distlock import Lease, locks, signals
 from django_distlock.core.lease import State
@@ -27,9 +26,9 @@ class HolderJudge:
         self._abouts: dict[str, Mapping[str, Any]] = {}  # by token
         self._adopted_at: dict[str, float] = {}  # by text
         self._detached: set[str] = set()  # tokens
-        self._told: Counter[tuple[str, str]] = Counter()  # losses, by process and token
-        self._times: WeakKeyDictionary[Lease, int] = WeakKeyDictionary()  # a text that is adopted twice is two of them
-        self._raised: set[tuple[str, str]] = set()
+        self._told: list[ref[Lease]] = []  # of whose loss the signal was sent
+        self._told_tokens: set[tuple[str, str]] = set()  # of them, by process
+        self._raised: set[tuple[str, str]] = set()  # by process and token
         signals.lock_lost.connect(self._lost, weak=False)
 
     @property
@@ -74,11 +73,11 @@ class HolderJudge:
 
     def _lost(self, lease: Lease, reason: str, **about: Any) -> None:
         """S5: told once."""
-        self._told[lease.using, lease.token] += 1
-        self._times[lease] = self._times.get(lease, 0) + 1
         self._simulation.tell(f"{lease.using} is told that {lease.name} {lease.token[:6]} is lost: {reason}")
-        if self._times[lease] > 1:
-            self._judges.fail(f"S5: the loss of {lease!r} was told {self._times[lease]} times")
+        if any(told() is lease for told in self._told):
+            self._judges.fail(f"S5: the loss of {lease!r} was told again")
+        self._told.append(ref(lease))
+        self._told_tokens.add((lease.using, lease.token))
 
     # As time passes
 
@@ -108,11 +107,7 @@ class HolderJudge:
         """
         if not all(process.is_alive for process in self._simulation.processes.values()):
             return []
-        return [
-            f"{token[:6]} of {using}"
-            for using, token in self._raised
-            if not self._told[using, token]
-        ]
+        return [f"{token[:6]} of {using}" for using, token in sorted(self._raised - self._told_tokens)]
 
     def _has_lost_data_since(self, moment: float) -> bool:
         return self._simulation.world.has_lost_data_since(moment)
