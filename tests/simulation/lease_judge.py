@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .store_judge import Executed, StoredLease, StoreJudge
 
 OWN_NAMES = "django_distlock."  # of locks by which the package keeps in mind what was adopted
+DRIFT = 0.01  # share by which clocks differ
 GRAIN = 0.002  # seconds by which times may differ: the store counts in milliseconds
 
 
@@ -50,11 +51,11 @@ class LeaseJudge:
         """What the caller asked for: min_hold holds for others from the grant, and max_hold ends renewal."""
         lease = self._store.state(self._name).lease
         granted_at = self._granted_at.get(token)
-        if lease is None or lease.token != token or granted_at is None or "text" in about or "inside" in about:
+        # One that goes to another process goes by the clock of that one.
+        if lease is None or lease.token != token or granted_at is None or about.keys() & {"text", "inside", "detaches"}:
             return
-        is_bounded = "max_hold" in about and not about.keys() & {"renews", "reentrant", "detaches"}
-        self._kept_until = max(self._kept_until, granted_at + about.get("min_hold", 0.0))
-        if is_bounded:
+        self._kept_until = max(self._kept_until, granted_at + about.get("min_hold", 0.0) * (1 - DRIFT))
+        if "max_hold" in about and not about.keys() & {"renews", "reentrant"}:
             self._renewed_until.setdefault(token, self._store.now + about["max_hold"])
 
     def executed(self, executed: Executed) -> None:
