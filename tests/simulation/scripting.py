@@ -42,7 +42,8 @@ return function(described)
     return setfenv(chunk, globals)()
   end
   local function run(script, keys, arguments, redis)
-    return xpcall(function() return script(keys, arguments, redis) end, handler)
+    local is_done, value = xpcall(function() return script(keys, arguments, redis) end, handler)
+    return is_done, value
   end
   return {make = make, run = run}
 end
@@ -61,7 +62,7 @@ def _described(error: Exception, line: int | None) -> Any:
         return lua.table_from({"err": str(error)})
     if isinstance(error, _InLua):
         return lua.table_from({"err": f"ERR user_script:{line}: {error}"})
-    raise error
+    return lua.table_from({"failure": error})  # of the model itself
 
 
 def _decode(text: str) -> Any:
@@ -94,6 +95,8 @@ class Scripts:
     def run(self, text: str, keys: list[str], arguments: list[str]) -> Any:
         """The reply, with texts as bytes. Raises ServerError."""
         is_done, value = _lua.run(compiled(text), lua.table(*keys), lua.table(*arguments), self._redis)
+        if not is_done and (failure := value["failure"]) is not None:
+            raise failure
         if not is_done:
             raise ServerError(_worded(value))
         return _as_reply(value)

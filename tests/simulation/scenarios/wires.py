@@ -50,6 +50,8 @@ class Wire:
 class ModelWire(Wire):
     """A client's end without a network: what the server sends is here at once."""
 
+    process: Any = None  # that has it
+
     def __init__(self, server: Server) -> None:
         super().__init__()
         if not server.is_up:
