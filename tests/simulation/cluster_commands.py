@@ -62,7 +62,7 @@ class ClusterCommands(ClusterBus):
         if owner is not self.me and not (reads_here and self.me.primary == owner.id):
             raise ServerError(f"MOVED {slot} {_place(owner)}")
 
-    def _guard(self, name: str, words: list[str]) -> None:
+    def check_in_script(self, name: str, words: list[str]) -> None:
         """Also what a script asks for must belong here; it may be in several slots."""
         spec = SPECS[name]
         if self._running is not None and (keys := spec.keys([name, *words])):
@@ -70,7 +70,7 @@ class ClusterCommands(ClusterBus):
                 self._check_place(self._running, spec, keys)
             except ServerError as error:
                 raise ServerError(_for_script(str(error), name)) from None
-        super()._guard(name, words)
+        super().check_in_script(name, words)
 
     # Channels: messages go over the bus of the Cluster, not with the data
 

@@ -47,7 +47,7 @@ class Server(ConnectionCommands):
         self.maxmemory = 0
         self.min_replicas = 0
         self.started_at = self.scheduler.now
-        self.store = Store(lambda: self.scheduler.now, self.publish, self._guard)
+        self.store = Store(lambda: self.scheduler.now, self.publish, self.check_in_script)
         self.scripts: dict[str, str] = {}
         self._free_at = 0.0
         self._deferred: list[Callable[[], None]] = []  # what other servers told it while it hung
@@ -248,7 +248,7 @@ class Server(ConnectionCommands):
 
     # Scripts
 
-    def _guard(self, name: str, words: list[str]) -> None:
+    def check_in_script(self, name: str, words: list[str]) -> None:
         """What a script asks for is refused as from a client, but for memory, once it has written."""
         flags = SPECS[name].flags
         if "denyoom" in flags and self._is_out_of_memory and not self._has_written:

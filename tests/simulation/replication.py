@@ -123,9 +123,9 @@ class ReplicatedServer(Server):
         self.links.clear()
 
     def _hang_up(self, link: Link, other: ReplicatedServer) -> None:
-        self.tell(other, lambda: other._lose(link))
+        self.tell(other, lambda: other.lose_link(link))
 
-    def _lose(self, link: Link) -> None:
+    def lose_link(self, link: Link) -> None:
         """The other end has hung up, or does not know of the link."""
         if link in self.links:
             self.links.remove(link)
@@ -179,7 +179,7 @@ class ReplicatedServer(Server):
             return
         writes, replica = [write for write in self._backlog if write.offset > link.offset], link.replica
         link.is_busy = True
-        if self.tell(replica, lambda: replica._take(link, writes), extra=replica.lag):
+        if self.tell(replica, lambda: replica.take_writes(link, writes), extra=replica.lag):
             link.offset = self.offset
         else:
             self.scheduler.at(AGAIN, lambda: self._feed_again(link))
@@ -266,7 +266,7 @@ class ReplicatedServer(Server):
             self._show_role()
             self.tell(link.primary, lambda: link.primary._linked(link))
 
-    def _take(self, link: Link, writes: list[Write]) -> None:
+    def take_writes(self, link: Link, writes: list[Write]) -> None:
         link.is_busy = False
         if self.link is not link:
             return
@@ -292,7 +292,7 @@ class ReplicatedServer(Server):
             self._ping(link)
         if (own := self.link) is not None:
             if now - own.heard_at > LINK_TIMEOUT:
-                self._lose(own)
+                self.lose_link(own)
             else:
                 self.tell(own.primary, lambda: own.primary._take_acknowledgement(own))
         self._connect()

@@ -112,9 +112,9 @@ class Sentinel(SentinelCommands):
             self.tell(sentinel, self._question(sentinel, primary.address, epoch, candidate))
 
     def _question(self, sentinel: Sentinel, address: Address, epoch: int, candidate: str) -> Callable[[], None]:
-        return lambda: sentinel._answer(self, address, epoch, candidate)
+        return lambda: sentinel.answer_sentinel(self, address, epoch, candidate)
 
-    def _answer(self, asker: Sentinel, address: Address, epoch: int, candidate: str) -> None:
+    def answer_sentinel(self, asker: Sentinel, address: Address, epoch: int, candidate: str) -> None:
         service = self.service
         is_same = service is not None and service.primary.address == address
         is_down = is_same and not self.is_in_tilt and service is not None and service.primary.is_down
