@@ -10,12 +10,13 @@ from contextlib import contextmanager
 
 import pytest
 
-from django_distlock import LockBackendError, lock, locks
+from django_distlock import LockBackendError, LockNotAcquired, lock, locks
 from django_distlock.backends.redis import pubsub as listening
 from django_distlock.core.acquire import Acquisition
 from django_distlock.core.lease import Lease
 from django_distlock.testing.tools import WAYS, calling
 from django_distlock.types import Holder, new_token
+from django_distlock.utils.clock import clock
 from tests.support.leases import deadline_of
 from tests.support.stores import LOCMEM
 from tests.support.tools import PATIENCE, eventually, lock_request, renewer_of
@@ -394,3 +395,27 @@ class TestFinalErrors:
             store.delete(HELD)
         waiter.join(PATIENCE)
         assert told[0].is_final
+
+
+def test_a_place_is_given_back_in_the_background_once_the_time_is_over(valkey_locks, held_elsewhere, monkeypatch):
+    """The answer came late, and the store may be as slow when it is given back."""
+    backend, releasing = valkey_locks, []
+    acquire, release = backend.acquire, backend.release
+
+    def slow_acquire(request, *, queue):
+        answer = acquire(request, queue=queue)
+        if queue:
+            eventually(lambda: clock() > request.deadline)
+        return answer
+
+    def noted_release(request, *arguments, **options):
+        releasing.append((request.name, threading.current_thread()))
+        return release(request, *arguments, **options)
+
+    monkeypatch.setattr(backend, "acquire", slow_acquire)
+    monkeypatch.setattr(backend, "release", noted_release)
+    with pytest.raises(LockNotAcquired), lock("name", wait=1):
+        pytest.fail("it is held")
+    eventually(lambda: releasing)
+    assert [name for name, thread in releasing if thread is threading.current_thread()] == []
+    eventually(lambda: backend.count_waiters(["name"]) == [0])
