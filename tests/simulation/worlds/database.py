@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from django.db import connections
 
-from django_distlock.backends.common.state import FREE, waiters_from_text
+from django_distlock.backends.common.state import FREE, HELD, waiters_from_text
 from django_distlock.models import DatabaseLock
 
 from ..plan import Fault, length
@@ -64,6 +64,10 @@ class DatabaseWorld(World):
 
     def is_locked(self, name: str) -> bool:
         return any(row["name"] == f"lock:{name}".encode() and self._is_taken(row) for row in self._rows())
+
+    def holders(self) -> Mapping[str, str]:
+        held = [row for row in self._rows() if self._is_taken(row) and row["state"] == HELD]
+        return {row["name"].decode().removeprefix("lock:"): row["token"] for row in held}
 
     def _rows(self) -> list[dict[str, Any]]:
         return self.server.tables.all(TABLE)
