@@ -26,7 +26,7 @@ from .lines import Struck, StruckHard
 from .loop import Loop
 from .network import Address, Network
 from .plan import HORIZON, MOST_FAULT, Event, Fault, draw_plan, length
-from .scheduler import BusyLoop, Host, Process, Scheduler
+from .scheduler import BusyLoop, Process, Scheduler
 from .threads import Thread
 
 if TYPE_CHECKING:
@@ -96,6 +96,7 @@ class Simulation:
             outcome.violation = f"{type(violation).__name__}: {violation}"
             if violation.__cause__:
                 outcome.violation += "\n" + "".join(traceback.format_exception(violation.__cause__))
+        self.world.end()
         outcome.hours, outcome.trace = self.scheduler.now / 3600, list(self.trace)
         outcome.checksum, outcome.faults = self.checksum, sorted(self.faults)
         return outcome
@@ -134,7 +135,7 @@ class Simulation:
         """The one of that name that lives; None while it is dead."""
         alias = f"{name}.{self._incarnations[name]}"
         if alias not in self.processes:
-            host = Host(name, self.scheduler, 1.0 + self.chance.uniform(-0.004, 0.004))
+            host = self.world.new_host(name, 1.0 + self.chance.uniform(-0.004, 0.004))
             self.processes[alias] = process = Process(alias, host)
             self.scheduler.acting = process
             self._instrument(locks[alias])

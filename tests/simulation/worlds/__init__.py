@@ -8,6 +8,7 @@ from .postgresql import PostgresWorld
 from .quorum import QuorumWorld
 from .redis import RedisWorld
 from .sentinel import SentinelWorld
+from .sqlite import SQLiteWorld
 
 ALL: tuple[type[World], ...] = (
     MemoryWorld,
@@ -18,5 +19,6 @@ ALL: tuple[type[World], ...] = (
     QuorumWorld,
     PostgresWorld,
     MariaDBWorld,
+    SQLiteWorld,
 )
 WORLDS = {world.name: world for world in ALL}

@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..plan import Fault
+from ..scheduler import Host
 
 if TYPE_CHECKING:
     from ..lines import Lines
@@ -33,6 +34,14 @@ class World(ABC):
     @abstractmethod
     def setting(self) -> dict[str, Any]:
         """The entry of each process in DISTRIBUTED_LOCKS."""
+
+    def new_host(self, name: str, rate: float) -> Host:
+        """Where the process of that name runs."""
+        return Host(name, self.scheduler, rate)
+
+    def end(self) -> None:
+        """The simulation is over."""
+        return
 
     def faults(self) -> dict[str, Fault]:
         """Those of its servers."""
