@@ -49,15 +49,20 @@ def test_names_are_unique():
     assert max(Counter(change.name for change in listed()).values()) == 1
 
 
-def test_the_same_seed_makes_the_same_mutants():
-    assert mutants(1, {}) == mutants(1, {}) != mutants(2, {})
+@pytest.fixture(scope="module")
+def made():
+    return mutants(1, {})
 
 
-def test_mutants_that_are_marked_do_not_count():
-    first = next(change for change in mutants(1, {}) if change.group == "sentinel")
+def test_the_same_seed_makes_the_same_mutants(made):
+    assert mutants(1, {}) == made != mutants(2, {})
+
+
+def test_mutants_that_are_marked_do_not_count(made):
+    first = next(change for change in made if change.group == "sentinel")
     marked = mutants(1, {first.hunks: Change("", (), first.hunks, unseen="changes nothing")})
     assert next(change for change in marked if change.hunks == first.hunks).unseen == "changes nothing"
-    assert len(marked) == len(mutants(1, {})) + 1
+    assert len(marked) == len(made) + 1
 
 
 def test_each_world_has_its_share_of_mutants():
