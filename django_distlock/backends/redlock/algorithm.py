@@ -38,7 +38,7 @@ class Redlock:
         self.fences = FenceClock()
         # Of granted requests: the exchanges, where not all nodes had answered by then.
         self._late: WeakKeyDictionary[LockRequest, Sequence[Exchange]] = WeakKeyDictionary()
-        self._followed_up: WeakSet[LockRequest] = WeakSet()  # made to retire a token on nodes that hang
+        self._followed_up: WeakSet[LockRequest] = WeakSet()  # made for nodes that did not get a release
         self._released: WeakSet[LockRequest] = WeakSet()  # so that a repair which comes later is undone
 
     # Acquire
@@ -156,21 +156,24 @@ class Redlock:
     ) -> None:
         """Have a request released in the background on nodes that did not get the release.
 
-        - A node hangs and may grant the request when it wakes up: released with its token retired. Where that is this
-          release, it has failed, so that it is repeated.
+        - A node hangs and may grant the request when it wakes up: released with its token retired.
         - A connection broke, or was not open yet: released again. Not on nodes that were not asked to grant it.
         - A node refuses connections: nothing, because it stays away for a TTL.
+
+        Where that is this release, it has failed, so that it is repeated after a pause.
         """
         if any((request.in_doubt or node in late) and one.hangs for node, one in enumerate(exchanges)):
-            if request in self._followed_up:
-                raise self._down(exchanges)
-            retiring = replace(request, in_doubt=True, event=WakeEvent())
-            self._followed_up.add(retiring)
-            self._release_in_background(retiring)
+            further = replace(request, in_doubt=True, event=WakeEvent())
         elif any(
             one.was_disconnected and (acquired is None or acquired[node].was_sent) for node, one in enumerate(exchanges)
         ):
-            self._release_in_background(replace(request, event=WakeEvent()))
+            further = replace(request, event=WakeEvent())
+        else:
+            return
+        if request in self._followed_up:
+            raise self._down(exchanges)
+        self._followed_up.add(further)
+        self._release_in_background(further)
 
     # Renew
 

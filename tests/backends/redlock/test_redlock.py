@@ -1120,6 +1120,17 @@ class TestWhatNodesAnswer:
                 server.forget()
             assert call() == answer
 
+    def test_a_node_that_is_long_in_connecting_is_not_released_again_without_a_pause(self, scripted, backend, calls):
+        taken = lock_request(ttl=60)
+        assert isinstance(calls(backend).acquire(taken, queue=False), Grant)
+        calls(backend).look(["name"])  # all have answered
+        scripted[2].heal()
+        scripted[2].fail(Scripted.SILENCE, on=(b"AUTH",))
+        assert calls(backend).release(taken)
+        scripted[0].seen.clear()
+        eventually(lambda: not renewer_of(backend).is_cleaning)
+        assert scripted[0].seen.count(b"EVALSHA") < 10
+
     def test_who_comes_when_nodes_are_back_is_not_told_what_others_met(self, scripted, backend, calls):
         taken = lock_request()
         calls(backend).acquire(taken, queue=False)
