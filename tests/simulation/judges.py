@@ -56,7 +56,8 @@ class Judge:
     @property
     def is_far(self) -> bool:
         """Whether the store is too far away for so short a lease. To connect takes several times the distance."""
-        return float(self.about.get("ttl", 1.0)) < WAYS * self._judges.distance
+        ttl = min(self.about.get("ttl", 1.0), self.about.get("renews", inf))
+        return float(ttl) < WAYS * self._judges.distance
 
     def got(self, lease: Lease | None) -> None:
         self._answered()
@@ -97,9 +98,9 @@ class Judge:
     def _answered(self) -> None:
         """S16: no call outlasts its time."""
         self.is_waiting = False
-        wait = self.about.get("wait")
+        wait, beyond = self.about.get("wait"), BEYOND + self._judges.asking_time(self.about)
         self._judges.check_time(
-            self, STORE_CALL if "wait" not in self.about else inf if wait is None else wait + BEYOND
+            self, STORE_CALL if "wait" not in self.about else inf if wait is None else wait + beyond
         )
 
     def ends(self) -> None:
@@ -168,6 +169,9 @@ class Judges:
     @property
     def now(self) -> float:
         return self._scheduler.now
+
+    def asking_time(self, about: Mapping[str, Any]) -> float:
+        return self._simulation.world.asking_time(float(about.get("ttl", 0.0)))
 
     def fail(self, text: str, cause: BaseException | None = None) -> None:
         """The first violation ends the simulation."""

@@ -56,7 +56,8 @@ class ReplicatedServer(Server):
 
     ``lag``: seconds that it takes as a replica until it has what came. ``sync_seconds``: that a copy of all data takes
     on its way, ``load_seconds``: for which it refuses then, because it loads. ``serves_stale``: also without a link.
-    ``on_drop``: told of the keys whose values a full copy has overwritten with others.
+    ``on_drop``: told of the keys whose values a full copy has overwritten with others. ``on_promote``: told of a
+    replica before it becomes a primary.
     """
 
     def __init__(self, network: Network, address: Address, watch: Watch | None = None) -> None:
@@ -72,6 +73,7 @@ class ReplicatedServer(Server):
         self.ack_timeout = ACK_TIMEOUT
         self.is_syncing = False
         self.on_drop: Callable[[ReplicatedServer, dict[str, Entry | None]], None] | None = None
+        self.on_promote: Callable[[ReplicatedServer], None] | None = None
         self._backlog: list[Write] = []
         self._publications: list[Publication] = []
         self._connecting_until = 0.0
@@ -99,6 +101,8 @@ class ReplicatedServer(Server):
         """REPLICAOF NO ONE: it goes on with what it has."""
         if self.primary is None:
             return
+        if self.on_promote:
+            self.on_promote(self)
         self.primary = None
         self.former_history, self.former_offset = self.history, self.offset
         self.history = self._new_history()

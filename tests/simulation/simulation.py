@@ -135,7 +135,8 @@ class Simulation:
         """The one of that name that lives; None while it is dead."""
         alias = f"{name}.{self._incarnations[name]}"
         if alias not in self.processes:
-            host = self.world.new_host(name, 1.0 + self.chance.uniform(-0.004, 0.004))
+            rate = 1.0 + self.chance.uniform(-self.world.drift, self.world.drift)
+            host = self.world.new_host(name, rate)
             self.processes[alias] = process = Process(alias, host)
             self.scheduler.acting = process
             self._instrument(locks[alias])

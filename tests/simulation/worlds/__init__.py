@@ -1,6 +1,7 @@
 """The worlds: which stores there are, what may befall them, and what they promise."""
 
 from .base import World
+from .cluster import ClusterWorld
 from .lines import InterruptsWorld, ThreadsWorld
 from .mariadb import MariaDBWorld
 from .memory import MemoryWorld
@@ -17,6 +18,7 @@ ALL: tuple[type[World], ...] = (
     InterruptsWorld,
     SentinelWorld,
     QuorumWorld,
+    ClusterWorld,
     PostgresWorld,
     MariaDBWorld,
     SQLiteWorld,

@@ -22,6 +22,7 @@ class World(ABC):
     has_network: ClassVar[bool] = True
     operations: ClassVar[Sequence[str]] = ("acquire", "wait", "renew", "release")  # that take time: faults meet them
     most_processes: ClassVar[int] = 4
+    drift: ClassVar[float] = 0.004  # by which share the clocks of processes run faster or slower, at most
     may_repeat_numbers = False  # where data is lost that was confirmed
 
     def __init__(self, simulation: Simulation) -> None:
@@ -77,6 +78,10 @@ class World(ABC):
     def left(self) -> Collection[str]:
         """What is in the stores, but for the numbers of grants, which stay."""
         return ()
+
+    def asking_time(self, ttl: float) -> float:
+        """Seconds in addition that its servers have for their answers to one acquisition."""
+        return 0.0
 
     def has_lost_data_since(self, moment: float) -> bool:
         return False

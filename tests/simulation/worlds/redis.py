@@ -44,11 +44,8 @@ def left_in(server: Server) -> Collection[str]:
     """The keys that stay, but for the counter of grants. That a text was adopted is remembered for as long as the text
     could be shown again."""
     store = server.store
-    return {
-        key
-        for key in store.keys() - {"lock|f"}
-        if "django_distlock.handover:" not in key or store.remaining(key) == inf
-    }
+    kept = {key for key in store.keys() if key.startswith("lock|f")}  # noqa: SIM118 - it is no dict
+    return {key for key in store.keys() - kept if "django_distlock.handover:" not in key or store.remaining(key) == inf}
 
 
 class RedisWorld(ServersWorld):

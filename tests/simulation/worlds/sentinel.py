@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
-from ..network import Address
 from ..plan import Fault
 from ..replication import ReplicatedServer
 from ..sentinels import Sentinel, watched
+from .islands import Islands
 from .redis import BACKEND, ServersWorld, left_in
 from .server_faults import ServerFaults, lasts
 
 if TYPE_CHECKING:
+    from ..network import Address
     from ..scheduler import Process
     from ..simulation import Simulation
 
@@ -27,9 +27,6 @@ class SentinelWorld(ServersWorld):
     def __init__(self, simulation: Simulation) -> None:
         super().__init__(simulation)
         network = simulation.network
-        self._islands: list[tuple[frozenset[str], float]] = []  # of servers and processes, until when
-        self._names: dict[Address, str] = {}
-        network.passes = self._passes
         self.data = {
             f"r{number}": ReplicatedServer(network, (f"10.0.0.{number}", 6379), self.executed) for number in (1, 2, 3)
         }
@@ -46,7 +43,7 @@ class SentinelWorld(ServersWorld):
         for sentinel in self.sentinels:
             sentinel.watch = self.executed
         self.servers = {**self.data, **{f"s{number}": one for number, one in enumerate(self.sentinels, 1)}}
-        self._names |= {server.address: name for name, server in self.servers.items()}
+        self._islands = Islands(simulation, self.servers)
         self._roles = self._present_roles()
         self._changed_at = -LATELY
         self.scheduler.at(0.05, self._look)
@@ -96,17 +93,8 @@ class SentinelWorld(ServersWorld):
             "forgetful": Fault(self._forget, [*sentinels], lasts),
             "lag": Fault(self._lag, [*self.data], lasts),
             "failover": Fault(self._fail_over, [*sentinels]),
-            "island": Fault(self._separate, [*self.data], self._draw_island),
+            "island": self._islands.fault([*self.data]),
         }
-
-    def _draw_island(self, chance: random.Random) -> Mapping[str, Any]:
-        others = [name for name in (*self.servers, "p0", "p1", "p2", "p3") if chance.random() < 0.3]
-        return {**lasts(chance), "others": "+".join(others)}
-
-    def _separate(self, who: str, seconds: float, others: str) -> None:
-        """Some servers and processes reach each other, and nobody else."""
-        island = frozenset([who, *others.split("+")])
-        self._islands.append((island, self.scheduler.now + seconds))
 
     def _forget(self, who: str, seconds: float) -> None:
         """A sentinel that was set up anew knows no service for a while."""
@@ -125,15 +113,5 @@ class SentinelWorld(ServersWorld):
         if isinstance(sentinel, Sentinel) and sentinel.service and sentinel.is_up:
             sentinel.force_failover(sentinel.service)
 
-    def _separated_until(self, one: str, other: str) -> float:
-        now = self.scheduler.now
-        self._islands = [island for island in self._islands if island[1] >= now]
-        return max((until for names, until in self._islands if (one in names) != (other in names)), default=0.0)
-
-    def _passes(self, one: Address, other: Address) -> float | None:
-        if self._separated_until(self._names.get(one, ""), self._names.get(other, "")):
-            return None
-        return self.simulation.network.usual_delay()
-
     def delayed_until(self, process: Process, address: Address) -> float:
-        return self._separated_until(process.name.partition(".")[0], self._names.get(address, ""))
+        return self._islands.delayed_until(process, address)

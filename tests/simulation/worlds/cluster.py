@@ -1,0 +1,190 @@
+"""A Cluster of three primaries with a replica each, whose slots move."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from django_distlock.backends.redis.keys import ClusterKeys
+
+from ..cluster_bus import slot_of
+from ..plan import HORIZON, MOST_FAULT, Fault
+from ..redis_cluster import Cluster, Node
+from .islands import Islands
+from .redis import ServersWorld, left_in
+from .server_faults import ServerFaults, lasts
+
+if TYPE_CHECKING:
+    from ..network import Address
+    from ..replication import ReplicatedServer
+    from ..scheduler import Process
+    from ..simulation import Simulation
+
+PRIMARIES = 3
+NAMES = "abc"  # of locks
+STEP = 0.05  # seconds between two looks at the nodes, and between two keys that move
+HEALS = 40.0  # seconds after the last fault in which all nodes agree again
+LATELY = 15.0  # seconds for which a number may be on its way that a former primary has granted
+
+
+class Succession:
+    """A replica has taken the place of its primary, which may not know of it yet."""
+
+    def __init__(self, former: ReplicatedServer, successor: ReplicatedServer) -> None:
+        self.former = former
+        self._history, self._offset = former.history, former.offset
+        self.is_lossy = former.store.snapshot() != successor.store.snapshot()
+
+    @property
+    def has_lost_more(self) -> bool:
+        """What the former one has executed since goes when it follows its successor."""
+        return self.former.offset > (self._offset if self.former.history == self._history else 0)
+
+    @property
+    def is_over(self) -> bool:
+        return self.former.link is not None
+
+
+class ClusterWorld(ServersWorld):
+    name = "cluster"
+
+    def __init__(self, simulation: Simulation) -> None:
+        super().__init__(simulation)
+        addresses = [(f"10.0.0.{number}", 6379) for number in range(1, 2 * PRIMARIES + 1)]
+        self.cluster = Cluster(simulation.network, addresses, self.executed, primaries=PRIMARIES, node_timeout=2.0)
+        self.nodes = {f"n{number}": node for number, node in enumerate(self.cluster.nodes, 1)}
+        self.servers = {**self.nodes}
+        self._islands = Islands(simulation, self.servers)
+        self.keys = ClusterKeys("lock", 64)
+        self._slots = {name: slot_of(self.keys.lease(name)) for name in NAMES}
+        self._moving: set[int] = set()
+        self._successions: list[Succession] = []
+        self._lost_at = -LATELY  # when a grant may have been lost last
+        for node in self.cluster.nodes:
+            node.on_promote = self._promoted
+        self.scheduler.at(STEP, self._look)
+
+    def setting(self) -> dict[str, Any]:
+        locations = [f"redis://10.0.0.{number}:6379/0" for number in range(1, 2 * PRIMARIES + 1)]
+        return {"BACKEND": "django_distlock.backends.redis.RedisClusterBackend", "LOCATION": locations}
+
+    def is_locked(self, name: str) -> bool:
+        return any(node.store.peek(self.keys.lease(name)) is not None for node in self._present_primaries())
+
+    def left(self) -> Collection[str]:
+        return [f"{key} at {node.address[0]}" for node in self._present_primaries() for key in left_in(node)]
+
+    def _present_primaries(self) -> Iterator[Node]:
+        return (node for node in self.cluster.nodes if node.is_primary)
+
+    def delayed_until(self, process: Process, address: Address) -> float:
+        return self._islands.delayed_until(process, address)
+
+    # What failovers lose
+
+    def has_lost_data_since(self, moment: float) -> bool:
+        """Replication is asynchronous (docs/topologies/cluster.md, "Lost writes", "A primary that was cut off")."""
+        return self._lost_at + STEP >= moment
+
+    @property
+    def may_repeat_numbers(self) -> bool:  # type: ignore[override]
+        return self.has_lost_data_since(self.scheduler.now - LATELY)
+
+    def _promoted(self, node: ReplicatedServer) -> None:
+        former = self.simulation.network.servers.get(node.primary or ("", 0))
+        if isinstance(former, Node):
+            succession = Succession(former, node)
+            self._successions.append(succession)
+            self.simulation.tell(f"{node.address[0]} succeeds {former.address[0]}, loses: {succession.is_lossy}")
+            if succession.is_lossy:
+                self._lost_at = self.scheduler.now
+
+    def _look(self) -> None:
+        self.scheduler.at(STEP, self._look)
+        now = self.scheduler.now
+        if any(succession.has_lost_more for succession in self._successions):
+            self._lost_at = now
+        self._successions = [succession for succession in self._successions if not succession.is_over]
+        if not self._is_settled:
+            self.simulation.last_fault = max(self.simulation.last_fault, now)
+            if now > HORIZON + MOST_FAULT + HEALS:
+                self.simulation.judges.fail("the Cluster does not heal")
+
+    @property
+    def _is_settled(self) -> bool:
+        """A failover, and a slot on its way, are faults, too."""
+        nodes = self.cluster.nodes
+        return (
+            not self._moving
+            and all(node.is_up and node.is_well and (node.is_primary or node.link) for node in nodes)
+            and all(len({node.owners.get(slot) for node in nodes}) == 1 for slot in self._slots.values())
+        )
+
+    # Faults
+
+    def faults(self) -> dict[str, Fault]:
+        nodes = [*self.nodes]
+        return {
+            **ServerFaults(self.servers, ("LOADING", "NOREPLICAS", "MISCONF", "OOM", "BUSY")).all(),
+            "move": Fault(self._move, NAMES, _draw_move),
+            "failover": Fault(self._fail_over, nodes, lambda chance: {"how": chance.choice(["", "FORCE", "TAKEOVER"])}),
+            "lag": Fault(self._lag, nodes, lasts),
+            "island": self._islands.fault(nodes),
+            "deaf": self._islands.fault_of_servers(nodes),  # its view of the Cluster becomes old, and its data, too
+        }
+
+    def _primary_of(self, shard: int) -> Node | None:
+        """Of the two nodes of a shard the one that has the slots."""
+        shard_nodes = self.cluster.nodes[shard::PRIMARIES]
+        primaries = [node for node in shard_nodes if node.is_up and node.is_primary]
+        return max(primaries, key=lambda node: node.me.config_epoch, default=None)
+
+    def _move(self, who: str, seconds: float, to: int) -> None:
+        """Key by key; in no time: all at once."""
+        if (slot := self._slots[who]) in self._moving:
+            return
+        self._moving.add(slot)
+        if not seconds and (target := self._primary_of(to)):
+            self.cluster.move_at_once(slot, target)
+        self._go_on_moving(slot, to, self.scheduler.now + seconds)
+
+    def _go_on_moving(self, slot: int, to: int, until: float) -> None:
+        """As an operator does: begin again where a node failed meanwhile, until the slot has arrived."""
+        source, target = self.cluster.owner(slot), self._primary_of(to)
+        if source and source is target:
+            for node in self.cluster.nodes:
+                node.migrating.pop(slot, None)
+                node.importing.pop(slot, None)
+            self._moving.discard(slot)
+            return
+        if source and target:
+            if source.migrating.get(slot, target.id) != target.id:
+                del source.migrating[slot]
+            self.cluster.begin_move(slot, target)
+            is_moved = self.cluster.move_key(slot)
+            if self.scheduler.now >= until and not is_moved:
+                self.cluster.end_move(slot)
+        self.scheduler.at(STEP, lambda: self._go_on_moving(slot, to, until))
+
+    def _fail_over(self, who: str, how: str) -> None:
+        """By hand, also of a primary that works: the other node of the shard takes over."""
+        number = self.cluster.nodes.index(self.nodes[who])
+        node = next((one for one in self.cluster.nodes[number % PRIMARIES :: PRIMARIES] if not one.is_primary), None)
+        if node is None or not node.is_up:
+            return
+        if how == "FORCE":
+            node.force_failover()
+        elif how == "TAKEOVER":
+            node.take_over()
+        else:
+            node.fail_over()
+
+    def _lag(self, who: str, seconds: float) -> None:
+        self.nodes[who].lag = 0.5
+        self.scheduler.at(seconds, lambda: setattr(self.nodes[who], "lag", 0.0))
+
+
+def _draw_move(chance: random.Random) -> Mapping[str, Any]:
+    about = lasts(chance) if chance.random() < 0.7 else {"seconds": 0.0}
+    return {**about, "to": chance.randrange(PRIMARIES)}

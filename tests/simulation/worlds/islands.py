@@ -1,0 +1,75 @@
+"""Servers and processes that reach each other, and nobody else."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..network import Address
+from ..plan import MOST_PROCESSES, Fault
+from .server_faults import lasts
+
+if TYPE_CHECKING:
+    from ..redis_server import Server
+    from ..scheduler import Process
+    from ..simulation import Simulation
+
+PROCESSES = [f"p{number}" for number in range(MOST_PROCESSES)]
+SHARE = 0.3  # of all that are on an island
+
+
+class Island(NamedTuple):
+    """``is_of_servers``: processes reach all servers still."""
+
+    names: frozenset[str]
+    until: float
+    is_of_servers: bool = False
+
+
+class Islands:
+    """``servers``: by the names that plans have for them."""
+
+    def __init__(self, simulation: Simulation, servers: Mapping[str, Server]) -> None:
+        self._network, self._scheduler = simulation.network, simulation.scheduler
+        self._servers = servers
+        self._names = {server.address: name for name, server in servers.items()}
+        self._islands: list[Island] = []
+        self._network.passes = self._passes
+
+    def fault(self, on: Sequence[str]) -> Fault:
+        return Fault(self._separate, on, self._draw)
+
+    def fault_of_servers(self, on: Sequence[str]) -> Fault:
+        """One hears no other server, and is not heard by them."""
+        return Fault(self._separate_from_servers, on, lasts)
+
+    def _draw(self, chance: random.Random) -> Mapping[str, Any]:
+        others = [name for name in (*self._servers, *PROCESSES) if chance.random() < SHARE]
+        return {**lasts(chance), "others": "+".join(others)}
+
+    def _separate(self, who: str, seconds: float, others: str) -> None:
+        self._islands.append(Island(frozenset([who, *others.split("+")]), self._scheduler.now + seconds))
+
+    def _separate_from_servers(self, who: str, seconds: float) -> None:
+        self._islands.append(Island(frozenset([who]), self._scheduler.now + seconds, is_of_servers=True))
+
+    def _separated_until(self, one: str, other: str, *, are_servers: bool = False) -> float:
+        self._islands = [island for island in self._islands if island.until >= self._scheduler.now]
+        return max(
+            (
+                island.until
+                for island in self._islands
+                if (one in island.names) != (other in island.names) and (are_servers or not island.is_of_servers)
+            ),
+            default=0.0,
+        )
+
+    def _passes(self, one: Address, other: Address) -> float | None:
+        if self._separated_until(self._names.get(one, ""), self._names.get(other, ""), are_servers=True):
+            return None
+        return self._network.usual_delay()
+
+    def delayed_until(self, process: Process, address: Address) -> float:
+        """The moment until which bytes between them do not get through."""
+        return self._separated_until(process.name.partition(".")[0], self._names.get(address, ""))
