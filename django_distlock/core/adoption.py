@@ -43,7 +43,7 @@ class AdoptedLease(Lease):
         sent_at = now + detached.until - unix_now - safe_deadline(0.0, terms.ttl)
         super().__init__(
             service.backend, request, Grant(detached.fence, sent_at), terms, service.renewer, current_execution(),
-            granted_clock=min(now, now - (unix_now - detached.since)),
+            granted_clock=min(now, now - (unix_now - detached.granted_at)),
         )  # fmt: skip
         self._handle = Lock(self.name, self.using, Options(detached.terms))
         self._proof = proof

@@ -17,7 +17,10 @@ SALT = "django_distlock.handover"  # signs texts that are on their way now: it s
 
 @dataclass(frozen=True, slots=True)
 class Detached:
-    """What the text says of the lease. ``until`` and ``since``: seconds of Unix time."""
+    """What the text says of the lease. ``since``, ``granted_at``, ``until``: seconds of Unix time.
+
+    ``since``: when its holder asked for it, for people. ``granted_at``: from which its min_hold and max_hold count.
+    """
 
     using: str
     name: str
@@ -25,6 +28,7 @@ class Detached:
     fence: int
     label: str
     since: float
+    granted_at: float
     until: float
     text_id: str
     terms: dict[str, Any]

@@ -234,7 +234,9 @@ class TestAdopting:
     def test_max_hold_counts_from_the_grant(self, backend, worker, caplog):
         with lock("name", ttl=2, max_hold=61) as first:
             detached = Detached.from_text(first.detach())
-        lease = worker.adopt(replace(detached, since=detached.since - 60).to_text())  # on its way for a minute
+        lease = worker.adopt(
+            replace(detached, granted_at=detached.granted_at - 60).to_text()
+        )  # on its way for a minute
         eventually(lambda: lease.state is State.LOST)
         assert "reaches its max_hold of 61 s and is renewed no more" in caplog.text
 
