@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test quick soak bench lint types docs screenshots dist clean
+.PHONY: help demo serve test quick soak simulate bench lint types docs screenshots dist clean
 
 help:
 	@echo "make demo    a shop oversells without the lock, and does not with it; three beats share a schedule (a minute)"
@@ -16,6 +16,8 @@ help:
 	@echo "make test    the tests; ARGS='-k renewal -x' goes to pytest"
 	@echo "make quick   the part of them that is done in a minute or two"
 	@echo "make soak    every store is harmed for ten minutes; ARGS='--store redis --minutes 1' for less"
+	@echo "make simulate   the whole package in simulated worlds, a minute each; ARGS='--world redis --minutes 10' or"
+	@echo "             ARGS='--world sentinel --seed 7 --trace' for one run again"
 	@echo "make bench   what locks cost, beside others (six minutes); ARGS='--quick --chart bench.svg' is passed on"
 	@echo "make lint    ruff"
 	@echo "make types   mypy"
@@ -41,6 +43,9 @@ quick: $(VENV)/.ready
 
 soak: $(VENV)/.ready
 	@$(BIN)/python -m tests.soak $(ARGS)
+
+simulate: $(VENV)/.ready
+	@$(BIN)/python -m tests.simulation $(ARGS)
 
 bench: $(VENV)/.ready-bench
 	@$(BIN)/python -m benchmarks $(ARGS)
