@@ -931,15 +931,15 @@ class TestTokensOfThoseWhoLeave:
         for _ in range(2):  # it is sent twice
             through_proxy.delay(RELEASE.sha)
         holder.release()
-        assert isinstance(eventually(lambda: slow.outcome), LockBackendError)
         quick.gets_in()
-        assert len(through_proxy.delayed) == 2
+        eventually(lambda: len(through_proxy.delayed) == 2)
         through_proxy.deliver()
         lease = lease_of(quick.handle)
         lease.renew()
         assert store.get("lock:name").startswith(f"{lease.token} h ")
         quick.leaves()
-        assert is_clean(store)
+        assert isinstance(eventually(lambda: slow.outcome), LockBackendError)
+        eventually(lambda: is_clean(store))
 
     def test_one_that_has_asked_for_the_last_time_inherits_nothing(self, fleet, store, callers, monkeypatch):
         """Nobody would give the place up."""
