@@ -61,6 +61,7 @@ class Profile:
     None: any.
     """
 
+    processes: tuple[int, int] = (1, MOST_PROCESSES)
     names: Sequence[str] = ("a", "a", "a", "ab", "abc")
     calls: tuple[int, int] = (2, MOST_CALLS)
     within: Sequence[float] = (2.0, 8.0, HORIZON)
@@ -78,20 +79,25 @@ class Profile:
 PROFILES = (
     (3, Profile()),
     # Many want the same lock at the same time.
-    (2, Profile(("a",), (8, 40), (2.0, 5.0), works=(0.01, 0.1, 0.5), wait_share=0.8, faults=("stop", "kill", "cut"))),
+    (
+        2,
+        Profile(
+            (2, 4), ("a",), (8, 40), (2.0, 5.0), works=(0.01, 0.1, 0.5), wait_share=0.8, faults=("stop", "kill", "cut"),
+        ),
+    ),
     # Leases run out unrenewed while others wait.
     (
         2,
         Profile(
-            ("a",), (10, 30), (3.0, 6.0), ((0.3, 0.6), (0.3, 0.6, 2.0)), (0.1, 1.0, 3.0), 0.6, runs_out_share=0.8,
-            cancel_share=0.5, rest_share=0.4, faults=(),
+            (3, 4), ("a",), (20, 40), (1.0, 3.0), ((0.3,), (0.3, 0.6)), (0.1, 0.1, 3.0), 0.8, runs_out_share=0.9,
+            cancel_share=0.5, rest_share=0.2, faults=(),
         ),
     ),
     # Connections of listeners end while the lock changes hands again and again.
     (
         2,
         Profile(
-            ("a",), (15, 40), (3.0, 6.0), ((2.0, 5.0),), (0.05, 0.3), 0.9, faults=("cut_listener", "cut"),
+            (3, 4), ("a",), (15, 40), (3.0, 6.0), ((2.0, 5.0),), (0.05, 0.3), 0.9, faults=("cut_listener", "cut"),
             most_faults=40,
         ),
     ),
@@ -99,7 +105,7 @@ PROFILES = (
     (
         1,
         Profile(
-            ("a",), (10, 25), (4.0, 8.0), ((3.0,),), (0.01, 0.1), 0.9, detach_share=0.6, faults=("late_hints",),
+            (2, 4), ("a",), (10, 25), (4.0, 8.0), ((3.0,),), (0.01, 0.1), 0.9, detach_share=0.6, faults=("late_hints",),
             most_faults=20,
         ),
     ),
@@ -107,7 +113,7 @@ PROFILES = (
     (
         1,
         Profile(
-            ("a",), (10, 30), (6.0, 12.0), ((5.0, 20.0),), (0.0, 0.01, 0.1), 0.1, cancel_share=0.5,
+            (2, 4), ("a",), (10, 30), (6.0, 12.0), ((5.0, 20.0),), (0.0, 0.01, 0.1), 0.1, cancel_share=0.5,
             faults=("stall", "hang"), most_faults=20,
         ),
     ),
@@ -116,7 +122,7 @@ PROFILES = (
 
 def draw_plan(chance: random.Random, faults: Mapping[str, Fault], of_call: Draw) -> list[Event]:
     [profile] = chance.choices([one for _, one in PROFILES], [weight for weight, _ in PROFILES])
-    processes = [f"p{number}" for number in range(chance.randint(1, MOST_PROCESSES))]
+    processes = [f"p{number}" for number in range(chance.randint(*profile.processes))]
     names, ttls, within = chance.choice(profile.names), chance.choice(profile.ttls), chance.choice(profile.within)
     plan = []
     for _ in range(chance.randint(*profile.calls)):
