@@ -1,5 +1,5 @@
-"""The Redis protocol under faults: our Lua and our rules of waiting, on a toy store with a clock of its own.
+"""The whole package in a simulated world, from one seed: its stores, its network, its threads, and what befalls them.
 
-The same seed gives the same run, so a failure can be read in its trace. DISTLOCK_SIMULATION_RUNS asks for
-more runs per profile than the default.
+The same seed gives the same run, so a failure can be repeated and read in its trace. See ``python -m tests.simulation
+--help``.
 """
