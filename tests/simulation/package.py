@@ -25,7 +25,7 @@ from unittest import mock
 
 if TYPE_CHECKING:
     from .network import Network
-    from .scheduler import Scheduler
+    from .scheduler import Process, Scheduler
 
 PID = 4242  # of all: an alias stands for a process
 
@@ -135,3 +135,12 @@ def enter(scheduler: Scheduler, network: Network, settings: dict[str, Any]) -> N
     gc.collect()
     gc.freeze()  # what is there lives on, and is not looked at each time
     gc.disable()  # the scheduler says when
+
+
+def process_died(process: Process) -> None:
+    """The thread that sends signals serves all processes. Where it was of this one, the next signal starts another."""
+    from django_distlock import signals
+
+    turns = getattr(signals._worker.thread, "turns", None)
+    if turns and turns.process is process:
+        signals._worker._reset_after_fork()

@@ -310,6 +310,7 @@ class Simulation:
     def _kill(self, who: str, restarts_after: float) -> None:
         process = self.processes[who]
         self.scheduler.kill(process)
+        package.process_died(process)
         self._loops.pop(who, None)
 
         def restart() -> None:
