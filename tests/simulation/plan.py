@@ -11,6 +11,7 @@ HORIZON = 20.0  # seconds in which calls and faults begin
 MOST_FAULT = 6.0  # seconds that one lasts
 MOST_CALLS, MOST_FAULTS = 30, 8
 MOST_PROCESSES = 4
+NAMES = "abc"  # of locks, at most
 OPERATIONS = ("acquire", "wait", "renew", "release")
 
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from django_distlock.backends.redis.keys import ClusterKeys
 
 from ..cluster_bus import slot_of
-from ..plan import HORIZON, MOST_FAULT, Fault
+from ..plan import HORIZON, MOST_FAULT, NAMES, Fault
 from ..redis_cluster import Cluster, Node
 from .islands import Islands
-from .redis import ServersWorld, left_in
+from .redis import ServersWorld, holder_in, left_in
 from .server_faults import ServerFaults, lasts
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from ..simulation import Simulation
 
 PRIMARIES = 3
-NAMES = "abc"  # of locks
 STEP = 0.05  # seconds between two looks at the nodes, and between two keys that move
 HEALS = 40.0  # seconds after the last fault in which all nodes agree again
 LATELY = 15.0  # seconds for which a number may be on its way that a former primary has granted
@@ -68,6 +67,13 @@ class ClusterWorld(ServersWorld):
     def setting(self) -> dict[str, Any]:
         locations = [f"redis://10.0.0.{number}:6379/0" for number in range(1, 2 * PRIMARIES + 1)]
         return {"BACKEND": "django_distlock.backends.redis.RedisClusterBackend", "LOCATION": locations}
+
+    def holders(self) -> Mapping[str, str] | None:
+        """None while a slot has no owner, or is on its way."""
+        if self._successions or not self._is_settled:
+            return None
+        owners = {name: self.cluster.owner(slot) for name, slot in self._slots.items()}
+        return {name: holder_in(owner, self.keys.lease(name)) for name, owner in owners.items() if owner}
 
     def is_locked(self, name: str) -> bool:
         return any(node.store.peek(self.keys.lease(name)) is not None for node in self._present_primaries())

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ..plan import Fault
+from ..plan import NAMES, Fault
 from ..redis_server import Server
 from .islands import Islands
-from .redis import ServersWorld, left_in
+from .redis import ServersWorld, holder_in, left_in
 from .server_faults import ServerFaults, lasts
 
 if TYPE_CHECKING:
@@ -44,6 +45,16 @@ class QuorumWorld(ServersWorld):
             "LOCATION": locations,
             "OPTIONS": {"node_timeout": self._node_timeout},
         }
+
+    def holders(self) -> Mapping[str, str]:
+        """What a majority has; what is on nodes that are away counts."""
+        found = {}
+        for name in NAMES:
+            tokens = Counter(holder_in(server, f"lock:{name}") for server in self.servers.values())
+            [(token, copies)] = tokens.most_common(1)
+            if token and copies > NODES // 2:
+                found[name] = token
+        return found
 
     def is_locked(self, name: str) -> bool:
         """Also where several have it on some nodes each, and try again."""

@@ -48,6 +48,13 @@ def left_in(server: Server) -> Collection[str]:
     return {key for key in store.keys() - kept if "django_distlock.handover:" not in key or store.remaining(key) == inf}
 
 
+def holder_in(server: Server, key: str) -> str:
+    """The token of the lease under that key, if it is held."""
+    value = server.store.peek(key)
+    token, state = value.split(" ", 2)[:2] if isinstance(value, str) else ("", "")
+    return token if state == "h" else ""
+
+
 class RedisWorld(ServersWorld):
     name = "redis"
 
