@@ -10,7 +10,7 @@ if os.environ.get("PYTHONHASHSEED") != "0":  # the order of sets would be anothe
         sys.executable, [sys.executable, "-m", "tests.simulation", *sys.argv[1:]], {**os.environ, "PYTHONHASHSEED": "0"}
     )
 
-from .package import import_package
+from .engine.package import import_package
 
 import_package()
 

@@ -13,7 +13,7 @@ from django_distlock import Lease, aadopt, adopt, lock, locks
 from django_distlock.monitoring.inventory import force_release
 
 if TYPE_CHECKING:
-    from .scheduler import Process
+    from .engine.scheduler import Process
     from .simulation import Simulation
 
 OPTIONS = ("ttl", "wait", "renew", "min_hold", "max_hold", "reentrant")

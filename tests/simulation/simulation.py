@@ -19,15 +19,15 @@ from django.db import connections
 
 from django_distlock import locks
 
-from . import package
 from .calls import Calls
-from .judges import Judges, Violation
-from .lines import Struck, StruckHard
-from .loop import Loop
-from .network import Address, Network
+from .engine import package
+from .engine.lines import Struck, StruckHard
+from .engine.loop import Loop
+from .engine.network import Address, Network
+from .engine.scheduler import BusyLoop, Process, Scheduler
+from .engine.threads import Thread
+from .judges.calls import Judges, Violation
 from .plan import HORIZON, MOST_FAULT, Event, Fault, draw_plan, length
-from .scheduler import BusyLoop, Process, Scheduler
-from .threads import Thread
 
 if TYPE_CHECKING:
     from .worlds import World

@@ -16,16 +16,16 @@ from example_project.valkey import Valkey
 from tests.support.cluster import Cluster as RealCluster
 from tests.support.sentinel import SERVICE, Watched
 
-from .network import Network
-from .redis_cluster import Cluster
-from .replication import ReplicatedServer
+from .engine.network import Network
+from .engine.scheduler import Scheduler
 from .scenarios.cluster import one_cluster
 from .scenarios.one_redis import one_redis
 from .scenarios.sentinel import one_primary
 from .scenarios.stages import ModelProcess, ModelStage, RealStage, assert_same
 from .scenarios.wires import RealWire, exchanged
-from .scheduler import Scheduler
-from .sentinels import watched
+from .servers.redis_cluster import Cluster
+from .servers.replication import ReplicatedServer
+from .servers.sentinels import watched
 
 LOADING = 1.0  # seconds, as are all here
 DOWN_AFTER = 3.0

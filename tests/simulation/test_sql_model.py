@@ -18,7 +18,7 @@ from tests.support.postgres import Postgres, programs
 from tests.support.requirements import missing
 from tests.support.tools import eventually
 
-from .network import SocketModule
+from .engine.network import SocketModule
 from .sql.mariadb import MariaDBServer
 from .sql.postgres import PostgresServer
 from .sql.psycopg import Connection

@@ -9,8 +9,8 @@ from typing import Protocol
 
 from django_distlock.backends.redis.scripts import Command, Script, pack
 
-from ..redis_server import Server
-from ..scheduler import Scheduler
+from ..engine.scheduler import Scheduler
+from ..servers.redis_server import Server
 from .wires import ModelWire, Place, RealWire, Wire, elements
 
 PATIENCE = 60.0  # seconds in which happens what will

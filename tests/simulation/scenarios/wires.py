@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 from django_distlock.backends.redis.scripts import pack
 
 if TYPE_CHECKING:
-    from ..redis_server import Server
+    from ..servers.redis_server import Server
 
 Place = Path | int  # of a unix socket, or a port of 127.0.0.1
 

@@ -12,7 +12,7 @@ from .statements import Part
 from .tables import Key, Rows, Transaction
 
 if TYPE_CHECKING:
-    from ..network import Socket
+    from ..engine.network import Socket
 
 STATES = {1205: "HY000", 1213: "40001", 1792: "25006", 1290: "HY000", 1040: "08004", 1969: "70100", 1021: "HY000"}
 CLOCK = b"TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"

@@ -12,7 +12,7 @@ from .statements import Part
 from .tables import Rows, Transaction
 
 if TYPE_CHECKING:
-    from ..network import Socket
+    from ..engine.network import Socket
 
 VERSION = 150018
 TERMINATED = ServerError("57P01", "terminating connection due to administrator command")

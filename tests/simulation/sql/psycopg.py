@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 
-from ..network import Socket
+from ..engine.network import Socket
 from .postgres import encoded, next_message
 
 if TYPE_CHECKING:
-    from ..network import Network
+    from ..engine.network import Network
 
 BROKEN = (
     "server closed the connection unexpectedly\n\tThis probably means the server terminated abnormally"

@@ -13,7 +13,7 @@ from .statements import Part, parts
 from .tables import Key, Locks, Rows, Tables, Transaction
 
 if TYPE_CHECKING:
-    from ..network import Address, Network, Socket
+    from ..engine.network import Address, Network, Socket
 
 R = TypeVar("R")
 

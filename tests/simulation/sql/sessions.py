@@ -14,9 +14,9 @@ from typing import Any
 
 from tests.support.tools import eventually
 
-from ..network import Network
-from ..scheduler import Host, Process, Scheduler
-from ..threads import SimpleQueue, Thread
+from ..engine.network import Network
+from ..engine.scheduler import Host, Process, Scheduler
+from ..engine.threads import SimpleQueue, Thread
 from .server import Server
 
 Work = Callable[[Any], Any]  # with a connection, as the package's statements know it

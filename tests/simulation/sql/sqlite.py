@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..scheduler import Process, Scheduler
+    from ..engine.scheduler import Process, Scheduler
 
 LONGEST_PAUSE = 0.1  # seconds between two looks whether the file is free, as SQLite makes them
 connect = sqlite3.connect  # the original

@@ -7,13 +7,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from ..engine.scheduler import Host
 from ..plan import Fault
-from ..scheduler import Host
 
 if TYPE_CHECKING:
-    from ..lines import Lines
-    from ..network import Address, Socket
-    from ..scheduler import Process
+    from ..engine.lines import Lines
+    from ..engine.network import Address, Socket
+    from ..engine.scheduler import Process
     from ..simulation import Simulation
 
 

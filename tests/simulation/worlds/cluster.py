@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 from django_distlock.backends.redis.keys import ClusterKeys
 
-from ..cluster_bus import slot_of
 from ..plan import HORIZON, MOST_FAULT, NAMES, Fault
-from ..redis_cluster import Cluster, Node
+from ..servers.cluster_bus import slot_of
+from ..servers.redis_cluster import Cluster, Node
 from .islands import Islands
 from .redis import ServersWorld, holder_in, left_in
 from .server_faults import ServerFaults, lasts
 
 if TYPE_CHECKING:
-    from ..network import Address
-    from ..replication import ReplicatedServer
-    from ..scheduler import Process
+    from ..engine.network import Address
+    from ..engine.scheduler import Process
+    from ..servers.replication import ReplicatedServer
     from ..simulation import Simulation
 
 PRIMARIES = 3

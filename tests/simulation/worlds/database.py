@@ -19,7 +19,7 @@ from ..sql.tables import Key, Transaction
 from .base import World
 
 if TYPE_CHECKING:
-    from ..network import Socket
+    from ..engine.network import Socket
     from ..simulation import Simulation
 
 ALIAS = "simulated"

@@ -6,13 +6,13 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..network import Address
+from ..engine.network import Address
 from ..plan import MOST_PROCESSES, Fault
 from .server_faults import lasts
 
 if TYPE_CHECKING:
-    from ..redis_server import Server
-    from ..scheduler import Process
+    from ..engine.scheduler import Process
+    from ..servers.redis_server import Server
     from ..simulation import Simulation
 
 PROCESSES = [f"p{number}" for number in range(MOST_PROCESSES)]

@@ -6,7 +6,7 @@ import random
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ..lines import Lines
+from ..engine.lines import Lines
 from .redis import RedisWorld
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pymysql
 
-from ..network import SocketModule
+from ..engine.network import SocketModule
 from ..sql.mariadb import REFUSED_CONNECTIONS, REFUSED_WRITES, MariaDBServer
 from .database import DatabaseWorld
 

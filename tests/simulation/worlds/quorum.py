@@ -8,14 +8,14 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..plan import NAMES, Fault
-from ..redis_server import Server
+from ..servers.redis_server import Server
 from .islands import Islands
 from .redis import ServersWorld, holder_in, left_in
 from .server_faults import ServerFaults, lasts
 
 if TYPE_CHECKING:
-    from ..network import Address
-    from ..scheduler import Process
+    from ..engine.network import Address
+    from ..engine.scheduler import Process
     from ..simulation import Simulation
 
 NODES = 5

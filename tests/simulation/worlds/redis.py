@@ -7,16 +7,16 @@ from collections.abc import Collection, Mapping
 from math import inf
 from typing import TYPE_CHECKING, Any
 
+from ..judges.stores import StoreJudge
 from ..plan import Fault
-from ..redis_server import Server
-from ..sessions import Session
-from ..store_judge import StoreJudge
+from ..servers.redis_server import Server
+from ..servers.sessions import Session
 from .base import World
 from .server_faults import STATES, ServerFaults, lasts
 
 if TYPE_CHECKING:
-    from ..network import Socket
-    from ..scheduler import Process
+    from ..engine.network import Socket
+    from ..engine.scheduler import Process
     from ..simulation import Simulation
 
 BACKEND = "django_distlock.backends.redis.RedisBackend"

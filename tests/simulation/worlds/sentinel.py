@@ -6,15 +6,15 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from ..plan import Fault
-from ..replication import ReplicatedServer
-from ..sentinels import Sentinel, watched
+from ..servers.replication import ReplicatedServer
+from ..servers.sentinels import Sentinel, watched
 from .islands import Islands
 from .redis import BACKEND, ServersWorld, left_in
 from .server_faults import ServerFaults, lasts
 
 if TYPE_CHECKING:
-    from ..network import Address
-    from ..scheduler import Process
+    from ..engine.network import Address
+    from ..engine.scheduler import Process
     from ..simulation import Simulation
 
 SERVICE = "mymaster"

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..plan import Fault, length
-from ..redis_server import Server
+from ..servers.redis_server import Server
 
 STATES = ("LOADING", "NOREPLICAS", "MASTERDOWN", "MISCONF", "OOM", "BUSY")
 

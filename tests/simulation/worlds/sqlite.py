@@ -14,14 +14,14 @@ from django.db.backends.sqlite3.base import Database
 
 from django_distlock.backends.common.state import FREE, HELD, waiters_from_text
 
+from ..engine.scheduler import Host
 from ..plan import Fault, length
-from ..scheduler import Host
 from ..sql.sqlite import File
 from .base import World
 from .database import ALIAS, HANDOVERS, TABLE
 
 if TYPE_CHECKING:
-    from ..scheduler import Process
+    from ..engine.scheduler import Process
     from ..simulation import Simulation
 
 ERRORS = {

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from .resp import Replies, encoded, next_command
 
 if TYPE_CHECKING:
-    from .network import Socket
+    from ..engine.network import Socket
     from .redis_server import Server
 
 

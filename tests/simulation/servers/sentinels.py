@@ -12,7 +12,7 @@ from .sentinel_commands import SentinelCommands
 from .watching import ASK_PERIOD, HELLO_PERIOD, INFO_PERIOD, PING_PERIOD, Known, Other, Report, Service
 
 if TYPE_CHECKING:
-    from .network import Address, Network
+    from ..engine.network import Address, Network
 
 LOOK = 0.1  # seconds between two looks at what is to be done
 DESYNC = 1.0  # seconds by which sentinels put off what else they would all do at once

@@ -13,7 +13,7 @@ from .resp import OK, ServerError, Status
 from .store import Entry
 
 if TYPE_CHECKING:
-    from .network import Address, Network
+    from ..engine.network import Address, Network
     from .sessions import Session
 
 TICK = 1.0  # seconds between looks at what is to be done

@@ -11,7 +11,7 @@ from .redis_server import Server
 from .replication import ReplicatedServer
 
 if TYPE_CHECKING:
-    from .network import Address, Network
+    from ..engine.network import Address, Network
     from .sentinels import Sentinel
 
 PING_PERIOD = 1.0  # seconds, as are all here

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 from django_distlock import Lease, LockBackendError, LockLost, LockNotAcquired, LockNotHeld, LockReentry, locks
 from django_distlock.types import LockInfo
 
-from .calls import BodyError
-from .holder_judge import HolderJudge
-from .lines import Struck
-from .scheduler import Process
+from ..calls import BodyError
+from ..engine.lines import Struck
+from ..engine.scheduler import Process
+from .holders import HolderJudge
 
 if TYPE_CHECKING:
-    from .simulation import Simulation
+    from ..simulation import Simulation
 
 BEYOND = 1.0  # seconds that an acquisition may last beyond its wait (docs/settings.md, "How long a call lasts")
 STORE_CALL = 4.0  # seconds that each other call of a store may last: two timeouts

@@ -12,15 +12,15 @@ from django_distlock.backends.redis.keys import Keys
 from django_distlock.backends.redis.operations import ACQUIRE, RELEASE, RENEW
 from django_distlock.types import TOKEN_LENGTH
 
-from .lease_judge import LeaseJudge
-from .queue_judge import QueueJudge
+from .leases import LeaseJudge
+from .queues import QueueJudge
 
 if TYPE_CHECKING:
-    from .network import Socket
-    from .redis_server import Server
-    from .scheduler import Process
-    from .sessions import Session
-    from .simulation import Simulation
+    from ..engine.network import Socket
+    from ..engine.scheduler import Process
+    from ..servers.redis_server import Server
+    from ..servers.sessions import Session
+    from ..simulation import Simulation
 
 SOON, WAYS = 0.3, 10  # seconds, and ways that bytes go to connect and ask: then who was told something has done it
 SHORTER_BY_DRIFT = 0.002  # seconds, of a pause that a fast clock counts

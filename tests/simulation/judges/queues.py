@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from django_distlock.backends.common.timing import Timing
 
-from .lease_judge import GRAIN
+from .leases import GRAIN
 
 if TYPE_CHECKING:
-    from .scheduler import Process
-    from .store_judge import Executed, LockState, StoredLease, StoreJudge
+    from ..engine.scheduler import Process
+    from .stores import Executed, LockState, StoredLease, StoreJudge
 
 MOST_LOOKS = 5  # that nothing explains, in WINDOW seconds
 WINDOW = 3.0

@@ -13,7 +13,7 @@ from .replication import ReplicatedServer
 from .resp import Push
 
 if TYPE_CHECKING:
-    from .network import Address, Network
+    from ..engine.network import Address, Network
     from .redis_server import Watch
 
 SLOTS = 16384

@@ -10,8 +10,8 @@ from django_distlock.backends.common.timing import Timing
 from django_distlock.options import SHORTEST_TTL
 
 if TYPE_CHECKING:
-    from .scheduler import Process
-    from .store_judge import Executed, StoredLease, StoreJudge
+    from ..engine.scheduler import Process
+    from .stores import Executed, StoredLease, StoreJudge
 
 OWN_NAMES = "django_distlock."  # of locks by which the package keeps in mind what was adopted
 DRIFT = 0.01  # share by which clocks differ

@@ -12,7 +12,7 @@ from .resp import OK, NoArray, ServerError, Status
 from .watching import Known, Other, Service, Watching
 
 if TYPE_CHECKING:
-    from .network import Address
+    from ..engine.network import Address
     from .sessions import Session
 
 COMMANDS = {"ping", "info", "role", "hello", "auth", "quit", "reset", "publish"}

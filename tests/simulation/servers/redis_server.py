@@ -16,7 +16,7 @@ from .sessions import Session
 from .store import Entry, Store
 
 if TYPE_CHECKING:
-    from .network import Address, Network, Socket
+    from ..engine.network import Address, Network, Socket
 
 Watch = Callable[[Session, list[str], Any], None]  # told of each command that was executed, and of its reply
 WatchBefore = Callable[[Session, list[str]], None]  # told of it before

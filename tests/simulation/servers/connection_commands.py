@@ -10,7 +10,7 @@ from . import info
 from .resp import OK, Push, Replies, ServerError, Status
 
 if TYPE_CHECKING:
-    from .scheduler import Process, Scheduler
+    from ..engine.scheduler import Process, Scheduler
     from .sessions import Session
 
 

@@ -10,7 +10,7 @@ from .cluster_commands import ClusterCommands
 from .resp import ServerError
 
 if TYPE_CHECKING:
-    from .network import Address, Network
+    from ..engine.network import Address, Network
     from .redis_server import Watch
 
 

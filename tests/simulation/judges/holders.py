@@ -10,9 +10,9 @@ from django_distlock import Lease, locks, signals
 from django_distlock.core.lease import State
 
 if TYPE_CHECKING:
-    from .judges import Judges
-    from .scheduler import Process
-    from .simulation import Simulation
+    from ..engine.scheduler import Process
+    from ..simulation import Simulation
+    from .calls import Judges
 
 
 class HolderJudge:

@@ -12,7 +12,7 @@ from .redis_server import Server
 from .resp import OK, ServerError, Status
 
 if TYPE_CHECKING:
-    from .network import Address
+    from ..engine.network import Address
     from .sessions import Session
 
 OTHER_SLOTS = "CROSSSLOT Keys in request don't hash to the same slot"

@@ -1,0 +1,1 @@
+"""What a simulated world runs on: turns of threads, locks, event loops, sockets."""

@@ -1,0 +1,1 @@
+"""What a simulation must never show."""

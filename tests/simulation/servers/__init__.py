@@ -1,0 +1,1 @@
+"""Models of Redis: one server, replication with sentinels, and a Cluster."""
