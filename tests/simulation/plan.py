@@ -90,8 +90,16 @@ PROFILES = (
     (
         2,
         Profile(
-            (3, 4), ("a",), (20, 40), (1.0, 3.0), ((0.3,), (0.3, 0.6)), (0.1, 0.1, 3.0), 0.8, runs_out_share=0.9,
-            cancel_share=0.5, rest_share=0.2, faults=(),
+            (3, 4), ("a",), (20, 40), (1.0, 3.0), ((0.3,), (0.3, 3.0)), (0.1, 0.1, 3.0), 0.8, runs_out_share=0.9,
+            cancel_share=0.5, rest_share=0.4, faults=(),
+        ),
+    ),
+    # Who stands first gives up shortly before such a lease ends, and has nobody behind it in its process.
+    (
+        2,
+        Profile(
+            (4, 4), ("a",), (6, 14), (1.5,), ((0.7,), (0.7, 2.0)), (0.1, 3.0), 0.5, runs_out_share=0.9,
+            cancel_share=0.6, rest_share=0.4, faults=(),
         ),
     ),
     # Connections of listeners end while the lock changes hands again and again.
