@@ -57,7 +57,9 @@ class Judge:
     def is_far(self) -> bool:
         """Whether the store is too far away for so short a lease. To connect takes several times the distance."""
         ttl = min(self.about.get("ttl", 1.0), self.about.get("renews", inf))
-        return float(ttl) < WAYS * self._judges.distance
+        wait = self.about.get("wait")
+        ends_after = inf if wait is None else wait + BEYOND
+        return float(ttl) < WAYS * self._judges.distance or ends_after < self._judges.time_to_connect
 
     def got(self, lease: Lease | None) -> None:
         self._answered()
@@ -169,6 +171,11 @@ class Judges:
     @property
     def now(self) -> float:
         return self._scheduler.now
+
+    @property
+    def time_to_connect(self) -> float:
+        """Seconds at most in which a process that begins finds out whom to ask."""
+        return self._simulation.world.ways_to_connect * self.distance
 
     def asking_time(self, about: Mapping[str, Any]) -> float:
         return self._simulation.world.asking_time(float(about.get("ttl", 0.0)))

@@ -23,6 +23,9 @@ class World(ABC):
     operations: ClassVar[Sequence[str]] = ("acquire", "wait", "renew", "release")  # that take time: faults meet them
     most_processes: ClassVar[int] = 4
     drift: ClassVar[float] = 0.004  # by which share the clocks of processes run faster or slower, at most
+    ways_to_connect: ClassVar[int] = (
+        0  # that bytes go until a process that begins knows its servers, where that is long
+    )
     may_repeat_numbers = False  # where data is lost that was confirmed
 
     def __init__(self, simulation: Simulation) -> None:

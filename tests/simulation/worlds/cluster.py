@@ -47,6 +47,7 @@ class Succession:
 
 class ClusterWorld(ServersWorld):
     name = "cluster"
+    ways_to_connect = 40  # three nodes are asked for their slot maps, over new connections, and then the owner
 
     def __init__(self, simulation: Simulation) -> None:
         super().__init__(simulation)
