@@ -52,6 +52,10 @@ class Lock:
         if not self._depth:
             raise RuntimeError("release unlocked lock")
         self._depth -= 1
+        self.changed()
+
+    def changed(self) -> None:
+        """Who waits for it looks again."""
         self._waiters.wake()
 
     def locked(self) -> bool:
@@ -79,7 +83,7 @@ class Condition:
 
     def wait(self, timeout: float | None = None) -> bool:
         depth, self._lock._depth = self._lock._depth, 0
-        self._lock._waiters.wake()
+        self._lock.changed()
         try:
             return self._waiters.wait(timeout)
         finally:
