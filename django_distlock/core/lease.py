@@ -187,8 +187,7 @@ class Lease:
     def renew(self, ttl: float | None = None) -> None:
         """Let the lease last ``ttl`` seconds (default: its TTL) from now; it is never shortened.
 
-        Raises LockLost when the store says that it ended, LockNotHeld when it was released or detached meanwhile,
-        LockBackendError when the store does not answer.
+        Raises LockLost, LockNotHeld after a release or detach(), LockBackendError when the store does not answer.
         """
         ttl = self._renewable(ttl)
         sent_at = clock()
@@ -325,7 +324,7 @@ class Lease:
     @property
     def _cooldown(self) -> float:
         """Seconds for which the lock stays taken after the lease."""
-        return max(0.0, self._granted_clock + self._terms.min_hold - clock())
+        return max(0.0, self._terms.min_hold - self._held_for)
 
     def release(self) -> None:
         """Give the lock up, for others at once or after ``min_hold``.

@@ -32,7 +32,7 @@ EXCEPTIONS = [
     ("support/inside.py", "_mark_lost", "a lease is dropped, and its holder is not told yet"),
     ("support/history.py", "_extend _mark_released", "the journal notes each step of a lease at its moment"),
     (
-        "simulation/package.py",
+        "simulation/engine/package.py",
         "_worker _worker _reset_after_fork",
         "the thread that sends signals has died with its simulated process",
     ),
