@@ -22,7 +22,7 @@ from .shrink import shrunk
 from .simulation import Outcome, Simulation
 from .worlds import WORLDS
 
-ENOUGH = 200  # runs in which each fault must have met each operation
+ENOUGH = 300  # runs in which each fault must have met each operation
 PROGRESS = 15.0  # seconds between two lines of progress
 LONGEST_RUN = 120.0  # real seconds; more is an endless loop in which no simulated time passes
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
 HORIZON = 20.0  # seconds in which calls and faults begin
@@ -19,7 +20,8 @@ OPERATIONS = ("acquire", "wait", "renew", "release")
 class Event:
     """``at``: seconds. ``who``: the process or server that it happens to; "" where it is all of them.
 
-    A fault with ``during`` happens when the next operation of that kind is on its way.
+    A fault with ``during`` happens when the next operation of that kind is on its way, to the process that makes it if
+    it is aimed at none.
     """
 
     at: float
@@ -129,8 +131,15 @@ PROFILES = (
 )  # fmt: skip
 
 
-def draw_plan(chance: random.Random, faults: Mapping[str, Fault], of_call: Draw) -> list[Event]:
-    [profile] = chance.choices([one for _, one in PROFILES], [weight for weight, _ in PROFILES])
+IN_TURN = [profile for weight, profile in PROFILES for _ in range(weight)]
+AIMED = 4  # faults of a run of the first profile that are aimed at an operation, each seed at others
+
+
+def draw_plan(seed: int, faults: Mapping[str, Fault], of_call: Draw, operations: Sequence[str]) -> list[Event]:
+    """Neighbouring seeds have different profiles, and aim different faults at different operations."""
+    chance = random.Random(f"plan {seed}")
+    turns, place = divmod(seed, len(IN_TURN))
+    profile = IN_TURN[place]
     processes = [f"p{number}" for number in range(chance.randint(*profile.processes))]
     names, ttls, within = chance.choice(profile.names), chance.choice(profile.ttls), chance.choice(profile.within)
     plan = []
@@ -148,6 +157,14 @@ def draw_plan(chance: random.Random, faults: Mapping[str, Fault], of_call: Draw)
         if chance.random() < 0.5:
             about["during"] = chance.choice(OPERATIONS)
         plan.append(Event(round(chance.uniform(0, within), 3), kind, who, about))
+    if profile.faults is None:
+        pairs = [*product(sorted(faults), operations)]
+        first = (turns * PROFILES[0][0] + place) * AIMED
+        for kind, operation in [pairs[(first + number) % len(pairs)] for number in range(AIMED)]:
+            fault = faults[kind]
+            who = chance.choice([*fault.on]) if fault.on else ""
+            about = {**fault.draw(chance), "during": operation}
+            plan.append(Event(round(chance.uniform(0, within), 3), kind, who, about))
     return sorted(plan, key=lambda event: event.at)
 
 

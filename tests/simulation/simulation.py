@@ -10,7 +10,7 @@ import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
@@ -85,7 +85,7 @@ class Simulation:
         self.trace.append(line)
 
     def run(self, plan: Sequence[Event] | None = None) -> Outcome:
-        plan = draw_plan(random.Random(f"plan {self.seed}"), self.faults, self.world.of_call) if plan is None else plan
+        plan = draw_plan(self.seed, self.faults, self.world.of_call, self.world.operations) if plan is None else plan
         if self.world.most_processes == 1:
             plan = [Event(event.at, event.what, event.who and "p0", event.about) for event in plan]
         outcome = Outcome(self.seed, plan, counts=self.counts, met=self.met)
@@ -252,9 +252,10 @@ class Simulation:
         for event in [event for event in self._armed if event.about["during"] == operation]:
             if self.scheduler.now > HORIZON or event.who in ("", alias.partition(".")[0]) or self.faults[event.what].on:
                 self._armed.remove(event)
-                seconds = self.scheduler.random.uniform(0.0, 3.0) * self.distance
+                seconds = self.scheduler.random.uniform(0.0, 1.5) * self.distance
                 if self.scheduler.now <= HORIZON:
-                    self.scheduler.at(seconds, partial(self._begin_fault, event))
+                    aimed = replace(event, who=event.who or alias.partition(".")[0])
+                    self.scheduler.at(seconds, partial(self._begin_fault, aimed))
         for fault, who, until in self._active:
             if until >= self.scheduler.now and who in ("", alias):
                 self.met[fault, operation] += 1
