@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import ssl
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from copy import copy
+from typing import TYPE_CHECKING, TypeVar
 
 from redis.exceptions import (
     AskError,
@@ -43,6 +44,19 @@ class NotSent(ConnectionError):
 
 class EndedTls(ConnectionError):
     """The other side went away during the TLS handshake or right after it, and did not say why."""
+
+
+Error = TypeVar("Error", bound=Exception)
+
+
+def without_traceback(error: Error) -> Error:
+    """To be kept: a traceback would keep the frames of its callers, and with them connections, requests and leases."""
+    kept, cause = copy(error), error.__cause__ or error.__context__
+    if isinstance(cause, OSError | RedisError):
+        kept.__cause__ = copy(cause)
+    elif isinstance(cause, ExceptionGroup):  # of errors that are kept, and was never raised itself
+        kept.__cause__ = cause
+    return kept
 
 
 class NoSentinel(ConnectionError):

@@ -29,6 +29,7 @@ from ..common.permits import Permit, new_permits
 from ..common.timing import Timing
 from ..redis.attempts import exhausted
 from ..redis.config import Location
+from ..redis.errors import without_traceback
 from .messages import (
     MAX_PENDING,
     NOT_ASKED,
@@ -290,7 +291,7 @@ class Nodes:
                 return result
             except (LockBackendError, StaleConnections) as error:
                 if isinstance(error, NoMajority):
-                    self._failure = error.copy()
+                    self._failure = without_traceback(error)
                 raise
             except BaseException:  # interrupted: what stands on the connections is not known any more
                 connection_set.close(TimeoutError("interrupted"))
@@ -313,7 +314,7 @@ class Nodes:
             if left <= step:
                 break
         if failure := self._failure:
-            raise failure.copy()
+            raise without_traceback(failure)
         raise MaxConnectionsError(exhausted(self._max_connections))
 
     # Connections

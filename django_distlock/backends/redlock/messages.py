@@ -6,7 +6,6 @@ import builtins
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
-from copy import copy
 from math import inf
 from typing import Any, NamedTuple, TypeVar
 
@@ -15,7 +14,7 @@ from redis.exceptions import ConnectionError, TimeoutError
 from ...exceptions import LockBackendError
 from ...utils.clock import clock
 from ..common.timing import Timing
-from ..redis.errors import is_transient
+from ..redis.errors import is_transient, without_traceback
 from ..redis.scripts import Command, Script, pack
 
 ACQUIRE, RELEASE, RENEW = (Script(name, "redlock") for name in ("acquire", "release", "renew"))
@@ -71,7 +70,7 @@ class Exchange:
 
     def take(self, reply: Any) -> bool:
         """Whether this was the last reply."""
-        self.replies.append(_without_frames(reply) if isinstance(reply, Exception) else reply)
+        self.replies.append(without_traceback(reply) if isinstance(reply, Exception) else reply)
         if len(self.replies) < self.expects:
             return False
         self.is_answered = True
@@ -79,7 +78,7 @@ class Exchange:
         return True
 
     def fail(self, error: Exception) -> None:
-        self.failure = self.failure or _without_frames(error)
+        self.failure = self.failure or without_traceback(error)
         self._settle()
 
     @property
@@ -97,14 +96,6 @@ class Exchange:
         self.is_settled = True
         if self.notify:
             self.notify()
-
-
-def _without_frames(error: Exception) -> Exception:
-    """To be kept: a traceback would keep the frames of who read it, and with them requests and leases."""
-    kept, cause = copy(error), error.__cause__ or error.__context__
-    if isinstance(cause, OSError):
-        kept.__cause__ = copy(cause)  # why the connection broke
-    return kept
 
 
 NOT_ASKED = Exchange(0)

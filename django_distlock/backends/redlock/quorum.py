@@ -34,12 +34,6 @@ def is_final(failure: Exception) -> bool:
 class NoMajority(LockBackendError):
     """So many nodes failed that no majority answered."""
 
-    def copy(self) -> NoMajority:
-        """To be kept, or raised to another caller: without the traceback, which holds connections."""
-        same = NoMajority(*self.args)
-        same.is_final, same.__cause__ = self.is_final, self.__cause__
-        return same
-
 
 def majority_of(nodes: int) -> int:
     return nodes // 2 + 1

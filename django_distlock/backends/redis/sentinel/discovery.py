@@ -6,7 +6,6 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Sequence
-from copy import copy
 from typing import Any, NamedTuple
 
 from redis.exceptions import (
@@ -26,7 +25,7 @@ from ....utils.wakeup import WakeEvent
 from ...common.timing import Timing
 from ..config import Location
 from ..connection import RunningFor, hang_up, read_by
-from ..errors import NoMaster, NoSentinel, SentinelRefusal, UnknownService, is_transient
+from ..errors import NoMaster, NoSentinel, SentinelRefusal, UnknownService, is_transient, without_traceback
 from ..scripts import pack
 
 logger = logging.getLogger("django_distlock")
@@ -64,7 +63,7 @@ class SearchResult(NamedTuple):
 
     def get(self) -> Master:
         if isinstance(self.result, Exception):
-            raise copy(self.result) from self.result.__cause__
+            raise without_traceback(self.result)
         return self.result
 
 
@@ -208,7 +207,7 @@ class Sentinels:
             master = yield from self._search(deadline)
             self._last_search = SearchResult(master, clock(), timeout)
         except ConnectionError as error:
-            self._last_search = SearchResult(_without_traceback(error), clock(), timeout)
+            self._last_search = SearchResult(without_traceback(error), clock(), timeout)
             raise
         finally:
             with self._guard:
@@ -320,13 +319,6 @@ def _most_telling(problems: Sequence[Exception]) -> ConnectionError:
     if not any(map(is_transient, problems)):
         error.__cause__ = problems[0]  # shows that it is final, too
     return error
-
-
-def _without_traceback(error: ConnectionError) -> ConnectionError:
-    """To be kept. Its traceback would keep the callers' frames, and all that they know."""
-    kept = copy(error)
-    kept.__cause__ = copy(error.__cause__)
-    return kept
 
 
 def _timeout_of(sentinel: Location) -> float:
