@@ -24,3 +24,8 @@ class MemoryWorld(World):
             for alias, process in self.simulation.processes.items()
             if process.is_alive
         )
+
+    @property
+    def may_repeat_numbers(self) -> bool:  # type: ignore[override]
+        """What a process knew went with it."""
+        return not all(process.is_alive for process in self.simulation.processes.values())
