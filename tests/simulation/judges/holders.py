@@ -66,6 +66,8 @@ class HolderJudge:
         """S14: then it is free at once."""
         if lease.state in (State.HELD, State.UNKNOWN):
             self._judges.fail(f"S14: {lease!r} is held, though its transaction has ended")
+        if lease.state is State.LOST:
+            return  # which its renewer ends, if the store has it yet
         holders = self._simulation.world.holders()
         is_held = holders is not None and holders.get(lease.name) == lease.token
         if is_held and lease.token not in self._detached and not self._judges.may_fail(self._granted_at[lease.token]):
