@@ -88,7 +88,7 @@ class Acquisition:
         """
         if self._terms.in_atomic == "refuse" and (opened := self._open_transactions()):
             transactions.refuse(f"The lock {self._lock_text}", opened)
-        look_interval, late_grants = self.backend.timing.look_interval, 0
+        look_interval, late_grants, late_token = self.backend.timing.look_interval, 0, None
         while True:
             request, answer, retry = self.request, None, 0.0
             try:
@@ -121,7 +121,8 @@ class Acquisition:
                     except LockBackendError as error:
                         if request.holder.pid != os.getpid():
                             raise self._copied_error() from error
-                        is_last = is_last or clock() >= self._deadline
+                        # An attempt that failed after the wait was the last: another one would take too long.
+                        is_last = is_last or (self._pending is request and clock() >= self._deadline)
                         if is_last or error.is_final or not self.has_waited:
                             raise
                         if not retry:
@@ -137,6 +138,8 @@ class Acquisition:
                 if self._may_be_left_in_store:
                     self._give_back(request)
                 self._was_sent = self._has_queued = False  # nothing is left of it
+                if answer.token == late_token:
+                    raise self._slow_error()
                 return answer
             lease = Lease(self.backend, request, answer, self._terms, self._service.renewer, self._execution)
             if clock() < lease._deadline:
@@ -145,16 +148,13 @@ class Acquisition:
             # This process was stopped in between, and others may have the lock by now. The request takes another token
             # before it releases the late grant: that release may arrive at any later time, and ends whatever the old
             # token holds then.
-            late_grants += 1
+            late_grants, late_token = late_grants + 1, request.token
             self._pending = request  # first: until then, the request itself is what an interrupt gives back
             self.request = request.with_new_token()
             self._was_sent = self._has_queued = False
             self._give_back(request)
             if late_grants == MOST_LATE_GRANTS or clock() >= self._deadline:
-                raise LockBackendError(
-                    f"The store grants the lock {request.name!r} so slowly that its TTL of {request.ttl:g} s has passed"
-                    " when the answer comes. Give it a longer ttl."
-                )
+                raise self._slow_error()
 
     def conclude(self, answer: Lease | LockInfo) -> Signal | None:
         """Begin with the lease that was granted, or enter the caller's own one that is in the way.
@@ -287,6 +287,12 @@ class Acquisition:
         self._pending = request
         self._service.renewer.release_in_background(request)
         self._pending = None
+
+    def _slow_error(self) -> LockBackendError:
+        return LockBackendError(
+            f"The store grants the lock {self.request.name!r} so slowly that its TTL of {self.request.ttl:g} s has"
+            " passed when the answer comes. Give it a longer ttl."
+        )
 
     def _copied_error(self) -> LockBackendError:
         """For a greenlet that a fork has copied. What the parent asked for is the parent's, whoever hears of it."""

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -15,7 +16,7 @@ from django_distlock.backends.redis import pubsub as listening
 from django_distlock.core.acquire import Acquisition
 from django_distlock.core.lease import Lease
 from django_distlock.testing.tools import WAYS, calling
-from django_distlock.types import Holder, new_token
+from django_distlock.types import Grant, Holder, new_token
 from django_distlock.utils.clock import clock
 from tests.support.leases import deadline_of
 from tests.support.stores import LOCMEM
@@ -254,6 +255,19 @@ class TestOthers:
             eventually(lambda: lease.remaining and deadline_of(lease) > before + 0.6)
             assert renewer_of(valkey_locks).is_cleaning
             stuck.set()
+
+    def test_a_caller_whose_own_late_grant_is_in_the_way_is_told_that_the_store_is_slow(self, settings, monkeypatch):
+        settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": LOCMEM}}
+        backend, acquire = locks["default"], locks["default"].acquire
+
+        def late(request, queue):
+            answer = acquire(request, queue=queue)
+            return replace(answer, sent_at=answer.sent_at - request.ttl) if isinstance(answer, Grant) else answer
+
+        monkeypatch.setattr(backend, "acquire", late)
+        monkeypatch.setattr(backend, "release", lambda *_, **__: True)  # has not arrived yet
+        with pytest.raises(LockBackendError, match="Give it a longer ttl"):
+            lock("name", wait=0.05).acquire()
 
     def test_waits_that_fail_one_after_the_other_are_told_once(self, settings, monkeypatch, caplog):
         """Where the store answers attempts, but not who waits for a turn."""

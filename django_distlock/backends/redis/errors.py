@@ -49,11 +49,14 @@ class EndedTls(ConnectionError):
 Error = TypeVar("Error", bound=Exception)
 
 
-def without_traceback(error: Error) -> Error:
-    """To be kept: a traceback would keep the frames of its callers, and with them connections, requests and leases."""
+def without_traceback(error: Error, above: tuple[Exception, ...] = ()) -> Error:
+    """To be kept: a traceback would keep the frames of its callers, and with them connections, requests and leases.
+
+    ``above``: the errors whose cause it is; a chain may lead back to its beginning.
+    """
     kept, cause = copy(error), error.__cause__ or error.__context__
-    if isinstance(cause, OSError | RedisError):
-        kept.__cause__ = copy(cause)
+    if isinstance(cause, OSError | RedisError) and not any(cause is one for one in above):
+        kept.__cause__ = without_traceback(cause, (*above, error))
     elif isinstance(cause, ExceptionGroup):  # of errors that are kept, and was never raised itself
         kept.__cause__ = cause
     return kept

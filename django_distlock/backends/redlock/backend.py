@@ -161,7 +161,7 @@ class RedlockBackend(GeneratorBackend):
         ]
         is_down = len(failed) > len(failures) - self.majority
         why = "a majority must answer" if is_down else "and may keep what is given back"
-        error = NoMajority(
+        error = (NoMajority if is_down else LockBackendError)(
             f"Lock backend {self.alias!r}: {len(failed)} of {len(failures)} nodes failed, {why}. {' '.join(failed)}"
         )
         final = sum(is_final(failure) for failure in failures if failure)

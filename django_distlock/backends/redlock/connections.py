@@ -293,8 +293,8 @@ class Nodes:
                 if isinstance(error, NoMajority):
                     self._failure = without_traceback(error)
                 raise
-            except BaseException:  # interrupted: what stands on the connections is not known any more
-                connection_set.close(TimeoutError("interrupted"))
+            except BaseException as error:  # interrupted: what stands on the connections is not known any more
+                connection_set.close(TimeoutError(f"interrupted by {type(error).__name__}"))
                 raise
             finally:
                 idle.append(connection_set)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import ssl
 import threading
 import time
 import weakref
@@ -18,7 +19,7 @@ from redis.exceptions import ConnectionError
 
 from django_distlock import InvalidLockBackend, LockBackendError, lock, locks
 from django_distlock.backends.common.timing import Timing
-from django_distlock.backends.redis.errors import NoMaster, NoSentinel
+from django_distlock.backends.redis.errors import NoMaster, NoSentinel, is_transient
 from django_distlock.backends.redis.sentinel import discovery
 from django_distlock.types import Level
 from tests.support.sentinel import SERVICE, Watched, warm_up
@@ -412,6 +413,18 @@ class TestSharedSearch:
         known.find(2.0)
         asyncio.run(known.afind(20.0))
         assert len(sentinel.asked) == 2
+
+    def test_a_failure_that_somebody_must_correct_is_told_as_such_to_all(self, known, sentinel, monkeypatch):
+        def refuse(**limits):
+            sentinel.asked.append(limits)
+            raise ConnectionError("no") from ssl.SSLCertVerificationError("self-signed certificate")
+
+        monkeypatch.setattr(sentinel, "connected", refuse)
+        for _ in range(2):
+            with pytest.raises(NoSentinel) as told:
+                known.find(2.0)
+            assert not is_transient(told.value)
+        assert len(sentinel.asked) == 1
 
     def test_a_failure_that_is_kept_keeps_nothing_of_its_callers(self, known, sentinel):
         sentinel.answer = NoSentinel("silent")

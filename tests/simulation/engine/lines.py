@@ -6,6 +6,8 @@ As the system takes a thread from its processor, and as handlers of signals rais
 from __future__ import annotations
 
 import asyncio
+import linecache
+import sys
 import threading
 from pathlib import Path
 from types import FrameType
@@ -38,7 +40,9 @@ class Lines:
         self._left: WeakKeyDictionary[object, int] = WeakKeyDictionary()  # lines until a thread or task is struck
 
     def strike(self, execution: object, after: int) -> None:
+        """Called by that thread or task itself. Python has stopped to trace a thread once its tracer has raised."""
         self._left[execution] = after
+        sys.settrace(self.trace)
 
     def trace(self, frame: FrameType, event: str, argument: object) -> Any:
         """For sys.settrace()."""
@@ -56,10 +60,17 @@ class Lines:
             execution = _execution()
             if (left := self._left.get(execution)) is not None:
                 self._left[execution] = max(0, left - 1)
-                if left == 0 and not _is_finalizing(frame):
+                if left == 0 and not _is_at_with(frame) and not _is_finalizing(frame):
                     del self._left[execution]
                     raise Struck if isinstance(execution, asyncio.Task) or self._scheduler.steps % 2 else StruckHard
         return self._line
+
+
+def _is_at_with(frame: FrameType) -> bool:
+    """There a tracer is called once more when the block has ended, right before the call of __exit__, which is skipped
+    if it raises. No handler of a signal runs at that point.
+    """
+    return linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip().startswith(("with ", "async with "))
 
 
 def _is_finalizing(frame: FrameType | None) -> bool:
