@@ -73,7 +73,7 @@ class Calls:
                 judge.got(None)
                 return
             lease = judge.got_by(process, about["name"])
-            if about.get("forgets"):
+            if lease is None or about.get("forgets"):
                 return
             try:
                 self._work(process, lease, about)
@@ -89,7 +89,7 @@ class Calls:
                 judge.got(None)
                 return
             lease = judge.got_by(process, about["name"])
-            if about.get("forgets"):
+            if lease is None or about.get("forgets"):
                 return
             try:
                 await self._awork(process, lease, about)
@@ -104,6 +104,8 @@ class Calls:
             with self._judges.acquiring(process, {**about, "wait": 0}) as judge:
                 if handle.acquire(blocking=False):
                     lease = judge.got_by(process, about["name"])
+                    if lease is None:
+                        return
                     self._work(process, lease, about)
                     judge.leaves()
                     handle.release()
@@ -117,6 +119,8 @@ class Calls:
             with self._judges.acquiring(process, {**about, "wait": 0}) as judge:
                 if await handle.aacquire(blocking=False):
                     lease = judge.got_by(process, about["name"])
+                    if lease is None:
+                        return
                     await self._awork(process, lease, about)
                     judge.leaves()
                     await handle.arelease()

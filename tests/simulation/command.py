@@ -7,6 +7,8 @@ import faulthandler
 import json
 import os
 import pickle
+import resource
+import signal
 import sys
 import time
 import traceback
@@ -24,7 +26,7 @@ from .worlds import WORLDS
 
 ENOUGH = 300  # runs in which each fault must have met each operation
 PROGRESS = 15.0  # seconds between two lines of progress
-LONGEST_RUN = 120.0  # real seconds; more is an endless loop in which no simulated time passes
+LONGEST_RUN = 120  # seconds of the processor; more is an endless loop in which no simulated time passes
 
 
 class Run:
@@ -52,7 +54,8 @@ class Run:
 
 
 def _simulate(world: str, seed: int, plan: Sequence[Event] | None, connection: Connection) -> None:
-    faulthandler.dump_traceback_later(LONGEST_RUN, exit=True)
+    faulthandler.register(signal.SIGXCPU, chain=True)
+    resource.setrlimit(resource.RLIMIT_CPU, (LONGEST_RUN, LONGEST_RUN + 5))
     try:
         outcome = Simulation(WORLDS[world], seed).run(plan)
     except BaseException:

@@ -41,7 +41,7 @@ Draw = Callable[[random.Random], Mapping[str, Any]]
 class Fault:
     """``happen(who, **about)`` begins it, and plans its end within ``about["seconds"]``, if it lasts.
 
-    ``on``: whom it may happen to.
+    ``on``: the servers that it may happen to; none: it happens to processes.
     """
 
     happen: Callable[..., object]
@@ -54,6 +54,10 @@ def length(chance: random.Random) -> float:
     return round(
         chance.choice([chance.uniform(0.0, 0.5), chance.uniform(0.5, 3.0), chance.uniform(1.0, MOST_FAULT)]), 3
     )
+
+
+def lasts(chance: random.Random) -> dict[str, Any]:
+    return {"seconds": length(chance)}
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from .engine.network import Address, Network
 from .engine.scheduler import BusyLoop, Process, Scheduler
 from .engine.threads import Thread
 from .judges.calls import Judges, Violation
-from .plan import HORIZON, MOST_FAULT, Event, Fault, draw_plan, length
+from .plan import HORIZON, MOST_FAULT, Event, Fault, draw_plan, lasts
 
 if TYPE_CHECKING:
     from .worlds import World
@@ -285,13 +285,10 @@ class Simulation:
                 self.met[event.what, operation] += number
         fault.happen(who, **{key: value for key, value in event.about.items() if key != "during"})
 
-    def is_active(self, fault: str, who: str) -> bool:
-        return any(active[:2] == (fault, who) and active[2] >= self.scheduler.now for active in self._active)
-
     def _faults_of_processes(self) -> dict[str, Fault]:
         faults = {
             "kill": Fault(self._kill, (), lambda chance: {"restarts_after": round(chance.uniform(0.0, 3.0), 3)}),
-            "stop": Fault(lambda who, seconds: self.scheduler.stop(self.processes[who], seconds), (), _lasts),
+            "stop": Fault(lambda who, seconds: self.scheduler.stop(self.processes[who], seconds), (), lasts),
             "set_clock": Fault(
                 lambda who, by: self.processes[who].host.set_wall_clock(by),
                 (),
@@ -301,16 +298,18 @@ class Simulation:
         if self.world.has_network:
             faults |= {
                 "cut": Fault(self._cut, ()),
-                "stall": Fault(self._stall, (), _lasts),
-                "lossy": Fault(lambda who, seconds, share: None, (), lambda chance: {**_lasts(chance), "share": 0.3}),
-                "slow": Fault(lambda who, seconds: None, (), _lasts),
-                "partition": Fault(lambda who, seconds: None, (), _lasts),
+                "stall": Fault(self._stall, (), lasts),
+                "lossy": Fault(lambda who, seconds: None, (), lasts),
+                "slow": Fault(lambda who, seconds: None, (), lasts),
+                "partition": Fault(lambda who, seconds: None, (), lasts),
             }
         return faults
 
     def _kill(self, who: str, restarts_after: float) -> None:
         process = self.processes[who]
         self.scheduler.kill(process)
+        for operation in {*OPERATIONS.values()}:
+            self._inside.pop((who, operation), None)
         package.process_died(process)
         self._loops.pop(who, None)
 
@@ -376,7 +375,3 @@ class Simulation:
         )
         if left:
             raise Violation(f"objects are left in memory: {dict(left)}")
-
-
-def _lasts(chance: random.Random) -> dict[str, float]:
-    return {"seconds": length(chance)}

@@ -55,7 +55,7 @@ class RedisListener(WakeupListener):
             self._connection.disconnect()
         super()._reset_after_fork()
         self._channel = self._new_channel()
-        self._starters: set[WakeEvent] = set()
+        self._starters: dict[WakeEvent, None] = {}  # in the order in which they came
         self._failure: Exception | None = None
         self._inbox = ""
         self._heard_at = 0.0  # when something came last
@@ -81,14 +81,14 @@ class RedisListener(WakeupListener):
     def starter(self) -> Iterator[WakeEvent]:
         """An event that is set when the subscription stands, or cannot."""
         event = WakeEvent()
-        self._starters.add(event)
+        self._starters[event] = None
         try:
             if self._worker.thread is None:
                 self._failure = None
             self.touch()
             yield event
         finally:
-            self._starters.discard(event)
+            self._starters.pop(event, None)
 
     def _check_ready(self, timeout: float) -> None:
         if not self.is_ready:

@@ -49,8 +49,8 @@ class Lock:
         return True
 
     def release(self) -> None:
-        if not self._depth:
-            raise RuntimeError("release unlocked lock")
+        if not self._depth or (self._is_recursive and self._owner is not self._scheduler.running):
+            raise RuntimeError("cannot release un-acquired lock")
         self._depth -= 1
         self.changed()
 

@@ -71,10 +71,14 @@ class Judge:
         elif self.name:
             self._judge_busy()
 
-    def got_by(self, process: Process, name: str) -> Lease:
+    def got_by(self, process: Process, name: str) -> Lease | None:
+        """The lease that it was just given; None where it is over already."""
         leases = [lease for lease in locks.leases() if (lease.using, lease.name) == (process.name, name)]
-        lease = max(leases, key=lambda lease: lease.fence)
-        self.got(lease)
+        lease = max(leases, key=lambda lease: lease.fence, default=None)
+        if lease:
+            self.got(lease)
+        else:
+            self._answered()
         return lease
 
     def _judge_busy(self) -> None:
@@ -151,7 +155,7 @@ class Judges:
     def __init__(self, simulation: Simulation) -> None:
         self._simulation = simulation
         self._scheduler = simulation.scheduler
-        self._judging: set[Judge] = set()
+        self._judging: dict[Judge, None] = {}  # in their order
         self._asked_at: dict[str, float] = {}  # by token: when the call began that got it
         self._fences: defaultdict[str, int] = defaultdict(int)
         self._freed: set[str] = set()  # tokens of leases that an operator ended; their holders learn of it later
@@ -199,7 +203,7 @@ class Judges:
     @contextmanager
     def acquiring(self, process: Process, about: Mapping[str, Any]) -> Iterator[Judge]:
         judge = Judge(self, process, about)
-        self._judging.add(judge)
+        self._judging[judge] = None
         try:
             yield judge
             judge.ends()
@@ -208,7 +212,7 @@ class Judges:
         except Exception as error:
             judge.failed(error)
         finally:
-            self._judging.discard(judge)
+            self._judging.pop(judge, None)
 
     @contextmanager
     def adopting(self, process: Process, text: str) -> Iterator[Judge]:
@@ -312,6 +316,3 @@ class Judges:
             idle = self.now - max(self._free_since[name], since, self._simulation.last_fault + AFTERMATH)
             if idle > UNSERVED:
                 self.fail(f"S7: {name} is free, and nobody got it for {idle:.1f} s, though somebody waits")
-
-    def unfinished(self) -> list[str]:
-        return [str(judge) for judge in self._judging if judge.process.is_alive]

@@ -26,7 +26,6 @@ REFUSED_WRITES = {
         "53100", 'could not extend file "base/5/16385": No space left on device\nHINT:  Check free disk space.'
     ),
 }
-VERBS = ("UPDATE", "INSERT", "DELETE")
 
 
 def encoded(*message: Any) -> bytes:

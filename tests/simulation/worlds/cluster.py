@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from django_distlock.backends.redis.keys import ClusterKeys
 
-from ..plan import HORIZON, MOST_FAULT, NAMES, Fault
+from ..plan import HORIZON, MOST_FAULT, NAMES, Fault, lasts
 from ..servers.cluster_bus import slot_of
 from ..servers.redis_cluster import Cluster, Node
 from .islands import Islands
 from .redis import ServersWorld, holder_in, left_in
-from .server_faults import ServerFaults, lasts
+from .server_faults import ServerFaults
 
 if TYPE_CHECKING:
     from ..engine.network import Address

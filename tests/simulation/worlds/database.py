@@ -13,7 +13,7 @@ from django.db import connections
 from django_distlock.backends.common.state import FREE, HELD, waiters_from_text
 from django_distlock.models import DatabaseLock
 
-from ..plan import Fault, length
+from ..plan import Fault, lasts
 from ..sql.server import Server, Session
 from ..sql.tables import Key, Transaction
 from .base import World
@@ -96,11 +96,11 @@ class DatabaseWorld(World):
     # Faults
 
     def faults(self) -> dict[str, Fault]:
-        def fault(happen: Callable[..., object], draw: Callable[[random.Random], Mapping[str, Any]] = _lasts) -> Fault:
+        def fault(happen: Callable[..., object], draw: Callable[[random.Random], Mapping[str, Any]] = lasts) -> Fault:
             return Fault(happen, (":".join(map(str, self.address)),), draw)
 
         def in_state(*states: str) -> Callable[[random.Random], Mapping[str, Any]]:
-            return lambda chance: {**_lasts(chance), "state": chance.choice(states)}
+            return lambda chance: {**lasts(chance), "state": chance.choice(states)}
 
         return {
             "crash": fault(self._crash),
@@ -113,7 +113,7 @@ class DatabaseWorld(World):
             "lock_timeout": fault(self._limit_locks),
             "wipe": fault(self._wipe, lambda chance: {}),
             "terminate": fault(self._terminate, lambda chance: {}),
-            "slow_server": fault(self._slow, lambda chance: {**_lasts(chance), "latency": chance.choice([0.01, 0.3])}),
+            "slow_server": fault(self._slow, lambda chance: {**lasts(chance), "latency": chance.choice([0.01, 0.3])}),
             "server_clock": fault(self._set_clock, lambda chance: {"by": round(chance.uniform(-10.0, 10.0), 3)}),
         }
 
@@ -180,7 +180,3 @@ class DatabaseWorld(World):
             self._lost_at = self.scheduler.now
         self._went_back = self._went_back or by < 0.0
         self.may_repeat_numbers = self._went_back and self._is_wiped
-
-
-def _lasts(chance: random.Random) -> dict[str, Any]:
-    return {"seconds": length(chance)}

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..engine.network import Address
-from ..plan import MOST_PROCESSES, Fault
-from .server_faults import lasts
+from ..plan import MOST_PROCESSES, Fault, lasts
 
 if TYPE_CHECKING:
     from ..engine.scheduler import Process

@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ..plan import NAMES, Fault
+from ..plan import NAMES, Fault, lasts
 from ..servers.redis_server import Server
 from .islands import Islands
 from .redis import ServersWorld, holder_in, left_in
-from .server_faults import ServerFaults, lasts
+from .server_faults import ServerFaults
 
 if TYPE_CHECKING:
     from ..engine.network import Address

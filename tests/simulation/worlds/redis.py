@@ -8,11 +8,11 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from ..judges.stores import StoreJudge
-from ..plan import Fault
+from ..plan import Fault, lasts
 from ..servers.redis_server import Server
 from ..servers.sessions import Session
 from .base import World
-from .server_faults import STATES, ServerFaults, lasts
+from .server_faults import STATES, ServerFaults
 
 if TYPE_CHECKING:
     from ..engine.network import Socket

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
-from ..plan import Fault
+from ..plan import Fault, lasts
 from ..servers.replication import ReplicatedServer
 from ..servers.sentinels import Sentinel, watched
 from .islands import Islands
 from .redis import BACKEND, ServersWorld, left_in
-from .server_faults import ServerFaults, lasts
+from .server_faults import ServerFaults
 
 if TYPE_CHECKING:
     from ..engine.network import Address

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ..plan import Fault, length
+from ..plan import Fault, lasts
 from ..servers.redis_server import Server
 
 STATES = ("LOADING", "NOREPLICAS", "MASTERDOWN", "MISCONF", "OOM", "BUSY")
@@ -60,7 +60,3 @@ class ServerFaults:
         server = self._servers[who]
         server.latency = latency
         self._later(seconds, server, lambda: setattr(server, "latency", 0.0))
-
-
-def lasts(chance: random.Random) -> dict[str, Any]:
-    return {"seconds": length(chance)}

@@ -15,7 +15,7 @@ from django.db.backends.sqlite3.base import Database
 from django_distlock.backends.common.state import FREE, HELD, waiters_from_text
 
 from ..engine.scheduler import Host
-from ..plan import Fault, length
+from ..plan import Fault, lasts
 from ..sql.sqlite import File
 from .base import World
 from .database import ALIAS, HANDOVERS, TABLE
@@ -112,9 +112,9 @@ class SQLiteWorld(World):
             return Fault(happen, ("file",), draw)
 
         return {
-            "writer": fault(self._write, _lasts),
-            "refuse": fault(self._refuse, lambda chance: {**_lasts(chance), "state": chance.choice([*ERRORS])}),
-            "slow_disk": fault(self._slow, _lasts),
+            "writer": fault(self._write, lasts),
+            "refuse": fault(self._refuse, lambda chance: {**lasts(chance), "state": chance.choice([*ERRORS])}),
+            "slow_disk": fault(self._slow, lasts),
             "set_clock": Fault(self._set_clock, (), lambda chance: {"by": round(chance.uniform(-10.0, 10.0), 3)}),
         }
 
@@ -144,7 +144,3 @@ class SQLiteWorld(World):
         self._host.set_wall_clock(by)
         if by > 0.0:
             self._lost_at = self.scheduler.now
-
-
-def _lasts(chance: random.Random) -> dict[str, Any]:
-    return {"seconds": length(chance)}
