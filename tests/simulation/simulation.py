@@ -7,11 +7,12 @@ import gc
 import random
 import threading
 import traceback
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
@@ -67,7 +68,7 @@ class Simulation:
         self.checksum = 0
         self.trace: deque[str] = deque(maxlen=2_000)
         self.distance = self.chance.choice([0.001, 0.005, 0.05])  # seconds that bytes usually take at most
-        self.last_fault = -1_000.0  # when one was there last
+        self._disturbed_until: defaultdict[str, float] = defaultdict(lambda: -inf)  # by process; "": servers
         self._inside: Counter[tuple[str, str]] = Counter()  # calls of stores, by process and operation
         self._active: list[tuple[str, str, float]] = []  # faults: what, who, until
         self._armed: list[Event] = []  # faults that happen during the next operation of their kind
@@ -266,6 +267,16 @@ class Simulation:
 
     # Faults
 
+    def disturb(self, who: str, until: float) -> None:
+        """Something fails until then: for that process, or, "", for all."""
+        self._disturbed_until[who] = max(self._disturbed_until[who], until)
+
+    def last_fault(self, process: Process | None = None) -> float:
+        """When something last failed, or will: for that process, or for any."""
+        if process is None:
+            return max(self._disturbed_until.values(), default=-inf)
+        return max(self._disturbed_until[""], self._disturbed_until[process.name])
+
     def _begin_fault(self, event: Event) -> None:
         who, fault = event.who, self.faults[event.what]
         if not fault.on:
@@ -277,7 +288,7 @@ class Simulation:
         self.counts["faults"] += 1
         until = self.scheduler.now + event.about.get("seconds", 0.0)
         self.distance = self.chance.choice([0.001, 0.005, 0.05])  # seconds that bytes usually take at most
-        self.last_fault = max(self.last_fault, until)
+        self.disturb("" if fault.on else who, until)
         self._active = [active for active in self._active if active[2] >= self.scheduler.now]
         self._active.append((event.what, "" if fault.on else who, until))
         for (alias, operation), number in self._inside.items():

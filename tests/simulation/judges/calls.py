@@ -26,6 +26,7 @@ STORE_CALL = 4.0  # seconds that each other call of a store may last: two timeou
 SCHEDULING = 1.0  # seconds that threads and the network may take in addition
 AFTERMATH = 8.0  # seconds after a fault in which connections may be found dead
 WAYS = 30  # ways that bytes go at most, to connect and to renew, before a lease is over
+NEARLY = 0.95  # of a length of time, by clocks that drift
 UNSERVED = 6.0  # seconds for which a free lock may be waited for where nothing fails
 
 
@@ -43,6 +44,7 @@ class Judge:
         self.name: str = about.get("name", "")
         self.began = self.asked_at = judges.now
         self.stopped_before = process.stopped_for
+        self.granted_at = self.began
         self.is_waiting = True
         self.is_leaving = False
         self.lease: Lease | None = None
@@ -63,7 +65,7 @@ class Judge:
 
     def got(self, lease: Lease | None) -> None:
         self._answered()
-        self.lease = lease
+        self.lease, self.granted_at = lease, self._judges.now
         if lease:
             self._judges.granted(lease, self.about, self.began)
         elif self.about.get("wait", 0) is None:
@@ -134,7 +136,7 @@ class Judge:
             case LockBackendError():
                 if self.is_waiting:
                     self._answered()
-                if not judges.may_fail(self.began) and not self.is_far:
+                if not judges.may_fail(self.began, self.process) and not self.is_far:
                     judges.fail(f"{self}: {error!r}, though nothing failed")
             case LockLost():
                 if not judges.may_be_lost(self):
@@ -158,6 +160,7 @@ class Judges:
         self._judging: dict[Judge, None] = {}  # in their order
         self._asked_at: dict[str, float] = {}  # by token: when the call began that got it
         self._fences: defaultdict[str, int] = defaultdict(int)
+        self._freed_at: list[tuple[str, float]] = []  # names, and when
         self._freed: set[str] = set()  # tokens of leases that an operator ended; their holders learn of it later
         self._free_since: defaultdict[str, float] = defaultdict(float)
         self.holders = HolderJudge(self, simulation)
@@ -250,6 +253,7 @@ class Judges:
     def freed(self, info: LockInfo) -> None:
         self._simulation.tell(f"{info.using} frees {info.name} {info.token[:6]}")
         self._freed.add(info.token)
+        self._freed_at.append((info.name, self.now))
 
     def believes(self, lease: Lease) -> bool:
         """Whether its holder may believe at this moment that it has the lock."""
@@ -288,13 +292,19 @@ class Judges:
 
     # What may go wrong
 
-    def may_fail(self, since: float) -> bool:
-        return self._simulation.last_fault > since - AFTERMATH
+    def may_fail(self, since: float, process: Process | None = None) -> bool:
+        """Whether something failed since then: for that process, or for any."""
+        return self._simulation.last_fault(process) > since - AFTERMATH
 
     def may_be_lost(self, judge: Judge) -> bool:
-        if self._simulation.last_fault > judge.began - AFTERMATH or self._freed or judge.is_far:
+        about, names = judge.about, (judge.name, judge.about.get("inside"))
+        if self.may_fail(judge.began, judge.process) or judge.is_far or "text" in about:
             return True
-        return judge.about.get("renew") is False or "max_hold" in judge.about or "text" in judge.about
+        if any(freed_at >= judge.began for name, freed_at in self._freed_at if name in names):
+            return True
+        bounds = [about["ttl"]] if about.get("renew") is False else []
+        bounds += [about["max_hold"]] if "max_hold" in about else []
+        return any(self.now - judge.granted_at >= NEARLY * bound for bound in bounds)
 
     # As time passes
 
@@ -313,6 +323,6 @@ class Judges:
         for name, since in waiting.items():
             if self._simulation.world.is_locked(name):
                 self._free_since[name] = self.now
-            idle = self.now - max(self._free_since[name], since, self._simulation.last_fault + AFTERMATH)
+            idle = self.now - max(self._free_since[name], since, self._simulation.last_fault() + AFTERMATH)
             if idle > UNSERVED:
                 self.fail(f"S7: {name} is free, and nobody got it for {idle:.1f} s, though somebody waits")

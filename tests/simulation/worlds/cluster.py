@@ -114,7 +114,7 @@ class ClusterWorld(ServersWorld):
             self._lost_at = now
         self._successions = [succession for succession in self._successions if not succession.is_over]
         if not self._is_settled:
-            self.simulation.last_fault = max(self.simulation.last_fault, now)
+            self.simulation.disturb("", now)
             if now > HORIZON + MOST_FAULT + HEALS:
                 self.simulation.judges.fail("the Cluster does not heal")
 

@@ -62,7 +62,7 @@ class SentinelWorld(ServersWorld):
             self._roles, self._changed_at = roles, self.scheduler.now
             self.simulation.tell(f"primaries: {[server.address[0] for server in self._primaries()]}")
         if sum(roles) != 1 or any(server.link is None and server.primary is not None for server in self.data.values()):
-            self.simulation.last_fault = self.scheduler.now
+            self.simulation.disturb("", self.scheduler.now)
         self.scheduler.at(0.05, self._look)
 
     def _primaries(self) -> list[ReplicatedServer]:
