@@ -6,6 +6,7 @@ valid; so a message that is delivered twice does not make two holders.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
@@ -128,10 +129,13 @@ class Adoption:
             )
         self._renewer.register(lease)
         remember(lease)
-        ttl, sent_at = lease._renewable(None), clock()
+        lease.ensure_held()
+        sent_at = clock()
+        ttl = lease._renewal_ttl(sent_at)
         [renewed] = yield Call("renew", ([(request, ttl)],))
         lease._was_renewed(renewed, sent_at, ttl)
-        shown = yield Call("acquire", (request,), {"queue": False})  # this process as the holder, from now on
+        # This process is the holder, from now on.
+        shown = yield Call("acquire", (replace(request, ttl=ttl),), {"queue": False})
         is_same = isinstance(shown, Grant) and shown.fence == lease.fence
         if not is_same and self._renewer.unregister(lease):
             self._renewer.release_in_background(request)

@@ -240,6 +240,15 @@ class TestAdopting:
         eventually(lambda: lease.state is State.LOST)
         assert "reaches its max_hold of 61 s and is renewed no more" in caplog.text
 
+    def test_it_is_not_renewed_beyond_its_max_hold(self, backend, worker):
+        with lock("name", ttl=4, max_hold=60, renew=False) as first:
+            time.sleep(2.5)
+            detached = Detached.from_text(first.detach())
+        lease = worker.adopt(replace(detached, granted_at=detached.granted_at - 55.5).to_text())
+        [info] = backend.look(["name"])
+        assert info.remaining < 3  # two seconds are left of its max_hold
+        worker.release(lease)
+
     def test_min_hold_counts_from_the_grant_also_where_the_store_was_slow(self, backend, monkeypatch):
         granted_at, acquire = [], backend.acquire
 
