@@ -133,7 +133,7 @@ class Calls:
             return
         with self._judges.adopting(process, text) as judge, adopt(text) as lease:
             judge.got(lease)
-            self._judges.holders.adopted(text)
+            self._judges.holders.adopted(text, judge.began)
             with judge.body():
                 self._work(process, lease, about)
 
@@ -143,7 +143,7 @@ class Calls:
         with self._judges.adopting(process, text) as judge:
             async with await aadopt(text) as lease:
                 judge.got(lease)
-                self._judges.holders.adopted(text)
+                self._judges.holders.adopted(text, judge.began)
                 with judge.body():
                     await self._awork(process, lease, about)
 

@@ -237,9 +237,10 @@ class Judges:
     def granted(self, lease: Lease, about: Mapping[str, Any], asked_at: float | None = None) -> None:
         self._simulation.tell(f"{lease.using} holds {lease.name} {lease.token[:6]} fence={lease.fence}")
         self._simulation.counts["grants"] += 1
-        self.holders.granted(lease, about)
+        asked_at = self.now if asked_at is None else asked_at
+        self.holders.granted(lease, about, asked_at)
         is_new = lease.token not in self._asked_at
-        self._asked_at.setdefault(lease.token, self.now if asked_at is None else asked_at)
+        self._asked_at.setdefault(lease.token, asked_at)
         if is_new and self.believes(lease):
             if lease.fence <= self._fences[lease.name] and not self._simulation.world.may_repeat_numbers:
                 self.fail(f"S12: {lease} has a number that is not above {self._fences[lease.name]}")

@@ -22,7 +22,7 @@ class HolderJudge:
         self._judges = judges
         self._simulation = simulation
         self._leases: list[ref[Lease]] = []  # that callers were given
-        self._granted_at: dict[str, float] = {}  # by token
+        self._asked_at: dict[str, float] = {}  # by token
         self._abouts: dict[str, Mapping[str, Any]] = {}  # by token
         self._adopted_at: dict[str, float] = {}  # by text
         self._detached: set[str] = set()  # tokens
@@ -37,18 +37,18 @@ class HolderJudge:
 
     # Told of calls
 
-    def granted(self, lease: Lease, about: Mapping[str, Any]) -> None:
+    def granted(self, lease: Lease, about: Mapping[str, Any], asked_at: float) -> None:
         if lease not in self.leases():
             self._leases.append(ref(lease))
-        self._granted_at.setdefault(lease.token, self._now)
+        self._asked_at.setdefault(lease.token, asked_at)
         self._abouts.setdefault(lease.token, about)
         self._simulation.world.promised(lease.name, lease.token, about)
 
-    def adopted(self, text: str) -> None:
+    def adopted(self, text: str, asked_at: float) -> None:
         """S2: once. The store remembers it, while it has its data."""
         if text in self._adopted_at and not self._has_lost_data_since(self._adopted_at[text]):
             self._judges.fail(f"S2: a text was adopted at {self._adopted_at[text]:.3f} s and again")
-        self._adopted_at[text] = self._now
+        self._adopted_at[text] = asked_at
 
     def detaching(self, lease: Lease) -> None:
         self._detached.add(lease.token)
@@ -70,7 +70,7 @@ class HolderJudge:
             return  # which its renewer ends, if the store has it yet
         holders = self._simulation.world.holders()
         is_held = holders is not None and holders.get(lease.name) == lease.token
-        if is_held and lease.token not in self._detached and not self._judges.may_fail(self._granted_at[lease.token]):
+        if is_held and lease.token not in self._detached and not self._judges.may_fail(self._asked_at[lease.token]):
             self._judges.fail(f"S14: the store has {lease!r}, though its transaction has ended")
 
     def _lost(self, lease: Lease, reason: str, **about: Any) -> None:
@@ -99,7 +99,7 @@ class HolderJudge:
             return
         for lease in self.leases():
             is_gone = holders.get(lease.name) != lease.token and self._judges.believes(lease)
-            if is_gone and not self._has_lost_data_since(self._granted_at[lease.token]):
+            if is_gone and not self._has_lost_data_since(self._asked_at[lease.token]):
                 self._judges.fail(f"S1: {lease!r} {lease.token[:6]} is believed, and the store has it no more")
 
     def untold(self) -> list[str]:

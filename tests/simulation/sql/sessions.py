@@ -62,10 +62,12 @@ class Sessions(ABC):
         return self.end(name)
 
     def start(self, name: str, work: Work) -> None:
-        if name not in self._works:
-            self._works[name], self._results[name] = self.new_queue(), []
+        works = self._works.get(name)
+        if works is None:
+            works = self._works[name] = self.new_queue()
+            self._results[name] = []
             self.new_thread(partial(self._serve, name))
-        self._works[name].put(work)
+        works.put(work)  # of a session that was refused meanwhile nobody takes it
 
     def end(self, name: str) -> Any:
         self.wait_until(lambda: bool(self._results[name]))
