@@ -40,6 +40,7 @@ class Redlock:
         self._late: WeakKeyDictionary[LockRequest, Sequence[Exchange]] = WeakKeyDictionary()
         self._followed_up: WeakSet[LockRequest] = WeakSet()  # made for nodes that did not get a release
         self._released: WeakSet[LockRequest] = WeakSet()  # so that a repair which comes later is undone
+        self._repaired_late: WeakSet[LockRequest] = WeakSet()  # what undoes that may be quicker than their own release
 
     # Acquire
 
@@ -145,7 +146,7 @@ class Redlock:
         if not cooldown and not force:
             self._follow_up(request, exchanges, acquired, late)
         # While no majority has lost it, nobody else can have had the lock: nodes that failed stay away for a TTL.
-        return repeated or replies.count(0) < self.majority
+        return repeated or replies.count(0) < self.majority or request in self._repaired_late
 
     def _follow_up(
         self,
@@ -227,13 +228,15 @@ class Redlock:
             match next(answers[node]):
                 case [1, _]:
                     repaired_copies[index] = repaired_copies.get(index, 0) + 1
-        for index in {index for index, _ in repaired}:
-            if (request := wanted[index][0]) in self._released:  # meanwhile: maybe before the repair
-                self._release_in_background(replace(request, in_doubt=True, event=WakeEvent()))
         for index, count in repaired_copies.items():
             kept = sum(isinstance(exchange.replies[index], bytes) for exchange in exchanges if exchange.is_answered)
             if kept + count >= self.majority:
                 outcomes[index] = True
+        for index in {index for index, _ in repaired}:
+            if (request := wanted[index][0]) in self._released:  # meanwhile: maybe before the repair
+                if outcomes[index]:
+                    self._repaired_late.add(request)
+                self._release_in_background(replace(request, in_doubt=True, event=WakeEvent()))
 
     # Look and list
 

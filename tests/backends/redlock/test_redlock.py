@@ -1169,6 +1169,49 @@ def test_a_repair_that_a_release_overtook_gives_nobody_the_lock(redlock_locks, n
         eventually(lambda: not any(node.exists("lock:name") for node in nodes))
 
 
+def test_a_release_that_is_overtaken_by_what_undoes_a_repair_is_no_loss(redlock_locks, nodes, monkeypatch):
+    taken, run, begun, overtaken, told = lock_request(), Nodes.run, threading.Event(), threading.Event(), []
+    spread(redlock_locks, taken)
+    nodes[0].delete("lock:name")
+    releasing = threading.Thread(target=lambda: told.append(redlock_locks.release(taken)))
+
+    def goes_on(steps, exchanges):
+        while True:
+            try:
+                exchanges = yield steps.send(exchanges)
+            except StopIteration as end:
+                return end.value
+
+    def late(steps):
+        fan_out = next(steps)
+        begun.set()
+        overtaken.wait(PATIENCE)
+        return (yield from goes_on(steps, (yield fan_out)))
+
+    def released_meanwhile(steps):
+        repair = steps.send((yield next(steps)))
+        exchanges = yield repair
+        releasing.start()
+        assert begun.wait(PATIENCE)
+        return (yield from goes_on(steps, exchanges))
+
+    def run_each(of_backend, steps, limits):
+        if threading.current_thread() is releasing:
+            steps = late(steps)
+        elif not releasing.ident and not begun.is_set():
+            steps = released_meanwhile(steps)
+        return run(of_backend, steps, limits)
+
+    with lock("other"):  # so that somebody cleans up
+        monkeypatch.setattr(Nodes, "run", run_each)
+        redlock_locks.renew([(taken, 10 * PATIENCE)])
+        eventually(lambda: not any(node.exists("lock:name") for node in nodes))
+        overtaken.set()
+        releasing.join(PATIENCE)
+        monkeypatch.setattr(Nodes, "run", run)
+    assert told == [True]
+
+
 class TestEventLoops:
     def test_connections_are_closed_with_their_loop(self, quorum, configured):
         backend = configured(quorum.urls)
