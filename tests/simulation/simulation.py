@@ -68,6 +68,7 @@ class Simulation:
         self.checksum = 0
         self.trace: deque[str] = deque(maxlen=2_000)
         self.distance = self.chance.choice([0.001, 0.005, 0.05])  # seconds that bytes usually take at most
+        self.longest_distance = self.distance  # of the run
         self._disturbed_until: defaultdict[str, float] = defaultdict(lambda: -inf)  # by process; "": servers
         self._inside: Counter[tuple[str, str]] = Counter()  # calls of stores, by process and operation
         self._active: list[tuple[str, str, float]] = []  # faults: what, who, until
@@ -288,6 +289,7 @@ class Simulation:
         self.counts["faults"] += 1
         until = self.scheduler.now + event.about.get("seconds", 0.0)
         self.distance = self.chance.choice([0.001, 0.005, 0.05])  # seconds that bytes usually take at most
+        self.longest_distance = max(self.longest_distance, self.distance)
         self.disturb("" if fault.on else who, until)
         self._active = [active for active in self._active if active[2] >= self.scheduler.now]
         self._active.append((event.what, "" if fault.on else who, until))

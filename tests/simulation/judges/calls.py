@@ -173,7 +173,7 @@ class Judges:
     @property
     def distance(self) -> float:
         """Seconds that bytes take one way at most, and with them the threads that others go before."""
-        return self._simulation.distance * (5 if self._simulation.world.lines else 1)
+        return self._simulation.longest_distance * (5 if self._simulation.world.lines else 1)
 
     @property
     def now(self) -> float:
