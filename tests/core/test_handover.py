@@ -234,9 +234,8 @@ class TestAdopting:
     def test_max_hold_counts_from_the_grant(self, backend, worker, caplog):
         with lock("name", ttl=2, max_hold=61) as first:
             detached = Detached.from_text(first.detach())
-        lease = worker.adopt(
-            replace(detached, granted_at=detached.granted_at - 60).to_text()
-        )  # on its way for a minute
+        after_a_minute = replace(detached, granted_at=detached.granted_at - 60)
+        lease = worker.adopt(after_a_minute.to_text())
         eventually(lambda: lease.state is State.LOST)
         assert "reaches its max_hold of 61 s and is renewed no more" in caplog.text
 

@@ -14,6 +14,6 @@ from .engine.package import import_package
 
 import_package()
 
-from .command import main  # noqa: E402
+from .command import main  # noqa: E402 - what it imports must come after that
 
 sys.exit(main(sys.argv[1:]))

@@ -35,7 +35,6 @@ class Run:
     def __init__(self, world: str, seed: int, plan: Sequence[Event] | None = None) -> None:
         self.seed, self.plan = seed, plan
         self.connection, theirs = Pipe(duplex=False)
-        self.began = time.monotonic()
         sys.stdout.flush()
         self._pid = os.fork()
         if self._pid == 0:
@@ -139,6 +138,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--runs", type=int, help="of each world at most")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--go-on", action="store_true", help="after a finding, too")
+    parser.add_argument("--as-drawn", action="store_true", help="do not make the plan of a failure short")
     parser.add_argument("--json", action="store_true", help="the last line is one for machines")
     parser.add_argument("--trace", action="store_true", help="show all that happened in a run that found something")
     options = parser.parse_args(arguments)
@@ -176,7 +176,9 @@ def _show(totals: Totals) -> None:
 def _tell(totals: Totals, options: argparse.Namespace) -> bool:
     found = []
     for finding in totals.findings:
-        plan, outcome = shrunk(totals.world, finding, runs, options.jobs)
+        plan, outcome = finding.plan, finding
+        if not options.as_drawn:
+            plan, outcome = shrunk(totals.world, finding, runs, options.jobs)
         print(f"\n{totals.world}, seed {finding.seed}:")
         print(*plan, sep="\n")
         if options.trace:

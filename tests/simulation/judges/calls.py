@@ -210,12 +210,12 @@ class Judges:
         try:
             yield judge
             judge.ends()
-            if judge.is_leaving:
-                self.check_time(judge, STORE_CALL)
         except Exception as error:
             judge.failed(error)
         finally:
             self._judging.pop(judge, None)
+            if judge.is_leaving:
+                self.check_time(judge, STORE_CALL)
 
     @contextmanager
     def adopting(self, process: Process, text: str) -> Iterator[Judge]:
@@ -225,8 +225,10 @@ class Judges:
     @contextmanager
     def renewing(self, process: Process, lease: Lease) -> Iterator[None]:
         judge = Judge(self, process, {"renews": lease.name})
-        yield
-        self.check_time(judge, STORE_CALL)
+        try:
+            yield
+        finally:
+            self.check_time(judge, STORE_CALL)
 
     def check_time(self, judge: Judge, limit: float) -> None:
         if judge.took > limit + SCHEDULING:

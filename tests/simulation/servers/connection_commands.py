@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 class ConnectionCommands:
     mode = "standalone"
-    role_in_hello = "master"
     password: str
     sessions: list[Session]
     scheduler: Scheduler
@@ -41,6 +40,10 @@ class ConnectionCommands:
         if self.mode == "sentinel":
             return {**about, "mode": self.mode, "modules": []}
         return {**about, "mode": self.mode, "role": self.role_in_hello, "modules": info.MODULES}
+
+    @property
+    def role_in_hello(self) -> str:
+        return "master"
 
     def _do_auth(self, session: Session, *words: str) -> Any:
         if len(words) > 2:

@@ -321,7 +321,7 @@ class ReplicatedServer(Server):
         return True
 
     @property
-    def role_in_hello(self) -> str:  # type: ignore[override]
+    def role_in_hello(self) -> str:
         return "master" if self.primary is None else "replica"
 
     def _do_replicaof(self, session: Session, host: str, port: str) -> Any:

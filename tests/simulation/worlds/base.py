@@ -23,10 +23,7 @@ class World(ABC):
     operations: ClassVar[Sequence[str]] = ("acquire", "wait", "renew", "release")  # that take time: faults meet them
     most_processes: ClassVar[int] = 4
     drift: ClassVar[float] = 0.004  # by which share the clocks of processes run faster or slower, at most
-    ways_to_connect: ClassVar[int] = (
-        0  # that bytes go until a process that begins knows its servers, where that is long
-    )
-    may_repeat_numbers = False  # where data is lost that was confirmed
+    ways_to_connect: ClassVar[int] = 0  # that bytes go until a process that begins knows its servers, if they are many
 
     def __init__(self, simulation: Simulation) -> None:
         self.simulation = simulation
@@ -87,6 +84,11 @@ class World(ABC):
         return 0.0
 
     def has_lost_data_since(self, moment: float) -> bool:
+        return False
+
+    @property
+    def may_repeat_numbers(self) -> bool:
+        """Where data is lost that was confirmed."""
         return False
 
     def delayed_until(self, process: Process, address: Address) -> float:

@@ -95,7 +95,7 @@ class ClusterWorld(ServersWorld):
         return self._lost_at + STEP >= moment
 
     @property
-    def may_repeat_numbers(self) -> bool:  # type: ignore[override]
+    def may_repeat_numbers(self) -> bool:
         return self.has_lost_data_since(self.scheduler.now - LATELY)
 
     def _promoted(self, node: ReplicatedServer) -> None:

@@ -95,6 +95,10 @@ class DatabaseWorld(World):
 
     # Faults
 
+    @property
+    def may_repeat_numbers(self) -> bool:
+        return self._went_back and self._is_wiped
+
     def faults(self) -> dict[str, Fault]:
         def fault(happen: Callable[..., object], draw: Callable[[random.Random], Mapping[str, Any]] = lasts) -> Fault:
             return Fault(happen, (":".join(map(str, self.address)),), draw)
@@ -158,7 +162,6 @@ class DatabaseWorld(World):
     def _wipe(self, who: str) -> None:
         self.server.tables.wipe(TABLE)
         self._lost_at, self._is_wiped = self.scheduler.now, True
-        self.may_repeat_numbers = self._went_back
 
     def _terminate(self, who: str) -> None:
         """An operator ends all sessions."""
@@ -179,4 +182,3 @@ class DatabaseWorld(World):
         if by > 0.0:
             self._lost_at = self.scheduler.now
         self._went_back = self._went_back or by < 0.0
-        self.may_repeat_numbers = self._went_back and self._is_wiped

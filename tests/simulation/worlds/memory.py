@@ -26,6 +26,6 @@ class MemoryWorld(World):
         )
 
     @property
-    def may_repeat_numbers(self) -> bool:  # type: ignore[override]
+    def may_repeat_numbers(self) -> bool:
         """What a process knew went with it."""
         return not all(process.is_alive for process in self.simulation.processes.values())

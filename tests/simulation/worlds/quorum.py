@@ -64,7 +64,7 @@ class QuorumWorld(ServersWorld):
         return [f"{key} at {name}" for name, server in self.servers.items() for key in left_in(server)]
 
     @property
-    def may_repeat_numbers(self) -> bool:  # type: ignore[override]
+    def may_repeat_numbers(self) -> bool:
         """What a node has forgotten, only the clocks of processes know (docs/redlock.md, "Do you need it?")."""
         return self._has_lost_data and self._clocks_differed > LONGEST_TTL
 

@@ -97,6 +97,10 @@ class RedisWorld(ServersWorld):
     def has_lost_data_since(self, moment: float) -> bool:
         return self._lost_at >= moment
 
+    @property
+    def may_repeat_numbers(self) -> bool:
+        return self._went_back and self._lost_at >= 0.0
+
     def faults(self) -> dict[str, Fault]:
         return {
             **ServerFaults(self.servers, (*STATES, "READONLY")).all(),
@@ -125,12 +129,10 @@ class RedisWorld(ServersWorld):
         self.server.store.restore({})
         self.judge.lost_data()
         self._lost_at = self.scheduler.now
-        self.may_repeat_numbers = self._went_back
 
     def _set_clock(self, who: str, by: float) -> None:
         self.server.store.clock_error += by
         self._went_back = self._went_back or by < 0.0
-        self.may_repeat_numbers = self._went_back and self._lost_at >= 0.0
 
 
 def _lateness(chance: random.Random) -> dict[str, Any]:

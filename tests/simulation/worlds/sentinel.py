@@ -79,7 +79,7 @@ class SentinelWorld(ServersWorld):
         return self._changed_at + LATELY >= moment
 
     @property
-    def may_repeat_numbers(self) -> bool:  # type: ignore[override]
+    def may_repeat_numbers(self) -> bool:
         return self.has_lost_data_since(self.scheduler.now)
 
     # Faults
