@@ -36,8 +36,8 @@ class Redlock:
         self._release_in_background = release_in_background
         self.majority = majority_of(size)
         self.fences = FenceClock()
-        # Of granted requests: the exchanges, where not all nodes had answered by then.
-        self._late: WeakKeyDictionary[LockRequest, Sequence[Exchange]] = WeakKeyDictionary()
+        # Of granted requests: the last exchange with each node that may have granted it, where not all had by then.
+        self._late: WeakKeyDictionary[LockRequest, list[Exchange]] = WeakKeyDictionary()
         self._followed_up: WeakSet[LockRequest] = WeakSet()  # made for nodes that did not get a release
         self._released: WeakSet[LockRequest] = WeakSet()  # so that a repair which comes later is undone
         self._repaired_late: WeakSet[LockRequest] = WeakSet()  # what undoes that may be quicker than their own release
@@ -89,7 +89,7 @@ class Redlock:
             return
         request.replace_token()
 
-    def _remember_late(self, request: LockRequest, exchanges: Sequence[Exchange]) -> None:
+    def _remember_late(self, request: LockRequest, exchanges: list[Exchange]) -> None:
         late = [exchange for exchange in exchanges if not exchange.is_answered]
         if late:
             self._late[request] = exchanges
@@ -222,6 +222,8 @@ class Redlock:
         answers = {node: iter(exchange.replies) for node, exchange in enumerate(repaired_on) if exchange.is_answered}
         repaired_copies: dict[int, int] = {}
         for index, node in repaired:
+            if known := self._late.get(wanted[index][0]):
+                known[node] = repaired_on[node]  # so that a release which does not get there is repeated
             if node not in answers:
                 wanted[index][0].in_doubt = True
                 continue

@@ -377,6 +377,25 @@ class TestNothingIsLeftBehind:
         calls(handle).release()
         eventually(lambda: not any(stands(node, "name") for node in nodes))
 
+    def test_where_a_connection_broke_after_a_repair(self, nodes, redlock_locks, calls):
+        """A node that could not be asked for the lock was given it by the renewal."""
+        nodes[0].config_set("requirepass", "another")
+        nodes[0].client_kill_filter(skipme=True, _type="normal")
+        handle = lock("name", ttl=60)
+        try:
+            calls(handle).acquire()
+        finally:
+            nodes[0].config_set("requirepass", "")
+
+        def is_repaired():
+            calls(lease_of(handle)).renew()
+            return stands(nodes[0], "name")
+
+        eventually(is_repaired)
+        nodes[0].client_kill_filter(skipme=True, _type="normal")
+        calls(handle).release()
+        eventually(lambda: not any(stands(node, "name") for node in nodes))
+
     def test_after_a_majority_failed(self, quorum, configured, calls):
         backend = configured(quorum.urls, OPTIONS={"node_timeout": 0.1, "socket_connect_timeout": 0.2})
         calls(backend).acquire(lock_request("first", ttl=60), queue=False)
