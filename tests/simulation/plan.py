@@ -6,13 +6,16 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
+from string import ascii_lowercase
 from typing import Any
 
 HORIZON = 20.0  # seconds in which calls and faults begin
 MOST_FAULT = 6.0  # seconds that one lasts
 MOST_CALLS, MOST_FAULTS = 30, 8
 MOST_PROCESSES = 4
-NAMES = "abc"  # of locks, at most
+PROCESSES = [f"p{number}" for number in range(MOST_PROCESSES)]
+NAMES = "abc"  # of locks, mostly
+MANY_NAMES = ascii_lowercase
 OPERATIONS = ("acquire", "wait", "renew", "release")
 
 
@@ -132,6 +135,8 @@ PROFILES = (
             faults=("stall", "hang"), most_faults=20,
         ),
     ),
+    # Many threads of a process come cold, each for a lock of its own.
+    (1, Profile((1, 2), (MANY_NAMES,), (25, 40), (0.1,), ((5.0,), (20.0,)), (0.01,), 0.3, faults=())),
 )  # fmt: skip
 
 

@@ -7,12 +7,14 @@ import gc
 import random
 import threading
 import traceback
+from bisect import bisect_right
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
@@ -27,8 +29,8 @@ from .engine.loop import Loop
 from .engine.network import Address, Network
 from .engine.scheduler import BusyLoop, Process, Scheduler
 from .engine.threads import Thread
-from .judges.calls import Judges, Violation
-from .plan import HORIZON, MOST_FAULT, Event, Fault, draw_plan, lasts
+from .judges.calls import AFTERMATH, Judges, Violation
+from .plan import HORIZON, MOST_FAULT, PROCESSES, Event, Fault, draw_plan, lasts
 
 if TYPE_CHECKING:
     from .worlds import World
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 WATCH = 0.1  # seconds between two looks of the judges
 MOST_WAITING = 300.0  # seconds after the faults in which everybody is served or told
 OF_EXECUTION = ("in_task", "cancelled_after", "struck_after")  # not of the call itself
+WAYS_TO_OPEN = 14  # that bytes go until a connection stands
 SETTLES = 45.0  # seconds in which background threads end that have nothing to do
 OPERATIONS = {"acquire": "acquire", "wait_for_turn": "wait", "pause": "wait", "renew": "renew", "release": "release"}
 
@@ -69,7 +72,10 @@ class Simulation:
         self.trace: deque[str] = deque(maxlen=2_000)
         self.distance = self.chance.choice([0.001, 0.005, 0.05])  # seconds that bytes usually take at most
         self.longest_distance = self.distance  # of the run
-        self._disturbed_until: defaultdict[str, float] = defaultdict(lambda: -inf)  # by process; "": servers
+        self._distances = [(0.0, self.distance)]  # since when
+        self._disturbed_until: defaultdict[str, float] = defaultdict(lambda: -inf)  # by process; "": all
+        self._failing_until: defaultdict[str, float] = defaultdict(lambda: -inf)  # the same, for calls
+        self._servers_disturbed_until: defaultdict[str, float] = defaultdict(lambda: -inf)
         self._inside: Counter[tuple[str, str]] = Counter()  # calls of stores, by process and operation
         self._active: list[tuple[str, str, float]] = []  # faults: what, who, until
         self._armed: list[Event] = []  # faults that happen during the next operation of their kind
@@ -133,9 +139,12 @@ class Simulation:
 
     # Calls
 
+    def _alias(self, name: str) -> str:
+        return f"{name}.{self._incarnations[name]}"
+
     def process(self, name: str) -> Process | None:
         """The one of that name that lives; None while it is dead."""
-        alias = f"{name}.{self._incarnations[name]}"
+        alias = self._alias(name)
         if alias not in self.processes:
             rate = 1.0 + self.chance.uniform(-self.world.drift, self.world.drift)
             host = self.world.new_host(name, rate)
@@ -236,17 +245,22 @@ class Simulation:
 
     def _noted(self, call: Any, alias: str, operation: str) -> Any:
         def noted(*arguments: Any, **options: Any) -> Any:
-            with self._on_its_way(alias, operation):
+            with self._on_its_way(alias, operation), self._timed(alias, operation, arguments[0]):
                 return call(*arguments, **options)
 
         return noted
 
     def _anoted(self, call: Any, alias: str, operation: str) -> Any:
         async def noted(*arguments: Any, **options: Any) -> Any:
-            with self._on_its_way(alias, operation):
+            with self._on_its_way(alias, operation), self._timed(alias, operation, arguments[0]):
                 return await call(*arguments, **options)
 
         return noted
+
+    def _timed(self, alias: str, operation: str, of: Any) -> AbstractContextManager[None]:
+        if operation not in ("acquire", "release"):
+            return nullcontext()
+        return self.judges.asking(self.processes[alias], operation, of.ttl)
 
     @contextmanager
     def _on_its_way(self, alias: str, operation: str) -> Iterator[None]:
@@ -268,15 +282,47 @@ class Simulation:
 
     # Faults
 
-    def disturb(self, who: str, until: float) -> None:
-        """Something fails until then: for that process, or, "", for all."""
+    def disturb(self, who: str, until: float, *, is_survived: bool = False) -> None:
+        """Something fails until then: for that process, or, "", for all. ``is_survived``: calls go on all the same."""
+        if not is_survived:
+            self._failing_until[who] = max(self._failing_until[who], until)
         self._disturbed_until[who] = max(self._disturbed_until[who], until)
 
     def last_fault(self, process: Process | None = None) -> float:
         """When something last failed, or will: for that process, or for any."""
+        of_servers = self.world.last_fault(self._servers_disturbed_until)
         if process is None:
-            return max(self._disturbed_until.values(), default=-inf)
-        return max(self._disturbed_until[""], self._disturbed_until[process.name])
+            return max(of_servers, *self._disturbed_until.values(), -inf)
+        return max(of_servers, self._disturbed_until[""], self._disturbed_until[process.name])
+
+    def last_fault_of(self, server: str) -> float:
+        return self._servers_disturbed_until[server]
+
+    def last_failure(self, process: Process) -> float:
+        """When calls of that process last had a reason to fail, or will have one."""
+        of_servers = self.world.last_fault(self._servers_disturbed_until)
+        return max(of_servers, self._failing_until[""], self._failing_until[process.name])
+
+    def longest_distance_since(self, moment: float) -> float:
+        """Seconds that bytes have taken one way at most since then."""
+        index = bisect_right(self._distances, moment, key=itemgetter(0)) - 1
+        return max(distance for _, distance in self._distances[max(0, index) :])
+
+    def _disturb_by(self, event: Event, who: str, until: float) -> None:
+        """Its process, or all servers and processes that it names."""
+        if not self.faults[event.what].on:
+            # One connection that fails is replaced. Another one may not be, nor one that is only being opened.
+            is_second = self._disturbed_until[who] > self.scheduler.now - AFTERMATH
+            opened_at = max((one.connected_at for one in self.network.sockets if one.process.name == who), default=-inf)
+            is_opening = opened_at > self.scheduler.now - WAYS_TO_OPEN * self.longest_distance
+            is_survived = event.what in self.world.survived and not is_second and not is_opening
+            self.disturb(who, until, is_survived=is_survived)
+            return
+        for name in {who, *event.about.get("others", "").split("+")} - {""}:
+            if name in PROCESSES:
+                self.disturb(self._alias(name), until)
+            else:
+                self._servers_disturbed_until[name] = max(self._servers_disturbed_until[name], until)
 
     def _begin_fault(self, event: Event) -> None:
         who, fault = event.who, self.faults[event.what]
@@ -290,7 +336,8 @@ class Simulation:
         until = self.scheduler.now + event.about.get("seconds", 0.0)
         self.distance = self.chance.choice([0.001, 0.005, 0.05])  # seconds that bytes usually take at most
         self.longest_distance = max(self.longest_distance, self.distance)
-        self.disturb("" if fault.on else who, until)
+        self._distances.append((self.scheduler.now, self.distance))
+        self._disturb_by(event, who, until)
         self._active = [active for active in self._active if active[2] >= self.scheduler.now]
         self._active.append((event.what, "" if fault.on else who, until))
         for (alias, operation), number in self._inside.items():

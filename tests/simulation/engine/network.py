@@ -45,6 +45,7 @@ class Network:
         self.servers: dict[Address, Server] = {}
         self.delay: Callable[[Process, Address], float | None] = lambda process, address: self.usual_delay()
         self.passes: Callable[[Address, Address], float | None] = lambda one, other: self.usual_delay()
+        self.connects: Callable[[Process, Address], object] = lambda process, address: None  # told of each attempt
         self.sockets: list[Socket] = []  # that are open
 
     def usual_delay(self) -> float:
@@ -58,6 +59,7 @@ class Way:
         self._socket = socket
         self._deliver = deliver
         self._last_arrival = 0.0
+        self.used_at = 0.0  # when bytes last arrived
         self.is_lost = False
 
     def stall(self, seconds: float) -> None:
@@ -73,7 +75,7 @@ class Way:
         if self.is_lost:
             return
         scheduler = socket.network.scheduler
-        self._last_arrival = max(self._last_arrival, scheduler.now + (delay or 0.0))
+        self._last_arrival = self.used_at = max(self._last_arrival, scheduler.now + (delay or 0.0))
         scheduler.at(self._last_arrival - scheduler.now, lambda: self._deliver(data))
 
 
@@ -138,6 +140,7 @@ class Socket:
 
     def connect(self, address: Address) -> None:
         self.address, self.connected_at = address[:2], self.network.scheduler.now
+        self.network.connects(self.process, self.address)
         delay = self.network.delay(self.process, self.address)
         if delay is not None:
             self.network.scheduler.at(delay, self._reach)
@@ -232,6 +235,16 @@ class Socket:
             self.session.receive(data)
         else:
             self.session.close()
+
+    @property
+    def idle_for(self) -> float:
+        """Seconds since the last byte was on its way; 0: it does not stand."""
+        used_at = max(self._requests.used_at, self._replies.used_at)
+        return self.network.scheduler.now - used_at if self.session else 0.0
+
+    def drop_all(self) -> None:
+        """No byte of this connection gets through any more."""
+        self._requests.is_lost = self._replies.is_lost = True
 
     def stall(self, seconds: float) -> None:
         """For so long, bytes of this connection alone do not get through."""

@@ -17,6 +17,7 @@ from ..calls import BodyError
 from ..engine.lines import Struck
 from ..engine.scheduler import Process
 from .holders import HolderJudge
+from .pace import PaceJudge
 
 if TYPE_CHECKING:
     from ..simulation import Simulation
@@ -26,6 +27,7 @@ STORE_CALL = 4.0  # seconds that each other call of a store may last: two timeou
 SCHEDULING = 1.0  # seconds that threads and the network may take in addition
 AFTERMATH = 8.0  # seconds after a fault in which connections may be found dead
 WAYS = 30  # ways that bytes go at most, to connect and to renew, before a lease is over
+WAYS_OF_CALL = 40  # the same, to connect and to ask twice
 NEARLY = 0.95  # of a length of time, by clocks that drift
 UNSERVED = 6.0  # seconds for which a free lock may be waited for where nothing fails
 
@@ -136,18 +138,27 @@ class Judge:
             case LockBackendError():
                 if self.is_waiting:
                     self._answered()
-                if not judges.may_fail(self.began, self.process) and not self.is_far:
+                if not judges.calls_may_fail(self.began, self.process) and not self.is_far:
                     judges.fail(f"{self}: {error!r}, though nothing failed")
+                if self.lease is None and not error.is_final:
+                    self._judge_patience(error)
             case LockLost():
                 if not judges.may_be_lost(self):
                     judges.fail(f"S5: {self}: {error!r}, though nothing was lost")
-                if self.lease:
+                if self.lease and "inside" not in self.about:
                     judges.holders.raised_lost(self.lease)
             case LockNotHeld():
                 if not (self.about.get("detaches") or self.about.get("releases_twice") or "text" in self.about):
                     judges.fail(f"{self}: {error!r}")
             case _:
                 judges.fail(f"{self}: {type(error).__name__}: {error}", error)
+
+    def _judge_patience(self, error: LockBackendError) -> None:
+        """S16: a caller who waits is not failed by what may pass meanwhile."""
+        wait = self.about.get("wait", 0)
+        least = min(inf if wait is None else wait, self._judges.patience(error))
+        if self.took < NEARLY * least:
+            self._judges.fail(f"S16: {self}: failed after {self.took:.3f} s, before {least:.3f} s: {error!r}")
 
     def __str__(self) -> str:
         return f"{self.process} {dict(self.about)} since {self.began:.3f} s"
@@ -164,6 +175,8 @@ class Judges:
         self._freed: set[str] = set()  # tokens of leases that an operator ended; their holders learn of it later
         self._free_since: defaultdict[str, float] = defaultdict(float)
         self.holders = HolderJudge(self, simulation)
+        self.pace = PaceJudge(simulation)
+        simulation.network.connects = self.pace.connects
         handler = logging.Handler()
         handler.emit = self._logged  # type: ignore[method-assign]
         for name in ("django_distlock", "asyncio"):
@@ -183,6 +196,10 @@ class Judges:
     def time_to_connect(self) -> float:
         """Seconds at most in which a process that begins finds out whom to ask."""
         return self._simulation.world.ways_to_connect * self.distance
+
+    def patience(self, error: LockBackendError) -> float:
+        """Seconds for which a caller who waits is not failed by that."""
+        return self._simulation.world.patience(error)
 
     def asking_time(self, about: Mapping[str, Any]) -> float:
         return self._simulation.world.asking_time(float(about.get("ttl", 0.0)))
@@ -258,6 +275,9 @@ class Judges:
         self._freed.add(info.token)
         self._freed_at.append((info.name, self.now))
 
+    def is_freed(self, token: str) -> bool:
+        return token in self._freed
+
     def believes(self, lease: Lease) -> bool:
         """Whether its holder may believe at this moment that it has the lock."""
         process = self._simulation.processes[lease.using]
@@ -282,13 +302,30 @@ class Judges:
                 if not self._simulation.world.has_lost_data_since(min(asked_at)):
                     self.fail(f"S1: {one.token[:6]} {one!r} and {other.token[:6]} {other!r} are both believed")
 
-    def is_called_for(self, name: str) -> bool:
-        """Whether an acquisition or a release of that name is under way."""
+    def is_called_for(self, name: str, since: float) -> bool:
+        """Whether an acquisition or a release of that name is under way that began by then."""
         return any(
             name in (judge.name, judge.about.get("inside")) and (judge.is_waiting or judge.is_leaving)
             for judge in self._judging
-            if judge.process.is_alive
+            if judge.process.is_alive and judge.began <= since
         )
+
+    def calls_of(self, process: Process) -> int:
+        """How many are under way."""
+        return sum(judge.process is process for judge in self._judging)
+
+    @contextmanager
+    def asking(self, process: Process, operation: str, ttl: float) -> Iterator[None]:
+        """S16: a call of the store, for one lock."""
+        began, stopped_before = self.now, process.stopped_for
+        try:
+            yield
+        finally:
+            took = self.now - began - (process.stopped_for - stopped_before)
+            distance = self._simulation.longest_distance_since(began)
+            limit = self._simulation.world.longest_call(operation, ttl) + WAYS_OF_CALL * distance
+            if took > limit and not self.may_fail(began, process):
+                self.fail(f"S16: {operation} by {process} lasted {took:.3f} s, where {limit:.3f} s are the most")
 
     def was_taken_since(self, name: str, moment: float) -> bool:
         return self._simulation.world.was_taken_since(name, moment)
@@ -299,9 +336,13 @@ class Judges:
         """Whether something failed since then: for that process, or for any."""
         return self._simulation.last_fault(process) > since - AFTERMATH
 
+    def calls_may_fail(self, since: float, process: Process) -> bool:
+        """The same, but for what calls survive."""
+        return self._simulation.last_failure(process) > since - AFTERMATH
+
     def may_be_lost(self, judge: Judge) -> bool:
         about, names = judge.about, (judge.name, judge.about.get("inside"))
-        if self.may_fail(judge.began, judge.process) or judge.is_far or "text" in about:
+        if self.calls_may_fail(judge.began, judge.process) or judge.is_far or "text" in about:
             return True
         if any(freed_at >= judge.began for name, freed_at in self._freed_at if name in names):
             return True

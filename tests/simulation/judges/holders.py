@@ -87,11 +87,18 @@ class HolderJudge:
         """Those that callers were given. One that is being adopted may turn out to be over."""
         return [lease for reference in self._leases if (lease := reference())]
 
-    def owns(self, name: str, token: str) -> bool:
-        """Whether somebody knows of a lease that a store has: its holder, a text, or a call that is under way."""
+    def owns(self, name: str, token: str, asked_at: float) -> bool:
+        """Whether somebody knows of a lease that a store has: its holder, a text, or a call that is under way.
+
+        ``asked_at``: when the store was first asked for it.
+        """
         if token in self._detached or self._abouts.get(token, {}).get("forgets"):
             return True
-        return any(lease.token == token for lease in locks.leases()) or self._judges.is_called_for(name)
+        return any(lease.token == token for lease in locks.leases()) or self._judges.is_called_for(name, asked_at)
+
+    def is_ended_late(self, token: str) -> bool:
+        """Whether nodes that do not hear of its end keep it: one that rests, or that an operator ended."""
+        return bool(self._abouts.get(token, {}).get("min_hold")) or self._judges.is_freed(token)
 
     def watch(self) -> None:
         """S1: a lease that is believed is in the store."""

@@ -45,6 +45,7 @@ class LeaseJudge:
         self._granted_at: dict[str, float] = {}  # by token
         self._renewed_until: dict[str, float] = {}  # by token: the end of its max_hold
         self._askers: dict[str, Process] = {}
+        self._asked_at: dict[str, float] = {}  # first, by token
         self._unowned: Unowned | None = None
 
     def promised(self, token: str, about: Mapping[str, Any]) -> None:
@@ -62,6 +63,7 @@ class LeaseJudge:
         before, after = executed.before.lease, executed.after.lease
         if executed.script == "acquire":
             self._askers[executed.token] = executed.process
+            self._asked_at.setdefault(executed.token, executed.at)
         elif executed.script == "renew":
             self._judge_renewal(executed)
         self._judge_owner(executed, before, after)
@@ -139,7 +141,8 @@ class LeaseJudge:
             self._unowned = None
             return
         process = self._askers.get(lease.token)
-        if process is None or self._store.simulation.judges.holders.owns(self._name, lease.token):
+        asked_at = self._asked_at.get(lease.token, inf)
+        if process is None or self._store.simulation.judges.holders.owns(self._name, lease.token, asked_at):
             self._unowned = None
         elif self._unowned is None or self._unowned.token != lease.token:
             self._unowned = Unowned(lease.token, self._store.now, process.stopped_for)

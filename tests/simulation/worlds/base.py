@@ -5,7 +5,10 @@ from __future__ import annotations
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
+from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar
+
+from django_distlock import LockBackendError
 
 from ..engine.scheduler import Host
 from ..plan import Fault
@@ -23,6 +26,7 @@ class World(ABC):
     operations: ClassVar[Sequence[str]] = ("acquire", "wait", "renew", "release")  # that take time: faults meet them
     most_processes: ClassVar[int] = 4
     drift: ClassVar[float] = 0.004  # by which share the clocks of processes run faster or slower, at most
+    survived: ClassVar[Collection[str]] = ()  # faults of a process, one of which fails no call
     ways_to_connect: ClassVar[int] = 0  # that bytes go until a process that begins knows its servers, if they are many
 
     def __init__(self, simulation: Simulation) -> None:
@@ -82,6 +86,18 @@ class World(ABC):
     def asking_time(self, ttl: float) -> float:
         """Seconds in addition that its servers have for their answers to one acquisition."""
         return 0.0
+
+    def longest_call(self, operation: str, ttl: float) -> float:
+        """Seconds that a call of the store lasts at most where nothing fails, but for the ways of its bytes."""
+        return inf
+
+    def patience(self, error: LockBackendError) -> float:
+        """Seconds for which that fails no caller who waits."""
+        return 0.0
+
+    def last_fault(self, moments: Mapping[str, float]) -> float:
+        """When its servers last failed as a whole, or will. ``moments``: when each that ever failed did so."""
+        return max(moments.values(), default=-inf)
 
     def has_lost_data_since(self, moment: float) -> bool:
         return False

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from django_distlock.backends.redis.keys import ClusterKeys
 
-from ..plan import HORIZON, MOST_FAULT, NAMES, Fault, lasts
+from ..plan import HORIZON, MANY_NAMES, MOST_FAULT, NAMES, Fault, lasts
 from ..servers.cluster_bus import slot_of
 from ..servers.redis_cluster import Cluster, Node
 from .islands import Islands
@@ -57,7 +57,7 @@ class ClusterWorld(ServersWorld):
         self.servers = {**self.nodes}
         self._islands = Islands(simulation, self.servers)
         self.keys = ClusterKeys("lock", 64)
-        self._slots = {name: slot_of(self.keys.lease(name)) for name in NAMES}
+        self._slots = {name: slot_of(self.keys.lease(name)) for name in MANY_NAMES}
         self._moving: set[int] = set()
         self._successions: list[Succession] = []
         self._lost_at = -LATELY  # when a grant may have been lost last
@@ -133,6 +133,7 @@ class ClusterWorld(ServersWorld):
     def faults(self) -> dict[str, Fault]:
         nodes = [*self.nodes]
         return {
+            **super().faults(),
             **ServerFaults(self.servers, ("LOADING", "NOREPLICAS", "MISCONF", "OOM", "BUSY")).all(),
             "move": Fault(self._move, NAMES, _draw_move),
             "failover": Fault(self._fail_over, nodes, lambda chance: {"how": chance.choice(["", "FORCE", "TAKEOVER"])}),

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..engine.network import Address
-from ..plan import MOST_PROCESSES, Fault, lasts
+from ..plan import PROCESSES, Fault, lasts
 
 if TYPE_CHECKING:
     from ..engine.scheduler import Process
     from ..servers.redis_server import Server
     from ..simulation import Simulation
 
-PROCESSES = [f"p{number}" for number in range(MOST_PROCESSES)]
 SHARE = 0.3  # of all that are on an island
 
 
@@ -27,11 +26,13 @@ class Island(NamedTuple):
 
 
 class Islands:
-    """``servers``: by the names that plans have for them."""
+    """``servers``: by the names that plans have for them. ``among``: those that may be on an island."""
 
-    def __init__(self, simulation: Simulation, servers: Mapping[str, Server]) -> None:
+    def __init__(
+        self, simulation: Simulation, servers: Mapping[str, Server], among: Collection[str] | None = None
+    ) -> None:
         self._network, self._scheduler = simulation.network, simulation.scheduler
-        self._servers = servers
+        self._among = [*(servers if among is None else among), *PROCESSES]
         self._names = {server.address: name for name, server in servers.items()}
         self._islands: list[Island] = []
         self._network.passes = self._passes
@@ -44,7 +45,7 @@ class Islands:
         return Fault(self._separate_from_servers, on, lasts)
 
     def _draw(self, chance: random.Random) -> Mapping[str, Any]:
-        others = [name for name in (*self._servers, *PROCESSES) if chance.random() < SHARE]
+        others = [name for name in self._among if chance.random() < SHARE]
         return {**lasts(chance), "others": "+".join(others)}
 
     def _separate(self, who: str, seconds: float, others: str) -> None:

@@ -5,9 +5,14 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Collection, Mapping
+from math import inf
 from typing import TYPE_CHECKING, Any
 
-from ..plan import NAMES, Fault, lasts
+from django_distlock import LockBackendError
+
+from ..judges.copies import Copy, CopyJudge
+from ..judges.leases import OWN_NAMES
+from ..plan import MANY_NAMES, Fault, lasts
 from ..servers.redis_server import Server
 from .islands import Islands
 from .redis import ServersWorld, holder_in, left_in
@@ -16,10 +21,14 @@ from .server_faults import ServerFaults
 if TYPE_CHECKING:
     from ..engine.network import Address
     from ..engine.scheduler import Process
+    from ..servers.sessions import Session
     from ..simulation import Simulation
 
 NODES = 5
+ACQUIRE_KEYS = "3"  # of all scripts, the one that asks for a lock has so many
 NODE_TIMEOUTS = (None, None, 0.2, 1.0)  # seconds
+MAX_CONNECTIONS = (50, 50, 1)
+CONNECT_TIMEOUT = 2.0  # seconds, as docs/redlock.md has it
 LONGEST_TTL = 20.0  # seconds, of all in a plan
 AWAY = 1.02 * LONGEST_TTL  # for which a node stays away that has lost its data (docs/redlock.md, "Run the nodes")
 
@@ -30,11 +39,22 @@ class QuorumWorld(ServersWorld):
 
     def __init__(self, simulation: Simulation) -> None:
         self._node_timeout = simulation.chance.choice(NODE_TIMEOUTS)
+        self._max_connections = simulation.chance.choice(MAX_CONNECTIONS)
         super().__init__(simulation)
         addresses = {f"n{number}": (f"10.0.0.{number}", 6379) for number in range(1, NODES + 1)}
         self.servers = {name: Server(simulation.network, address, self.executed) for name, address in addresses.items()}
-        self._islands = Islands(simulation, self.servers)
-        self._node_faults = ServerFaults(self.servers).all()
+        # What befalls less than half of them, nobody notices (docs/redlock.md).
+        frail = simulation.chance.sample([*self.servers], simulation.chance.choice([NODES // 2, NODES]))
+        self._frail = {name: self.servers[name] for name in sorted(frail)}
+        self._islands = Islands(simulation, self.servers, self._frail)
+        self._node_faults = ServerFaults(self._frail).all()
+        self._away: dict[str, float] = {}  # until when each node is that is not there from the beginning
+        if len(self._frail) < NODES and simulation.chance.random() < 0.6:
+            what = simulation.chance.choice(["crash", "power_loss", "hang"])
+            for name in self._frail:
+                self._away[name] = seconds = simulation.chance.uniform(1.0, AWAY)
+                self._node_faults[what].happen(name, seconds=seconds)
+        self.copies = CopyJudge(simulation)
         self._has_lost_data = False
         self._clocks_differed = 0.0  # seconds, at most
 
@@ -43,13 +63,13 @@ class QuorumWorld(ServersWorld):
         return {
             "BACKEND": "django_distlock.backends.redlock.RedlockBackend",
             "LOCATION": locations,
-            "OPTIONS": {"node_timeout": self._node_timeout},
+            "OPTIONS": {"node_timeout": self._node_timeout, "max_connections": self._max_connections},
         }
 
     def holders(self) -> Mapping[str, str]:
         """What a majority has; what is on nodes that are away counts."""
         found = {}
-        for name in NAMES:
+        for name in MANY_NAMES:
             tokens = Counter(holder_in(server, f"lock:{name}") for server in self.servers.values())
             [(token, copies)] = tokens.most_common(1)
             if token and copies > NODES // 2:
@@ -71,6 +91,26 @@ class QuorumWorld(ServersWorld):
     def watch(self) -> None:
         errors = [process.host.wall_clock() - process.host.clock() for process in self.simulation.processes.values()]
         self._clocks_differed = max(self._clocks_differed, max(errors, default=0.0) - min(errors, default=0.0))
+        self.copies.watch(self._copies())
+
+    def _copies(self) -> dict[Copy, float]:
+        """A node that was down is not told of a release (docs/redlock.md, "Run the nodes")."""
+        found = {}
+        for node, server in self.servers.items():
+            for key in server.store.keys() if server.is_up else ():
+                name = key.removeprefix("lock:")
+                if name != key and not name.startswith(OWN_NAMES) and (token := holder_in(server, key)):
+                    found[Copy(node, name, token)] = self.simulation.last_fault_of(node)
+        return found
+
+    def executed(self, session: Session, command: list[str], reply: Any) -> None:
+        super().executed(session, command, reply)
+        if command[0] == "EVALSHA" and command[2] == ACQUIRE_KEYS:
+            self.copies.asks(command[6], session.socket.process)
+
+    def last_fault(self, moments: Mapping[str, float]) -> float:
+        """Of a majority."""
+        return sorted(max(moments.get(name, -inf), self._away.get(name, -inf)) for name in self.servers)[NODES // 2]
 
     def delayed_until(self, process: Process, address: Address) -> float:
         return self._islands.delayed_until(process, address)
@@ -79,24 +119,43 @@ class QuorumWorld(ServersWorld):
         """The nodes are asked up to three times (docs/settings.md, "How long a call lasts")."""
         return 3 * (self._node_timeout or max(0.05, min(ttl / 20, 1.0)))
 
+    def longest_call(self, operation: str, ttl: float) -> float:
+        return inf if self._max_connections == 1 else self.asking_time(ttl)
+
+    def patience(self, error: LockBackendError) -> float:
+        """Nodes that refuse are asked again meanwhile (docs/redlock.md, "What costs time")."""
+        failures = error.__cause__.exceptions if isinstance(error.__cause__, ExceptionGroup) else [error]
+        refused = [one for one in failures if "Connection refused" in str(one)]
+        return CONNECT_TIMEOUT if len(refused) == len(failures) else 0.0
+
     # Faults
 
     def faults(self) -> dict[str, Fault]:
         return {
+            **super().faults(),
             **self._node_faults,
-            "island": self._islands.fault([*self.servers]),
-            "several": Fault(self._befall, [*self.servers], self._draw_several),
-            "lose_data": Fault(self._lose_data, [*self.servers], lambda chance: {"seconds": AWAY}),
+            "password": Fault(self._set_password, [*self._frail], lasts),
+            "island": self._islands.fault([*self._frail]),
+            "several": Fault(self._befall, [*self._frail], self._draw_several),
+            "lose_data": Fault(self._lose_data, [*self._frail], lambda chance: {"seconds": AWAY}),
         }
 
     def _draw_several(self, chance: random.Random) -> Mapping[str, Any]:
-        others = chance.sample([*self.servers], chance.randint(1, NODES - 1))
+        others = chance.sample([*self._frail], chance.randint(1, len(self._frail) - 1))
         return {**lasts(chance), "others": "+".join(others), "what": chance.choice(["crash", "power_loss", "hang"])}
 
     def _befall(self, who: str, seconds: float, others: str, what: str) -> None:
         """At the same moment."""
         for name in sorted({who, *others.split("+")}):
             self._node_faults[what].happen(name, seconds=seconds)
+
+    def _set_password(self, who: str, seconds: float) -> None:
+        """By its operator, who starts it anew, and takes that back later."""
+        server = self.servers[who]
+        server.password = "other"
+        for session in list(server.sessions):
+            session.end()
+        self.scheduler.at(seconds, lambda: setattr(server, "password", ""))
 
     def _lose_data(self, who: str, seconds: float) -> None:
         """It comes back empty, when all leases that it knew are over."""

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ..engine.scheduler import Process
     from ..simulation import Simulation
 
+IDLE = 0.2  # seconds without a byte
 BACKEND = "django_distlock.backends.redis.RedisBackend"
 
 
@@ -26,11 +27,22 @@ class ServersWorld(World):
     """``servers``: by the names that plans have for them."""
 
     servers: dict[str, Server]
+    survived = ("cut", "forgotten")
 
     def executed(self, session: Session, command: list[str], reply: Any) -> None:
         """For ``Server.watch``."""
         words = " ".join(word[:30] for word in command if len(word) < 200)
+        self.simulation.judges.pace.asks(session.socket.process, session.server.address, command)
         self.simulation.tell(f"{session.socket.process} to {session.server.address[0]}: {words} -> {str(reply)[:100]}")
+
+    def faults(self) -> dict[str, Fault]:
+        return {"forgotten": Fault(self._forget_idle, ())}
+
+    def _forget_idle(self, who: str) -> None:
+        """By a firewall between it and the servers: what comes over connections that stood idle is dropped."""
+        for socket in self.simulation.network.sockets:
+            if socket.process.name == who and socket.idle_for > IDLE:
+                socket.drop_all()
 
     def cut(self, socket: Socket) -> None:
         for server in self.servers.values():
@@ -103,6 +115,7 @@ class RedisWorld(ServersWorld):
 
     def faults(self) -> dict[str, Fault]:
         return {
+            **super().faults(),
             **ServerFaults(self.servers, (*STATES, "READONLY")).all(),
             "late_hints": Fault(self._let_hints_be_late, (), _lateness),
             "cut_listener": Fault(self._cut_listener, ()),

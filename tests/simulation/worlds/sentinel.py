@@ -88,6 +88,7 @@ class SentinelWorld(ServersWorld):
         sentinels = {name: server for name, server in self.servers.items() if name.startswith("s")}
         of_sentinels = ServerFaults(sentinels).all()
         return {
+            **super().faults(),
             **ServerFaults(self.data, ("LOADING", "MISCONF", "OOM", "BUSY")).all(),
             **{f"sentinel_{name}": of_sentinels[name] for name in ("crash", "power_loss", "hang")},
             "forgetful": Fault(self._forget, [*sentinels], lasts),

@@ -1,0 +1,58 @@
+"""What single nodes of a quorum have, of which a majority tells nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+from django_distlock.backends.common.timing import Timing
+
+if TYPE_CHECKING:
+    from ..engine.scheduler import Process
+    from ..simulation import Simulation
+
+UNOWNED = 3 * Timing.retry_delay  # seconds in which a node that answers is told of a release
+
+
+class Copy(NamedTuple):
+    """Of a lease, on one node."""
+
+    node: str
+    name: str
+    token: str
+
+
+class Asker(NamedTuple):
+    """Who asked for a lease first, and when."""
+
+    process: Process
+    at: float
+
+
+class CopyJudge:
+    """S4: of a lease that was released, no node keeps a copy."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation = simulation
+        self._askers: dict[str, Asker] = {}  # by token
+        self._unowned_since: dict[Copy, float] = {}
+
+    def asks(self, token: str, process: Process) -> None:
+        self._askers.setdefault(token, Asker(process, self._simulation.scheduler.now))
+
+    def watch(self, copies: Mapping[Copy, float]) -> None:
+        """``copies``: those that there are, each with the moment when its node last failed."""
+        now, holders = self._simulation.scheduler.now, self._simulation.judges.holders
+        for copy in self._unowned_since.keys() - copies.keys():
+            del self._unowned_since[copy]
+        for copy, failed_at in copies.items():
+            asker = self._askers.get(copy.token)
+            is_kept = asker is None or not asker.process.is_alive or holders.is_ended_late(copy.token)
+            if asker is None or is_kept or holders.owns(copy.name, copy.token, asker.at):
+                self._unowned_since.pop(copy, None)
+                continue
+            since = self._unowned_since.setdefault(copy, now)
+            if now - max(since, failed_at, self._simulation.last_fault(asker.process)) > UNOWNED:
+                self._simulation.judges.fail(
+                    f"S4: nobody knows of the lease {copy.token[:6]} of {copy.name} at {copy.node} since {since:.3f} s"
+                )

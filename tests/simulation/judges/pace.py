@@ -1,0 +1,51 @@
+"""How often a process asks its servers: who is refused asks again after a pause."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Hashable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..engine.network import Address
+    from ..engine.scheduler import Process
+    from ..simulation import Simulation
+
+MOST_REPEATS = 60  # of one request to one server, in a second; the shortest leases are renewed 30 times
+MOST_CONNECTIONS = 12  # that each call under way, and what is in the background, begins to one server, in a second
+
+
+class PaceJudge:
+    """S16: no request, and no connection, is tried again and again without a pause."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation = simulation
+        self._times: defaultdict[Hashable, deque[float]] = defaultdict(deque)
+
+    def connects(self, process: Process, address: Address) -> None:
+        most = MOST_CONNECTIONS * (2 + self._simulation.judges.calls_of(process))
+        if (number := self._counted((process.name, address))) > most:
+            self._fail(f"{process} opened {number} connections to {address[0]} within a second")
+
+    def asks(self, process: Process, address: Address, command: list[str]) -> None:
+        """A command without its arguments, or a script with the token of its request."""
+        words = command[:2]
+        if command[0].upper() in ("EVALSHA", "EVAL"):
+            keys = int(command[2])
+            words = [*command[:2], *command[3 : 4 + keys]]
+            most = MOST_REPEATS
+        else:
+            most = MOST_REPEATS * (2 + self._simulation.judges.calls_of(process))
+        if (number := self._counted((process.name, address, *words))) > most:
+            self._fail(f"{process} sent {' '.join(words)[:80]} to {address[0]} {number} times within a second")
+
+    def _counted(self, key: Hashable) -> int:
+        """How often that happened in the last second."""
+        now, times = self._simulation.scheduler.now, self._times[key]
+        times.append(now)
+        while times[0] < now - 1.0:
+            times.popleft()
+        return len(times)
+
+    def _fail(self, text: str) -> None:
+        self._simulation.judges.fail(f"S16: {text}")
