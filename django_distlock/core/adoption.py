@@ -13,9 +13,9 @@ from typing import Self
 from django.views.decorators.debug import sensitive_variables
 
 from ..backends.base import BaseLockBackend
-from ..exceptions import LockNotHeld
+from ..exceptions import LockLost, LockNotHeld
 from ..names import own_name
-from ..options import Options, Terms
+from ..options import SHORTEST_TTL, Options, Terms
 from ..types import Grant, Holder, LockInfo, LockRequest, current_execution
 from ..utils.clock import clock, wall_clock
 from ..utils.drive import Call, Steps, adrive, drive
@@ -39,12 +39,12 @@ class AdoptedLease(Lease):
         holder = Holder(here.host, here.pid, here.thread, here.label, detached.since)
         # An adoption that failed before this one may have left a command on its way to the store.
         request = LockRequest(detached.name, terms.ttl, holder, detached.token, in_doubt=True, is_held=True)
-        # What the text says of the time that is left, until the store has confirmed it.
-        now, unix_now = clock(), wall_clock()
-        sent_at = now + detached.until - unix_now - safe_deadline(0.0, terms.ttl)
+        # It has no more time left than when it was detached. The store is asked how much that is.
+        now = clock()
+        sent_at = now + detached.remaining - safe_deadline(0.0, terms.ttl)
         super().__init__(
             service.backend, request, Grant(detached.fence, sent_at), terms, service.renewer, current_execution(),
-            granted_clock=min(now, now - (unix_now - detached.granted_at)),
+            granted_clock=min(now, now - (wall_clock() - detached.granted_at)),
         )  # fmt: skip
         self._handle = Lock(self.name, self.using, Options(detached.terms))
         self._proof = proof
@@ -105,11 +105,14 @@ class Adoption:
     """What has to be true of a lease before this process may go on with it. Undone if something is not."""
 
     def __init__(self, text: str) -> None:
-        detached = Detached.from_text(text)
+        self._detached = detached = Detached.from_text(text)
         service = locks.service(detached.using)
         # Keeps others from adopting the token while the store may know it: until the lease is released, or, where that
         # is not known, for as long as the text is valid.
-        valid, holder = detached.until - wall_clock() + CLOCKS_DIFFER, Holder.here(f"has adopted {detached.name}")
+        valid = detached.until - wall_clock() + CLOCKS_DIFFER
+        if valid < SHORTEST_TTL:
+            raise detached.lost_error()
+        holder = Holder.here(f"has adopted {detached.name}")
         self._proof = LockRequest(own_name("handover:{}", detached.text_id), valid, holder)
         self.lease = AdoptedLease(detached, service, self._proof)
         self._renewer = service.renewer
@@ -131,9 +134,15 @@ class Adoption:
         remember(lease)
         lease.ensure_held()
         sent_at = clock()
-        ttl = lease._renewal_ttl(sent_at)
+        ttl = lease._renewal_ttl(sent_at, at_least=self._detached.left)
         [renewed] = yield Call("renew", ([(request, ttl)],))
-        lease._was_renewed(renewed, sent_at, ttl)
+        try:
+            lease._was_renewed(renewed, sent_at, ttl)
+        except LockLost:
+            if self._detached.left > 0.0:
+                raise
+            raise self._detached.lost_error() from None
+        lease._deadline = safe_deadline(sent_at, ttl)  # what the text says counts no more
         # This process is the holder, from now on.
         shown = yield Call("acquire", (replace(request, ttl=ttl),), {"queue": False})
         is_same = isinstance(shown, Grant) and shown.fence == lease.fence

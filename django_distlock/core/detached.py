@@ -20,6 +20,7 @@ class Detached:
     """What the text says of the lease. ``since``, ``granted_at``, ``until``: seconds of Unix time.
 
     ``since``: when its holder asked for it, for people. ``granted_at``: from which its min_hold and max_hold count.
+    ``remaining``: seconds that were left when it was detached; ``until`` is their end.
     """
 
     using: str
@@ -29,6 +30,7 @@ class Detached:
     label: str
     since: float
     granted_at: float
+    remaining: float
     until: float
     text_id: str
     terms: dict[str, Any]
@@ -49,13 +51,20 @@ class Detached:
                 "This lease was detached by another version of django-distlock. Let the processes that pass leases to"
                 " each other run the same one."
             ) from error
-        if wall_clock() >= detached.until:
-            raise LockLost(
-                f"The lock {detached.name!r} ({detached.using}) was lost: it was detached by {detached.label}, and its"
-                f" lease ran out {wall_clock() - detached.until:.1f} s ago, before it was adopted. Give it more time on"
-                " its way by lease.renew(ttl=...) before lease.detach()."
-            )
         return detached
+
+    @property
+    def left(self) -> float:
+        """Seconds that are left, by clocks of two hosts that may differ."""
+        return min(self.remaining, self.until - wall_clock())
+
+    def lost_error(self) -> LockLost:
+        """For one that ran out on its way."""
+        return LockLost(
+            f"The lock {self.name!r} ({self.using}) was lost: it was detached by {self.label}, and its lease ran out"
+            f" {-self.left:.1f} s ago, before it was adopted. Give it more time on its way by lease.renew(ttl=...)"
+            " before lease.detach()."
+        )
 
     def to_text(self) -> str:
         return signing.Signer(salt=SALT).sign_object(asdict(self))

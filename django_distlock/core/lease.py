@@ -241,6 +241,7 @@ class Lease:
             label=self.holder.label,
             since=self.holder.since,
             granted_at=wall_clock() - self._held_for,
+            remaining=self.remaining,
             until=wall_clock() + self.remaining,
             text_id=new_token(),
             terms=asdict(self._terms),
@@ -271,9 +272,9 @@ class Lease:
         self._due = min(retry_at, self._deadline)
         self._is_unknown = True
 
-    def _renewal_ttl(self, now: float) -> float:
+    def _renewal_ttl(self, now: float, at_least: float = 0.0) -> float:
         """What to ask the store for. The last renewal before its bound is a shorter one."""
-        return max(SHORTEST_TTL, min(self.ttl, min(self._bounds()) - now))
+        return max(SHORTEST_TTL, min(max(self.ttl, at_least), min(self._bounds()) - now))
 
     def _bounds(self) -> tuple[float, float]:
         """Until when it is renewed, on ``clock()``: for its max_hold, and for what it is held for after it was left."""
@@ -303,8 +304,7 @@ class Lease:
 
     def _stop_renewal(self) -> None:
         """Nobody is left to release it: let it run out."""
-        self._renews = False
-        self._due = self._deadline
+        self._renews, self._due = False, self._deadline
 
     def _mark_lost(self, reason: str, *, log: bool = True) -> None:
         """The lease is over without a release: called once, by whoever dropped it from its renewer."""

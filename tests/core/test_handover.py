@@ -248,6 +248,22 @@ class TestAdopting:
         assert info.remaining < 3  # two seconds are left of its max_hold
         worker.release(lease)
 
+    @pytest.mark.parametrize("seconds", [-60, 60])
+    def test_clocks_that_differ_change_nothing(self, backend, worker, seconds):
+        passed = Detached.from_text(detached(ttl=5))
+        lease = worker.adopt(replace(passed, until=passed.until + seconds).to_text())
+        [info] = backend.look(["name"])
+        assert 0 < lease.remaining <= info.remaining <= 5
+        worker.release(lease)
+
+    def test_what_it_was_given_for_its_way_is_left(self, backend, worker):
+        with lock("name", ttl=5, renew=False) as first:
+            first.renew(ttl=60)
+            text = first.detach()
+        lease = worker.adopt(text)
+        assert 5 < lease.remaining < 60
+        worker.release(lease)
+
     def test_min_hold_counts_from_the_grant_also_where_the_store_was_slow(self, backend, monkeypatch):
         granted_at, acquire = [], backend.acquire
 
