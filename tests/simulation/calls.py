@@ -12,10 +12,13 @@ from django.db import transaction
 from django_distlock import Lease, aadopt, adopt, lock, locks
 from django_distlock.monitoring.inventory import force_release
 
+from .plan import Event
+
 if TYPE_CHECKING:
     from .engine.scheduler import Process
     from .simulation import Simulation
 
+LOOKS_FOR_TEXTS, PAUSE = 60, 0.05  # seconds between two looks
 OPTIONS = ("ttl", "wait", "renew", "min_hold", "max_hold", "reentrant")
 
 
@@ -129,7 +132,11 @@ class Calls:
             await asyncio.sleep(0.2)
 
     def adopt(self, process: Process, **about: Any) -> None:
-        if not (text := self._text()):
+        for _ in range(LOOKS_FOR_TEXTS):
+            if text := self._text():
+                break
+            self._sleep(PAUSE)
+        else:
             return
         with self._judges.adopting(process, text) as judge, adopt(text) as lease:
             judge.got(lease)
@@ -138,7 +145,11 @@ class Calls:
                 self._work(process, lease, about)
 
     async def aadopt(self, process: Process, **about: Any) -> None:
-        if not (text := self._text()):
+        for _ in range(LOOKS_FOR_TEXTS):
+            if text := self._text():
+                break
+            await asyncio.sleep(PAUSE)
+        else:
             return
         with self._judges.adopting(process, text) as judge:
             async with await aadopt(text) as lease:
@@ -181,6 +192,8 @@ class Calls:
                 self._judges.granted(other, {**about, "name": inside})
                 self._sleep(0.05)
         self._sleep(about["works"] / 2)
+        if about.get("renewed_meanwhile"):
+            self._sleep(self._renew_meanwhile(process, lease, about))
         self._end_work(process, lease, about)
 
     async def _awork(self, process: Process, lease: Lease, about: Mapping[str, Any]) -> None:
@@ -193,11 +206,33 @@ class Calls:
                 self._judges.granted(other, {**about, "name": inside})
                 await asyncio.sleep(0.05)
         await asyncio.sleep(about["works"] / 2)
+        if about.get("renewed_meanwhile"):
+            await asyncio.sleep(self._arenew_meanwhile(process, lease, about))
         self._end_work(process, lease, about)
+
+    def _renew_meanwhile(self, process: Process, lease: Lease, about: Mapping[str, Any]) -> float:
+        """Another thread does. Returns the seconds after which the lease is given up, while that is on its way."""
+
+        def renew() -> None:
+            with self._judges.renewing_meanwhile(process, lease, about):
+                lease.renew()
+
+        self._simulation.begin(process, Event(self._judges.now, "renews"), renew)
+        return self._simulation.chance.uniform(0.0, 2.0) * self._simulation.distance
+
+    def _arenew_meanwhile(self, process: Process, lease: Lease, about: Mapping[str, Any]) -> float:
+        async def renew() -> None:
+            with self._judges.renewing_meanwhile(process, lease, about):
+                await lease.arenew()
+
+        self._simulation.begin(process, Event(self._judges.now, "renews", about={"in_task": True}), renew)
+        return self._simulation.chance.uniform(0.0, 2.0) * self._simulation.distance
 
     def _end_work(self, process: Process, lease: Lease, about: Mapping[str, Any]) -> None:
         if about.get("detaches"):
-            self._judges.detaching(lease)
-            self.detached.append(lease.detach())
+            passed = self._judges.detaching(lease)
+            text = lease.detach()
+            self._judges.holders.passed[text] = passed
+            self.detached.append(text)
         if about.get("raises"):
             raise BodyError

@@ -67,14 +67,16 @@ def lasts(chance: random.Random) -> dict[str, Any]:
 class Profile:
     """What the calls and faults of a run have in common. Shares are of calls.
 
-    ``within``: seconds in which most of it happens. ``ttls``, ``works``: seconds. ``faults``: those that may befall it;
-    None: any.
+    ``within``: seconds in which a burst of calls begins. ``anytime_share``: of those that are part of no burst.
+    ``ttls``, ``works``: seconds. ``faults``: those that may befall it; None: any.
     """
 
     processes: tuple[int, int] = (1, MOST_PROCESSES)
     names: Sequence[str] = ("a", "a", "a", "ab", "abc")
     calls: tuple[int, int] = (2, MOST_CALLS)
     within: Sequence[float] = (2.0, 8.0, HORIZON)
+    bursts: int = 1
+    anytime_share: float = 0.5
     ttls: Sequence[Sequence[float]] = ((0.5,), (0.5, 2.0), (2.0, 5.0), (0.1, 1.0))
     works: Sequence[float] = (0.0, 0.01, 1.0, 6.0)  # at most
     wait_share: float = 0.5  # who wait for more than a second
@@ -92,47 +94,50 @@ PROFILES = (
     (
         2,
         Profile(
-            (2, 4), ("a",), (8, 40), (2.0, 5.0), works=(0.01, 0.1, 0.5), wait_share=0.8, faults=("stop", "kill", "cut"),
+            processes=(2, 4), names=("a",), calls=(8, 40), within=(2.0, 5.0), works=(0.01, 0.1, 0.5), wait_share=0.8,
+            faults=("stop", "kill", "cut"),
         ),
     ),
     # Leases run out unrenewed while others wait.
     (
         2,
         Profile(
-            (3, 4), ("a",), (20, 40), (1.0, 3.0), ((0.3,), (0.3, 3.0)), (0.1, 0.1, 3.0), 0.8, runs_out_share=0.9,
-            cancel_share=0.5, rest_share=0.4, faults=(),
+            processes=(3, 4), names=("a",), calls=(20, 40), within=(1.0, 3.0), ttls=((0.3,), (0.3, 3.0)),
+            works=(0.1, 0.1, 3.0), wait_share=0.8, runs_out_share=0.9, cancel_share=0.5, rest_share=0.4, faults=(),
         ),
     ),
-    # Who stands first gives up shortly before such a lease ends, and has nobody behind it in its process.
+    # So few wait that each learns from one message alone when its turn comes: others release a lock with a min_hold, or
+    # give up shortly before a lease ends.
     (
         2,
         Profile(
-            (4, 4), ("a",), (6, 14), (1.5,), ((0.7,), (0.7, 2.0)), (0.1, 3.0), 0.5, runs_out_share=0.9,
-            cancel_share=0.6, rest_share=0.4, faults=(),
+            processes=(4, 4), names=("abc",), calls=(30, 50), within=(0.8,), bursts=5, anytime_share=0.0,
+            ttls=((0.7,), (0.7, 5.0)), works=(0.3, 3.0, 3.0), runs_out_share=0.9, cancel_share=0.5, rest_share=0.5,
+            faults=(),
         ),
     ),
     # Connections of listeners end while the lock changes hands again and again.
     (
         2,
         Profile(
-            (3, 4), ("a",), (15, 40), (3.0, 6.0), ((2.0, 5.0),), (0.05, 0.3), 0.9, faults=("cut_listener", "cut"),
-            most_faults=40,
+            processes=(3, 4), names=("a",), calls=(15, 40), within=(3.0, 6.0), ttls=((2.0, 5.0),), works=(0.05, 0.3),
+            wait_share=0.9, faults=("cut_listener", "cut"), most_faults=40,
         ),
     ),
     # Who is handed the lock hears of it late, or never.
     (
         1,
         Profile(
-            (2, 4), ("a",), (10, 25), (4.0, 8.0), ((3.0,),), (0.01, 0.1), 0.9, detach_share=0.6, faults=("late_hints",),
-            most_faults=20,
+            processes=(2, 4), names=("a",), calls=(10, 25), within=(4.0, 8.0), ttls=((3.0,),), works=(0.01, 0.1),
+            wait_share=0.9, detach_share=0.6, faults=("late_hints",), most_faults=20,
         ),
     ),
     # What was given up arrives after all.
     (
         1,
         Profile(
-            (2, 4), ("a",), (10, 30), (6.0, 12.0), ((5.0, 20.0),), (0.0, 0.01, 0.1), 0.1, cancel_share=0.5,
-            faults=("stall", "hang"), most_faults=20,
+            processes=(2, 4), names=("a",), calls=(10, 30), within=(6.0, 12.0), ttls=((5.0, 20.0),),
+            works=(0.0, 0.01, 0.1), wait_share=0.1, cancel_share=0.5, faults=("stall", "hang"), most_faults=20,
         ),
     ),
     # Many threads of a process come cold, each for a lock of its own.
@@ -153,7 +158,9 @@ def draw_plan(seed: int, faults: Mapping[str, Fault], of_call: Draw, operations:
     names, ttls, within = chance.choice(profile.names), chance.choice(profile.ttls), chance.choice(profile.within)
     plan = []
     for _ in range(chance.randint(*profile.calls)):
-        at = round(chance.choice([chance.uniform(0, within), chance.uniform(0, HORIZON)]), 3)
+        burst = HORIZON * chance.randrange(profile.bursts) / profile.bursts
+        is_anytime = chance.random() < profile.anytime_share
+        at = round(chance.uniform(0, HORIZON) if is_anytime else burst + chance.uniform(0, within), 3)
         what, who, about = _draw_call(chance, profile, chance.choice(processes), names, ttls)
         plan.append(Event(at, what, who, {**about, **of_call(chance)}))
     kinds = sorted(faults if profile.faults is None else faults.keys() & set(profile.faults))
@@ -202,6 +209,7 @@ def _draw_call(
         about["inside"] = rarely(0.15, chance.choice([about["name"], *names]))  # another lock that is taken meanwhile
         about["raises"] = rarely(0.1, True)
         about["detaches"] = rarely(profile.detach_share, True)
+        about["renewed_meanwhile"] = rarely(0.2, True)  # by another thread or task, while it is given up
         about["in_atomic"] = rarely(0.1, True) if what == "with" and not about["in_task"] else None
     if what == "acquire":
         about["releases_twice"] = rarely(0.1, True)

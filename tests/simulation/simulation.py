@@ -163,10 +163,15 @@ class Simulation:
         self.counts["calls"] += 1
         about = {key: value for key, value in event.about.items() if key not in OF_EXECUTION}
         name = {"with": "with_"}.get(event.what, event.what)
+        in_task = event.about.get("in_task", False)
+        self.begin(process, event, partial(getattr(self.calls, f"a{name}" if in_task else name), process, **about))
+
+    def begin(self, process: Process, event: Event, call: Callable[[], Any]) -> None:
+        """In a thread of its own, or in a task."""
         if event.about.get("in_task"):
-            self._begin_task(process, partial(getattr(self.calls, f"a{name}"), process, **about), event)
+            self._begin_task(process, call, event)
         else:
-            work = partial(self._in_thread, process, partial(getattr(self.calls, name), process, **about), event)
+            work = partial(self._in_thread, process, call, event)
             Thread(self.scheduler, process, target=work, name=f"{process} {event.what} {event.at}").start()
 
     @contextmanager

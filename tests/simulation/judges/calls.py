@@ -11,12 +11,13 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from django_distlock import Lease, LockBackendError, LockLost, LockNotAcquired, LockNotHeld, LockReentry, locks
+from django_distlock.core.adoption import CLOCKS_DIFFER
 from django_distlock.types import LockInfo
 
 from ..calls import BodyError
 from ..engine.lines import Struck
 from ..engine.scheduler import Process
-from .holders import HolderJudge
+from .holders import HolderJudge, Passed
 from .pace import PaceJudge
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ class Judge:
         self.is_waiting = True
         self.is_leaving = False
         self.lease: Lease | None = None
+        self.passed: Passed | None = None  # what it adopts
         self._body_error: BaseException | None = None
 
     @property
@@ -237,6 +239,8 @@ class Judges:
     @contextmanager
     def adopting(self, process: Process, text: str) -> Iterator[Judge]:
         with self.acquiring(process, {"text": text[-6:]}) as judge:
+            if passed := self.holders.passed.get(text):
+                judge.passed = self.holders.passed[text] = passed._replace(tries=passed.tries + 1)
             yield judge
 
     @contextmanager
@@ -246,6 +250,18 @@ class Judges:
             yield
         finally:
             self.check_time(judge, STORE_CALL)
+
+    @contextmanager
+    def renewing_meanwhile(self, process: Process, lease: Lease, about: Mapping[str, Any]) -> Iterator[None]:
+        """Another thread or task than its holder, which may give it up at the same time."""
+        judge = Judge(self, process, {**about, "releases_twice": True})
+        judge.lease, judge.is_waiting = lease, False
+        judge.began = judge.granted_at = self._asked_at[lease.token]
+        try:
+            with self.renewing(process, lease):
+                yield
+        except Exception as error:
+            judge.failed(error)
 
     def check_time(self, judge: Judge, limit: float) -> None:
         if judge.took > limit + SCHEDULING:
@@ -266,9 +282,9 @@ class Judges:
             self._fences[lease.name] = max(lease.fence, self._fences[lease.name])
         self.check_exclusion()
 
-    def detaching(self, lease: Lease) -> None:
+    def detaching(self, lease: Lease) -> Passed:
         self._simulation.tell(f"{lease.using} detaches {lease.name} {lease.token[:6]}")
-        self.holders.detaching(lease)
+        return self.holders.detaching(lease)
 
     def freed(self, info: LockInfo) -> None:
         self._simulation.tell(f"{info.using} frees {info.name} {info.token[:6]}")
@@ -342,13 +358,30 @@ class Judges:
 
     def may_be_lost(self, judge: Judge) -> bool:
         about, names = judge.about, (judge.name, judge.about.get("inside"))
-        if self.calls_may_fail(judge.began, judge.process) or judge.is_far or "text" in about:
+        if self.calls_may_fail(judge.began, judge.process) or judge.is_far:
             return True
+        if "text" in about:
+            return judge.passed is None or self._passed_may_be_lost(judge, judge.passed)
         if any(freed_at >= judge.began for name, freed_at in self._freed_at if name in names):
             return True
         bounds = [about["ttl"]] if about.get("renew") is False else []
         bounds += [about["max_hold"]] if "max_hold" in about else []
         return any(self.now - judge.granted_at >= NEARLY * bound for bound in bounds)
+
+    def _passed_may_be_lost(self, judge: Judge, passed: Passed) -> bool:
+        """What was detached is there for whoever adopts it in time, and for as long as it is renewed."""
+        if (
+            passed.tries > 1
+            or self.may_fail(passed.asked_at)
+            or any(freed_at >= passed.asked_at for name, freed_at in self._freed_at if name == passed.name)
+        ):
+            return True
+        if float(passed.about.get("ttl", 0.0)) < WAYS * self.distance:
+            return True
+        if not judge.is_waiting:
+            return bool(passed.about.keys() & {"renew", "max_hold"})
+        is_late = self.now >= passed.at + NEARLY * (passed.until - passed.at)
+        return is_late or abs(passed.host.wall_clock() - judge.process.host.wall_clock()) > CLOCKS_DIFFER
 
     # As time passes
 

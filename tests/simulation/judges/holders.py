@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import ref
 
 from django_distlock import Lease, locks, signals
 from django_distlock.core.lease import State
 
 if TYPE_CHECKING:
-    from ..engine.scheduler import Process
+    from ..engine.scheduler import Host, Process
     from ..simulation import Simulation
     from .calls import Judges
+
+
+class Passed(NamedTuple):
+    """A lease that was detached, on its way to whoever adopts it. ``until``: its end by the clock of the world."""
+
+    name: str
+    asked_at: float
+    at: float
+    until: float
+    host: Host
+    about: Mapping[str, Any]
+    tries: int = 0
 
 
 class HolderJudge:
@@ -26,6 +38,7 @@ class HolderJudge:
         self._abouts: dict[str, Mapping[str, Any]] = {}  # by token
         self._adopted_at: dict[str, float] = {}  # by text
         self._detached: set[str] = set()  # tokens
+        self.passed: dict[str, Passed] = {}  # by text
         self._told: list[ref[Lease]] = []  # of whose loss the signal was sent
         self._told_tokens: set[tuple[str, str]] = set()  # of them, by process
         self._raised: set[tuple[str, str]] = set()  # by process and token
@@ -50,8 +63,11 @@ class HolderJudge:
             self._judges.fail(f"S2: a text was adopted at {self._adopted_at[text]:.3f} s and again")
         self._adopted_at[text] = asked_at
 
-    def detaching(self, lease: Lease) -> None:
+    def detaching(self, lease: Lease) -> Passed:
         self._detached.add(lease.token)
+        about = self._abouts.get(lease.token, {})
+        host = self._simulation.processes[lease.using].host
+        return Passed(lease.name, self._asked_at[lease.token], self._now, self._now + lease.remaining, host, about)
 
     def raised_lost(self, lease: Lease) -> None:
         """LockLost."""

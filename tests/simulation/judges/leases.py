@@ -56,7 +56,7 @@ class LeaseJudge:
         if lease is None or lease.token != token or granted_at is None or about.keys() & {"text", "inside", "detaches"}:
             return
         self._kept_until = max(self._kept_until, granted_at + about.get("min_hold", 0.0) * (1 - DRIFT))
-        if "max_hold" in about and not about.keys() & {"renews", "reentrant"}:
+        if "max_hold" in about and not about.keys() & {"renews", "renewed_meanwhile", "reentrant"}:
             self._renewed_until.setdefault(token, self._store.now + about["max_hold"])
 
     def executed(self, executed: Executed) -> None:
