@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 BEYOND = 1.0  # seconds that an acquisition may last beyond its wait (docs/settings.md, "How long a call lasts")
 STORE_CALL = 4.0  # seconds that each other call of a store may last: two timeouts
+REQUESTS_TO_ADOPT = 3
 SCHEDULING = 1.0  # seconds that threads and the network may take in addition
 AFTERMATH = 8.0  # seconds after a fault in which connections may be found dead
 WAYS = 30  # ways that bytes go at most, to connect and to renew, before a lease is over
@@ -111,9 +112,13 @@ class Judge:
         """S16: no call outlasts its time."""
         self.is_waiting = False
         wait, beyond = self.about.get("wait"), BEYOND + self._judges.asking_time(self.about)
-        self._judges.check_time(
-            self, STORE_CALL if "wait" not in self.about else inf if wait is None else wait + beyond
-        )
+        if "text" in self.about:
+            limit = REQUESTS_TO_ADOPT * STORE_CALL
+        elif "wait" in self.about:
+            limit = inf if wait is None else wait + beyond
+        else:
+            limit = STORE_CALL
+        self._judges.check_time(self, limit)
 
     def ends(self) -> None:
         """Without an error."""
@@ -277,7 +282,9 @@ class Judges:
         is_new = lease.token not in self._asked_at
         self._asked_at.setdefault(lease.token, asked_at)
         if is_new and self.believes(lease):
-            if lease.fence <= self._fences[lease.name] and not self._simulation.world.may_repeat_numbers:
+            world = self._simulation.world
+            may_repeat = world.may_repeat_numbers or world.has_lost_data_since(asked_at)
+            if lease.fence <= self._fences[lease.name] and not may_repeat:
                 self.fail(f"S12: {lease} has a number that is not above {self._fences[lease.name]}")
             self._fences[lease.name] = max(lease.fence, self._fences[lease.name])
         self.check_exclusion()
