@@ -63,7 +63,7 @@ def lasts(chance: random.Random) -> dict[str, Any]:
     return {"seconds": length(chance)}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Profile:
     """What the calls and faults of a run have in common. Shares are of calls.
 
@@ -141,7 +141,13 @@ PROFILES = (
         ),
     ),
     # Many threads of a process come cold, each for a lock of its own.
-    (1, Profile((1, 2), (MANY_NAMES,), (25, 40), (0.1,), ((5.0,), (20.0,)), (0.01,), 0.3, faults=())),
+    (
+        1,
+        Profile(
+            processes=(1, 2), names=(MANY_NAMES,), calls=(25, 40), within=(0.1,), ttls=((5.0,), (20.0,)), works=(0.01,),
+            wait_share=0.3, faults=(),
+        ),
+    ),
 )  # fmt: skip
 
 
