@@ -15,12 +15,13 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
 
 from django.db import connections
 
 from django_distlock import locks
+from django_distlock.types import LockRequest
 
 from .calls import Calls
 from .engine import package
@@ -58,6 +59,14 @@ class Outcome:
     met: Counter[tuple[str, str]] = field(default_factory=Counter)
 
 
+class Asker(NamedTuple):
+    """Who asked for a lock first with a token, and when."""
+
+    name: str
+    process: Process
+    at: float
+
+
 class Simulation:
     def __init__(self, new_world: Callable[[Simulation], World], seed: int) -> None:
         self.seed = seed
@@ -76,11 +85,13 @@ class Simulation:
         self._disturbed_until: defaultdict[str, float] = defaultdict(lambda: -inf)  # by process; "": all
         self._failing_until: defaultdict[str, float] = defaultdict(lambda: -inf)  # the same, for calls
         self._servers_disturbed_until: defaultdict[str, float] = defaultdict(lambda: -inf)
+        self._waits: defaultdict[tuple[Process, str], dict[int, float]] = defaultdict(dict)  # and when each began
         self._inside: Counter[tuple[str, str]] = Counter()  # calls of stores, by process and operation
         self._active: list[tuple[str, str, float]] = []  # faults: what, who, until
         self._armed: list[Event] = []  # faults that happen during the next operation of their kind
         self._loops: dict[str, Loop] = {}
         self._incarnations: Counter[str] = Counter()
+        self._askers: dict[str, Asker] = {}  # by token
         self._running: set[str] = set()  # calls
         self.world = new_world(self)
         self.judges = Judges(self)
@@ -248,17 +259,31 @@ class Simulation:
             setattr(backend, method, self._noted(getattr(backend, method), backend.alias, operation))
             setattr(backend, f"a{method}", self._anoted(getattr(backend, f"a{method}"), backend.alias, operation))
 
+    def name_of(self, token: str) -> str:
+        """Of the lock that was asked for with it."""
+        return self._askers[token].name
+
+    def asker(self, token: str) -> Asker | None:
+        """Who asked for a lock with it."""
+        return self._askers.get(token)
+
     def _noted(self, call: Any, alias: str, operation: str) -> Any:
         def noted(*arguments: Any, **options: Any) -> Any:
+            self._note_asker(alias, operation, arguments[0])
             with self._on_its_way(alias, operation), self._timed(alias, operation, arguments[0]):
-                return call(*arguments, **options)
+                answer = call(*arguments, **options)
+            self.judges.answered(answer)
+            return answer
 
         return noted
 
     def _anoted(self, call: Any, alias: str, operation: str) -> Any:
         async def noted(*arguments: Any, **options: Any) -> Any:
+            self._note_asker(alias, operation, arguments[0])
             with self._on_its_way(alias, operation), self._timed(alias, operation, arguments[0]):
-                return await call(*arguments, **options)
+                answer = await call(*arguments, **options)
+            self.judges.answered(answer)
+            return answer
 
         return noted
 
@@ -266,6 +291,18 @@ class Simulation:
         if operation not in ("acquire", "release"):
             return nullcontext()
         return self.judges.asking(self.processes[alias], operation, of.ttl)
+
+    def waiters(self, process: Process, name: str, since: float) -> int:
+        """How many calls of a process have waited for that lock since then."""
+        began = self._waits.get((process, name), {})
+        return sum(moment >= since for moment in began.values())
+
+    def _note_asker(self, alias: str, operation: str, what: Any) -> None:
+        requests = [what] if isinstance(what, LockRequest) else [request for request, _ in what]
+        for request in requests:
+            self._askers.setdefault(request.token, Asker(request.name, self.processes[alias], self.scheduler.now))
+            if operation == "wait":
+                self._waits[self.processes[alias], request.name][id(request)] = self.scheduler.now
 
     @contextmanager
     def _on_its_way(self, alias: str, operation: str) -> Iterator[None]:
@@ -421,7 +458,7 @@ class Simulation:
         if left := [thread for thread in self.scheduler.threads if not self.world.may_stay(thread.name)]:
             raise Violation(f"threads are left: {[str(thread) for thread in left]}\n{self.scheduler.stacks()}")
         if untold := self.judges.holders.untold():
-            raise Violation(f"S5: these losses were not told: {untold}")
+            raise Violation(f"these signals were not sent: {untold}")
         if keys := self.world.left():
             raise Violation(f"the store has left: {keys}")
         dead = {name for name, process in self.processes.items() if not process.is_alive}

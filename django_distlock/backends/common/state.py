@@ -161,6 +161,8 @@ def acquire(row: Row, attempt: Attempt) -> Decision:
     if token in row.retired or (row.is_held_by(token) and row.state == RESTING):
         return Decision(False, is_retired=True)
     if row.is_held_by(token):
+        if row.state == CLAIMED:
+            row.expires = row.now + attempt.ttl  # also where it was kept for longer until it was taken
         row.state, row.holder = HELD, attempt.holder
         row.renew(token, attempt.ttl)
         row.dequeue(token)

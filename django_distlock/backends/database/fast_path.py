@@ -76,7 +76,8 @@ class FastPath:
             "token": "excluded.token",
             "state": "excluded.state",
             "fence": f"CASE WHEN {is_over} THEN {greatest}(own.fence + 1, {now}) ELSE own.fence END",
-            "expires": f"CASE WHEN {is_over} THEN excluded.expires ELSE {greatest}(own.expires, excluded.expires) END",
+            "expires": f"CASE WHEN {is_over} OR own.state = '{CLAIMED}' THEN excluded.expires"
+            f" ELSE {greatest}(own.expires, excluded.expires) END",
             "holder": "excluded.holder",
             "waiters": living,
         }
@@ -118,11 +119,12 @@ class FastPath:
         )
 
     def _confirming(self) -> str:
-        """Of a waiter that was handed the lock."""
+        """Of a waiter that was handed the lock. Until then it was kept for as long as others wait for it."""
+        held_until = f"CASE WHEN state = '{HELD}' THEN expires ELSE 0 END"
         changes = {
             "version": f"{self._greatest}(version + 1, {self._now})",
             "state": f"'{HELD}'",
-            "expires": f"{self._greatest}(expires, {self._now} + %s)",
+            "expires": f"{self._greatest}({held_until}, {self._now} + %s)",
             "holder": "%s",
         }
         return (

@@ -135,6 +135,20 @@ def test_one_after_the_other_in_a_process(backend, gets_in):
     assert time.monotonic() - began < PATIENCE + LONG / 2
 
 
+@pytest.mark.parametrize("ttl", [0.3, 1.2])
+def test_whoever_was_handed_the_lock_has_it_for_its_ttl(backend, ttl):
+    """However long it was kept for it before."""
+    if not backend.supports_queue:
+        pytest.skip("hands nothing over")
+    holder, waiter = lock_request(ttl=LONG), lock_request(ttl=ttl)
+    granted(backend, holder)
+    backend.acquire(waiter, queue=True)
+    backend.release(holder)
+    granted(backend, waiter, queue=True)
+    [left] = backend.remaining(["name"])
+    assert left <= ttl
+
+
 def test_a_min_hold_above_the_ttl_outlasts_a_lease_that_is_dropped(backend):
     """As if the holder were killed: nobody renews or releases."""
     handle = lock("name", ttl=0.2, min_hold=LONG, renew=False)

@@ -11,8 +11,9 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from django_distlock import Lease, LockBackendError, LockLost, LockNotAcquired, LockNotHeld, LockReentry, locks
+from django_distlock.core.acquire import MOST_LATE_GRANTS
 from django_distlock.core.adoption import CLOCKS_DIFFER
-from django_distlock.types import LockInfo
+from django_distlock.types import Grant, LockInfo, current_execution
 
 from ..calls import BodyError
 from ..engine.lines import Struck
@@ -53,6 +54,9 @@ class Judge:
         self.is_leaving = False
         self.lease: Lease | None = None
         self.passed: Passed | None = None  # what it adopts
+        self.runs_out_at = inf  # nearly: its lease, unless it is renewed
+        self.fences: set[int] = set()  # of what the store granted it
+        self.execution = current_execution()
         self._body_error: BaseException | None = None
 
     @property
@@ -72,6 +76,7 @@ class Judge:
         self._answered()
         self.lease, self.granted_at = lease, self._judges.now
         if lease:
+            self.runs_out_at = self._judges.now + NEARLY * lease.remaining
             self._judges.granted(lease, self.about, self.began)
         elif self.about.get("wait", 0) is None:
             self._judges.fail(f"S16: {self}: a caller who waits as long as it takes was told that the lock is busy")
@@ -122,6 +127,8 @@ class Judge:
 
     def ends(self) -> None:
         """Without an error."""
+        if self.lease:
+            self._judges.holders.left(self.lease)
         if self._body_error:
             self._judges.fail(f"S6: {self}: nobody was told what the body raised: {self._body_error!r}")
 
@@ -262,6 +269,7 @@ class Judges:
         judge = Judge(self, process, {**about, "releases_twice": True})
         judge.lease, judge.is_waiting = lease, False
         judge.began = judge.granted_at = self._asked_at[lease.token]
+        judge.runs_out_at = judge.granted_at + NEARLY * lease.ttl
         try:
             with self.renewing(process, lease):
                 yield
@@ -292,6 +300,17 @@ class Judges:
     def detaching(self, lease: Lease) -> Passed:
         self._simulation.tell(f"{lease.using} detaches {lease.name} {lease.token[:6]}")
         return self.holders.detaching(lease)
+
+    def answered(self, answer: object) -> None:
+        """S16: by the store, to a caller. Who is granted the lock too late again and again is told so."""
+        if not isinstance(answer, Grant):
+            return
+        execution = current_execution()
+        for judge in self._judging:
+            if judge.is_waiting and judge.execution is execution:
+                judge.fences.add(answer.fence)
+                if len(judge.fences) > MOST_LATE_GRANTS:
+                    self.fail(f"S16: {judge}: it was granted the lock {len(judge.fences)} times and goes on")
 
     def freed(self, info: LockInfo) -> None:
         self._simulation.tell(f"{info.using} frees {info.name} {info.token[:6]}")
@@ -371,9 +390,9 @@ class Judges:
             return judge.passed is None or self._passed_may_be_lost(judge, judge.passed)
         if any(freed_at >= judge.began for name, freed_at in self._freed_at if name in names):
             return True
-        bounds = [about["ttl"]] if about.get("renew") is False else []
-        bounds += [about["max_hold"]] if "max_hold" in about else []
-        return any(self.now - judge.granted_at >= NEARLY * bound for bound in bounds)
+        if about.get("renew") is False and self.now >= judge.runs_out_at:
+            return True
+        return "max_hold" in about and self.now - judge.granted_at >= NEARLY * about["max_hold"]
 
     def _passed_may_be_lost(self, judge: Judge, passed: Passed) -> bool:
         """What was detached is there for whoever adopts it in time, and for as long as it is renewed."""

@@ -42,7 +42,11 @@ class HolderJudge:
         self._told: list[ref[Lease]] = []  # of whose loss the signal was sent
         self._told_tokens: set[tuple[str, str]] = set()  # of them, by process
         self._raised: set[tuple[str, str]] = set()  # by process and token
+        self._left: set[tuple[str, str]] = set()  # by process and token: released without an error
+        self._told_released: set[tuple[str, str]] = set()
         signals.lock_lost.connect(self._lost, weak=False)
+        signals.lock_released.connect(self._released, weak=False)
+        signals.lock_released.asend_robust = self._areleased  # type: ignore[method-assign]
 
     @property
     def _now(self) -> float:
@@ -89,6 +93,21 @@ class HolderJudge:
         if is_held and lease.token not in self._detached and not self._judges.may_fail(self._asked_at[lease.token]):
             self._judges.fail(f"S14: the store has {lease!r}, though its transaction has ended")
 
+    def left(self, lease: Lease) -> None:
+        """By its caller, who was told of no error: it is released, unless it is entered or kept elsewhere."""
+        if lease.state is State.RELEASED and lease.token not in self._detached:
+            self._left.add((lease.using, lease.token))
+
+    def _released(self, lease: Lease, **about: Any) -> None:
+        """Told once."""
+        if (lease.using, lease.token) in self._told_released:
+            self._judges.fail(f"the release of {lease!r} was told again")
+        self._told_released.add((lease.using, lease.token))
+
+    async def _areleased(self, sender: type, **about: Any) -> None:
+        """For tasks: Django would call the receiver in a thread of the system."""
+        self._released(**about)
+
     def _lost(self, lease: Lease, reason: str, **about: Any) -> None:
         """S5: told once."""
         self._simulation.tell(f"{lease.using} is told that {lease.name} {lease.token[:6]} is lost: {reason}")
@@ -126,13 +145,16 @@ class HolderJudge:
                 self._judges.fail(f"S1: {lease!r} {lease.token[:6]} is believed, and the store has it no more")
 
     def untold(self) -> list[str]:
-        """S5: every loss is told by the signal. Those that were not.
+        """S5: every loss is told by the signal, and so is every release. Those that were not.
 
         The thread that sends signals belongs to the module, and dies with the simulated process that began it.
         """
         if not all(process.is_alive for process in self._simulation.processes.values()):
             return []
-        return [f"{token[:6]} of {using}" for using, token in sorted(self._raised - self._told_tokens)]
+        missing = {"loss": self._raised - self._told_tokens, "release": self._left - self._told_released}
+        return [
+            f"{what} of {token[:6]} of {using}" for what, found in missing.items() for using, token in sorted(found)
+        ]
 
     def _has_lost_data_since(self, moment: float) -> bool:
         return self._simulation.world.has_lost_data_since(moment)

@@ -36,14 +36,18 @@ class Transaction:
 
 
 class Tables:
-    """``clock``: microseconds of Unix time."""
+    """``clock``: microseconds of Unix time. ``watch``: called with each row that was committed."""
 
     def __init__(self, clock: Callable[[], int]) -> None:
+        self.watch: Callable[[Mapping[str, Any]], object] = lambda row: None
         self._sqlite = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
         self._clock = clock
         self._sqlite.create_function("now_us", 0, self._now)
         self._sqlite.create_function("pg_notify", 2, self._notify)
         self._writing: Transaction | None = None
+        self._columns = {
+            one._meta.db_table: [column.column for column in one._meta.fields] for one in ROWS_OF_DATABASE_BACKEND
+        }
         for model in ROWS_OF_DATABASE_BACKEND:
             fields = [f"{one.column} {TYPES.get(one.get_internal_type(), 'TEXT')}" for one in model._meta.fields]
             self._sqlite.execute(f"CREATE TABLE {model._meta.db_table} ({', '.join(fields)})")
@@ -123,6 +127,8 @@ class Tables:
     def commit(self, transaction: Transaction) -> None:
         for key, row in transaction.rows.items():
             self._put(key, row)
+            if row is not None:
+                self.watch(dict(zip(self._columns[key[0]], row, strict=True)))
 
     def all(self, table: str) -> list[dict[str, Any]]:
         """Committed rows."""

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from django.db import connections
 
 from django_distlock.backends.common.state import FREE, HELD, waiters_from_text
+from django_distlock.backends.common.timing import Timing
 from django_distlock.models import DatabaseLock
 
+from ..judges.rows import RowJudges, RowState
 from ..plan import Fault, lasts
 from ..sql.server import Server, Session
 from ..sql.tables import Key, Transaction
@@ -24,7 +26,13 @@ if TYPE_CHECKING:
 
 ALIAS = "simulated"
 TABLE = DatabaseLock._meta.db_table
+LOOKS_AFTER = Timing.poll_interval_longest  # seconds, where a waiter is not notified
 HANDOVERS = b"lock:django_distlock.handover:"
+
+
+def is_look(sql: str) -> bool:
+    """Of a waiter that is not notified, whether it is its turn."""
+    return sql.startswith("SELECT token, expires <= ")
 
 
 class DatabaseWorld(World):
@@ -36,6 +44,8 @@ class DatabaseWorld(World):
     def __init__(self, simulation: Simulation) -> None:
         super().__init__(simulation)
         self.server = self.new_server()
+        self.judge = RowJudges(simulation, LOOKS_AFTER)
+        self.server.tables.watch = self._committed
         self._lost_at = -1.0
         self._is_wiped = self._went_back = False
         known = {"default": {}, ALIAS: self.database()}
@@ -57,6 +67,8 @@ class DatabaseWorld(World):
 
     def executed(self, session: Session, sql: str, parameters: Sequence[Any], outcome: Any) -> None:
         name = next((value for value in parameters if isinstance(value, bytes)), b"").decode()
+        if is_look(sql):
+            self.judge[name.removeprefix("lock:")].looked(session.socket.process)
         self.simulation.tell(f"{session.socket.process} #{session.number}: {sql[:60]} {name} -> {str(outcome)[:160]}")
 
     def may_stay(self, thread: str) -> bool:
@@ -68,6 +80,20 @@ class DatabaseWorld(World):
     def holders(self) -> Mapping[str, str]:
         held = [row for row in self._rows() if self._is_taken(row) and row["state"] == HELD]
         return {row["name"].decode().removeprefix("lock:"): row["token"] for row in held}
+
+    def _committed(self, row: Mapping[str, Any]) -> None:
+        if "waiters" in row:
+            name = row["name"].decode().removeprefix("lock:")
+            self.judge[name].changed(RowState.of(row, self.server.clock() / 1e6))
+
+    def was_taken_since(self, name: str, moment: float) -> bool:
+        return self.judge.was_taken_since(name, moment, self.server.clock() / 1e6)
+
+    def promised(self, name: str, token: str, about: Mapping[str, Any]) -> None:
+        self.judge[name].promised(token, about)
+
+    def watch(self) -> None:
+        self.judge.watch(self.server.clock() / 1e6)
 
     def _rows(self) -> list[dict[str, Any]]:
         return self.server.tables.all(TABLE)
@@ -161,6 +187,7 @@ class DatabaseWorld(World):
 
     def _wipe(self, who: str) -> None:
         self.server.tables.wipe(TABLE)
+        self.judge.lost_data()
         self._lost_at, self._is_wiped = self.scheduler.now, True
 
     def _terminate(self, who: str) -> None:
@@ -178,6 +205,7 @@ class DatabaseWorld(World):
 
     def _set_clock(self, who: str, by: float) -> None:
         """Leases end early by a clock that is set forward."""
+        self.judge.sets_clock(self.server.clock() / 1e6)
         self.server.clock_error += by
         if by > 0.0:
             self._lost_at = self.scheduler.now

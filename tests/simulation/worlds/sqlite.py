@@ -15,10 +15,11 @@ from django.db.backends.sqlite3.base import Database
 from django_distlock.backends.common.state import FREE, HELD, waiters_from_text
 
 from ..engine.scheduler import Host
+from ..judges.rows import RowJudges, RowState
 from ..plan import Fault, lasts
 from ..sql.sqlite import File
 from .base import World
-from .database import ALIAS, HANDOVERS, TABLE
+from .database import ALIAS, HANDOVERS, LOOKS_AFTER, TABLE, is_look
 
 if TYPE_CHECKING:
     from ..engine.scheduler import Process
@@ -43,6 +44,7 @@ class SQLiteWorld(World):
         self._folder = tempfile.mkdtemp(prefix="simulation-")
         self._host = Host("machine", self.scheduler)
         self.file = File(self.scheduler, self.executed)
+        self.judge = RowJudges(simulation, LOOKS_AFTER)
         self._lost_at = -1.0
         known = {"default": {}, ALIAS: {"ENGINE": "django.db.backends.sqlite3", "NAME": f"{self._folder}/db"}}
         connections.settings[ALIAS] = connections.configure_settings(known)[ALIAS]
@@ -63,6 +65,22 @@ class SQLiteWorld(World):
     def executed(self, process: Process | None, sql: str, parameters: Sequence[Any], outcome: Any) -> None:
         name = next((bytes(value) for value in parameters if isinstance(value, bytes | memoryview)), b"").decode()
         self.simulation.tell(f"{process}: {sql[:60]} {name} -> {str(outcome)[:160]}")
+        lock = name.removeprefix("lock:")
+        if is_look(sql) and process:
+            self.judge[lock].looked(process)
+        elif isinstance(outcome, list):  # it was written
+            for row in self._rows():
+                if row["name"] == name.encode():
+                    self.judge[lock].changed(RowState.of(row, self._now / 1e6))
+
+    def was_taken_since(self, name: str, moment: float) -> bool:
+        return self.judge.was_taken_since(name, moment, self._now / 1e6)
+
+    def promised(self, name: str, token: str, about: Mapping[str, Any]) -> None:
+        self.judge[name].promised(token, about)
+
+    def watch(self) -> None:
+        self.judge.watch(self._now / 1e6)
 
     def may_stay(self, thread: str) -> bool:
         return thread.startswith("distlock-async-")
@@ -115,6 +133,7 @@ class SQLiteWorld(World):
             "writer": fault(self._write, lasts),
             "refuse": fault(self._refuse, lambda chance: {**lasts(chance), "state": chance.choice([*ERRORS])}),
             "slow_disk": fault(self._slow, lasts),
+            "stop": Fault(self._stop, (), lasts),
             "set_clock": Fault(self._set_clock, (), lambda chance: {"by": round(chance.uniform(-10.0, 10.0), 3)}),
         }
 
@@ -135,12 +154,18 @@ class SQLiteWorld(World):
         self.file.refuses = error
         self.scheduler.at(seconds, lambda: setattr(self.file, "refuses", None))
 
+    def _stop(self, who: str, seconds: float) -> None:
+        """Whoever is stopped in the middle of a write has the file meanwhile."""
+        self.simulation.disturb("", self.scheduler.now + seconds)
+        self.scheduler.stop(self.simulation.processes[who], seconds)
+
     def _slow(self, who: str, seconds: float) -> None:
         self.file.latency = 0.05
         self.scheduler.at(seconds, lambda: setattr(self.file, "latency", 0.0))
 
     def _set_clock(self, who: str, by: float) -> None:
         """Of the machine, for all processes on it. Leases end early by one that is set forward."""
+        self.judge.sets_clock(self._now / 1e6)
         self._host.set_wall_clock(by)
         if by > 0.0:
             self._lost_at = self.scheduler.now
