@@ -39,13 +39,12 @@ class AdoptedLease(Lease):
         holder = Holder(here.host, here.pid, here.thread, here.label, detached.since)
         # An adoption that failed before this one may have left a command on its way to the store.
         request = LockRequest(detached.name, terms.ttl, holder, detached.token, in_doubt=True, is_held=True)
-        # It has no more time left than when it was detached. The store is asked how much that is.
         now = clock()
-        sent_at = now + detached.remaining - safe_deadline(0.0, terms.ttl)
         super().__init__(
-            service.backend, request, Grant(detached.fence, sent_at), terms, service.renewer, current_execution(),
+            service.backend, request, Grant(detached.fence, now), terms, service.renewer, current_execution(),
             granted_clock=min(now, now - (wall_clock() - detached.granted_at)),
         )  # fmt: skip
+        self._deadline = now + detached.remaining  # at most: the store is asked what is left
         self._handle = Lock(self.name, self.using, Options(detached.terms))
         self._proof = proof
 
@@ -134,7 +133,7 @@ class Adoption:
         remember(lease)
         lease.ensure_held()
         sent_at = clock()
-        ttl = lease._renewal_ttl(sent_at, at_least=self._detached.left)
+        ttl = max(lease._renewal_ttl(sent_at), self._detached.left)
         [renewed] = yield Call("renew", ([(request, ttl)],))
         try:
             lease._was_renewed(renewed, sent_at, ttl)

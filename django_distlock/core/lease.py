@@ -272,9 +272,9 @@ class Lease:
         self._due = min(retry_at, self._deadline)
         self._is_unknown = True
 
-    def _renewal_ttl(self, now: float, at_least: float = 0.0) -> float:
+    def _renewal_ttl(self, now: float) -> float:
         """What to ask the store for. The last renewal before its bound is a shorter one."""
-        return max(SHORTEST_TTL, min(max(self.ttl, at_least), min(self._bounds()) - now))
+        return max(SHORTEST_TTL, min(self.ttl, min(self._bounds()) - now))
 
     def _bounds(self) -> tuple[float, float]:
         """Until when it is renewed, on ``clock()``: for its max_hold, and for what it is held for after it was left."""

@@ -231,6 +231,16 @@ class TestAdopting:
         lease.ensure_held()
         worker.release(lease)
 
+    def test_it_is_renewed_in_time_also_where_it_had_long_for_its_way(self, backend, worker):
+        with lock("name", ttl=0.9) as first:
+            first.renew(ttl=3)
+            passed = Detached.from_text(first.detach())
+        time.sleep(0.6)  # nothing else is due in this process then
+        lease = worker.adopt(replace(passed, remaining=60, until=time.time()).to_text())
+        time.sleep(1.2)
+        lease.ensure_held()
+        worker.release(lease)
+
     def test_max_hold_counts_from_the_grant(self, backend, worker, caplog):
         with lock("name", ttl=2, max_hold=61) as first:
             detached = Detached.from_text(first.detach())
@@ -262,6 +272,14 @@ class TestAdopting:
             text = first.detach()
         lease = worker.adopt(text)
         assert 5 < lease.remaining < 60
+        worker.release(lease)
+
+    def test_what_is_left_is_kept_beyond_its_max_hold(self, backend, worker):
+        with lock("name", ttl=60, max_hold=0.1) as first:
+            time.sleep(0.2)
+            text = first.detach()
+        lease = worker.adopt(text)
+        assert lease.remaining > 50
         worker.release(lease)
 
     def test_min_hold_counts_from_the_grant_also_where_the_store_was_slow(self, backend, monkeypatch):
