@@ -136,8 +136,8 @@ PROFILES = (
     (
         1,
         Profile(
-            processes=(2, 4), names=("a",), calls=(10, 30), within=(6.0, 12.0), ttls=((5.0, 20.0),),
-            works=(0.0, 0.01, 0.1), wait_share=0.1, cancel_share=0.5, faults=("stall", "hang"), most_faults=20,
+            processes=(2, 4), names=("a",), calls=(10, 30), within=(6.0, 12.0), ttls=((5.0, 20.0), (0.5, 5.0)),
+            works=(0.0, 0.01, 0.1), wait_share=0.2, cancel_share=0.5, faults=("stall", "hang"), most_faults=20,
         ),
     ),
     # Many threads of a process come cold, each for a lock of its own.

@@ -170,9 +170,12 @@ class Judge:
     def _judge_patience(self, error: LockBackendError) -> None:
         """S16: a caller who waits is not failed by what may pass meanwhile."""
         wait = self.about.get("wait", 0)
-        least = min(inf if wait is None else wait, self._judges.patience(error))
+        longest = inf if wait is None else wait
+        least = min(longest, self._judges.patience(error))
         if self.took < NEARLY * least:
             self._judges.fail(f"S16: {self}: failed after {self.took:.3f} s, before {least:.3f} s: {error!r}")
+        if self._judges.longest_attempt + SCHEDULING < self.took < NEARLY * longest:
+            self._judges.fail(f"S16: {self}: failed after {self.took:.3f} s, though it had waited before: {error!r}")
 
     def __str__(self) -> str:
         return f"{self.process} {dict(self.about)} since {self.began:.3f} s"
@@ -217,6 +220,10 @@ class Judges:
 
     def asking_time(self, about: Mapping[str, Any]) -> float:
         return self._simulation.world.asking_time(float(about.get("ttl", 0.0)))
+
+    @property
+    def longest_attempt(self) -> float:
+        return self._simulation.world.longest_attempt
 
     def fail(self, text: str, cause: BaseException | None = None) -> None:
         """The first violation ends the simulation."""

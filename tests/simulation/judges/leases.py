@@ -129,7 +129,8 @@ class LeaseJudge:
         if lease.state == "h":
             if executed.token != lease.token:
                 self._fail(f"S2: {lease.token[:6]} was granted the lock for good while it did not ask")
-            if (released := self._released.get(lease.token)) and self._is_retired(released):
+            released, ttl = self._released.get(lease.token), int(executed.words[1]) / 1000
+            if released and self._is_retired(released, ttl):
                 self._fail(f"S4: {lease.token[:6]} is granted the lock, though it gave it up")
         elif lease.expires_at > executed.at + Timing.grant_ttl + GRAIN:
             self._fail(f"S7: what was handed to {lease.token[:6]} is kept for it too long")
@@ -153,11 +154,11 @@ class LeaseJudge:
         ):
             self._fail(f"S4: nobody knows of the lease of {lease.token[:6]} since {self._unowned.since:.3f} s")
 
-    def _is_retired(self, released: Released) -> bool:
-        """For as long as a command with its token may arrive. A clock that is set ends that early."""
+    def _is_retired(self, released: Released, ttl: float) -> bool:
+        """For as long as a command with its token may arrive, ``ttl`` seconds. A clock that is set ends that early."""
         if released.clock_error != self._clock_error:
             return False
-        return not released.retires_for or self._store.now < released.at + released.retires_for - GRAIN
+        return not released.retires_for or self._store.now < released.at + max(released.retires_for, ttl) - GRAIN
 
     @property
     def _clock_error(self) -> float:

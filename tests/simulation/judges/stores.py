@@ -12,7 +12,8 @@ from django_distlock.backends.redis.keys import Keys
 from django_distlock.backends.redis.operations import ACQUIRE, RELEASE, RENEW
 from django_distlock.types import TOKEN_LENGTH
 
-from .leases import LeaseJudge
+from ..servers.resp import ServerError
+from .leases import DRIFT, LeaseJudge
 from .queues import QueueJudge
 
 if TYPE_CHECKING:
@@ -119,6 +120,7 @@ class StoreJudge:
         self._queues: dict[str, QueueJudge] = {}
         self._lost_data_at = -inf
         self._subscribed: dict[Process, Socket] = {}  # the last connection of each that subscribed
+        self._listened_at: dict[Process, float] = {}  # when somebody waited there for messages
         self._begun: tuple[str, LockState] = ("", LockState(None, {}, {}))
 
     @property
@@ -173,12 +175,16 @@ class StoreJudge:
     def begins(self, session: Session, command: Sequence[str]) -> None:
         if name := self._name(command):
             self._begun = name, self.state(name)
+            if _script(command) == "acquire" and command[3:][int(command[2]) + 5]:
+                self._listened_at[session.socket.process] = self.now
         elif command[0].upper() in ("SSUBSCRIBE", "SUBSCRIBE"):
             self._judge_subscription(session.socket)
 
     def executed(self, session: Session, command: Sequence[str], reply: Any) -> None:
         if name := self._name(command):
             assert self._begun[0] == name
+            if isinstance(reply, ServerError) and str(reply).startswith("ERR"):
+                self.fail(f"a script failed: {reply}")
             script, amount = _script(command), int(command[2])
             words = command[3 + amount :]
             executed = Executed(
@@ -213,6 +219,9 @@ class StoreJudge:
         pause = socket.connected_at - last.connected_at
         if last is not socket and pause < Timing.resubscribe_after - SHORTER_BY_DRIFT:
             self.fail(f"S11: {socket.process} subscribed again after {pause:.3f} s")
+        was_used = self.now - self._listened_at.get(socket.process, -inf) < Timing.listener_idle * (1 - DRIFT)
+        if last is not socket and was_used and self.is_undisturbed(socket.process, last.connected_at):
+            self.fail(f"S11: {socket.process} subscribed again, though its subscription stood and was used")
         self._subscribed[socket.process] = socket
 
     def _check_that_all_expire(self) -> None:

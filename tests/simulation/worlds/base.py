@@ -27,6 +27,7 @@ class World(ABC):
     most_processes: ClassVar[int] = 4
     drift: ClassVar[float] = 0.004  # by which share the clocks of processes run faster or slower, at most
     survived: ClassVar[Collection[str]] = ()  # faults of a process, one of which fails no call
+    longest_attempt: ClassVar[float] = inf  # seconds after which a newcomer is told that the store fails
     ways_to_connect: ClassVar[int] = 0  # that bytes go until a process that begins knows its servers, if they are many
 
     def __init__(self, simulation: Simulation) -> None:

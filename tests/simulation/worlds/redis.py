@@ -69,6 +69,7 @@ def holder_in(server: Server, key: str) -> str:
 
 class RedisWorld(ServersWorld):
     name = "redis"
+    longest_attempt = 4.0
 
     def __init__(self, simulation: Simulation) -> None:
         super().__init__(simulation)
