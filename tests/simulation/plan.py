@@ -79,6 +79,7 @@ class Profile:
     anytime_share: float = 0.5
     ttls: Sequence[Sequence[float]] = ((0.5,), (0.5, 2.0), (2.0, 5.0), (0.1, 1.0))
     works: Sequence[float] = (0.0, 0.01, 1.0, 6.0)  # at most
+    task_share: float = 0.4  # that are tasks
     wait_share: float = 0.5  # who wait for more than a second
     runs_out_share: float = 0.2
     rest_share: float = 0.2  # that have a min_hold
@@ -148,6 +149,21 @@ PROFILES = (
             wait_share=0.3, faults=(),
         ),
     ),
+    # More tasks of a process than it has threads ask a database that is slow, or does not answer.
+    (
+        1,
+        Profile(
+            processes=(1, 1), names=(MANY_NAMES, "abc"), calls=(40, 60), within=(1.0,), anytime_share=0.0,
+            ttls=((5.0,), (20.0,)), works=(0.1, 0.3), task_share=1.0, faults=("hang", "slow_server"), most_faults=3,
+        ),
+    ),
+    # What a server does to a single statement, or connection.
+    (
+        1,
+        Profile(
+            calls=(15, 40), within=(8.0,), works=(0.01, 0.3), faults=("deadlock", "restart"), most_faults=3,
+        ),
+    ),
 )  # fmt: skip
 
 
@@ -196,7 +212,7 @@ def _draw_call(
     def rarely(share: float, value: Any) -> Any:
         return value if chance.random() < share else None
 
-    about: dict[str, Any] = {"name": chance.choice(names), "in_task": chance.random() < 0.4}
+    about: dict[str, Any] = {"name": chance.choice(names), "in_task": chance.random() < profile.task_share}
     what = chance.choice(["with"] * 6 + ["acquire"] * 4 + ["adopt"] * 2 + ["free", "poll"])
     if what in ("with", "acquire", "poll"):
         about["ttl"] = chance.choice(ttls)

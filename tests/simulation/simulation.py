@@ -352,6 +352,10 @@ class Simulation:
 
     def _disturb_by(self, event: Event, who: str, until: float) -> None:
         """Its process, or all servers and processes that it names."""
+        if self.faults[event.what].on and event.what in self.world.survived:
+            is_second = self._disturbed_until[""] > self.scheduler.now - AFTERMATH
+            self.disturb("", until, is_survived=not is_second)
+            return
         if not self.faults[event.what].on:
             # One connection that fails is replaced. Another one may not be, nor one that is only being opened.
             is_second = self._disturbed_until[who] > self.scheduler.now - AFTERMATH

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from ..simulation import Simulation
 
 BEYOND = 1.0  # seconds that an acquisition may last beyond its wait (docs/settings.md, "How long a call lasts")
-STORE_CALL = 4.0  # seconds that each other call of a store may last: two timeouts
 REQUESTS_TO_ADOPT = 3
 SCHEDULING = 1.0  # seconds that threads and the network may take in addition
 AFTERMATH = 8.0  # seconds after a fault in which connections may be found dead
@@ -117,12 +117,14 @@ class Judge:
         """S16: no call outlasts its time."""
         self.is_waiting = False
         wait, beyond = self.about.get("wait"), BEYOND + self._judges.asking_time(self.about)
+        if isinstance(self.execution, asyncio.Task):
+            beyond += self._judges.task_time
         if "text" in self.about:
-            limit = REQUESTS_TO_ADOPT * STORE_CALL
+            limit = REQUESTS_TO_ADOPT * self._judges.store_call
         elif "wait" in self.about:
             limit = inf if wait is None else wait + beyond
         else:
-            limit = STORE_CALL
+            limit = self._judges.store_call
         self._judges.check_time(self, limit)
 
     def ends(self) -> None:
@@ -171,7 +173,7 @@ class Judge:
         """S16: a caller who waits is not failed by what may pass meanwhile."""
         wait = self.about.get("wait", 0)
         longest = inf if wait is None else wait
-        least = min(longest, self._judges.patience(error))
+        least = min(longest, self._judges.patience(error, wait))
         if self.took < NEARLY * least:
             self._judges.fail(f"S16: {self}: failed after {self.took:.3f} s, before {least:.3f} s: {error!r}")
         if self._judges.longest_attempt + SCHEDULING < self.took < NEARLY * longest:
@@ -214,9 +216,18 @@ class Judges:
         """Seconds at most in which a process that begins finds out whom to ask."""
         return self._simulation.world.ways_to_connect * self.distance
 
-    def patience(self, error: LockBackendError) -> float:
+    def patience(self, error: LockBackendError, wait: float | None) -> float:
         """Seconds for which a caller who waits is not failed by that."""
-        return self._simulation.world.patience(error)
+        return self._simulation.world.patience(error, wait)
+
+    @property
+    def store_call(self) -> float:
+        """Seconds that a call of the store may last, but for acquisitions: two timeouts."""
+        return 2 * self._simulation.world.timeout
+
+    @property
+    def task_time(self) -> float:
+        return self._simulation.world.task_time
 
     def asking_time(self, about: Mapping[str, Any]) -> float:
         return self._simulation.world.asking_time(float(about.get("ttl", 0.0)))
@@ -253,7 +264,8 @@ class Judges:
         finally:
             self._judging.pop(judge, None)
             if judge.is_leaving:
-                self.check_time(judge, STORE_CALL)
+                of_task = self.task_time / 2 if isinstance(judge.execution, asyncio.Task) else 0.0
+                self.check_time(judge, self.store_call + of_task)
 
     @contextmanager
     def adopting(self, process: Process, text: str) -> Iterator[Judge]:
@@ -268,7 +280,7 @@ class Judges:
         try:
             yield
         finally:
-            self.check_time(judge, STORE_CALL)
+            self.check_time(judge, self.store_call)
 
     @contextmanager
     def renewing_meanwhile(self, process: Process, lease: Lease, about: Mapping[str, Any]) -> Iterator[None]:
@@ -410,6 +422,8 @@ class Judges:
         ):
             return True
         if float(passed.about.get("ttl", 0.0)) < WAYS * self.distance:
+            return True
+        if self.now >= passed.asked_at + NEARLY * passed.about.get("max_hold", inf):
             return True
         if not judge.is_waiting:
             return bool(passed.about.keys() & {"renew", "max_hold"})

@@ -90,6 +90,8 @@ class RowJudge:
         before, self._state = self._state, after
         now, world = after.now, self._simulation.world
         self._note_taken(before, now)
+        if self._simulation.judges.is_freed(before.token):  # by an operator
+            self._kept_until = -inf
         for one in after.waiters:
             self._places[one.token] = min(self._places.get(one.token, inf), one.place)
         is_same = (before.token, before.fence) == (after.token, after.fence)
@@ -103,8 +105,6 @@ class RowJudge:
             self._judge_order(before, after)
             if before.state == HELD == after.state and before.expires > now + GRAIN:
                 self._fail(f"S1: {after.token[:6]} was granted the lock, which {before.token[:6]} had")
-            if self._simulation.judges.is_freed(before.token):  # by an operator
-                self._kept_until = -inf
             if self._now < self._kept_until - GRAIN:
                 self._fail(f"min_hold was cut short by the grant to {after.token[:6]}")
             if after.state == CLAIMED and after.expires > now + Timing.grant_ttl + GRAIN:
@@ -138,7 +138,11 @@ class RowJudge:
     def promised(self, token: str, about: Mapping[str, Any]) -> None:
         """``min_hold`` counts from the grant. One that goes to another process goes by the clock of that one."""
         granted_at = self._granted_at.get(token)
-        if granted_at is not None and not about.keys() & {"text", "inside", "detaches"}:
+        if (
+            granted_at is not None
+            and not self._simulation.judges.is_freed(token)
+            and not about.keys() & {"text", "inside", "detaches"}
+        ):
             self._kept_until = max(self._kept_until, granted_at + about.get("min_hold", 0.0) * (1 - DRIFT))
 
     def lost_data(self) -> None:

@@ -125,8 +125,10 @@ class Server(ABC):
         everything = parts(sql, parameters)
         if any(part.is_write for part in everything):
             self.check_write(everything)
-            if "DEADLOCK" in self.states and self.scheduler.random.random() < 0.3:
+            if "DEADLOCK" in self.states and not session.was_victim and self.scheduler.random.random() < 0.5:
+                session.was_victim = True
                 raise self.deadlock_error([Transaction(session.number), Transaction(1)], everything[-1])
+            session.was_victim = False
         session.statement_transaction = transaction
         known: dict[str, Rows] = {}
         found: list[tuple[Part, list[Key]]] = []  # as the statement begins
@@ -245,6 +247,7 @@ class Session(ABC):
         self.statement_transaction: Transaction | None = None
         self.waits_in: Part | None = None  # for a row
         self.is_committing = False
+        self.was_victim = False  # of a deadlock, with its last statement: the next one goes through
         self.is_open = True
         self._is_busy = False
         self._has_hung_up = False  # the client, which the server notices when it is idle

@@ -136,6 +136,10 @@ class Tables:
         names = [column[0] for column in cursor.description]
         return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
 
+    def rewrite(self, table: str, name: bytes) -> None:
+        """Somebody changes nothing but the version of the row."""
+        self._sqlite.execute(f"UPDATE {table} SET version = version + 1 WHERE name = ?", [name])
+
     def wipe(self, table: str) -> None:
         self._sqlite.execute(f"DELETE FROM {table}")
 

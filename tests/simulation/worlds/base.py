@@ -26,8 +26,10 @@ class World(ABC):
     operations: ClassVar[Sequence[str]] = ("acquire", "wait", "renew", "release")  # that take time: faults meet them
     most_processes: ClassVar[int] = 4
     drift: ClassVar[float] = 0.004  # by which share the clocks of processes run faster or slower, at most
-    survived: ClassVar[Collection[str]] = ()  # faults of a process, one of which fails no call
     longest_attempt: ClassVar[float] = inf  # seconds after which a newcomer is told that the store fails
+    survived: ClassVar[Collection[str]] = ()  # faults one of which fails no call
+    task_time: ClassVar[float] = 0.0  # seconds that calls of tasks may last longer, which threads make for them
+    timeout: ClassVar[float] = 2.0  # seconds for an answer of a server
     ways_to_connect: ClassVar[int] = 0  # that bytes go until a process that begins knows its servers, if they are many
 
     def __init__(self, simulation: Simulation) -> None:
@@ -92,7 +94,7 @@ class World(ABC):
         """Seconds that a call of the store lasts at most where nothing fails, but for the ways of its bytes."""
         return inf
 
-    def patience(self, error: LockBackendError) -> float:
+    def patience(self, error: LockBackendError, wait: float | None) -> float:
         """Seconds for which that fails no caller who waits."""
         return 0.0
 

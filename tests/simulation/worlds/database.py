@@ -6,10 +6,12 @@ import random
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from django.db import connections
 
+from django_distlock import LockBackendError
 from django_distlock.backends.common.state import FREE, HELD, waiters_from_text
 from django_distlock.backends.common.timing import Timing
 from django_distlock.models import DatabaseLock
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
 ALIAS = "simulated"
 TABLE = DatabaseLock._meta.db_table
+LONGEST_RESTART = 0.2  # seconds in which a server is back before callers notice
 LOOKS_AFTER = Timing.poll_interval_longest  # seconds, where a waiter is not notified
 HANDOVERS = b"lock:django_distlock.handover:"
 
@@ -39,6 +42,8 @@ class DatabaseWorld(World):
     """``states``: in which the server refuses."""
 
     address = ("10.0.0.1", 5432)
+    timeout, task_time = 1.0, 1.0
+    survived = ("deadlock", "restart")
     states: ClassVar[Sequence[str]]
 
     def __init__(self, simulation: Simulation) -> None:
@@ -47,7 +52,7 @@ class DatabaseWorld(World):
         self.judge = RowJudges(simulation, LOOKS_AFTER)
         self.server.tables.watch = self._committed
         self._lost_at = -1.0
-        self._is_wiped = self._went_back = False
+        self._is_wiped = self._went_back = self._others_write = False
         known = {"default": {}, ALIAS: self.database()}
         connections.settings[ALIAS] = connections.configure_settings(known)[ALIAS]
 
@@ -62,14 +67,20 @@ class DatabaseWorld(World):
         return {
             "BACKEND": "django_distlock.backends.database.DatabaseBackend",
             "LOCATION": ALIAS,
-            "OPTIONS": {"timeout": 1.0},
+            "OPTIONS": {"timeout": self.timeout},
         }
 
     def executed(self, session: Session, sql: str, parameters: Sequence[Any], outcome: Any) -> None:
         name = next((value for value in parameters if isinstance(value, bytes)), b"").decode()
+        if self._others_write and sql.startswith("SELECT") and ", version, token" in sql:
+            self.server.tables.rewrite(TABLE, name.encode())
         if is_look(sql):
             self.judge[name.removeprefix("lock:")].looked(session.socket.process)
         self.simulation.tell(f"{session.socket.process} #{session.number}: {sql[:60]} {name} -> {str(outcome)[:160]}")
+
+    def patience(self, error: LockBackendError, wait: float | None) -> float:
+        """A caller who waits for so many seconds waits as long for a thread."""
+        return inf if wait is not None and "was not asked within" in str(error) else 0.0
 
     def may_stay(self, thread: str) -> bool:
         return thread.startswith("distlock-async-")
@@ -138,6 +149,8 @@ class DatabaseWorld(World):
             "hang": fault(self._hang),
             "refuse": fault(self._refuse, in_state(*self.states)),
             "doubt": fault(self._refuse, in_state("DOUBT")),
+            "restart": fault(self._crash, lambda chance: {"seconds": round(chance.uniform(0.0, LONGEST_RESTART), 3)}),
+            "others_write": fault(self._let_others_write),
             "deadlock": fault(self._refuse, in_state("DEADLOCK")),
             "row_lock": fault(self._lock_rows),
             "lock_timeout": fault(self._limit_locks),
@@ -151,6 +164,11 @@ class DatabaseWorld(World):
         if self.server.is_up:
             self.server.crash()
             self.scheduler.at(seconds, self.server.start)
+
+    def _let_others_write(self, who: str, seconds: float) -> None:
+        """Other processes change each row, each time before whoever has read it can write it."""
+        self._others_write = True
+        self.scheduler.at(seconds, lambda: setattr(self, "_others_write", False))
 
     def _lose_power(self, who: str, seconds: float) -> None:
         if self.server.is_up:

@@ -122,7 +122,7 @@ class QuorumWorld(ServersWorld):
     def longest_call(self, operation: str, ttl: float) -> float:
         return inf if self._max_connections == 1 else self.asking_time(ttl)
 
-    def patience(self, error: LockBackendError) -> float:
+    def patience(self, error: LockBackendError, wait: float | None) -> float:
         """Nodes that refuse are asked again meanwhile (docs/redlock.md, "What costs time")."""
         failures = error.__cause__.exceptions if isinstance(error.__cause__, ExceptionGroup) else [error]
         refused = [one for one in failures if "Connection refused" in str(one)]

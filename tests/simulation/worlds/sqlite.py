@@ -37,6 +37,7 @@ class SQLiteWorld(World):
 
     name = "sqlite"
     has_network = False
+    timeout, task_time = 1.0, 1.0
     operations = ("acquire", "wait", "renew", "release")
 
     def __init__(self, simulation: Simulation) -> None:
@@ -59,7 +60,7 @@ class SQLiteWorld(World):
         return {
             "BACKEND": "django_distlock.backends.database.DatabaseBackend",
             "LOCATION": ALIAS,
-            "OPTIONS": {"timeout": 1.0},
+            "OPTIONS": {"timeout": self.timeout},
         }
 
     def executed(self, process: Process | None, sql: str, parameters: Sequence[Any], outcome: Any) -> None:
