@@ -26,6 +26,12 @@ class BodyError(Exception):
     """The work that a lock guards has failed."""
 
 
+def _timeout(about: Mapping[str, Any]) -> float:
+    """For ``acquire()``: the wait once more, or the lock's own."""
+    wait: float | None = about["wait"] if about.get("is_timed") else None
+    return -1 if wait is None else wait
+
+
 class Calls:
     """``getattr(self, what)(process, **about)``, for tasks ``a`` and the same. What they raise is judged."""
 
@@ -72,7 +78,7 @@ class Calls:
     def acquire(self, process: Process, **about: Any) -> None:
         handle = self._handle(process, about)
         with self._judges.acquiring(process, about) as judge:
-            if not handle.acquire():
+            if not handle.acquire(timeout=_timeout(about)):
                 judge.got(None)
                 return
             lease = judge.got_by(process, about["name"])
@@ -88,7 +94,7 @@ class Calls:
     async def aacquire(self, process: Process, **about: Any) -> None:
         handle = self._handle(process, about)
         with self._judges.acquiring(process, about) as judge:
-            if not await handle.aacquire():
+            if not await handle.aacquire(timeout=_timeout(about)):
                 judge.got(None)
                 return
             lease = judge.got_by(process, about["name"])

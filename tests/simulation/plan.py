@@ -235,6 +235,7 @@ def _draw_call(
         about["in_atomic"] = rarely(0.1, True) if what == "with" and not about["in_task"] else None
     if what == "acquire":
         about["releases_twice"] = rarely(0.1, True)
+        about["is_timed"] = rarely(0.3, True)
         about["forgets"] = rarely(0.05, True)
     if about["in_task"]:
         about["cancelled_after"] = rarely(profile.cancel_share, round(chance.uniform(0, 3), 3))

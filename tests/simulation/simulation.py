@@ -267,6 +267,10 @@ class Simulation:
         """Who asked for a lock with it."""
         return self._askers.get(token)
 
+    def stopped_for(self, token: str) -> float:
+        """Seconds for which whoever asked with it was stopped."""
+        return self._askers[token].process.stopped_for if token in self._askers else 0.0
+
     def _noted(self, call: Any, alias: str, operation: str) -> Any:
         def noted(*arguments: Any, **options: Any) -> Any:
             self._note_asker(alias, operation, arguments[0])
@@ -336,6 +340,9 @@ class Simulation:
         if process is None:
             return max(of_servers, *self._disturbed_until.values(), -inf)
         return max(of_servers, self._disturbed_until[""], self._disturbed_until[process.name])
+
+    def last_fault_of_servers(self) -> float:
+        return max(self._servers_disturbed_until.values(), default=-inf)
 
     def last_fault_of(self, server: str) -> float:
         return self._servers_disturbed_until[server]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import NamedTuple
@@ -84,7 +85,7 @@ def mutants(
                 was = known.get((hunk,))
                 change = Change(f"{group}/{next(numbers):02}", share.worlds, (hunk,))
                 if was:
-                    change = Change(change.name, share.worlds, (hunk,), rule=was.rule, unseen=was.unseen)
+                    change = replace(was, name=change.name, worlds=was.worlds or share.worlds)
                 made.append(change)
                 left -= not change.unseen
             if left:
