@@ -171,6 +171,8 @@ class Judge:
 
     def _judge_patience(self, error: LockBackendError) -> None:
         """S16: a caller who waits is not failed by what may pass meanwhile."""
+        if len(self.fences) == MOST_LATE_GRANTS:  # each of which came too late
+            return
         wait = self.about.get("wait", 0)
         longest = inf if wait is None else wait
         least = min(longest, self._judges.patience(error, wait))
