@@ -85,6 +85,7 @@ class Profile:
     rest_share: float = 0.2  # that have a min_hold
     cancel_share: float = 0.2
     detach_share: float = 0.2
+    adopters: int = 2  # beside ten that acquire
     faults: Sequence[str] | None = None
     most_faults: int = MOST_FAULTS
 
@@ -110,7 +111,7 @@ PROFILES = (
     # So few wait that each learns from one message alone when its turn comes: others release a lock with a min_hold, or
     # give up shortly before a lease ends.
     (
-        2,
+        3,
         Profile(
             processes=(4, 4), names=("abc",), calls=(30, 50), within=(0.8,), bursts=5, anytime_share=0.0,
             ttls=((0.7,), (0.7, 5.0)), works=(0.3, 3.0, 3.0), runs_out_share=0.9, cancel_share=0.5, rest_share=0.5,
@@ -127,10 +128,10 @@ PROFILES = (
     ),
     # Who is handed the lock hears of it late, or never.
     (
-        1,
+        2,
         Profile(
-            processes=(2, 4), names=("a",), calls=(10, 25), within=(4.0, 8.0), ttls=((3.0,),), works=(0.01, 0.1),
-            wait_share=0.9, detach_share=0.6, faults=("late_hints",), most_faults=20,
+            processes=(2, 4), names=("a",), calls=(15, 35), within=(4.0, 8.0), ttls=((3.0,),), works=(0.01, 0.1),
+            wait_share=0.9, cancel_share=0.5, detach_share=0.6, adopters=6, faults=("late_hints",), most_faults=20,
         ),
     ),
     # What was given up arrives after all.
@@ -139,6 +140,14 @@ PROFILES = (
         Profile(
             processes=(2, 4), names=("a",), calls=(10, 30), within=(6.0, 12.0), ttls=((5.0, 20.0), (0.5, 5.0)),
             works=(0.0, 0.01, 0.1), wait_share=0.2, cancel_share=0.5, faults=("stall", "hang"), most_faults=20,
+        ),
+    ),
+    # The clock of the server is set while the lock changes hands.
+    (
+        1,
+        Profile(
+            processes=(2, 4), names=("a",), calls=(15, 40), within=(8.0,), ttls=((2.0, 5.0),), works=(0.05, 0.5),
+            wait_share=0.9, faults=("server_clock",),
         ),
     ),
     # Many threads of a process come cold, each for a lock of its own.
@@ -213,7 +222,7 @@ def _draw_call(
         return value if chance.random() < share else None
 
     about: dict[str, Any] = {"name": chance.choice(names), "in_task": chance.random() < profile.task_share}
-    what = chance.choice(["with"] * 6 + ["acquire"] * 4 + ["adopt"] * 2 + ["free", "poll"])
+    what = chance.choice(["with"] * 6 + ["acquire"] * 4 + ["adopt"] * profile.adopters + ["free", "poll"])
     if what in ("with", "acquire", "poll"):
         about["ttl"] = chance.choice(ttls)
         is_patient = chance.random() < profile.wait_share

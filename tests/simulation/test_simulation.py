@@ -12,16 +12,18 @@ import pytest
 from tests.support.programs import ROOT
 from tests.support.tools import PATIENCE
 
+from .planted.changes import LISTS, read
 from .worlds import WORLDS
 
 RUNS = 12
+MOST_RUNS = 150  # in which a broken script is found, from the seed that its entry names
 TIME = 20 * PATIENCE  # seconds that they may take where the machine is busy
 
 
-def simulate(*arguments):
+def simulate(*arguments, environment=None):
     """The exit code, what was printed, and its last line, which is for machines."""
     command = [sys.executable, "-m", "tests.simulation", "--jobs", "1", "--json", *map(str, arguments)]
-    done = subprocess.run(command, cwd=ROOT, timeout=TIME, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, env=environment, cwd=ROOT, timeout=TIME, capture_output=True, text=True, check=False)
     assert done.returncode in (0, 1), done.stdout + done.stderr
     return done.returncode, done.stdout, json.loads(done.stdout.splitlines()[-1])
 
@@ -42,3 +44,13 @@ def test_promises_are_kept(world, seed):
 def test_the_same_seed_is_the_same_run(world):
     one, other = (simulate("--world", world, "--seed", 3, "--runs", 2)[2]["checksum"] for _ in range(2))
     assert one == other
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("change", read(LISTS / "protocol.toml"), ids=lambda change: change.name)
+def test_a_broken_script_is_found(change):
+    with change.environment() as environment:
+        options = ("--world", "redis", "--seed", change.seed, "--runs", MOST_RUNS, "--as-drawn")
+        code, told, outcome = simulate(*options, environment=environment)
+    assert (code, len(outcome["findings"])) == (1, 1), told
+    assert "the simulation itself failed" not in outcome["findings"][0]["kind"], told

@@ -365,12 +365,12 @@ class Judges:
                 if not self._simulation.world.has_lost_data_since(min(asked_at)):
                     self.fail(f"S1: {one.token[:6]} {one!r} and {other.token[:6]} {other!r} are both believed")
 
-    def is_called_for(self, name: str, since: float) -> bool:
-        """Whether an acquisition or a release of that name is under way that began by then."""
+    def is_called_for(self, name: str, since: float = inf, process: Process | None = None) -> bool:
+        """Whether an acquisition or a release of that name is under way that began by then, in that process or any."""
         return any(
             name in (judge.name, judge.about.get("inside")) and (judge.is_waiting or judge.is_leaving)
             for judge in self._judging
-            if judge.process.is_alive and judge.began <= since
+            if judge.process.is_alive and judge.began <= since and process in (None, judge.process)
         )
 
     def calls_of(self, process: Process) -> int:

@@ -61,6 +61,7 @@ class QueueJudge:
         self._askers: dict[str, Process] = {}
         self._looks: dict[str, Looks] = {}
         self._handed: Handed | None = None
+        self._unwanted_since: dict[str, float] = {}  # places of tokens for which nobody waits
         self._ended_at = inf  # the lease, unless it is renewed
         self._taken_until = -inf
 
@@ -92,6 +93,7 @@ class QueueJudge:
 
     def watch(self) -> None:
         self._judge_handed()
+        self._judge_places()
 
     def taken_until(self) -> float:
         """When somebody had the lock last, or stood in its queue."""
@@ -136,6 +138,21 @@ class QueueJudge:
         self._left.add(executed.token)
         if executed.token in executed.after.places:
             self._fail(f"S4: {executed.token[:6]} left, and its place is kept")
+
+    def _judge_places(self) -> None:
+        """S4: whoever has ceased to wait has no place, as soon as the store answers."""
+        unwanted = {}
+        for token in self._store.state(self._name).places:
+            process = self._askers.get(token)
+            # A "wait" that comes after its caller has left may leave a place behind, and hands back what that gets.
+            is_left = token in self._left or process is None
+            if is_left or self._store.simulation.judges.is_called_for(self._name, process=process):
+                continue
+            unwanted[token] = since = self._unwanted_since.get(token, self._store.now)
+            is_old = self._store.now - since > Timing.retry_delay + self._store.soon
+            if is_old and process and self._store.is_undisturbed(process, since):
+                self._fail(f"S4: nobody waits under the place of {token[:6]} since {since:.3f} s")
+        self._unwanted_since = unwanted
 
     def _note_drops(self, before: LockState, after: LockState) -> None:
         for token in before.places.keys() - after.places.keys():

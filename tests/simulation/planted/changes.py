@@ -41,7 +41,8 @@ class Hunk:
 @dataclass(frozen=True)
 class Change:
     """``rule``: what it breaks. ``test``: one of the suite that fails with it. ``worlds``: those that can show it,
-    tried in this order. ``unseen``: why none of them does, such as that nothing changes that can be observed."""
+    tried in this order. ``unseen``: why none of them does, such as that nothing changes that can be observed.
+    ``seed``: with which one did, where the suite begins to look."""
 
     name: str
     worlds: tuple[str, ...]
@@ -49,6 +50,7 @@ class Change:
     rule: str = ""
     test: str = ""
     unseen: str = ""
+    seed: int = 1
 
     @property
     def group(self) -> str:
@@ -110,6 +112,7 @@ def _entry(change: Change) -> str:
     worlds = ", ".join(f'"{world}"' for world in change.worlds)
     lines = ["[[change]]", f'name = "{change.name}"', f"worlds = [{worlds}]"]
     lines += [f"{key} = {_quoted(text)}" for key in ("rule", "test", "unseen") if (text := getattr(change, key))]
+    lines += [f"seed = {change.seed}"] if change.seed != 1 else []
     for hunk in change.hunks:
         lines += ["[[change.hunks]]", f'file = "{hunk.file}"']
         lines += [f"before = '''\n{hunk.before}'''", f"after = '''\n{hunk.after}'''"]

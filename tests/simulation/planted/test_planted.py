@@ -89,7 +89,7 @@ def test_a_process_imports_the_copy_and_the_tree_is_untouched():
 
 
 def test_a_list_is_read_as_it_was_written(tmp_path):
-    change = Change("sql/x", ("sql",), (IN_NAMES, IN_NAMES), 'a "rule"', "tests/x.py::test_x", "because \\")
+    change = Change("sql/x", ("sql",), (IN_NAMES, IN_NAMES), 'a "rule"', "tests/x.py::test_x", "because \\", 7)
     (tmp_path / "list.toml").write_text(to_text([change]))
     assert read(tmp_path / "list.toml") == [change]
 
