@@ -90,8 +90,20 @@ class Profile:
     most_faults: int = MOST_FAULTS
 
 
-PROFILES = (
-    (3, Profile()),
+Weighed = tuple[int, Profile]
+ANYTHING: Weighed = (3, Profile())
+# Many threads of a process come cold, each for a lock of its own.
+CROWD = Profile(
+    processes=(1, 2), names=(MANY_NAMES,), calls=(25, 40), within=(0.1,), anytime_share=0.1, ttls=((5.0,), (20.0,)),
+    works=(0.01,), wait_share=0.5, faults=(),
+)  # fmt: skip
+# Connections that stood idle do not answer any more.
+STALE = Profile(
+    names=("a", "abc"), calls=(10, 30), within=(HORIZON,), ttls=((20.0,), (2.0, 5.0)), works=(0.01, 0.5),
+    wait_share=0.3, faults=("cut", "forgotten"), most_faults=2,
+)  # fmt: skip
+PROFILES: Sequence[Weighed] = (
+    ANYTHING,
     # Many want the same lock at the same time.
     (
         2,
@@ -150,14 +162,6 @@ PROFILES = (
             wait_share=0.9, faults=("server_clock",),
         ),
     ),
-    # Many threads of a process come cold, each for a lock of its own.
-    (
-        1,
-        Profile(
-            processes=(1, 2), names=(MANY_NAMES,), calls=(25, 40), within=(0.1,), ttls=((5.0,), (20.0,)), works=(0.01,),
-            wait_share=0.3, faults=(),
-        ),
-    ),
     # More tasks of a process than it has threads ask a database that is slow, or does not answer.
     (
         1,
@@ -175,16 +179,24 @@ PROFILES = (
     ),
 )  # fmt: skip
 
-
-IN_TURN = [profile for weight, profile in PROFILES for _ in range(weight)]
 AIMED = 4  # faults of a run of the first profile that are aimed at an operation, each seed at others
 
 
-def draw_plan(seed: int, faults: Mapping[str, Fault], of_call: Draw, operations: Sequence[str]) -> list[Event]:
-    """Neighbouring seeds have different profiles, and aim different faults at different operations."""
+def draw_plan(
+    seed: int,
+    profiles: Sequence[Weighed],
+    faults: Mapping[str, Fault],
+    of_call: Draw,
+    operations: Sequence[str],
+) -> list[Event]:
+    """Neighbouring seeds have different profiles, and aim different faults at different operations.
+
+    The first of the profiles is the one whose faults are aimed.
+    """
     chance = random.Random(f"plan {seed}")
-    turns, place = divmod(seed, len(IN_TURN))
-    profile = IN_TURN[place]
+    in_turn = [profile for weight, profile in profiles for _ in range(weight)]
+    turns, place = divmod(seed, len(in_turn))
+    profile = in_turn[place]
     processes = [f"p{number}" for number in range(chance.randint(*profile.processes))]
     names, ttls, within = chance.choice(profile.names), chance.choice(profile.ttls), chance.choice(profile.within)
     plan = []
@@ -206,7 +218,7 @@ def draw_plan(seed: int, faults: Mapping[str, Fault], of_call: Draw, operations:
         plan.append(Event(round(chance.uniform(0, within), 3), kind, who, about))
     if profile.faults is None:
         pairs = [*product(sorted(faults), operations)]
-        first = (turns * PROFILES[0][0] + place) * AIMED
+        first = (turns * profiles[0][0] + place) * AIMED
         for kind, operation in [pairs[(first + number) % len(pairs)] for number in range(AIMED)]:
             fault = faults[kind]
             who = chance.choice([*fault.on]) if fault.on else ""

@@ -104,7 +104,9 @@ class Simulation:
         self.trace.append(line)
 
     def run(self, plan: Sequence[Event] | None = None) -> Outcome:
-        plan = draw_plan(self.seed, self.faults, self.world.of_call, self.world.operations) if plan is None else plan
+        if plan is None:
+            world = self.world
+            plan = draw_plan(self.seed, world.profiles, self.faults, world.of_call, world.operations)
         if self.world.most_processes == 1:
             plan = [Event(event.at, event.what, event.who and "p0", event.about) for event in plan]
         outcome = Outcome(self.seed, plan, counts=self.counts, met=self.met)

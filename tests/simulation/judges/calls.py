@@ -154,7 +154,8 @@ class Judge:
             case LockBackendError():
                 if self.is_waiting:
                     self._answered()
-                if not judges.calls_may_fail(self.began, self.process) and not self.is_far:
+                is_explained = self.is_far or judges.patience(error) == inf
+                if not is_explained and not judges.calls_may_fail(self.began, self.process):
                     judges.fail(f"{self}: {error!r}, though nothing failed")
                 if self.lease is None and not error.is_final:
                     self._judge_patience(error)

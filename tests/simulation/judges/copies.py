@@ -22,6 +22,13 @@ class Copy(NamedTuple):
     token: str
 
 
+class Node(NamedTuple):
+    """When it failed last, and when it last could not be told of a release: it refused connections, or scripts."""
+
+    failed_at: float
+    was_deaf_at: float
+
+
 class Asker(NamedTuple):
     """Who asked for a lease first, and when."""
 
@@ -40,19 +47,19 @@ class CopyJudge:
     def asks(self, token: str, process: Process) -> None:
         self._askers.setdefault(token, Asker(process, self._simulation.scheduler.now))
 
-    def watch(self, copies: Mapping[Copy, float]) -> None:
-        """``copies``: those that there are, each with the moment when its node last failed."""
+    def watch(self, copies: Mapping[Copy, Node]) -> None:
+        """A node that did not hear of a release has it until it ends (docs/redlock.md, "Run the nodes")."""
         now, holders = self._simulation.scheduler.now, self._simulation.judges.holders
         for copy in self._unowned_since.keys() - copies.keys():
             del self._unowned_since[copy]
-        for copy, failed_at in copies.items():
+        for copy, node in copies.items():
             asker = self._askers.get(copy.token)
             is_kept = asker is None or not asker.process.is_alive or holders.is_ended_late(copy.token)
-            if asker is None or is_kept or holders.owns(copy.name, copy.token, asker.at):
+            if asker is None or is_kept or node.was_deaf_at > asker.at or holders.owns(copy.name, copy.token, asker.at):
                 self._unowned_since.pop(copy, None)
                 continue
             since = self._unowned_since.setdefault(copy, now)
-            if now - max(since, failed_at, self._simulation.last_fault(asker.process)) > UNOWNED:
+            if now - max(since, node.failed_at, self._simulation.last_fault(asker.process)) > UNOWNED:
                 self._simulation.judges.fail(
                     f"S4: nobody knows of the lease {copy.token[:6]} of {copy.name} at {copy.node} since {since:.3f} s"
                 )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from django_distlock import LockBackendError
 
 from ..engine.scheduler import Host
-from ..plan import Fault
+from ..plan import PROFILES, Fault, Weighed
 
 if TYPE_CHECKING:
     from ..engine.lines import Lines
@@ -25,6 +25,7 @@ class World(ABC):
     has_network: ClassVar[bool] = True
     operations: ClassVar[Sequence[str]] = ("acquire", "wait", "renew", "release")  # that take time: faults meet them
     most_processes: ClassVar[int] = 4
+    profiles: ClassVar[Sequence[Weighed]] = PROFILES
     drift: ClassVar[float] = 0.004  # by which share the clocks of processes run faster or slower, at most
     longest_attempt: ClassVar[float] = inf  # seconds after which a newcomer is told that the store fails
     survived: ClassVar[Collection[str]] = ()  # faults one of which fails no call

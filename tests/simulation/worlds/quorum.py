@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping
+from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any
 
+from redis.exceptions import MaxConnectionsError
+
 from django_distlock import LockBackendError
 
-from ..judges.copies import Copy, CopyJudge
+from ..judges.copies import Copy, CopyJudge, Node
 from ..judges.leases import OWN_NAMES
-from ..plan import MANY_NAMES, Fault, lasts
+from ..plan import ANYTHING, CROWD, MANY_NAMES, STALE, Fault, Profile, lasts
 from ..servers.redis_server import Server
 from .islands import Islands
 from .redis import ServersWorld, holder_in, left_in
@@ -27,14 +30,43 @@ if TYPE_CHECKING:
 NODES = 5
 ACQUIRE_KEYS = "3"  # of all scripts, the one that asks for a lock has so many
 NODE_TIMEOUTS = (None, None, 0.2, 1.0)  # seconds
-MAX_CONNECTIONS = (50, 50, 1)
+MAX_CONNECTIONS = (50, 1)
 CONNECT_TIMEOUT = 2.0  # seconds, as docs/redlock.md has it
 LONGEST_TTL = 20.0  # seconds, of all in a plan
 AWAY = 1.02 * LONGEST_TTL  # for which a node stays away that has lost its data (docs/redlock.md, "Run the nodes")
 
 
+def is_about_connections(error: LockBackendError) -> bool:
+    """Whether all that the process may have were in use."""
+    return isinstance(error.__cause__, MaxConnectionsError)
+
+
 class QuorumWorld(ServersWorld):
     name = "quorum"
+    profiles = (
+        ANYTHING,
+        # Many want the same lock at the same time.
+        (2, Profile(processes=(2, 4), names=("a",), calls=(8, 40), within=(2.0,), works=(0.01, 0.5), wait_share=0.8)),
+        # Few nodes fail, all in the same time.
+        (
+            3,
+            Profile(
+                names=("a", "abc"), calls=(8, 30), within=(2.0, 8.0), ttls=((2.0, 5.0), (5.0, 20.0)),
+                works=(0.01, 0.5, 3.0), rest_share=0.05, detach_share=0.05, most_faults=6,
+                faults=("crash", "power_loss", "hang", "several", "slow_server", "password", "forget", "cut"),
+            ),
+        ),
+        # What was given up arrives after all.
+        (
+            1,
+            Profile(
+                processes=(2, 4), names=("a",), calls=(10, 30), within=(6.0, 12.0), ttls=((5.0, 20.0),),
+                works=(0.0, 0.01, 0.1), wait_share=0.1, cancel_share=0.5, faults=("stall", "hang"), most_faults=20,
+            ),
+        ),
+        (2, CROWD),
+        (2, STALE),
+    )  # fmt: skip
     drift = 0.0099  # the lease ends 1 % earlier for its holder than on the nodes
 
     def __init__(self, simulation: Simulation) -> None:
@@ -55,6 +87,7 @@ class QuorumWorld(ServersWorld):
                 self._away[name] = seconds = simulation.chance.uniform(1.0, AWAY)
                 self._node_faults[what].happen(name, seconds=seconds)
         self.copies = CopyJudge(simulation)
+        self._forgot_at: defaultdict[str, float] = defaultdict(lambda: -inf)  # its scripts, by node
         self._has_lost_data = False
         self._clocks_differed = 0.0  # seconds, at most
 
@@ -93,14 +126,15 @@ class QuorumWorld(ServersWorld):
         self._clocks_differed = max(self._clocks_differed, max(errors, default=0.0) - min(errors, default=0.0))
         self.copies.watch(self._copies())
 
-    def _copies(self) -> dict[Copy, float]:
-        """A node that was down is not told of a release (docs/redlock.md, "Run the nodes")."""
+    def _copies(self) -> dict[Copy, Node]:
         found = {}
         for node, server in self.servers.items():
             for key in server.store.keys() if server.is_up else ():
                 name = key.removeprefix("lock:")
                 if name != key and not name.startswith(OWN_NAMES) and (token := holder_in(server, key)):
-                    found[Copy(node, name, token)] = self.simulation.last_fault_of(node)
+                    failed_at = max(self.simulation.last_fault_of(node), self._away.get(node, -inf))
+                    failed_to_hear_at = max(server.started_at, self._forgot_at[node])
+                    found[Copy(node, name, token)] = Node(failed_at, failed_to_hear_at)
         return found
 
     def executed(self, session: Session, command: list[str], reply: Any) -> None:
@@ -124,6 +158,8 @@ class QuorumWorld(ServersWorld):
 
     def patience(self, error: LockBackendError, wait: float | None) -> float:
         """Nodes that refuse are asked again meanwhile (docs/redlock.md, "What costs time")."""
+        if is_about_connections(error):
+            return inf
         failures = error.__cause__.exceptions if isinstance(error.__cause__, ExceptionGroup) else [error]
         refused = [one for one in failures if "Connection refused" in str(one)]
         return CONNECT_TIMEOUT if len(refused) == len(failures) else 0.0
@@ -134,6 +170,7 @@ class QuorumWorld(ServersWorld):
         return {
             **super().faults(),
             **self._node_faults,
+            "forget": Fault(self._forget_scripts, [*self._frail]),
             "password": Fault(self._set_password, [*self._frail], lasts),
             "island": self._islands.fault([*self._frail]),
             "several": Fault(self._befall, [*self._frail], self._draw_several),
@@ -149,13 +186,21 @@ class QuorumWorld(ServersWorld):
         for name in sorted({who, *others.split("+")}):
             self._node_faults[what].happen(name, seconds=seconds)
 
+    def _forget_scripts(self, who: str) -> None:
+        self._forgot_at[who] = self.scheduler.now
+        self._node_faults["forget"].happen(who)
+
     def _set_password(self, who: str, seconds: float) -> None:
         """By its operator, who starts it anew, and takes that back later."""
         server = self.servers[who]
-        server.password = "other"
-        for session in list(server.sessions):
-            session.end()
-        self.scheduler.at(seconds, lambda: setattr(server, "password", ""))
+
+        def start(password: str) -> None:
+            server.password, server.started_at = password, self.scheduler.now
+            for session in list(server.sessions):
+                session.end()
+
+        start("other")
+        self.scheduler.at(seconds, partial(start, ""))
 
     def _lose_data(self, who: str, seconds: float) -> None:
         """It comes back empty, when all leases that it knew are over."""
