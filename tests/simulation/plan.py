@@ -94,7 +94,7 @@ Weighed = tuple[int, Profile]
 ANYTHING: Weighed = (3, Profile())
 # Many threads of a process come cold, each for a lock of its own.
 CROWD = Profile(
-    processes=(1, 2), names=(MANY_NAMES,), calls=(25, 40), within=(0.1,), anytime_share=0.1, ttls=((5.0,), (20.0,)),
+    processes=(1, 1), names=(MANY_NAMES,), calls=(40, 60), within=(0.1,), anytime_share=0.1, ttls=((5.0,), (20.0,)),
     works=(0.01,), wait_share=0.5, faults=(),
 )  # fmt: skip
 # Connections that stood idle do not answer any more.

@@ -40,6 +40,7 @@ WATCH = 0.1  # seconds between two looks of the judges
 MOST_WAITING = 300.0  # seconds after the faults in which everybody is served or told
 OF_EXECUTION = ("in_task", "cancelled_after", "struck_after")  # not of the call itself
 WAYS_TO_OPEN = 14  # that bytes go until a connection stands
+CLOSES = 5.0  # seconds in which what a process closes is closed
 SETTLES = 45.0  # seconds in which background threads end that have nothing to do
 OPERATIONS = {"acquire": "acquire", "wait_for_turn": "wait", "pause": "wait", "renew": "renew", "release": "release"}
 
@@ -132,7 +133,8 @@ class Simulation:
             self.scheduler.run(self.scheduler.now + 1.0)
         if self._running:
             raise Violation(f"waits for ever: {sorted(self._running)}\n{self.scheduler.stacks()}")
-        self.scheduler.run(self.scheduler.now + SETTLES)
+        if self.chance.random() < 0.5:  # else what stands idle is closed while it is in use still
+            self.scheduler.run(self.scheduler.now + SETTLES)
         self._end_loops()
         self._close_connections()
         self._judge_end()
@@ -229,7 +231,11 @@ class Simulation:
             tasks.add(task)
             task.add_done_callback(tasks.discard)
             if (seconds := event.about.get("cancelled_after")) is not None:
-                loop.call_later(seconds, task.cancel)
+                loop.call_later(seconds, cancel, task)
+
+        def cancel(task: asyncio.Task[None]) -> None:
+            self.judges.pace.cancels(process)
+            task.cancel()
 
         tasks: set[asyncio.Task[None]] = loop.tasks
         loop.call_soon_threadsafe(begin)
@@ -253,7 +259,17 @@ class Simulation:
         for name, process in self.processes.items():
             if process.is_alive:
                 Thread(self.scheduler, process, target=locks[name].close, name=f"{name} close").start()
+        self.scheduler.run(self.scheduler.now + CLOSES)
+        self._judge_listeners()
         self.scheduler.run(self.scheduler.now + SETTLES)
+
+    def _judge_listeners(self) -> None:
+        """Where nobody waits any more, nobody listens. Not where something failed just before."""
+        listening = [
+            one for one in self.network.sockets if one.process.is_alive and getattr(one.session, "channels", ())
+        ]
+        if listening and not self.judges.may_fail(self.scheduler.now):
+            raise Violation(f"closed, and still subscribed: {[str(one.process) for one in listening]}")
 
     def _instrument(self, backend: Any) -> None:
         """Note which calls of the store are on their way, to know which faults they meet."""
@@ -472,6 +488,9 @@ class Simulation:
             raise Violation(f"threads are left: {[str(thread) for thread in left]}\n{self.scheduler.stacks()}")
         if untold := self.judges.holders.untold():
             raise Violation(f"these signals were not sent: {untold}")
+        sockets = [one for one in self.network.sockets if one.process.is_alive and one.session]
+        if sockets:
+            raise Violation(f"connections are left open: {[f'{one.process} to {one.address}' for one in sockets]}")
         if keys := self.world.left():
             raise Violation(f"the store has left: {keys}")
         dead = {name for name, process in self.processes.items() if not process.is_alive}

@@ -46,6 +46,7 @@ class Network:
         self.delay: Callable[[Process, Address], float | None] = lambda process, address: self.usual_delay()
         self.passes: Callable[[Address, Address], float | None] = lambda one, other: self.usual_delay()
         self.connects: Callable[[Process, Address], object] = lambda process, address: None  # told of each attempt
+        self.closes: Callable[[Socket], object] = lambda socket: None  # told before one is closed that works
         self.sockets: list[Socket] = []  # that are open
 
     def usual_delay(self) -> float:
@@ -221,6 +222,8 @@ class Socket:
     def close(self) -> None:
         if self._is_closed:
             return
+        if self.session and self.process.is_alive and not (self._is_ended or self._error):
+            self.network.closes(self)
         self._is_closed = True
         self.by_descriptor.pop(self._descriptor, None)
         self.network.sockets.remove(self)

@@ -31,6 +31,7 @@ SCHEDULING = 1.0  # seconds that threads and the network may take in addition
 AFTERMATH = 8.0  # seconds after a fault in which connections may be found dead
 WAYS = 30  # ways that bytes go at most, to connect and to renew, before a lease is over
 WAYS_OF_CALL = 40  # the same, to connect and to ask twice
+LAST_PAUSE = 0.6  # seconds before its end in which a call begins no further attempt
 NEARLY = 0.95  # of a length of time, by clocks that drift
 UNSERVED = 6.0  # seconds for which a free lock may be waited for where nothing fails
 
@@ -175,10 +176,10 @@ class Judge:
         if len(self.fences) == MOST_LATE_GRANTS:  # each of which came too late
             return
         wait = self.about.get("wait", 0)
-        longest = inf if wait is None else wait
+        longest, lasted = inf if wait is None else wait, self._judges.now - self.asked_at
         least = min(longest, self._judges.patience(error, wait))
-        if self.took < NEARLY * least:
-            self._judges.fail(f"S16: {self}: failed after {self.took:.3f} s, before {least:.3f} s: {error!r}")
+        if lasted < least - LAST_PAUSE:
+            self._judges.fail(f"S16: {self}: failed after {lasted:.3f} s, before {least:.3f} s: {error!r}")
         if self._judges.longest_attempt + SCHEDULING < self.took < NEARLY * longest:
             self._judges.fail(f"S16: {self}: failed after {self.took:.3f} s, though it had waited before: {error!r}")
 
@@ -198,7 +199,7 @@ class Judges:
         self._free_since: defaultdict[str, float] = defaultdict(float)
         self.holders = HolderJudge(self, simulation)
         self.pace = PaceJudge(simulation)
-        simulation.network.connects = self.pace.connects
+        simulation.network.connects, simulation.network.closes = self.pace.connects, self.pace.closes
         handler = logging.Handler()
         handler.emit = self._logged  # type: ignore[method-assign]
         for name in ("django_distlock", "asyncio"):

@@ -1,18 +1,20 @@
-"""How often a process asks its servers: who is refused asks again after a pause."""
+"""How often a process asks its servers and connects to them: after a pause, and no more than it has to."""
 
 from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Hashable
+from math import inf
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ..engine.network import Address
+    from ..engine.network import Address, Socket
     from ..engine.scheduler import Process
     from ..simulation import Simulation
 
 MOST_REPEATS = 60  # of one request to one server, in a second; the shortest leases are renewed 30 times
 MOST_CONNECTIONS = 12  # that each call under way, and what is in the background, begins to one server, in a second
+FAR = 0.01  # seconds to a server, from which on the time of the shortest calls is over before it answers
 
 
 class PaceJudge:
@@ -21,8 +23,30 @@ class PaceJudge:
     def __init__(self, simulation: Simulation) -> None:
         self._simulation = simulation
         self._times: defaultdict[Hashable, deque[float]] = defaultdict(deque)
+        self._closed_at: dict[tuple[Process, Address], float] = {}
+        self._cancelled_at: defaultdict[Process, float] = defaultdict(lambda: -inf)
+
+    def cancels(self, process: Process) -> None:
+        """A call. What stands on its connection then is not known, so that it is closed."""
+        self._cancelled_at[process] = self._simulation.scheduler.now
+
+    def closes(self, socket: Socket) -> None:
+        """One that works. Subscriptions end with those who wait."""
+        now, process, world = self._simulation.scheduler.now, socket.process, self._simulation.world
+        is_explained = (
+            getattr(socket.session, "channels", True)
+            or not world.keeps_connections(socket.address)
+            or self._simulation.judges.may_fail(now)
+            or self._simulation.longest_distance_since(now - 1.0) > FAR
+            or now - self._cancelled_at[process] < 1.0
+        )
+        if not is_explained:
+            self._closed_at[process, socket.address] = now
 
     def connects(self, process: Process, address: Address) -> None:
+        now = self._simulation.scheduler.now
+        if now - self._closed_at.get((process, address), -inf) < 1.0 and not self._simulation.judges.may_fail(now):
+            self._fail(f"{process} connects to {address[0]}, to which it closed a connection just before that worked")
         most = MOST_CONNECTIONS * (2 + self._simulation.judges.calls_of(process))
         if (number := self._counted((process.name, address))) > most:
             self._fail(f"{process} opened {number} connections to {address[0]} within a second")

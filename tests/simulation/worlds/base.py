@@ -91,6 +91,10 @@ class World(ABC):
         """Seconds in addition that its servers have for their answers to one acquisition."""
         return 0.0
 
+    def keeps_connections(self, address: Address) -> bool:
+        """Whether those to that server are used again and again."""
+        return False
+
     def longest_call(self, operation: str, ttl: float) -> float:
         """Seconds that a call of the store lasts at most where nothing fails, but for the ways of its bytes."""
         return inf

@@ -6,13 +6,14 @@ import random
 from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from django_distlock import LockBackendError
 from django_distlock.backends.redis.keys import ClusterKeys
 
 from ..plan import HORIZON, MANY_NAMES, MOST_FAULT, NAMES, Fault, lasts
 from ..servers.cluster_bus import slot_of
 from ..servers.redis_cluster import Cluster, Node
 from .islands import Islands
-from .redis import ServersWorld, holder_in, left_in
+from .redis import FAILOVER_TIMEOUT, ServersWorld, holder_in, left_in
 from .server_faults import ServerFaults
 
 if TYPE_CHECKING:
@@ -84,6 +85,10 @@ class ClusterWorld(ServersWorld):
 
     def _present_primaries(self) -> Iterator[Node]:
         return (node for node in self.cluster.nodes if node.is_primary)
+
+    def patience(self, error: LockBackendError) -> float:
+        """Another server may take over (docs/settings.md, "How long a call lasts")."""
+        return 0.0 if "grants the lock" in str(error) else FAILOVER_TIMEOUT
 
     def delayed_until(self, process: Process, address: Address) -> float:
         return self._islands.delayed_until(process, address)

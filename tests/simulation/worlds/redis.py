@@ -15,10 +15,11 @@ from .base import World
 from .server_faults import STATES, ServerFaults
 
 if TYPE_CHECKING:
-    from ..engine.network import Socket
+    from ..engine.network import Address, Socket
     from ..engine.scheduler import Process
     from ..simulation import Simulation
 
+FAILOVER_TIMEOUT = 30.0  # seconds, as docs/settings.md has it
 IDLE = 0.2  # seconds without a byte
 BACKEND = "django_distlock.backends.redis.RedisBackend"
 
@@ -43,6 +44,9 @@ class ServersWorld(World):
         for socket in self.simulation.network.sockets:
             if socket.process.name == who and socket.idle_for > IDLE:
                 socket.drop_all()
+
+    def keeps_connections(self, address: Address) -> bool:
+        return True
 
     def cut(self, socket: Socket) -> None:
         for server in self.servers.values():

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
+from django_distlock import LockBackendError
+
 from ..plan import Fault, lasts
 from ..servers.replication import ReplicatedServer
 from ..servers.sentinels import Sentinel, watched
 from .islands import Islands
-from .redis import BACKEND, ServersWorld, left_in
+from .redis import BACKEND, FAILOVER_TIMEOUT, ServersWorld, left_in
 from .server_faults import ServerFaults
 
 if TYPE_CHECKING:
@@ -113,6 +115,14 @@ class SentinelWorld(ServersWorld):
         sentinel: Any = self.servers[who]
         if isinstance(sentinel, Sentinel) and sentinel.service and sentinel.is_up:
             sentinel.force_failover(sentinel.service)
+
+    def keeps_connections(self, address: Address) -> bool:
+        """A sentinel that is asked who the master is, is asked over a connection of its own."""
+        return any(server.address == address for server in self.data.values())
+
+    def patience(self, error: LockBackendError) -> float:
+        """Another server may take over (docs/settings.md, "How long a call lasts")."""
+        return 0.0 if "grants the lock" in str(error) else FAILOVER_TIMEOUT
 
     def delayed_until(self, process: Process, address: Address) -> float:
         return self._islands.delayed_until(process, address)
