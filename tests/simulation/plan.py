@@ -97,6 +97,11 @@ CROWD = Profile(
     processes=(1, 1), names=(MANY_NAMES,), calls=(40, 60), within=(0.1,), anytime_share=0.1, ttls=((5.0,), (20.0,)),
     works=(0.01,), wait_share=0.5, faults=(),
 )  # fmt: skip
+# Servers end while they are asked.
+ENDS = Profile(
+    names=("a", "abc"), calls=(15, 40), within=(8.0, HORIZON), ttls=((2.0, 5.0),), works=(0.01, 0.1), wait_share=0.8,
+    faults=("crash", "power_loss", "hang", "cut"), most_faults=12,
+)  # fmt: skip
 # Connections that stood idle do not answer any more.
 STALE = Profile(
     names=("a", "abc"), calls=(10, 30), within=(HORIZON,), ttls=((20.0,), (2.0, 5.0)), works=(0.01, 0.5),

@@ -30,7 +30,8 @@ from .engine.loop import Loop
 from .engine.network import Address, Network
 from .engine.scheduler import BusyLoop, Process, Scheduler
 from .engine.threads import Thread
-from .judges.calls import AFTERMATH, Judges, Violation
+from .judges.calls import Judges, Violation
+from .judges.pace import AFTERMATH
 from .plan import HORIZON, MOST_FAULT, PROCESSES, Event, Fault, draw_plan, lasts
 
 if TYPE_CHECKING:
@@ -362,8 +363,15 @@ class Simulation:
     def last_fault_of_servers(self) -> float:
         return max(self._servers_disturbed_until.values(), default=-inf)
 
+    def last_fault_anywhere(self) -> float:
+        return max(self.last_fault(), *self._servers_disturbed_until.values(), -inf)
+
     def last_fault_of(self, server: str) -> float:
         return self._servers_disturbed_until[server]
+
+    def last_fault_of_process(self, process: Process) -> float:
+        """Alone, whatever servers do."""
+        return self._disturbed_until[process.name]
 
     def last_failure(self, process: Process) -> float:
         """When calls of that process last had a reason to fail, or will have one."""

@@ -20,7 +20,7 @@ from ..calls import BodyError
 from ..engine.lines import Struck
 from ..engine.scheduler import Process
 from .holders import HolderJudge, Passed
-from .pace import PaceJudge
+from .pace import AFTERMATH, PaceJudge
 
 if TYPE_CHECKING:
     from ..simulation import Simulation
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 BEYOND = 1.0  # seconds that an acquisition may last beyond its wait (docs/settings.md, "How long a call lasts")
 REQUESTS_TO_ADOPT = 3
 SCHEDULING = 1.0  # seconds that threads and the network may take in addition
-AFTERMATH = 8.0  # seconds after a fault in which connections may be found dead
 WAYS = 30  # ways that bytes go at most, to connect and to renew, before a lease is over
 WAYS_OF_CALL = 40  # the same, to connect and to ask twice
 LAST_PAUSE = 0.6  # seconds before its end in which a call begins no further attempt
@@ -48,6 +47,7 @@ class Judge:
         self.process = process
         self.about = about
         self.name: str = about.get("name", "")
+        self.text = ""  # of the lease that it adopts
         self.began = self.asked_at = judges.now
         self.stopped_before = process.stopped_for
         self.granted_at = self.began
@@ -248,6 +248,7 @@ class Judges:
 
     def _logged(self, record: logging.LogRecord) -> None:
         """Nothing fails unseen in a background thread or a task of the package."""
+        self._simulation.world.logged(record)
         self._simulation.tell(f"log {record.levelname} {record.getMessage()[:200]}")
         if record.exc_info and record.exc_info[1]:
             self.fail(f"logged: {record.getMessage()}", record.exc_info[1])
@@ -276,6 +277,7 @@ class Judges:
         with self.acquiring(process, {"text": text[-6:]}) as judge:
             if passed := self.holders.passed.get(text):
                 judge.passed = self.holders.passed[text] = passed._replace(tries=passed.tries + 1)
+                judge.text = text
             yield judge
 
     @contextmanager
@@ -420,7 +422,7 @@ class Judges:
     def _passed_may_be_lost(self, judge: Judge, passed: Passed) -> bool:
         """What was detached is there for whoever adopts it in time, and for as long as it is renewed."""
         if (
-            passed.tries > 1
+            self.holders.passed[judge.text].tries > 1  # also by who came later, and was quicker
             or self.may_fail(passed.asked_at)
             or any(freed_at >= passed.asked_at for name, freed_at in self._freed_at if name == passed.name)
         ):

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 MOST_REPEATS = 60  # of one request to one server, in a second; the shortest leases are renewed 30 times
 MOST_CONNECTIONS = 12  # that each call under way, and what is in the background, begins to one server, in a second
+AFTERMATH = 8.0  # seconds after a fault in which connections may be found dead
 FAR = 0.01  # seconds to a server, from which on the time of the shortest calls is over before it answers
 
 
@@ -36,7 +37,7 @@ class PaceJudge:
         is_explained = (
             getattr(socket.session, "channels", True)
             or not world.keeps_connections(socket.address)
-            or self._simulation.judges.may_fail(now)
+            or self._may_fail()
             or self._simulation.longest_distance_since(now - 1.0) > FAR
             or now - self._cancelled_at[process] < 1.0
         )
@@ -45,7 +46,7 @@ class PaceJudge:
 
     def connects(self, process: Process, address: Address) -> None:
         now = self._simulation.scheduler.now
-        if now - self._closed_at.get((process, address), -inf) < 1.0 and not self._simulation.judges.may_fail(now):
+        if now - self._closed_at.get((process, address), -inf) < 1.0 and not self._may_fail():
             self._fail(f"{process} connects to {address[0]}, to which it closed a connection just before that worked")
         most = MOST_CONNECTIONS * (2 + self._simulation.judges.calls_of(process))
         if (number := self._counted((process.name, address))) > most:
@@ -62,6 +63,10 @@ class PaceJudge:
             most = MOST_REPEATS * (2 + self._simulation.judges.calls_of(process))
         if (number := self._counted((process.name, address, *words))) > most:
             self._fail(f"{process} sent {' '.join(words)[:80]} to {address[0]} {number} times within a second")
+
+    def _may_fail(self) -> bool:
+        """Also at one server of many."""
+        return self._simulation.last_fault_anywhere() > self._simulation.scheduler.now - AFTERMATH
 
     def _counted(self, key: Hashable) -> int:
         """How often that happened in the last second."""

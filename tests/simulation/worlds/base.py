@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
+from logging import LogRecord
 from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -70,6 +71,10 @@ class World(ABC):
 
     def promised(self, name: str, token: str, about: Mapping[str, Any]) -> None:
         """A lease was granted for a call with these options."""
+        return
+
+    def logged(self, record: LogRecord) -> None:
+        """The package has told its operators that."""
         return
 
     def watch(self) -> None:

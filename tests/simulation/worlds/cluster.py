@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from django_distlock import LockBackendError
 from django_distlock.backends.redis.keys import ClusterKeys
 
-from ..plan import HORIZON, MANY_NAMES, MOST_FAULT, NAMES, Fault, lasts
+from ..plan import ENDS, HORIZON, MANY_NAMES, MOST_FAULT, NAMES, PROFILES, Fault, lasts
 from ..servers.cluster_bus import slot_of
 from ..servers.redis_cluster import Cluster, Node
 from .islands import Islands
@@ -48,6 +48,7 @@ class Succession:
 
 class ClusterWorld(ServersWorld):
     name = "cluster"
+    profiles = (*PROFILES, (2, ENDS))
     ways_to_connect = 40  # three nodes are asked for their slot maps, over new connections, and then the owner
 
     def __init__(self, simulation: Simulation) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection, Mapping, Sequence
+from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..engine.network import Address
-from ..plan import PROCESSES, Fault, lasts
+from ..plan import PROCESSES, Draw, Fault, lasts
 
 if TYPE_CHECKING:
     from ..engine.scheduler import Process
@@ -35,20 +36,27 @@ class Islands:
         self._among = [*(servers if among is None else among), *PROCESSES]
         self._names = {server.address: name for name, server in servers.items()}
         self._islands: list[Island] = []
+        self._last_for_processes = -inf
         self._network.passes = self._passes
 
     def fault(self, on: Sequence[str]) -> Fault:
         return Fault(self._separate, on, self._draw)
 
-    def fault_of_servers(self, on: Sequence[str]) -> Fault:
+    def fault_of_servers(self, on: Sequence[str], draw: Draw = lasts) -> Fault:
         """One hears no other server, and is not heard by them."""
-        return Fault(self._separate_from_servers, on, lasts)
+        return Fault(self._separate_from_servers, on, draw)
+
+    @property
+    def last_for_processes(self) -> float:
+        """Until when one was, or will be, that some processes do not reach."""
+        return self._last_for_processes
 
     def _draw(self, chance: random.Random) -> Mapping[str, Any]:
         others = [name for name in self._among if chance.random() < SHARE]
         return {**lasts(chance), "others": "+".join(others)}
 
     def _separate(self, who: str, seconds: float, others: str) -> None:
+        self._last_for_processes = max(self._last_for_processes, self._scheduler.now + seconds)
         self._islands.append(Island(frozenset([who, *others.split("+")]), self._scheduler.now + seconds))
 
     def _separate_from_servers(self, who: str, seconds: float) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import random
+from collections import defaultdict
+from collections.abc import Collection, Mapping
+from logging import LogRecord
 from typing import TYPE_CHECKING, Any
 
 from django_distlock import LockBackendError
+from django_distlock.backends.redis.sentinel.discovery import Master
 
-from ..plan import Fault, lasts
+from ..plan import ENDS, PROFILES, Fault, lasts
 from ..servers.replication import ReplicatedServer
 from ..servers.sentinels import Sentinel, watched
 from .islands import Islands
@@ -17,14 +21,21 @@ from .server_faults import ServerFaults
 if TYPE_CHECKING:
     from ..engine.network import Address
     from ..engine.scheduler import Process
+    from ..servers.sessions import Session
     from ..simulation import Simulation
 
 SERVICE = "mymaster"
+LEAVES = 6.0  # seconds in which each sentinel is asked, one a second, and connections are made
 LATELY = 15.0  # seconds after a change of roles in which the former primary may have granted what the new one has not
+
+
+def _lasts_long(chance: random.Random) -> Mapping[str, Any]:
+    return {"seconds": round(chance.uniform(3.0, 15.0), 3)}
 
 
 class SentinelWorld(ServersWorld):
     name = "sentinel"
+    profiles = (*PROFILES, (2, ENDS))
 
     def __init__(self, simulation: Simulation) -> None:
         super().__init__(simulation)
@@ -33,9 +44,10 @@ class SentinelWorld(ServersWorld):
             f"r{number}": ReplicatedServer(network, (f"10.0.0.{number}", 6379), self.executed) for number in (1, 2, 3)
         }
         primary, *replicas = self.data.values()
+        min_replicas = simulation.chance.choice([0, 1])  # 0: a former primary that is cut off goes on
         for server in self.data.values():
             server.sync_seconds = 0.1
-            server.min_replicas = 1
+            server.min_replicas = min_replicas
         for replica in replicas:
             replica.follow(primary.address)
         addresses = [(f"10.0.1.{number}", 26379) for number in (1, 2, 3)]
@@ -48,6 +60,8 @@ class SentinelWorld(ServersWorld):
         self._islands = Islands(simulation, self.servers)
         self._roles = self._present_roles()
         self._changed_at = -LATELY
+        self._promoted_at: defaultdict[Address, float] = defaultdict(float)
+        self._named: tuple[object, float] = (None, 0.0)  # whom all sentinels name as the primary, and since when
         self.scheduler.at(0.05, self._look)
 
     def setting(self) -> dict[str, Any]:
@@ -61,11 +75,44 @@ class SentinelWorld(ServersWorld):
         """A change of roles is a fault, too."""
         roles = self._present_roles()
         if roles != self._roles:
+            for server, is_primary, was_primary in zip(self.data.values(), roles, self._roles, strict=True):
+                if is_primary and not was_primary:
+                    self._promoted_at[server.address] = self.scheduler.now
             self._roles, self._changed_at = roles, self.scheduler.now
             self.simulation.tell(f"primaries: {[server.address[0] for server in self._primaries()]}")
         if sum(roles) != 1 or any(server.link is None and server.primary is not None for server in self.data.values()):
             self.simulation.disturb("", self.scheduler.now)
+        named = self._named_by_all()
+        if named != self._named[0]:
+            self._named = named, self.scheduler.now
         self.scheduler.at(0.05, self._look)
+
+    def _named_by_all(self) -> Address | None:
+        working = [one.service for one in self.sentinels if one.is_up and not one.is_hanging]
+        named = {service and service.primary.address for service in working}
+        return named.pop() if len(named) == 1 and len(working) == len(self.sentinels) else None
+
+    def executed(self, session: Session, command: list[str], reply: Any) -> None:
+        super().executed(session, command, reply)
+        if command[0] == "EVALSHA":
+            self._judge_primary(session)
+
+    def _judge_primary(self, session: Session) -> None:
+        """Who asks a former primary leaves it when the sentinels have another one (docs/topologies/sentinel.md)."""
+        process, (named, since) = session.socket.process, self._named
+        moment = max(since, self.simulation.last_fault_of_process(process), self._islands.last_for_processes)
+        asked = session.server.address
+        is_former = named is not None and self._promoted_at[asked] < self._promoted_at[named]
+        if named and is_former and self.scheduler.now - moment > LEAVES:
+            since = f"since {moment:.3f} s all sentinels name {named[0]}"
+            self.simulation.judges.fail(f"{process} asks {asked[0]} still; {since}")
+
+    def logged(self, record: LogRecord) -> None:
+        """Nobody goes back from a primary to a former one."""
+        if "The master of" in record.msg and isinstance(record.args, tuple):
+            _, now, before = record.args
+            if isinstance(now, Master) and isinstance(before, Master) and now.epoch < before.epoch and not now.is_reset:
+                self.simulation.judges.fail(f"a process left {before} for {now}, which was the master before it")
 
     def _primaries(self) -> list[ReplicatedServer]:
         return [server for server in self.data.values() if server.primary is None]
@@ -97,6 +144,7 @@ class SentinelWorld(ServersWorld):
             "lag": Fault(self._lag, [*self.data], lasts),
             "failover": Fault(self._fail_over, [*sentinels]),
             "island": self._islands.fault([*self.data]),
+            "deaf": self._islands.fault_of_servers([*self.data], _lasts_long),  # succeeded, and does not know it
         }
 
     def _forget(self, who: str, seconds: float) -> None:
