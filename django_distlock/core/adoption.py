@@ -45,6 +45,8 @@ class AdoptedLease(Lease):
             granted_clock=min(now, now - (wall_clock() - detached.granted_at)),
         )  # fmt: skip
         self._deadline = now + detached.remaining  # at most: the store is asked what is left
+        if not self._renews:
+            self._due = self._deadline  # by then it is over, and there is nothing to do for it before
         self._handle = Lock(self.name, self.using, Options(detached.terms))
         self._proof = proof
 

@@ -150,8 +150,9 @@ class QuorumWorld(ServersWorld):
         return self._islands.delayed_until(process, address)
 
     def asking_time(self, ttl: float) -> float:
-        """The nodes are asked up to three times (docs/settings.md, "How long a call lasts")."""
-        return 3 * (self._node_timeout or max(0.05, min(ttl / 20, 1.0)))
+        """For a connection, and up to three times for the nodes (docs/settings.md, "How long a call lasts")."""
+        queues = CONNECT_TIMEOUT if self._max_connections == 1 else 0.0
+        return queues + 3 * (self._node_timeout or max(0.05, min(ttl / 20, 1.0)))
 
     def longest_call(self, operation: str, ttl: float) -> float:
         return inf if self._max_connections == 1 else self.asking_time(ttl)
