@@ -155,7 +155,7 @@ class Judge:
             case LockBackendError():
                 if self.is_waiting:
                     self._answered()
-                is_explained = self.is_far or judges.patience(error) == inf
+                is_explained = self.is_far or judges.patience(error, self.about.get("wait", 0)) == inf
                 if not is_explained and not judges.calls_may_fail(self.began, self.process):
                     judges.fail(f"{self}: {error!r}, though nothing failed")
                 if self.lease is None and not error.is_final:

@@ -87,7 +87,7 @@ class ClusterWorld(ServersWorld):
     def _present_primaries(self) -> Iterator[Node]:
         return (node for node in self.cluster.nodes if node.is_primary)
 
-    def patience(self, error: LockBackendError) -> float:
+    def patience(self, error: LockBackendError, wait: float | None) -> float:
         """Another server may take over (docs/settings.md, "How long a call lasts")."""
         return 0.0 if "grants the lock" in str(error) else FAILOVER_TIMEOUT
 

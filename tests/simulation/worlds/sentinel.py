@@ -168,7 +168,7 @@ class SentinelWorld(ServersWorld):
         """A sentinel that is asked who the master is, is asked over a connection of its own."""
         return any(server.address == address for server in self.data.values())
 
-    def patience(self, error: LockBackendError) -> float:
+    def patience(self, error: LockBackendError, wait: float | None) -> float:
         """Another server may take over (docs/settings.md, "How long a call lasts")."""
         return 0.0 if "grants the lock" in str(error) else FAILOVER_TIMEOUT
 
