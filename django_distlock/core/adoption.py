@@ -51,9 +51,15 @@ class AdoptedLease(Lease):
         self._proof = proof
 
     def __enter__(self) -> Self:
-        self.ensure_held()
-        self._handle._holds.enter(Hold(current_execution(), by_with=True, reentrant=self._terms.reentrant), self)
-        return self
+        try:
+            self.ensure_held()
+            self._handle._holds.enter(Hold(current_execution(), by_with=True, reentrant=self._terms.reentrant), self)
+            return self
+        except (LockLost, LockNotHeld):
+            raise
+        except BaseException:  # nobody will leave it
+            self._release_after_interrupt()
+            raise
 
     async def __aenter__(self) -> Self:
         return self.__enter__()

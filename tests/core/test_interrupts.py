@@ -76,6 +76,13 @@ def iterated(name):
     list(iterator(name))
 
 
+def adopted(name):
+    with lock(name, ttl=TTL) as lease:
+        text = lease.detach()
+    with adopt(text):
+        pass
+
+
 def in_a_transaction(name):
     with transaction.atomic(), lock(name, ttl=TTL):
         pass
@@ -105,6 +112,15 @@ def held_for_ever(way, *files):
 def test_nothing_is_held_for_ever(backend, way):
     assert held_for_ever(way) == {}
     eventually(lambda: not list(backend.names()))
+
+
+@pytest.mark.parametrize("backend", ["locmem"], indirect=True)
+def test_an_adopted_lease_is_held_by_whoever_has_begun_its_with(backend):
+    """Before its first step, neither the begin nor the end of the ``with`` knows that it was called."""
+    begins = ("__enter__ at its begin", "__exit__ at its begin")
+    held = {name: point for name, point in held_for_ever(adopted).items() if not point.endswith(begins)}
+    assert held == {}
+    locks.close()
 
 
 @pytest.mark.parametrize("backend", ["redis", "locmem"], indirect=True)

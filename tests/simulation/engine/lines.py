@@ -19,7 +19,7 @@ import django_distlock
 from .scheduler import Scheduler
 
 PACKAGE = str(Path(django_distlock.__file__).parent)
-STRUCK = (f"{PACKAGE}/core/",)  # where exceptions strike
+STRUCK = f"{PACKAGE}/core/"  # where exceptions strike
 
 
 class Struck(Exception):
@@ -60,10 +60,18 @@ class Lines:
             execution = _execution()
             if (left := self._left.get(execution)) is not None:
                 self._left[execution] = max(0, left - 1)
-                if left == 0 and not _is_at_with(frame) and not _is_finalizing(frame):
+                if left == 0 and _runs_handlers(frame) and not _is_finalizing(frame):
                     del self._left[execution]
                     raise Struck if isinstance(execution, asyncio.Task) or self._scheduler.steps % 2 else StruckHard
         return self._line
+
+
+def _runs_handlers(frame: FrameType) -> bool:
+    """Python runs none between two plain statements that call nothing."""
+    before, line = (linecache.getline(frame.f_code.co_filename, frame.f_lineno - number) for number in (1, 0))
+    is_plain = before.strip() and "(" not in before and not before.rstrip().endswith(":")
+    is_next = len(before) - len(before.lstrip()) == len(line) - len(line.lstrip())
+    return not (is_plain and is_next) and not _is_at_with(frame)
 
 
 def _is_at_with(frame: FrameType) -> bool:
