@@ -140,8 +140,8 @@ class LockRequest:
     """One caller's request for one name; the same token goes with every attempt.
 
     ``in_doubt``: a command with this token got no reply and may still arrive at the store.
-    ``is_held``: its token has the lock already, and is only to be shown with another holder. An attempt that fails
-    gives nothing back.
+    ``held_fence``: the number with which its token has the lock already, and is only to be shown with another holder.
+    An attempt that fails gives nothing back. 0: it is not held.
     ``inbox``: where the store tells this waiter that the lock was handed to it; "" before it queued.
     ``place``: its place in the store's queue, to which it comes back when it was dropped.
     ``deadline``: until when its caller waits, on ``clock()``.
@@ -157,7 +157,7 @@ class LockRequest:
     holder: Holder
     token: str = field(default_factory=new_token, repr=False)
     in_doubt: bool = False
-    is_held: bool = False
+    held_fence: int = 0
     inbox: str = ""
     place: str = ""
     deadline: float = inf

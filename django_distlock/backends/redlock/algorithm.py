@@ -45,12 +45,17 @@ class Redlock:
     # Acquire
 
     def acquire(self, request: LockRequest, last_try: bool) -> NodeSteps[Grant | LockInfo]:
-        proposal, sent_at = self.fences.propose(), clock()
-        exchanges = yield self._to_all([self._acquire(request, proposal, "new")], is_decided)
+        proposal, sent_at = max(self.fences.propose(), request.held_fence + 1), clock()
+        enough = all_settled if request.held_fence else is_decided
+        exchanges = yield self._to_all([self._acquire(request, proposal, "new")], enough)
         votes = Votes.of(exchanges)
         if votes.is_granted:
             numbers = list(votes.granted.values())
             self.fences.observe(max(numbers))
+            # What a node grants anew has the proposed number, or a larger one.
+            if request.held_fence and sum(number < proposal for number in numbers) >= self.majority:
+                self._remember_late(request, exchanges)
+                return Grant(request.held_fence, sent_at)
             fence = fence_of(numbers, self.majority)
             if not is_known(fence, numbers, self.majority):
                 confirmed = yield self._to_all([self._acquire(request, fence, "keep")], is_decided)
@@ -61,7 +66,7 @@ class Redlock:
         if votes.is_down and not last_try and _may_be_stale(exchanges):
             request.in_doubt = True
             raise StaleConnections
-        if not request.is_held:
+        if not request.held_fence:
             yield from self._undo(request, exchanges, votes)
         if votes.is_down:
             raise self.explain([votes.failed.get(node) for node in range(self.size)])

@@ -518,6 +518,21 @@ def test_an_adoption_whose_majority_hangs_leaves_the_lease_to_the_next(quorum, c
     eventually(lambda: not any("lock:name" in keys for keys in _locks(quorum)))
 
 
+@pytest.mark.parametrize("adopt", [adopt, lambda text: asyncio.run(aadopt(text))], ids=["in a thread", "in a task"])
+def test_an_adoption_knows_its_lease_by_whatever_numbers_the_nodes_have_for_it(nodes, redlock_locks, adopt):
+    handle = lock("name", ttl=60)
+    assert handle.acquire()
+    first = lease_of(handle)
+    spread(locks["default"], request_of(first))
+    prepare(nodes[:2], "name", [TAKEN, TAKEN])
+    for node in nodes[3:]:  # where the lease was granted late, after a larger number
+        token, state, number, holder = node.get("lock:name").split(" ", 3)
+        node.set("lock:name", f"{token} {state} {int(number) + 1:016} {holder}", keepttl=True)
+    lease = adopt(first.detach())
+    assert lease.fence == first.fence
+    lease.release()
+
+
 class TestRenewal:
     def test_needs_a_majority_and_is_lost_at_the_deadline_without(self, quorum, configured, calls):
         configured(quorum.urls, OPTIONS={"node_timeout": 0.05, "socket_connect_timeout": 0.1})
