@@ -206,7 +206,7 @@ class Lease:
         return self.ttl if ttl is None else check_ttl(ttl)
 
     def _was_renewed(self, renewed: bool | None, sent_at: float, ttl: float) -> None:
-        if renewed is None:
+        if renewed is None and not self._ended:  # a release on its way has reached some nodes, not others
             raise LockBackendError(
                 f"No majority of nodes says whether the lock {self.name!r} stands; it is not renewed."
             )

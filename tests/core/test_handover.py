@@ -438,6 +438,24 @@ class TestRenewalOnItsWay:
         assert told == []
         assert lease.state is State.RELEASED
 
+    def test_nor_is_it_a_failure_where_nodes_disagree_meanwhile(self, backend, calls, monkeypatch):
+        mutex = lock("name")
+        mutex.acquire()
+        lease = lease_of(mutex)
+
+        def renew(wanted):
+            mutex.release()
+            return [None]
+
+        async def arenew(wanted):
+            await mutex.arelease()
+            return [None]
+
+        monkeypatch.setattr(backend, "renew", renew)
+        monkeypatch.setattr(backend, "arenew", arenew)
+        with pytest.raises(LockNotHeld, match="was released already"):
+            calls(lease).renew()
+
 
 class TestRefusing:
     def test_a_text_is_adopted_once(self, backend, worker):
