@@ -49,7 +49,7 @@ class Judge:
         self.name: str = about.get("name", "")
         self.text = ""  # of the lease that it adopts
         self.began = self.asked_at = judges.now
-        self.stopped_before = process.stopped_for
+        self.stopped_before = self.stopped_at_first = process.stopped_for
         self.granted_at = self.began
         self.is_waiting = True
         self.is_leaving = False
@@ -155,7 +155,8 @@ class Judge:
             case LockBackendError():
                 if self.is_waiting:
                     self._answered()
-                is_explained = self.is_far or judges.patience(error, self.about.get("wait", 0)) == inf
+                is_explained = self.is_far or judges.was_paused(self) or judges.was_freed(self)
+                is_explained = is_explained or judges.patience(error, self.about.get("wait", 0)) == inf
                 if not is_explained and not judges.calls_may_fail(self.began, self.process):
                     judges.fail(f"{self}: {error!r}, though nothing failed")
                 if self.lease is None and not error.is_final:
@@ -407,13 +408,23 @@ class Judges:
         """The same, but for what calls survive."""
         return self._simulation.last_failure(process) > since - AFTERMATH
 
+    def was_paused(self, judge: Judge) -> bool:
+        """Whether threads of its process were paused between two lines for long: they may read an answer too late."""
+        world = self._simulation.world
+        return world.lines is not None and judge.process.stopped_for - judge.stopped_at_first > world.timeout / 2
+
+    def was_freed(self, judge: Judge) -> bool:
+        """By an operator. Where that meets the acquisition, a minority of nodes may have the lock."""
+        names = (judge.name, judge.about.get("inside"))
+        return any(freed_at >= judge.began for name, freed_at in self._freed_at if name in names)
+
     def may_be_lost(self, judge: Judge) -> bool:
-        about, names = judge.about, (judge.name, judge.about.get("inside"))
+        about = judge.about
         if self.calls_may_fail(judge.began, judge.process) or judge.is_far:
             return True
         if "text" in about:
             return judge.passed is None or self._passed_may_be_lost(judge, judge.passed)
-        if any(freed_at >= judge.began for name, freed_at in self._freed_at if name in names):
+        if self.was_freed(judge):
             return True
         if about.get("renew") is False and self.now >= judge.runs_out_at:
             return True

@@ -54,7 +54,7 @@ class CopyJudge:
             del self._unowned_since[copy]
         for copy, node in copies.items():
             asker = self._askers.get(copy.token)
-            is_kept = asker is None or not asker.process.is_alive or holders.is_ended_late(copy.token)
+            is_kept = asker is None or not asker.process.is_alive or holders.outlasts_its_release(copy.token)
             if asker is None or is_kept or node.was_deaf_at > asker.at or holders.owns(copy.name, copy.token, asker.at):
                 self._unowned_since.pop(copy, None)
                 continue

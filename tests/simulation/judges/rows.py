@@ -109,7 +109,8 @@ class RowJudge:
                 self._fail(f"min_hold was cut short by the grant to {after.token[:6]}")
             if after.state == CLAIMED and after.expires > now + Timing.grant_ttl + GRAIN:
                 self._fail(f"S7: what was handed to {after.token[:6]} is kept for it too long")
-        self._granted_at[after.token] = self._now
+        # It was decided when the row was read; a number is not older than that.
+        self._granted_at[after.token] = self._now - max(0.0, now - after.fence / 1e6)
 
     def _judge_order(self, before: RowState, after: RowState) -> None:
         place = self._places.get(after.token, inf)
