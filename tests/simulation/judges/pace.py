@@ -25,6 +25,7 @@ class PaceJudge:
         self._simulation = simulation
         self._times: defaultdict[Hashable, deque[float]] = defaultdict(deque)
         self._closed_at: dict[tuple[Process, Address], float] = {}
+        self._served_at: dict[tuple[Process, Address], float] = {}  # when a command of that process was executed there
         self._cancelled_at: defaultdict[Process, float] = defaultdict(lambda: -inf)
 
     def cancels(self, process: Process) -> None:
@@ -40,6 +41,7 @@ class PaceJudge:
             or self._may_fail()
             or self._simulation.longest_distance_since(now - 1.0) > FAR
             or now - self._cancelled_at[process] < 1.0
+            or now - self._served_at.get((process, socket.address), -inf) > 1.0
         )
         if not is_explained:
             self._closed_at[process, socket.address] = now
@@ -54,6 +56,7 @@ class PaceJudge:
 
     def asks(self, process: Process, address: Address, command: list[str]) -> None:
         """A command without its arguments, or a script with the token of its request."""
+        self._served_at[process, address] = self._simulation.scheduler.now
         words = command[:2]
         if command[0].upper() in ("EVALSHA", "EVAL"):
             keys = int(command[2])
