@@ -55,8 +55,9 @@ class CopyJudge:
         for copy, node in copies.items():
             asker = self._askers.get(copy.token)
             is_kept = asker is None or not asker.process.is_alive or holders.outlasts_its_release(copy.token)
-            # A release that meets a failure does not always get to all nodes before the lease ends.
-            is_kept = is_kept or (asker is not None and self._simulation.judges.may_fail(asker.at))
+            # A release that meets a failure of a node does not always get there (docs/redlock.md, "Run the nodes").
+            failed_at = max(node.failed_at, self._simulation.last_fault())
+            is_kept = is_kept or (asker is not None and failed_at > asker.at)
             if asker is None or is_kept or node.was_deaf_at > asker.at or holders.owns(copy.name, copy.token, asker.at):
                 self._unowned_since.pop(copy, None)
                 continue
