@@ -76,7 +76,7 @@ def test_a_lease_that_runs_out_soon(backend, gets_in):
 
 def test_a_rest(backend, gets_in):
     if not backend.supports_queue:
-        pytest.skip("looks several times a second by itself")
+        pytest.skip("this backend has no queue: who waits looks several times a second by itself")
     holder = lock_request(ttl=LONG)
     granted(backend, holder)
     second = gets_in()
@@ -139,7 +139,7 @@ def test_one_after_the_other_in_a_process(backend, gets_in):
 def test_whoever_was_handed_the_lock_has_it_for_its_ttl(backend, ttl):
     """However long it was kept for it before."""
     if not backend.supports_queue:
-        pytest.skip("hands nothing over")
+        pytest.skip("this backend has no queue, so it hands nothing over")
     holder, waiter = lock_request(ttl=LONG), lock_request(ttl=ttl)
     granted(backend, holder)
     backend.acquire(waiter, queue=True)

@@ -30,6 +30,7 @@ REQUESTS_TO_ADOPT = 3
 SCHEDULING = 1.0  # seconds that threads and the network may take in addition
 WAYS = 30  # ways that bytes go at most, to connect and to renew, before a lease is over
 WAYS_OF_CALL = 40  # the same, to connect and to ask twice
+SOON, WAYS_TO_ASK = 0.3, 10  # seconds, and ways to connect and ask: then who was told something has done it
 LAST_PAUSE = 0.6  # seconds before its end in which a call begins no further attempt
 NEARLY = 0.95  # of a length of time, by clocks that drift
 UNSERVED = 6.0  # seconds for which a free lock may be waited for where nothing fails
@@ -215,6 +216,11 @@ class Judges:
     @property
     def now(self) -> float:
         return self._scheduler.now
+
+    @property
+    def soon(self) -> float:
+        """Seconds in which a process does what it was told."""
+        return SOON + WAYS_TO_ASK * self.distance
 
     @property
     def time_to_connect(self) -> float:

@@ -46,7 +46,7 @@ class HolderJudge:
         self._told_released: set[tuple[str, str]] = set()
         signals.lock_lost.connect(self._lost, weak=False)
         signals.lock_released.connect(self._released, weak=False)
-        signals.lock_released.asend_robust = self._areleased  # type: ignore[method-assign]
+        signals.lock_released.asend_robust = self._areleased  # type: ignore[method-assign] - of this signal alone
 
     @property
     def _now(self) -> float:

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from ..engine.scheduler import Process
     from ..simulation import Simulation
 
-SOON, WAYS = 0.3, 10  # seconds, and ways that bytes go to connect and ask: then who was told something has done it
 DECIDES = 2.0  # seconds at most between the look of a call at the row and its change
 MOST_LOOKS = 14  # of a waiter at a lock that does not move, in WINDOW seconds
 WINDOW = 2.0
@@ -63,12 +62,12 @@ class Looks:
 
 
 class RowJudge:
-    """S1, S3, S4, S7, S10, S11, S12 and min_hold of one lock. ``soon``: seconds in which a waiter looks."""
+    """S1, S3, S4, S7, S10, S11, S12 and min_hold of one lock. ``looks_within``: seconds, of a waiter."""
 
-    def __init__(self, simulation: Simulation, name: str, soon: float) -> None:
+    def __init__(self, simulation: Simulation, name: str, looks_within: float) -> None:
         self._simulation = simulation
         self._name = name
-        self._looks_within = soon
+        self._looks_within = looks_within
         self._state = RowState(-inf)
         self._places: dict[str, float] = {}  # by token
         self._granted_at: dict[str, float] = {}  # by token
@@ -176,8 +175,8 @@ class RowJudge:
         idle = None if is_busy or not (state.state == CLAIMED or state.live(now)) else (state.fence, state.state)
         if idle is None or idle != self._idle_since[0]:
             self._idle_since = idle, self._now
-        late = self._now - self._idle_since[1]
-        if late > self._soon + self._looks_within and not self._simulation.judges.may_fail(self._idle_since[1]):
+        late, judges = self._now - self._idle_since[1], self._simulation.judges
+        if late > judges.soon + self._looks_within and not judges.may_fail(self._idle_since[1]):
             self._fail(f"S11: nobody took the lock for {late:.3f} s, though somebody stands in its queue")
 
     def _judge_owner(self, state: RowState, now: float) -> None:
@@ -189,16 +188,12 @@ class RowJudge:
         elif self._unowned_since[0] != state.token:
             self._unowned_since = state.token, self._now
         since = self._unowned_since[1]
-        if self._now - since > Timing.retry_delay + self._soon and not judges.may_fail(since):
+        if self._now - since > Timing.retry_delay + judges.soon and not judges.may_fail(since):
             self._fail(f"S4: nobody knows of the lease of {state.token[:6]} since {since:.3f} s")
 
     @property
     def _now(self) -> float:
         return self._simulation.scheduler.now
-
-    @property
-    def _soon(self) -> float:
-        return SOON + WAYS * self._simulation.judges.distance
 
     def _fail(self, text: str) -> None:
         self._simulation.judges.fail(f"{text} ({self._name})")
@@ -207,14 +202,14 @@ class RowJudge:
 class RowJudges:
     """Of all locks of a store whose clock is ``now()``, by their names."""
 
-    def __init__(self, simulation: Simulation, soon: float) -> None:
-        self._simulation, self._soon = simulation, soon
+    def __init__(self, simulation: Simulation, looks_within: float) -> None:
+        self._simulation, self._looks_within = simulation, looks_within
         self._of: dict[str, RowJudge] = {}
         self._lost_data_at = -inf
 
     def __getitem__(self, name: str) -> RowJudge:
         if name not in self._of:
-            self._of[name] = RowJudge(self._simulation, name, self._soon)
+            self._of[name] = RowJudge(self._simulation, name, self._looks_within)
         return self._of[name]
 
     def watch(self, now: float) -> None:

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from ..servers.sessions import Session
     from ..simulation import Simulation
 
-SOON, WAYS = 0.3, 10  # seconds, and ways that bytes go to connect and ask: then who was told something has done it
 SHORTER_BY_DRIFT = 0.002  # seconds, of a pause that a fast clock counts
 SCRIPTS = {script.sha: name for name, script in (("acquire", ACQUIRE), ("release", RELEASE), ("renew", RENEW))}
 
@@ -129,8 +128,7 @@ class StoreJudge:
 
     @property
     def soon(self) -> float:
-        """Seconds after which a process that was told something has done it."""
-        return SOON + WAYS * self.simulation.judges.distance
+        return self.simulation.judges.soon
 
     def fail(self, text: str) -> None:
         self.simulation.judges.fail(text)

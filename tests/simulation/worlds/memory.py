@@ -29,10 +29,10 @@ class MemoryWorld(World):
 
     def __init__(self, simulation: Simulation) -> None:
         super().__init__(simulation)
-        self.judge = RowJudges(simulation, soon=0.0)
-        state.acquire = self._watched(state.acquire)  # type: ignore[assignment]
+        self.judge = RowJudges(simulation, looks_within=0.0)
+        state.acquire = self._watched(state.acquire)  # type: ignore[assignment] - it takes the same, and returns the same
         state.release = self._watched(state.release)
-        Row.renew = self._watched(Row.renew)  # type: ignore[method-assign]
+        Row.renew = self._watched(Row.renew)  # type: ignore[method-assign] - it takes the same, and returns the same
 
     def _watched(self, change: Callable[..., Any]) -> Callable[..., Any]:
         """A change of a row, with the row before and after it."""
