@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Any
 
 from django.db import transaction
+from django.http import HttpRequest, StreamingHttpResponse
+from django.test import RequestFactory
 
-from django_distlock import Lease, aadopt, adopt, lock, locks
+from django_distlock import Lease, aadopt, adopt, distributed_lock, lock, locks
 from django_distlock.monitoring.inventory import force_release
 
 from .plan import Event
 
 if TYPE_CHECKING:
     from .engine.scheduler import Process
+    from .judges.calls import Judge
     from .simulation import Simulation
 
 LOOKS_FOR_TEXTS, PAUSE = 60, 0.05  # seconds between two looks
+PARTS = 4  # of the content of a response
 OPTIONS = ("ttl", "wait", "renew", "min_hold", "max_hold", "reentrant")
 
 
@@ -66,7 +70,7 @@ class Calls:
             if about.get("raises"):
                 raise BodyError
         if lease:
-            self._judges.holders.committed(process, lease)
+            self._judges.holders.freed(lease, "S14: its transaction has ended")
 
     async def awith_(self, process: Process, **about: Any) -> None:
         with self._judges.acquiring(process, about) as judge:
@@ -185,6 +189,94 @@ class Calls:
             [info] = await locks[process.name].alook([name])
             judge.got(None)
             assert info is None or info.name == name
+
+    def responds(self, process: Process, **about: Any) -> None:
+        """A view does, whose content is made slowly. ``ends``: how its server is done with the response."""
+        ends, request = about["ends"], RequestFactory().get("/")
+        with self._judges.acquiring(process, about) as judge:
+            streamed = self._judges.responding(judge)
+
+            @self._locks_view(process, about)
+            def view(request: HttpRequest) -> StreamingHttpResponse:
+                judge.got_by(process, about["name"])
+                return StreamingHttpResponse(self._parts(judge, about))
+
+            response = view(request)
+            streamed.begins()
+            try:
+                for number, _ in enumerate(response):
+                    streamed.is_open()
+                    if ends != "read" and number:
+                        break
+            except BodyError:
+                streamed.is_done()
+                raise
+            if ends == "dropped":
+                judge.lease = None  # released in the background, of which no signal tells
+                del response
+            else:
+                if ends == "closed":
+                    response.close()
+                elif ends == "replaced":
+                    request.close()
+                streamed.is_done()
+                response.close()
+        self._sleep(streamed.soon)
+        streamed.is_done()
+
+    async def aresponds(self, process: Process, **about: Any) -> None:
+        """In an event loop all is released in the background."""
+        ends, request = about["ends"], RequestFactory().get("/")
+        with self._judges.acquiring(process, about) as judge:
+            streamed = self._judges.responding(judge)
+
+            @self._locks_view(process, about)
+            async def view(request: HttpRequest) -> StreamingHttpResponse:
+                judge.got_by(process, about["name"])
+                return StreamingHttpResponse(self._aparts(judge, about))
+
+            response = await view(request)
+            streamed.begins()
+            judge.lease = None
+            number = 0
+            async with aclosing(aiter(response)) as parts:
+                async for _ in parts:
+                    streamed.is_open()
+                    number += 1
+                    if ends != "read" and number > 1:
+                        break
+            if ends == "closed":
+                response.close()
+            elif ends == "replaced":
+                request.close()
+            elif ends == "dropped":
+                del response
+        await asyncio.sleep(streamed.soon)
+        streamed.is_done()
+
+    def _locks_view(self, process: Process, about: Mapping[str, Any]) -> Any:
+        options = {key: about[key] for key in OPTIONS if key in about}
+        return distributed_lock(about["name"], using=process.name, on_busy="raise", **options)
+
+    def _parts(self, judge: Judge, about: Mapping[str, Any]) -> Iterator[bytes]:
+        try:
+            for number in range(PARTS):
+                self._sleep(about["works"] / PARTS)
+                if number == 1 and about.get("raises"):
+                    raise BodyError
+                yield b"part"
+        finally:
+            judge.leaves()
+
+    async def _aparts(self, judge: Judge, about: Mapping[str, Any]) -> AsyncIterator[bytes]:
+        try:
+            for number in range(PARTS):
+                await asyncio.sleep(about["works"] / PARTS)
+                if number == 1 and about.get("raises"):
+                    raise BodyError
+                yield b"part"
+        finally:
+            judge.leaves()
 
     # With the lock
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from string import ascii_lowercase
@@ -184,6 +184,8 @@ PROFILES: Sequence[Weighed] = (
     ),
 )  # fmt: skip
 
+RESPONSE_MAX_HOLD = 6.0  # seconds for which a response keeps the lock of its view
+RESPONSES_SHARE, MOST_RESPONSES = 0.4, 6  # of runs, and in one
 AIMED = 4  # faults of a run of the first profile that are aimed at an operation, each seed at others
 
 
@@ -229,7 +231,29 @@ def draw_plan(
             who = chance.choice([*fault.on]) if fault.on else ""
             about = {**fault.draw(chance), "during": operation}
             plan.append(Event(round(chance.uniform(0, within), 3), kind, who, about))
+    plan += _draw_responses(seed, profile, processes, names, ttls)
     return sorted(plan, key=lambda event: event.at)
+
+
+def _draw_responses(
+    seed: int, profile: Profile, processes: Sequence[str], names: str, ttls: Sequence[float]
+) -> Iterator[Event]:
+    """Of some runs, from chance of their own, so that the rest of a plan is what it is without them."""
+    chance = random.Random(f"responses {seed}")
+    for _ in range(chance.randint(1, MOST_RESPONSES) if chance.random() < RESPONSES_SHARE else 0):
+        about: dict[str, Any] = {
+            "name": chance.choice(names),
+            "in_task": chance.random() < profile.task_share,
+            "ttl": chance.choice(ttls),
+            "wait": chance.choice([0, 0.5, 8.0, None]),
+            "works": round(chance.uniform(0.0, chance.choice([0.1, 3.0, 20.0])), 3),
+            "ends": chance.choice(["read", "closed", "dropped", "replaced"]),
+        }
+        if chance.random() < 0.2:
+            about["raises"] = True
+        if about["in_task"] and chance.random() < profile.cancel_share:
+            about["cancelled_after"] = round(chance.uniform(0.0, 6.0), 3)
+        yield Event(round(chance.uniform(0.0, HORIZON), 3), "responds", chance.choice(processes), about)
 
 
 def _draw_call(

@@ -86,6 +86,7 @@ def enter(scheduler: Scheduler, network: Network, settings: dict[str, Any]) -> N
     global _scheduler
     _scheduler = scheduler
     from django.conf import settings as django_settings
+    from django.core.signals import request_finished
 
     from django_distlock.backends.database import connections
     from django_distlock.core.detached import Detached
@@ -130,6 +131,7 @@ def enter(scheduler: Scheduler, network: Network, settings: dict[str, Any]) -> N
         return detached
 
     Detached.from_text = staticmethod(from_text)  # type: ignore[method-assign]
+    request_finished.receivers.clear()  # which would close old connections of all simulated processes
     django_settings.DISTRIBUTED_LOCKS = settings
     locks.close()
     gc.collect()

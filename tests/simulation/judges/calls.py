@@ -21,6 +21,7 @@ from ..engine.lines import Struck
 from ..engine.scheduler import Process
 from .holders import HolderJudge, Passed
 from .pace import AFTERMATH, PaceJudge
+from .responses import ResponseJudge
 
 if TYPE_CHECKING:
     from ..simulation import Simulation
@@ -286,6 +287,9 @@ class Judges:
                 judge.passed = self.holders.passed[text] = passed._replace(tries=passed.tries + 1)
                 judge.text = text
             yield judge
+
+    def responding(self, judge: Judge) -> ResponseJudge:
+        return ResponseJudge(self, judge)
 
     @contextmanager
     def renewing(self, process: Process, lease: Lease) -> Iterator[None]:

@@ -10,7 +10,7 @@ from django_distlock import Lease, locks, signals
 from django_distlock.core.lease import State
 
 if TYPE_CHECKING:
-    from ..engine.scheduler import Host, Process
+    from ..engine.scheduler import Host
     from ..simulation import Simulation
     from .calls import Judges
 
@@ -82,16 +82,16 @@ class HolderJudge:
         if lease.state is State.RELEASED and lease.token not in self._detached:
             self._judges.fail(f"S14: {lease!r} was released before COMMIT")
 
-    def committed(self, process: Process, lease: Lease) -> None:
-        """S14: then it is free at once."""
+    def freed(self, lease: Lease, after: str) -> None:
+        """S14, S15: it is free when what held it is over."""
         if lease.state in (State.HELD, State.UNKNOWN):
-            self._judges.fail(f"S14: {lease!r} is held, though its transaction has ended")
+            self._judges.fail(f"{after}: {lease!r} is held")
         if lease.state is State.LOST:
             return  # which its renewer ends, if the store has it yet
         holders = self._simulation.world.holders()
         is_held = holders is not None and holders.get(lease.name) == lease.token
         if is_held and lease.token not in self._detached and not self._judges.may_fail(self._asked_at[lease.token]):
-            self._judges.fail(f"S14: the store has {lease!r}, though its transaction has ended")
+            self._judges.fail(f"{after}: the store has {lease!r}")
 
     def left(self, lease: Lease) -> None:
         """By its caller, who was told of no error: it is released, unless it is entered or kept elsewhere."""

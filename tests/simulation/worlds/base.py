@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from django_distlock import LockBackendError
 
 from ..engine.scheduler import Host
-from ..plan import PROFILES, Fault, Weighed
+from ..plan import PROFILES, RESPONSE_MAX_HOLD, Fault, Weighed
 
 if TYPE_CHECKING:
     from ..engine.lines import Lines
@@ -39,7 +39,7 @@ class World(ABC):
         self.lines: Lines | None = None
         self.scheduler = simulation.scheduler
         aliases = [f"p{number}.{times}" for number in range(self.most_processes) for times in range(10)]
-        self.settings = {alias: self.setting() for alias in aliases}
+        self.settings = {alias: {**self.setting(), "RESPONSE_MAX_HOLD": RESPONSE_MAX_HOLD} for alias in aliases}
 
     @abstractmethod
     def setting(self) -> dict[str, Any]:
