@@ -44,10 +44,14 @@ class Calls:
         self._sleep = simulation.scheduler.sleep
         self._simulation = simulation
         self.detached: list[str] = []  # texts on their way to whoever adopts them
+        self.kept: list[Any] = []  # handles
 
     def _handle(self, process: Process, about: Mapping[str, Any], name: str = "") -> Any:
         options = {key: about[key] for key in OPTIONS if key in about}
-        return lock(name or about["name"], using=process.name, **options)
+        handle = lock(name or about["name"], using=process.name, **options)
+        if about.get("keeps_handle") and not about.get("forgets"):
+            self.kept.append(handle)
+        return handle
 
     def with_(self, process: Process, **about: Any) -> Lease | None:
         if about.get("in_atomic"):
@@ -119,9 +123,11 @@ class Calls:
                     lease = judge.got_by(process, about["name"])
                     if lease is None:
                         return
-                    self._work(process, lease, about)
-                    judge.leaves()
-                    handle.release()
+                    try:
+                        self._work(process, lease, about)
+                    finally:
+                        judge.leaves()
+                        handle.release()
                     return
                 judge.got(None)
             self._sleep(0.2)
@@ -134,9 +140,11 @@ class Calls:
                     lease = judge.got_by(process, about["name"])
                     if lease is None:
                         return
-                    await self._awork(process, lease, about)
-                    judge.leaves()
-                    await handle.arelease()
+                    try:
+                        await self._awork(process, lease, about)
+                    finally:
+                        judge.leaves()
+                        await handle.arelease()
                     return
                 judge.got(None)
             await asyncio.sleep(0.2)
@@ -286,6 +294,7 @@ class Calls:
             with self._judges.renewing(process, lease):
                 lease.renew(about["renews"])
         if inside := about.get("inside"):
+            self._simulation.reached("enters again")
             with self._handle(process, {**about, "wait": 1}, inside) as other:
                 self._judges.granted(other, {**about, "name": inside})
                 self._sleep(0.05)
@@ -300,6 +309,7 @@ class Calls:
             with self._judges.renewing(process, lease):
                 await lease.arenew(about["renews"])
         if inside := about.get("inside"):
+            self._simulation.reached("enters again")
             async with self._handle(process, {**about, "wait": 1}, inside) as other:
                 self._judges.granted(other, {**about, "name": inside})
                 await asyncio.sleep(0.05)
@@ -327,6 +337,7 @@ class Calls:
         return self._simulation.chance.uniform(0.0, 2.0) * self._simulation.distance
 
     def _end_work(self, process: Process, lease: Lease, about: Mapping[str, Any]) -> None:
+        self._simulation.reached("ends")
         if about.get("detaches"):
             passed = self._judges.detaching(lease)
             text = lease.detach()

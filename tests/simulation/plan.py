@@ -193,7 +193,7 @@ def draw_plan(
     seed: int,
     profiles: Sequence[Weighed],
     faults: Mapping[str, Fault],
-    of_call: Draw,
+    of_call: Callable[[random.Random, Mapping[str, Any]], Mapping[str, Any]],
     operations: Sequence[str],
 ) -> list[Event]:
     """Neighbouring seeds have different profiles, and aim different faults at different operations.
@@ -212,7 +212,7 @@ def draw_plan(
         is_anytime = chance.random() < profile.anytime_share
         at = round(chance.uniform(0, HORIZON) if is_anytime else burst + chance.uniform(0, within), 3)
         what, who, about = _draw_call(chance, profile, chance.choice(processes), names, ttls)
-        plan.append(Event(at, what, who, {**about, **of_call(chance)}))
+        plan.append(Event(at, what, who, {**about, **of_call(chance, about)}))
     kinds = sorted(faults if profile.faults is None else faults.keys() & set(profile.faults))
     kinds = chance.sample(kinds, chance.randint(0, len(kinds)))  # of each run its own
     for _ in range(chance.randint(1, profile.most_faults) if kinds else 0):

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 WATCH = 0.1  # seconds between two looks of the judges
 MOST_WAITING = 300.0  # seconds after the faults in which everybody is served or told
-OF_EXECUTION = ("in_task", "cancelled_after", "struck_after")  # not of the call itself
+OF_EXECUTION = ("in_task", "cancelled_after", "struck_at", "struck_after")  # not of the call itself
 WAYS_TO_OPEN = 14  # that bytes go until a connection stands
 CLOSES = 5.0  # seconds in which what a process closes is closed
 SETTLES = 45.0  # seconds in which background threads end that have nothing to do
@@ -212,7 +212,13 @@ class Simulation:
 
     def _let_strike(self, execution: object, event: Event) -> None:
         if self.world.lines and "struck_after" in event.about:
-            self.world.lines.strike(execution, event.about["struck_after"])
+            self.world.lines.plan(execution, event.about["struck_at"], event.about["struck_after"])
+            self.reached("begins")
+
+    def reached(self, stage: str) -> None:
+        """By a call, whose thread or task it is."""
+        if self.world.lines:
+            self.world.lines.reached(stage)
 
     def _begin_task(self, process: Process, call: Callable[[], Any], event: Event) -> None:
         loop = self._loop(process)
@@ -504,7 +510,15 @@ class Simulation:
         dead = {name for name, process in self.processes.items() if not process.is_alive}
         if leases := [lease for lease in locks.leases() if lease.using not in dead]:
             raise Violation(f"leases are left: {leases}")
+        if lacking := [
+            text
+            for name, process in self.processes.items()
+            if process.is_alive
+            for text in self.world.lacks(locks[name])
+        ]:
+            raise Violation(f"processes lack: {lacking}")
         if not dead:
+            self.calls.kept.clear()
             self._judge_memory()
 
     def _judge_memory(self) -> None:

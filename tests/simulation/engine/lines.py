@@ -6,6 +6,7 @@ As the system takes a thread from its processor, and as handlers of signals rais
 from __future__ import annotations
 
 import asyncio
+import inspect
 import linecache
 import sys
 import threading
@@ -19,7 +20,9 @@ import django_distlock
 from .scheduler import Scheduler
 
 PACKAGE = str(Path(django_distlock.__file__).parent)
-STRUCK = f"{PACKAGE}/core/"  # where exceptions strike
+STRUCK = (f"{PACKAGE}/core/", f"{PACKAGE}/backends/redis/client.py")  # where exceptions strike
+JUDGES = str(Path(__file__).parents[1] / "judges")
+STAGES = ("begins", "enters again", "ends")  # of a call: whence on the lines are counted
 
 
 class Struck(Exception):
@@ -37,19 +40,33 @@ class Lines:
         self._scheduler = scheduler
         self._share = share
         self._waits = waits
+        self._planned: WeakKeyDictionary[object, tuple[str, int]] = WeakKeyDictionary()
         self._left: WeakKeyDictionary[object, int] = WeakKeyDictionary()  # lines until a thread or task is struck
+        self._has_returned: WeakKeyDictionary[object, bool] = WeakKeyDictionary()
 
-    def strike(self, execution: object, after: int) -> None:
-        """Called by that thread or task itself. Python has stopped to trace a thread once its tracer has raised."""
-        self._left[execution] = after
-        sys.settrace(self.trace)
+    def plan(self, execution: object, stage: str, after: int) -> None:
+        """To be struck so many lines after that stage of its call."""
+        self._planned[execution] = stage, after
+
+    def reached(self, stage: str) -> None:
+        """By the calling thread or task. Python has stopped to trace a thread once its tracer has raised."""
+        execution = _execution()
+        planned_stage, after = self._planned.get(execution, ("", 0))
+        if planned_stage == stage:
+            del self._planned[execution]
+            self._left[execution] = after
+            sys.settrace(self.trace)
 
     def trace(self, frame: FrameType, event: str, argument: object) -> Any:
         """For sys.settrace()."""
         return self._line if frame.f_code.co_filename.startswith(PACKAGE) else None
 
     def _line(self, frame: FrameType, event: str, argument: object) -> Any:
-        if event != "line" or not self._scheduler.running:
+        if not self._scheduler.running:
+            return self._line
+        if event == "return" and self._left:  # Python looks for handlers after calls of C, such as send()
+            self._has_returned[_execution()] = not frame.f_code.co_flags & inspect.CO_GENERATOR
+        if event != "line":
             return self._line
         if self._share and self._scheduler.random.random() < self._share:
             seconds = self._scheduler.random.uniform(0.0, self._waits)
@@ -58,12 +75,29 @@ class Lines:
             process.stopped_for += seconds
         if self._left and frame.f_code.co_filename.startswith(STRUCK):
             execution = _execution()
+            has_returned = self._has_returned.pop(execution, False)
             if (left := self._left.get(execution)) is not None:
                 self._left[execution] = max(0, left - 1)
-                if left == 0 and _runs_handlers(frame) and not _is_finalizing(frame):
+                if left == 0 and not has_returned and _may_be_struck(frame, execution):
                     del self._left[execution]
                     raise Struck if isinstance(execution, asyncio.Task) or self._scheduler.steps % 2 else StruckHard
         return self._line
+
+
+def _may_be_struck(frame: FrameType, execution: object) -> bool:
+    if frame.f_code.co_filename == STRUCK[1] and isinstance(execution, asyncio.Task):
+        return False  # handlers of signals raise in the loop that runs it
+    return _runs_handlers(frame) and not _has_not_begun(frame) and not _is_out_of_reach(frame)
+
+
+def _has_not_begun(frame: FrameType) -> bool:
+    """Before its first step, neither the begin nor the end of a ``with`` knows that it was called."""
+    code = frame.f_code
+    if code.co_filename.endswith("core/adoption.py"):
+        is_at_try = linecache.getline(code.co_filename, frame.f_lineno).strip() == "try:"
+        return code.co_name in ("__aenter__", "__exit__", "__aexit__") or (code.co_name == "__enter__" and is_at_try)
+    is_end = code.co_name in ("__exit__", "__aexit__", "release", "arelease", "<lambda>")
+    return code.co_filename.endswith("core/lock.py") and is_end and "hold" not in frame.f_locals
 
 
 def _runs_handlers(frame: FrameType) -> bool:
@@ -81,10 +115,10 @@ def _is_at_with(frame: FrameType) -> bool:
     return linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip().startswith(("with ", "async with "))
 
 
-def _is_finalizing(frame: FrameType | None) -> bool:
-    """Python drops what is raised in there, and nobody can do anything about it."""
+def _is_out_of_reach(frame: FrameType | None) -> bool:
+    """Python drops what is raised in finalizers, and nobody can do anything about it. Judges are no part of a call."""
     while frame:
-        if frame.f_code.co_name == "__del__":
+        if frame.f_code.co_name == "__del__" or frame.f_code.co_filename.startswith(JUDGES):
             return True
         frame = frame.f_back
     return False

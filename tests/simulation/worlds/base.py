@@ -57,7 +57,7 @@ class World(ABC):
         """Those of its servers."""
         return {}
 
-    def of_call(self, chance: random.Random) -> Mapping[str, Any]:
+    def of_call(self, chance: random.Random, about: Mapping[str, Any]) -> Mapping[str, Any]:
         """What it adds to the description of a call."""
         return {}
 
@@ -90,6 +90,10 @@ class World(ABC):
 
     def left(self) -> Collection[str]:
         """What is in the stores, but for the numbers of grants, which stay."""
+        return ()
+
+    def lacks(self, backend: Any) -> Collection[str]:
+        """What its process had at its begin, and has no more."""
         return ()
 
     def asking_time(self, ttl: float) -> float:

@@ -6,11 +6,13 @@ import random
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ..engine.lines import Lines
+from ..engine.lines import STAGES, Lines
 from .redis import RedisWorld
 
 if TYPE_CHECKING:
     from ..simulation import Simulation
+
+LINES_TO_ENTER = 250  # that run until a free lock is held
 
 
 class ThreadsWorld(RedisWorld):
@@ -31,5 +33,14 @@ class InterruptsWorld(ThreadsWorld):
     name = "interrupts"
     share = 0.0
 
-    def of_call(self, chance: random.Random) -> Mapping[str, Any]:
-        return {"struck_after": int(10 ** chance.uniform(0.0, 3.0))} if chance.random() < 0.5 else {}
+    def of_call(self, chance: random.Random, about: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Kept handles are dropped by nobody, so that each lease of theirs has to be left."""
+        if chance.random() < 0.2:
+            return {}
+        stage = chance.choice(STAGES)
+        if stage == "ends" or chance.random() < 0.3:
+            after = int(10 ** chance.uniform(0.0, 2.5))
+        else:
+            after = chance.randrange(LINES_TO_ENTER)
+        again = {"reentrant": True, "inside": about["name"]} if stage == "enters again" and "ttl" in about else {}
+        return {"struck_at": stage, "struck_after": after, "keeps_handle": chance.random() < 0.8, **again}

@@ -7,6 +7,8 @@ from collections.abc import Collection, Mapping
 from math import inf
 from typing import TYPE_CHECKING, Any
 
+from tests.support.inside import client_of, permits_of
+
 from ..judges.stores import StoreJudge
 from ..plan import Fault, lasts
 from ..servers.redis_server import Server
@@ -110,6 +112,10 @@ class RedisWorld(ServersWorld):
 
     def left(self) -> Collection[str]:
         return left_in(self.server)
+
+    def lacks(self, backend: Any) -> Collection[str]:
+        missing = backend.option["max_connections"] - permits_of(client_of(backend)).qsize()
+        return [f"{missing} permits of {backend.alias} for connections"] if missing else []
 
     def has_lost_data_since(self, moment: float) -> bool:
         return self._lost_at >= moment
