@@ -261,9 +261,13 @@ def _hang_and_die(stage: Stage, package: Operations, process: RedisProcess) -> N
     for name in "ab":
         stage.send(name, "GET", "none")
         stage.hear_nothing(name)
+    stage.connect("c", "redis")
+    stage.send("c", "SET", "left", "by c")
+    stage.connect("c", "redis")
     process.go_on()
     for name in "ab":
         stage.hear(name)
+    stage.until_told("redis", "GET", "left", reply=b"$4\r\nby c\r\n")
     process.load_slowly()
     _begin_again(stage, process)
     _try(stage, package)

@@ -24,6 +24,7 @@ class Session:
         self.is_open = True
         self._buffer = b""
         self._is_waiting = False  # for its turn at a slow server
+        self._is_left = False
 
     @property
     def kind(self) -> str:
@@ -42,10 +43,9 @@ class Session:
             self.socket.reset()
 
     def close(self) -> None:
-        """The client has hung up."""
-        self.is_open = False
-        if self in self.server.sessions:
-            self.server.sessions.remove(self)
+        """The client has hung up. The server learns of it behind what the client had sent before, and executes that."""
+        self._is_left = True
+        self.go_on()
 
     # For the server
 
@@ -57,6 +57,13 @@ class Session:
                 self.server.scheduler.at(seconds, self._execute_late)
                 return
             self._execute()
+        if self._is_left and not (self._is_waiting or self.server.is_hanging):
+            self._forget()
+
+    def _forget(self) -> None:
+        self.is_open = False
+        if self in self.server.sessions:
+            self.server.sessions.remove(self)
 
     @property
     def _has_command(self) -> bool:
@@ -92,5 +99,5 @@ class Session:
     def end(self) -> None:
         """By the server."""
         if self.is_open:
-            self.close()
+            self._forget()
             self.socket.hang_up()
