@@ -24,6 +24,14 @@ class Waiters:
         """Whether it was woken in time."""
         return self._scheduler.wait(timeout, self._wakes.append) is not None
 
+    def wait_until(self, is_so: Callable[[], bool], timeout: float | None) -> bool:
+        """Whether it is so in time. All are woken, and another one may be quicker."""
+        until = None if timeout is None else self._scheduler.now + timeout
+        while not is_so():
+            if not self.wait(None if until is None else until - self._scheduler.now):
+                return is_so()
+        return True
+
     def wake(self) -> None:
         wakes, self._wakes = self._wakes, []
         for wake in wakes:
@@ -41,12 +49,16 @@ class Lock:
         self._waiters = Waiters(scheduler)
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        while self._depth and not (self._is_recursive and self._owner is self._scheduler.running):
-            if not blocking or not self._waiters.wait(None if timeout < 0 else timeout):
-                return False
+        if blocking:
+            self._waiters.wait_until(self._is_free, None if timeout < 0 else timeout)
+        if not self._is_free():
+            return False
         self._depth += 1
         self._owner = self._scheduler.running
         return True
+
+    def _is_free(self) -> bool:
+        return not self._depth or (self._is_recursive and self._owner is self._scheduler.running)
 
     def release(self) -> None:
         if not self._depth or (self._is_recursive and self._owner is not self._scheduler.running):
@@ -131,9 +143,10 @@ class Semaphore:
         self._waiters = Waiters(scheduler)
 
     def acquire(self, blocking: bool = True, timeout: float | None = None) -> bool:
-        while not self._value:
-            if not blocking or timeout == 0 or not self._waiters.wait(timeout):
-                return False
+        if blocking and timeout != 0:
+            self._waiters.wait_until(lambda: self._value > 0, timeout)
+        if not self._value:
+            return False
         self._value -= 1
         return True
 
@@ -157,10 +170,9 @@ class SimpleQueue:
         return self._items.popleft()
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
-        while not self._items:
-            if not block or not self._waiters.wait(timeout):
-                return self.get_nowait()
-        return self._items.popleft()
+        if block:
+            self._waiters.wait_until(lambda: bool(self._items), timeout)
+        return self.get_nowait()
 
     def qsize(self) -> int:
         return len(self._items)
