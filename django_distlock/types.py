@@ -146,7 +146,7 @@ class LockRequest:
     ``place``: its place in the store's queue, to which it comes back when it was dropped.
     ``deadline``: until when its caller waits, on ``clock()``.
     ``ttl``: seconds that the store keeps what it grants, unless it is renewed.
-    ``inherited_ttl``: the longest one of those whose token it has inherited.
+    ``longest_ttl``: of a renewal, or of one whose token it has inherited, if that is longer.
     ``is_inherited``: another waiter of this process goes on with the token and the place.
     ``is_offer``: the store has handed the lock to this token, which nobody here knows any more. Its release hands
     back what is still being handed over, and never ends a lease that somebody has taken since.
@@ -161,7 +161,7 @@ class LockRequest:
     inbox: str = ""
     place: str = ""
     deadline: float = inf
-    inherited_ttl: float = field(default=0.0, repr=False)
+    longest_ttl: float = field(default=0.0, repr=False)
     asking: bool = field(default=False, repr=False)  # from an attempt until it waits again; it never inherits then
     is_inherited: bool = field(default=False, repr=False)
     last_active_at: float = field(default_factory=clock, repr=False)  # when its caller last did something
@@ -170,8 +170,11 @@ class LockRequest:
 
     @property
     def retires_for(self) -> float:
-        """Seconds for which its token is retired when it leaves: a command that carries it may arrive until then."""
-        return max(self.ttl, self.inherited_ttl)
+        """Seconds for which its token is retired when it leaves: a command that carries it may arrive until then.
+
+        By then, the store has freed what it had for it.
+        """
+        return max(self.ttl, self.longest_ttl)
 
     def replace_token(self) -> None:
         """Go on with another token, after this one was given back."""
@@ -180,12 +183,12 @@ class LockRequest:
     def with_new_token(self) -> LockRequest:
         """A copy of the request with another token, for a caller that gives this one back."""
         return replace(
-            self, token=new_token(), in_doubt=False, inbox="", place="", inherited_ttl=0.0, asking=False
+            self, token=new_token(), in_doubt=False, inbox="", place="", longest_ttl=0.0, asking=False
         )  # fmt: skip
 
     def inherit(self, other: LockRequest) -> None:
         """Take over the place in the store of one that stood before."""
-        self.inherited_ttl = max(self.inherited_ttl, other.retires_for)
+        self.longest_ttl = max(self.longest_ttl, other.retires_for)
         # No calls: an exception that a handler of a signal raises must not come in between.
         self.token, self.in_doubt = other.token, other.in_doubt
         self.inbox, self.place = other.inbox, other.place

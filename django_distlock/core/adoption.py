@@ -39,8 +39,9 @@ class AdoptedLease(Lease):
         holder = Holder(here.host, here.pid, here.thread, here.label, detached.since)
         # An adoption that failed before this one may have left a command on its way to the store.
         request = LockRequest(
-            detached.name, terms.ttl, holder, detached.token, in_doubt=True, held_fence=detached.fence
-        )
+            detached.name, terms.ttl, holder, detached.token, in_doubt=True, held_fence=detached.fence,
+            longest_ttl=detached.remaining,
+        )  # fmt: skip
         now = clock()
         super().__init__(
             service.backend, request, Grant(detached.fence, now), terms, service.renewer, current_execution(),

@@ -43,9 +43,7 @@ class LeaseRenewer(Protocol):
 
     def unregister(self, lease: Lease) -> bool: ...
     def wake(self, name: str) -> None: ...
-    def release_in_background(
-        self, request: LockRequest, *, cooldown: float = 0.0, until: float | None = None
-    ) -> bool: ...
+    def release_in_background(self, request: LockRequest, *, cooldown: float = 0.0) -> bool: ...
 
 
 class State(enum.StrEnum):
@@ -203,7 +201,9 @@ class Lease:
 
     def _renewable(self, ttl: float | None) -> float:
         self.ensure_held()
-        return self.ttl if ttl is None else check_ttl(ttl)
+        ttl = self.ttl if ttl is None else check_ttl(ttl)
+        self._request.longest_ttl = max(self._request.longest_ttl, ttl)  # the store may do it, whatever it answers
+        return ttl
 
     def _was_renewed(self, renewed: bool | None, sent_at: float, ttl: float) -> None:
         if renewed is None and not self._ended:  # a release on its way has reached some nodes, not others
@@ -374,7 +374,7 @@ class Lease:
     def _release_in_background(self) -> None:
         """Release it in the background, for one who cannot wait for the store."""
         if self._renewer.unregister(self):
-            self._renewer.release_in_background(self._request, cooldown=self._mark_released(), until=self._deadline)
+            self._renewer.release_in_background(self._request, cooldown=self._mark_released())
 
     def _release_retainer(self, retainer: object, *, promptly: bool = True) -> None:
         """What it was held for after it was left is over: release it if that was the last.
@@ -413,7 +413,7 @@ class Lease:
         """Free it in the background, also if a release has begun: the caller was interrupted, or the store failed."""
         self._renewer.unregister(self)
         if not self._is_detached:
-            self._renewer.release_in_background(self._request, cooldown=self._mark_released(), until=self._deadline)
+            self._renewer.release_in_background(self._request, cooldown=self._mark_released())
 
     def _lost_before_release(self) -> LockLost:
         self._mark_lost(

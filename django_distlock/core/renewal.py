@@ -79,18 +79,17 @@ class Renewer:
         """Whether some request is not released yet."""
         return self._cleaner.is_busy
 
-    def release_in_background(self, request: LockRequest, *, cooldown: float = 0.0, until: float | None = None) -> bool:
+    def release_in_background(self, request: LockRequest, *, cooldown: float = 0.0) -> bool:
         """Free whatever the request may have got, in the background. False if it cannot be.
 
-        ``cooldown``: seconds the lock shall stay taken from now. ``until``: when the store frees it anyway, on
-        ``clock()``, if a renewal made that later than the request's TTL from now.
+        ``cooldown``: seconds the lock shall stay taken from now.
 
         The garbage collector may call it, from anywhere. Does nothing in a forked child: what its parent asked for,
         the parent takes back.
         """
         if self._pid != os.getpid():
             return False
-        self._cleaner.add(request, cooldown, max(until or 0.0, clock() + request.ttl))
+        self._cleaner.add(request, cooldown)
         return True
 
     def release_all(self) -> None:
@@ -313,10 +312,11 @@ class Cleaner:
         self._pending: dict[str, PendingRelease] = {}
         self._worker = Worker(f"distlock-cleaning-{backend.alias}", self.release)
 
-    def add(self, request: LockRequest, cooldown: float, until: float) -> None:
+    def add(self, request: LockRequest, cooldown: float) -> None:
         if request.is_offer and request.token in self._pending:
             return  # what is there gives back more
-        self._pending[request.token] = PendingRelease(request, clock() + cooldown, until)
+        now = clock()
+        self._pending[request.token] = PendingRelease(request, now + cooldown, until=now + request.retires_for)
         self._worker.nudge()
 
     @property

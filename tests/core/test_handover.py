@@ -266,6 +266,13 @@ class TestAdopting:
         assert 0 < lease.remaining <= info.remaining <= 5
         worker.release(lease)
 
+    def test_of_what_the_text_and_the_store_say_the_store_is_right(self, backend, worker):
+        passed = Detached.from_text(detached(ttl=5))
+        lease = worker.adopt(replace(passed, remaining=60, until=passed.until - 60).to_text())
+        [info] = backend.look(["name"])
+        assert 0 < lease.remaining <= info.remaining <= 5
+        worker.release(lease)
+
     def test_what_it_was_given_for_its_way_is_left(self, backend, worker):
         with lock("name", ttl=5, renew=False) as first:
             first.renew(ttl=60)

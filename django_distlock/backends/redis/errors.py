@@ -151,6 +151,11 @@ def is_about_leaving(error: BaseException) -> bool:
     return _CLOSED in str(error) or any(isinstance(cause, gone) for cause in chain(error))
 
 
+def is_refused(error: BaseException) -> bool:
+    """Whether nobody listens there."""
+    return any(isinstance(cause, ConnectionRefusedError | FileNotFoundError) for cause in chain(error))
+
+
 def chain(error: BaseException) -> Iterator[BaseException]:
     """An error, what caused it, what caused that; each once, because a cause may have become its own by a re-raise."""
     seen: set[int] = set()

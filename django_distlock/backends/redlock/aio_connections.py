@@ -17,6 +17,7 @@ from .messages import (
     MAX_PENDING,
     NOT_ASKED,
     SCRIPT_LOADS,
+    Closed,
     ConnectWait,
     Exchange,
     FanOut,
@@ -126,7 +127,7 @@ class AsyncNode(NodeState):
         except (RedisError, OSError) as error:
             self._lose(error, connection)
         finally:
-            self._lose(ConnectionError("the loop ends"), connection)
+            self._lose(Closed("the loop ends"), connection)
             await connection.disconnect(nowait=True)
 
     def close_with_undo(self, error: Exception) -> None:
@@ -146,7 +147,7 @@ class AsyncNode(NodeState):
         if self.connection is connection:
             self.connection = None
             while self._pending:
-                self._pending.popleft().fail(error)
+                self._pending.popleft().lose(error)
 
 
 class AsyncNodes:
@@ -250,7 +251,7 @@ class AsyncNodes:
             return
         tasks = [task for node in self._nodes for task in node.tasks]
         for node in self._nodes:
-            node.close_with_undo(ConnectionError("closed"))
+            node.close_with_undo(Closed("closed"))
         await asyncio.gather(*tasks, return_exceptions=True)
 
 

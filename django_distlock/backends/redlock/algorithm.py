@@ -45,8 +45,9 @@ class Redlock:
     # Acquire
 
     def acquire(self, request: LockRequest, last_try: bool) -> NodeSteps[Grant | LockInfo]:
-        proposal, sent_at = max(self.fences.propose(), request.held_fence + 1), clock()
-        enough = all_settled if request.held_fence else is_decided
+        proposal, enough, sent_at = self.fences.propose(), is_decided, clock()
+        if request.held_fence:
+            proposal, enough = max(proposal, request.held_fence + 1), all_settled
         exchanges = yield self._to_all([self._acquire(request, proposal, "new")], enough)
         votes = Votes.of(exchanges)
         if votes.is_granted:
@@ -54,7 +55,6 @@ class Redlock:
             self.fences.observe(max(numbers))
             # What a node grants anew has the proposed number, or a larger one.
             if request.held_fence and sum(number < proposal for number in numbers) >= self.majority:
-                self._remember_late(request, exchanges)
                 return Grant(request.held_fence, sent_at)
             fence = fence_of(numbers, self.majority)
             if not is_known(fence, numbers, self.majority):
@@ -83,10 +83,14 @@ class Redlock:
             return all(undone[node].is_settled for node in votes.granted)
 
         undone = yield FanOut(lambda node, _: message if doubtful[node] else None, enough)
-        if any(was_doubtful and not one.was_sent for was_doubtful, one in zip(doubtful, undone, strict=True)):
+        if all(exchange.is_answered for exchange in undone) and not request.in_doubt:
+            return
+        if any(exchange.failure and (exchange.is_lost or not exchange.was_sent) for exchange in undone):
             request.in_doubt = True  # its connection broke in between
-        if request.in_doubt or not all(exchange.is_answered for exchange in undone):
-            self._change_token(request)
+        given_back = replace(request, event=WakeEvent())
+        for exchange in undone:
+            self._repeat_if_lost(exchange, given_back, in_doubt=True)
+        self._change_token(request)
 
     def _change_token(self, request: LockRequest) -> None:
         """For the next try, which a release of the old token that is under way would undo, too."""
@@ -125,7 +129,7 @@ class Redlock:
         self, request: LockRequest, cooldown: float, last_try: bool, repeated: bool, *, force: bool = False
     ) -> NodeSteps[bool]:
         self._released.add(request)
-        acquired = self._late.pop(request, None)
+        acquired = self._late.get(request)
         late = {node: one for node, one in enumerate(acquired or ()) if one.was_sent and not one.is_answered}
         plain = self._release_message(request.name, request.token, cooldown, force=force)
 
@@ -133,7 +137,7 @@ class Redlock:
             # On another connection, the release may arrive before the acquisition that was not answered.
             overtakes = node in late and late[node].connection is not connection
             if request.in_doubt or overtakes:
-                return self._release_message(request.name, request.token, cooldown, request.ttl, force=force)
+                return self._release_message(request.name, request.token, cooldown, request.retires_for, force=force)
             return plain
 
         def counted(exchanges: Sequence[Exchange]) -> list[Any]:
@@ -143,7 +147,8 @@ class Redlock:
             replies = counted(exchanges)
             return max(replies.count(1), replies.count(0)) >= self.majority or all_settled(exchanges)
 
-        exchanges = yield FanOut(message, enough)
+        # Where it is made for nodes that did not get one, it waits for them: nobody waits for it.
+        exchanges = yield FanOut(message, all_settled if request in self._followed_up else enough)
         replies = counted(exchanges)
         if replies.count(0) + replies.count(1) < self.majority:
             request.in_doubt = True
@@ -160,25 +165,34 @@ class Redlock:
         acquired: Sequence[Exchange] | None,
         late: Mapping[int, Exchange],
     ) -> None:
-        """Have a request released in the background on nodes that did not get the release.
+        """Have a request released in the background on nodes that did not get the release, now or later on.
 
-        - A node hangs and may grant the request when it wakes up: released with its token retired.
-        - A connection broke, or was not open yet: released again. Not on nodes that were not asked to grant it.
-        - A node refuses connections: nothing, because it stays away for a TTL.
-
-        Where that is this release, it has failed, so that it is repeated after a pause.
+        Not on nodes that were not asked to grant it. Its token is retired where a node may grant it yet. Where that is
+        this release, it has failed, so that it is repeated after a pause.
         """
-        if any((request.in_doubt or node in late) and one.hangs for node, one in enumerate(exchanges)):
-            further = replace(request, in_doubt=True, event=WakeEvent())
-        elif any(
-            one.was_disconnected and (acquired is None or acquired[node].was_sent) for node, one in enumerate(exchanges)
-        ):
-            further = replace(request, event=WakeEvent())
-        else:
-            return
-        if request in self._followed_up:
+        missed = [
+            node
+            for node, one in enumerate(exchanges)
+            if one.may_reach_later and (request.in_doubt or acquired is None or acquired[node].was_sent)
+        ]
+        if missed and request in self._followed_up:
             raise self._down(exchanges)
+        if missed:
+            self._release_again(request, in_doubt=any(node in late for node in missed))
+            return
+        for node, one in enumerate(exchanges):
+            self._repeat_if_lost(one, request, in_doubt=node in late)
+
+    def _repeat_if_lost(self, exchange: Exchange, request: LockRequest, *, in_doubt: bool) -> None:
+        """Should the connection break on which its release is on its way still."""
+        if exchange.was_sent and not exchange.is_answered:
+            exchange.on_lost = partial(self._release_again, request, in_doubt=in_doubt)
+
+    def _release_again(self, request: LockRequest, *, in_doubt: bool) -> None:
+        further = replace(request, in_doubt=request.in_doubt or in_doubt, event=WakeEvent())
         self._followed_up.add(further)
+        if acquired := self._late.get(request):
+            self._late[further] = acquired
         self._release_in_background(further)
 
     # Renew

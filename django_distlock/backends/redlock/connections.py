@@ -34,6 +34,7 @@ from .messages import (
     MAX_PENDING,
     NOT_ASKED,
     SCRIPT_LOADS,
+    Closed,
     ConnectWait,
     Exchange,
     FanOut,
@@ -114,7 +115,7 @@ class NodeConnection:
         self.is_closed = True
         self._connection.disconnect()
         while self.pending:
-            self.pending.popleft().fail(error)
+            self.pending.popleft().lose(error)
 
 
 class ConnectionSet:
@@ -263,7 +264,7 @@ class Nodes:
         self._permits = new_permits(self._max_connections)  # one per set that may be in use
         self._failure: NoMajority | None = None  # what the last run ended with
         self._is_open = True
-        weakref.finalize(self, _disconnect, self._idle, self._nodes).atexit = False
+        weakref.finalize(self, _disconnect, self._idle, self._nodes, Closed("closed")).atexit = False
 
     def run(self, steps: NodeSteps[T], limits: Limits) -> T:
         """The result of the steps.
@@ -402,7 +403,7 @@ class Nodes:
         if self._is_open:
             node.spare.append(connection)
         else:
-            connection.close(ConnectionError("closed"))
+            connection.close(Closed("closed"))
 
     def _open(self, location: Location) -> Any:
         connection = location.connected()
@@ -417,12 +418,15 @@ class Nodes:
 
     def reset(self) -> None:
         """Close what stands idle: connections may have died unnoticed."""
-        with self._changed:
-            _disconnect(self._idle, self._nodes)
+        self._close_idle(ConnectionError("it may have died unnoticed"))
 
     def close(self) -> None:
         self._is_open = False
-        self.reset()
+        self._close_idle(Closed("closed"))
+
+    def _close_idle(self, why: Exception) -> None:
+        with self._changed:
+            _disconnect(self._idle, self._nodes, why)
 
 
 def _connect_timeout(deadline: float, limits: Limits) -> float:
@@ -431,11 +435,10 @@ def _connect_timeout(deadline: float, limits: Limits) -> float:
     return max(0.0, deadline - now, min(limits.connect_timeout, limits.queue_deadline - now))
 
 
-def _disconnect(idle: deque[ConnectionSet], nodes: Sequence[Node]) -> None:
-    closed = ConnectionError("closed")
+def _disconnect(idle: deque[ConnectionSet], nodes: Sequence[Node], why: Exception) -> None:
     with suppress(IndexError):
         while True:
-            idle.pop().close(closed)
+            idle.pop().close(why)
     for node in nodes:
         while node.spare:
-            node.spare.pop().close(closed)
+            node.spare.pop().close(why)

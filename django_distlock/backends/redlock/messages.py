@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
@@ -14,7 +13,7 @@ from redis.exceptions import ConnectionError, TimeoutError
 from ...exceptions import LockBackendError
 from ...utils.clock import clock
 from ..common.timing import Timing
-from ..redis.errors import is_transient, without_traceback
+from ..redis.errors import is_refused, is_transient, without_traceback
 from ..redis.scripts import Command, Script, pack
 
 ACQUIRE, RELEASE, RENEW = (Script(name, "redlock") for name in ("acquire", "release", "renew"))
@@ -42,17 +41,22 @@ class NotYetConnected(TimeoutError):
         super().__init__("no connection yet")
 
 
+class Closed(ConnectionError):
+    """By this process, which needs it no more. What was sent on it gets there."""
+
+
 class Exchange:
     """A message to one node and its replies so far. They may come after the fan-out is over.
 
     ``was_sent``: the node may have executed it, or may do so yet. ``connection``: on which it was sent.
-    ``is_settled``: it was answered, or failed for this fan-out. ``undo_message``: makes what undoes it, which is sent
-    behind it if nobody can wait for the reply any more. ``timeout``: seconds that its fan-out lasts.
+    ``is_settled``: it was answered, or failed for this fan-out. ``is_lost``: its connection ended before it was
+    answered; ``on_lost`` is called then. ``undo_message``: makes what undoes it, which is sent behind it if nobody can
+    wait for the reply any more. ``timeout``: seconds that its fan-out lasts.
     """
 
     __slots__ = (
-        "connection", "expects", "failure", "is_answered", "is_settled", "notify", "replies", "sent_at", "timeout",
-        "undo_message", "was_sent",
+        "connection", "expects", "failure", "is_answered", "is_lost", "is_settled", "notify", "on_lost", "replies",
+        "sent_at", "timeout", "undo_message", "was_sent",
     )  # fmt: skip
 
     def __init__(
@@ -64,7 +68,9 @@ class Exchange:
         self.replies: list[Any] = []
         self.is_answered = not expects
         self.is_settled = not self.was_sent
+        self.is_lost = False
         self.notify: Callable[[], None] | None = None
+        self.on_lost: Callable[[], object] | None = None
         self.undo_message: Callable[[], Message] | None = None
         self.timeout = 0.0
 
@@ -81,16 +87,20 @@ class Exchange:
         self.failure = self.failure or without_traceback(error)
         self._settle()
 
-    @property
-    def hangs(self) -> bool:
-        """Nothing could be sent, and the node does not refuse connections either."""
-        return not self.was_sent and isinstance(self.failure, TimeoutError | builtins.TimeoutError)
+    def lose(self, error: Exception) -> None:
+        """Its connection has ended."""
+        self.is_lost = True
+        self.fail(error)
+        if self.on_lost and not isinstance(error, Closed):
+            self.on_lost()
 
     @property
-    def was_disconnected(self) -> bool:
-        """Its connection broke, or was not open yet: another try may reach the node."""
-        broke = self.was_sent and isinstance(self.failure, ConnectionError)
-        return broke or isinstance(self.failure, NotYetConnected)
+    def may_reach_later(self) -> bool:
+        """Whether the node may not have got it, and another try may get there: it hangs, or its connection broke, or
+        is only being opened. A node that refuses connections stays away for a TTL."""
+        if self.was_sent:
+            return self.is_lost
+        return self.failure is not None and is_transient(self.failure) and not is_refused(self.failure)
 
     def _settle(self) -> None:
         self.is_settled = True

@@ -377,6 +377,14 @@ class TestNothingIsLeftBehind:
         calls(handle).release()
         eventually(lambda: not any(stands(node, "name") for node in nodes))
 
+    def test_on_a_node_that_has_forgotten_its_scripts(self, nodes, redlock_locks, calls):
+        handle, other = lock("name", ttl=60), lock("other")
+        calls(handle).acquire()
+        spread(calls(redlock_locks), request_of(lease_of(handle)))
+        nodes[0].script_flush()
+        calls(handle).release()
+        eventually(lambda: calls(other).locked() or not any(stands(node, "name") for node in nodes))
+
     def test_where_a_connection_broke_after_a_repair(self, nodes, redlock_locks, calls):
         """A node that could not be asked for the lock was given it by the renewal."""
         nodes[0].config_set("requirepass", "another")
@@ -1162,8 +1170,65 @@ class TestWhatNodesAnswer:
         scripted[2].fail(Scripted.SILENCE, on=(b"AUTH",))
         assert calls(backend).release(taken)
         scripted[0].seen.clear()
-        eventually(lambda: not renewer_of(backend).is_cleaning)
+        time.sleep(2 * Timing.retry_delay)
         assert scripted[0].seen.count(b"EVALSHA") < 10
+        scripted[2].heal()
+        eventually(lambda: not renewer_of(backend).is_cleaning)
+        assert scripted[2].seen.count(b"EVALSHA") == 1
+
+    @staticmethod
+    def wait_until_released(backend, node):
+        """Again, after its connection has ended."""
+        node.seen.clear()
+        node.fail(Scripted.CLOSE, on=(b"GET",), times=1)
+
+        def is_released():
+            backend.look(["name"])  # reads what came meanwhile
+            return b"EVALSHA" in node.seen
+
+        eventually(is_released)
+        eventually(lambda: not renewer_of(locks["default"]).is_cleaning)
+
+    def test_a_release_on_a_connection_that_breaks_later_is_repeated(self, scripted, backend, calls):
+        taken = lock_request(ttl=60)
+        assert isinstance(calls(backend).acquire(taken, queue=False), Grant)
+        scripted[2].fail(Scripted.SILENCE, on=(b"EVALSHA",))
+        assert calls(backend).release(taken)
+        self.wait_until_released(calls(backend), scripted[2])
+
+    def test_so_is_what_undoes_a_grant_of_a_minority(self, scripted, backend, calls):
+        calls(backend).look(["name"])
+        for server in scripted[:2]:
+            server.fail("NOREPLICAS not yet", on=(b"EVALSHA",))
+        scripted[2].answer = lambda words: Scripted.SILENCE if scripted[2].seen.count(b"EVALSHA") > 1 else None
+        with pytest.raises(LockBackendError, match="2 of 3 nodes failed"):
+            calls(backend).acquire(lock_request(ttl=60), queue=False)
+        assert scripted[2].seen.count(b"EVALSHA") == 2
+        for server in scripted[:2]:
+            server.answer = lambda words: None
+        self.wait_until_released(calls(backend), scripted[2])
+
+    def test_so_is_one_where_a_connection_breaks_as_it_is_opened(self, scripted, backend, calls):
+        taken = lock_request(ttl=60)
+        assert isinstance(calls(backend).acquire(taken, queue=False), Grant)
+        calls(backend).look(["name"])  # all have answered
+        scripted[2].heal()
+        scripted[2].fail(Scripted.CLOSE, on=(b"AUTH",))
+        assert calls(backend).release(taken)
+        calls(backend).look(["name"])
+        time.sleep(Timing.retry_delay)
+        self.wait_until_released(calls(backend), scripted[2])
+
+    def test_it_is_repeated_for_as_long_as_a_renewal_made_the_lease_last(self, scripted, backend, calls):
+        handle = lock("name", ttl=0.5, renew=False)
+        calls(handle).acquire()
+        calls(lease_of(handle)).renew(ttl=60)
+        scripted[2].heal()
+        scripted[2].fail(Scripted.CLOSE, on=(b"AUTH",))
+        calls(handle).release()
+        calls(backend).look(["name"])
+        time.sleep(0.5 + 2 * Timing.retry_delay)
+        self.wait_until_released(calls(backend), scripted[2])
 
     def test_who_comes_when_nodes_are_back_is_not_told_what_others_met(self, scripted, backend, calls):
         taken = lock_request()

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from django_distlock.backends.common.timing import Timing
 
 if TYPE_CHECKING:
-    from ..engine.scheduler import Process
     from ..simulation import Simulation
 
 UNOWNED = 3 * Timing.retry_delay  # seconds in which a node that answers is told of a release
@@ -23,17 +22,10 @@ class Copy(NamedTuple):
 
 
 class Node(NamedTuple):
-    """When it failed last, and when it last could not be told of a release: it refused connections, or scripts."""
+    """When it failed last, and until when it last refused connections, and with them releases."""
 
     failed_at: float
     was_deaf_at: float
-
-
-class Asker(NamedTuple):
-    """Who asked for a lease first, and when."""
-
-    process: Process
-    at: float
 
 
 class CopyJudge:
@@ -41,11 +33,7 @@ class CopyJudge:
 
     def __init__(self, simulation: Simulation) -> None:
         self._simulation = simulation
-        self._askers: dict[str, Asker] = {}  # by token
         self._unowned_since: dict[Copy, float] = {}
-
-    def asks(self, token: str, process: Process) -> None:
-        self._askers.setdefault(token, Asker(process, self._simulation.scheduler.now))
 
     def watch(self, copies: Mapping[Copy, Node]) -> None:
         """A node that did not hear of a release has it until it ends (docs/redlock.md, "Run the nodes")."""
@@ -53,15 +41,14 @@ class CopyJudge:
         for copy in self._unowned_since.keys() - copies.keys():
             del self._unowned_since[copy]
         for copy, node in copies.items():
-            asker = self._askers.get(copy.token)
+            asker = self._simulation.asker(copy.token)
             is_kept = asker is None or not asker.process.is_alive or holders.outlasts_its_release(copy.token)
-            # A release that meets a failure of a node does not always get there (docs/redlock.md, "Run the nodes").
-            failed_at = max(node.failed_at, self._simulation.last_fault())
-            is_kept = is_kept or (asker is not None and failed_at > asker.at)
-            if asker is None or is_kept or node.was_deaf_at > asker.at or holders.owns(copy.name, copy.token, asker.at):
+            if asker is None or is_kept or holders.owns(copy.name, copy.token, asker.at):
                 self._unowned_since.pop(copy, None)
                 continue
             since = self._unowned_since.setdefault(copy, now)
+            if node.was_deaf_at > since - UNOWNED:
+                continue
             if now - max(since, node.failed_at, self._simulation.last_fault(asker.process)) > UNOWNED:
                 self._simulation.judges.fail(
                     f"S4: nobody knows of the lease {copy.token[:6]} of {copy.name} at {copy.node} since {since:.3f} s"

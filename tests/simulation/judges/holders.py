@@ -132,10 +132,8 @@ class HolderJudge:
         return any(lease.token == token for lease in locks.leases()) or self._judges.is_called_for(name, asked_at)
 
     def outlasts_its_release(self, token: str) -> bool:
-        """Whether nodes that do not hear of its end keep it: one that rests, or that an operator ended, or that was
-        renewed by hand for longer than its TTL, for which its release is repeated."""
-        about = self._abouts.get(token, {})
-        return bool(about.get("min_hold") or about.get("renews")) or self._judges.is_freed(token)
+        """Whether nodes that do not hear of its end keep it: one that rests, or that an operator ended."""
+        return bool(self._abouts.get(token, {}).get("min_hold")) or self._judges.is_freed(token)
 
     def watch(self) -> None:
         """S1: a lease that is believed is in the store."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Collection, Mapping
 from functools import partial
 from math import inf
@@ -24,11 +24,9 @@ from .server_faults import ServerFaults
 if TYPE_CHECKING:
     from ..engine.network import Address
     from ..engine.scheduler import Process
-    from ..servers.sessions import Session
     from ..simulation import Simulation
 
 NODES = 5
-ACQUIRE_KEYS = "3"  # of all scripts, the one that asks for a lock has so many
 NODE_TIMEOUTS = (None, None, 0.2, 1.0)  # seconds
 MAX_CONNECTIONS = (50, 1)
 CONNECT_TIMEOUT = 2.0  # seconds, as docs/redlock.md has it
@@ -87,7 +85,6 @@ class QuorumWorld(ServersWorld):
                 self._away[name] = seconds = simulation.chance.uniform(1.0, AWAY)
                 self._node_faults[what].happen(name, seconds=seconds)
         self.copies = CopyJudge(simulation)
-        self._forgot_at: defaultdict[str, float] = defaultdict(lambda: -inf)  # its scripts, by node
         self._has_lost_data = False
         self._clocks_differed = 0.0  # seconds, at most
 
@@ -133,14 +130,8 @@ class QuorumWorld(ServersWorld):
                 name = key.removeprefix("lock:")
                 if name != key and not name.startswith(OWN_NAMES) and (token := holder_in(server, key)):
                     failed_at = max(self.simulation.last_fault_of(node), self._away.get(node, -inf))
-                    failed_to_hear_at = max(server.started_at, self._forgot_at[node])
-                    found[Copy(node, name, token)] = Node(failed_at, failed_to_hear_at)
+                    found[Copy(node, name, token)] = Node(failed_at, server.started_at)
         return found
-
-    def executed(self, session: Session, command: list[str], reply: Any) -> None:
-        super().executed(session, command, reply)
-        if command[0] == "EVALSHA" and command[2] == ACQUIRE_KEYS:
-            self.copies.asks(command[6], session.socket.process)
 
     def last_fault(self, moments: Mapping[str, float]) -> float:
         """Of a majority."""
@@ -171,7 +162,6 @@ class QuorumWorld(ServersWorld):
         return {
             **super().faults(),
             **self._node_faults,
-            "forget": Fault(self._forget_scripts, [*self._frail]),
             "password": Fault(self._set_password, [*self._frail], lasts),
             "island": self._islands.fault([*self._frail]),
             "several": Fault(self._befall, [*self._frail], self._draw_several),
@@ -186,10 +176,6 @@ class QuorumWorld(ServersWorld):
         """At the same moment."""
         for name in sorted({who, *others.split("+")}):
             self._node_faults[what].happen(name, seconds=seconds)
-
-    def _forget_scripts(self, who: str) -> None:
-        self._forgot_at[who] = self.scheduler.now
-        self._node_faults["forget"].happen(who)
 
     def _set_password(self, who: str, seconds: float) -> None:
         """By its operator, who starts it anew, and takes that back later."""
