@@ -15,6 +15,7 @@ import pytest
 from django_distlock import State, distributed_lock, lock, locks
 from django_distlock.backends.common.timing import Timing
 from django_distlock.types import LockRequest, new_token
+from tests.support.inside import client_of, permits_of
 from tests.support.leases import wait_for_renewal
 from tests.support.programs import FORKS, ROOT, heard, in_a_fork
 from tests.support.tools import PATIENCE, eventually, lock_request
@@ -151,6 +152,23 @@ class TestAChild:
             assert os.read(reader, 100) == b"{False}"
             os.close(reader)
             os.close(writer)
+
+    def test_opens_connections_of_its_own(self, valkey_locks, store, fork):
+        """And those of its parent stand, whatever it does with its copies of them."""
+        kept = locks["default"]
+        kept.look(["name"])
+        before = store.info("stats")["total_connections_received"]
+        assert in_a_fork(lambda: kept.look(["name"]), fork) == "[None]"
+        kept.look(["name"])
+        assert store.info("stats")["total_connections_received"] == before + 1
+
+    def test_has_the_connections_to_open_that_its_parent_uses(self, redlock_locks, fork):
+        kept = locks["default"]
+        permits = permits_of(client_of(kept))
+        taken = [permits.get_nowait() for _ in range(permits.qsize())]
+        assert in_a_fork(lambda: kept.look(["name"]), fork) == "[None]"
+        for permit in taken:
+            permits.put(permit)
 
     def test_of_a_busy_process_does_not_hang(self, valkey_locks):
         """Other threads are inside the backend at the moment of the fork."""

@@ -186,6 +186,7 @@ PROFILES: Sequence[Weighed] = (
 
 RESPONSE_MAX_HOLD = 6.0  # seconds for which a response keeps the lock of its view
 RESPONSES_SHARE, MOST_RESPONSES = 0.4, 6  # of runs, and in one
+FORKS_SHARE, MOST_FORKS = 0.4, 3  # the same
 AIMED = 4  # faults of a run of the first profile that are aimed at an operation, each seed at others
 
 
@@ -201,6 +202,7 @@ def draw_plan(
     The first of the profiles is the one whose faults are aimed.
     """
     chance = random.Random(f"plan {seed}")
+    faults, fork = {kind: fault for kind, fault in faults.items() if kind != "fork"}, faults.get("fork")
     in_turn = [profile for weight, profile in profiles for _ in range(weight)]
     turns, place = divmod(seed, len(in_turn))
     profile = in_turn[place]
@@ -232,6 +234,8 @@ def draw_plan(
             about = {**fault.draw(chance), "during": operation}
             plan.append(Event(round(chance.uniform(0, within), 3), kind, who, about))
     plan += _draw_responses(seed, profile, processes, names, ttls)
+    if fork:
+        plan += _draw_forks(seed, fork, processes, operations)
     return sorted(plan, key=lambda event: event.at)
 
 
@@ -254,6 +258,16 @@ def _draw_responses(
         if about["in_task"] and chance.random() < profile.cancel_share:
             about["cancelled_after"] = round(chance.uniform(0.0, 6.0), 3)
         yield Event(round(chance.uniform(0.0, HORIZON), 3), "responds", chance.choice(processes), about)
+
+
+def _draw_forks(seed: int, fork: Fault, processes: Sequence[str], operations: Sequence[str]) -> Iterator[Event]:
+    """The same."""
+    chance = random.Random(f"forks {seed}")
+    for _ in range(chance.randint(1, MOST_FORKS) if chance.random() < FORKS_SHARE else 0):
+        about = dict(fork.draw(chance))
+        if chance.random() < 0.7:
+            about["during"] = chance.choice(operations)
+        yield Event(round(chance.uniform(0.0, HORIZON), 3), "fork", chance.choice(processes), about)
 
 
 def _draw_call(

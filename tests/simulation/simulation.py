@@ -30,6 +30,7 @@ from .engine.loop import Loop
 from .engine.network import Address, Network
 from .engine.scheduler import BusyLoop, Process, Scheduler
 from .engine.threads import Thread
+from .forks import Forks
 from .judges.calls import Judges, Violation
 from .judges.pace import AFTERMATH
 from .plan import HORIZON, MOST_FAULT, PROCESSES, Event, Fault, draw_plan, lasts
@@ -99,6 +100,8 @@ class Simulation:
         self.judges = Judges(self)
         self.calls = Calls(self)
         self.faults = {**self._faults_of_processes(), **self.world.faults()}
+        if self.world.forks:
+            self.faults["fork"] = Forks(self).fault
 
     def tell(self, text: str) -> None:
         line = f"{self.scheduler.now:9.4f}  {text}"
@@ -191,17 +194,17 @@ class Simulation:
             Thread(self.scheduler, process, target=work, name=f"{process} {event.what} {event.at}").start()
 
     @contextmanager
-    def _counted(self, process: Process, text: str) -> Iterator[None]:
+    def counted(self, process: Process, text: str) -> Iterator[None]:
         text = f"{process} {text}"
         self._running.add(text)
-        process.at_death.append(partial(self._running.discard, text))
+        process.at_end.append(partial(self._running.discard, text))
         try:
             yield
         finally:
             self._running.discard(text)
 
     def _in_thread(self, process: Process, call: Callable[[], object], event: Event) -> None:
-        with self._counted(process, str(event)):
+        with self.counted(process, str(event)):
             try:
                 self._let_strike(threading.current_thread(), event)
                 call()
@@ -224,7 +227,7 @@ class Simulation:
         loop = self._loop(process)
 
         async def run() -> None:
-            with self._counted(process, str(event)):
+            with self.counted(process, str(event)):
                 try:
                     self._let_strike(asyncio.current_task(), event)
                     await call()
@@ -329,7 +332,10 @@ class Simulation:
     def _note_asker(self, alias: str, operation: str, what: Any) -> None:
         requests = [what] if isinstance(what, LockRequest) else [request for request, _ in what]
         for request in requests:
-            self._askers.setdefault(request.token, Asker(request.name, self.processes[alias], self.scheduler.now))
+            asked = Asker(request.name, self.processes[alias], self.scheduler.now)
+            asker = self._askers.setdefault(request.token, asked)
+            if asker.process.has_forked and not self.judges.is_others(request.token):
+                self.judges.fail(f"S8: {operation} by {asked.process} of what {asker.process} asked for: {request}")
             if operation == "wait":
                 self._waits[self.processes[alias], request.name][id(request)] = self.scheduler.now
 
@@ -401,6 +407,7 @@ class Simulation:
             opened_at = max((one.connected_at for one in self.network.sockets if one.process.name == who), default=-inf)
             is_opening = opened_at > self.scheduler.now - WAYS_TO_OPEN * self.longest_distance
             is_survived = event.what in self.world.survived and not is_second and not is_opening
+            is_survived = is_survived or event.what == "fork"  # what its parent asked for fails no call of a child
             self.disturb(who, until, is_survived=is_survived)
             return
         for name in {who, *event.about.get("others", "").split("+")} - {""}:
@@ -453,15 +460,31 @@ class Simulation:
     def _kill(self, who: str, restarts_after: float) -> None:
         process = self.processes[who]
         self.scheduler.kill(process)
-        for operation in {*OPERATIONS.values()}:
-            self._inside.pop((who, operation), None)
         package.process_died(process)
-        self._loops.pop(who, None)
+        self._forget_calls(who)
 
         def restart() -> None:
             self._incarnations[who.partition(".")[0]] += 1
 
         self.scheduler.at(restarts_after, restart)
+
+    def _forget_calls(self, alias: str) -> None:
+        """With its threads all calls have vanished."""
+        for operation in {*OPERATIONS.values()}:
+            self._inside.pop((alias, operation), None)
+        self._loops.pop(alias, None)
+
+    def fork(self, parent: Process, lives: float) -> Process:
+        """The running thread goes on in a child, in which nothing else goes on."""
+        alias = parent.name
+        child = self.scheduler.fork(parent, lives)
+        self.processes[alias], self.processes[parent.name] = child, parent
+        self._forget_calls(alias)
+        self.world.forked()
+        package.forked(parent, alias)
+        self._instrument(locks[alias])
+        self.tell(f"{child} is the child of {parent}")
+        return child
 
     def _cut(self, who: str) -> None:
         for socket in list(self.network.sockets):

@@ -36,6 +36,11 @@ EXCEPTIONS = [
         "_worker _worker _reset_after_fork",
         "the thread that sends signals has died with its simulated process",
     ),
+    (
+        "simulation/engine/package.py",
+        "_connections _functions _methods _renewers _services _services",
+        "what all simulated processes share, of which a child begins anew with its own alone",
+    ),
     ("celery/test_beat.py", "_heap", "of Celery's Scheduler, which counts its entries anew without it"),
     ("celery/test_beat_database.py", "_heap", "the same"),
     ("backends/database/test_database.py", "_receive", "a pooler passes on the subscription and no notification"),

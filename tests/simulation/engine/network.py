@@ -47,6 +47,7 @@ class Network:
         self.passes: Callable[[Address, Address], float | None] = lambda one, other: self.usual_delay()
         self.connects: Callable[[Process, Address], object] = lambda process, address: None  # told of each attempt
         self.closes: Callable[[Socket], object] = lambda socket: None  # told before one is closed that works
+        self.misuses: Callable[[Socket], object] = lambda socket: None  # told of a child that uses one of its parent
         self.sockets: list[Socket] = []  # that are open
 
     def usual_delay(self) -> float:
@@ -107,7 +108,7 @@ class Socket:
         self._requests = Way(self, self._request)
         self._replies = Way(self, self._reply)
         network.sockets.append(self)
-        process.at_death.append(self.close)
+        process.at_death.append(self._end)
 
     # Options
 
@@ -205,6 +206,7 @@ class Socket:
         return len(data)
 
     def shutdown(self, how: int) -> None:
+        self._check()
         self._is_ended = True
         self._requests.carry(b"")
         self._changed()
@@ -220,15 +222,23 @@ class Socket:
         return self._descriptor
 
     def close(self) -> None:
+        """Where a forked child does, its parent has it yet."""
         if self._is_closed:
             return
         if self.session and self.process.is_alive and not (self._is_ended or self._error):
             self.network.closes(self)
+        if not self.process.has_forked:
+            self._end()
         self._is_closed = True
         self.by_descriptor.pop(self._descriptor, None)
-        self.network.sockets.remove(self)
-        self._requests.carry(b"")
         self._changed()
+
+    def _end(self) -> None:
+        """Nobody has it any more."""
+        if self in self.network.sockets:
+            self._is_closed = True
+            self.network.sockets.remove(self)
+            self._requests.carry(b"")
 
     def _request(self, data: bytes) -> None:
         """Arrived at the server."""
@@ -287,6 +297,8 @@ class Socket:
     def _check(self) -> None:
         if self._is_closed:
             raise OSError(errno.EBADF, "Bad file descriptor")
+        if self.process.has_forked:
+            self.network.misuses(self)
 
     def _raise_error(self) -> None:
         if error := self._error:

@@ -17,17 +17,20 @@ import socket
 import sys
 import threading
 import time
+from collections import defaultdict, deque
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from queue import SimpleQueue
+from types import MethodType
 from typing import TYPE_CHECKING, Any
 from unittest import mock
+from weakref import WeakMethod
 
 if TYPE_CHECKING:
     from .network import Network
     from .scheduler import Process, Scheduler
-
-PID = 4242  # of all: an alias stands for a process
 
 _scheduler: Scheduler | None = None  # of the world that is there
 
@@ -120,8 +123,10 @@ def enter(scheduler: Scheduler, network: Network, settings: dict[str, Any]) -> N
 
     chance = random.Random(scheduler.random.random())
     os.urandom = chance.randbytes
-    os.getpid = lambda: PID
-    fork.known_pid = PID
+    os.getpid = _pid
+    fork.known_pid = EveryPid()
+    _resets.extend([*fork._functions, *(MethodType(method, owner) for owner, method in fork._methods.items())])
+    fork.in_child = _in_child
     random.seed(scheduler.random.random())
 
     def from_text(text: str, read: Any = Detached.from_text) -> Detached:
@@ -146,3 +151,97 @@ def process_died(process: Process) -> None:
     turns = getattr(signals._worker.thread, "turns", None)
     if turns and turns.process is process:
         signals._worker._reset_after_fork()
+
+
+# Forks. Each process has begun anew before anything of the package runs in it, so nothing else finds that out.
+
+
+class EveryPid(int):
+    """Of the process that runs."""
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    def __ne__(self, other: object) -> bool:
+        return False
+
+    __hash__ = int.__hash__
+
+
+class LivingPid(int):
+    """Of whichever process has what is collected: garbage is that of all."""
+
+    def __eq__(self, other: object) -> bool:
+        assert _scheduler
+        return other not in _scheduler.ended_pids
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = int.__hash__
+
+
+def _pid() -> int:
+    assert _scheduler
+    if _scheduler.is_collecting:
+        return LivingPid()
+    return _scheduler.process.pid if _scheduler.process else 0
+
+
+_resets: list[Callable[[], object]] = []  # of functions and of what was there before the simulation
+_resets_of: defaultdict[str, list[WeakMethod[Any]]] = defaultdict(list)  # by the name of the process
+
+
+def _in_child(reset: Callable[[], object]) -> None:
+    if _scheduler and _scheduler.process and isinstance(reset, MethodType):
+        _resets_of[_scheduler.process.name].append(WeakMethod(reset))
+    else:
+        _resets.append(reset)
+
+
+def forked(parent: Process, name: str) -> None:
+    """The package begins anew in its child, which has that name. What others have at module level stays."""
+    from django_distlock.utils.threads import Worker
+
+    trace = sys.gettrace()
+    sys.settrace(None)  # nobody goes first: the child has one thread
+    resets = [*_resets, *filter(None, [method() for method in _resets_of[name]])]
+    with ExitStack() as kept:
+        _keep_others(kept, parent, name)
+        for reset in resets:
+            match getattr(reset, "__self__", None):
+                case Worker(thread=thread) if thread and getattr(thread, "turns", None) not in parent.threads:
+                    continue  # it sends the signals of all
+                case deque() as unsent:
+                    _keep(kept, unsent, lambda send: send.keywords["using"] != name)
+            reset()
+    sys.settrace(trace)
+
+
+def _keep_others(kept: ExitStack, parent: Process, name: str) -> None:
+    """Put back at the end what is not of that process."""
+    from django_distlock.backends.redis import config
+    from django_distlock.core.registry import locks
+
+    services = locks._services
+    others = {alias: service for alias, service in services.items() if alias != name}
+    for alias in others:
+        del services[alias]
+    kept.callback(lambda: locks._services.update(others))
+    of_others = {id(service.renewer) for service in others.values()}
+    _keep(kept, locks._renewers, lambda renewer: id(renewer) in of_others)
+    _keep(kept, config._connections, lambda one: getattr(one._sock, "process", None) is not parent)
+
+
+def _keep(kept: ExitStack, things: Any, is_kept: Callable[[Any], bool]) -> None:
+    others = [thing for thing in things if is_kept(thing)]
+    mine = [thing for thing in things if not is_kept(thing)]
+    things.clear()
+    _add(things, mine)
+    kept.callback(_add, things, others)
+
+
+def _add(things: Any, more: list[Any]) -> None:
+    add = things.append if isinstance(things, deque) else things.add
+    for thing in more:
+        add(thing)

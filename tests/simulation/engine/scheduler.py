@@ -51,13 +51,18 @@ class Host:
 class Process:
     """Threads that live, stop and die together."""
 
+    _pids = count(4242)
+
     def __init__(self, name: str, host: Host) -> None:
         self.name = name
         self.host = host
+        self.pid = next(self._pids)
         self.is_alive = True
+        self.has_forked = False  # the simulation goes on with its child
         self.is_stopped = False
         self.stopped_for = 0.0  # seconds in all
         self.threads: list[Turns] = []
+        self.at_end: list[Callable[[], object]] = []  # what ends with its threads, as calls do
         self.at_death: list[Callable[[], object]] = []  # what the system does then, such as closing sockets
 
     def __str__(self) -> str:
@@ -98,6 +103,8 @@ class Scheduler:
         self._events: list[tuple[float, int, Callable[[], object]]] = []
         self._order = count()
         self.running: Turns | None = None
+        self.ended_pids: set[int] = set()
+        self.is_collecting = False  # the garbage of all processes
         self.failure: BaseException | None = None  # ends everything
         self._given_back = new_lock()
         self._given_back.acquire()
@@ -124,10 +131,16 @@ class Scheduler:
 
     def kill(self, process: Process) -> None:
         """Nothing of it happens any more: its threads stand still for ever, wherever they are, and clean up nothing."""
+        self._end_threads(process)
+        for happen in process.at_death:
+            happen()
+
+    def _end_threads(self, process: Process) -> None:
         process.is_alive = False
+        self.ended_pids.add(process.pid)
         self.threads = [thread for thread in self.threads if thread.process is not process]
         self._ready = [thread for thread in self._ready if thread.process is not process]
-        for happen in process.at_death:
+        for happen in process.at_end:
             happen()
 
     def stop(self, process: Process, seconds: float) -> None:
@@ -173,6 +186,22 @@ class Scheduler:
 
     # For threads
 
+    def fork(self, parent: Process, parent_lives: float) -> Process:
+        """The running thread goes on in a child, where it is alone. Its parent stands still, and dies later."""
+        running, child = self.current, Process(parent.name, parent.host)
+        parent.name, parent.has_forked = f"{parent.name}-{parent.pid}", True
+        parent.threads.remove(running)
+        child.threads.append(running)
+        running.process = child
+        self._end_threads(parent)
+
+        def die() -> None:
+            for happen in parent.at_death:
+                happen()
+
+        self.at(parent_lives, die)
+        return child
+
     def begin(self, thread: Turns) -> None:
         """Called before its real thread starts."""
         thread.process.threads.append(thread)
@@ -216,7 +245,9 @@ class Scheduler:
         self._given_back.release()
         thread.turn.acquire()
         if self.random.random() < COLLECTS:
+            self.is_collecting = True
             gc.collect()  # finalizers run wherever they happen to
+            self.is_collecting = False
         return thread.woken_by
 
     def sleep(self, seconds: float) -> None:

@@ -212,7 +212,7 @@ class Thread(threading.Thread):
             self._scheduler.end(turns)
 
     def is_alive(self) -> bool:
-        return self.turns is not None and not self.turns.is_done
+        return self.turns is not None and not self.turns.is_done and self.turns.process.is_alive
 
     def join(self, timeout: float | None = None) -> None:
         until = None if timeout is None else self._scheduler.now + timeout

@@ -356,6 +356,10 @@ class Judges:
     def is_freed(self, token: str) -> bool:
         return token in self._freed
 
+    def is_others(self, token: str) -> bool:
+        """Whether it is used by others than who asked for a lock with it: an operator, or who adopts its lease."""
+        return token in self._freed or self.holders.was_detached(token)
+
     def believes(self, lease: Lease) -> bool:
         """Whether its holder may believe at this moment that it has the lock."""
         process = self._simulation.processes[lease.using]

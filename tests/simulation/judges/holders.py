@@ -73,6 +73,10 @@ class HolderJudge:
         host = self._simulation.processes[lease.using].host
         return Passed(lease.name, self._asked_at[lease.token], self._now, self._now + lease.remaining, host, about)
 
+    def was_detached(self, token: str) -> bool:
+        """So that whoever adopts it asks with it."""
+        return token in self._detached
+
     def raised_lost(self, lease: Lease) -> None:
         """LockLost."""
         self._raised.add((lease.using, lease.token))
@@ -111,6 +115,9 @@ class HolderJudge:
     def _lost(self, lease: Lease, reason: str, **about: Any) -> None:
         """S5: told once."""
         self._simulation.tell(f"{lease.using} is told that {lease.name} {lease.token[:6]} is lost: {reason}")
+        asker = self._simulation.asker(lease.token)
+        if asker and asker.process.has_forked and not self.was_detached(lease.token):
+            self._judges.fail(f"S8: a child is told that {lease!r} of its parent is lost")
         if any(told() is lease for told in self._told):
             self._judges.fail(f"S5: the loss of {lease!r} was told again")
         self._told.append(ref(lease))

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 class World(ABC):
     name: ClassVar[str]
     has_network: ClassVar[bool] = True
+    forks: ClassVar[bool] = True  # whether its processes do
     operations: ClassVar[Sequence[str]] = ("acquire", "wait", "renew", "release")  # that take time: faults meet them
     most_processes: ClassVar[int] = 4
     profiles: ClassVar[Sequence[Weighed]] = PROFILES
@@ -48,6 +49,10 @@ class World(ABC):
     def new_host(self, name: str, rate: float) -> Host:
         """Where the process of that name runs."""
         return Host(name, self.scheduler, rate)
+
+    def forked(self) -> None:
+        """A child goes on in the place of a process."""
+        return
 
     def end(self) -> None:
         """The simulation is over."""

@@ -50,6 +50,9 @@ class MemoryWorld(World):
         self.judge.lost_data()  # what the process before it knew went with it
         return super().new_host(name, rate)
 
+    def forked(self) -> None:
+        self.judge.lost_data()
+
     def _state_of(self, row: Row) -> RowState:
         waiters = tuple(replace(one, seen=FOR_EVER) for one in row.live_waiters)
         return RowState(row.now / 1e6, row.token, row.state, row.fence, row.expires / 1e6, waiters)

@@ -36,7 +36,7 @@ class SQLiteWorld(World):
     """The library is real, and so is the file; waiting for others takes simulated time."""
 
     name = "sqlite"
-    has_network = False
+    has_network = forks = False
     timeout, task_time = 1.0, 1.0
     operations = ("acquire", "wait", "renew", "release")
 
