@@ -263,6 +263,7 @@ class Nodes:
         self._filling: list[ConnectionSet] = []  # those that wait for connections, in the order in which they came
         self._permits = new_permits(self._max_connections)  # one per set that may be in use
         self._failure: NoMajority | None = None  # what the last run ended with
+        self._failed_within = 0.0  # the timeout of that run
         self._is_open = True
         weakref.finalize(self, _disconnect, self._idle, self._nodes, Closed("closed")).atexit = False
 
@@ -275,7 +276,7 @@ class Nodes:
         fork.notice()  # a child must not talk on its parent's connections
         pid, permits, idle = os.getpid(), self._permits, self._idle
         deadline = clock() + limits.connect_timeout
-        permit = self._permit(permits, deadline, limits.queue_deadline, pid)
+        permit = self._permit(permits, deadline, limits, pid)
         try:
             check_process(pid)
             connection_set = self._connection_set(_connect_timeout(deadline, limits), limits.retry_refused)
@@ -292,7 +293,7 @@ class Nodes:
                 return result
             except (LockBackendError, StaleConnections) as error:
                 if isinstance(error, NoMajority):
-                    self._failure = without_traceback(error)
+                    self._failure, self._failed_within = without_traceback(error), limits.timeout
                 raise
             except BaseException as error:  # interrupted: what stands on the connections is not known any more
                 connection_set.close(TimeoutError(f"interrupted by {type(error).__name__}"))
@@ -305,16 +306,18 @@ class Nodes:
             if not self._is_open:
                 self.close()
 
-    def _permit(self, permits: SimpleQueue[Permit], deadline: float, queue_deadline: float, pid: int) -> Permit:
+    def _permit(self, permits: SimpleQueue[Permit], deadline: float, limits: Limits, pid: int) -> Permit:
         step = self._timing.reconnect_pause  # whether the nodes answer may change meanwhile
         while True:
-            left = (deadline if self._failure else max(deadline, queue_deadline)) - clock()
+            # That they did not answer others, who were in more of a hurry, says nothing.
+            failure = self._failure if self._failed_within >= limits.timeout else None
+            left = (deadline if failure else max(deadline, limits.queue_deadline)) - clock()
             with suppress(Empty):
                 return permits.get(timeout=max(0.0, min(left, step)))
             check_process(pid)
             if left <= step:
                 break
-        if failure := self._failure:
+        if failure:
             raise without_traceback(failure)
         raise MaxConnectionsError(exhausted(self._max_connections))
 

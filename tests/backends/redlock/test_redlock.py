@@ -823,6 +823,32 @@ class TestConnections:
             ends.set()
             busy.join()
 
+    def test_who_waits_for_a_connection_is_not_failed_by_who_had_less_time(self, quorum, configured):
+        backend = configured(quorum.urls, OPTIONS={"max_connections": 1, "socket_connect_timeout": 0.05})
+        inside, ends, hasty = threading.Event(), threading.Event(), lock_request()
+
+        def steps():
+            inside.set()
+            ends.wait(PATIENCE)
+            return
+            yield
+
+        spread(backend, hasty)
+        for number in range(5):
+            quorum.stop(number)
+        with pytest.raises(LockBackendError, match="of 5 nodes failed"):
+            backend.renew([(hasty, 10.0)], timeout=0.01)
+        for number in range(5):
+            quorum.go_on(number)
+        busy = threading.Thread(target=run_on_nodes, args=(backend, steps(), 1.0))
+        busy.start()
+        inside.wait(PATIENCE)
+        threading.Timer(3 * (0.05 + Timing.handshake), ends.set).start()
+        patient = lock_request("queued for")
+        patient.deadline = clock() + PATIENCE
+        assert isinstance(backend.acquire(patient, queue=False), Grant)
+        busy.join()
+
     @pytest.mark.parametrize("busy_for", [0.0, 0.5])
     def test_the_time_to_wait_for_connections_is_spent_once(self, five_valkeys, configured, monkeypatch, busy_for):
         """First while all are in use, then until they are opened."""
