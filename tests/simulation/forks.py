@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,6 @@ from django_distlock import (
     LockBackendError,
     LockError,
     LockLost,
-    LockNotAcquired,
     LockNotHeld,
     distributed_lock,
     lock,
@@ -31,6 +29,8 @@ if TYPE_CHECKING:
 
     from .engine.scheduler import Process
     from .simulation import Simulation
+
+TTL = 5.0  # seconds, of what is held at a fork
 
 
 def draw(chance: random.Random) -> Mapping[str, Any]:
@@ -61,7 +61,7 @@ class Forks:
         Thread(self._simulation.scheduler, process, target=work, name=f"{process} forks").start()
 
     def _go_on_as_child(self, parent: Process, lives: float, name: str, holds: str, wait: float) -> None:
-        leave = self._hold(name, parent.name, holds)
+        leave = self._hold(parent, name, holds) if holds else lambda: None
         service = locks.service(parent.name)
         inherited = service.renewer.leases()
         child = self._simulation.fork(parent, lives)
@@ -72,20 +72,23 @@ class Forks:
             self._ask(child, service.backend, name)
             self._simulation.calls.with_(child, name=name, ttl=2.0, wait=wait, works=0.1)
 
-    def _hold(self, name: str, using: str, how: str) -> Callable[[], object]:
+    def _hold(self, process: Process, name: str, how: str) -> Callable[[], object]:
         """Returns how the child leaves what its parent holds: it is told of nothing but the end of ``acquire()``."""
-        handle = lock(name, using=using, ttl=5.0, wait=0)
-        with suppress(LockNotAcquired, LockBackendError):
+        handle, leave = lock(name, using=process.name, ttl=TTL, wait=0), lambda: None
+        with self._judges.acquiring(process, {"name": name, "ttl": TTL, "wait": 0}) as judge:
             if how == "with":
                 handle.__enter__()
-                return partial(handle.__exit__, None, None, None)
-            if how == "response":
-                view = distributed_lock(name, using=using, ttl=5.0)(lambda: StreamingHttpResponse(["part"]))
-                response: StreamingHttpResponse = view()
-                return response.close
-            if how == "acquire" and handle.acquire():
-                return partial(self._judge_refusal, "release() of a handle", handle.release)
-        return lambda: None
+                leave = partial(handle.__exit__, None, None, None)
+            elif how == "response":
+                view = distributed_lock(name, using=process.name, ttl=TTL)(lambda: StreamingHttpResponse(["part"]))
+                leave = view().close
+            elif handle.acquire():
+                leave = partial(self._judge_refusal, "release() of a handle", handle.release)
+            else:
+                judge.got(None)
+                return leave
+            judge.got_by(process, name)
+        return leave
 
     def _judge(self, lease: Lease) -> None:
         """A child neither believes in a lease of its parent nor renews, releases or passes it on, and is told so."""

@@ -38,7 +38,7 @@ EXCEPTIONS = [
     ),
     (
         "simulation/engine/package.py",
-        "_connections _functions _methods _renewers _services _services",
+        "_functions _methods _renewers _services _services",
         "what all simulated processes share, of which a child begins anew with its own alone",
     ),
     ("celery/test_beat.py", "_heap", "of Celery's Scheduler, which counts its entries anew without it"),

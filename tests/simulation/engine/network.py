@@ -100,7 +100,7 @@ class Socket:
         self.changed_for: list[Callable[[], object]] = []  # what to call once when there is something to read or write
         self._timeout: float | None = None
         self._received = bytearray()
-        self._is_ended = self._is_closed = False
+        self._is_ended = self._is_closed = self._is_forgotten = False
         self._error: OSError | None = None
         self._waiters = Waiters(network.scheduler)
         self._descriptor = next(self._descriptors)
@@ -174,6 +174,8 @@ class Socket:
 
     def sendall(self, data: bytes) -> None:
         self._check()
+        if self._is_forgotten:
+            return
         if self._is_ended:
             raise BrokenPipeError(errno.EPIPE, "Broken pipe")
         self._requests.carry(bytes(data))
@@ -207,6 +209,8 @@ class Socket:
 
     def shutdown(self, how: int) -> None:
         self._check()
+        if self._is_forgotten:
+            return
         self._is_ended = True
         self._requests.carry(b"")
         self._changed()
@@ -220,6 +224,11 @@ class Socket:
     def detach(self) -> int:
         """Of a view, which ``SocketModule.socket(fileno=...)`` gives: the socket stays open."""
         return self._descriptor
+
+    def forget(self) -> None:
+        """A forked child leads its descriptor elsewhere: nothing comes from there, and what is sent goes nowhere."""
+        self._is_forgotten = self._is_ended = True
+        self._received.clear()
 
     def close(self) -> None:
         """Where a forked child does, its parent has it yet."""
@@ -297,7 +306,7 @@ class Socket:
     def _check(self) -> None:
         if self._is_closed:
             raise OSError(errno.EBADF, "Bad file descriptor")
-        if self.process.has_forked:
+        if self.process.has_forked and not self._is_forgotten:
             self.network.misuses(self)
 
     def _raise_error(self) -> None:

@@ -23,10 +23,12 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from queue import SimpleQueue
-from types import MethodType
+from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 from unittest import mock
-from weakref import WeakMethod
+from weakref import WeakMethod, WeakSet
+
+from .network import Socket
 
 if TYPE_CHECKING:
     from .network import Network
@@ -123,7 +125,7 @@ def enter(scheduler: Scheduler, network: Network, settings: dict[str, Any]) -> N
 
     chance = random.Random(scheduler.random.random())
     os.urandom = chance.randbytes
-    os.getpid = _pid
+    os.getpid, os.dup2 = _pid, _dup2
     fork.known_pid = EveryPid()
     _resets.extend([*fork._functions, *(MethodType(method, owner) for owner, method in fork._methods.items())])
     fork.in_child = _in_child
@@ -214,13 +216,16 @@ def forked(parent: Process, name: str) -> None:
                     continue  # it sends the signals of all
                 case deque() as unsent:
                     _keep(kept, unsent, lambda send: send.keywords["using"] != name)
+            if isinstance(reset, FunctionType):
+                for things in map(reset.__globals__.get, reset.__code__.co_names):
+                    if isinstance(things, set | WeakSet):  # of connections
+                        _keep(kept, things, lambda connection: _process_of(connection) is not parent)
             reset()
     sys.settrace(trace)
 
 
 def _keep_others(kept: ExitStack, parent: Process, name: str) -> None:
     """Put back at the end what is not of that process."""
-    from django_distlock.backends.redis import config
     from django_distlock.core.registry import locks
 
     services = locks._services
@@ -230,7 +235,21 @@ def _keep_others(kept: ExitStack, parent: Process, name: str) -> None:
     kept.callback(lambda: locks._services.update(others))
     of_others = {id(service.renewer) for service in others.values()}
     _keep(kept, locks._renewers, lambda renewer: id(renewer) in of_others)
-    _keep(kept, config._connections, lambda one: getattr(one._sock, "process", None) is not parent)
+
+
+def _process_of(connection: Any) -> Process | None:
+    """``connection``: of redis-py, of a driver, or one of Django."""
+    of_driver = getattr(connection, "connection", connection)
+    socket = getattr(of_driver, "_sock", None) or getattr(of_driver, "_socket", None)
+    return getattr(socket, "process", None)
+
+
+def _dup2(descriptor: int, over: int, inheritable: bool = True, dup2: Any = os.dup2) -> int:
+    """In a child, to which the connection of its parent is nothing then."""
+    if over not in Socket.by_descriptor:
+        return dup2(descriptor, over, inheritable)
+    Socket.by_descriptor[over].forget()
+    return over
 
 
 def _keep(kept: ExitStack, things: Any, is_kept: Callable[[Any], bool]) -> None:

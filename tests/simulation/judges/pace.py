@@ -51,7 +51,7 @@ class PaceJudge:
         if now - self._closed_at.get((process, address), -inf) < 1.0 and not self._may_fail():
             self._fail(f"{process} connects to {address[0]}, to which it closed a connection just before that worked")
         most = MOST_CONNECTIONS * (2 + self._simulation.judges.calls_of(process))
-        if (number := self._counted((process.name, address))) > most:
+        if (number := self._counted((process, address))) > most:
             self._fail(f"{process} opened {number} connections to {address[0]} within a second")
 
     def asks(self, process: Process, address: Address, command: list[str]) -> None:
@@ -64,7 +64,7 @@ class PaceJudge:
             most = MOST_REPEATS
         else:
             most = MOST_REPEATS * (2 + self._simulation.judges.calls_of(process))
-        if (number := self._counted((process.name, address, *words))) > most:
+        if (number := self._counted((process, address, *words))) > most:
             self._fail(f"{process} sent {' '.join(words)[:80]} to {address[0]} {number} times within a second")
 
     def _may_fail(self) -> bool:

@@ -42,7 +42,6 @@ class DatabaseWorld(World):
     """``states``: in which the server refuses."""
 
     address = ("10.0.0.1", 5432)
-    forks = False
     timeout, task_time = 1.0, 1.0
     survived = ("deadlock", "restart")
     states: ClassVar[Sequence[str]]
