@@ -24,6 +24,7 @@ from .utils.text import bounded, printable
 from .utils.wakeup import WakeEvent
 
 TOKEN_LENGTH = 26
+NOT_WAITING = 0.0  # the deadline of a caller that does not wait for a lock: it adopts, releases, renews or looks
 
 
 def new_token() -> str:
@@ -144,7 +145,7 @@ class LockRequest:
     An attempt that fails gives nothing back. 0: it is not held.
     ``inbox``: where the store tells this waiter that the lock was handed to it; "" before it queued.
     ``place``: its place in the store's queue, to which it comes back when it was dropped.
-    ``deadline``: until when its caller waits, on ``clock()``.
+    ``deadline``: until when its caller waits, on ``clock()``; NOT_WAITING: a call takes the time of the backend.
     ``ttl``: seconds that the store keeps what it grants, unless it is renewed.
     ``longest_ttl``: of a renewal, or of one whose token it has inherited, if that is longer.
     ``is_inherited``: another waiter of this process goes on with the token and the place.
@@ -167,6 +168,11 @@ class LockRequest:
     last_active_at: float = field(default_factory=clock, repr=False)  # when its caller last did something
     is_offer: bool = field(default=False, repr=False)
     event: WakeEvent = field(default_factory=WakeEvent, repr=False)
+
+    @property
+    def time_left(self) -> float:
+        """Seconds for which its caller waits; inf: it says no limit."""
+        return inf if self.deadline == NOT_WAITING else self.deadline - clock()
 
     @property
     def retires_for(self) -> float:

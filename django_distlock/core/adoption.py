@@ -16,7 +16,7 @@ from ..backends.base import BaseLockBackend
 from ..exceptions import LockLost, LockNotHeld
 from ..names import own_name
 from ..options import SHORTEST_TTL, Options, Terms
-from ..types import Grant, Holder, LockInfo, LockRequest, current_execution
+from ..types import NOT_WAITING, Grant, Holder, LockInfo, LockRequest, current_execution
 from ..utils.clock import clock, wall_clock
 from ..utils.drive import Call, Steps, adrive, drive
 from .detached import Detached
@@ -123,7 +123,7 @@ class Adoption:
         if valid < SHORTEST_TTL:
             raise detached.lost_error()
         holder = Holder.here(f"has adopted {detached.name}")
-        self._proof = LockRequest(own_name("handover:{}", detached.text_id), valid, holder)
+        self._proof = LockRequest(own_name("handover:{}", detached.text_id), valid, holder, deadline=NOT_WAITING)
         self.lease = AdoptedLease(detached, service, self._proof)
         self._renewer = service.renewer
 
@@ -154,7 +154,7 @@ class Adoption:
             raise self._detached.lost_error() from None
         lease._deadline = safe_deadline(sent_at, ttl)  # what the text says counts no more
         # This process is the holder, from now on.
-        shown = yield Call("acquire", (replace(request, ttl=ttl),), {"queue": False})
+        shown = yield Call("acquire", (replace(request, ttl=ttl, deadline=NOT_WAITING),), {"queue": False})
         is_same = isinstance(shown, Grant) and shown.fence == lease.fence
         if not is_same and self._renewer.unregister(lease):
             self._renewer.release_in_background(request)

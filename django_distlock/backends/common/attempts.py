@@ -13,8 +13,6 @@ from ...exceptions import LockBackendError
 from ...utils.clock import clock
 from .timing import Timing
 
-NOT_WAITING = 0.0  # the deadline of a caller that does not wait for a lock: it releases, renews or looks
-
 
 class InDoubt(LockBackendError):
     """The store may have done what it was asked, or may do so yet."""

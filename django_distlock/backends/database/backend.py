@@ -16,7 +16,6 @@ from django.db import connections
 from ...exceptions import InvalidLockName, LockBackendError
 from ...models import LONGEST_KEY
 from ...types import Grant, Holder, LastRun, LockInfo, LockRequest
-from ...utils.clock import clock
 from ..base import STEP, RunsBackend
 from ..common.attempts import InDoubt
 from ..common.state import CLAIMED, DIGITS, HELD, RESTING, Attempt, microseconds
@@ -287,11 +286,11 @@ class DatabaseBackend(ThreadedBackend, RunsBackend):
 
     def _call_timeout(self, request: LockRequest) -> float:
         """Seconds for an answer to an attempt, which may be asked for twice, if the backend's timeout is longer."""
-        return max(self.timing.shortest_call, (request.deadline - clock()) / 2)
+        return max(self.timing.shortest_call, request.time_left / 2)
 
     def _thread_timeout(self, request: LockRequest) -> float:
         """Seconds until a thread is free for an attempt; two answers where its caller does not wait."""
-        return max(2 * self.timing.shortest_call, request.deadline - clock())
+        return max(2 * self.timing.shortest_call, request.time_left)
 
     def close(self) -> None:
         if self._listener:

@@ -6,8 +6,9 @@ from math import inf
 
 from redis.exceptions import MaxConnectionsError, RedisError, TimeoutError
 
+from ...types import NOT_WAITING
 from ...utils.clock import clock
-from ..common.attempts import NOT_WAITING, Attempts, InDoubt
+from ..common.attempts import Attempts, InDoubt
 from ..common.backoff import Backoff
 from ..common.timing import Timing
 from .config import Location

@@ -12,12 +12,12 @@ from django.core.checks import CheckMessage
 from redis.exceptions import RedisError
 
 from ...exceptions import InvalidLockBackend, LockBackendError, UnreadableRun
-from ...types import CheckResult, Grant, Holder, LastRun, LockInfo, LockRequest
+from ...types import NOT_WAITING, CheckResult, Grant, Holder, LastRun, LockInfo, LockRequest
 from ...utils.clock import clock, wall_clock
 from ...utils.drive import Call, Steps, drive
 from ...utils.text import quoted
 from ..base import RunsBackend
-from ..common.attempts import NOT_WAITING, InDoubt
+from ..common.attempts import InDoubt
 from ..common.per_loop import PerLoop
 from ..twins import GeneratorBackend
 from .client import Reply

@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 
 from redis.exceptions import BusyLoadingError, ConnectionError, NoScriptError, RedisError, ResponseError, TimeoutError
 
+from ...types import NOT_WAITING
 from ...utils import fork
 from ...utils.clock import clock, sleep
-from ..common.attempts import NOT_WAITING
 from ..common.permits import Permit, TaskPermits, new_permits
 from ..common.timing import Timing
 from .attempts import ServerAttempts

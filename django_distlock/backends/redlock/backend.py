@@ -179,9 +179,9 @@ class RedlockBackend(GeneratorBackend):
 
     def _limits_of_attempt(self, request: LockRequest) -> Limits:
         """A caller who waits also waits for connections, and for nodes that refuse them."""
-        limits, timing, left = self._limits(request.ttl), self.timing, request.deadline - clock()
+        limits, timing, left = self._limits(request.ttl), self.timing, request.time_left
         connect_timeout = min(self._connect_timeout, max(timing.shortest_call, left) + timing.handshake)
-        return limits._replace(connect_timeout=connect_timeout, retry_refused=left > 0, queue_deadline=request.deadline)
+        return limits._replace(connect_timeout=connect_timeout, retry_refused=left > 0, queue_deadline=clock() + left)
 
     def _node_timeout(self, ttl: float | None = None) -> float:
         """Seconds that a node has for a reply."""

@@ -17,7 +17,7 @@ import pytest
 from django_redis.pool import ConnectionFactory
 from redis.exceptions import ConnectionError
 
-from django_distlock import InvalidLockBackend, LockBackendError, lock, locks
+from django_distlock import InvalidLockBackend, LockBackendError, adopt, lock, locks
 from django_distlock.backends.common.timing import Timing
 from django_distlock.backends.redis.errors import NoMaster, NoSentinel, is_transient
 from django_distlock.backends.redis.sentinel import discovery
@@ -186,6 +186,19 @@ class TestSentinelsThatDoNotHelp:
                 "no sentinel answers; check that they run and that DISTRIBUTED_LOCKS['default']['OPTIONS']['sentinels']"
                 in str(caught.value)
             )
+
+    def test_all_are_dead_and_a_lease_is_adopted(self, use):
+        """Who adopts does not wait for a lock: each of its requests has two timeouts, whatever a failover may take."""
+        with Watched(replicas=0) as watched:
+            use(**watched.options, socket_timeout=0.5, socket_connect_timeout=0.5)
+            with lock("name", ttl=60) as lease:
+                text = lease.detach()
+            for process in [*watched.servers, *watched.sentinels]:
+                process.kill()
+            began = time.monotonic()
+            with pytest.raises(LockBackendError, match="no sentinel answers"):
+                adopt(text)
+            assert time.monotonic() - began < 10
 
     def test_all_are_away_for_a_moment(self, use, calls):
         """With the master, as for a host whose own network is away."""

@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator, Sequence
 
 from redis.exceptions import ClusterDownError
 
+from ....types import NOT_WAITING
 from ....utils.clock import clock, sleep
 from ....utils.drive import adrive, drive
 from ....utils.threads import start_thread
-from ...common.attempts import NOT_WAITING
 from ..attempts import ServerAttempts
 from ..client import NOTHING, AsyncClient, Client, Reply
 from ..config import Location

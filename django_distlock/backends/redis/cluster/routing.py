@@ -21,10 +21,11 @@ from redis.exceptions import (
     TryAgainError,
 )
 
+from ....types import NOT_WAITING
 from ....utils.clock import clock
 from ....utils.drive import Call, Steps
 from ....utils.text import printable
-from ...common.attempts import NOT_WAITING, Attempts, InDoubt
+from ...common.attempts import Attempts, InDoubt
 from ...common.backoff import Backoff
 from ...common.timing import Timing
 from ..client import Reply
