@@ -86,6 +86,7 @@ class Simulation:
         self.longest_distance = self.distance  # of the run
         self._distances = [(0.0, self.distance)]  # since when
         self._disturbed_until: defaultdict[str, float] = defaultdict(lambda: -inf)  # by process; "": all
+        self._connections_end_until = -inf  # when something last befell them, or will
         self._failing_until: defaultdict[str, float] = defaultdict(lambda: -inf)  # the same, for calls
         self._servers_disturbed_until: defaultdict[str, float] = defaultdict(lambda: -inf)
         self._waits: defaultdict[tuple[Process, str], dict[int, float]] = defaultdict(dict)  # and when each began
@@ -359,8 +360,13 @@ class Simulation:
 
     # Faults
 
-    def disturb(self, who: str, until: float, *, is_survived: bool = False) -> None:
-        """Something fails until then: for that process, or, "", for all. ``is_survived``: calls go on all the same."""
+    def disturb(self, who: str, until: float, *, is_survived: bool = False, of_connections: bool = True) -> None:
+        """Something fails until then: for that process, or, "", for all. ``is_survived``: calls go on all the same.
+
+        ``of_connections``: they may end.
+        """
+        if of_connections:
+            self._connections_end_until = max(self._connections_end_until, until)
         if not is_survived:
             self._failing_until[who] = max(self._failing_until[who], until)
         self._disturbed_until[who] = max(self._disturbed_until[who], until)
@@ -375,8 +381,9 @@ class Simulation:
     def last_fault_of_servers(self) -> float:
         return max(self._servers_disturbed_until.values(), default=-inf)
 
-    def last_fault_anywhere(self) -> float:
-        return max(self.last_fault(), *self._servers_disturbed_until.values(), -inf)
+    def last_fault_of_connections(self) -> float:
+        """At any process or server."""
+        return max(self._connections_end_until, self.world.last_fault({}))
 
     def last_fault_of(self, server: str) -> float:
         return self._servers_disturbed_until[server]
@@ -397,6 +404,8 @@ class Simulation:
 
     def _disturb_by(self, event: Event, who: str, until: float) -> None:
         """Its process, or all servers and processes that it names."""
+        if event.what not in self.world.keeping_connections:
+            self._connections_end_until = max(self._connections_end_until, until)
         if self.faults[event.what].on and event.what in self.world.survived:
             is_second = self._disturbed_until[""] > self.scheduler.now - AFTERMATH
             self.disturb("", until, is_survived=not is_second)

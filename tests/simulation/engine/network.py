@@ -211,6 +211,7 @@ class Socket:
         self._check()
         if self._is_forgotten:
             return
+        self._tell_of_end()
         self._is_ended = True
         self._requests.carry(b"")
         self._changed()
@@ -234,8 +235,7 @@ class Socket:
         """Where a forked child does, its parent has it yet."""
         if self._is_closed:
             return
-        if self.session and self.process.is_alive and not (self._is_ended or self._error):
-            self.network.closes(self)
+        self._tell_of_end()
         if not self.process.has_forked:
             self._end()
         self._is_closed = True
@@ -248,6 +248,10 @@ class Socket:
             self._is_closed = True
             self.network.sockets.remove(self)
             self._requests.carry(b"")
+
+    def _tell_of_end(self) -> None:
+        if self.session and self.process.is_alive and not (self._is_ended or self._error):
+            self.network.closes(self)
 
     def _request(self, data: bytes) -> None:
         """Arrived at the server."""

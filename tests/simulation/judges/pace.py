@@ -35,6 +35,7 @@ class PaceJudge:
     def closes(self, socket: Socket) -> None:
         """One that works. Subscriptions end with those who wait."""
         now, process, world = self._simulation.scheduler.now, socket.process, self._simulation.world
+        world.closes(socket)
         is_explained = (
             getattr(socket.session, "channels", True)
             or not world.keeps_connections(socket.address)
@@ -48,6 +49,7 @@ class PaceJudge:
 
     def connects(self, process: Process, address: Address) -> None:
         now = self._simulation.scheduler.now
+        self._simulation.world.connects(process, address)
         if now - self._closed_at.get((process, address), -inf) < 1.0 and not self._may_fail():
             self._fail(f"{process} connects to {address[0]}, to which it closed a connection just before that worked")
         most = MOST_CONNECTIONS * (2 + self._simulation.judges.calls_of(process))
@@ -69,7 +71,7 @@ class PaceJudge:
 
     def _may_fail(self) -> bool:
         """Also at one server of many."""
-        return self._simulation.last_fault_anywhere() > self._simulation.scheduler.now - AFTERMATH
+        return self._simulation.last_fault_of_connections() > self._simulation.scheduler.now - AFTERMATH
 
     def _counted(self, key: Hashable) -> int:
         """How often that happened in the last second."""

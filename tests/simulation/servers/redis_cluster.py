@@ -24,7 +24,10 @@ class Node(ClusterCommands):
 
 
 class Cluster:
-    """``addresses``: of the primaries, then of a replica of each of them, as far as there are more."""
+    """``addresses``: of the primaries, then of a replica of each of them, as far as there are more.
+
+    ``owners``: how many of the primaries have slots; all, unless it is said.
+    """
 
     def __init__(
         self,
@@ -33,12 +36,14 @@ class Cluster:
         watch: Watch | None = None,
         *,
         primaries: int = 3,
+        owners: int = 0,
         node_timeout: float = 2.0,
         full_coverage: bool = False,
     ) -> None:
         self.scheduler = network.scheduler
         self.nodes = [Node(network, address, watch, node_timeout) for address in addresses]
-        share = SLOTS // primaries + 1
+        owners = owners or primaries
+        share = SLOTS // owners + 1
         for node in self.nodes:
             node.full_coverage = full_coverage
             for number, other in enumerate(self.nodes):
@@ -48,7 +53,8 @@ class Cluster:
                 view.heard_at = self.scheduler.now
                 if number < primaries:
                     view.config_epoch = number + 1
-                    node.give(range(number * share, min(SLOTS, (number + 1) * share)), view)
+                    if number < owners:
+                        node.give(range(number * share, min(SLOTS, (number + 1) * share)), view)
                 else:
                     view.primary = self.nodes[number % primaries].id
             node.current_epoch = len(self.nodes)

@@ -31,6 +31,7 @@ class World(ABC):
     drift: ClassVar[float] = 0.004  # by which share the clocks of processes run faster or slower, at most
     longest_attempt: ClassVar[float] = inf  # seconds after which a newcomer is told that the store fails
     survived: ClassVar[Collection[str]] = ()  # faults one of which fails no call
+    keeping_connections: ClassVar[Collection[str]] = ()  # faults by which none ends
     task_time: ClassVar[float] = 0.0  # seconds that calls of tasks may last longer, which threads make for them
     timeout: ClassVar[float] = 2.0  # seconds for an answer of a server
     ways_to_connect: ClassVar[int] = 0  # that bytes go until a process that begins knows its servers, if they are many
@@ -82,6 +83,14 @@ class World(ABC):
         """The package has told its operators that."""
         return
 
+    def connects(self, process: Process, address: Address) -> None:
+        """A process begins to."""
+        return
+
+    def closes(self, socket: Socket) -> None:
+        """A process gives up a connection that works."""
+        return
+
     def watch(self) -> None:
         """Its judges look, as time passes."""
         return
@@ -116,6 +125,10 @@ class World(ABC):
     def patience(self, error: LockBackendError, wait: float | None) -> float:
         """Seconds for which that fails no caller who waits."""
         return 0.0
+
+    def may_be_final(self, error: LockBackendError) -> bool:
+        """Whether somebody has to correct something before what failed can succeed."""
+        return True
 
     def last_fault(self, moments: Mapping[str, float]) -> float:
         """When its servers last failed as a whole, or will. ``moments``: when each that ever failed did so."""

@@ -1,4 +1,4 @@
-"""A Cluster of three primaries with a replica each, whose slots move."""
+"""A Cluster of three or four primaries with a replica each, whose slots move."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from django_distlock import LockBackendError
 from django_distlock.backends.redis.keys import ClusterKeys
 
-from ..plan import ENDS, HORIZON, MANY_NAMES, MOST_FAULT, NAMES, PROFILES, Fault, lasts
+from ..judges.subscriptions import SubscriptionJudge
+from ..plan import ENDS, HORIZON, MANY_NAMES, MOST_FAULT, NAMES, PROFILES, Fault, Profile, lasts
 from ..servers.cluster_bus import slot_of
 from ..servers.redis_cluster import Cluster, Node
 from .islands import Islands
@@ -17,15 +18,23 @@ from .redis import FAILOVER_TIMEOUT, ServersWorld, holder_in, left_in
 from .server_faults import ServerFaults
 
 if TYPE_CHECKING:
-    from ..engine.network import Address
+    from ..engine.network import Address, Socket
     from ..engine.scheduler import Process
     from ..servers.replication import ReplicatedServer
+    from ..servers.sessions import Session
     from ..simulation import Simulation
 
-PRIMARIES = 3
+PRIMARIES = 3  # with slots; a further one may have joined, to which slots can move
 STEP = 0.05  # seconds between two looks at the nodes, and between two keys that move
 HEALS = 40.0  # seconds after the last fault in which all nodes agree again
 LATELY = 15.0  # seconds for which a number may be on its way that a former primary has granted
+
+
+# Slots move here and there while few ask for the locks in them, and nothing fails.
+MOVES = Profile(
+    names=("a", "abc", "abc", "abcdefgh"), calls=(15, 40), within=(HORIZON,), ttls=((2.0, 5.0), (5.0, 20.0)),
+    works=(0.01, 0.1, 0.5), wait_share=0.8, faults=("move",), most_faults=30,
+)  # fmt: skip
 
 
 class Succession:
@@ -48,13 +57,19 @@ class Succession:
 
 class ClusterWorld(ServersWorld):
     name = "cluster"
-    profiles = (*PROFILES, (2, ENDS))
+    profiles = (*PROFILES, (2, ENDS), (4, MOVES))
+    keeping_connections = ("move",)
     ways_to_connect = 40  # three nodes are asked for their slot maps, over new connections, and then the owner
 
     def __init__(self, simulation: Simulation) -> None:
+        chance = random.Random(f"cluster {simulation.seed}")
+        self._primaries = PRIMARIES + chance.choice([0, 1, 1])
+        self._seeds = chance.choice([1, 1, 2 * self._primaries])  # nodes that LOCATION names
         super().__init__(simulation)
-        addresses = [(f"10.0.0.{number}", 6379) for number in range(1, 2 * PRIMARIES + 1)]
-        self.cluster = Cluster(simulation.network, addresses, self.executed, primaries=PRIMARIES, node_timeout=2.0)
+        addresses = [(f"10.0.0.{number}", 6379) for number in range(1, 2 * self._primaries + 1)]
+        self.cluster = Cluster(
+            simulation.network, addresses, self.executed, primaries=self._primaries, owners=PRIMARIES, node_timeout=2.0
+        )
         self.nodes = {f"n{number}": node for number, node in enumerate(self.cluster.nodes, 1)}
         self.servers = {**self.nodes}
         self._islands = Islands(simulation, self.servers)
@@ -65,11 +80,25 @@ class ClusterWorld(ServersWorld):
         self._lost_at = -LATELY  # when a grant may have been lost last
         for node in self.cluster.nodes:
             node.on_promote = self._promoted
+        self._subscriptions = SubscriptionJudge(simulation)
         self.scheduler.at(STEP, self._look)
 
     def setting(self) -> dict[str, Any]:
-        locations = [f"redis://10.0.0.{number}:6379/0" for number in range(1, 2 * PRIMARIES + 1)]
+        locations = [f"redis://10.0.0.{number}:6379/0" for number in range(1, self._seeds + 1)]
         return {"BACKEND": "django_distlock.backends.redis.RedisClusterBackend", "LOCATION": locations}
+
+    def executed(self, session: Session, command: list[str], reply: Any) -> None:
+        super().executed(session, command, reply)
+        if command[0] == "SSUBSCRIBE":
+            self._subscriptions.subscribes(session.socket, command[1])
+
+    def closes(self, socket: Socket) -> None:
+        """While a slot is on its way, the node that answers for it is not yet the one where its waiters can listen."""
+        if not self._moving:
+            self._subscriptions.closes(socket)
+
+    def watch(self) -> None:
+        self._subscriptions.watch()
 
     def holders(self) -> Mapping[str, str] | None:
         """None while a slot has no owner, or is on its way."""
@@ -120,7 +149,7 @@ class ClusterWorld(ServersWorld):
             self._lost_at = now
         self._successions = [succession for succession in self._successions if not succession.is_over]
         if not self._is_settled:
-            self.simulation.disturb("", now)
+            self.simulation.disturb("", now, of_connections=not self._is_well)
             if now > HORIZON + MOST_FAULT + HEALS:
                 self.simulation.judges.fail("the Cluster does not heal")
 
@@ -130,9 +159,14 @@ class ClusterWorld(ServersWorld):
         nodes = self.cluster.nodes
         return (
             not self._moving
-            and all(node.is_up and node.is_well and (node.is_primary or node.link) for node in nodes)
+            and self._is_well
             and all(len({node.owners.get(slot) for node in nodes}) == 1 for slot in self._slots.values())
         )
+
+    @property
+    def _is_well(self) -> bool:
+        nodes = self.cluster.nodes
+        return all(node.is_up and node.is_well and (node.is_primary or node.link) for node in nodes)
 
     # Faults
 
@@ -141,7 +175,7 @@ class ClusterWorld(ServersWorld):
         return {
             **super().faults(),
             **ServerFaults(self.servers, ("LOADING", "NOREPLICAS", "MISCONF", "OOM", "BUSY")).all(),
-            "move": Fault(self._move, NAMES, _draw_move),
+            "move": Fault(self._move, NAMES, self._draw_move),
             "failover": Fault(self._fail_over, nodes, lambda chance: {"how": chance.choice(["", "FORCE", "TAKEOVER"])}),
             "lag": Fault(self._lag, nodes, lasts),
             "island": self._islands.fault(nodes),
@@ -150,7 +184,7 @@ class ClusterWorld(ServersWorld):
 
     def _primary_of(self, shard: int) -> Node | None:
         """Of the two nodes of a shard the one that has the slots."""
-        shard_nodes = self.cluster.nodes[shard::PRIMARIES]
+        shard_nodes = self.cluster.nodes[shard :: self._primaries]
         primaries = [node for node in shard_nodes if node.is_up and node.is_primary]
         return max(primaries, key=lambda node: node.me.config_epoch, default=None)
 
@@ -184,7 +218,8 @@ class ClusterWorld(ServersWorld):
     def _fail_over(self, who: str, how: str) -> None:
         """By hand, also of a primary that works: the other node of the shard takes over."""
         number = self.cluster.nodes.index(self.nodes[who])
-        node = next((one for one in self.cluster.nodes[number % PRIMARIES :: PRIMARIES] if not one.is_primary), None)
+        shard_nodes = self.cluster.nodes[number % self._primaries :: self._primaries]
+        node = next((one for one in shard_nodes if not one.is_primary), None)
         if node is None or not node.is_up:
             return
         if how == "FORCE":
@@ -198,7 +233,6 @@ class ClusterWorld(ServersWorld):
         self.nodes[who].lag = 0.5
         self.scheduler.at(seconds, lambda: setattr(self.nodes[who], "lag", 0.0))
 
-
-def _draw_move(chance: random.Random) -> Mapping[str, Any]:
-    about = lasts(chance) if chance.random() < 0.7 else {"seconds": 0.0}
-    return {**about, "to": chance.randrange(PRIMARIES)}
+    def _draw_move(self, chance: random.Random) -> Mapping[str, Any]:
+        about = lasts(chance) if chance.random() < 0.7 else {"seconds": 0.0}
+        return {**about, "to": chance.randrange(self._primaries)}
