@@ -161,6 +161,8 @@ class Judge:
                 is_explained = is_explained or judges.patience(error, self.about.get("wait", 0)) == inf
                 if not is_explained and not judges.calls_may_fail(self.began, self.process):
                     judges.fail(f"{self}: {error!r}, though nothing failed")
+                if error.is_final and not judges.may_be_final(error):
+                    judges.fail(f"S16: {self}: told that this does not pass by itself: {error!r}")
                 if self.lease is None and not error.is_final:
                     self._judge_patience(error)
             case LockLost():
@@ -231,6 +233,9 @@ class Judges:
     def patience(self, error: LockBackendError, wait: float | None) -> float:
         """Seconds for which a caller who waits is not failed by that."""
         return self._simulation.world.patience(error, wait)
+
+    def may_be_final(self, error: LockBackendError) -> bool:
+        return self._simulation.world.may_be_final(error)
 
     @property
     def store_call(self) -> float:

@@ -37,13 +37,14 @@ class Islands:
         self._names = {server.address: name for name, server in servers.items()}
         self._islands: list[Island] = []
         self._last_for_processes = -inf
+        self._hidden_until: dict[str, float] = {}  # servers, from processes
         self._network.passes = self._passes
 
     def fault(self, on: Sequence[str]) -> Fault:
         return Fault(self._separate, on, self._draw)
 
     def fault_of_servers(self, on: Sequence[str], draw: Draw = lasts) -> Fault:
-        """One hears no other server, and is not heard by them."""
+        """One, with ``others`` that are drawn, hears no other server, and is not heard by them."""
         return Fault(self._separate_from_servers, on, draw)
 
     @property
@@ -59,8 +60,12 @@ class Islands:
         self._last_for_processes = max(self._last_for_processes, self._scheduler.now + seconds)
         self._islands.append(Island(frozenset([who, *others.split("+")]), self._scheduler.now + seconds))
 
-    def _separate_from_servers(self, who: str, seconds: float) -> None:
-        self._islands.append(Island(frozenset([who]), self._scheduler.now + seconds, is_of_servers=True))
+    def _separate_from_servers(self, who: str, seconds: float, others: str = "", *, is_hidden: bool = False) -> None:
+        """``is_hidden``: processes do not reach it either, while they reach the others."""
+        if is_hidden:
+            self._hidden_until[who] = self._scheduler.now + seconds
+        names = frozenset([who, *others.split("+")])
+        self._islands.append(Island(names, self._scheduler.now + seconds, is_of_servers=True))
 
     def _separated_until(self, one: str, other: str, *, are_servers: bool = False) -> float:
         self._islands = [island for island in self._islands if island.until >= self._scheduler.now]
@@ -80,4 +85,11 @@ class Islands:
 
     def delayed_until(self, process: Process, address: Address) -> float:
         """The moment until which bytes between them do not get through."""
-        return self._separated_until(process.name.partition(".")[0], self._names.get(address, ""))
+        return max(
+            self._separated_until(process.name.partition(".")[0], self._names.get(address, "")),
+            self.hidden_until(address),
+        )
+
+    def hidden_until(self, address: Address) -> float:
+        """The moment until which no process reaches it. What they sent arrives then."""
+        return self._hidden_until.get(self._names.get(address, ""), 0.0)

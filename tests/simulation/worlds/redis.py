@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from math import inf
 from typing import TYPE_CHECKING, Any
 
+from django_distlock import LockBackendError
 from tests.support.inside import client_of, permits_of
 
 from ..judges.stores import StoreJudge
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 FAILOVER_TIMEOUT = 30.0  # seconds, as docs/settings.md has it
 IDLE = 0.2  # seconds without a byte
+FINAL = ("MISCONF", "out of memory")
 BACKEND = "django_distlock.backends.redis.RedisBackend"
 
 
@@ -49,6 +51,10 @@ class ServersWorld(World):
 
     def keeps_connections(self, address: Address) -> bool:
         return True
+
+    def may_be_final(self, error: LockBackendError) -> bool:
+        """Of what befalls servers, disks and memory that are full do not pass by themselves."""
+        return any(reason in str(error) for reason in FINAL)
 
     def cut(self, socket: Socket) -> None:
         for server in self.servers.values():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping
 from logging import LogRecord
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from django_distlock import LockBackendError
 from django_distlock.backends.redis.sentinel.discovery import Master
 
-from ..plan import ENDS, PROFILES, Fault, lasts
+from ..plan import ENDS, HORIZON, PROFILES, Fault, Profile, lasts
 from ..servers.replication import ReplicatedServer
 from ..servers.sentinels import Sentinel, watched
 from .islands import Islands
@@ -26,16 +26,32 @@ if TYPE_CHECKING:
 
 SERVICE = "mymaster"
 LEAVES = 6.0  # seconds in which each sentinel is asked, one a second, and connections are made
+SEARCH = 1.0  # seconds in which one sentinel is asked who the primary is, at most
 LATELY = 15.0  # seconds after a change of roles in which the former primary may have granted what the new one has not
+SENTINELS = ("s1", "s2", "s3")
+# A primary is cut off from its replicas, often together with a sentinel that names it on, which processes reach.
+CUT_OFF = Profile(
+    names=("a", "abc"), calls=(20, 40), within=(HORIZON,), ttls=((2.0, 5.0), (5.0, 20.0)), works=(0.1, 1.0, 6.0),
+    wait_share=0.7, faults=("deaf",), most_faults=4,
+)  # fmt: skip
+# No sentinel answers while processes begin.
+AWAY = Profile(
+    names=("a", "abc"), calls=(8, 20), within=(1.0, 4.0), ttls=((2.0, 5.0),), works=(0.01, 0.5), wait_share=0.8,
+    faults=("sentinel_crash", "sentinel_hang", "sentinel_power_loss"), most_faults=12,
+)  # fmt: skip
 
 
-def _lasts_long(chance: random.Random) -> Mapping[str, Any]:
-    return {"seconds": round(chance.uniform(3.0, 15.0), 3)}
+def _draw_deafness(chance: random.Random) -> Mapping[str, Any]:
+    """Long, and often with a sentinel on the same side."""
+    about: dict[str, Any] = {"seconds": round(chance.uniform(3.0, 15.0), 3)}
+    if chance.random() < 0.7:
+        about |= {"others": chance.choice(SENTINELS), "is_hidden": chance.random() < 0.5}
+    return about
 
 
 class SentinelWorld(ServersWorld):
     name = "sentinel"
-    profiles = (*PROFILES, (2, ENDS))
+    profiles = (*PROFILES, (2, ENDS), (4, CUT_OFF), (2, AWAY))
 
     def __init__(self, simulation: Simulation) -> None:
         super().__init__(simulation)
@@ -61,8 +77,9 @@ class SentinelWorld(ServersWorld):
         self._roles = self._present_roles()
         self._changed_at = -LATELY
         self._promoted_at: defaultdict[Address, float] = defaultdict(float)
-        self._named: tuple[object, float] = (None, 0.0)  # whom all sentinels name as the primary, and since when
-        self.scheduler.at(0.05, self._look)
+        self._sought_since: dict[tuple[Process, Address], float] = {}  # a former primary, to which a process connects
+        self._named: tuple[object, float] = (None, 0.0)  # whom most sentinels name as the primary, and since when
+        self.scheduler.at(0.0, self._look)  # replicas do not follow yet
 
     def setting(self) -> dict[str, Any]:
         sentinels = [(f"10.0.1.{number}", 26379) for number in (1, 2, 3)]
@@ -82,30 +99,52 @@ class SentinelWorld(ServersWorld):
             self.simulation.tell(f"primaries: {[server.address[0] for server in self._primaries()]}")
         if sum(roles) != 1 or any(server.link is None and server.primary is not None for server in self.data.values()):
             self.simulation.disturb("", self.scheduler.now)
-        named = self._named_by_all()
+        named = self._named_by_most()
         if named != self._named[0]:
             self._named = named, self.scheduler.now
+            self._sought_since.clear()
+        self._judge_searches()
         self.scheduler.at(0.05, self._look)
 
-    def _named_by_all(self) -> Address | None:
-        working = [one.service for one in self.sentinels if one.is_up and not one.is_hanging]
-        named = {service and service.primary.address for service in working}
-        return named.pop() if len(named) == 1 and len(working) == len(self.sentinels) else None
+    def _named_by_most(self) -> Address | None:
+        """And that is one. Whoever asks one sentinel a second meets two of them soon, whatever the third one says."""
+        services = [one.service for one in self.sentinels if one.is_up and not one.is_hanging]
+        named = Counter(service.primary.address for service in services if service and not service.primary.is_down)
+        primaries = (server.address for server in self._primaries())
+        return next((one for one in primaries if 2 * named[one] > len(self.sentinels)), None)
 
     def executed(self, session: Session, command: list[str], reply: Any) -> None:
         super().executed(session, command, reply)
         if command[0] == "EVALSHA":
-            self._judge_primary(session)
+            asked = session.server.address
+            self._judge_primary(session.socket.process, asked, self._islands.hidden_until(asked))
 
-    def _judge_primary(self, session: Session) -> None:
+    def connects(self, process: Process, address: Address) -> None:
+        """In vain: whoever finds that the server which a sentinel names is of no use asks another sentinel."""
+        if self.keeps_connections(address):
+            self._judge_primary(process, address, self._sought_since.setdefault((process, address), self.scheduler.now))
+
+    def _judge_primary(self, process: Process, asked: Address, began: float) -> None:
         """Who asks a former primary leaves it when the sentinels have another one (docs/topologies/sentinel.md)."""
-        process, (named, since) = session.socket.process, self._named
-        moment = max(since, self.simulation.last_fault_of_process(process), self._islands.last_for_processes)
-        asked = session.server.address
+        named, since = self._named
+        moment = max(since, began, self.simulation.last_fault_of_process(process), self._islands.last_for_processes)
         is_former = named is not None and self._promoted_at[asked] < self._promoted_at[named]
         if named and is_former and self.scheduler.now - moment > LEAVES:
-            since = f"since {moment:.3f} s all sentinels name {named[0]}"
+            since = f"since {moment:.3f} s most sentinels name {named[0]}"
             self.simulation.judges.fail(f"{process} asks {asked[0]} still; {since}")
+
+    def _judge_searches(self) -> None:
+        """S11: a search leaves no connection. One to each sentinel is kept, to ask it again and again."""
+        now, addresses = self.scheduler.now, {sentinel.address for sentinel in self.sentinels}
+        kept = Counter(
+            (socket.process, socket.address)
+            for socket in self.simulation.network.sockets
+            if socket.address in addresses and now - socket.connected_at > SEARCH + self.simulation.distance
+        )
+        for (process, address), number in kept.items():
+            has_run = not process.is_stopped and now - self.simulation.last_fault_of_process(process) > SEARCH
+            if number > 1 and has_run:
+                self.simulation.judges.fail(f"S11: {process} keeps {number} connections to {address[0]}")
 
     def logged(self, record: LogRecord) -> None:
         """Nobody goes back from a primary to a former one."""
@@ -144,7 +183,8 @@ class SentinelWorld(ServersWorld):
             "lag": Fault(self._lag, [*self.data], lasts),
             "failover": Fault(self._fail_over, [*sentinels]),
             "island": self._islands.fault([*self.data]),
-            "deaf": self._islands.fault_of_servers([*self.data], _lasts_long),  # succeeded, and does not know it
+            # Succeeded, and does not know it. The first one has something to lose.
+            "deaf": self._islands.fault_of_servers(["r1", *self.data], _draw_deafness),
         }
 
     def _forget(self, who: str, seconds: float) -> None:
