@@ -323,7 +323,7 @@ class Simulation:
     def _timed(self, alias: str, operation: str, of: Any) -> AbstractContextManager[None]:
         if operation not in ("acquire", "release"):
             return nullcontext()
-        return self.judges.asking(self.processes[alias], operation, of.ttl)
+        return self.judges.asking(self.processes[alias], operation, of)
 
     def waiters(self, process: Process, name: str, since: float) -> int:
         """How many calls of a process have waited for that lock since then."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from django_distlock import Lease, LockBackendError, LockLost, LockNotAcquired, LockNotHeld, LockReentry, locks
 from django_distlock.core.acquire import MOST_LATE_GRANTS
 from django_distlock.core.adoption import CLOCKS_DIFFER
-from django_distlock.types import Grant, LockInfo, current_execution
+from django_distlock.types import Grant, LockInfo, LockRequest, current_execution
 
 from ..calls import BodyError
 from ..engine.lines import Struck
@@ -402,15 +402,19 @@ class Judges:
         return sum(judge.process is process for judge in self._judging)
 
     @contextmanager
-    def asking(self, process: Process, operation: str, ttl: float) -> Iterator[None]:
+    def asking(self, process: Process, operation: str, request: LockRequest) -> Iterator[None]:
         """S16: a call of the store, for one lock."""
         began, stopped_before = self.now, process.stopped_for
         try:
             yield
+        except LockBackendError:
+            if operation == "release":
+                self.holders.release_failed(process, request.token)
+            raise
         finally:
             took = self.now - began - (process.stopped_for - stopped_before)
             distance = self._simulation.longest_distance_since(began)
-            limit = self._simulation.world.longest_call(operation, ttl) + WAYS_OF_CALL * distance
+            limit = self._simulation.world.longest_call(operation, request.ttl) + WAYS_OF_CALL * distance
             if took > limit and not self.may_fail(began, process):
                 self.fail(f"S16: {operation} by {process} lasted {took:.3f} s, where {limit:.3f} s are the most")
 

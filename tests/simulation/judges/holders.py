@@ -10,7 +10,7 @@ from django_distlock import Lease, locks, signals
 from django_distlock.core.lease import State
 
 if TYPE_CHECKING:
-    from ..engine.scheduler import Host
+    from ..engine.scheduler import Host, Process
     from ..simulation import Simulation
     from .calls import Judges
 
@@ -43,6 +43,7 @@ class HolderJudge:
         self._told_tokens: set[tuple[str, str]] = set()  # of them, by process
         self._raised: set[tuple[str, str]] = set()  # by process and token
         self._left: set[tuple[str, str]] = set()  # by process and token: released without an error
+        self._failed_to_release: set[tuple[str, str]] = set()
         self._told_released: set[tuple[str, str]] = set()
         signals.lock_lost.connect(self._lost, weak=False)
         signals.lock_released.connect(self._released, weak=False)
@@ -102,6 +103,10 @@ class HolderJudge:
         if lease.state is State.RELEASED and lease.token not in self._detached:
             self._left.add((lease.using, lease.token))
 
+    def release_failed(self, process: Process, token: str) -> None:
+        """Its caller is told so, or, at the end of a transaction, the log: the signal is not sent."""
+        self._failed_to_release.add((process.name, token))
+
     def _released(self, lease: Lease, **about: Any) -> None:
         """Told once."""
         if (lease.using, lease.token) in self._told_released:
@@ -158,7 +163,10 @@ class HolderJudge:
         """
         if not all(process.is_alive for process in self._simulation.processes.values()):
             return []
-        missing = {"loss": self._raised - self._told_tokens, "release": self._left - self._told_released}
+        missing = {
+            "loss": self._raised - self._told_tokens,
+            "release": self._left - self._told_released - self._failed_to_release,
+        }
         return [
             f"{what} of {token[:6]} of {using}" for what, found in missing.items() for using, token in sorted(found)
         ]
