@@ -229,6 +229,8 @@ class Calls:
                     request.close()
                 streamed.is_done()
                 response.close()
+                if self._judges.calls_may_fail(judge.began, process):
+                    judge.lease = None  # a release that failed is logged, and repeated in the background
         self._sleep(streamed.soon)
         streamed.is_done()
 

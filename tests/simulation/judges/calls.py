@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import combinations
@@ -197,6 +197,7 @@ class Judges:
         self._simulation = simulation
         self._scheduler = simulation.scheduler
         self._judging: dict[Judge, None] = {}  # in their order
+        self._ended: deque[tuple[float, Process]] = deque()  # calls, and when
         self._asked_at: dict[str, float] = {}  # by token: when the call began that got it
         self._fences: defaultdict[str, int] = defaultdict(int)
         self._freed_at: list[tuple[str, float]] = []  # names, and when
@@ -281,6 +282,7 @@ class Judges:
             judge.failed(error)
         finally:
             self._judging.pop(judge, None)
+            self._ended.append((self.now, process))
             if judge.is_leaving:
                 of_task = self.task_time / 2 if isinstance(judge.execution, asyncio.Task) else 0.0
                 self.check_time(judge, self.store_call + of_task)
@@ -398,8 +400,11 @@ class Judges:
         )
 
     def calls_of(self, process: Process) -> int:
-        """How many are under way."""
-        return sum(judge.process is process for judge in self._judging)
+        """How many are under way, or were in the last second, of which connections and requests are counted."""
+        while self._ended and self._ended[0][0] < self.now - 1.0:
+            self._ended.popleft()
+        ended = sum(of is process for _, of in self._ended)
+        return ended + sum(judge.process is process for judge in self._judging)
 
     @contextmanager
     def asking(self, process: Process, operation: str, request: LockRequest) -> Iterator[None]:
