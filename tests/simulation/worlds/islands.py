@@ -45,7 +45,7 @@ class Islands:
 
     def fault_of_servers(self, on: Sequence[str], draw: Draw = lasts) -> Fault:
         """One, with ``others`` that are drawn, hears no other server, and is not heard by them."""
-        return Fault(self._separate_from_servers, on, draw)
+        return Fault(self.separate_from_servers, on, draw)
 
     @property
     def last_for_processes(self) -> float:
@@ -60,7 +60,7 @@ class Islands:
         self._last_for_processes = max(self._last_for_processes, self._scheduler.now + seconds)
         self._islands.append(Island(frozenset([who, *others.split("+")]), self._scheduler.now + seconds))
 
-    def _separate_from_servers(self, who: str, seconds: float, others: str = "", *, is_hidden: bool = False) -> None:
+    def separate_from_servers(self, who: str, seconds: float, others: str = "", *, is_hidden: bool = False) -> None:
         """``is_hidden``: processes do not reach it either, while they reach the others."""
         if is_hidden:
             self._hidden_until[who] = self._scheduler.now + seconds

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping
+from functools import partial
 from logging import LogRecord
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,7 @@ LEAVES = 6.0  # seconds in which each sentinel is asked, one a second, and conne
 SEARCH = 1.0  # seconds in which one sentinel is asked who the primary is, at most
 LATELY = 15.0  # seconds after a change of roles in which the former primary may have granted what the new one has not
 SENTINELS = ("s1", "s2", "s3")
+CUT_OFF_SHARE = 0.15  # of runs, in which the primary is cut off early on
 # A primary is cut off from its replicas, often together with a sentinel that names it on, which processes reach.
 CUT_OFF = Profile(
     names=("a", "abc"), calls=(20, 40), within=(HORIZON,), ttls=((2.0, 5.0), (5.0, 20.0)), works=(0.1, 1.0, 6.0),
@@ -79,6 +81,9 @@ class SentinelWorld(ServersWorld):
         self._promoted_at: defaultdict[Address, float] = defaultdict(float)
         self._sought_since: dict[tuple[Process, Address], float] = {}  # a former primary, to which a process connects
         self._named: tuple[object, float] = (None, 0.0)  # whom most sentinels name as the primary, and since when
+        chance = random.Random(f"sentinel {simulation.seed}")
+        if chance.random() < CUT_OFF_SHARE:
+            self.scheduler.at(chance.uniform(0.0, 2.0), partial(self._cut_off, chance.uniform(10.0, 18.0)))
         self.scheduler.at(0.0, self._look)  # replicas do not follow yet
 
     def setting(self) -> dict[str, Any]:
@@ -142,7 +147,10 @@ class SentinelWorld(ServersWorld):
             if socket.address in addresses and now - socket.connected_at > SEARCH + self.simulation.distance
         )
         for (process, address), number in kept.items():
-            has_run = not process.is_stopped and now - self.simulation.last_fault_of_process(process) > SEARCH
+            has_run = (
+                not (process.is_stopped or process.has_forked)
+                and now - self.simulation.last_fault_of_process(process) > SEARCH
+            )
             if number > 1 and has_run:
                 self.simulation.judges.fail(f"S11: {process} keeps {number} connections to {address[0]}")
 
@@ -186,6 +194,12 @@ class SentinelWorld(ServersWorld):
             # Succeeded, and does not know it. The first one has something to lose.
             "deaf": self._islands.fault_of_servers(["r1", *self.data], _draw_deafness),
         }
+
+    def _cut_off(self, seconds: float) -> None:
+        """The primary, together with the sentinel that processes ask first when they begin."""
+        self.simulation.tell("r1 is cut off with s1")
+        self.simulation.disturb("", self.scheduler.now + seconds)
+        self._islands.separate_from_servers("r1", seconds, "s1", is_hidden=True)
 
     def _forget(self, who: str, seconds: float) -> None:
         """A sentinel that was set up anew knows no service for a while."""
