@@ -3,7 +3,8 @@
 A call fails by a step that takes too long, by a connection that breaks, or by a server that refuses for now. Then
 
 1. what was sent and not answered leaves the call in doubt, whatever comes later;
-2. the first attempt that fails after it was sent is made again at once: perhaps only its connection is to blame;
+2. the first attempt that fails after it was sent, or whose connection ends while it is opened, is made again at once:
+   perhaps only its connection is to blame;
 3. others follow after growing pauses (``Backoff``), while that may help and before the deadline of the call.
 """
 

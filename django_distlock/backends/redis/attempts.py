@@ -12,7 +12,7 @@ from ..common.attempts import Attempts, InDoubt
 from ..common.backoff import Backoff
 from ..common.timing import Timing
 from .config import Location
-from .errors import is_answer, is_in_doubt, is_transient
+from .errors import is_about_leaving, is_answer, is_in_doubt, is_transient
 
 
 class ServerAttempts(Attempts):
@@ -77,7 +77,7 @@ class ServerAttempts(Attempts):
         """Seconds, also kept as ``pause``; 0: at once. Raises the error of the call where no attempt follows."""
         self.in_doubt = self.in_doubt or is_in_doubt(error, was_sent=was_sent)
         if is_transient(error):
-            if was_sent and self.may_retry_at_once(was_idle=was_idle):
+            if (was_sent or is_about_leaving(error)) and self.may_retry_at_once(was_idle=was_idle):
                 self._hard_deadline = max(self._hard_deadline, clock() + self.timing.call_grace)
                 self.pause = 0.0
                 return self.pause

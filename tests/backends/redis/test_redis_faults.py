@@ -201,6 +201,12 @@ class TestStoreDown:
             proxy.refuse()
             proxy.accept()
 
+    def test_a_connection_cut_while_it_is_opened_is_replaced_unnoticed(self, proxied, proxy, calls):
+        proxy.cut_reply("HELLO")
+        handle = lock("name", wait=5)
+        assert calls(handle).acquire()
+        calls(handle).release()
+
     def test_all_connections_cut_at_once_are_no_error(self, valkey_locks, store):
         async def main():
             await asyncio.gather(*(valkey_locks.alook(["name"]) for _ in range(3)))
