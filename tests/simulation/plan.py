@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from string import ascii_lowercase
 from typing import Any
@@ -88,6 +88,8 @@ class Profile:
     adopters: int = 2  # beside ten that acquire
     faults: Sequence[str] | None = None
     most_faults: int = MOST_FAULTS
+    idle: float = 0.0  # seconds after which the second half of the calls comes
+    max_connections: int | None = None  # of each process, and of each of its loops
 
 
 Weighed = tuple[int, Profile]
@@ -107,6 +109,33 @@ STALE = Profile(
     names=("a", "abc"), calls=(10, 30), within=(HORIZON,), ttls=((20.0,), (2.0, 5.0)), works=(0.01, 0.5),
     wait_share=0.3, faults=("cut", "forgotten"), most_faults=2,
 )  # fmt: skip
+# What befalls connections to one server, and tokens that go from one request to another.
+OF_ONE_SERVER: Sequence[Profile] = (
+    # Those that stood idle do not answer any more, and their callers have little time.
+    Profile(
+        processes=(1, 2), names=("a", "abc"), calls=(10, 25), within=(HORIZON,), ttls=((20.0,), (2.0, 5.0)),
+        works=(0.01, 0.1), wait_share=0.2, faults=("forgotten",), most_faults=1,
+    ),
+    # All are in use, and the server answers.
+    Profile(
+        processes=(1, 1), names=(MANY_NAMES,), calls=(85, 95), within=(0.3,), anytime_share=0.0, ttls=((20.0,),),
+        works=(0.01,), task_share=0.1, wait_share=0.9, detach_share=0.0, faults=(), max_connections=1,
+    ),
+    # Nobody needs them for a minute.
+    Profile(names=("abc",), calls=(4, 12), within=(8.0,), works=(0.01,), faults=(), idle=70.0),
+    # Many leases of a process, for some of which the server is too far away.
+    Profile(
+        processes=(1, 1), names=(MANY_NAMES,), calls=(60, 80), within=(8.0,), anytime_share=0.0,
+        ttls=((0.4, 0.4, 0.4, 5.0),), works=(12.0,), runs_out_share=0.0, rest_share=0.0, cancel_share=0.0,
+        detach_share=0.0, faults=(),
+    ),
+    # Whoever is handed the place of another one of its process leaves before what that one has sent arrives.
+    Profile(
+        processes=(1, 2), names=("a",), calls=(20, 40), within=(6.0,), anytime_share=0.2, ttls=((0.3, 5.0),),
+        works=(0.1, 0.3), task_share=0.7, wait_share=0.4, cancel_share=0.7, faults=("stall",), most_faults=20,
+    ),
+)  # fmt: skip
+EVERY = 5  # of so many seeds one has a profile of its world's own
 PROFILES: Sequence[Weighed] = (
     ANYTHING,
     # Many want the same lock at the same time.
@@ -190,9 +219,17 @@ FORKS_SHARE, MOST_FORKS = 0.4, 3  # the same
 AIMED = 4  # faults of a run of the first profile that are aimed at an operation, each seed at others
 
 
+def profile_of(seed: int, profiles: Sequence[Weighed], own_profiles: Sequence[Profile]) -> Profile:
+    if own_profiles and seed % EVERY == 0:
+        return own_profiles[seed // EVERY % len(own_profiles)]
+    in_turn = [profile for weight, profile in profiles for _ in range(weight)]
+    return in_turn[seed % len(in_turn)]
+
+
 def draw_plan(
     seed: int,
     profiles: Sequence[Weighed],
+    own_profiles: Sequence[Profile],
     faults: Mapping[str, Fault],
     of_call: Callable[[random.Random, Mapping[str, Any]], Mapping[str, Any]],
     operations: Sequence[str],
@@ -203,9 +240,8 @@ def draw_plan(
     """
     chance = random.Random(f"plan {seed}")
     faults, fork = {kind: fault for kind, fault in faults.items() if kind != "fork"}, faults.get("fork")
-    in_turn = [profile for weight, profile in profiles for _ in range(weight)]
-    turns, place = divmod(seed, len(in_turn))
-    profile = in_turn[place]
+    turns, place = divmod(seed, sum(weight for weight, _ in profiles))
+    profile = profile_of(seed, profiles, own_profiles)
     processes = [f"p{number}" for number in range(chance.randint(*profile.processes))]
     names, ttls, within = chance.choice(profile.names), chance.choice(profile.ttls), chance.choice(profile.within)
     plan = []
@@ -215,6 +251,9 @@ def draw_plan(
         at = round(chance.uniform(0, HORIZON) if is_anytime else burst + chance.uniform(0, within), 3)
         what, who, about = _draw_call(chance, profile, chance.choice(processes), names, ttls)
         plan.append(Event(at, what, who, {**about, **of_call(chance, about)}))
+    if profile.idle:
+        half = len(plan) // 2
+        plan[half:] = [replace(event, at=event.at + profile.idle) for event in plan[half:]]
     kinds = sorted(faults if profile.faults is None else faults.keys() & set(profile.faults))
     kinds = chance.sample(kinds, chance.randint(0, len(kinds)))  # of each run its own
     for _ in range(chance.randint(1, profile.most_faults) if kinds else 0):

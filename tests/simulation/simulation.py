@@ -112,7 +112,9 @@ class Simulation:
     def run(self, plan: Sequence[Event] | None = None) -> Outcome:
         if plan is None:
             world = self.world
-            plan = draw_plan(self.seed, world.profiles, self.faults, world.of_call, world.operations)
+            plan = draw_plan(
+                self.seed, world.profiles, world.own_profiles, self.faults, world.of_call, world.operations
+            )
         if self.world.most_processes == 1:
             plan = [Event(event.at, event.what, event.who and "p0", event.about) for event in plan]
         outcome = Outcome(self.seed, plan, counts=self.counts, met=self.met)
@@ -132,7 +134,7 @@ class Simulation:
         for event in plan:
             self.scheduler.at(event.at, partial(self._begin, event))
         self.scheduler.at(WATCH, self._watch)
-        self.scheduler.run(HORIZON + MOST_FAULT)
+        self.scheduler.run(max([HORIZON, *(event.at for event in plan)]) + MOST_FAULT)
         until = self.scheduler.now + MOST_WAITING
         while self._running and self.scheduler.now < until:
             self.scheduler.run(self.scheduler.now + 1.0)
@@ -411,7 +413,8 @@ class Simulation:
             self.disturb("", until, is_survived=not is_second)
             return
         if not self.faults[event.what].on:
-            # One connection that fails is replaced. Another one may not be, nor one that is only being opened.
+            # One connection that fails is replaced. Another one may not be, nor that of a listener that is only being
+            # opened: it fails a newcomer who is about to stand in the queue.
             is_second = self._disturbed_until[who] > self.scheduler.now - AFTERMATH
             opened_at = max((one.connected_at for one in self.network.sockets if one.process.name == who), default=-inf)
             is_opening = opened_at > self.scheduler.now - WAYS_TO_OPEN * self.longest_distance

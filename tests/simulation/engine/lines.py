@@ -70,9 +70,11 @@ class Lines:
             return self._line
         if self._share and self._scheduler.random.random() < self._share:
             seconds = self._scheduler.random.uniform(0.0, self._waits)
-            process = self._scheduler.running.process
+            thread = self._scheduler.running
             self._scheduler.sleep(seconds)
-            process.stopped_for += seconds
+            thread.paused_for += seconds
+            thread.process.paused_for += seconds
+            thread.process.stopped_for += seconds
         if self._left and frame.f_code.co_filename.startswith(STRUCK):
             execution = _execution()
             has_returned = self._has_returned.pop(execution, False)

@@ -60,7 +60,8 @@ class Process:
         self.is_alive = True
         self.has_forked = False  # the simulation goes on with its child
         self.is_stopped = False
-        self.stopped_for = 0.0  # seconds in all
+        self.stopped_for = 0.0  # seconds in all, and with them those for which any of its threads was paused
+        self.paused_for = 0.0  # those of its threads alone
         self.threads: list[Turns] = []
         self.at_end: list[Callable[[], object]] = []  # what ends with its threads, as calls do
         self.at_death: list[Callable[[], object]] = []  # what the system does then, such as closing sockets
@@ -82,6 +83,7 @@ class Turns:
         self.turn = new_lock()
         self.turn.acquire()
         self.turns = 0
+        self.paused_for = 0.0  # seconds, between two lines
         self.counted_since = 0.0
         self.join: Callable[[], object] = lambda: None  # wait until the real thread has ended
 

@@ -51,7 +51,8 @@ class Judge:
         self.name: str = about.get("name", "")
         self.text = ""  # of the lease that it adopts
         self.began = self.asked_at = judges.now
-        self.stopped_before = self.stopped_at_first = process.stopped_for
+        self.stood_before = judges.stood_still_for
+        self.paused_before = judges.paused_for
         self.granted_at = self.began
         self.is_waiting = True
         self.is_leaving = False
@@ -64,8 +65,8 @@ class Judge:
 
     @property
     def took(self) -> float:
-        """Seconds since it began to wait for the store, but for those in which its process was stopped."""
-        return self._judges.now - self.asked_at - (self.process.stopped_for - self.stopped_before)
+        """Seconds since it began to wait for the store, but for those in which it stood still."""
+        return self._judges.now - self.asked_at - (self._judges.stood_still_for - self.stood_before)
 
     @property
     def is_far(self) -> bool:
@@ -114,7 +115,7 @@ class Judge:
 
     def leaves(self) -> None:
         """Its work is over, and it gives the lock up."""
-        self.asked_at, self.stopped_before, self.is_leaving = self._judges.now, self.process.stopped_for, True
+        self.asked_at, self.stood_before, self.is_leaving = self._judges.now, self._judges.stood_still_for, True
 
     def _answered(self) -> None:
         """S16: no call outlasts its time."""
@@ -157,7 +158,7 @@ class Judge:
             case LockBackendError():
                 if self.is_waiting:
                     self._answered()
-                is_explained = self.is_far or judges.was_paused(self) or judges.was_freed(self)
+                is_explained = self.is_far or judges.was_paused(self) or judges.was_freed_in_part(self)
                 is_explained = is_explained or judges.patience(error, self.about.get("wait", 0)) == inf
                 if not is_explained and not judges.calls_may_fail(self.began, self.process):
                     judges.fail(f"{self}: {error!r}, though nothing failed")
@@ -185,7 +186,8 @@ class Judge:
         least = min(longest, self._judges.patience(error, wait))
         if lasted < least - LAST_PAUSE:
             self._judges.fail(f"S16: {self}: failed after {lasted:.3f} s, before {least:.3f} s: {error!r}")
-        if self._judges.longest_attempt + SCHEDULING < self.took < NEARLY * longest:
+        has_waited = self.took > self._judges.longest_attempt + SCHEDULING
+        if has_waited and lasted < NEARLY * longest:  # its deadline comes while it stands still, too
             self._judges.fail(f"S16: {self}: failed after {self.took:.3f} s, though it had waited before: {error!r}")
 
     def __str__(self) -> str:
@@ -224,7 +226,18 @@ class Judges:
     @property
     def soon(self) -> float:
         """Seconds in which a process does what it was told."""
-        return SOON + WAYS_TO_ASK * self.distance
+        return SOON + WAYS_TO_ASK * self.distance + self._simulation.world.queueing_time
+
+    @property
+    def paused_for(self) -> float:
+        """Seconds for which the calling thread was paused between two lines, in all."""
+        return self._scheduler.current.paused_for
+
+    @property
+    def stood_still_for(self) -> float:
+        """The same, and those for which its process was stopped."""
+        process = self._scheduler.current.process
+        return process.stopped_for - process.paused_for + self.paused_for
 
     @property
     def time_to_connect(self) -> float:
@@ -241,14 +254,15 @@ class Judges:
     @property
     def store_call(self) -> float:
         """Seconds that a call of the store may last, but for acquisitions: two timeouts."""
-        return 2 * self._simulation.world.timeout
+        return 2 * self._simulation.world.timeout + self._simulation.world.queueing_time
 
     @property
     def task_time(self) -> float:
         return self._simulation.world.task_time
 
     def asking_time(self, about: Mapping[str, Any]) -> float:
-        return self._simulation.world.asking_time(float(about.get("ttl", 0.0)))
+        world = self._simulation.world
+        return world.asking_time(float(about.get("ttl", 0.0))) + world.queueing_time
 
     @property
     def longest_attempt(self) -> float:
@@ -409,7 +423,7 @@ class Judges:
     @contextmanager
     def asking(self, process: Process, operation: str, request: LockRequest) -> Iterator[None]:
         """S16: a call of the store, for one lock."""
-        began, stopped_before = self.now, process.stopped_for
+        began, stood_before = self.now, self.stood_still_for
         try:
             yield
         except LockBackendError:
@@ -417,7 +431,7 @@ class Judges:
                 self.holders.release_failed(process, request.token)
             raise
         finally:
-            took = self.now - began - (process.stopped_for - stopped_before)
+            took = self.now - began - (self.stood_still_for - stood_before)
             distance = self._simulation.longest_distance_since(began)
             limit = self._simulation.world.longest_call(operation, request.ttl) + WAYS_OF_CALL * distance
             if took > limit and not self.may_fail(began, process):
@@ -437,14 +451,17 @@ class Judges:
         return self._simulation.last_failure(process) > since - AFTERMATH
 
     def was_paused(self, judge: Judge) -> bool:
-        """Whether threads of its process were paused between two lines for long: they may read an answer too late."""
-        world = self._simulation.world
-        return world.lines is not None and judge.process.stopped_for - judge.stopped_at_first > world.timeout / 2
+        """Whether its thread was paused between two lines for long: it may read an answer too late."""
+        return self.paused_for - judge.paused_before > self._simulation.world.timeout / 2
 
     def was_freed(self, judge: Judge) -> bool:
-        """By an operator. Where that meets the acquisition, a minority of nodes may have the lock."""
+        """By an operator."""
         names = (judge.name, judge.about.get("inside"))
         return any(freed_at >= judge.began for name, freed_at in self._freed_at if name in names)
+
+    def was_freed_in_part(self, judge: Judge) -> bool:
+        """Where an operator meets an acquisition, a minority of nodes may have the lock."""
+        return self._simulation.world.has_minorities and self.was_freed(judge)
 
     def may_be_lost(self, judge: Judge) -> bool:
         about = judge.about
@@ -493,5 +510,5 @@ class Judges:
             if self._simulation.world.is_locked(name):
                 self._free_since[name] = self.now
             idle = self.now - max(self._free_since[name], since, self._simulation.last_fault() + AFTERMATH)
-            if idle > UNSERVED:
+            if idle > UNSERVED + self._simulation.world.queueing_time:
                 self.fail(f"S7: {name} is free, and nobody got it for {idle:.1f} s, though somebody waits")

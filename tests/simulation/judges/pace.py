@@ -6,6 +6,11 @@ from collections import defaultdict, deque
 from collections.abc import Hashable
 from math import inf
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+from django_distlock.backends.common.timing import Timing
+
+from .leases import DRIFT
 
 if TYPE_CHECKING:
     from ..engine.network import Address, Socket
@@ -26,6 +31,7 @@ class PaceJudge:
         self._times: defaultdict[Hashable, deque[float]] = defaultdict(deque)
         self._closed_at: dict[tuple[Process, Address], float] = {}
         self._served_at: dict[tuple[Process, Address], float] = {}  # when a command of that process was executed there
+        self._used_at: WeakKeyDictionary[Socket, float] = WeakKeyDictionary()
         self._cancelled_at: defaultdict[Process, float] = defaultdict(lambda: -inf)
 
     def cancels(self, process: Process) -> None:
@@ -56,9 +62,13 @@ class PaceJudge:
         if (number := self._counted((process, address))) > most:
             self._fail(f"{process} opened {number} connections to {address[0]} within a second")
 
-    def asks(self, process: Process, address: Address, command: list[str]) -> None:
+    def asks(self, socket: Socket, address: Address, command: list[str]) -> None:
         """A command without its arguments, or a script with the token of its request."""
-        self._served_at[process, address] = self._simulation.scheduler.now
+        process, now = socket.process, self._simulation.scheduler.now
+        self._served_at[process, address] = now
+        if (idle := now - self._used_at.get(socket, now)) > (1 + DRIFT) * Timing.idle_kept + FAR:
+            self._fail(f"{process} uses a connection to {address[0]} that stood idle for {idle:.1f} s")
+        self._used_at[socket] = now
         words = command[:2]
         if command[0].upper() in ("EVALSHA", "EVAL"):
             keys = int(command[2])

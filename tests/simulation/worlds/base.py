@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from django_distlock import LockBackendError
 
 from ..engine.scheduler import Host
-from ..plan import PROFILES, RESPONSE_MAX_HOLD, Fault, Weighed
+from ..plan import PROFILES, RESPONSE_MAX_HOLD, Fault, Profile, Weighed
 
 if TYPE_CHECKING:
     from ..engine.lines import Lines
@@ -28,12 +28,14 @@ class World(ABC):
     operations: ClassVar[Sequence[str]] = ("acquire", "wait", "renew", "release")  # that take time: faults meet them
     most_processes: ClassVar[int] = 4
     profiles: ClassVar[Sequence[Weighed]] = PROFILES
+    own_profiles: ClassVar[Sequence[Profile]] = ()  # which other worlds have not
     drift: ClassVar[float] = 0.004  # by which share the clocks of processes run faster or slower, at most
     longest_attempt: ClassVar[float] = inf  # seconds after which a newcomer is told that the store fails
     survived: ClassVar[Collection[str]] = ()  # faults one of which fails no call
     keeping_connections: ClassVar[Collection[str]] = ()  # faults by which none ends
     task_time: ClassVar[float] = 0.0  # seconds that calls of tasks may last longer, which threads make for them
     timeout: ClassVar[float] = 2.0  # seconds for an answer of a server
+    has_minorities: ClassVar[bool] = False  # a lock may be held on servers that are too few
     ways_to_connect: ClassVar[int] = 0  # that bytes go until a process that begins knows its servers, if they are many
 
     def __init__(self, simulation: Simulation) -> None:
@@ -109,6 +111,11 @@ class World(ABC):
     def lacks(self, backend: Any) -> Collection[str]:
         """What its process had at its begin, and has no more."""
         return ()
+
+    @property
+    def queueing_time(self) -> float:
+        """Seconds for which calls may wait for a connection, where they are many."""
+        return 0.0
 
     def asking_time(self, ttl: float) -> float:
         """Seconds in addition that its servers have for their answers to one acquisition."""

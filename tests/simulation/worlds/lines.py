@@ -19,6 +19,7 @@ class ThreadsWorld(RedisWorld):
     """Others go first."""
 
     name = "threads"
+    own_profiles = ()
     share = 0.003
 
     def __init__(self, simulation: Simulation) -> None:

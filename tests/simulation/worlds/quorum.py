@@ -65,6 +65,7 @@ class QuorumWorld(ServersWorld):
         (2, CROWD),
         (2, STALE),
     )  # fmt: skip
+    has_minorities = True
     drift = 0.0099  # the lease ends 1 % earlier for its holder than on the nodes
 
     def __init__(self, simulation: Simulation) -> None:

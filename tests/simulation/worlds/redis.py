@@ -8,10 +8,11 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from django_distlock import LockBackendError
+from django_distlock.backends.common.timing import Timing
 from tests.support.inside import client_of, permits_of
 
 from ..judges.stores import StoreJudge
-from ..plan import Fault, lasts
+from ..plan import OF_ONE_SERVER, Fault, lasts, profile_of
 from ..servers.redis_server import Server
 from ..servers.sessions import Session
 from .base import World
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from ..simulation import Simulation
 
 FAILOVER_TIMEOUT = 30.0  # seconds, as docs/settings.md has it
-IDLE = 0.2  # seconds without a byte
 FINAL = ("MISCONF", "out of memory")
 BACKEND = "django_distlock.backends.redis.RedisBackend"
 
@@ -37,7 +37,7 @@ class ServersWorld(World):
     def executed(self, session: Session, command: list[str], reply: Any) -> None:
         """For ``Server.watch``."""
         words = " ".join(word[:30] for word in command if len(word) < 200)
-        self.simulation.judges.pace.asks(session.socket.process, session.server.address, command)
+        self.simulation.judges.pace.asks(session.socket, session.server.address, command)
         self.simulation.tell(f"{session.socket.process} to {session.server.address[0]}: {words} -> {str(reply)[:100]}")
 
     def faults(self) -> dict[str, Fault]:
@@ -46,7 +46,7 @@ class ServersWorld(World):
     def _forget_idle(self, who: str) -> None:
         """By a firewall between it and the servers: what comes over connections that stood idle is dropped."""
         for socket in self.simulation.network.sockets:
-            if socket.process.name == who and socket.idle_for > IDLE:
+            if socket.process.name == who and socket.idle_for > Timing.idle_trusted:
                 socket.drop_all()
 
     def keeps_connections(self, address: Address) -> bool:
@@ -81,6 +81,7 @@ def holder_in(server: Server, key: str) -> str:
 
 class RedisWorld(ServersWorld):
     name = "redis"
+    own_profiles = OF_ONE_SERVER
     longest_attempt = 4.0
 
     def __init__(self, simulation: Simulation) -> None:
@@ -95,7 +96,8 @@ class RedisWorld(ServersWorld):
         self._went_back = False
 
     def setting(self) -> dict[str, Any]:
-        return {"BACKEND": BACKEND, "LOCATION": "redis://10.0.0.1:6379/0"}
+        options = {"max_connections": self._max_connections} if self._max_connections else {}
+        return {"BACKEND": BACKEND, "LOCATION": "redis://10.0.0.1:6379/0", "OPTIONS": options}
 
     def executed(self, session: Session, command: list[str], reply: Any) -> None:
         super().executed(session, command, reply)
@@ -122,6 +124,18 @@ class RedisWorld(ServersWorld):
     def lacks(self, backend: Any) -> Collection[str]:
         missing = backend.option["max_connections"] - permits_of(client_of(backend)).qsize()
         return [f"{missing} permits of {backend.alias} for connections"] if missing else []
+
+    @property
+    def _max_connections(self) -> int | None:
+        return profile_of(self.simulation.seed, self.profiles, self.own_profiles).max_connections
+
+    @property
+    def queueing_time(self) -> float:
+        return 3 * self.timeout if self._max_connections else 0.0
+
+    def patience(self, error: LockBackendError, wait: float | None) -> float:
+        """Whoever waits for the lock waits as long for a connection, while the server answers others."""
+        return inf if "connections are busy" in str(error) else 0.0
 
     def has_lost_data_since(self, moment: float) -> bool:
         return self._lost_at >= moment
