@@ -54,6 +54,7 @@ def _draw_deafness(chance: random.Random) -> Mapping[str, Any]:
 class SentinelWorld(ServersWorld):
     name = "sentinel"
     profiles = (*PROFILES, (2, ENDS), (4, CUT_OFF), (2, AWAY))
+    ways_to_connect = 45  # a sentinel is asked, and then the primary: for commands, and again for messages
 
     def __init__(self, simulation: Simulation) -> None:
         super().__init__(simulation)
