@@ -10,6 +10,7 @@ import inspect
 import linecache
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -17,7 +18,7 @@ from weakref import WeakKeyDictionary
 
 import django_distlock
 
-from .scheduler import Scheduler
+from .scheduler import Process, Scheduler
 
 PACKAGE = str(Path(django_distlock.__file__).parent)
 STRUCK = (f"{PACKAGE}/core/", f"{PACKAGE}/backends/redis/client.py")  # where exceptions strike
@@ -38,6 +39,7 @@ class Lines:
 
     def __init__(self, scheduler: Scheduler, share: float, waits: float) -> None:
         self._scheduler = scheduler
+        self.strikes: Callable[[Process], object] = lambda process: None  # told of each exception
         self._share = share
         self._waits = waits
         self._planned: WeakKeyDictionary[object, tuple[str, int]] = WeakKeyDictionary()
@@ -82,6 +84,7 @@ class Lines:
                 self._left[execution] = max(0, left - 1)
                 if left == 0 and not has_returned and _may_be_struck(frame, execution):
                     del self._left[execution]
+                    self.strikes(self._scheduler.running.process)
                     raise Struck if isinstance(execution, asyncio.Task) or self._scheduler.steps % 2 else StruckHard
         return self._line
 

@@ -25,6 +25,8 @@ class ThreadsWorld(RedisWorld):
     def __init__(self, simulation: Simulation) -> None:
         super().__init__(simulation)
         self.lines = Lines(self.scheduler, self.share, 4 * simulation.distance)
+        # What stands on a connection then is not known, as after a cancellation.
+        self.lines.strikes = lambda process: simulation.judges.pace.cancels(process)
         self.scheduler.trace = self.lines.trace
 
 
