@@ -12,14 +12,14 @@ import sys
 import threading
 from asyncio import _get_running_loop  # documented, and for loops; get_running_loop() raises where none runs
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache
 from math import inf
 from pathlib import PurePath
-from typing import Self
+from typing import Any, NamedTuple, Self
 
-from .utils.clock import clock, wall_clock
+from .utils.clock import wall_clock
 from .utils.text import bounded, printable
 from .utils.wakeup import WakeEvent
 
@@ -72,8 +72,19 @@ def shown(text: str) -> str:
     return bounded(printable(text), LONGEST_LABEL)
 
 
-@dataclass(frozen=True, slots=True)
-class Holder:
+_shown = lru_cache(maxsize=256)(shown)
+
+
+class _HolderFields(NamedTuple):
+    host: str
+    pid: int
+    thread: str
+    label: str
+    since: float
+    message: str = ""
+
+
+class Holder(_HolderFields):
     """Who has a lock: host, process, thread or task, what it is doing, and since when (seconds of Unix time).
 
     Its texts are printable and of at most 200 characters each, whatever it was made of: clients and others who write
@@ -83,33 +94,28 @@ class Holder:
     shown. Else "".
     """
 
-    host: str
-    pid: int
-    thread: str
-    label: str
-    since: float
-    message: str = ""
+    __slots__ = ()
 
-    def __post_init__(self) -> None:
-        texts = f"{self.host}{self.thread}{self.label}"
-        if len(texts) <= LONGEST_LABEL and texts.isprintable():  # as nearly always, and searches read very many
-            return
-        for text in ("host", "thread", "label"):
-            object.__setattr__(self, text, shown(getattr(self, text)))
+    def __new__(cls, host: str, pid: int, thread: str, label: str, since: float, message: str = "") -> Self:
+        texts = f"{host}{thread}{label}"
+        if len(texts) > LONGEST_LABEL or not texts.isprintable():  # rarely, and searches read very many
+            host, thread, label = shown(host), shown(thread), shown(label)
+        return super().__new__(cls, host, pid, thread, label, since, message)
 
     @classmethod
     def here(cls, label: str = "", execution: object = None, message: str = "") -> Self:
         execution = execution or current_execution()
         name = execution.get_name() if isinstance(execution, asyncio.Task) else execution.name  # type: ignore[attr-defined]
-        return cls(_hostname, os.getpid(), name, label or _program(), round(wall_clock(), 3), message)
+        fields = _hostname, os.getpid(), _shown(name), _shown(label or _program()), round(wall_clock(), 3), message
+        return cls._make(fields)
 
-    def from_now(self) -> Holder:
-        return replace(self, since=round(wall_clock(), 3))
+    def from_now(self) -> Self:
+        return self._replace(since=round(wall_clock(), 3))
 
     def to_text(self) -> str:
         """As stores keep it."""
         message = f",{json.dumps(self.message)}" if self.message else ""
-        return f"{_without_time(self.host, self.pid, self.thread, self.label)},{self.since}{message}]"
+        return f"{_without_time(*self[:4])},{self.since}{message}]"
 
     @classmethod
     def from_text(cls, text: str) -> Self:
@@ -136,7 +142,6 @@ class Holder:
         return f"{self.label} ({self.process})"
 
 
-@dataclass(slots=True, weakref_slot=True, eq=False)
 class LockRequest:
     """One caller's request for one name; the same token goes with every attempt.
 
@@ -153,21 +158,34 @@ class LockRequest:
     back what is still being handed over, and never ends a lease that somebody has taken since.
     """
 
-    name: str
-    ttl: float
-    holder: Holder
-    token: str = field(default_factory=new_token, repr=False)
-    in_doubt: bool = False
-    held_fence: int = 0
-    inbox: str = ""
-    place: str = ""
-    deadline: float = inf
-    longest_ttl: float = field(default=0.0, repr=False)
-    asking: bool = field(default=False, repr=False)  # from an attempt until it waits again; it never inherits then
-    is_inherited: bool = field(default=False, repr=False)
-    last_active_at: float = field(default_factory=clock, repr=False)  # when its caller last did something
-    is_offer: bool = field(default=False, repr=False)
-    event: WakeEvent = field(default_factory=WakeEvent, repr=False)
+    # Most requests are granted at once, and have nothing else than these.
+    in_doubt = False
+    held_fence = 0
+    inbox = place = ""
+    deadline = inf
+    longest_ttl = 0.0
+    asking = False  # from an attempt until it waits again; it never inherits then
+    is_inherited = is_offer = False
+    last_active_at = 0.0  # when its caller last did something, in a queue
+
+    def __init__(self, name: str, ttl: float, holder: Holder, token: str = "", **more: Any) -> None:
+        self.name = name
+        self.ttl = ttl
+        self.holder = holder
+        self.token = token or new_token()
+        for attribute, value in more.items():
+            if not hasattr(LockRequest, attribute):
+                raise TypeError(f"A request has no {attribute!r}.")
+            setattr(self, attribute, value)
+
+    @property
+    def event(self) -> WakeEvent:
+        """Wakes its caller. Made when somebody first needs it, in one step: two threads may do so at once."""
+        event: WakeEvent = self.__dict__.setdefault("_event", WakeEvent())
+        return event
+
+    def __repr__(self) -> str:
+        return f"<LockRequest {self.name!r} of {self.holder}>"
 
     @property
     def time_left(self) -> float:
@@ -186,11 +204,16 @@ class LockRequest:
         """Go on with another token, after this one was given back."""
         self.token, self.in_doubt, self.inbox, self.place = new_token(), False, "", ""
 
+    def copy(self, **changes: Any) -> LockRequest:
+        """A request that is the same but for these, and is woken by itself."""
+        copied = LockRequest.__new__(LockRequest)
+        copied.__dict__.update(self.__dict__, **changes)
+        copied.__dict__.pop("_event", None)
+        return copied
+
     def with_new_token(self) -> LockRequest:
         """A copy of the request with another token, for a caller that gives this one back."""
-        return replace(
-            self, token=new_token(), in_doubt=False, inbox="", place="", longest_ttl=0.0, asking=False
-        )  # fmt: skip
+        return self.copy(token=new_token(), in_doubt=False, inbox="", place="", longest_ttl=0.0, asking=False)
 
     def inherit(self, other: LockRequest) -> None:
         """Take over the place in the store of one that stood before."""
@@ -201,8 +224,7 @@ class LockRequest:
         other.is_inherited = True
 
 
-@dataclass(frozen=True, slots=True)
-class Grant:
+class Grant(NamedTuple):
     """The store's yes. ``sent_at``: when the answered attempt was sent, on ``clock()``."""
 
     fence: int

@@ -6,7 +6,6 @@ valid; so a message that is delivered twice does not make two holders.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
@@ -154,7 +153,7 @@ class Adoption:
             raise self._detached.lost_error() from None
         lease._deadline = safe_deadline(sent_at, ttl)  # what the text says counts no more
         # This process is the holder, from now on.
-        shown = yield Call("acquire", (replace(request, ttl=ttl, deadline=NOT_WAITING),), {"queue": False})
+        shown = yield Call("acquire", (request.copy(ttl=ttl, deadline=NOT_WAITING),), {"queue": False})
         is_same = isinstance(shown, Grant) and shown.fence == lease.fence
         if not is_same and self._renewer.unregister(lease):
             self._renewer.release_in_background(request)

@@ -7,7 +7,7 @@ inside of the generator. So one algorithm serves threads and tasks, and a simula
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar
 
 T = TypeVar("T")
 
@@ -50,7 +50,8 @@ def drive(steps: Steps[T], target: object, translate: Translate = _unchanged) ->
             else:
                 call = steps.send(answer)
     except StopIteration as end:
-        return cast("T", end.value)
+        result: T = end.value
+        return result
     except BaseException:
         steps.close()
         raise
@@ -70,7 +71,8 @@ async def adrive(steps: Steps[T], target: object, translate: Translate = _unchan
             else:
                 call = steps.send(answer)
     except StopIteration as end:
-        return cast("T", end.value)
+        result: T = end.value
+        return result
     except BaseException:
         steps.close()
         raise

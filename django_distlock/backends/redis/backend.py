@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import chain, islice
 from typing import Any, ClassVar
 
@@ -118,7 +117,7 @@ class RedisBackend(GeneratorBackend, RunsBackend):
         self._listener.expect(successor)
 
     def places(self, queued: Sequence[LockRequest]) -> list[LockRequest]:
-        return [replace(request, is_offer=True) for request in queued]
+        return [request.copy(is_offer=True) for request in queued]
 
     def _release(self, request: LockRequest, cooldown: float, force: bool) -> Steps[bool]:
         command = self._operations.release(request, cooldown, force)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
@@ -49,26 +48,30 @@ class Operations:
 
     # Commands
 
+    @property
+    def _grant_ttl(self) -> int:
+        return int(self._timing.grant_ttl * 1000)
+
+    @property
+    def _queue_ttl(self) -> int:
+        return int(self._timing.queue_ttl * 1000)
+
     def acquire(self, request: LockRequest, queue: bool) -> Command:
         """Of the modes, see acquire.lua."""
         if queue:
             mode = "look" if request.place else "again" if request.in_doubt else "wait"
         else:
             mode = "last" if request.inbox else "try"
-        timing = self._timing
-        return ACQUIRE.call(
-            self._of_lock(request.name),
-            request.token, math.ceil(request.ttl * 1000), request.holder.to_text(), mode,
-            request.place, request.inbox, int(timing.grant_ttl * 1000), int(timing.queue_ttl * 1000),
-        )  # fmt: skip
+        ttl, grant_ttl, queue_ttl = milliseconds(request.ttl), self._grant_ttl, self._queue_ttl
+        options = ttl, mode, request.place, request.inbox, grant_ttl, queue_ttl
+        keys = self._of_lock(request.name)
+        return ACQUIRE.call(keys, request.token, request.holder.to_text(), options=options)
 
     def release(self, request: LockRequest, cooldown: float, force: bool) -> Command:
         retire = milliseconds(request.retires_for) if request.in_doubt else 0
-        rests, grant_ttl = milliseconds(cooldown) if cooldown else 0, int(self._timing.grant_ttl * 1000)
-        return RELEASE.call(
-            self._of_lock(request.name),
-            request.token, rests, retire, request.inbox, grant_ttl, int(request.is_offer), int(force),
-        )  # fmt: skip
+        rests = milliseconds(cooldown) if cooldown else 0
+        options = rests, retire, request.inbox, self._grant_ttl, int(request.is_offer), int(force)
+        return RELEASE.call(self._of_lock(request.name), request.token, options=options)
 
     def renew(self, wanted: Sequence[tuple[LockRequest, float]]) -> list[Command]:
         return [

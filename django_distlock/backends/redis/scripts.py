@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Sequence
 from functools import lru_cache
 from importlib.resources import files
 from typing import Any, NamedTuple
@@ -11,7 +12,11 @@ from typing import Any, NamedTuple
 
 def pack(*parts: str | bytes | int) -> bytes:
     """A command in the Redis protocol."""
-    packed = [b"*%d\r\n" % len(parts)]
+    return b"*%d\r\n%b" % (len(parts), _packed(parts))
+
+
+def _packed(parts: Sequence[str | bytes | int]) -> bytes:
+    packed = []
     for part in parts:
         data = part if isinstance(part, bytes) else str(part).encode()
         packed.append(b"$%d\r\n%b\r\n" % (len(data), data))
@@ -25,8 +30,13 @@ def milliseconds(seconds: float) -> int:
 @lru_cache(maxsize=1024)
 def _head(sha: str, keys: tuple[str, ...], arguments: int) -> bytes:
     """The beginning of each call of a script for one lock."""
-    command = pack("EVALSHA", sha, len(keys), *keys)
-    return b"*%d%b" % (3 + len(keys) + arguments, command[command.index(b"\r\n") :])
+    return b"*%d\r\n%b" % (3 + len(keys) + arguments, _packed(("EVALSHA", sha, len(keys), *keys)))
+
+
+@lru_cache(maxsize=1024)
+def _tail(arguments: tuple[str | int, ...]) -> bytes:
+    """The end of calls that have these options."""
+    return _packed(arguments)
 
 
 class Command(NamedTuple):
@@ -45,9 +55,7 @@ class Script:
         self.text = files("django_distlock.backends").joinpath(backend, "scripts", f"{name}.lua").read_bytes()
         self.sha = hashlib.sha1(self.text, usedforsecurity=False).hexdigest()
 
-    def call(self, keys: tuple[str, ...], *arguments: str | int) -> Command:
-        parts: list[bytes | int] = [_head(self.sha, keys, len(arguments))]
-        for argument in arguments:
-            data = str(argument).encode()
-            parts += (len(data), data)
-        return Command((b"%b" + b"$%d\r\n%b\r\n" * len(arguments)) % tuple(parts), self, keys[0])
+    def call(self, keys: tuple[str, ...], *arguments: str | int, options: tuple[str | int, ...] = ()) -> Command:
+        """``options``: further arguments, which few calls have otherwise than others."""
+        head = _head(self.sha, keys, len(arguments) + len(options))
+        return Command(head + _packed(arguments) + _tail(options), self, keys[0])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
@@ -12,7 +11,6 @@ from weakref import WeakKeyDictionary, WeakSet
 from ...exceptions import LockBackendError
 from ...types import Grant, LockInfo, LockRequest
 from ...utils.clock import clock
-from ...utils.wakeup import WakeEvent
 from ..redis.errors import is_wrong_type
 from ..redis.keys import SCAN_STEP, literally
 from ..redis.scripts import Command, milliseconds, pack
@@ -94,7 +92,7 @@ class Redlock:
 
     def _change_token(self, request: LockRequest) -> None:
         """For the next try, which a release of the old token that is under way would undo, too."""
-        if request.in_doubt and not self._release_in_background(replace(request, event=WakeEvent())):
+        if request.in_doubt and not self._release_in_background(request.copy()):
             return
         request.replace_token()
 
@@ -189,7 +187,7 @@ class Redlock:
             exchange.on_lost = partial(self._release_again, request, in_doubt=in_doubt)
 
     def _release_again(self, request: LockRequest, *, in_doubt: bool) -> None:
-        further = replace(request, in_doubt=request.in_doubt or in_doubt, event=WakeEvent())
+        further = request.copy(in_doubt=request.in_doubt or in_doubt)
         self._followed_up.add(further)
         if acquired := self._late.get(request):
             self._late[further] = acquired
@@ -257,7 +255,7 @@ class Redlock:
             if (request := wanted[index][0]) in self._released:  # meanwhile: maybe before the repair
                 if outcomes[index]:
                     self._repaired_late.add(request)
-                self._release_in_background(replace(request, in_doubt=True, event=WakeEvent()))
+                self._release_in_background(request.copy(in_doubt=True))
 
     # Look and list
 

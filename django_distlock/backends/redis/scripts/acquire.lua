@@ -1,6 +1,6 @@
 -- Try, wait in the queue, look, or take the last chance. Safe to repeat with the same token.
 -- KEYS  1 lease  2 queue (zset: place -> "token inbox")  3 retired tokens (zset: token by its end)  4 last fencing number
--- ARGV  1 token (26 bytes)  2 ttl in ms  3 holder  4 mode  5 place ('' = none yet)  6 inbox ('' = none)
+-- ARGV  1 token (26 bytes)  2 holder  3 ttl in ms  4 mode  5 place ('' = none yet)  6 inbox ('' = none)
 --       7 grant in ms: how long a waiter has to take what it was handed  8 ms for which a queue without looks is kept
 -- modes try: never queue | wait: queue if busy | again: the same after an attempt that went unanswered
 --       look: from the queue, each second or after a hint
@@ -9,7 +9,7 @@
 --       {0, place, ms the lease has left (-1 = others come first), lease, listeners of the own inbox (-1 = not asked)} busy
 -- An inbox is "S" or "P" (sharded or plain pub/sub) and a channel. A number is 16 digits.
 local LOOK = 1000 -- ms after which each waiter looks by itself
-local token, ttl, holder, mode, place = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4], ARGV[5]
+local token, holder, ttl, mode, place = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5]
 local me = token .. ' ' .. ARGV[6]
 local LEASE, QUEUE, RETIRED, LAST = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 
