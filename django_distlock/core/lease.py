@@ -19,6 +19,7 @@ from .. import signals
 from ..exceptions import LockBackendError, LockError, LockLost, LockNotHeld
 from ..options import SHORTEST_TTL, Terms, check_ttl
 from ..types import Grant, Holder, LockRequest, new_token
+from ..utils import fork
 from ..utils.clock import clock, wall_clock
 from .detached import Detached
 
@@ -91,7 +92,7 @@ class Lease:
         self._request = request
         self._terms = terms
         self._owner = ref(owner)
-        self._pid = os.getpid()
+        self._pid = fork.known_pid  # which is compared where an operation begins
         self._hold_count = 1  # how often it was entered by its owner and not left yet
         self._retainer_deadlines: dict[object, float] | None = None  # with until when, on clock(), they keep it renewed
         self._renews = terms.renew

@@ -38,8 +38,8 @@ class ServerAttempts(Attempts):
         limit: float | None,
         deadline: float,
         began: float,
-        *,
         queue_deadline: float = NOT_WAITING,
+        *,
         pauses: bool = True,
     ) -> None:
         step = timeout if limit is None else min(timeout, limit)

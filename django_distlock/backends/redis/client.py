@@ -10,7 +10,7 @@ import asyncio
 import os
 import weakref
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from functools import partial
 from math import inf
@@ -45,9 +45,8 @@ class Reply(NamedTuple):
 NOTHING = Reply([], sent_at=0.0, in_doubt=False)
 
 
-class Idle(NamedTuple):
-    connection: Any
-    since: float
+Idle = tuple[Any, float]  # a connection, and since when nobody uses it
+Limits = tuple[float | None, float, float, float]  # of a call: timeout, deadline, began, queue_deadline
 
 
 def _to_repeat(commands: Sequence[Command], replies: Sequence[Any]) -> tuple[list[int], list[bytes]]:
@@ -93,19 +92,20 @@ class Client:
         if os.getpid() != fork.known_pid:
             fork.notice()  # a child must not talk on its parent's connections
         began, permits, idle = clock(), self._permits, self._idle
-        new_attempts = partial(self._new_attempts, timeout, deadline, began, queue_deadline=queue_deadline)
+        limits = timeout, deadline, began, queue_deadline
         # Where nothing fails and there is time, what the connection itself waits for a reply is all it takes.
-        enough = self._timeout + self._timing.shortest_call
-        is_short = timeout is not None or (deadline != NOT_WAITING and deadline - began < enough)
-        attempts = new_attempts() if is_short else None
+        is_short = timeout is not None or (
+            deadline != NOT_WAITING and deadline - began < self._timeout + self._timing.shortest_call
+        )
+        attempts = self._new_attempts(*limits) if is_short else None
         while True:
             try:
                 permit = permits.get_nowait()
             except Empty:
-                attempts = attempts or new_attempts()
+                attempts = attempts or self._new_attempts(*limits)
                 permit = self._wait_for_permit(permits, attempts)
             try:
-                outcome = self._attempt(commands, attempts, new_attempts, idle)
+                outcome = self._attempt(commands, attempts, limits, idle)
             finally:
                 permits.put(permit)
                 del permit  # a traceback may keep this frame, and with it the permit
@@ -127,7 +127,7 @@ class Client:
         self,
         commands: Sequence[Command],
         attempts: ServerAttempts | None,
-        new_attempts: Callable[[], ServerAttempts],
+        limits: Limits,
         idle: deque[Idle],
     ) -> Reply | ServerAttempts:
         """The reply, or the attempts where there is to be a pause before the next one."""
@@ -138,12 +138,13 @@ class Client:
             try:
                 connection, was_idle = self._idle_connection()
                 if connection is None or was_idle:
-                    attempts = attempts or new_attempts()
+                    attempts = attempts or self._new_attempts(*limits)
                     connection = connection or self._location.connected(timeout=attempts.connect_timeout())
-                replies = self._exchange(connection, [command.packed for command in commands], attempts, was_idle)
+                packed = [command.packed for command in commands] if len(commands) > 1 else [commands[0].packed]
+                replies = self._exchange(connection, packed, attempts, was_idle)
                 if NoScriptError in map(type, replies):
                     forgotten, again = _to_repeat(commands, replies)
-                    attempts = attempts or new_attempts()
+                    attempts = attempts or self._new_attempts(*limits)
                     fresh = self._exchange(connection, again, attempts, was_idle)[-len(forgotten) :]
                     for index, reply in zip(forgotten, fresh, strict=True):
                         replies[index] = reply
@@ -152,7 +153,7 @@ class Client:
                     raise ConnectionError("the process was forked") from error
                 if connection is not None:
                     connection.disconnect()
-                attempts, pause = attempts or new_attempts(), None
+                attempts, pause = attempts or self._new_attempts(*limits), None
                 try:
                     pause = attempts.pause_before_retry(error, was_sent=connection is not None, was_idle=was_idle)
                 finally:
@@ -165,7 +166,7 @@ class Client:
             else:
                 self._answered_at = now = clock()
                 self._silent_since = inf
-                idle.append(Idle(connection, now))
+                idle.append((connection, now))
                 if len(idle) > 1:
                     self._close_old(now)
                 return Reply(replies, sent_at, in_doubt=attempts is not None and attempts.in_doubt)
@@ -224,8 +225,8 @@ class Client:
 
     def _close_old(self, now: float) -> None:
         with suppress(IndexError):  # others take them meanwhile
-            while now - self._idle[0].since > self._timing.idle_kept:
-                self._idle.popleft().connection.disconnect()
+            while now - self._idle[0][1] > self._timing.idle_kept:
+                self._idle.popleft()[0].disconnect()
 
 
 class AsyncClient:
@@ -253,16 +254,17 @@ class AsyncClient:
         if not commands:
             return NOTHING  # asyncio's transports choke on an empty chunk: such a one is never closed
         began = clock()
-        new_attempts = partial(self._new_attempts, timeout, deadline, began, queue_deadline=queue_deadline)
-        enough = self._timeout + self._timing.shortest_call
-        is_short = timeout is not None or (deadline != NOT_WAITING and deadline - began < enough)
-        attempts = new_attempts() if is_short else None
+        limits = timeout, deadline, began, queue_deadline
+        is_short = timeout is not None or (
+            deadline != NOT_WAITING and deadline - began < self._timeout + self._timing.shortest_call
+        )
+        attempts = self._new_attempts(*limits) if is_short else None
         while True:
             if not self._permits.take():
-                attempts = attempts or new_attempts()
+                attempts = attempts or self._new_attempts(*limits)
                 await self._wait_for_permit(attempts)
             try:
-                outcome = await self._attempt(commands, attempts, new_attempts)
+                outcome = await self._attempt(commands, attempts, limits)
             finally:
                 self._permits.put()
             if isinstance(outcome, Reply):
@@ -279,7 +281,7 @@ class AsyncClient:
         attempts.extend_for_queueing(queued_at, clock())
 
     async def _attempt(
-        self, commands: Sequence[Command], attempts: ServerAttempts | None, new_attempts: Callable[[], ServerAttempts]
+        self, commands: Sequence[Command], attempts: ServerAttempts | None, limits: Limits
     ) -> Reply | ServerAttempts:
         cancelled = _cancellations()
         while True:
@@ -287,13 +289,14 @@ class AsyncClient:
             try:
                 connection, was_idle = await self._idle_connection()
                 if connection is None or was_idle:
-                    attempts = attempts or new_attempts()
+                    attempts = attempts or self._new_attempts(*limits)
                     connection = connection or await self._location.aconnected(timeout=attempts.connect_timeout())
                 timeout = self._timeout if attempts is None else attempts.step_timeout(was_idle=was_idle)
-                replies = await self._exchange(connection, [command.packed for command in commands], timeout)
+                packed = [command.packed for command in commands] if len(commands) > 1 else [commands[0].packed]
+                replies = await self._exchange(connection, packed, timeout)
                 if NoScriptError in map(type, replies):
                     forgotten, again = _to_repeat(commands, replies)
-                    attempts = attempts or new_attempts()
+                    attempts = attempts or self._new_attempts(*limits)
                     timeout = attempts.step_timeout(was_idle=was_idle)
                     fresh = (await self._exchange(connection, again, timeout))[-len(forgotten) :]
                     for index, reply in zip(forgotten, fresh, strict=True):
@@ -302,7 +305,7 @@ class AsyncClient:
                 if connection is not None:
                     await hang_up(connection)
                 _check_cancelled(cancelled)
-                attempts, pause = attempts or new_attempts(), None
+                attempts, pause = attempts or self._new_attempts(*limits), None
                 try:
                     pause = attempts.pause_before_retry(error, was_sent=connection is not None, was_idle=was_idle)
                 finally:
@@ -317,9 +320,9 @@ class AsyncClient:
                 self._answered_at = now = clock()
                 self._silent_since = inf
                 if self._keeps:
-                    self._idle.append(Idle(connection, now))
-                    while self._idle and now - self._idle[0].since > self._timing.idle_kept:
-                        await hang_up(self._idle.popleft().connection)
+                    self._idle.append((connection, now))
+                    while self._idle and now - self._idle[0][1] > self._timing.idle_kept:
+                        await hang_up(self._idle.popleft()[0])
                 else:
                     await hang_up(connection)
                 _check_cancelled(cancelled)
@@ -371,13 +374,13 @@ class AsyncClient:
 
     async def _close_idle(self) -> None:
         while self._idle:
-            await hang_up(self._idle.pop().connection)
+            await hang_up(self._idle.pop()[0])
 
 
 def _disconnect(idle: deque[Idle]) -> None:
     with suppress(IndexError):
         while True:
-            idle.pop().connection.disconnect()
+            idle.pop()[0].disconnect()
 
 
 def _cancellations() -> int:
