@@ -6,12 +6,12 @@ import asyncio
 import enum
 import logging
 import os
-import random
 import threading
 from collections.abc import Set
 from dataclasses import asdict
 from datetime import UTC, datetime
 from math import inf
+from random import random
 from typing import TYPE_CHECKING, Protocol
 from weakref import ref
 
@@ -66,11 +66,13 @@ class Lease:
     it is renewed. ``token``: the secret that renews and releases it; never show it.
     """
 
-    __slots__ = (
-        "__weakref__", "_backend", "_deadline", "_due", "_ended", "_granted_clock", "_hold_count", "_is_detached",
-        "_is_unknown", "_long_at", "_owner", "_pid", "_proof", "_renewer", "_renews", "_request", "_retainer_deadlines",
-        "_terms", "fence", "name", "token", "ttl", "using",
-    )  # fmt: skip
+    # Most leases end before anything of this changes.
+    _hold_count = 1  # how often it was entered by its owner and not left yet
+    _retainer_deadlines: dict[object, float] | None = None  # with until when, on clock(), they keep it renewed
+    _is_unknown = _is_detached = False
+    _proof: LockRequest | None = None  # of an adoption; released after the lease
+    _ended: State | None = None  # set once; a renewal that is still on its way changes nothing then
+    _deadline = 0.0
 
     def __init__(
         self,
@@ -93,17 +95,10 @@ class Lease:
         self._terms = terms
         self._owner = ref(owner)
         self._pid = fork.known_pid  # which is compared where an operation begins
-        self._hold_count = 1  # how often it was entered by its owner and not left yet
-        self._retainer_deadlines: dict[object, float] | None = None  # with until when, on clock(), they keep it renewed
         self._renews = terms.renew
         self._renewer = renewer
         self._granted_clock = clock() if granted_clock is None else granted_clock
         self._long_at = inf if backend.long_held is None else self._granted_clock + backend.long_held  # then it is told
-        self._is_unknown = False
-        self._is_detached = False
-        self._proof: LockRequest | None = None  # of an adoption; released after the lease
-        self._ended: State | None = None  # set once; a renewal that is still on its way changes nothing then
-        self._deadline = 0.0
         self._extend(grant.sent_at, request.ttl)
 
     @property
@@ -265,7 +260,7 @@ class Lease:
         """The store promised ``ttl`` seconds, asked at ``sent_at``."""
         self._deadline = max(self._deadline, safe_deadline(sent_at, ttl))
         # Not all at the same moment that were taken at the same moment.
-        self._due = sent_at + self.ttl / 3 * random.uniform(0.9, 1.0) if self._renews else self._deadline
+        self._due = sent_at + self.ttl / 3 * (0.9 + 0.1 * random()) if self._renews else self._deadline
         self._is_unknown = False
 
     def _mark_unknown(self, retry_at: float) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 from django.core.checks import CheckMessage
 from redis.exceptions import RedisError
@@ -13,7 +13,7 @@ from redis.exceptions import RedisError
 from ...exceptions import InvalidLockBackend, LockBackendError, UnreadableRun
 from ...types import NOT_WAITING, CheckResult, Grant, Holder, LastRun, LockInfo, LockRequest
 from ...utils.clock import clock, wall_clock
-from ...utils.drive import Call, Steps, drive
+from ...utils.drive import Call, Steps, adrive, drive
 from ...utils.text import quoted
 from ..base import RunsBackend
 from ..common.attempts import InDoubt
@@ -68,23 +68,53 @@ class RedisBackend(GeneratorBackend, RunsBackend):
     def _topology(self, timeouts: Mapping[str, float]) -> Topology:
         return server_topology(self, timeouts, self._hand_back)
 
-    def _acquire(self, request: LockRequest, queue: bool) -> Steps[Grant | LockInfo]:
+    # A lock is acquired and released by one command each. Generators would take longer than all the rest of that.
+
+    def acquire(self, request: LockRequest, *, queue: bool) -> Grant | LockInfo:
         if queue and not request.inbox:
-            queue = self.is_listening(request.name) or (yield from self._listen(request))
-            if queue:
-                self._listener.expect(request)  # before the store knows of it
+            queue = drive(self._listen(request), self._client, self._translated)
+        try:
+            reply = self._client.send(self._to_acquire(request, queue), deadline=request.deadline)
+        except BaseException as error:
+            self._raise_unanswered(request, error)
+        return self._answered(request, reply)
+
+    async def aacquire(self, request: LockRequest, *, queue: bool) -> Grant | LockInfo:
+        client = await self._async_clients.get()
+        if queue and not request.inbox:
+            queue = await adrive(self._listen(request), client, self._translated)
+        try:
+            reply = await client.asend(self._to_acquire(request, queue), deadline=request.deadline)
+        except BaseException as error:
+            self._raise_unanswered(request, error)
+        return self._answered(request, reply)
+
+    def _listen(self, request: LockRequest) -> Steps[bool]:
+        """False if nobody can listen here, so that a place in the queue is of no use."""
+        if not self.is_listening(request.name):
+            try:
+                yield Call("locate", (self.keys.lease(request.name),))
+                yield Call("start", (request.name, self._time_to_listen(request)), on=self._listener)
+            except NoListener:
+                return False
+        self._listener.expect(request)  # before the store knows of it
+        return True
+
+    def _to_acquire(self, request: LockRequest, queue: bool) -> Command:
         if queue and request.place:
             self._listener.will_look(request)
-        command = self._operations.acquire(request, queue)
-        try:
-            reply: Reply = yield Call("send", (command,), {"deadline": request.deadline})
-        except LockBackendError as error:
-            request.in_doubt = request.in_doubt or isinstance(error, InDoubt)
-            raise
-        except BaseException:
+        return self._operations.acquire(request, queue)
+
+    def _raise_unanswered(self, request: LockRequest, error: BaseException) -> NoReturn:
+        """The attempt failed, or was interrupted."""
+        problem = self._translated(error) if isinstance(error, Exception) else error
+        is_known = isinstance(problem, LockBackendError) and not isinstance(problem, InDoubt)
+        request.in_doubt = request.in_doubt or not is_known
+        raise problem
+
+    def _answered(self, request: LockRequest, reply: Reply) -> Grant | LockInfo:
+        if reply.in_doubt:
             request.in_doubt = True
-            raise
-        request.in_doubt = request.in_doubt or reply.in_doubt
         match reply.values[0]:
             case [1, fence]:
                 return Grant(int(fence), reply.sent_at)
@@ -99,15 +129,6 @@ class RedisBackend(GeneratorBackend, RunsBackend):
         self._operations.only(reply)
         raise LockBackendError(f"The request for lock {request.name!r} was given back before it was answered.")
 
-    def _listen(self, request: LockRequest) -> Steps[bool]:
-        """False if nobody can listen here, so that a place in the queue is of no use."""
-        try:
-            yield Call("locate", (self.keys.lease(request.name),))
-            yield Call("start", (request.name, self._time_to_listen(request)), on=self._listener)
-            return True
-        except NoListener:
-            return False
-
     def is_listening(self, name: str) -> bool:
         """Most locks are free, so the subscription is made when one turns out to be busy."""
         is_ready: bool = self._listener.is_ready
@@ -119,9 +140,24 @@ class RedisBackend(GeneratorBackend, RunsBackend):
     def places(self, queued: Sequence[LockRequest]) -> list[LockRequest]:
         return [request.copy(is_offer=True) for request in queued]
 
-    def _release(self, request: LockRequest, cooldown: float, force: bool) -> Steps[bool]:
+    def release(self, request: LockRequest, cooldown: float = 0.0, *, force: bool = False) -> bool:
         command = self._operations.release(request, cooldown, force)
-        reply = yield Call("send", (command,), {"queue_deadline": clock() + request.ttl})
+        try:
+            reply = self._client.send(command, queue_deadline=clock() + request.ttl)
+        except Exception as error:
+            self._raise_translated(error)
+        return self._released(request, reply)
+
+    async def arelease(self, request: LockRequest, cooldown: float = 0.0, *, force: bool = False) -> bool:
+        command = self._operations.release(request, cooldown, force)
+        client = await self._async_clients.get()
+        try:
+            reply = await client.asend(command, queue_deadline=clock() + request.ttl)
+        except Exception as error:
+            self._raise_translated(error)
+        return self._released(request, reply)
+
+    def _released(self, request: LockRequest, reply: Reply) -> bool:
         if request.inbox:
             self._listener.forget(request)
         match reply.values[0]:
@@ -229,6 +265,9 @@ class RedisBackend(GeneratorBackend, RunsBackend):
             case OSError():  # of a handler of a signal too, such as TimeoutError, whatever had been executed by then
                 return self._explain(error, InDoubt)
         return error
+
+    def _raise_translated(self, error: Exception) -> NoReturn:
+        raise self._translated(error)
 
     def _explain(self, error: Exception, kind: type[LockBackendError] = LockBackendError) -> LockBackendError:
         explained = explain(error, self, self.location.text, kind, in_cluster=self.in_cluster)

@@ -17,7 +17,7 @@ from math import inf
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
-from redis.exceptions import BusyLoadingError, ConnectionError, NoScriptError, RedisError, ResponseError, TimeoutError
+from redis.exceptions import BusyLoadingError, ConnectionError, NoScriptError, RedisError, ResponseError
 
 from ...types import NOT_WAITING
 from ...utils import fork
@@ -26,8 +26,8 @@ from ..common.permits import Permit, TaskPermits, new_permits
 from ..common.timing import Timing
 from .attempts import ServerAttempts
 from .config import Location
-from .connection import RunningFor, hang_up
-from .errors import is_silence, is_transient
+from .connection import Asking, RunningFor, ask, hang_up, raise_if_transient
+from .errors import is_silence
 from .scripts import Command, pack
 
 
@@ -196,19 +196,13 @@ class Client:
     def _exchange(
         self, connection: Any, packed: list[bytes], attempts: ServerAttempts | None, was_idle: bool
     ) -> list[Any]:
-        connection.send_packed_command([b"".join(packed)], check_health=False)
-        timeout = self._timeout if attempts is None else attempts.step_timeout(was_idle=was_idle)
-        read_by = clock() + timeout if timeout < self._timeout else None  # else the connection's own timeout will do
-        replies = []
-        for _ in packed:
-            # Not by an argument of read_response, which redis-py 6 and 7 do not know.
-            if read_by is not None and not connection.can_read(max(0.0, read_by - clock())):
-                raise TimeoutError("Timeout reading from socket")
-            try:
-                replies.append(connection.read_response(disable_decoding=True))
-            except (ResponseError, BusyLoadingError) as reply:
-                replies.append(raise_if_transient(reply))
-        return replies
+        timeout = None if attempts is None else attempts.step_timeout(was_idle=was_idle)
+        if timeout is not None and timeout >= self._timeout:
+            timeout = None  # the connection's own will do
+        together = b"".join(packed) if len(packed) > 1 else packed[0]
+        if isinstance(connection, Asking):
+            return connection.ask(together, len(packed), timeout)
+        return ask(connection, together, len(packed), timeout)
 
     def locate(self, key: str) -> None:
         """Find the node of the key. One server has all keys."""
@@ -392,10 +386,3 @@ def _check_cancelled(before: int) -> None:
     """Raise the cancellation if the task was cancelled while another error was in flight."""
     if _cancellations() > before:
         raise asyncio.CancelledError
-
-
-def raise_if_transient(reply: Exception) -> Exception:
-    """Raise what a retry may avoid; return other errors as replies."""
-    if is_transient(reply):
-        raise reply
-    return reply

@@ -176,7 +176,8 @@ def read_location(location: object, setting: str, timeouts: Mapping[str, float])
             f"{setting} is {quoted(location)}. It is a URL such as redis://127.0.0.1:6379/0 (or rediss://,"
             ' unix://), or "cache:default" for the server of that django-redis cache.'
         )
-    arguments = {**arguments, **timeouts}
+    # Commands of ours need nothing of RESP3, under which a server may say something between two replies.
+    arguments = {"protocol": 2, **arguments, **timeouts}
     return Location(_readable(arguments, issubclass(kind, redis.SSLConnection)), ours(kind), arguments)
 
 

@@ -16,13 +16,21 @@ from types import TracebackType
 from typing import Any
 
 import redis.asyncio
+from redis.exceptions import BusyLoadingError, ResponseError
+
+try:
+    from hiredis import Reader
+except ImportError:
+    Reader = None  # type: ignore[assignment, misc]
 
 from ...utils import fork
 from ...utils.clock import clock, sleep
 from ...utils.threads import start_thread
 from ...utils.wakeup import WakeEvent
+from .errors import is_transient
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.05  # seconds between attempts at a server that accepts no connection just now
+RECEIVED_AT_ONCE = 65_536  # bytes
 MOST_KNOWN = 1000  # addresses that failed
 LATELY = 10.0  # seconds in which an address that failed is tried after the others of its name
 KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}  # seconds, seconds, probes
@@ -149,7 +157,47 @@ class _Tcp:
         return opened
 
 
-class TcpConnection(_Tcp, redis.Connection):
+class Asking:
+    """Sends commands and reads their replies with fewer detours than redis-py, where RESP2 and hiredis allow it."""
+
+    _reader: Any = None
+
+    def ask(self: Any, packed: bytes, number: int, timeout: float | None) -> list[Any]:
+        """``number`` replies, with the errors among them that are answers.
+
+        ``timeout``: seconds for all of them; None: for each those of the socket. Raises redis-py's errors.
+        """
+        reader = self._reader
+        if reader is None:
+            if Reader is None or self.protocol != 2:
+                return ask(self, packed, number, timeout)
+            reader = self._reader = Reader(replyError=self._parser.parse_error)
+        replies: list[Any] = []
+        sock = self._sock
+        try:
+            if timeout is not None:
+                deadline = clock() + timeout
+                sock.settimeout(timeout)
+            sock.sendall(packed)
+            while len(replies) < number:
+                if (reply := reader.gets()) is not False:
+                    replies.append(_answer(reply) if isinstance(reply, Exception) else reply)
+                    continue
+                if timeout is not None and replies:
+                    sock.settimeout(max(0.01, deadline - clock()))
+                if not (data := sock.recv(RECEIVED_AT_ONCE)):
+                    raise redis.ConnectionError("Connection closed by server.")
+                reader.feed(data)
+            if timeout is not None:
+                sock.settimeout(self.socket_timeout)
+        except builtins.TimeoutError as error:
+            raise redis.TimeoutError("Timeout reading from socket") from error
+        except OSError as error:
+            raise redis.ConnectionError(f"Error while talking to the server: {error}") from error
+        return replies
+
+
+class TcpConnection(Asking, _Tcp, redis.Connection):
     def _connect(self) -> socket.socket:
         lookup, resolved = _lookup(self.host, self.port, self.socket_type), WakeEvent()
         lookup.add_done_callback(lambda _: resolved.set())
@@ -231,7 +279,7 @@ class _Unix:
         return opened
 
 
-class UnixConnection(_Unix, redis.UnixDomainSocketConnection):
+class UnixConnection(Asking, _Unix, redis.UnixDomainSocketConnection):
     def _connect(self) -> socket.socket:
         pause = FIRST_PAUSE
         while (opened := self._open_socket()) is None:
@@ -280,6 +328,35 @@ def read_by(connection: Any, deadline: float) -> Any:
     if not connection.can_read(max(0.0, deadline - clock())):
         raise redis.TimeoutError("Timeout reading from socket")
     return connection.read_response(disable_decoding=True)
+
+
+def ask(connection: Any, packed: bytes, number: int, timeout: float | None) -> list[Any]:
+    """``Asking.ask()`` by the methods of redis-py, for connections of any class."""
+    connection.send_packed_command([packed], check_health=False)
+    deadline, replies = None if timeout is None else clock() + timeout, []
+    for _ in range(number):
+        try:
+            if deadline is None:
+                replies.append(connection.read_response(disable_decoding=True))
+            else:
+                replies.append(read_by(connection, deadline))
+        except (ResponseError, BusyLoadingError) as reply:
+            replies.append(raise_if_transient(reply))
+    return replies
+
+
+def _answer(reply: Exception) -> Exception:
+    """Errors of the connection are raised, as redis-py does."""
+    if isinstance(reply, redis.ConnectionError) and not isinstance(reply, BusyLoadingError):
+        raise reply
+    return raise_if_transient(reply)
+
+
+def raise_if_transient(reply: Exception) -> Exception:
+    """Raise what a retry may avoid; return other errors as replies."""
+    if is_transient(reply):
+        raise reply
+    return reply
 
 
 async def hang_up(connection: Any) -> None:

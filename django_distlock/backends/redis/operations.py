@@ -48,34 +48,27 @@ class Operations:
 
     # Commands
 
-    @property
-    def _grant_ttl(self) -> int:
-        return int(self._timing.grant_ttl * 1000)
-
-    @property
-    def _queue_ttl(self) -> int:
-        return int(self._timing.queue_ttl * 1000)
-
     def acquire(self, request: LockRequest, queue: bool) -> Command:
         """Of the modes, see acquire.lua."""
         if queue:
             mode = "look" if request.place else "again" if request.in_doubt else "wait"
         else:
             mode = "last" if request.inbox else "try"
-        ttl, grant_ttl, queue_ttl = milliseconds(request.ttl), self._grant_ttl, self._queue_ttl
-        options = ttl, mode, request.place, request.inbox, grant_ttl, queue_ttl
-        keys = self._of_lock(request.name)
-        return ACQUIRE.call(keys, request.token, request.holder.to_text(), options=options)
+        grant_ttl, queue_ttl = int(self._timing.grant_ttl * 1000), int(self._timing.queue_ttl * 1000)
+        options = milliseconds(request.ttl), mode, request.place, request.inbox, grant_ttl, queue_ttl
+        return ACQUIRE.call(self._of_lock(request.name), request.token, request.holder.to_text(), options=options)
 
     def release(self, request: LockRequest, cooldown: float, force: bool) -> Command:
         retire = milliseconds(request.retires_for) if request.in_doubt else 0
         rests = milliseconds(cooldown) if cooldown else 0
-        options = rests, retire, request.inbox, self._grant_ttl, int(request.is_offer), int(force)
+        grant_ttl = int(self._timing.grant_ttl * 1000)
+        options = rests, retire, request.inbox, grant_ttl, int(request.is_offer), int(force)
         return RELEASE.call(self._of_lock(request.name), request.token, options=options)
 
     def renew(self, wanted: Sequence[tuple[LockRequest, float]]) -> list[Command]:
         return [
-            RENEW.call((self._keys.lease(request.name),), request.token, milliseconds(ttl)) for request, ttl in wanted
+            RENEW.call((self._keys.lease(request.name),), request.token, options=(milliseconds(ttl),))
+            for request, ttl in wanted
         ]
 
     def look(self, names: Sequence[str]) -> list[Command]:
@@ -97,7 +90,7 @@ class Operations:
         return CLAIM_RUN.call(
             self._keys.of_run(name),
             repr(seen.at), repr(now.at), now.token, seen.to_text(), now.to_text(),
-            milliseconds(ttl), milliseconds(grace), repr(ahead),
+            options=(milliseconds(ttl), milliseconds(grace), repr(ahead)),
         )  # fmt: skip
 
     def find_runs(self, names: Sequence[str]) -> list[Command]:

@@ -55,7 +55,11 @@ class Script:
         self.text = files("django_distlock.backends").joinpath(backend, "scripts", f"{name}.lua").read_bytes()
         self.sha = hashlib.sha1(self.text, usedforsecurity=False).hexdigest()
 
-    def call(self, keys: tuple[str, ...], *arguments: str | int, options: tuple[str | int, ...] = ()) -> Command:
-        """``options``: further arguments, which few calls have otherwise than others."""
-        head = _head(self.sha, keys, len(arguments) + len(options))
-        return Command(head + _packed(arguments) + _tail(options), self, keys[0])
+    def call(self, keys: tuple[str, ...], *arguments: str, options: tuple[str | int, ...] = ()) -> Command:
+        """``options``: further arguments, which are the same in many calls."""
+        parts = [_head(self.sha, keys, len(arguments) + len(options))]
+        for argument in arguments:
+            data = argument.encode()
+            parts.append(b"$%d\r\n%b\r\n" % (len(data), data))
+        parts.append(_tail(options))
+        return Command(b"".join(parts), self, keys[0])

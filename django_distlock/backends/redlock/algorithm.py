@@ -202,7 +202,8 @@ class Redlock:
         no majority has lost it: so a lease outlives restarts of all nodes, one after another.
         """
         commands = [
-            RENEW.call(self._keys(request.name)[:1], request.token, milliseconds(ttl)) for request, ttl in wanted
+            RENEW.call(self._keys(request.name)[:1], request.token, options=(milliseconds(ttl),))
+            for request, ttl in wanted
         ]
         exchanges = yield self._to_all(commands, all_settled)
         answered = [
@@ -324,7 +325,7 @@ class Redlock:
     def _acquire(self, request: LockRequest, number: int, mode: str, ttl: float | None = None) -> Command:
         return ACQUIRE.call(
             self._keys(request.name),
-            request.token, milliseconds(ttl or request.ttl), request.holder.to_text(), number, mode,
+            request.token, str(milliseconds(ttl or request.ttl)), request.holder.to_text(), str(number), mode,
         )  # fmt: skip
 
     def _keys(self, name: str) -> tuple[str, str, str]:
@@ -339,7 +340,7 @@ class Redlock:
         self, name: str, token: str, cooldown: float = 0.0, retire: float = 0.0, *, force: bool = False
     ) -> Message:
         keys = self._keys(name)[:2]
-        return Message.of(RELEASE.call(keys, token, milliseconds(cooldown), milliseconds(retire), int(force)))
+        return Message.of(RELEASE.call(keys, token, options=(milliseconds(cooldown), milliseconds(retire), int(force))))
 
     def _no_majority(self, exchanges: Sequence[Exchange], last_try: bool) -> Exception:
         return StaleConnections() if not last_try and _may_be_stale(exchanges) else self._down(exchanges)

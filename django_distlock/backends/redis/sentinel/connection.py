@@ -35,26 +35,37 @@ class _MasterConnection:
     master: Master | None = None  # None: it is being made
 
     def send_packed_command(self, *args: Any, **options: Any) -> Any:
+        self._check_before_sending()
+        return super().send_packed_command(*args, **options)  # type: ignore[misc]
+
+    def read_response(self, *args: Any, **options: Any) -> Any:
+        self._check_before_reading()
+        return super().read_response(*args, **options)  # type: ignore[misc]
+
+    def _check_before_sending(self) -> None:
         if self.master is not None:
             if self.master is not self.sentinels.master:
                 raise NotSent(self._moved_message())
             self.sentinels.used_at = clock()
-        return super().send_packed_command(*args, **options)  # type: ignore[misc]
 
-    def read_response(self, *args: Any, **options: Any) -> Any:
+    def _check_before_reading(self) -> None:
         if self.master is not None and self.master is not self.sentinels.master:
             raise NoMaster(self._moved_message())
-        return super().read_response(*args, **options)  # type: ignore[misc]
 
     def _moved_message(self) -> str:
         return f"{self.master} is not known to be the master any more"
 
 
 class _ThreadMasterConnection(_MasterConnection):
+    def ask(self, packed: bytes, number: int, timeout: float | None) -> list[Any]:
+        self._check_before_sending()
+        replies: list[Any] = super().ask(packed, number, timeout)  # type: ignore[misc]
+        self._check_before_reading()
+        return replies
+
     def can_read(self, *args: Any, **options: Any) -> Any:
         """Also what only waits for messages has to notice that the master has moved."""
-        if self.master is not None and self.master is not self.sentinels.master:
-            raise NoMaster(self._moved_message())
+        self._check_before_reading()
         return super().can_read(*args, **options)  # type: ignore[misc]
 
 
