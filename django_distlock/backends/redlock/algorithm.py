@@ -85,7 +85,7 @@ class Redlock:
             return
         if any(exchange.failure and (exchange.is_lost or not exchange.was_sent) for exchange in undone):
             request.in_doubt = True  # its connection broke in between
-        given_back = replace(request, event=WakeEvent())
+        given_back = request.copy()
         for exchange in undone:
             self._repeat_if_lost(exchange, given_back, in_doubt=True)
         self._change_token(request)

@@ -85,16 +85,16 @@ class RedlockBackend(GeneratorBackend):
     # The contract
 
     def acquire(self, request: LockRequest, *, queue: bool) -> Grant | LockInfo:
-        return drive(self._acquire(request), self._client)
+        return drive(self._acquire(request), self._client, self._translated)
 
     async def aacquire(self, request: LockRequest, *, queue: bool) -> Grant | LockInfo:
-        return await adrive(self._acquire(request), await self._async_clients.get())
+        return await adrive(self._acquire(request), await self._async_clients.get(), self._translated)
 
     def release(self, request: LockRequest, cooldown: float = 0.0, *, force: bool = False) -> bool:
-        return drive(self._release(request, cooldown, force), self._client)
+        return drive(self._release(request, cooldown, force), self._client, self._translated)
 
     async def arelease(self, request: LockRequest, cooldown: float = 0.0, *, force: bool = False) -> bool:
-        return await adrive(self._release(request, cooldown, force), await self._async_clients.get())
+        return await adrive(self._release(request, cooldown, force), await self._async_clients.get(), self._translated)
 
     def _acquire(self, request: LockRequest) -> Steps[Grant | LockInfo]:
         self._longest_ttl = max(self._longest_ttl, request.ttl)

@@ -609,11 +609,11 @@ class TestWaiting:
             calls(redlock_locks).wait_for_turn(waiting, 5.0)
         assert 0.1 <= time.monotonic() - began < 4
 
-    def test_waits_as_long_as_nobody_else(self, redlock_locks):
+    def test_waits_as_long_as_nobody_else(self, redlock_locks, monkeypatch):
         """Those who took the lock from each other must not meet again."""
         redlock_locks.option["retry_delay"] = (0.01, 0.03)
         waiting, delays = lock_request(), []
-        waiting.event = SimpleNamespace(wait=delays.append)
+        monkeypatch.setattr(type(waiting), "event", SimpleNamespace(wait=delays.append))
         for _ in range(50):
             redlock_locks.wait_for_turn(waiting, 5.0)
         assert len(set(delays)) > 40
