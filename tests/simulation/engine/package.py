@@ -56,7 +56,9 @@ def _wall_clock_ns() -> int:
 def import_package() -> None:
     """Called before anything imports the package, which asks the system for its clocks once."""
     assert "django_distlock" not in sys.modules
-    sys.modules["hiredis"] = None  # type: ignore[assignment] - it reads from sockets of the system alone
+    from hiredis import Reader
+
+    sys.modules["hiredis"] = None  # type: ignore[assignment] - under redis-py it reads from sockets of the system alone
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
     import celery  # noqa: F401 - what is imported now has the true clocks
     import django
@@ -69,6 +71,9 @@ def import_package() -> None:
         import django_distlock.backends.redis.cluster.backend
         import django_distlock.backends.redlock.backend
         import django_distlock.testing  # noqa: F401
+    from django_distlock.backends.redis import connection
+
+    connection.Reader = Reader
 
 
 class _Time:

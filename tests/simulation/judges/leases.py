@@ -129,7 +129,7 @@ class LeaseJudge:
         if lease.state == "h":
             if executed.token != lease.token:
                 self._fail(f"S2: {lease.token[:6]} was granted the lock for good while it did not ask")
-            released, ttl = self._released.get(lease.token), int(executed.words[1]) / 1000
+            released, ttl = self._released.get(lease.token), executed.ttl
             if released and self._is_retired(released, ttl):
                 self._fail(f"S4: {lease.token[:6]} is granted the lock, though it gave it up")
         elif lease.expires_at > executed.at + Timing.grant_ttl + GRAIN:

@@ -81,6 +81,10 @@ class Executed(NamedTuple):
     # Of acquire
 
     @property
+    def ttl(self) -> float:
+        return int(self.words[2]) / 1000
+
+    @property
     def mode(self) -> str:
         return self.words[3]
 
