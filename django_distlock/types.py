@@ -19,7 +19,7 @@ from math import inf
 from pathlib import PurePath
 from typing import Any, NamedTuple, Self
 
-from .utils.clock import wall_clock
+from .utils.clock import clock, wall_clock
 from .utils.text import bounded, printable
 from .utils.wakeup import WakeEvent
 

@@ -15,7 +15,6 @@ from .. import signals
 from ..exceptions import LockBackendError, LockNotAcquired, LockReentry, LockTimeout
 from ..options import Terms
 from ..types import Grant, LockInfo, LockRequest, current_execution
-from ..utils import fork
 from ..utils.clock import clock
 from ..utils.drive import Call, Steps
 from . import transactions
@@ -105,7 +104,7 @@ class Acquisition:
                             self._has_queued = self._has_queued or wants_place
                             answer = yield Call("acquire", (request,), {"queue": wants_place})
                             self._pending, self._has_queued = None, wants_place
-                            if request.holder.pid != fork.known_pid:
+                            if request.holder.pid != os.getpid():
                                 raise self._copied_error()
                             if isinstance(answer, Grant) or is_last or self._is_over(answer):
                                 break
@@ -116,11 +115,11 @@ class Acquisition:
                             pause = min(pause, answer.remaining + AFTER_EXPIRY)
                         self.has_waited = True
                         yield self._wait("wait_for_turn", pause)
-                        if request.holder.pid != fork.known_pid:
+                        if request.holder.pid != os.getpid():
                             raise self._copied_error()
                         request.holder, retry = request.holder.from_now(), 0.0
                     except LockBackendError as error:
-                        if request.holder.pid != fork.known_pid:
+                        if request.holder.pid != os.getpid():
                             raise self._copied_error() from error
                         # An attempt that failed after the wait was the last: another one would take too long.
                         is_last = is_last or (self._pending is request and clock() >= self._deadline)

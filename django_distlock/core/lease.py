@@ -19,7 +19,6 @@ from .. import signals
 from ..exceptions import LockBackendError, LockError, LockLost, LockNotHeld
 from ..options import SHORTEST_TTL, Terms, check_ttl
 from ..types import Grant, Holder, LockRequest, new_token
-from ..utils import fork
 from ..utils.clock import clock, wall_clock
 from .detached import Detached
 
@@ -94,7 +93,7 @@ class Lease:
         self._request = request
         self._terms = terms
         self._owner = ref(owner)
-        self._pid = fork.known_pid  # which is compared where an operation begins
+        self._pid = os.getpid()
         self._renews = terms.renew
         self._renewer = renewer
         self._granted_clock = clock() if granted_clock is None else granted_clock
