@@ -158,7 +158,11 @@ class LockRequest:
     back what is still being handed over, and never ends a lease that somebody has taken since.
     """
 
-    # Most requests are granted at once, and have nothing else than these.
+    name: str
+    ttl: float
+    holder: Holder
+    token: str
+    # Most requests are granted at once, and have nothing of their own but these.
     in_doubt = False
     held_fence = 0
     inbox = place = ""

@@ -22,8 +22,10 @@ class GeneratorBackend(BaseLockBackend):
     """A store whose operations are generators without I/O, written once for threads and tasks.
 
     They yield the calls that they want of a client: ``_client`` makes them for threads, and for the tasks of an event
-    loop the one that ``_async_clients`` has for it, by its twins. See ``utils.drive``. Acquire and release are left to
-    the store, which may write them twice where they must be quick.
+    loop the one that ``_async_clients`` has for it, by its twins. See ``utils.drive``.
+
+    A store that must be quick writes ``acquire()``, ``release()`` and their twins instead of ``_acquire()`` and
+    ``_release()``.
     """
 
     _client: Any
@@ -32,6 +34,13 @@ class GeneratorBackend(BaseLockBackend):
     def _translated(self, error: Exception) -> Exception:
         """What is raised inside of the generators where the client fails with that error."""
         return error
+
+    def _acquire(self, request: LockRequest, queue: bool) -> Steps[Grant | LockInfo]:
+        """What interrupts an attempt is met here: afterwards ``request.in_doubt`` is right."""
+        raise NotImplementedError
+
+    def _release(self, request: LockRequest, cooldown: float, force: bool) -> Steps[bool]:
+        raise NotImplementedError
 
     @abstractmethod
     def _renew(
@@ -59,6 +68,18 @@ class GeneratorBackend(BaseLockBackend):
         """What ``check()`` tells beside the self-test, asked before it. A LockBackendError stands for all of it."""
         yield from ()
         return []
+
+    def acquire(self, request: LockRequest, *, queue: bool) -> Grant | LockInfo:
+        return drive(self._acquire(request, queue), self._client, self._translated)
+
+    async def aacquire(self, request: LockRequest, *, queue: bool) -> Grant | LockInfo:
+        return await adrive(self._acquire(request, queue), await self._async_clients.get(), self._translated)
+
+    def release(self, request: LockRequest, cooldown: float = 0.0, *, force: bool = False) -> bool:
+        return drive(self._release(request, cooldown, force), self._client, self._translated)
+
+    async def arelease(self, request: LockRequest, cooldown: float = 0.0, *, force: bool = False) -> bool:
+        return await adrive(self._release(request, cooldown, force), await self._async_clients.get(), self._translated)
 
     def renew(
         self, wanted: Sequence[tuple[LockRequest, float]], *, timeout: float | None = None

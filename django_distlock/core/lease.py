@@ -65,13 +65,18 @@ class Lease:
     it is renewed. ``token``: the secret that renews and releases it; never show it.
     """
 
+    name: str
+    using: str
+    ttl: float
+    token: str  # by which its renewer finds it to the end, whatever becomes of the request
+    fence: int
+
     # Most leases end before anything of this changes.
     _hold_count = 1  # how often it was entered by its owner and not left yet
     _retainer_deadlines: dict[object, float] | None = None  # with until when, on clock(), they keep it renewed
-    _is_unknown = _is_detached = False
+    _deadline, _is_unknown, _is_detached = 0.0, False, False
     _proof: LockRequest | None = None  # of an adoption; released after the lease
     _ended: State | None = None  # set once; a renewal that is still on its way changes nothing then
-    _deadline = 0.0
 
     def __init__(
         self,
@@ -87,7 +92,7 @@ class Lease:
         self.name = request.name
         self.using = backend.alias
         self.ttl = terms.ttl
-        self.token = request.token  # by which its renewer finds it to the end, whatever becomes of the request
+        self.token = request.token
         self.fence = grant.fence
         self._backend = backend
         self._request = request

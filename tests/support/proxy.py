@@ -16,8 +16,8 @@ class Proxy:
     ``cut_reply(marker)``: the next request that contains the marker is executed by the server, its reply is
     thrown away, and the connection is closed. ``delay(marker)``: the next such request is kept until
     ``deliver()``; its connection is closed at once. ``hang``: while true, no request passes. ``silence()``:
-    on the connections that are there none ever will. ``slow``: seconds that each request is kept. ``refuse()``:
-    nobody listens until ``accept()``.
+    on the connections that are there none ever will. ``slow``: seconds that each request is kept. ``drips``: replies
+    come byte by byte. ``refuse()``: nobody listens until ``accept()``.
     """
 
     def __init__(self, server: Path, folder: Path) -> None:
@@ -27,6 +27,7 @@ class Proxy:
         self.listens = False
         self.hang = False
         self.slow = 0.0
+        self.drips = False
         self.accepted = self.silenced = 0  # connections; those up to which nothing passes any more
         self.cuts = 0
         self.to_cut: list[bytes] = []
@@ -164,7 +165,9 @@ class Passage:
             if self.muted:
                 self.answered.set()
                 await asyncio.sleep(PATIENCE)  # until the other pump ends the connection
-            self.client[1].write(data)
+            for part in map(bytes, zip(data, strict=True)) if self.proxy.drips else [data]:
+                self.client[1].write(part)
+                await asyncio.sleep(0)
 
 
 def _take(markers: list[bytes], data: bytes) -> bool:

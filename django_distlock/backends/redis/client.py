@@ -26,7 +26,7 @@ from ..common.permits import Permit, TaskPermits, new_permits
 from ..common.timing import Timing
 from .attempts import ServerAttempts
 from .config import Location
-from .connection import Asking, RunningFor, ask, hang_up, raise_if_transient
+from .connection import DirectExchange, RunningFor, exchange, hang_up, raise_if_transient
 from .errors import is_silence
 from .scripts import Command, pack
 
@@ -200,9 +200,9 @@ class Client:
         if timeout is not None and timeout >= self._timeout:
             timeout = None  # the connection's own will do
         together = b"".join(packed) if len(packed) > 1 else packed[0]
-        if isinstance(connection, Asking):
-            return connection.ask(together, len(packed), timeout)
-        return ask(connection, together, len(packed), timeout)
+        if isinstance(connection, DirectExchange):
+            return connection.exchange(together, len(packed), timeout)
+        return exchange(connection, together, len(packed), timeout)
 
     def locate(self, key: str) -> None:
         """Find the node of the key. One server has all keys."""

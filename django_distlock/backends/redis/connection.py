@@ -157,12 +157,12 @@ class _Tcp:
         return opened
 
 
-class Asking:
+class DirectExchange:
     """Sends commands and reads their replies with fewer detours than redis-py, where RESP2 and hiredis allow it."""
 
     _reader: Any = None
 
-    def ask(self: Any, packed: bytes, number: int, timeout: float | None) -> list[Any]:
+    def exchange(self: Any, packed: bytes, number: int, timeout: float | None) -> list[Any]:
         """``number`` replies, with the errors among them that are answers.
 
         ``timeout``: seconds for all of them; None: for each those of the socket. Raises redis-py's errors.
@@ -170,7 +170,7 @@ class Asking:
         reader = self._reader
         if reader is None:
             if Reader is None or self.protocol != 2:
-                return ask(self, packed, number, timeout)
+                return exchange(self, packed, number, timeout)
             reader = self._reader = Reader(replyError=self._parser.parse_error)
         replies: list[Any] = []
         sock = self._sock
@@ -197,7 +197,7 @@ class Asking:
         return replies
 
 
-class TcpConnection(Asking, _Tcp, redis.Connection):
+class TcpConnection(DirectExchange, _Tcp, redis.Connection):
     def _connect(self) -> socket.socket:
         lookup, resolved = _lookup(self.host, self.port, self.socket_type), WakeEvent()
         lookup.add_done_callback(lambda _: resolved.set())
@@ -279,7 +279,7 @@ class _Unix:
         return opened
 
 
-class UnixConnection(Asking, _Unix, redis.UnixDomainSocketConnection):
+class UnixConnection(DirectExchange, _Unix, redis.UnixDomainSocketConnection):
     def _connect(self) -> socket.socket:
         pause = FIRST_PAUSE
         while (opened := self._open_socket()) is None:
@@ -330,8 +330,8 @@ def read_by(connection: Any, deadline: float) -> Any:
     return connection.read_response(disable_decoding=True)
 
 
-def ask(connection: Any, packed: bytes, number: int, timeout: float | None) -> list[Any]:
-    """``Asking.ask()`` by the methods of redis-py, for connections of any class."""
+def exchange(connection: Any, packed: bytes, number: int, timeout: float | None) -> list[Any]:
+    """``DirectExchange.exchange()`` by the methods of redis-py, for connections of any class."""
     connection.send_packed_command([packed], check_health=False)
     deadline, replies = None if timeout is None else clock() + timeout, []
     for _ in range(number):

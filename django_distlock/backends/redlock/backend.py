@@ -15,7 +15,7 @@ from redis.exceptions import MaxConnectionsError
 from ...exceptions import LockBackendError
 from ...types import CheckResult, Grant, LockInfo, LockRequest
 from ...utils.clock import clock
-from ...utils.drive import Call, Steps, adrive, drive
+from ...utils.drive import Call, Steps
 from ...utils.text import printable
 from ..common.per_loop import PerLoop
 from ..redis.diagnostics import timeout_warnings
@@ -84,19 +84,7 @@ class RedlockBackend(GeneratorBackend):
 
     # The contract
 
-    def acquire(self, request: LockRequest, *, queue: bool) -> Grant | LockInfo:
-        return drive(self._acquire(request), self._client, self._translated)
-
-    async def aacquire(self, request: LockRequest, *, queue: bool) -> Grant | LockInfo:
-        return await adrive(self._acquire(request), await self._async_clients.get(), self._translated)
-
-    def release(self, request: LockRequest, cooldown: float = 0.0, *, force: bool = False) -> bool:
-        return drive(self._release(request, cooldown, force), self._client, self._translated)
-
-    async def arelease(self, request: LockRequest, cooldown: float = 0.0, *, force: bool = False) -> bool:
-        return await adrive(self._release(request, cooldown, force), await self._async_clients.get(), self._translated)
-
-    def _acquire(self, request: LockRequest) -> Steps[Grant | LockInfo]:
+    def _acquire(self, request: LockRequest, queue: bool) -> Steps[Grant | LockInfo]:
         self._longest_ttl = max(self._longest_ttl, request.ttl)
         try:
             return (yield from self._run(partial(self._redlock.acquire, request), self._limits_of_attempt(request)))

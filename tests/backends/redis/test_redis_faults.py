@@ -37,6 +37,18 @@ def _close():
     locks.close()
 
 
+@pytest.mark.parametrize("wait", [0, 10])
+def test_replies_may_come_in_pieces(proxied, proxy, calls, store, wait):
+    proxy.drips = True
+    for _ in range(3):
+        handle = calls(lock("name", wait=wait))
+        assert handle.acquire()
+        assert isinstance(calls(locks["default"]).acquire(lock_request(), queue=False), LockInfo)
+        store.script_flush()
+        handle.release()
+    assert store.get("lock:name") is None
+
+
 class TestLostReplies:
     """S3: what the server did, though nobody heard of it, counts."""
 
@@ -677,8 +689,9 @@ class TestWhatIsStored:
         with lock("one"), lock("two"):
             assert sorted(valkey_locks.names()) == ["one", "two"]
 
-    def test_without_hiredis_and_with_resp2(self, valkey, store, settings, calls):
-        point_at(settings, f"{valkey.url}&protocol=2")
+    @pytest.mark.parametrize("protocol", [2, 3])
+    def test_with_either_protocol(self, valkey, store, settings, calls, protocol):
+        point_at(settings, f"{valkey.url}&protocol={protocol}")
         handle = lock("name")
         assert calls(handle).acquire()
         assert isinstance(calls(locks["default"]).acquire(lock_request(), queue=False), LockInfo)

@@ -57,9 +57,9 @@ class _MasterConnection:
 
 
 class _ThreadMasterConnection(_MasterConnection):
-    def ask(self, packed: bytes, number: int, timeout: float | None) -> list[Any]:
+    def exchange(self, packed: bytes, number: int, timeout: float | None) -> list[Any]:
         self._check_before_sending()
-        replies: list[Any] = super().ask(packed, number, timeout)  # type: ignore[misc]
+        replies: list[Any] = super().exchange(packed, number, timeout)  # type: ignore[misc]
         self._check_before_reading()
         return replies
 
