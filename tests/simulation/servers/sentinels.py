@@ -58,8 +58,13 @@ class Sentinel(SentinelCommands):
                 self.others[other.id] = Other(other.address, now, "sentinel", now, sentinel=other, hello_at=now)
 
     def start(self, **how: Any) -> None:
-        """It has kept who is the primary, and its epochs; it does not know who is down."""
+        """It has kept who is the primary, and its epochs; it does not know who is down.
+
+        Its file names a replica that it has promoted, even if the others do not all follow that yet.
+        """
         super().start()
+        if self.service and self.service.current_primary != self.service.primary.address:
+            self._switch(self.service, self.service.current_primary)
         now = self._looked_at = self.scheduler.now
         for known in [*(self.service.servers if self.service else ()), *self.others.values()]:
             known.seen_at, known.pinged_at, known.down_since, known.is_connected = now, None, None, True
