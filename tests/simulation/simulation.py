@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 WATCH = 0.1  # seconds between two looks of the judges
 MOST_WAITING = 300.0  # seconds after the faults in which everybody is served or told
 OF_EXECUTION = ("in_task", "cancelled_after", "struck_at", "struck_after")  # not of the call itself
-WAYS_TO_OPEN = 14  # that bytes go until a connection stands
 CLOSES = 5.0  # seconds in which what a process closes is closed
 SETTLES = 45.0  # seconds in which background threads end that have nothing to do
 OPERATIONS = {"acquire": "acquire", "wait_for_turn": "wait", "pause": "wait", "renew": "renew", "release": "release"}
@@ -413,12 +412,9 @@ class Simulation:
             self.disturb("", until, is_survived=not is_second)
             return
         if not self.faults[event.what].on:
-            # One connection that fails is replaced. Another one may not be, nor that of a listener that is only being
-            # opened: it fails a newcomer who is about to stand in the queue.
+            # One connection that fails is replaced. Another one may not be.
             is_second = self._disturbed_until[who] > self.scheduler.now - AFTERMATH
-            opened_at = max((one.connected_at for one in self.network.sockets if one.process.name == who), default=-inf)
-            is_opening = opened_at > self.scheduler.now - WAYS_TO_OPEN * self.longest_distance
-            is_survived = event.what in self.world.survived and not is_second and not is_opening
+            is_survived = event.what in self.world.survived and not is_second
             is_survived = is_survived or event.what == "fork"  # what its parent asked for fails no call of a child
             self.disturb(who, until, is_survived=is_survived)
             return

@@ -34,6 +34,7 @@ class RedisListener(WakeupListener):
     """
 
     connection_errors = (RedisError, OSError)
+    in_cluster = False
 
     def __init__(
         self,
@@ -66,16 +67,22 @@ class RedisListener(WakeupListener):
 
         Raises redis-py's error if it does not within ``timeout`` seconds, NoListener if there is no thread for it.
         """
-        with self.starter() as event:
-            if not self.is_ready:
-                event.wait(timeout)
-            self._check_ready(timeout)
+        for event, seconds in self._starts(timeout):
+            event.wait(seconds)
 
     async def astart(self, name: str, timeout: float) -> None:
-        with self.starter() as event:
+        for event, seconds in self._starts(timeout):
+            await event.await_set(seconds)
+
+    def _starts(self, timeout: float) -> Iterator[tuple[WakeEvent, float]]:
+        """Until the subscription stands: what to wait for, and for how long. It may break as soon as it stands."""
+        deadline = clock() + timeout
+        while not self.is_ready:
+            with self.starter() as event:
+                if not self.is_ready:
+                    yield event, deadline - clock()
             if not self.is_ready:
-                await event.await_set(timeout)
-            self._check_ready(timeout)
+                self.raise_failure(deadline, timeout)
 
     @contextmanager
     def starter(self) -> Iterator[WakeEvent]:
@@ -90,9 +97,12 @@ class RedisListener(WakeupListener):
         finally:
             self._starters.pop(event, None)
 
-    def _check_ready(self, timeout: float) -> None:
-        if not self.is_ready:
-            raise self._failure or TimeoutError(f"no answer to SUBSCRIBE within {timeout:.1f} s")
+    def raise_failure(self, deadline: float, timeout: float) -> None:
+        """If it is of no use to wait on for the subscription."""
+        failure = self._failure
+        is_final = failure is not None and not is_transient(failure, in_cluster=self.in_cluster)
+        if is_final or clock() >= deadline:
+            raise failure or TimeoutError(f"no answer to SUBSCRIBE within {timeout:.1f} s")
 
     def _on_refusal(self, error: RuntimeError) -> None:
         super()._on_refusal(error)

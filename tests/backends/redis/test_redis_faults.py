@@ -18,6 +18,7 @@ from django_distlock.backends.redis.config import Location
 from django_distlock.backends.redis.operations import ACQUIRE, RELEASE, RENEW, Operations
 from django_distlock.core.lease import safe_deadline
 from django_distlock.types import Grant, LockInfo
+from django_distlock.utils.wakeup import WakeEvent
 from tests.support.inside import clients_of_loops
 from tests.support.tools import eventually, lock_request
 
@@ -35,6 +36,20 @@ def point_at(settings, location, **options):
 def _close():
     yield
     locks.close()
+
+
+class LateEvent(WakeEvent):
+    """Whoever it wakes goes on a moment later."""
+
+    def wait(self, timeout):
+        was_set = super().wait(timeout)
+        time.sleep(0.1)
+        return was_set
+
+    async def await_set(self, timeout):
+        was_set = await super().await_set(timeout)
+        await asyncio.sleep(0.1)
+        return was_set
 
 
 @pytest.mark.parametrize("wait", [0, 10])
@@ -218,6 +233,28 @@ class TestStoreDown:
         handle = lock("name", wait=5)
         assert calls(handle).acquire()
         calls(handle).release()
+
+    def test_a_subscription_cut_as_soon_as_it_stands_is_made_again(self, proxy, settings, calls, monkeypatch):
+        subscribe, subscribed = pubsub.RedisListener.subscribe, []
+
+        def subscribe_and_lose(listener, connection):
+            subscribe(listener, connection)
+            subscribed.append(connection)
+            if len(subscribed) == 1:
+                proxy.refuse()
+                proxy.accept()
+
+        monkeypatch.setattr(pubsub.RedisListener, "subscribe", subscribe_and_lose)
+        monkeypatch.setattr(pubsub, "WakeEvent", LateEvent)
+        point_at(settings, proxy.url)
+        first, waiting = lock("name", ttl=60), lock("name", wait=10)
+        first.acquire()
+        timer = threading.Timer(1.0, first.release)
+        timer.start()
+        assert calls(waiting).acquire()
+        assert len(subscribed) == 2
+        timer.join()
+        calls(waiting).release()
 
     def test_all_connections_cut_at_once_are_no_error(self, valkey_locks, store):
         async def main():

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from redis.exceptions import AskError, ClusterDownError, ConnectionError, MovedError, ResponseError, TimeoutError
+from redis.exceptions import AskError, ClusterDownError, ConnectionError, MovedError, ResponseError
 
 from ....types import LockRequest, new_token
 from ....utils import fork
@@ -19,7 +19,6 @@ from ....utils.wakeup import WakeEvent
 from ...common.timing import Timing
 from ...common.wakeup_listener import Waiters
 from ..config import Location
-from ..errors import is_transient
 from ..keys import ClusterKeys
 from ..pubsub import KINDS, RedisListener
 from ..scripts import pack
@@ -77,9 +76,7 @@ class ClusterListener:
                     node.begin_anew()  # the slot came to it meanwhile
                 yield event, min(self.timing.listener_nap, deadline - clock())  # and may come to another one
             if not self.hears(name):
-                node.raise_if_refused()
-                if clock() >= deadline:
-                    raise node.failure or TimeoutError(f"no answer to SUBSCRIBE within {timeout:.1f} s")
+                node.raise_failure(deadline, timeout)
 
     def expect(self, request: LockRequest) -> None:
         request.inbox = request.inbox or self.kind + self._inbox(request.name)
@@ -139,19 +136,13 @@ class ClusterListener:
 class NodeListener(RedisListener):
     """At one primary."""
 
+    in_cluster = True
+
     def __init__(self, cluster: ClusterListener, address: Address) -> None:
         self._cluster, self._address = cluster, address
         self.channels: frozenset[str] = frozenset()
         location, name = cluster.location.at(*address), f"{cluster.name}-{address}"
         super().__init__(location, str, self._hand_back_owned, name, cluster.timing, cluster.waiters)
-
-    @property
-    def failure(self) -> Exception | None:
-        return self._failure
-
-    def raise_if_refused(self) -> None:
-        if self._failure and not is_transient(self._failure, in_cluster=True):
-            raise self._failure
 
     def begin_anew(self) -> None:
         """Subscribe again, to what this node owns now."""
