@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping
-from functools import partial
 from logging import LogRecord
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +29,8 @@ LEAVES = 6.0  # seconds in which each sentinel is asked, one a second, and conne
 SEARCH = 1.0  # seconds in which one sentinel is asked who the primary is, at most
 LATELY = 15.0  # seconds after a change of roles in which the former primary may have granted what the new one has not
 SENTINELS = ("s1", "s2", "s3")
-CUT_OFF_SHARE = 0.15  # of runs, in which the primary is cut off early on
+CUT_OFF_SHARE = 0.15  # of runs, in which the primary is cut off early on; in as many others it is so later
+ASKED = 5.0  # seconds in which processes have asked all sentinels
 # A primary is cut off from its replicas, often together with a sentinel that names it on, which processes reach.
 CUT_OFF = Profile(
     names=("a", "abc"), calls=(20, 40), within=(HORIZON,), ttls=((2.0, 5.0), (5.0, 20.0)), works=(0.1, 1.0, 6.0),
@@ -82,9 +82,8 @@ class SentinelWorld(ServersWorld):
         self._promoted_at: defaultdict[Address, float] = defaultdict(float)
         self._sought_since: dict[tuple[Process, Address], float] = {}  # a former primary, to which a process connects
         self._named: tuple[object, float] = (None, 0.0)  # whom most sentinels name as the primary, and since when
-        chance = random.Random(f"sentinel {simulation.seed}")
-        if chance.random() < CUT_OFF_SHARE:
-            self.scheduler.at(chance.uniform(0.0, 2.0), partial(self._cut_off, chance.uniform(10.0, 18.0)))
+        self._ends_connections = False  # of processes to the primary that is cut off, when it has a successor
+        self._draw_cut_off(random.Random(f"sentinel {simulation.seed}"))
         self.scheduler.at(0.0, self._look)  # replicas do not follow yet
 
     def setting(self) -> dict[str, Any]:
@@ -109,6 +108,9 @@ class SentinelWorld(ServersWorld):
         if named != self._named[0]:
             self._named = named, self.scheduler.now
             self._sought_since.clear()
+            if self._ends_connections:
+                for session in list(self.data["r1"].sessions):
+                    session.end()
         self._judge_searches()
         self.scheduler.at(0.05, self._look)
 
@@ -196,11 +198,19 @@ class SentinelWorld(ServersWorld):
             "deaf": self._islands.fault_of_servers(["r1", *self.data], _draw_deafness),
         }
 
-    def _cut_off(self, seconds: float) -> None:
-        """The primary, together with the sentinel that processes ask first when they begin."""
-        self.simulation.tell("r1 is cut off with s1")
+    def _draw_cut_off(self, chance: random.Random) -> None:
+        """Of the primary: together with the sentinel that processes ask first when they begin, or with any one."""
+        share, at, seconds = chance.random(), chance.uniform(0.0, 2.0), chance.uniform(10.0, 18.0)
+        if share < CUT_OFF_SHARE:
+            self.scheduler.at(at, lambda: self._cut_off(seconds, "s1", is_hidden=True))
+        elif share < 2 * CUT_OFF_SHARE:
+            sentinel, self._ends_connections = chance.choice(SENTINELS), chance.random() < 0.5
+            self.scheduler.at(ASKED + at, lambda: self._cut_off(seconds, sentinel, is_hidden=False))
+
+    def _cut_off(self, seconds: float, sentinel: str, *, is_hidden: bool) -> None:
+        self.simulation.tell(f"r1 is cut off with {sentinel}")
         self.simulation.disturb("", self.scheduler.now + seconds)
-        self._islands.separate_from_servers("r1", seconds, "s1", is_hidden=True)
+        self._islands.separate_from_servers("r1", seconds, sentinel, is_hidden=is_hidden)
 
     def _forget(self, who: str, seconds: float) -> None:
         """A sentinel that was set up anew knows no service for a while."""
