@@ -198,6 +198,23 @@ class Calls:
             judge.got(None)
             assert info is None or info.name == name
 
+    def lists(self, process: Process, prefix: str, **about: Any) -> None:
+        """As ``manage.py locks list`` and the pages of the admin do."""
+        backend = locks[process.name]
+        with self._judges.listing(process, prefix) as judge:
+            judge.told_names(names := backend.list_names(prefix))
+            judge.told_infos([info for info in backend.look(names) if info])
+            judge.told_infos([*backend.held(prefix, step=2)])
+            judge.told_waiters(names, backend.count_waiters(names))
+
+    async def alists(self, process: Process, prefix: str, **about: Any) -> None:
+        backend = locks[process.name]
+        with self._judges.listing(process, prefix) as judge:
+            judge.told_names(names := await backend.alist_names(prefix))
+            judge.told_infos([info for info in await backend.alook(names) if info])
+            judge.told_infos([info async for info in backend.aheld(prefix, step=2)])
+            judge.told_waiters(names, await backend.acount_waiters(names))
+
     def responds(self, process: Process, **about: Any) -> None:
         """A view does, whose content is made slowly. ``ends``: how its server is done with the response."""
         ends, request = about["ends"], RequestFactory().get("/")

@@ -216,6 +216,8 @@ PROFILES: Sequence[Weighed] = (
 RESPONSE_MAX_HOLD = 6.0  # seconds for which a response keeps the lock of its view
 RESPONSES_SHARE, MOST_RESPONSES = 0.4, 6  # of runs, and in one
 FORKS_SHARE, MOST_FORKS = 0.4, 3  # the same
+LISTS_SHARE, MOST_LISTS = 0.4, 4  # the same
+LOST_LISTS_SHARE = 0.3  # of lists, whose process reaches no server when it asks for them
 AIMED = 4  # faults of a run of the first profile that are aimed at an operation, each seed at others
 
 
@@ -275,6 +277,7 @@ def draw_plan(
     plan += _draw_responses(seed, profile, processes, names, ttls)
     if fork:
         plan += _draw_forks(seed, fork, processes, operations)
+    plan += _draw_lists(seed, profile, names, faults.get("partition"))
     return sorted(plan, key=lambda event: event.at)
 
 
@@ -307,6 +310,17 @@ def _draw_forks(seed: int, fork: Fault, processes: Sequence[str], operations: Se
         if chance.random() < 0.7:
             about["during"] = chance.choice(operations)
         yield Event(round(chance.uniform(0.0, HORIZON), 3), "fork", chance.choice(processes), about)
+
+
+def _draw_lists(seed: int, profile: Profile, names: str, partition: Fault | None) -> Iterator[Event]:
+    """The same. Often by a process that has asked for nothing before, as a command of an operator is one."""
+    chance = random.Random(f"lists {seed}")
+    for _ in range(chance.randint(1, MOST_LISTS) if chance.random() < LISTS_SHARE else 0):
+        at, process = round(chance.uniform(0.0, HORIZON), 3), chance.choice(PROCESSES)
+        if partition and profile.faults is None and chance.random() < LOST_LISTS_SHARE:
+            yield Event(at, "partition", process, partition.draw(chance))
+        about = {"prefix": chance.choice(["", "", names[0]]), "in_task": chance.random() < profile.task_share}
+        yield Event(at, "lists", process, about)
 
 
 def _draw_call(

@@ -20,6 +20,7 @@ from ..calls import BodyError
 from ..engine.lines import Struck
 from ..engine.scheduler import Process
 from .holders import HolderJudge, Passed
+from .lists import ListJudge
 from .pace import AFTERMATH, PaceJudge
 from .responses import ResponseJudge
 
@@ -158,6 +159,7 @@ class Judge:
             case LockBackendError():
                 if self.is_waiting:
                     self._answered()
+                judges.told(error)
                 is_explained = self.is_far or judges.was_paused(self) or judges.was_freed_in_part(self)
                 is_explained = is_explained or judges.patience(error, self.about.get("wait", 0)) == inf
                 if not is_explained and not judges.calls_may_fail(self.began, self.process):
@@ -248,6 +250,9 @@ class Judges:
         """Seconds for which a caller who waits is not failed by that."""
         return self._simulation.world.patience(error, wait)
 
+    def told(self, error: LockBackendError) -> None:
+        self._simulation.world.told(error)
+
     def may_be_final(self, error: LockBackendError) -> bool:
         return self._simulation.world.may_be_final(error)
 
@@ -308,6 +313,11 @@ class Judges:
                 judge.passed = self.holders.passed[text] = passed._replace(tries=passed.tries + 1)
                 judge.text = text
             yield judge
+
+    @contextmanager
+    def listing(self, process: Process, prefix: str) -> Iterator[ListJudge]:
+        with self.acquiring(process, {"lists": prefix}) as judge:
+            yield ListJudge(self, self._simulation, judge, prefix)
 
     def responding(self, judge: Judge) -> ResponseJudge:
         return ResponseJudge(self, judge)

@@ -85,6 +85,10 @@ class World(ABC):
         """The package has told its operators that."""
         return
 
+    def told(self, error: LockBackendError) -> None:
+        """A caller was told that."""
+        return
+
     def connects(self, process: Process, address: Address) -> None:
         """A process begins to."""
         return

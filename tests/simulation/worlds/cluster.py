@@ -94,6 +94,11 @@ class ClusterWorld(ServersWorld):
         if command[0] == "SSUBSCRIBE":
             self._subscriptions.subscribes(session.socket, command[1])
 
+    def told(self, error: LockBackendError) -> None:
+        """S16: all nodes know an owner of each slot, whether it serves or not."""
+        if "no primary" in str(error):
+            self.simulation.judges.fail(f"S16: told that slots have no owner, which no node says: {error!r}")
+
     def closes(self, socket: Socket) -> None:
         """While a slot is on its way, the node that answers for it is not yet the one where its waiters can listen."""
         if self.scheduler.now - self._moving_at > NOTICED:
