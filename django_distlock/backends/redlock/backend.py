@@ -65,7 +65,7 @@ class RedlockBackend(GeneratorBackend):
         self._redlock = Redlock(alias, self.prefix, self.node_count, self._explain, self._release_in_background)
         self._longest_ttl = max(self.terms.ttl, self.terms.min_hold)
         self._connect_timeout = float(self.option["socket_connect_timeout"]) + self.timing.handshake
-        self._client = Nodes(self.locations, self.majority, self.option["max_connections"], self.timing)
+        self._client = Nodes(alias, self.locations, self.majority, self.option["max_connections"], self.timing)
         self._async_clients = PerLoop(partial(AsyncNodes, self.locations, self.majority, self.timing))
 
     def check_settings(self) -> list[CheckMessage]:

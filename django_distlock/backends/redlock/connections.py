@@ -12,26 +12,18 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from redis.exceptions import (
-    ConnectionError,
-    MaxConnectionsError,
-    NoScriptError,
-    RedisError,
-    ResponseError,
-    TimeoutError,
-)
+from redis.exceptions import ConnectionError, MaxConnectionsError, TimeoutError
 
 from ...exceptions import LockBackendError
 from ...utils import fork
 from ...utils.clock import clock
-from ...utils.threads import new_thread
+from ...utils.threads import Worker, new_thread
 from ..common.permits import Permit, new_permits
 from ..common.timing import Timing
 from ..redis.attempts import exhausted
 from ..redis.config import Location
 from ..redis.errors import without_traceback
 from .messages import (
-    MAX_PENDING,
     NOT_ASKED,
     SCRIPT_LOADS,
     Closed,
@@ -39,7 +31,6 @@ from .messages import (
     Exchange,
     FanOut,
     Limits,
-    Message,
     NodeState,
     NodeSteps,
     NotYetConnected,
@@ -48,74 +39,8 @@ from .messages import (
     check_process,
     time_out,
 )
+from .node_connection import NodeConnection
 from .quorum import NoMajority
-
-
-class NodeConnection:
-    """One connection to one node, used by one thread at a time. Replies come in the order of the messages.
-
-    A reply that nobody waited for is read before the next one: ``pending`` remembers to which message it belongs.
-    """
-
-    def __init__(self, connection: Any) -> None:
-        self._connection = connection
-        self._pid = os.getpid()
-        self.fileno: int = connection._sock.fileno()  # noqa: SLF001 - redis-py has no public way to poll many connections
-        self.pending: deque[Exchange] = deque()
-        self.is_closed = False
-
-    def is_ready(self, timeout: float, *, urgent: bool) -> bool:
-        """Whether a reply can be expected; with ``urgent`` also where one is overdue."""
-        if urgent:
-            return len(self.pending) < 2 * MAX_PENDING  # so that all that was acquired can be released
-        return len(self.pending) < MAX_PENDING and self.unresponsive_for < timeout
-
-    @property
-    def unresponsive_for(self) -> float:
-        """Seconds since the oldest message without a reply was sent."""
-        return clock() - self.pending[0].sent_at if self.pending else 0.0
-
-    def send(self, message: Message, sent_at: float) -> Exchange:
-        check_process(self._pid)
-        exchange = Exchange(message.replies, sent_at, self)
-        self.pending.append(exchange)
-        try:
-            self._connection.send_packed_command([message.packed], check_health=False)
-        except (RedisError, OSError) as error:
-            self.close(error)
-        return exchange
-
-    def read(self) -> None:
-        """Take the replies that have come, at least one: it is known to be there."""
-        check_process(self._pid)
-        if not self.pending:
-            self.close(ConnectionError("the node closed the connection"))
-        try:
-            while self.pending:
-                try:
-                    reply = self._connection.read_response(disable_decoding=True)
-                except NoScriptError:
-                    raise  # the node forgot our scripts; a new connection brings them
-                except ResponseError as error:
-                    reply = error
-                if self.pending[0].take(reply):
-                    self.pending.popleft()
-                if self.pending and not self._connection.can_read(0):
-                    return
-        except (RedisError, OSError) as error:
-            self.close(error)
-
-    def close_with_undo(self, error: Exception) -> None:
-        """Should the node wake up and execute what it was sent, it finds behind that what undoes it."""
-        for undo in [exchange.undo_message() for exchange in self.pending if exchange.undo_message]:
-            self.send(undo, clock())
-        self.close(error)
-
-    def close(self, error: Exception) -> None:
-        self.is_closed = True
-        self._connection.disconnect()
-        while self.pending:
-            self.pending.popleft().lose(error)
 
 
 class ConnectionSet:
@@ -190,6 +115,11 @@ class ConnectionSet:
                     self._remove(number, connection)
         return self.connections.count(None) > missing
 
+    @property
+    def awaits_release(self) -> bool:
+        """Whether one is on its way still, which is to be repeated should its connection end. Asked in any thread."""
+        return any(connection and connection.awaits_release for connection in self.connections)
+
     def close(self, error: Exception) -> None:
         for number, connection in enumerate(self.connections):
             if connection:
@@ -247,12 +177,15 @@ class Nodes:
     """All nodes of a backend, for the threads of this process, at most ``max_connections`` of them at a time.
 
     The calling thread sends and reads. A connection is opened in a short-lived thread of its own, because with a node
-    that hangs it may take any time.
+    that hangs it may take any time. Another thread reads how releases ended for which no caller waits any more.
     """
 
-    def __init__(self, locations: Sequence[Location], majority: int, max_connections: int, timing: Timing) -> None:
+    def __init__(
+        self, alias: str, locations: Sequence[Location], majority: int, max_connections: int, timing: Timing
+    ) -> None:
         self._locations, self._majority, self._max_connections = locations, majority, max_connections
         self._timing = timing
+        self._reader = Worker(f"distlock-replies-{alias}", self._read_late, on_refusal=lambda error: None)
         self._reset_after_fork()
         fork.in_child(self._reset_after_fork)
 
@@ -300,11 +233,31 @@ class Nodes:
                 raise
             finally:
                 idle.append(connection_set)
+                if connection_set.awaits_release:
+                    self._reader.nudge(clock() + self._timing.retry_delay)
         finally:
             permits.put(permit)
             del permit  # a traceback may keep this frame, and with it the permit
             if not self._is_open:
                 self.close()
+
+    def _read_late(self) -> float | None:
+        """Look at each idle set in its turn. Those in use are read by their callers, and looked at after that."""
+        permits, idle, awaits_release = self._permits, self._idle, False
+        for _ in range(len(idle)):
+            with suppress(Empty, IndexError):  # all are in use by now
+                permit = permits.get_nowait()
+                try:
+                    connection_set = idle.popleft()
+                    if connection_set.awaits_release:
+                        connection_set.drop_dead()
+                    awaits_release = connection_set.awaits_release or awaits_release
+                    idle.append(connection_set)
+                finally:
+                    permits.put(permit)
+        if not self._is_open:
+            self.close()
+        return clock() + self._timing.retry_delay if awaits_release else None
 
     def _permit(self, permits: SimpleQueue[Permit], deadline: float, limits: Limits, pid: int) -> Permit:
         step = self._timing.reconnect_pause  # whether the nodes answer may change meanwhile

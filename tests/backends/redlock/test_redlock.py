@@ -22,8 +22,9 @@ from django_distlock import LockBackendError, LockNotAcquired, State, aadopt, ad
 from django_distlock.backends.common.timing import Timing
 from django_distlock.backends.redis.config import Location
 from django_distlock.backends.redlock import connections
-from django_distlock.backends.redlock.connections import NodeConnection, Nodes, SelectPoll
+from django_distlock.backends.redlock.connections import Nodes, SelectPoll
 from django_distlock.backends.redlock.messages import Limits
+from django_distlock.backends.redlock.node_connection import NodeConnection
 from django_distlock.backends.redlock.quorum import Votes, fence_of, is_known
 from django_distlock.exceptions import InvalidLockBackend
 from django_distlock.signals import lock_acquired
@@ -1221,6 +1222,20 @@ class TestWhatNodesAnswer:
         scripted[2].fail(Scripted.SILENCE, on=(b"EVALSHA",))
         assert calls(backend).release(taken)
         self.wait_until_released(calls(backend), scripted[2])
+
+    def test_so_is_one_after_which_no_thread_asks_any_more(self, scripted, backend):
+        def end_late(words):
+            if words[0] == b"EVALSHA" and scripted[2].seen.count(b"EVALSHA") == 2:
+                time.sleep(0.2)
+                return Scripted.CLOSE
+            return None
+
+        taken = lock_request(ttl=60)
+        eventually(lambda: backend.look(["name"]) and scripted[2].seen)  # all are connected
+        assert isinstance(backend.acquire(taken, queue=False), Grant)
+        scripted[2].answer = end_late
+        assert backend.release(taken)
+        eventually(lambda: scripted[2].seen.count(b"EVALSHA") == 3)
 
     def test_so_is_what_undoes_a_grant_of_a_minority(self, scripted, backend, calls):
         calls(backend).look(["name"])
