@@ -11,6 +11,8 @@ from typing import Any
 
 HORIZON = 20.0  # seconds in which calls and faults begin
 MOST_FAULT = 6.0  # seconds that one lasts
+AFTERMATH = 8.0  # seconds after a fault in which connections may be found dead
+RETRIED = 2.0  # the same, after one that ends no connection and loses nothing: what failed is asked for again
 MOST_CALLS, MOST_FAULTS = 30, 8
 MOST_PROCESSES = 4
 PROCESSES = [f"p{number}" for number in range(MOST_PROCESSES)]
@@ -44,12 +46,14 @@ Draw = Callable[[random.Random], Mapping[str, Any]]
 class Fault:
     """``happen(who, **about)`` begins it, and plans its end within ``about["seconds"]``, if it lasts.
 
-    ``on``: the servers that it may happen to; none: it happens to processes.
+    ``on``: the servers that it may happen to; none: it happens to processes. ``aftermath``: seconds after its end in
+    which it still has consequences.
     """
 
     happen: Callable[..., object]
     on: Sequence[str]
     draw: Draw = lambda chance: {}
+    aftermath: float = AFTERMATH
 
 
 def length(chance: random.Random) -> float:

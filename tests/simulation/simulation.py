@@ -32,8 +32,7 @@ from .engine.scheduler import BusyLoop, Process, Scheduler
 from .engine.threads import Thread
 from .forks import Forks
 from .judges.calls import Judges, Violation
-from .judges.pace import AFTERMATH
-from .plan import HORIZON, MOST_FAULT, PROCESSES, Event, Fault, draw_plan, lasts
+from .plan import AFTERMATH, HORIZON, MOST_FAULT, PROCESSES, RETRIED, Event, Fault, draw_plan, lasts
 
 if TYPE_CHECKING:
     from .worlds import World
@@ -86,8 +85,10 @@ class Simulation:
         self._distances = [(0.0, self.distance)]  # since when
         self._disturbed_until: defaultdict[str, float] = defaultdict(lambda: -inf)  # by process; "": all
         self._connections_end_until = -inf  # when something last befell them, or will
+        self._felt_until: defaultdict[str, float] = defaultdict(lambda: -inf)  # the same, with its aftermath
         self._failing_until: defaultdict[str, float] = defaultdict(lambda: -inf)  # the same, for calls
         self._servers_disturbed_until: defaultdict[str, float] = defaultdict(lambda: -inf)
+        self._servers_felt_until: defaultdict[str, float] = defaultdict(lambda: -inf)
         self._waits: defaultdict[tuple[Process, str], dict[int, float]] = defaultdict(dict)  # and when each began
         self._inside: Counter[tuple[str, str]] = Counter()  # calls of stores, by process and operation
         self._active: list[tuple[str, str, float]] = []  # faults: what, who, until
@@ -361,7 +362,15 @@ class Simulation:
 
     # Faults
 
-    def disturb(self, who: str, until: float, *, is_survived: bool = False, of_connections: bool = True) -> None:
+    def disturb(
+        self,
+        who: str,
+        until: float,
+        *,
+        is_survived: bool = False,
+        of_connections: bool = True,
+        aftermath: float = AFTERMATH,
+    ) -> None:
         """Something fails until then: for that process, or, "", for all. ``is_survived``: calls go on all the same.
 
         ``of_connections``: they may end.
@@ -369,15 +378,25 @@ class Simulation:
         if of_connections:
             self._connections_end_until = max(self._connections_end_until, until)
         if not is_survived:
-            self._failing_until[who] = max(self._failing_until[who], until)
+            self._failing_until[who] = max(self._failing_until[who], until + aftermath)
         self._disturbed_until[who] = max(self._disturbed_until[who], until)
+        self._felt_until[who] = max(self._felt_until[who], until + aftermath)
 
-    def last_fault(self, process: Process | None = None) -> float:
-        """When something last failed, or will: for that process, or for any."""
+    def last_fault(self, process: Process) -> float:
+        """When something last failed, or will: for that process."""
         of_servers = self.world.last_fault(self._servers_disturbed_until)
-        if process is None:
-            return max(of_servers, *self._disturbed_until.values(), -inf)
         return max(of_servers, self._disturbed_until[""], self._disturbed_until[process.name])
+
+    def felt_until(self, process: Process | None = None) -> float:
+        """When what failed has no consequences any more: for that process, or for any."""
+        if process is None:
+            return max(self._servers_are_felt_until, *self._felt_until.values(), -inf)
+        return max(self._servers_are_felt_until, self._felt_until[""], self._felt_until[process.name])
+
+    @property
+    def _servers_are_felt_until(self) -> float:
+        in_time = {name: until - AFTERMATH for name, until in self._servers_felt_until.items()}
+        return self.world.last_fault(in_time) + AFTERMATH
 
     def last_fault_of_servers(self) -> float:
         return max(self._servers_disturbed_until.values(), default=-inf)
@@ -393,10 +412,9 @@ class Simulation:
         """Alone, whatever servers do."""
         return self._disturbed_until[process.name]
 
-    def last_failure(self, process: Process) -> float:
-        """When calls of that process last had a reason to fail, or will have one."""
-        of_servers = self.world.last_fault(self._servers_disturbed_until)
-        return max(of_servers, self._failing_until[""], self._failing_until[process.name])
+    def may_fail_until(self, process: Process) -> float:
+        """When calls of that process have no reason to fail any more."""
+        return max(self._servers_are_felt_until, self._failing_until[""], self._failing_until[process.name])
 
     def longest_distance_since(self, moment: float) -> float:
         """Seconds that bytes have taken one way at most since then."""
@@ -405,6 +423,7 @@ class Simulation:
 
     def _disturb_by(self, event: Event, who: str, until: float) -> None:
         """Its process, or all servers and processes that it names."""
+        aftermath = self.faults[event.what].aftermath
         if event.what not in self.world.keeping_connections:
             self._connections_end_until = max(self._connections_end_until, until)
         if self.faults[event.what].on and event.what in self.world.survived:
@@ -416,13 +435,14 @@ class Simulation:
             is_second = self._disturbed_until[who] > self.scheduler.now - AFTERMATH
             is_survived = event.what in self.world.survived and not is_second
             is_survived = is_survived or event.what == "fork"  # what its parent asked for fails no call of a child
-            self.disturb(who, until, is_survived=is_survived)
+            self.disturb(who, until, is_survived=is_survived, aftermath=aftermath)
             return
         for name in {who, *event.about.get("others", "").split("+")} - {""}:
             if name in PROCESSES:
                 self.disturb(self._alias(name), until)
             else:
                 self._servers_disturbed_until[name] = max(self._servers_disturbed_until[name], until)
+                self._servers_felt_until[name] = max(self._servers_felt_until[name], until + aftermath)
 
     def _begin_fault(self, event: Event) -> None:
         who, fault = event.who, self.faults[event.what]
@@ -458,7 +478,7 @@ class Simulation:
         if self.world.has_network:
             faults |= {
                 "cut": Fault(self._cut, ()),
-                "stall": Fault(self._stall, (), lasts),
+                "stall": Fault(self._stall, (), lasts, aftermath=RETRIED),
                 "lossy": Fault(lambda who, seconds: None, (), lasts),
                 "slow": Fault(lambda who, seconds: None, (), lasts),
                 "partition": Fault(lambda who, seconds: None, (), lasts),

@@ -21,7 +21,7 @@ from ..engine.lines import Struck
 from ..engine.scheduler import Process
 from .holders import HolderJudge, Passed
 from .lists import ListJudge
-from .pace import AFTERMATH, PaceJudge
+from .pace import PaceJudge
 from .responses import ResponseJudge
 
 if TYPE_CHECKING:
@@ -454,11 +454,11 @@ class Judges:
 
     def may_fail(self, since: float, process: Process | None = None) -> bool:
         """Whether something failed since then: for that process, or for any."""
-        return self._simulation.last_fault(process) > since - AFTERMATH
+        return self._simulation.felt_until(process) > since
 
     def calls_may_fail(self, since: float, process: Process) -> bool:
         """The same, but for what calls survive."""
-        return self._simulation.last_failure(process) > since - AFTERMATH
+        return self._simulation.may_fail_until(process) > since
 
     def was_paused(self, judge: Judge) -> bool:
         """Whether its thread was paused between two lines for long: it may read an answer too late."""
@@ -519,6 +519,6 @@ class Judges:
         for name, since in waiting.items():
             if self._simulation.world.is_locked(name):
                 self._free_since[name] = self.now
-            idle = self.now - max(self._free_since[name], since, self._simulation.last_fault() + AFTERMATH)
+            idle = self.now - max(self._free_since[name], since, self._simulation.felt_until())
             if idle > UNSERVED + self._simulation.world.queueing_time:
                 self.fail(f"S7: {name} is free, and nobody got it for {idle:.1f} s, though somebody waits")

@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 
 from django_distlock.backends.common.timing import Timing
 
+from ..plan import AFTERMATH
 from .leases import DRIFT
 
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
 MOST_REPEATS = 60  # of one request to one server, in a second; the shortest leases are renewed 30 times
 MOST_CONNECTIONS = 12  # that each call under way, and what is in the background, begins to one server, in a second
-AFTERMATH = 8.0  # seconds after a fault in which connections may be found dead
 FAR = 0.01  # seconds to a server, from which on the time of the shortest calls is over before it answers
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING
 
 from django_distlock.backends.common.timing import Timing
+from django_distlock.types import Holder
 
 from .leases import GRAIN
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from ..engine.scheduler import Process
     from .stores import Executed, LockState, StoredLease, StoreJudge
 
-MOST_LOOKS = 5  # that nothing explains, in WINDOW seconds
+MOST_LOOKS = 5  # of a thread or task that nothing explains, in WINDOW seconds
 WINDOW = 3.0
 
 
@@ -46,7 +47,7 @@ class Looks:
 
     last: float = -inf
     lease_ends_at: float = inf  # as it was told
-    unexplained: deque[float] = field(default_factory=deque)
+    unexplained: defaultdict[str, deque[float]] = field(default_factory=lambda: defaultdict(deque))  # by who waits
 
 
 class QueueJudge:
@@ -148,9 +149,10 @@ class QueueJudge:
             is_left = token in self._left or process is None
             if is_left or self._store.simulation.judges.is_called_for(self._name, process=process):
                 continue
+            if not process or not self._store.is_undisturbed(process, self._store.now):
+                continue
             unwanted[token] = since = self._unwanted_since.get(token, self._store.now)
-            is_old = self._store.now - since > Timing.retry_delay + self._store.soon
-            if is_old and process and self._store.is_undisturbed(process, since):
+            if self._store.now - since > Timing.retry_delay + self._store.soon:
                 self._fail(f"S4: nobody waits under the place of {token[:6]} since {since:.3f} s")
         self._unwanted_since = unwanted
 
@@ -209,11 +211,13 @@ class QueueJudge:
             or (executed.before.lease is not None and executed.before.lease.token == executed.token)
         )
         if not is_explained and not self._store.simulation.judges.may_fail(executed.at - WINDOW):
-            looks.unexplained.append(executed.at)
-            while looks.unexplained[0] < executed.at - WINDOW:
-                looks.unexplained.popleft()
-            if len(looks.unexplained) > MOST_LOOKS:
-                self._fail(f"S11: {executed.token[:6]} polls: {len(looks.unexplained)} looks in {WINDOW:g} s")
+            # Many may go on with one token, one after the other.
+            unexplained = looks.unexplained[Holder.from_text(executed.words[1]).thread]
+            unexplained.append(executed.at)
+            while unexplained[0] < executed.at - WINDOW:
+                unexplained.popleft()
+            if len(unexplained) > MOST_LOOKS:
+                self._fail(f"S11: {executed.token[:6]} polls: {len(unexplained)} looks in {WINDOW:g} s")
         looks.last, looks.lease_ends_at = executed.at, inf
         if executed.place is not None and executed.reply[2] >= 0:
             looks.lease_ends_at = executed.at + executed.reply[2] / 1000

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from django_distlock.backends.common.timing import Timing
 
+from ..plan import AFTERMATH
 from .leases import DRIFT
-from .pace import AFTERMATH
 
 if TYPE_CHECKING:
     from ..engine.network import Address, Socket

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
-from ..plan import Fault, lasts
+from ..plan import AFTERMATH, RETRIED, Draw, Fault, lasts
 from ..servers.redis_server import Server
 
 STATES = ("LOADING", "NOREPLICAS", "MASTERDOWN", "MISCONF", "OOM", "BUSY")
@@ -19,14 +17,16 @@ class ServerFaults:
         self._servers, self._states = servers, states
 
     def all(self) -> dict[str, Fault]:
-        def fault(happen: Callable[..., object], draw: Callable[[random.Random], Mapping[str, Any]] = lasts) -> Fault:
-            return Fault(happen, [*self._servers], draw)
+        def fault(happen: Callable[..., object], draw: Draw = lasts, aftermath: float = AFTERMATH) -> Fault:
+            return Fault(happen, [*self._servers], draw, aftermath)
 
         return {
             "crash": fault(self._crash),
             "power_loss": fault(self._lose_power),
             "hang": fault(self._hang),
-            "refuse": fault(self._refuse, lambda chance: {**lasts(chance), "state": chance.choice(self._states)}),
+            "refuse": fault(
+                self._refuse, lambda chance: {**lasts(chance), "state": chance.choice(self._states)}, RETRIED
+            ),
             "forget": fault(lambda who: self._servers[who].forget_scripts(), lambda chance: {}),
             "slow_server": fault(self._slow, lambda chance: {**lasts(chance), "latency": chance.choice([0.01, 0.3])}),
         }
