@@ -48,6 +48,7 @@ class Acquisition:
     around: transactions.Around | None = None  # None: those of this very thread are looked up
     grant: Grant | None = None  # the one that its lease is made of
     _hold: Hold | None = None
+    _left: Lease | None = None  # when that was undone
     _pending: LockRequest | None = None  # of the call that is under way; None between calls
     _was_sent = False  # to the store
     _has_queued = False  # whether the last attempt asked for a place there
@@ -188,20 +189,19 @@ class Acquisition:
     def undo(self, error: BaseException) -> None:
         """Take back what there is of it: it failed, or its caller is interrupted before it learns of its lease.
 
-        A second interrupt may strike in here, but what comes first is done by then.
+        A second interrupt may strike in here. Then it is called once more.
         """
         renewer = self._service.renewer
         if self._is_in_line:
             self._service.queue.leave(self.request, hand_place_on=True, succeed=self.backend.succeed, again=True)
-        left = None
         if self._hold:
             with suppress(LookupError):
-                left = self._holds.leave(self._hold, by_with=True)
+                self._left = self._holds.leave(self._hold, by_with=True)
         if self.grant and self.lease:
             self.lease._release_after_interrupt()
             return
-        if left and left._is_free:  # a lease of its own that it has entered again
-            left._release_in_background()
+        if self._left and self._left._is_free:  # a lease of its own that it has entered again
+            self._left._release_in_background()
         if self.busy:
             return  # answered to the end: nothing of the request is left
         pending = self._pending

@@ -210,7 +210,11 @@ class Lock:
             if signal := acquisition.conclude(answer):
                 send_signal(signal, type(acquisition.backend), **acquisition.about())
         except BaseException as error:
-            acquisition.undo(error)
+            try:
+                acquisition.undo(error)
+            except BaseException:  # a second interrupt
+                acquisition.undo(error)
+                raise
             raise
         return acquisition
 
@@ -221,7 +225,11 @@ class Lock:
             if signal := acquisition.conclude(answer):
                 await asend_signal(signal, type(acquisition.backend), **acquisition.about())
         except BaseException as error:  # cancelled: the caller will never know that the lock was granted
-            acquisition.undo(error)
+            try:
+                acquisition.undo(error)
+            except BaseException:  # a second interrupt
+                acquisition.undo(error)
+                raise
             raise
         return acquisition
 

@@ -233,6 +233,29 @@ def test_who_stands_behind_in_the_line_is_woken(valkey_locks, settings, monkeypa
     assert not lines_of(queue_of(backend))
 
 
+def test_a_second_interrupt_leaves_no_place_in_the_queue(valkey_locks, store, monkeypatch):
+    """The first one ends a wait, the second one strikes what is done about that."""
+
+    def interrupted(request, timeout):
+        raise KeyboardInterrupt
+
+    def wait_in_vain(name):
+        holding = threading.Thread(
+            target=valkey_locks.acquire, args=(lock_request(name, ttl=60.0),), kwargs={"queue": False}
+        )
+        holding.start()
+        holding.join()
+        with suppress(KeyboardInterrupt):
+            lock(name, wait=10).acquire()
+
+    listener_of(valkey_locks).start("name", PATIENCE)
+    monkeypatch.setattr(valkey_locks, "wait_for_turn", interrupted)
+    points = dict(at_each_point(wait_in_vain, "core/acquire.py", "core/local_queue.py", "core/holds.py"))
+    assert any(" undo" in point for point in points.values())
+    queued = [f"lock|q:{name}" for name in points]
+    eventually(lambda: store.exists(*queued) == 0, Timing.queue_ttl / 2)  # in which no queue ends by itself
+
+
 class Heir:
     """A thread that wants the lock after another one of its process."""
 

@@ -7,7 +7,6 @@ import signal
 import threading
 import time
 from contextlib import contextmanager
-from dataclasses import replace
 
 import pytest
 
@@ -262,7 +261,7 @@ class TestOthers:
 
         def late(request, queue):
             answer = acquire(request, queue=queue)
-            return replace(answer, sent_at=answer.sent_at - request.ttl) if isinstance(answer, Grant) else answer
+            return answer._replace(sent_at=answer.sent_at - request.ttl) if isinstance(answer, Grant) else answer
 
         monkeypatch.setattr(backend, "acquire", late)
         monkeypatch.setattr(backend, "release", lambda *_, **__: True)  # has not arrived yet

@@ -110,7 +110,10 @@ class RedisBackend(GeneratorBackend, RunsBackend):
         problem = self._translated(error) if isinstance(error, Exception) else error
         is_known = isinstance(problem, LockBackendError) and not isinstance(problem, InDoubt)
         request.in_doubt = request.in_doubt or not is_known
-        raise problem
+        try:
+            raise problem
+        finally:
+            del problem, error  # else this frame and the traceback that it is in would keep each other, and a permit
 
     def _answered(self, request: LockRequest, reply: Reply) -> Grant | LockInfo:
         if reply.in_doubt:
@@ -267,7 +270,10 @@ class RedisBackend(GeneratorBackend, RunsBackend):
         return error
 
     def _raise_translated(self, error: Exception) -> NoReturn:
-        raise self._translated(error)
+        try:
+            raise self._translated(error)
+        finally:
+            del error  # see _raise_unanswered()
 
     def _explain(self, error: Exception, kind: type[LockBackendError] = LockBackendError) -> LockBackendError:
         explained = explain(error, self, self.location.text, kind, in_cluster=self.in_cluster)
