@@ -28,7 +28,7 @@ from .engine import package
 from .engine.lines import Struck, StruckHard
 from .engine.loop import Loop
 from .engine.network import Address, Network
-from .engine.scheduler import BusyLoop, Process, Scheduler
+from .engine.scheduler import BusyLoop, Process, Scheduler, Unhandled
 from .engine.threads import Thread
 from .forks import Forks
 from .judges.calls import Judges, Violation
@@ -121,7 +121,7 @@ class Simulation:
         package.enter(self.scheduler, self.network, self.world.settings)
         try:
             self._run(plan)
-        except (Violation, BusyLoop) as violation:
+        except (Violation, BusyLoop, Unhandled) as violation:
             outcome.violation = f"{type(violation).__name__}: {violation}"
             if violation.__cause__:
                 outcome.violation += "\n" + "".join(traceback.format_exception(violation.__cause__))

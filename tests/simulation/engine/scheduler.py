@@ -28,6 +28,10 @@ class BusyLoop(AssertionError):
     """A thread goes on and on, and hardly any time passes."""
 
 
+class Unhandled(AssertionError):
+    """A thread of the package ended by an exception, of which nobody is told."""
+
+
 class Host:
     """A machine with a clock of its own. ``rate``: seconds that it counts in one of the world."""
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from .scheduler import Process, Scheduler, Turns, Wake
+from .scheduler import Process, Scheduler, Turns, Unhandled, Wake
 
 
 class Waiters:
@@ -207,6 +207,9 @@ class Thread(threading.Thread):
             super().run()
         except BaseException as error:
             turns.failure = error
+            if self._process is None:  # who calls the package is started in a process by the simulation
+                turns.failure = Unhandled(f"{turns} ended by {type(error).__name__}: {error}")
+                turns.failure.__cause__ = error
         finally:
             sys.settrace(None)
             self._scheduler.end(turns)

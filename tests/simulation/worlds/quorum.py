@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
+from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Mapping
 from functools import partial
 from math import inf
@@ -24,6 +24,7 @@ from .server_faults import ServerFaults
 if TYPE_CHECKING:
     from ..engine.network import Address
     from ..engine.scheduler import Process
+    from ..servers.sessions import Session
     from ..simulation import Simulation
 
 NODES = 5
@@ -31,6 +32,8 @@ NODE_TIMEOUTS = (None, None, 0.2, 1.0)  # seconds
 MAX_CONNECTIONS = (50, 1)
 CONNECT_TIMEOUT = 2.0  # seconds, as docs/redlock.md has it
 LONGEST_TTL = 20.0  # seconds, of all in a plan
+MOST_REFUSED = 6  # connections in a second to a node that refuses the password: three of threads, three of tasks
+LEARNS = 0.5  # seconds after which a process knows that a node refuses it
 AWAY = 1.02 * LONGEST_TTL  # for which a node stays away that has lost its data (docs/redlock.md, "Run the nodes")
 
 
@@ -86,6 +89,8 @@ class QuorumWorld(ServersWorld):
                 self._away[name] = seconds = simulation.chance.uniform(1.0, AWAY)
                 self._node_faults[what].happen(name, seconds=seconds)
         self.copies = CopyJudge(simulation)
+        self._refused_since: dict[tuple[Process, Address, float], float] = {}  # by when the node was started
+        self._tries: defaultdict[tuple[Process, Address], deque[float]] = defaultdict(deque)
         self._has_lost_data = False
         self._clocks_differed = 0.0  # seconds, at most
 
@@ -137,6 +142,27 @@ class QuorumWorld(ServersWorld):
     def last_fault(self, moments: Mapping[str, float]) -> float:
         """Of a majority."""
         return sorted(max(moments.get(name, -inf), self._away.get(name, -inf)) for name in self.servers)[NODES // 2]
+
+    def executed(self, session: Session, command: list[str], reply: Any) -> None:
+        super().executed(session, command, reply)
+        if "NOAUTH" in str(reply):
+            about = session.socket.process, session.server.address, session.server.started_at
+            self._refused_since.setdefault(about, self.scheduler.now)
+
+    def connects(self, process: Process, address: Address) -> None:
+        """S16: what somebody has to correct first is not tried again and again."""
+        now, server = self.scheduler.now, next(one for one in self.servers.values() if one.address == address)
+        since = self._refused_since.get((process, address, server.started_at), inf)
+        if now < max(since, self.simulation.last_fault_of_process(process)) + LEARNS:
+            return
+        tries = self._tries[process, address]
+        tries.append(now)
+        while tries[0] < now - 1.0:
+            tries.popleft()
+        if len(tries) > MOST_REFUSED:
+            self.simulation.judges.fail(
+                f"S16: {process} opened {len(tries)} connections within a second to {address[0]}, which refuses it"
+            )
 
     def delayed_until(self, process: Process, address: Address) -> float:
         return self._islands.delayed_until(process, address)
