@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any
@@ -67,6 +68,13 @@ class QuorumWorld(ServersWorld):
         ),
         (2, CROWD),
         (2, STALE),
+    )  # fmt: skip
+    own_profiles = (
+        # Replies of few nodes come one by one, and late, while a thread asks them again.
+        Profile(
+            processes=(1, 1), names=("abc",), calls=(30, 40), within=(8.0,), anytime_share=0.0, ttls=((5.0,), (2.0,)),
+            works=(0.0,), task_share=0.0, wait_share=0.0, detach_share=0.0, faults=("slow_server",), most_faults=4,
+        ),
     )  # fmt: skip
     has_minorities = True
     drift = 0.0099  # the lease ends 1 % earlier for its holder than on the nodes
@@ -189,6 +197,7 @@ class QuorumWorld(ServersWorld):
         return {
             **super().faults(),
             **self._node_faults,
+            "slow_server": replace(self._node_faults["slow_server"], draw=self._draw_slow),
             "password": Fault(self._set_password, [*self._frail], lasts),
             "island": self._islands.fault([*self._frail]),
             "several": Fault(self._befall, [*self._frail], self._draw_several),
@@ -198,6 +207,12 @@ class QuorumWorld(ServersWorld):
     def _draw_several(self, chance: random.Random) -> Mapping[str, Any]:
         others = chance.sample([*self._frail], chance.randint(1, len(self._frail) - 1))
         return {**lasts(chance), "others": "+".join(others), "what": chance.choice(["crash", "power_loss", "hang"])}
+
+    def _draw_slow(self, chance: random.Random) -> Mapping[str, Any]:
+        """Some answer so late that a caller who waited for what is on its way there would notice."""
+        about = self._node_faults["slow_server"].draw(chance)
+        often = random.Random(about["seconds"])  # of its own, so that the rest of a plan is what it is
+        return {**about, "latency": often.choice([about["latency"], 0.9])}
 
     def _befall(self, who: str, seconds: float, others: str, what: str) -> None:
         """At the same moment."""
