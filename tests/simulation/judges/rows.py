@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 DECIDES = 2.0  # seconds at most between the look of a call at the row and its change
 MOST_LOOKS = 14  # of a waiter at a lock that does not move, in WINDOW seconds
+LOOKS_AT_END = 2  # of a waiter when a lease was to end, which is before the usual look where it is that short
 WINDOW = 2.0
 SETTLES = 1.0  # seconds in which the pauses of a waiter grow
 
@@ -76,6 +77,7 @@ class RowJudge:
         self._idle_since: tuple[Any, float] = (None, inf)  # what nobody takes, and since when
         self._unowned_since: tuple[str, float] = ("", inf)
         self._looks: dict[Process, Looks] = {}
+        self._lasts = inf  # seconds, the lease since its grant, or its last renewal
         self._clock_set_at = -inf  # that of the store: until a while later, times tell nothing
 
     # Told by the world
@@ -88,6 +90,7 @@ class RowJudge:
     def changed(self, after: RowState) -> None:
         before, self._state = self._state, after
         now, world = after.now, self._simulation.world
+        self._lasts = after.expires - now
         self._note_taken(before, now)
         if self._simulation.judges.is_freed(before.token):  # by an operator
             self._kept_until = -inf
@@ -134,7 +137,9 @@ class RowJudge:
         while looks.recent[0] < self._now - WINDOW:
             looks.recent.popleft()
         waiters = self._simulation.waiters(process, self._name, self._now - WINDOW - SETTLES)
-        if self._now - looks.since > SETTLES + WINDOW and len(looks.recent) > MOST_LOOKS * max(1, waiters):
+        ends = WINDOW / self._lasts if 0.0 < self._lasts < Timing.look_interval else 0.0
+        most = (MOST_LOOKS + LOOKS_AT_END * ends) * max(1, waiters)
+        if self._now - looks.since > SETTLES + WINDOW and len(looks.recent) > most:
             self._fail(f"S11: {process} polls: {len(looks.recent)} looks in {WINDOW:g} s")
 
     def promised(self, token: str, about: Mapping[str, Any]) -> None:
