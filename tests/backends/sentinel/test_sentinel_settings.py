@@ -153,6 +153,18 @@ class TestSentinelsThatDoNotHelp:
         assert "watches no master 'nobody'" in message
         assert time.monotonic() - began < 3
 
+    def test_one_knows_no_master_and_the_others_are_dead(self, use, calls):
+        """It may have lost its memory, so this may pass."""
+        with Watched(replicas=0) as watched:
+            with watched.sentinels[0].client() as client:
+                client.execute_command("SENTINEL", "REMOVE", SERVICE)
+            for sentinel in watched.sentinels[1:]:
+                sentinel.kill()
+            use(**watched.options)
+            with pytest.raises(LockBackendError, match="watches no master") as caught:
+                calls(lock("name", wait=0)).acquire()
+            assert not caught.value.is_final
+
     def test_one_is_dead_and_one_hangs(self, use, calls):
         """They cost the first connection a moment, the next ones nothing."""
         with Watched(replicas=0) as watched:

@@ -312,8 +312,14 @@ class Sentinels:
 
 
 def _most_telling(problems: Sequence[Exception]) -> ConnectionError:
-    """The error when no sentinel names a master: the word of one that answers counts more than silence."""
-    kinds: tuple[type[ConnectionError], ...] = (NoMaster, SentinelRefusal, UnknownService, NoSentinel)
+    """The error when no sentinel names a master: the word of one that answers counts more than silence.
+
+    But one that knows no such master may have lost its memory. It is believed unless at least as many are silent.
+    """
+    kinds: list[type[ConnectionError]] = [NoMaster, SentinelRefusal, UnknownService, NoSentinel]
+    unknown, silent = (sum(isinstance(one, kind) for one in problems) for kind in (UnknownService, NoSentinel))
+    if unknown <= silent:
+        kinds.remove(UnknownService)
     kind = next(kind for kind in kinds if any(isinstance(problem, kind) for problem in problems))
     error = kind("; ".join(map(str, problems)))
     if not any(map(is_transient, problems)):
