@@ -716,7 +716,8 @@ class TestConnections:
         here, started, start = threading.current_thread(), [], threading.Thread.start
 
         def note(thread):
-            if threading.current_thread() is here:  # others end and begin what earlier tests left
+            # Others end and begin what earlier tests left, and one reads replies that came late.
+            if threading.current_thread() is here and not thread.name.startswith("distlock-replies"):
                 started.append(thread.name)
             start(thread)
 
@@ -1244,7 +1245,7 @@ class TestWhatNodesAnswer:
         scripted[2].answer = lambda words: Scripted.SILENCE if scripted[2].seen.count(b"EVALSHA") > 1 else None
         with pytest.raises(LockBackendError, match="2 of 3 nodes failed"):
             calls(backend).acquire(lock_request(ttl=60), queue=False)
-        assert scripted[2].seen.count(b"EVALSHA") == 2
+        eventually(lambda: scripted[2].seen.count(b"EVALSHA") == 2)
         for server in scripted[:2]:
             server.answer = lambda words: None
         self.wait_until_released(calls(backend), scripted[2])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Protocol
 
 from django_distlock.backends.redis.keys import RUNS, Keys, Listing
@@ -121,7 +120,7 @@ def _wait(stage: Stage, package: Operations) -> None:
     for waiter in (first, second):
         reply = stage.call("a", package.acquire(waiter, queue=True))
         waiter.place = reply.split(b"\r\n")[3].decode()
-        stage.call("a", package.acquire(replace(waiter, place="", in_doubt=True), queue=True))
+        stage.call("a", package.acquire(waiter.copy(place="", in_doubt=True), queue=True))
         stage.call("a", package.acquire(waiter, queue=True))
         stage.hear("ears")
     stage.call("a", package.count_waiters(["queue"])[0])
@@ -161,14 +160,14 @@ def _vote(stage: Stage) -> None:
     acquire, release, renew = (QUORUM[name] for name in ("acquire", "release", "renew"))
     number = 1_700_000_000_000_000
     for letter, proposed, mode in (("a", number, "new"), ("b", number, "new"), ("a", number + 5, "keep")):
-        stage.call("a", acquire.call((lease, retired, last), letter * 26, 60000, "[]", proposed, mode))
-    stage.call("a", renew.call((lease,), "a" * 26, 90000))
-    stage.call("a", renew.call((lease,), "b" * 26, 90000))
-    stage.call("a", release.call((lease, retired), "b" * 26, 0, 60000, 0))
-    stage.call("a", release.call((lease, retired), "a" * 26, 0, 0, 0))
-    stage.call("a", acquire.call((lease, retired, last), "b" * 26, 60000, "[]", number, "new"))
-    stage.call("a", acquire.call((lease, retired, last), "c" * 26, 60000, "[]", number, "new"))
-    stage.call("a", release.call((lease, retired), "c" * 26, 30000, 0, 0))
+        stage.call("a", acquire.call((lease, retired, last), letter * 26, "60000", "[]", str(proposed), mode))
+    stage.call("a", renew.call((lease,), "a" * 26, options=(90000,)))
+    stage.call("a", renew.call((lease,), "b" * 26, options=(90000,)))
+    stage.call("a", release.call((lease, retired), "b" * 26, options=(0, 60000, 0)))
+    stage.call("a", release.call((lease, retired), "a" * 26, options=(0, 0, 0)))
+    stage.call("a", acquire.call((lease, retired, last), "b" * 26, "60000", "[]", str(number), "new"))
+    stage.call("a", acquire.call((lease, retired, last), "c" * 26, "60000", "[]", str(number), "new"))
+    stage.call("a", release.call((lease, retired), "c" * 26, options=(30000, 0, 0)))
 
 
 def _find_others_values(stage: Stage, package: Operations) -> None:
@@ -204,7 +203,7 @@ def _forget_scripts(stage: Stage, package: Operations) -> None:
 def _try(stage: Stage, package: Operations) -> None:
     """What operations are told by a server that does not serve."""
     stage.call("a", package.acquire(request("new", "a"), queue=False))
-    stage.call("a", package.renew([(request("kept", "a"), 60.0)])[0])
+    stage.call("a", package.renew([(request("kept", "a"), 600.0)])[0])
     stage.call("a", package.release(request("kept", "z"), cooldown=0.0, force=False))
     for command in (*package.look(["kept"]), *package.holders([["kept"]])):
         _look(stage, command)
