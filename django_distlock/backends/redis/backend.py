@@ -126,7 +126,7 @@ class RedisBackend(GeneratorBackend, RunsBackend):
                 if not place:
                     self._listener.forget(request)
                     request.inbox = ""
-                elif ears >= 0:
+                elif ears >= 0 and not reply.is_by_next_owner:
                     self._listener.looked(request, ears, reply.sent_at)
                 return self._operations.busy(request.name, value, left)
         self._operations.only(reply)

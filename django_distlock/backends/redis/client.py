@@ -35,11 +35,13 @@ class Reply(NamedTuple):
     """``values``: one per command, errors of the server among them. ``sent_at``: before the answered attempt.
 
     ``in_doubt``: an earlier attempt went unanswered; the server may execute it yet.
+    ``is_by_next_owner``: of a slot of a Cluster that is on its way there, where nobody can listen yet.
     """
 
     values: list[Any]
     sent_at: float
     in_doubt: bool
+    is_by_next_owner: bool = False
 
 
 NOTHING = Reply([], sent_at=0.0, in_doubt=False)

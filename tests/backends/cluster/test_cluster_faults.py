@@ -208,6 +208,29 @@ class TestMovingSlots:
             eventually(lambda: locks["default"].count_waiters(["name"]) == [1])
         assert waiter.gets_in(3) > lease.fence
 
+    def test_the_subscription_to_a_slot_on_its_way_stands(self, cluster, monkeypatch):
+        """The next owner answers looks, once it has all keys, and nobody listens there yet."""
+        monkeypatch.setattr(Timing, "look_interval", 0.5)
+        slot = slot_of(locks["default"].keys.lease("name"))
+        source = cluster.owner(slot)
+        to = next(node for node in cluster.primaries if node is not source)
+        eventually(lambda: not subscribed(cluster))  # those of tests before
+        _, _, retired, _ = locks["default"].keys.of_lock("name")
+        source.client.zadd(retired, {"token": inf})  # somebody has given up: now all keys of the lock are there
+        with lock("name") as lease:
+            waiter = Waiter("name", "thread")
+            eventually(lambda: locks["default"].count_waiters(["name"]) == [1])
+            listening = [one["id"] for one in source.client.client_list(_type="pubsub")]
+            to.cluster("SETSLOT", slot, "IMPORTING", source.id)
+            source.cluster("SETSLOT", slot, "MIGRATING", to.id)
+            keys = source.cluster("GETKEYSINSLOT", slot, 100)
+            source.client.execute_command("MIGRATE", "127.0.0.1", to.port, "", 0, 5000, "KEYS", *keys)
+            time.sleep(2)
+            assert [one["id"] for one in source.client.client_list(_type="pubsub")] == listening
+            cluster.move(slot, to)
+        assert waiter.gets_in(3) > lease.fence
+        to.client.delete(retired)
+
 
 def count_grants(folder):
     return sum(path.read_bytes().count(b'"grant"') for path in folder.glob("*.jsonl"))
@@ -586,6 +609,12 @@ class TestRoutedRequest:
         )
         assert [to for to, _ in went] == [self.A, self.B, self.A, self.B]
         assert went[1][1] == [ASKING.packed, self.COMMAND.packed]
+        assert answer == Reply([b"yes"], 7.0, in_doubt=False, is_by_next_owner=True)
+
+    def test_a_slot_that_has_arrived_is_asked_for_as_ever(self):
+        ask = redis.exceptions.AskError(f"{slot_of('x')} b:2")
+        moved = redis.exceptions.MovedError(f"{slot_of('x')} b:2")
+        _, answer = self.drive([self.answered(ask), self.answered(b"OK", moved), self.answered(b"yes")])
         assert answer == Reply([b"yes"], 7.0, in_doubt=False)
 
     def test_one_that_went_unanswered_may_have_been(self):

@@ -185,6 +185,7 @@ class RoutedRequest:
         self._replies: list[Any] = [None] * len(commands)
         self._sent_at = [0.0] * len(commands)
         self._asking: dict[int, Address] = {}  # where the next attempt of a command goes with ASKING
+        self._is_by_next_owner = False  # of the last attempt
 
     def steps(self) -> Steps[Reply]:
         """Calls ``send_batches`` and ``pause`` of a client."""
@@ -234,6 +235,7 @@ class RoutedRequest:
 
     def _batches(self, pending: Sequence[int]) -> list[NodeBatch]:
         batches: dict[Address, NodeBatch] = {}
+        self._is_by_next_owner = bool(self._asking)
         for number in pending:
             command = self._commands[number]
             asking = self._asking.pop(number, None)
@@ -290,7 +292,7 @@ class RoutedRequest:
             if self._attempts.in_doubt:
                 raise InDoubt.because_of(self._replies[0])
             raise self._replies[0]
-        return Reply(self._replies, min(self._sent_at), self._attempts.in_doubt)
+        return Reply(self._replies, min(self._sent_at), self._attempts.in_doubt, self._is_by_next_owner)
 
 
 def refresh(slots: SlotMap, timeout: float, queue_deadline: float = NOT_WAITING) -> Steps[Exception | None]:
