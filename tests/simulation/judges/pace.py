@@ -30,8 +30,7 @@ class PaceJudge:
         self._simulation = simulation
         self._times: defaultdict[Hashable, deque[float]] = defaultdict(deque)
         self._closed_at: dict[tuple[Process, Address], float] = {}
-        self._served_at: dict[tuple[Process, Address], float] = {}  # when a command of that process was executed there
-        self._used_at: WeakKeyDictionary[Socket, float] = WeakKeyDictionary()
+        self._used_at: WeakKeyDictionary[Socket, float] = WeakKeyDictionary()  # when a command of it was executed
         self._cancelled_at: defaultdict[Process, float] = defaultdict(lambda: -inf)
 
     def cancels(self, process: Process) -> None:
@@ -48,7 +47,7 @@ class PaceJudge:
             or self._may_fail()
             or self._simulation.longest_distance_since(now - 1.0) > FAR
             or now - self._cancelled_at[process] < 1.0
-            or now - self._served_at.get((process, socket.address), -inf) > 1.0
+            or now - self._used_at.get(socket, -inf) > 1.0
         )
         if not is_explained:
             self._closed_at[process, socket.address] = now
@@ -65,7 +64,6 @@ class PaceJudge:
     def asks(self, socket: Socket, address: Address, command: list[str]) -> None:
         """A command without its arguments, or a script with the token of its request."""
         process, now = socket.process, self._simulation.scheduler.now
-        self._served_at[process, address] = now
         if (idle := now - self._used_at.get(socket, now)) > (1 + DRIFT) * Timing.idle_kept + FAR:
             self._fail(f"{process} uses a connection to {address[0]} that stood idle for {idle:.1f} s")
         self._used_at[socket] = now
