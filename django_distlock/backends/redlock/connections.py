@@ -185,6 +185,7 @@ class Nodes:
     ) -> None:
         self._locations, self._majority, self._max_connections = locations, majority, max_connections
         self._timing = timing
+        # Where no thread can be started, the next call reads them, as every call does.
         self._reader = Worker(f"distlock-replies-{alias}", self._read_late, on_refusal=lambda error: None)
         self._reset_after_fork()
         fork.in_child(self._reset_after_fork)
@@ -248,11 +249,12 @@ class Nodes:
             with suppress(Empty, IndexError):  # all are in use by now
                 permit = permits.get_nowait()
                 try:
-                    connection_set = idle.popleft()
-                    if connection_set.awaits_release:
-                        connection_set.drop_dead()
-                    awaits_release = connection_set.awaits_release or awaits_release
-                    idle.append(connection_set)
+                    with self._changed:
+                        connection_set = idle.popleft()
+                        if connection_set.awaits_release:
+                            connection_set.drop_dead()
+                        awaits_release = connection_set.awaits_release or awaits_release
+                        idle.append(connection_set)
                 finally:
                     permits.put(permit)
         if not self._is_open:
@@ -277,10 +279,7 @@ class Nodes:
     # Connections
 
     def _connection_set(self, timeout: float, retry_refused: bool) -> ConnectionSet:
-        try:
-            connection_set = self._idle.pop()
-        except IndexError:
-            connection_set = ConnectionSet(self._nodes, self._timing)
+        connection_set = self._idle_set()
         connection_set.drop_dead()
         deadline = clock() + timeout
         while None in connection_set.connections:
@@ -288,6 +287,13 @@ class Nodes:
             if not connection_set.drop_dead():
                 break  # else some that stood spare had died unnoticed
         return connection_set
+
+    def _idle_set(self) -> ConnectionSet:
+        with suppress(IndexError):
+            return self._idle.pop()
+        with self._changed, suppress(IndexError):  # late replies may be read from the only one for a moment
+            return self._idle.pop()
+        return ConnectionSet(self._nodes, self._timing)
 
     def _fill(self, connection_set: ConnectionSet, timeout: float, retry_refused: bool) -> None:
         connect_wait = ConnectWait(self._majority, timeout, self._timing, retry_refused=retry_refused)
