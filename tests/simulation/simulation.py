@@ -327,8 +327,8 @@ class Simulation:
             return nullcontext()
         return self.judges.asking(self.processes[alias], operation, of)
 
-    def waiters(self, process: Process, name: str, since: float) -> int:
-        """How many calls of a process have waited for that lock since then."""
+    def newcomers(self, process: Process, name: str, since: float) -> int:
+        """How many calls of a process have begun to wait for that lock since then."""
         began = self._waits.get((process, name), {})
         return sum(moment >= since for moment in began.values())
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 DECIDES = 2.0  # seconds at most between the look of a call at the row and its change
 MOST_LOOKS = 14  # of a waiter at a lock that does not move, in WINDOW seconds
+LOOKS_AT_FIRST = 10  # of who begins to wait, while its pauses grow
 LOOKS_AT_END = 2  # of a waiter when a lease was to end, which is before the usual look where it is that short
 WINDOW = 2.0
 SETTLES = 1.0  # seconds in which the pauses of a waiter grow
@@ -136,9 +137,9 @@ class RowJudge:
         looks.recent.append(self._now)
         while looks.recent[0] < self._now - WINDOW:
             looks.recent.popleft()
-        waiters = self._simulation.waiters(process, self._name, self._now - WINDOW - SETTLES)
+        newcomers = self._simulation.newcomers(process, self._name, self._now - WINDOW - SETTLES)
         ends = WINDOW / self._lasts if 0.0 < self._lasts < Timing.look_interval else 0.0
-        most = (MOST_LOOKS + LOOKS_AT_END * ends) * max(1, waiters)
+        most = MOST_LOOKS + LOOKS_AT_FIRST * newcomers + LOOKS_AT_END * ends
         if self._now - looks.since > SETTLES + WINDOW and len(looks.recent) > most:
             self._fail(f"S11: {process} polls: {len(looks.recent)} looks in {WINDOW:g} s")
 
