@@ -163,24 +163,26 @@ class LockRequest:
     holder: Holder
     token: str
     # Most requests are granted at once, and have nothing of their own but these.
-    in_doubt = False
-    held_fence = 0
-    inbox = place = ""
-    deadline = inf
-    longest_ttl = 0.0
-    asking = False  # from an attempt until it waits again; it never inherits then
-    is_inherited = is_offer = False
-    last_active_at = 0.0  # when its caller last did something, in a queue
+    in_doubt: bool = False
+    held_fence: int = 0
+    inbox: str = ""
+    place: str = ""
+    deadline: float = inf
+    longest_ttl: float = 0.0
+    asking: bool = False  # from an attempt until it waits again; it never inherits then
+    is_inherited: bool = False
+    is_offer: bool = False
+    last_active_at: float = 0.0  # when its caller last did something, in a queue
 
     def __init__(self, name: str, ttl: float, holder: Holder, token: str = "", **more: Any) -> None:
         self.name = name
         self.ttl = ttl
         self.holder = holder
         self.token = token or new_token()
-        for attribute, value in more.items():
-            if not hasattr(LockRequest, attribute):
-                raise TypeError(f"A request has no {attribute!r}.")
-            setattr(self, attribute, value)
+        if more:
+            if unknown := more.keys() - LockRequest.__annotations__:
+                raise TypeError(f"A request has no {', '.join(sorted(unknown))}.")
+            self.__dict__.update(more)
 
     @property
     def event(self) -> WakeEvent:
@@ -210,10 +212,9 @@ class LockRequest:
 
     def copy(self, **changes: Any) -> LockRequest:
         """A request that is the same but for these, and is woken by itself."""
-        copied = LockRequest.__new__(LockRequest)
-        copied.__dict__.update(self.__dict__, **changes)
-        copied.__dict__.pop("_event", None)
-        return copied
+        attributes = {**self.__dict__, **changes}
+        attributes.pop("_event", None)
+        return LockRequest(**attributes)
 
     def with_new_token(self) -> LockRequest:
         """A copy of the request with another token, for a caller that gives this one back."""

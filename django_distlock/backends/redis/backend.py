@@ -73,8 +73,9 @@ class RedisBackend(GeneratorBackend, RunsBackend):
     def acquire(self, request: LockRequest, *, queue: bool) -> Grant | LockInfo:
         if queue and not request.inbox:
             queue = drive(self._listen(request), self._client, self._translated)
+        command = self._to_acquire(request, queue)
         try:
-            reply = self._client.send(self._to_acquire(request, queue), deadline=request.deadline)
+            reply = self._client.send(command, deadline=request.deadline)
         except BaseException as error:
             self._raise_unanswered(request, error)
         return self._answered(request, reply)
@@ -83,8 +84,9 @@ class RedisBackend(GeneratorBackend, RunsBackend):
         client = await self._async_clients.get()
         if queue and not request.inbox:
             queue = await adrive(self._listen(request), client, self._translated)
+        command = self._to_acquire(request, queue)
         try:
-            reply = await client.asend(self._to_acquire(request, queue), deadline=request.deadline)
+            reply = await client.asend(command, deadline=request.deadline)
         except BaseException as error:
             self._raise_unanswered(request, error)
         return self._answered(request, reply)
@@ -116,8 +118,7 @@ class RedisBackend(GeneratorBackend, RunsBackend):
             del problem, error  # else this frame and the traceback that it is in would keep each other, and a permit
 
     def _answered(self, request: LockRequest, reply: Reply) -> Grant | LockInfo:
-        if reply.in_doubt:
-            request.in_doubt = True
+        request.in_doubt = request.in_doubt or reply.in_doubt
         match reply.values[0]:
             case [1, fence]:
                 return Grant(int(fence), reply.sent_at)
@@ -282,7 +283,7 @@ class RedisBackend(GeneratorBackend, RunsBackend):
 
     def _time_to_listen(self, request: LockRequest) -> float:
         """Seconds until the subscription must stand."""
-        left = request.deadline - clock()
+        left = request.time_left
         timeout: float = self.option["socket_timeout"]
         return max(min(timeout, max(self.timing.shortest_call, left)), min(self.location.failover_timeout, left))
 

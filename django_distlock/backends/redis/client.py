@@ -142,7 +142,7 @@ class Client:
                 if connection is None or was_idle:
                     attempts = attempts or self._new_attempts(*limits)
                     connection = connection or self._location.connected(timeout=attempts.connect_timeout())
-                packed = [command.packed for command in commands] if len(commands) > 1 else [commands[0].packed]
+                packed = [command.packed for command in commands]
                 replies = self._exchange(connection, packed, attempts, was_idle)
                 if NoScriptError in map(type, replies):
                     forgotten, again = _to_repeat(commands, replies)
@@ -288,7 +288,7 @@ class AsyncClient:
                     attempts = attempts or self._new_attempts(*limits)
                     connection = connection or await self._location.aconnected(timeout=attempts.connect_timeout())
                 timeout = self._timeout if attempts is None else attempts.step_timeout(was_idle=was_idle)
-                packed = [command.packed for command in commands] if len(commands) > 1 else [commands[0].packed]
+                packed = [command.packed for command in commands]
                 replies = await self._exchange(connection, packed, timeout)
                 if NoScriptError in map(type, replies):
                     forgotten, again = _to_repeat(commands, replies)

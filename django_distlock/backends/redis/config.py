@@ -73,7 +73,8 @@ class Location:
 
     def __post_init__(self) -> None:
         secrets = {key: Secret(self.arguments[key]) for key in PASSWORDS if isinstance(self.arguments.get(key), str)}
-        object.__setattr__(self, "arguments", {**self.arguments, **secrets})
+        # Commands of ours need nothing of RESP3, under which a server may say something between two replies.
+        object.__setattr__(self, "arguments", {"protocol": 2, **self.arguments, **secrets})
 
     def at(self, host: str, port: int) -> Location:
         """Another server with the same arguments."""
@@ -176,8 +177,7 @@ def read_location(location: object, setting: str, timeouts: Mapping[str, float])
             f"{setting} is {quoted(location)}. It is a URL such as redis://127.0.0.1:6379/0 (or rediss://,"
             ' unix://), or "cache:default" for the server of that django-redis cache.'
         )
-    # Commands of ours need nothing of RESP3, under which a server may say something between two replies.
-    arguments = {"protocol": 2, **arguments, **timeouts}
+    arguments = {**arguments, **timeouts}
     return Location(_readable(arguments, issubclass(kind, redis.SSLConnection)), ours(kind), arguments)
 
 

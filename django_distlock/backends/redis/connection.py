@@ -171,7 +171,7 @@ class DirectExchange:
         if reader is None:
             if Reader is None or self.protocol != 2:
                 return exchange(self, packed, number, timeout)
-            reader = self._reader = Reader(replyError=self._parser.parse_error)
+            reader = self._reader = Reader(protocolError=redis.InvalidResponse, replyError=self._parser.parse_error)
         replies: list[Any] = []
         sock = self._sock
         try:
@@ -183,7 +183,7 @@ class DirectExchange:
                 if (reply := reader.gets()) is not False:
                     replies.append(_answer(reply) if isinstance(reply, Exception) else reply)
                     continue
-                if timeout is not None and replies:
+                if timeout is not None:
                     sock.settimeout(max(0.01, deadline - clock()))
                 if not (data := sock.recv(RECEIVED_AT_ONCE)):
                     raise redis.ConnectionError("Connection closed by server.")

@@ -229,9 +229,10 @@ class TestStoreDown:
             proxy.accept()
 
     def test_a_connection_cut_while_it_is_opened_is_replaced_unnoticed(self, proxied, proxy, calls):
-        proxy.cut_reply("HELLO")
+        proxy.cut_reply("SETINFO")
         handle = lock("name", wait=5)
         assert calls(handle).acquire()
+        assert proxy.cuts == 1
         calls(handle).release()
 
     def test_a_subscription_cut_as_soon_as_it_stands_is_made_again(self, proxy, settings, calls, monkeypatch):

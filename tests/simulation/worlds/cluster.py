@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 PRIMARIES = 3  # with slots; a further one may have joined, to which slots can move
 STEP = 0.05  # seconds between two looks at the nodes, and between two keys that move
-NOTICED = 1.0  # seconds in which a listener does what it was told to do
 HEALS = 40.0  # seconds after the last fault in which all nodes agree again
 LATELY = 15.0  # seconds for which a number may be on its way that a former primary has granted
 
@@ -77,7 +76,6 @@ class ClusterWorld(ServersWorld):
         self.keys = ClusterKeys("lock", 64)
         self._slots = {name: slot_of(self.keys.lease(name)) for name in MANY_NAMES}
         self._moving: set[int] = set()
-        self._moving_at = -LATELY  # when one was last on its way
         self._successions: list[Succession] = []
         self._lost_at = -LATELY  # when a grant may have been lost last
         for node in self.cluster.nodes:
@@ -100,9 +98,7 @@ class ClusterWorld(ServersWorld):
             self.simulation.judges.fail(f"S16: told that slots have no owner, which no node says: {error!r}")
 
     def closes(self, socket: Socket) -> None:
-        """While a slot is on its way, the node that answers for it is not yet the one where its waiters can listen."""
-        if self.scheduler.now - self._moving_at > NOTICED:
-            self._subscriptions.closes(socket)
+        self._subscriptions.closes(socket)
 
     def watch(self) -> None:
         self._subscriptions.watch()
@@ -152,8 +148,6 @@ class ClusterWorld(ServersWorld):
     def _look(self) -> None:
         self.scheduler.at(STEP, self._look)
         now = self.scheduler.now
-        if self._moving:
-            self._moving_at = now
         if any(succession.has_lost_more for succession in self._successions):
             self._lost_at = now
         self._successions = [succession for succession in self._successions if not succession.is_over]

@@ -29,7 +29,7 @@ _ROLE = pack("ROLE")
 
 
 class _MasterConnection:
-    """Of no use any more when a sentinel has named another master."""
+    """Of no use any more when a sentinel has named another master, and its replies are not believed then."""
 
     sentinels: Sentinels
     master: Master | None = None  # None: it is being made
@@ -38,17 +38,13 @@ class _MasterConnection:
         self._check_before_sending()
         return super().send_packed_command(*args, **options)  # type: ignore[misc]
 
-    def read_response(self, *args: Any, **options: Any) -> Any:
-        self._check_before_reading()
-        return super().read_response(*args, **options)  # type: ignore[misc]
-
     def _check_before_sending(self) -> None:
         if self.master is not None:
             if self.master is not self.sentinels.master:
                 raise NotSent(self._moved_message())
             self.sentinels.used_at = clock()
 
-    def _check_before_reading(self) -> None:
+    def _check_master(self) -> None:
         if self.master is not None and self.master is not self.sentinels.master:
             raise NoMaster(self._moved_message())
 
@@ -57,15 +53,21 @@ class _MasterConnection:
 
 
 class _ThreadMasterConnection(_MasterConnection):
+    def read_response(self, *args: Any, **options: Any) -> Any:
+        self._check_master()
+        reply = super().read_response(*args, **options)  # type: ignore[misc]
+        self._check_master()
+        return reply
+
     def exchange(self, packed: bytes, number: int, timeout: float | None) -> list[Any]:
         self._check_before_sending()
         replies: list[Any] = super().exchange(packed, number, timeout)  # type: ignore[misc]
-        self._check_before_reading()
+        self._check_master()
         return replies
 
     def can_read(self, *args: Any, **options: Any) -> Any:
         """Also what only waits for messages has to notice that the master has moved."""
-        self._check_before_reading()
+        self._check_master()
         return super().can_read(*args, **options)  # type: ignore[misc]
 
 
@@ -77,11 +79,19 @@ class _SSLConnection(_ThreadMasterConnection, TlsConnection):
     pass
 
 
-class _AsyncConnection(_MasterConnection, AsyncTcpConnection):
+class _AsyncMasterConnection(_MasterConnection):
+    async def read_response(self, *args: Any, **options: Any) -> Any:
+        self._check_master()
+        reply = await super().read_response(*args, **options)  # type: ignore[misc]
+        self._check_master()
+        return reply
+
+
+class _AsyncConnection(_AsyncMasterConnection, AsyncTcpConnection):
     pass
 
 
-class _AsyncSSLConnection(_MasterConnection, AsyncTlsConnection):
+class _AsyncSSLConnection(_AsyncMasterConnection, AsyncTlsConnection):
     pass
 
 
