@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import threading
 import warnings
@@ -233,11 +234,19 @@ def test_who_stands_behind_in_the_line_is_woken(valkey_locks, settings, monkeypa
     assert not lines_of(queue_of(backend))
 
 
-def test_a_second_interrupt_leaves_no_place_in_the_queue(valkey_locks, store, monkeypatch):
+@pytest.mark.parametrize("is_task", [False, True], ids=["sync", "async"])
+def test_a_second_interrupt_leaves_no_place_in_the_queue(is_task, valkey_locks, store, monkeypatch):
     """The first one ends a wait, the second one strikes what is done about that."""
 
     def interrupted(request, timeout):
         raise KeyboardInterrupt
+
+    async def cancelled(request, timeout):
+        raise asyncio.CancelledError
+
+    async def acquire(name):
+        with suppress(asyncio.CancelledError):
+            await lock(name, wait=10).aacquire()
 
     def wait_in_vain(name):
         holding = threading.Thread(
@@ -246,10 +255,14 @@ def test_a_second_interrupt_leaves_no_place_in_the_queue(valkey_locks, store, mo
         holding.start()
         holding.join()
         with suppress(KeyboardInterrupt):
-            lock(name, wait=10).acquire()
+            if is_task:
+                asyncio.run(acquire(name))
+            else:
+                lock(name, wait=10).acquire()
 
     listener_of(valkey_locks).start("name", PATIENCE)
     monkeypatch.setattr(valkey_locks, "wait_for_turn", interrupted)
+    monkeypatch.setattr(valkey_locks, "await_for_turn", cancelled)
     points = dict(at_each_point(wait_in_vain, "core/acquire.py", "core/local_queue.py", "core/holds.py"))
     assert any(" undo" in point for point in points.values())
     queued = [f"lock|q:{name}" for name in points]

@@ -1188,10 +1188,15 @@ class TestWhatNodesAnswer:
                 server.forget()
             assert call() == answer
 
-    def test_a_node_that_is_long_in_connecting_is_not_released_again_without_a_pause(self, scripted, backend, calls):
+    @staticmethod
+    def granted_by_all(backend):
         taken = lock_request(ttl=60)
-        assert isinstance(calls(backend).acquire(taken, queue=False), Grant)
-        calls(backend).look(["name"])  # all have answered
+        assert isinstance(backend.acquire(taken, queue=False), Grant)
+        backend.look(["name"])  # all have answered
+        return taken
+
+    def test_a_node_that_is_long_in_connecting_is_not_released_again_without_a_pause(self, scripted, backend, calls):
+        taken = self.granted_by_all(calls(backend))
         scripted[2].heal()
         scripted[2].fail(Scripted.SILENCE, on=(b"AUTH",))
         assert calls(backend).release(taken)
@@ -1249,9 +1254,7 @@ class TestWhatNodesAnswer:
         self.wait_until_released(calls(backend), scripted[2])
 
     def test_so_is_one_where_a_connection_breaks_as_it_is_opened(self, scripted, backend, calls):
-        taken = lock_request(ttl=60)
-        assert isinstance(calls(backend).acquire(taken, queue=False), Grant)
-        calls(backend).look(["name"])  # all have answered
+        taken = self.granted_by_all(calls(backend))
         scripted[2].heal()
         scripted[2].fail(Scripted.CLOSE, on=(b"AUTH",))
         assert calls(backend).release(taken)
