@@ -34,7 +34,7 @@ class WakeEvent:
         self._wake = wake
         try:
             if not self._is_set:
-                sleeping.acquire(timeout=timeout)
+                sleeping.acquire(timeout=max(0.0, timeout))
             return self._is_set
         finally:
             self._wake = None

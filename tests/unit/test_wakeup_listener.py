@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 
 import pytest
@@ -10,6 +11,7 @@ from django_distlock.backends.common import wakeup_listener
 from django_distlock.backends.common.timing import Timing
 from django_distlock.backends.common.wakeup_listener import WakeupListener
 from django_distlock.utils.clock import clock
+from django_distlock.utils.wakeup import WakeEvent
 from tests.support.tools import eventually, lock_request, threads_of
 
 
@@ -151,3 +153,8 @@ def test_steps_that_a_fork_copied_leave_the_listener_of_the_child_alone(listener
         steps.send(connection)
     assert connection == ["disconnected"]
     assert not listener.is_ready
+
+
+def test_nobody_waits_for_an_event_whose_time_is_over():
+    assert not WakeEvent().wait(-0.1)
+    assert not asyncio.run(WakeEvent().await_set(-0.1))

@@ -80,7 +80,7 @@ class RedisListener(WakeupListener):
         while not self.is_ready:
             with self.starter() as event:
                 if not self.is_ready:
-                    yield event, max(0.0, deadline - clock())
+                    yield event, deadline - clock()
             if not self.is_ready:
                 self.raise_failure(deadline, timeout)
 

@@ -74,8 +74,7 @@ class ClusterListener:
             with node.starter() as event:
                 if node.is_ready:
                     node.begin_anew()  # the slot came to it meanwhile
-                # The slot may come to another one.
-                yield event, max(0.0, min(self.timing.listener_nap, deadline - clock()))
+                yield event, min(self.timing.listener_nap, deadline - clock())  # and may come to another one
             if not self.hears(name):
                 node.raise_failure(deadline, timeout)
 
