@@ -91,9 +91,11 @@ class Profile:
     detach_share: float = 0.2
     adopters: int = 2  # beside ten that acquire
     faults: Sequence[str] | None = None
+    least_kinds: int = 0  # of them, which befall each run
     most_faults: int = MOST_FAULTS
     idle: float = 0.0  # seconds after which the second half of the calls comes
     max_connections: int | None = None  # of each process, and of each of its loops
+    distance: float | None = None  # seconds that bytes take at most
 
 
 Weighed = tuple[int, Profile]
@@ -118,12 +120,12 @@ OF_ONE_SERVER: Sequence[Profile] = (
     # Those that stood idle do not answer any more, and their callers have little time.
     Profile(
         processes=(1, 2), names=("a", "abc"), calls=(10, 25), within=(HORIZON,), ttls=((20.0,), (2.0, 5.0)),
-        works=(0.01, 0.1), wait_share=0.2, faults=("forgotten",), most_faults=1,
+        works=(0.01, 0.1), wait_share=0.2, faults=("forgotten",), least_kinds=1, most_faults=1,
     ),
     # All are in use, and the server answers.
     Profile(
         processes=(1, 1), names=(MANY_NAMES,), calls=(85, 95), within=(0.3,), anytime_share=0.0, ttls=((20.0,),),
-        works=(0.01,), task_share=0.1, wait_share=0.9, detach_share=0.0, faults=(), max_connections=1,
+        works=(0.01,), task_share=0.1, wait_share=0.9, detach_share=0.0, faults=(), max_connections=1, distance=0.05,
     ),
     # Nobody needs them for a minute.
     Profile(names=("abc",), calls=(4, 12), within=(8.0,), works=(0.01,), faults=(), idle=70.0),
@@ -131,12 +133,25 @@ OF_ONE_SERVER: Sequence[Profile] = (
     Profile(
         processes=(1, 1), names=(MANY_NAMES,), calls=(60, 80), within=(8.0,), anytime_share=0.0,
         ttls=((0.4, 0.4, 0.4, 5.0),), works=(12.0,), runs_out_share=0.0, rest_share=0.0, cancel_share=0.0,
-        detach_share=0.0, faults=(),
+        detach_share=0.0, faults=(), distance=0.15,
     ),
     # Whoever is handed the place of another one of its process leaves before what that one has sent arrives.
     Profile(
         processes=(1, 2), names=("a",), calls=(20, 40), within=(6.0,), anytime_share=0.2, ttls=((0.3, 5.0),),
-        works=(0.1, 0.3), task_share=0.7, wait_share=0.4, cancel_share=0.7, faults=("stall",), most_faults=20,
+        works=(0.1, 0.3), task_share=0.7, wait_share=0.4, cancel_share=0.7, faults=("stall",), least_kinds=1,
+        most_faults=20,
+    ),
+    # The same, and the lock is free by then.
+    Profile(
+        processes=(2, 2), names=("a",), calls=(30, 40), within=(8.0,), anytime_share=0.0, ttls=((0.1, 5.0),),
+        works=(0.0, 0.01), task_share=0.5, wait_share=0.7, rest_share=0.0, cancel_share=1.0, detach_share=0.0,
+        faults=("stall",), least_kinds=1, most_faults=8,
+    ),
+    # Few want the same lock, and who stands second learns by a message alone that the lease of the first ends soon.
+    Profile(
+        processes=(4, 4), names=("ab",), calls=(25, 35), within=(0.3,), bursts=5, anytime_share=0.0, ttls=((0.3,),),
+        works=(3.0,), wait_share=0.8, runs_out_share=0.95, rest_share=0.0, cancel_share=0.0, detach_share=0.0,
+        adopters=0, faults=(), distance=0.005,
     ),
 )  # fmt: skip
 EVERY = 5  # of so many seeds one has a profile of its world's own
@@ -234,8 +249,8 @@ def profile_of(seed: int, profiles: Sequence[Weighed], own_profiles: Sequence[Pr
 
 def draw_plan(
     seed: int,
+    profile: Profile,
     profiles: Sequence[Weighed],
-    own_profiles: Sequence[Profile],
     faults: Mapping[str, Fault],
     of_call: Callable[[random.Random, Mapping[str, Any]], Mapping[str, Any]],
     operations: Sequence[str],
@@ -247,7 +262,6 @@ def draw_plan(
     chance = random.Random(f"plan {seed}")
     faults, fork = {kind: fault for kind, fault in faults.items() if kind != "fork"}, faults.get("fork")
     turns, place = divmod(seed, sum(weight for weight, _ in profiles))
-    profile = profile_of(seed, profiles, own_profiles)
     processes = [f"p{number}" for number in range(chance.randint(*profile.processes))]
     names, ttls, within = chance.choice(profile.names), chance.choice(profile.ttls), chance.choice(profile.within)
     plan = []
@@ -261,7 +275,7 @@ def draw_plan(
         half = len(plan) // 2
         plan[half:] = [replace(event, at=event.at + profile.idle) for event in plan[half:]]
     kinds = sorted(faults if profile.faults is None else faults.keys() & set(profile.faults))
-    kinds = chance.sample(kinds, chance.randint(0, len(kinds)))  # of each run its own
+    kinds = chance.sample(kinds, chance.randint(profile.least_kinds, len(kinds)))  # of each run its own
     for _ in range(chance.randint(1, profile.most_faults) if kinds else 0):
         kind = chance.choice(kinds)
         fault = faults[kind]

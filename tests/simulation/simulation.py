@@ -98,6 +98,8 @@ class Simulation:
         self._askers: dict[str, Asker] = {}  # by token
         self._running: set[str] = set()  # calls
         self.world = new_world(self)
+        if self.world.profile.distance:
+            self._set_distance(self.world.profile.distance)
         self.judges = Judges(self)
         self.calls = Calls(self)
         self.faults = {**self._faults_of_processes(), **self.world.faults()}
@@ -112,9 +114,7 @@ class Simulation:
     def run(self, plan: Sequence[Event] | None = None) -> Outcome:
         if plan is None:
             world = self.world
-            plan = draw_plan(
-                self.seed, world.profiles, world.own_profiles, self.faults, world.of_call, world.operations
-            )
+            plan = draw_plan(self.seed, world.profile, world.profiles, self.faults, world.of_call, world.operations)
         if self.world.most_processes == 1:
             plan = [Event(event.at, event.what, event.who and "p0", event.about) for event in plan]
         outcome = Outcome(self.seed, plan, counts=self.counts, met=self.met)
@@ -444,6 +444,12 @@ class Simulation:
                 self._servers_disturbed_until[name] = max(self._servers_disturbed_until[name], until)
                 self._servers_felt_until[name] = max(self._servers_felt_until[name], until + aftermath)
 
+    def _set_distance(self, distance: float) -> None:
+        """So many seconds bytes usually take at most from now on."""
+        self.distance = distance
+        self.longest_distance = max(self.longest_distance, distance)
+        self._distances.append((self.scheduler.now, distance))
+
     def _begin_fault(self, event: Event) -> None:
         who, fault = event.who, self.faults[event.what]
         if not fault.on:
@@ -454,9 +460,7 @@ class Simulation:
         self.tell(f"{who}: {event}")
         self.counts["faults"] += 1
         until = self.scheduler.now + event.about.get("seconds", 0.0)
-        self.distance = self.chance.choice([0.001, 0.005, 0.05])  # seconds that bytes usually take at most
-        self.longest_distance = max(self.longest_distance, self.distance)
-        self._distances.append((self.scheduler.now, self.distance))
+        self._set_distance(self.chance.choice([0.001, 0.005, 0.05]))
         self._disturb_by(event, who, until)
         self._active = [active for active in self._active if active[2] >= self.scheduler.now]
         self._active.append((event.what, "" if fault.on else who, until))

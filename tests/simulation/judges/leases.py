@@ -73,6 +73,8 @@ class LeaseJudge:
             self._judge_grant(executed, after)
         elif after and before and after.fence != before.fence:
             self._fail(f"S12: the number of {after.token[:6]} changed from {before.fence} to {after.fence}")
+        if after and after.state == "h" and (before is None or (before.token, before.state) != (after.token, "h")):
+            self._judge_taken(executed, after)
 
     def _judge_owner(self, executed: Executed, before: StoredLease | None, after: StoredLease | None) -> None:
         token = executed.token
@@ -129,11 +131,14 @@ class LeaseJudge:
         if lease.state == "h":
             if executed.token != lease.token:
                 self._fail(f"S2: {lease.token[:6]} was granted the lock for good while it did not ask")
-            released, ttl = self._released.get(lease.token), executed.ttl
-            if released and self._is_retired(released, ttl):
-                self._fail(f"S4: {lease.token[:6]} is granted the lock, though it gave it up")
         elif lease.expires_at > executed.at + Timing.grant_ttl + GRAIN:
             self._fail(f"S7: what was handed to {lease.token[:6]} is kept for it too long")
+
+    def _judge_taken(self, executed: Executed, lease: StoredLease) -> None:
+        """At once, or after it was handed over."""
+        released = self._released.get(lease.token)
+        if released and self._is_retired(released, executed.ttl):
+            self._fail(f"S4: {lease.token[:6]} is granted the lock, though it gave it up")
 
     def watch(self) -> None:
         """S4: a lease of which nobody knows any more is released, as soon as the store answers."""

@@ -218,6 +218,8 @@ class StoreJudge:
     def _judge_subscription(self, socket: Socket) -> None:
         """S11: a listener that is ended subscribes again after a pause."""
         last = self._subscribed.get(socket.process, socket)
+        if socket.connected_at < last.connected_at:
+            return  # given up before it was heard
         pause = socket.connected_at - last.connected_at
         if last is not socket and pause < Timing.resubscribe_after - SHORTER_BY_DRIFT:
             self.fail(f"S11: {socket.process} subscribed again after {pause:.3f} s")

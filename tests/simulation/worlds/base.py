@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from django_distlock import LockBackendError
 
 from ..engine.scheduler import Host
-from ..plan import PROFILES, RESPONSE_MAX_HOLD, Fault, Profile, Weighed
+from ..plan import PROFILES, RESPONSE_MAX_HOLD, Fault, Profile, Weighed, profile_of
 
 if TYPE_CHECKING:
     from ..engine.lines import Lines
@@ -42,6 +42,7 @@ class World(ABC):
         self.simulation = simulation
         self.lines: Lines | None = None
         self.scheduler = simulation.scheduler
+        self.profile = profile_of(simulation.seed, self.profiles, self.own_profiles)
         aliases = [f"p{number}.{times}" for number in range(self.most_processes) for times in range(10)]
         self.settings = {alias: {**self.setting(), "RESPONSE_MAX_HOLD": RESPONSE_MAX_HOLD} for alias in aliases}
 

@@ -72,8 +72,9 @@ class QuorumWorld(ServersWorld):
     own_profiles = (
         # Replies of few nodes come one by one, and late, while a thread asks them again.
         Profile(
-            processes=(1, 1), names=("abc",), calls=(30, 40), within=(8.0,), anytime_share=0.0, ttls=((5.0,), (2.0,)),
-            works=(0.0,), task_share=0.0, wait_share=0.0, detach_share=0.0, faults=("slow_server",), most_faults=4,
+            processes=(1, 1), names=("abc",), calls=(50, 60), within=(8.0,), anytime_share=0.0, ttls=((5.0,), (2.0,)),
+            works=(0.0,), task_share=0.0, wait_share=0.0, detach_share=0.0, faults=("slow_server",), least_kinds=1,
+            most_faults=8, max_connections=50,
         ),
     )  # fmt: skip
     has_minorities = True
@@ -81,7 +82,7 @@ class QuorumWorld(ServersWorld):
 
     def __init__(self, simulation: Simulation) -> None:
         self._node_timeout = simulation.chance.choice(NODE_TIMEOUTS)
-        self._max_connections = simulation.chance.choice(MAX_CONNECTIONS)
+        self._usual_max_connections = simulation.chance.choice(MAX_CONNECTIONS)
         super().__init__(simulation)
         addresses = {f"n{number}": (f"10.0.0.{number}", 6379) for number in range(1, NODES + 1)}
         self.servers = {name: Server(simulation.network, address, self.executed) for name, address in addresses.items()}
@@ -109,6 +110,10 @@ class QuorumWorld(ServersWorld):
             "LOCATION": locations,
             "OPTIONS": {"node_timeout": self._node_timeout, "max_connections": self._max_connections},
         }
+
+    @property
+    def _max_connections(self) -> int:
+        return self.profile.max_connections or self._usual_max_connections
 
     def holders(self) -> Mapping[str, str]:
         """What a majority has; what is on nodes that are away counts."""

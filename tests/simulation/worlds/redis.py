@@ -12,7 +12,7 @@ from django_distlock.backends.common.timing import Timing
 from tests.support.inside import client_of, permits_of
 
 from ..judges.stores import StoreJudge
-from ..plan import OF_ONE_SERVER, Fault, lasts, profile_of
+from ..plan import OF_ONE_SERVER, Fault, lasts
 from ..servers.redis_server import Server
 from ..servers.sessions import Session
 from .base import World
@@ -96,7 +96,8 @@ class RedisWorld(ServersWorld):
         self._went_back = False
 
     def setting(self) -> dict[str, Any]:
-        options = {"max_connections": self._max_connections} if self._max_connections else {}
+        most = self.profile.max_connections
+        options = {"max_connections": most} if most else {}
         return {"BACKEND": BACKEND, "LOCATION": "redis://10.0.0.1:6379/0", "OPTIONS": options}
 
     def executed(self, session: Session, command: list[str], reply: Any) -> None:
@@ -126,12 +127,8 @@ class RedisWorld(ServersWorld):
         return [f"{missing} permits of {backend.alias} for connections"] if missing else []
 
     @property
-    def _max_connections(self) -> int | None:
-        return profile_of(self.simulation.seed, self.profiles, self.own_profiles).max_connections
-
-    @property
     def queueing_time(self) -> float:
-        return 3 * self.timeout if self._max_connections else 0.0
+        return 3 * self.timeout if self.profile.max_connections else 0.0
 
     def patience(self, error: LockBackendError, wait: float | None) -> float:
         """Whoever waits for the lock waits as long for a connection, while the server answers others."""
