@@ -668,6 +668,27 @@ class TestWhilePending:
 
 
 @real_transactions
+@pytest.mark.parametrize("stands", [False, True], ids=["of_a_new_connection", "of_one_that_stood"])
+def test_of_a_task_that_uses_the_database_itself(monkeypatch, stands):
+    """Which Django allows in notebooks. Such a connection belongs to the task."""
+    monkeypatch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "1")
+
+    async def main():
+        if stands:
+            Group.objects.count()
+            async with lock("name"):
+                pass
+        with transaction.atomic():
+            async with lock("name"):
+                pass
+            assert is_held()
+        assert not is_held()
+        connection.close()
+
+    asyncio.run(main())
+
+
+@real_transactions
 class TestChoices:
     def test_refuse_raises_before_the_lock_is_asked_for(self, guarded):
         with transaction.atomic(using="other"):

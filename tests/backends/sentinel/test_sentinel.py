@@ -20,7 +20,7 @@ from tests.support import sentinel
 from tests.support.clocks import faked_clock
 from tests.support.sentinel import SERVICE, Watched, warm_up
 from tests.support.stores import REDIS
-from tests.support.tools import eventually, lock_request, queue_of
+from tests.support.tools import PATIENCE, eventually, lock_request, queue_of
 
 WAIT = 20  # seconds; a failover takes two
 
@@ -338,6 +338,30 @@ class TestAnOldMasterThatAnswers:
                 assert calls(other).acquire() is False
                 assert client.role()[0] == "master"
             lease.ensure_held()
+
+    def test_is_not_believed_what_it_answers_to_a_command_of_before(self, watched, use, settings, calls):
+        """It was asked, hung, and grants the lock when another one has granted it to somebody else."""
+        entry = {"BACKEND": REDIS, "OPTIONS": {**watched.options, "socket_timeout": PATIENCE}}
+        settings.DISTRIBUTED_LOCKS = {"default": entry, "other": entry}
+        for alias in ("default", "other"):
+            warm_up(calls, alias)
+        old = watched.master
+        watched.wait_for_replicas(old)
+        other = lock("name", wait=PATIENCE, using="other")
+        with ThreadPoolExecutor() as threads, old.client() as client:
+            old.stop()
+            asked = threads.submit(calls(other).acquire)
+            watched.wait_for_another(old)
+            with lock("name") as lease:
+                eventually(lambda: locks["other"].location.sentinels.master.port != old.port)
+                assert not asked.done()
+                old.go_on()
+                eventually(lambda: client.exists("lock:name"))
+                eventually(lambda: locks["default"].count_waiters(["name"]) == [1])
+                assert not asked.done()
+                lease.ensure_held()
+            assert asked.result(PATIENCE)
+            calls(other).release()
 
     def test_is_left_by_those_who_are_cut_off_together_with_it(self, watched, use, calls):
         """The sentinels lost it, its clients did not: these learn of the new one from the sentinels."""
