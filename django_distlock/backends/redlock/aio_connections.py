@@ -25,7 +25,6 @@ from .messages import (
     Message,
     NodeState,
     NodeSteps,
-    NotYetConnected,
     T,
     all_settled,
     time_out,
@@ -192,8 +191,7 @@ class AsyncNodes:
             if message is None:
                 exchanges.append(NOT_ASKED)
             elif not is_ready or node.connection is None:
-                failure = node.failure or NotYetConnected()
-                exchanges.append(Exchange(message.replies, sent_at, failure=failure))
+                exchanges.append(Exchange(message.replies, sent_at, failure=node.absence))
             else:
                 exchange = node.send(message, sent_at)
                 exchange.notify, exchange.timeout = check, timeout

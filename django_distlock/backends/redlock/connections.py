@@ -33,7 +33,6 @@ from .messages import (
     Limits,
     NodeState,
     NodeSteps,
-    NotYetConnected,
     StaleConnections,
     T,
     check_process,
@@ -79,7 +78,7 @@ class ConnectionSet:
         if message is None:
             return NOT_ASKED
         if connection is None:
-            return Exchange(message.replies, sent_at, failure=self._nodes[number].failure or NotYetConnected())
+            return Exchange(message.replies, sent_at, failure=self._nodes[number].absence)
         if connection.pending and not connection.is_ready(timeout, urgent=urgent):
             failure = TimeoutError(f"no answer for {connection.unresponsive_for:.2f} s")
             return Exchange(message.replies, sent_at, failure=failure)

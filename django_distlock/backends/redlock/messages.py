@@ -190,6 +190,11 @@ class NodeState(ABC):
         return self.connecting_count > 0
 
     @property
+    def absence(self) -> Exception:
+        """Why it is not asked. What it failed with before says nothing while it is tried again."""
+        return NotYetConnected() if self.is_connecting or self.failure is None else self.failure
+
+    @property
     def is_expected(self) -> bool:
         """A connection may stand in a moment."""
         return self.is_connecting and self.failure is None

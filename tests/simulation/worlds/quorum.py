@@ -180,10 +180,18 @@ class QuorumWorld(ServersWorld):
     def delayed_until(self, process: Process, address: Address) -> float:
         return self._islands.delayed_until(process, address)
 
+    def may_be_final(self, error: LockBackendError) -> bool:
+        """Somebody has to correct a password that a majority refuses."""
+        return super().may_be_final(error) or str(error).count("refused the user or password") > NODES // 2
+
+    @property
+    def queueing_time(self) -> float:
+        """One after the other asks, and some wait for nodes that hang."""
+        return CONNECT_TIMEOUT if self._max_connections == 1 else 0.0
+
     def asking_time(self, ttl: float) -> float:
-        """For a connection, and up to three times for the nodes (docs/settings.md, "How long a call lasts")."""
-        queues = CONNECT_TIMEOUT if self._max_connections == 1 else 0.0
-        return queues + 3 * (self._node_timeout or max(0.05, min(ttl / 20, 1.0)))
+        """Up to three times for the nodes (docs/settings.md, "How long a call lasts")."""
+        return 3 * (self._node_timeout or max(0.05, min(ttl / 20, 1.0)))
 
     def longest_call(self, operation: str, ttl: float) -> float:
         return inf if self._max_connections == 1 else self.asking_time(ttl)
