@@ -915,3 +915,8 @@ class TestBadInput:
 
         assert logger is logging.getLogger("django_distlock")
         assert current_execution() is threading.current_thread()
+
+
+def test_a_request_refuses_what_it_has_no_attribute_for():
+    with pytest.raises(TypeError, match="has no speed"):
+        lock_request().copy(speed=2)

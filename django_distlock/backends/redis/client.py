@@ -17,7 +17,7 @@ from math import inf
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
-from redis.exceptions import BusyLoadingError, ConnectionError, NoScriptError, RedisError, ResponseError
+from redis.exceptions import ConnectionError, NoScriptError, RedisError
 
 from ...types import NOT_WAITING
 from ...utils import fork
@@ -26,8 +26,9 @@ from ..common.permits import Permit, TaskPermits, new_permits
 from ..common.timing import Timing
 from .attempts import ServerAttempts
 from .config import Location
-from .connection import DirectExchange, RunningFor, exchange, hang_up, raise_if_transient
+from .connection import hang_up
 from .errors import is_silence
+from .exchange import DirectExchange, exchange
 from .scripts import Command, pack
 
 
@@ -289,12 +290,12 @@ class AsyncClient:
                     connection = connection or await self._location.aconnected(timeout=attempts.connect_timeout())
                 timeout = self._timeout if attempts is None else attempts.step_timeout(was_idle=was_idle)
                 packed = [command.packed for command in commands]
-                replies = await self._exchange(connection, packed, timeout)
+                replies = await connection.exchange(b"".join(packed), len(packed), timeout)
                 if NoScriptError in map(type, replies):
                     forgotten, again = _to_repeat(commands, replies)
                     attempts = attempts or self._new_attempts(*limits)
                     timeout = attempts.step_timeout(was_idle=was_idle)
-                    fresh = (await self._exchange(connection, again, timeout))[-len(forgotten) :]
+                    fresh = (await connection.exchange(b"".join(again), len(again), timeout))[-len(forgotten) :]
                     for index, reply in zip(forgotten, fresh, strict=True):
                         replies[index] = reply
             except BaseException as error:
@@ -337,26 +338,14 @@ class AsyncClient:
 
     @staticmethod
     async def _is_stale(connection: Any) -> bool:
-        can_read = getattr(connection, "can_read", None) or connection.can_read_destructive  # until redis-py 7
         try:
-            return bool(await can_read())
+            stale: bool = await connection.is_stale()
+            return stale
         except RedisError:
             return True
         except BaseException:
             await hang_up(connection)
             raise
-
-    async def _exchange(self, connection: Any, packed: list[bytes], timeout: float) -> list[Any]:
-        async with RunningFor(timeout, "Timeout reading from socket"):
-            await connection.send_packed_command([b"".join(packed)], check_health=False)
-            return [await self._read(connection) for _ in packed]
-
-    @staticmethod
-    async def _read(connection: Any) -> Any:
-        try:
-            return await connection.read_response(disable_decoding=True)
-        except (ResponseError, BusyLoadingError) as reply:
-            return raise_if_transient(reply)
 
     async def alocate(self, key: str) -> None: ...
 

@@ -21,8 +21,9 @@ from ...exceptions import InvalidLockBackend
 from ...utils import fork
 from ...utils.clock import clock
 from ...utils.text import printable, quoted
-from .connection import RunningFor, hang_up, ours, twin
+from .connection import hang_up, ours, twin
 from .errors import EndedTls, is_about_leaving
+from .exchange import RunningFor
 
 PASSWORDS = ("password", "ssl_password")
 

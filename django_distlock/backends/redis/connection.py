@@ -12,65 +12,22 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
 from math import inf
-from types import TracebackType
 from typing import Any
 
 import redis.asyncio
-from redis.exceptions import BusyLoadingError, ResponseError
-
-try:
-    from hiredis import Reader
-except ImportError:
-    Reader = None  # type: ignore[assignment, misc]
 
 from ...utils import fork
 from ...utils.clock import clock, sleep
 from ...utils.threads import start_thread
 from ...utils.wakeup import WakeEvent
-from .errors import is_transient
+from .exchange import AsyncDirectExchange, DirectExchange, RunningFor
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.05  # seconds between attempts at a server that accepts no connection just now
-RECEIVED_AT_ONCE = 65_536  # bytes
 MOST_KNOWN = 1000  # addresses that failed
 LATELY = 10.0  # seconds in which an address that failed is tried after the others of its name
 KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}  # seconds, seconds, probes
 
 Address = tuple[Any, ...]  # as getaddrinfo has it: family, type, protocol, canonical name, address
-
-
-class RunningFor:
-    """``async with RunningFor(seconds, message)`` raises redis-py's TimeoutError when the block takes longer.
-
-    Only time in which the event loop runs counts. Where thousands of tasks begin at once, it gets to what came for
-    the first ones when their time would be over otherwise.
-    """
-
-    __slots__ = ("_handle", "_message", "_parts", "_timeout")
-
-    PARTS = 4  # rounds of the loop that the block has at least
-
-    def __init__(self, seconds: float, message: str) -> None:
-        self._parts, self._message = [seconds / self.PARTS] * self.PARTS, message
-
-    async def __aenter__(self) -> None:
-        self._timeout = asyncio.timeout(None)
-        await self._timeout.__aenter__()
-        self._tick()
-
-    def _tick(self) -> None:
-        if self._parts:
-            self._handle = asyncio.get_running_loop().call_later(self._parts.pop(), self._tick)
-        else:
-            self._timeout.reschedule(0.0)
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._handle.cancel()
-        try:
-            await self._timeout.__aexit__(kind, error, traceback)
-        except builtins.TimeoutError as late:
-            raise redis.TimeoutError(self._message) from late
 
 
 # Names. getaddrinfo knows no timeout, so it runs in a thread of its own, one for all callers with the same name.
@@ -157,46 +114,6 @@ class _Tcp:
         return opened
 
 
-class DirectExchange:
-    """Sends commands and reads their replies with fewer detours than redis-py, where RESP2 and hiredis allow it."""
-
-    _reader: Any = None
-
-    def exchange(self: Any, packed: bytes, number: int, timeout: float | None) -> list[Any]:
-        """``number`` replies, with the errors among them that are answers.
-
-        ``timeout``: seconds for all of them; None: for each those of the socket. Raises redis-py's errors.
-        """
-        reader = self._reader
-        if reader is None:
-            if Reader is None or self.protocol != 2:
-                return exchange(self, packed, number, timeout)
-            reader = self._reader = Reader(protocolError=redis.InvalidResponse, replyError=self._parser.parse_error)
-        replies: list[Any] = []
-        sock = self._sock
-        try:
-            if timeout is not None:
-                deadline = clock() + timeout
-                sock.settimeout(timeout)
-            sock.sendall(packed)
-            while len(replies) < number:
-                if (reply := reader.gets()) is not False:
-                    replies.append(_answer(reply) if isinstance(reply, Exception) else reply)
-                    continue
-                if timeout is not None:
-                    sock.settimeout(max(0.01, deadline - clock()))
-                if not (data := sock.recv(RECEIVED_AT_ONCE)):
-                    raise redis.ConnectionError("Connection closed by server.")
-                reader.feed(data)
-            if timeout is not None:
-                sock.settimeout(self.socket_timeout)
-        except builtins.TimeoutError as error:
-            raise redis.TimeoutError("Timeout reading from socket") from error
-        except OSError as error:
-            raise redis.ConnectionError(f"Error while talking to the server: {error}") from error
-        return replies
-
-
 class TcpConnection(DirectExchange, _Tcp, redis.Connection):
     def _connect(self) -> socket.socket:
         lookup, resolved = _lookup(self.host, self.port, self.socket_type), WakeEvent()
@@ -225,7 +142,7 @@ class TlsConnection(redis.SSLConnection, TcpConnection):
     pass
 
 
-class AsyncTcpConnection(_Tcp, redis.asyncio.Connection):
+class AsyncTcpConnection(AsyncDirectExchange, _Tcp, redis.asyncio.Connection):
     async def _connect(self) -> None:
         lookup, resolved = _lookup(self.host, self.port, self.socket_type), WakeEvent()
         lookup.add_done_callback(lambda _: resolved.set())
@@ -289,7 +206,7 @@ class UnixConnection(DirectExchange, _Unix, redis.UnixDomainSocketConnection):
         return opened
 
 
-class AsyncUnixConnection(_Unix, redis.asyncio.UnixDomainSocketConnection):
+class AsyncUnixConnection(AsyncDirectExchange, _Unix, redis.asyncio.UnixDomainSocketConnection):
     async def _connect(self) -> None:
         pause = FIRST_PAUSE
         while (opened := self._open_socket()) is None:
@@ -320,43 +237,6 @@ def twin(connection_class: type[Any]) -> type[Any]:
     """The class that does for asyncio what this one does for threads."""
     found: type[Any] = next(twin for kind, twin in _TWINS if issubclass(connection_class, kind))
     return found
-
-
-def read_by(connection: Any, deadline: float) -> Any:
-    """The next reply on a connection of threads. Raises redis-py's TimeoutError at that moment on ``clock()``."""
-    # Not by an argument of read_response, which redis-py 6 and 7 do not know.
-    if not connection.can_read(max(0.0, deadline - clock())):
-        raise redis.TimeoutError("Timeout reading from socket")
-    return connection.read_response(disable_decoding=True)
-
-
-def exchange(connection: Any, packed: bytes, number: int, timeout: float | None) -> list[Any]:
-    """``DirectExchange.exchange()`` by the methods of redis-py, for connections of any class."""
-    connection.send_packed_command([packed], check_health=False)
-    deadline, replies = None if timeout is None else clock() + timeout, []
-    for _ in range(number):
-        try:
-            if deadline is None:
-                replies.append(connection.read_response(disable_decoding=True))
-            else:
-                replies.append(read_by(connection, deadline))
-        except (ResponseError, BusyLoadingError) as reply:
-            replies.append(raise_if_transient(reply))
-    return replies
-
-
-def _answer(reply: Exception) -> Exception:
-    """Errors of the connection are raised, as redis-py does."""
-    if isinstance(reply, redis.ConnectionError) and not isinstance(reply, BusyLoadingError):
-        raise reply
-    return raise_if_transient(reply)
-
-
-def raise_if_transient(reply: Exception) -> Exception:
-    """Raise what a retry may avoid; return other errors as replies."""
-    if is_transient(reply):
-        raise reply
-    return reply
 
 
 async def hang_up(connection: Any) -> None:

@@ -39,7 +39,7 @@ CLUSTER_BACKEND = "django_distlock.backends.redis.RedisClusterBackend"
 
 
 class NotSent(ConnectionError):
-    """The connection leads to a server that is of no use any more, so nothing was sent on it."""
+    """Nothing was sent: the connection has ended, or leads to a server that is of no use any more."""
 
 
 class EndedTls(ConnectionError):

@@ -12,7 +12,7 @@ from redis.exceptions import ConnectionError, NoScriptError, RedisError, Respons
 from ...utils.clock import clock
 from ..common.timing import Timing
 from ..redis.config import Location
-from ..redis.connection import RunningFor
+from ..redis.exchange import RunningFor
 from .messages import (
     MAX_PENDING,
     NOT_ASKED,

@@ -39,9 +39,7 @@ class Connection:
 class AsyncConnection:
     _writer = None
 
-    async def send_packed_command(self, *_: Any, **__: Any) -> None: ...
-
-    async def read_response(self, **_: Any) -> None:
+    async def exchange(self, *_: Any) -> None:
         raise ConnectionError("the reply was lost")
 
     async def disconnect(self, nowait: bool = False) -> None: ...
@@ -50,7 +48,7 @@ class AsyncConnection:
 class Interrupted(AsyncConnection):
     """Where a cancellation meets a broken connection, asyncio's wait_for on Python 3.11 tells of the second alone."""
 
-    async def send_packed_command(self, *_: Any, **__: Any) -> None:
+    async def exchange(self, *_: Any) -> None:
         try:
             await asyncio.sleep(10)
         except asyncio.CancelledError:

@@ -71,9 +71,9 @@ def import_package() -> None:
         import django_distlock.backends.redis.cluster.backend
         import django_distlock.backends.redlock.backend
         import django_distlock.testing  # noqa: F401
-    from django_distlock.backends.redis import connection
+    from django_distlock.backends.redis import exchange
 
-    connection.Reader = Reader
+    exchange.Reader = Reader
 
 
 class _Time:

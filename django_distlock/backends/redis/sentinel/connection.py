@@ -12,16 +12,9 @@ from redis.exceptions import TimeoutError
 
 from ....utils.clock import clock
 from ..config import Location
-from ..connection import (
-    AsyncTcpConnection,
-    AsyncTlsConnection,
-    RunningFor,
-    TcpConnection,
-    TlsConnection,
-    hang_up,
-    read_by,
-)
+from ..connection import AsyncTcpConnection, AsyncTlsConnection, TcpConnection, TlsConnection, hang_up
 from ..errors import NoMaster, NotSent
+from ..exchange import RunningFor, read_by
 from ..scripts import pack
 from .discovery import Master, Sentinels
 
@@ -80,6 +73,12 @@ class _SSLConnection(_ThreadMasterConnection, TlsConnection):
 
 
 class _AsyncMasterConnection(_MasterConnection):
+    async def exchange(self, packed: bytes, number: int, timeout: float) -> list[Any]:
+        self._check_before_sending()
+        replies: list[Any] = await super().exchange(packed, number, timeout)  # type: ignore[misc]
+        self._check_master()
+        return replies
+
     async def read_response(self, *args: Any, **options: Any) -> Any:
         self._check_master()
         reply = await super().read_response(*args, **options)  # type: ignore[misc]

@@ -24,8 +24,9 @@ from ....utils.threads import Worker
 from ....utils.wakeup import WakeEvent
 from ...common.timing import Timing
 from ..config import Location
-from ..connection import RunningFor, hang_up, read_by
+from ..connection import hang_up
 from ..errors import NoMaster, NoSentinel, SentinelRefusal, UnknownService, is_transient, without_traceback
+from ..exchange import RunningFor, read_by
 from ..scripts import pack
 
 logger = logging.getLogger("django_distlock")
