@@ -392,6 +392,21 @@ def test_who_may_move_the_master_by_a_smaller_epoch(named, moves):
     known.close()
 
 
+@pytest.mark.parametrize(("silent", "moves"), [(0, True), (1, True), (2, False)])
+def test_a_search_believes_smaller_epochs_of_most_alone(silent, moves, calls):
+    """The last one that answers may be cut off together with a former master."""
+    answers = [discovery.Master("former", 1, 0)] * (3 - silent) + [NoSentinel()] * silent
+    sentinels = [Sentinel(str(number), answer) for number, answer in enumerate(answers)]
+    known = discovery.Sentinels("service", sentinels, Timing())
+    known.confirm(discovery.Master("known", 1, 4))
+    if moves:
+        assert calls(known).find(20.0) == discovery.Master("former", 1, 0, is_reset=True)
+    else:
+        with pytest.raises(NoMaster, match="0: known:1 took over from former:1 before; 1: silent; 2: silent"):
+            calls(known).find(20.0)
+    known.close()
+
+
 class TestSharedSearch:
     """In a failover all who lost their connection ask at once."""
 

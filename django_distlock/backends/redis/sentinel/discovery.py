@@ -35,7 +35,7 @@ logger = logging.getLogger("django_distlock")
 class Master(NamedTuple):
     """``epoch`` grows with every failover: a sentinel that was cut off has a smaller one.
 
-    ``is_reset``: all sentinels have a smaller one, because they were set up anew.
+    ``is_reset``: most sentinels have a smaller one, because they were set up anew.
     """
 
     host: str
@@ -233,10 +233,11 @@ class Sentinels:
                 self._ask_last(sentinel)
             elif (known := self.master) and named.epoch < known.epoch:
                 outdated.append(named)
+                problems.append(NoMaster(f"{sentinel.text}: {known} took over from {named} before"))
             else:
                 self._named_by = sentinel
                 return named
-        if outdated:  # by all that answer
+        if 2 * len(outdated) > len(self.locations):  # they were set up anew; a few may be cut off
             return max(outdated, key=lambda master: master.epoch)._replace(is_reset=True)
         raise _most_telling(problems)
 
