@@ -684,6 +684,15 @@ class TestRoutedRequest:
         moved = redis.exceptions.MovedError("1 in:2")
         assert slots.redirected(moved, self.A) == Address("out.in", 1002)
 
+    @pytest.mark.parametrize("error", [redis.exceptions.MovedError, redis.exceptions.AskError])
+    def test_a_node_that_a_redirection_names_has_not_left(self, error):
+        """CLUSTER SLOTS does not name one that is only given its first slot."""
+        slots = SlotMap([1], [self.A], Timing())
+        slots.update([[0, 16383, [b"a", 1, b"id"]]], self.A)
+        assert not slots.knows(Address("new", 2))
+        assert slots.redirected(error("1 new:2"), self.A) == Address("new", 2)
+        assert slots.knows(Address("new", 2))
+
     def test_nodes_that_left_are_forgotten(self):
         gone, seed = Address("gone", 1), self.B
         slots = SlotMap([1], [seed], Timing())

@@ -83,8 +83,6 @@ class SlotMap:
 
     def moved(self, slot: int, owner: Address) -> None:
         self.owners = {**self.owners, slot: owner}
-        if owner not in self._nodes:
-            self._nodes += (owner,)
 
     def nodes_to_ask(self) -> list[Address]:
         """For the slots of all nodes: in random order, because one node may be cut off from the others."""
@@ -110,7 +108,12 @@ class SlotMap:
 
     def redirected(self, to: AskError, asked: Address) -> Address | None:
         """The node that a redirection names; None: it names none, but CLUSTER SLOTS will."""
-        return None if to.host == NAMELESS else self._address(to.host, to.port, asked)
+        if to.host == NAMELESS:
+            return None
+        node = self._address(to.host, to.port, asked)
+        if node not in self._nodes:  # its connections are closed else, as those to one that has left
+            self._nodes += (node,)
+        return node
 
     def _address(self, host: bytes | str | None, port: int, asked: Address) -> Address:
         """The one that a node announces; without a host: that of the node itself."""
