@@ -460,7 +460,7 @@ class Simulation:
         self.tell(f"{who}: {event}")
         self.counts["faults"] += 1
         until = self.scheduler.now + event.about.get("seconds", 0.0)
-        self._set_distance(self.chance.choice([0.001, 0.005, 0.05]))
+        self._set_distance(self.world.profile.distance or self.chance.choice([0.001, 0.005, 0.05]))
         self._disturb_by(event, who, until)
         self._active = [active for active in self._active if active[2] >= self.scheduler.now]
         self._active.append((event.what, "" if fault.on else who, until))
