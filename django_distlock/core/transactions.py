@@ -13,6 +13,7 @@ from asyncio import _get_running_loop
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from functools import partial
 from typing import Any, NoReturn, ParamSpec, TypeVar
 from weakref import ref
@@ -35,6 +36,8 @@ Transaction = ref[BaseDatabaseWrapper]  # the one that is open on a connection
 # Where asgiref keeps the connections of each thread. To ask it for each alias takes longer than the rest of a release.
 _of_thread = getattr(connections._connections, "_storage", None)  # type: ignore[attr-defined]
 _knows_threads = isinstance(_of_thread, threading.local)
+# Where it keeps which thread waits for a task. Its own answer that none does takes a whole error message.
+_of_awaited_tasks = getattr(getattr(AsyncToSync.executors, "_storage", None), "_data", None)
 
 
 def _initialized() -> Sequence[BaseDatabaseWrapper]:
@@ -228,6 +231,8 @@ def _outermost(connection: BaseDatabaseWrapper) -> int:
 
 def _is_awaited_by_a_thread() -> bool:
     """Whether a thread waits in ``async_to_sync`` for the task that runs; its transactions are around the task."""
+    if isinstance(_of_awaited_tasks, ContextVar) and _of_awaited_tasks.get(None) is None:
+        return False
     return getattr(AsyncToSync.executors, "current", None) is not None
 
 

@@ -27,29 +27,50 @@ TOO_LATE = "Timeout reading from socket"
 
 
 class RunningTimer:
-    """Calls ``on_over`` after so many seconds in which the event loop runs.
+    """Calls ``on_over`` after so many seconds in which the event loop runs, unless it is stopped before.
 
     Where thousands of tasks begin at once, it gets to what came for the first ones when their time would be over
-    otherwise.
+    otherwise. It is started again and again at little cost: what is scheduled stays when it is stopped, for the next
+    start to use.
     """
 
-    __slots__ = ("_handle", "_left", "_on_over", "_part")
+    __slots__ = ("_counted_from", "_handle", "_is_on", "_left", "_loop", "_on_over", "_part")
 
     PARTS = 4  # rounds of the loop that there are at least
 
-    def __init__(self, seconds: float, on_over: Callable[[], None]) -> None:
-        self._left, self._part, self._on_over = self.PARTS, seconds / self.PARTS, on_over
-        self._handle = asyncio.get_running_loop().call_later(self._part, self._tick)
+    def __init__(self, on_over: Callable[[], None]) -> None:
+        self._on_over, self._loop = on_over, asyncio.get_running_loop()
+        self._handle: asyncio.TimerHandle | None = None
+        self._is_on = False
 
-    def _tick(self) -> None:
-        self._left -= 1
-        if self._left:
-            self._handle = asyncio.get_running_loop().call_later(self._part, self._tick)
-        else:
-            self._on_over()
+    def start(self, seconds: float) -> None:
+        now = self._loop.time()
+        self._is_on, self._left, self._part, self._counted_from = True, seconds, seconds / self.PARTS, now
+        if self._handle is None or self._handle.when() > now + self._part:
+            self.cancel()
+            self._handle = self._loop.call_at(now + self._part, self._tick)
+
+    def stop(self) -> None:
+        self._is_on = False
 
     def cancel(self) -> None:
-        self._handle.cancel()
+        """Stop it for good."""
+        if self._handle:
+            self._handle.cancel()
+            self._handle = None
+
+    def _tick(self) -> None:
+        assert self._handle
+        due, self._handle = self._handle.when(), None
+        if not self._is_on:
+            return
+        self._left -= max(0.0, due - self._counted_from)  # what comes after that, the loop did not run
+        self._counted_from = now = self._loop.time()
+        if self._left > 1e-9:
+            self._handle = self._loop.call_at(now + min(self._part, self._left), self._tick)
+        else:
+            self._is_on = False
+            self._on_over()
 
 
 class RunningFor:
@@ -66,12 +87,14 @@ class RunningFor:
     async def __aenter__(self) -> None:
         self._timeout = asyncio.timeout(None)
         await self._timeout.__aenter__()
-        self._timer = RunningTimer(self._seconds, lambda: self._timeout.reschedule(0.0))
+        self._timer = RunningTimer(lambda: self._timeout.reschedule(0.0))
+        self._timer.start(self._seconds)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._timer.cancel()
+        del self._timer  # which refers to this
         try:
             await self._timeout.__aexit__(kind, error, traceback)
         except builtins.TimeoutError as late:
@@ -132,6 +155,7 @@ class AsyncDirectExchange(asyncio.Protocol):
     _found: list[Any]  # of the exchange that is under way, which ends when it has them all
     _number = 0
     _end: asyncio.Future[None] | None = None
+    _timer: RunningTimer
     _failure: Exception | None = None  # after which it is of no use any more
 
     async def exchange(self: Any, packed: bytes, number: int, timeout: float) -> list[Any]:
@@ -140,6 +164,7 @@ class AsyncDirectExchange(asyncio.Protocol):
             self._replies = _new_reader(self)
             if self._replies is None:
                 return await _aexchange(self, packed, number, timeout)
+            self._timer = RunningTimer(self._time_out)
             self._writer.transport.set_protocol(self)
         if self._failure:
             raise NotSent(str(self._failure))
@@ -147,11 +172,11 @@ class AsyncDirectExchange(asyncio.Protocol):
         self._found, self._number = found, number
         self._end = end = asyncio.get_running_loop().create_future()
         self._writer.transport.write(packed)
-        timer = RunningTimer(timeout, self._time_out)
+        self._timer.start(timeout)
         try:
             await end
         finally:
-            timer.cancel()
+            self._timer.stop()
             self._end = None
         return found
 
@@ -181,6 +206,7 @@ class AsyncDirectExchange(asyncio.Protocol):
         self.connection_lost(None)  # at once; the loop says so only in its next round
 
     def connection_lost(self, error: Exception | None) -> None:
+        self._timer.cancel()
         if error is None:
             self._fail(redis.ConnectionError("Connection closed by server."))
         else:
