@@ -37,6 +37,7 @@ class Attempts:
         self._longest, self._caller_deadline = longest, caller_deadline
         self.deadline = self._latest_end(began)  # no attempt begins later
         self.in_doubt = False  # one was sent and not answered
+        self.queued_for = 0.0  # seconds, for a free connection
         self._has_retried_at_once = False
 
     def _latest_end(self, began: float) -> float:
@@ -44,6 +45,7 @@ class Attempts:
 
     def extend_for_queueing(self, began: float, ended: float) -> None:
         """The time spent waiting for a free connection is not the server's: move the deadline by it."""
+        self.queued_for += ended - began
         self.deadline = max(self.deadline, min(self.deadline + ended - began, self._latest_end(ended)))
 
     def may_retry_at_once(self, *, was_idle: bool = False) -> bool:

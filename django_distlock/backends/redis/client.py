@@ -36,13 +36,15 @@ class Reply(NamedTuple):
     """``values``: one per command, errors of the server among them. ``sent_at``: before the answered attempt.
 
     ``in_doubt``: an earlier attempt went unanswered; the server may execute it yet.
-    ``is_by_next_owner``: of a slot of a Cluster that is on its way there, where nobody can listen yet.
+    ``is_by_next_owner``: of a slot of a Cluster that is on its way there, where nobody can listen yet. ``queued_for``:
+    seconds that the call waited for a free connection.
     """
 
     values: list[Any]
     sent_at: float
     in_doubt: bool
     is_by_next_owner: bool = False
+    queued_for: float = 0.0
 
 
 NOTHING = Reply([], sent_at=0.0, in_doubt=False)
@@ -172,7 +174,9 @@ class Client:
                 idle.append((connection, now))
                 if len(idle) > 1:
                     self._close_old(now)
-                return Reply(replies, sent_at, in_doubt=attempts is not None and attempts.in_doubt)
+                if attempts is None:
+                    return Reply(replies, sent_at, in_doubt=False)
+                return Reply(replies, sent_at, attempts.in_doubt, queued_for=attempts.queued_for)
 
     def _idle_connection(self) -> tuple[Any, bool]:
         """One that stands, or None, and whether it stood idle for so long that it may have died."""
@@ -323,7 +327,9 @@ class AsyncClient:
                 else:
                     await hang_up(connection)
                 _check_cancelled(cancelled)
-                return Reply(replies, sent_at, in_doubt=attempts is not None and attempts.in_doubt)
+                if attempts is None:
+                    return Reply(replies, sent_at, in_doubt=False)
+                return Reply(replies, sent_at, attempts.in_doubt, queued_for=attempts.queued_for)
 
     async def _idle_connection(self) -> tuple[Any, bool]:
         while self._idle:

@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from contextlib import ExitStack
-from itertools import chain, repeat
+from itertools import chain, cycle, repeat
 from math import inf
 
 import pytest
@@ -657,6 +657,14 @@ class TestRoutedRequest:
         went, error = self.drive(repeat(redis.exceptions.MaxConnectionsError("all are busy")))
         assert isinstance(error, redis.exceptions.MaxConnectionsError)
         assert len(went) > 1
+
+    @pytest.mark.parametrize(("queued_for", "lasts"), [(0.0, 1.0), (3.0, 2.0)], ids=["for_the_node", "in_the_queue"])
+    def test_time_that_a_node_was_waited_for_is_the_calls_own(self, quick_clock, queued_for, lasts):
+        """The wait for a free connection is not, and adds up to a whole call to its time."""
+        down = Reply([redis.exceptions.ClusterDownError("down")], 1.0, in_doubt=False, queued_for=queued_for)
+        _, answer = self.drive(chain([redis.ConnectionError("refused")], cycle([self.slots(self.A), down])))
+        assert answer.values == down.values
+        assert lasts <= policy.clock() < lasts + 0.7
 
     def test_a_host_that_is_not_told_is_the_one_that_was_asked(self):
         moved = redis.exceptions.MovedError(f"{slot_of('x')} :9")

@@ -183,7 +183,7 @@ class RoutedRequest:
         self._commands = commands
         self._slots, self._timing = slots, slots.timing
         self._attempts, self._queue_deadline = attempts, queue_deadline
-        self._began: float | None = clock()  # None: a node has answered
+        self._is_answered = False  # by any node, so far
         self._is_misled = False  # redirected to a node without a name
         self._replies: list[Any] = [None] * len(commands)
         self._sent_at = [0.0] * len(commands)
@@ -257,9 +257,9 @@ class RoutedRequest:
         if isinstance(result, Reply):
             self._slots.unresponsive.discard(batch.node)
             self._attempts.in_doubt = self._attempts.in_doubt or result.in_doubt
-            if self._began is not None:
-                self._attempts.extend_for_queueing(self._began, result.sent_at)
-                self._began = None
+            if not self._is_answered:
+                self._is_answered = True
+                self._attempts.extend_for_queueing(result.sent_at - result.queued_for, result.sent_at)
             for number, reply in zip(batch.numbers, batch.values(result), strict=True):
                 self._replies[number], self._sent_at[number] = reply, result.sent_at
                 if isinstance(reply, AskError):
