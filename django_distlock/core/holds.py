@@ -9,10 +9,11 @@ import asyncio
 import os
 import sys
 import threading
+from collections.abc import Iterator
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import cast
+from typing import NamedTuple, cast
 from weakref import ReferenceType, ref
 
 from ..types import current_execution
@@ -170,22 +171,42 @@ class ResponseRetainer(Retainer):
 
 # Child tasks inherit the context and sync_to_async lends one thread to many, so an execution owns a
 # lease only when the thread or task is the same *and* the context remembers having acquired it.
-_acquired: ContextVar[tuple[ReferenceType[Lease], ...]] = ContextVar("django_distlock_acquired", default=())
+class Acquired(NamedTuple):
+    """``before``: what the context had acquired until then. ``spare``: how many more it takes in before it looks which
+    have ended."""
+
+    lease: ReferenceType[Lease]
+    before: Acquired | None
+    spare: int
+
+
+SPARE = 8  # at least
+_acquired: ContextVar[Acquired | None] = ContextVar("django_distlock_acquired", default=None)
 
 
 def remember(lease: Lease) -> None:
     """This context has acquired it: a thread or a task, and what it lends its context to."""
-    known = _acquired.get()
-    count = len(known)
-    if count >= 8 and count & (count - 1) == 0:  # now and then, because every lease is looked at
-        known = tuple(known_lease for known_lease in known if (held := known_lease()) and held._is_live)
-    _acquired.set((*known, ref(lease)))
+    before = _acquired.get()
+    spare = before.spare - 1 if before else SPARE
+    if not spare:
+        live = [known for known in acquired_here() if known._is_live]
+        spare, before = max(SPARE, len(live)), None
+        for known in reversed(live):
+            before = Acquired(ref(known), before, spare)
+    _acquired.set(Acquired(ref(lease), before, spare))
 
 
 def remembers(lease: Lease) -> bool:
-    return ref(lease) in _acquired.get()
+    return any(known is lease for known in acquired_here())
 
 
-def acquired_here() -> list[Lease]:
-    """What this context has acquired and still remembers: that of its thread or task, and of the one it came from."""
-    return [lease for known in _acquired.get() if (lease := known())]
+def acquired_here() -> Iterator[Lease]:
+    """What this context has acquired and still remembers: that of its thread or task, and of the one it came from.
+
+    The latest one first.
+    """
+    known = _acquired.get()
+    while known:
+        if lease := known.lease():
+            yield lease
+        known = known.before

@@ -304,8 +304,8 @@ def assert_locked(name: str, /, *values: object, using: str = DEFAULT_ALIAS) -> 
     mine = [lease for lease in acquired_here() if lease.name == name and lease.using == using]
     if any(lease._is_live for lease in mine):
         return
-    if mine and mine[-1].state is State.LOST and mine[-1]._hold_count:  # one that was left is not held anyway
-        mine[-1].ensure_held()
+    if mine and mine[0].state is State.LOST and mine[0]._hold_count:  # the latest; one that was left is not held anyway
+        mine[0].ensure_held()
     raise LockNotHeld(
         f"This code must run under the lock {name!r} ({using}), which its caller does not hold. Call it inside"
         " 'with lock(...)' or below @distributed_lock; in a unit test, inside testing.assume_locked()."

@@ -1,15 +1,19 @@
-"""``assert_locked()``: who counts as holding a lock."""
+"""``assert_locked()``, and what a context remembers: who counts as holding a lock."""
 
 from __future__ import annotations
 
 import asyncio
+import statistics
 import threading
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 
 import pytest
 from asgiref.sync import async_to_sync, sync_to_async
 
 from django_distlock import InvalidLockName, LockLost, LockNotHeld, aadopt, adopt, assert_locked, distributed_lock, lock
+from django_distlock.core.holds import remember, remembers
 from django_distlock.testing import assume_locked, held_elsewhere, lose
 
 pytestmark = pytest.mark.usefixtures("backend")
@@ -172,3 +176,29 @@ class TestTheSwitch:
     @assume_locked()
     def test_as_a_decorator(self):
         assert guarded()
+
+
+class Held:
+    """Of a lease."""
+
+    _is_live = True
+
+
+def test_a_context_takes_in_one_more_at_the_same_price_whatever_it_holds():
+    """Nothing is copied that grows with what is held."""
+
+    def largest(held):
+        for one in held:
+            remember(one)
+        sizes = []
+        for _ in range(21):
+            tracemalloc.start()
+            remember(held[0])
+            sizes.append(tracemalloc.get_traced_memory()[1])
+            tracemalloc.stop()
+        assert remembers(held[0])
+        assert not remembers(Held())
+        return statistics.median(sizes)
+
+    few, many = (copy_context().run(largest, [Held() for _ in range(number)]) for number in (20, 2000))
+    assert many <= few + 500  # bytes
