@@ -314,7 +314,7 @@ class Calls:
                 lease.renew(about["renews"])
         if inside := about.get("inside"):
             self._simulation.reached("enters again")
-            with self._handle(process, {**about, "wait": 1}, inside) as other:
+            with self._judges.inside(process, inside), self._handle(process, {**about, "wait": 1}, inside) as other:
                 self._judges.granted(other, {**about, "name": inside})
                 self._sleep(0.05)
         self._sleep(about["works"] / 2)
@@ -329,9 +329,10 @@ class Calls:
                 await lease.arenew(about["renews"])
         if inside := about.get("inside"):
             self._simulation.reached("enters again")
-            async with self._handle(process, {**about, "wait": 1}, inside) as other:
-                self._judges.granted(other, {**about, "name": inside})
-                await asyncio.sleep(0.05)
+            with self._judges.inside(process, inside):
+                async with self._handle(process, {**about, "wait": 1}, inside) as other:
+                    self._judges.granted(other, {**about, "name": inside})
+                    await asyncio.sleep(0.05)
         await asyncio.sleep(about["works"] / 2)
         if about.get("renewed_meanwhile"):
             await asyncio.sleep(self._arenew_meanwhile(process, lease, about))

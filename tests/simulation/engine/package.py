@@ -208,6 +208,7 @@ def _in_child(reset: Callable[[], object]) -> None:
 
 def forked(parent: Process, name: str) -> None:
     """The package begins anew in its child, which has that name. What others have at module level stays."""
+    from django_distlock.core.registry import locks
     from django_distlock.utils.threads import Worker
 
     trace = sys.gettrace()
@@ -226,6 +227,7 @@ def forked(parent: Process, name: str) -> None:
                     if isinstance(things, set | WeakSet):  # of connections
                         _keep(kept, things, lambda connection: _process_of(connection) is not parent)
             reset()
+    locks.service(name)  # built now, because what guards that is everybody's
     sys.settrace(trace)
 
 

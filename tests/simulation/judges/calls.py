@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 from django_distlock import Lease, LockBackendError, LockLost, LockNotAcquired, LockNotHeld, LockReentry, locks
 from django_distlock.core.acquire import MOST_LATE_GRANTS
 from django_distlock.core.adoption import CLOCKS_DIFFER
+from django_distlock.core.holds import acquired_here
 from django_distlock.types import Grant, LockInfo, LockRequest, current_execution
 
 from ..calls import BodyError
 from ..engine.lines import Struck
-from ..engine.scheduler import Process
+from ..engine.scheduler import Process, Turns
 from .holders import HolderJudge, Passed
 from .lists import ListJudge
 from .pace import PaceJudge
@@ -53,7 +54,8 @@ class Judge:
         self.text = ""  # of the lease that it adopts
         self.began = self.asked_at = judges.now
         self.stood_before = judges.stood_still_for
-        self.paused_before = judges.paused_for
+        self._thread = judges.thread
+        self._paused_before = self._thread.paused_for
         self.granted_at = self.began
         self.is_waiting = True
         self.is_leaving = False
@@ -68,6 +70,11 @@ class Judge:
     def took(self) -> float:
         """Seconds since it began to wait for the store, but for those in which it stood still."""
         return self._judges.now - self.asked_at - (self._judges.stood_still_for - self.stood_before)
+
+    @property
+    def paused_for(self) -> float:
+        """Seconds for which its thread was paused between two lines, since it began."""
+        return self._thread.paused_for - self._paused_before
 
     @property
     def is_far(self) -> bool:
@@ -89,9 +96,9 @@ class Judge:
             self._judge_busy()
 
     def got_by(self, process: Process, name: str) -> Lease | None:
-        """The lease that it was just given; None where it is over already."""
-        leases = [lease for lease in locks.leases() if (lease.using, lease.name) == (process.name, name)]
-        lease = max(leases, key=lambda lease: lease.fence, default=None)
+        """The lease that it was just given; None where it is over already. Others may have a later one by now."""
+        given = [lease for lease in acquired_here() if (lease.using, lease.name) == (process.name, name)]
+        lease = max((lease for lease in locks.leases() if lease in given), key=lambda lease: lease.fence, default=None)
         if lease:
             self.got(lease)
         else:
@@ -231,15 +238,15 @@ class Judges:
         return SOON + WAYS_TO_ASK * self.distance + self._simulation.world.queueing_time
 
     @property
-    def paused_for(self) -> float:
-        """Seconds for which the calling thread was paused between two lines, in all."""
-        return self._scheduler.current.paused_for
+    def thread(self) -> Turns:
+        """The calling one."""
+        return self._scheduler.current
 
     @property
     def stood_still_for(self) -> float:
-        """The same, and those for which its process was stopped."""
-        process = self._scheduler.current.process
-        return process.stopped_for - process.paused_for + self.paused_for
+        """Seconds for which it was paused between two lines, and its process stopped, in all."""
+        process = self.thread.process
+        return process.stopped_for - process.paused_for + self.thread.paused_for
 
     @property
     def time_to_connect(self) -> float:
@@ -305,6 +312,16 @@ class Judges:
             if judge.is_leaving:
                 of_task = self.task_time / 2 if isinstance(judge.execution, asyncio.Task) else 0.0
                 self.check_time(judge, self.store_call + of_task)
+
+    @contextmanager
+    def inside(self, process: Process, name: str) -> Iterator[None]:
+        """A call takes another lock in its body, whose errors are its own."""
+        judge = Judge(self, process, {"name": name})
+        self._judging[judge] = None
+        try:
+            yield
+        finally:
+            self._judging.pop(judge, None)
 
     @contextmanager
     def adopting(self, process: Process, text: str) -> Iterator[Judge]:
@@ -432,8 +449,8 @@ class Judges:
 
     @contextmanager
     def asking(self, process: Process, operation: str, request: LockRequest) -> Iterator[None]:
-        """S16: a call of the store, for one lock."""
-        began, stood_before = self.now, self.stood_still_for
+        """S16: a call of the store, for one lock. S4: its answer is for the token that was sent."""
+        began, stood_before, token = self.now, self.stood_still_for, request.token
         try:
             yield
         except LockBackendError:
@@ -446,6 +463,9 @@ class Judges:
             limit = self._simulation.world.longest_call(operation, request.ttl) + WAYS_OF_CALL * distance
             if took > limit and not self.may_fail(began, process):
                 self.fail(f"S16: {operation} by {process} lasted {took:.3f} s, where {limit:.3f} s are the most")
+            begins_anew = self._simulation.world.has_minorities  # with another one
+            if request.token != token and not begins_anew:
+                self.fail(f"S4: {process} sent {token[:6]}, and goes on with {request.token[:6]} when it is answered")
 
     def was_taken_since(self, name: str, moment: float) -> bool:
         return self._simulation.world.was_taken_since(name, moment)
@@ -462,7 +482,7 @@ class Judges:
 
     def was_paused(self, judge: Judge) -> bool:
         """Whether its thread was paused between two lines for long: it may read an answer too late."""
-        return self.paused_for - judge.paused_before > self._simulation.world.timeout / 2
+        return judge.paused_for > self._simulation.world.timeout / 2
 
     def was_freed(self, judge: Judge) -> bool:
         """By an operator."""
@@ -515,7 +535,7 @@ class Judges:
         waiting: defaultdict[str, float] = defaultdict(lambda: inf)
         for judge in self._judging:
             if judge.is_waiting and judge.name and judge.process.is_alive and not judge.process.is_stopped:
-                waiting[judge.name] = min(waiting[judge.name], judge.began)
+                waiting[judge.name] = min(waiting[judge.name], judge.began + judge.paused_for)
         for name, since in waiting.items():
             if self._simulation.world.is_locked(name):
                 self._free_since[name] = self.now
