@@ -85,6 +85,7 @@ class Profile:
     works: Sequence[float] = (0.0, 0.01, 1.0, 6.0)  # at most
     task_share: float = 0.4  # that are tasks
     wait_share: float = 0.5  # who wait for more than a second
+    short_waits: tuple[float, float] = (0.02, 1.0)  # seconds that others wait, if at all
     runs_out_share: float = 0.2
     rest_share: float = 0.2  # that have a min_hold
     cancel_share: float = 0.2
@@ -152,6 +153,24 @@ OF_ONE_SERVER: Sequence[Profile] = (
         processes=(4, 4), names=("ab",), calls=(25, 35), within=(0.3,), bursts=5, anytime_share=0.0, ttls=((0.3,),),
         works=(3.0,), wait_share=0.8, runs_out_share=0.95, rest_share=0.0, cancel_share=0.0, detach_share=0.0,
         adopters=0, faults=(), distance=0.005,
+    ),
+)  # fmt: skip
+# Threads of a process that have little time give up one shortly after the other, while somebody has the lock for long.
+IMPATIENT = Profile(
+    processes=(1, 1), names=("a",), calls=(90, 120), within=(0.05, 0.2), bursts=4, anytime_share=0.0, ttls=((5.0,),),
+    works=(20.0,), task_share=0.1, wait_share=0.0, short_waits=(0.5, 0.5), runs_out_share=0.0, rest_share=0.0,
+    detach_share=0.0, adopters=0, faults=(),
+)  # fmt: skip
+# What befalls a database while many ask it.
+OF_DATABASES: Sequence[Profile] = (
+    # It is back before they notice.
+    Profile(
+        calls=(40, 60), within=(8.0,), anytime_share=0.0, works=(0.01, 0.3), faults=("restart",), most_faults=1,
+    ),
+    # It does not answer, and more tasks of a process ask than it has threads.
+    Profile(
+        processes=(1, 1), names=(MANY_NAMES,), calls=(50, 70), within=(1.0,), anytime_share=0.0, ttls=((20.0,),),
+        works=(0.1, 0.3), task_share=1.0, faults=("hang", "partition"), most_faults=3,
     ),
 )  # fmt: skip
 EVERY = 5  # of so many seeds one has a profile of its world's own
@@ -352,8 +371,8 @@ def _draw_call(
     if what in ("with", "acquire", "poll"):
         about["ttl"] = chance.choice(ttls)
         is_patient = chance.random() < profile.wait_share
-        waits = (round(chance.uniform(1, 12), 3), None) if is_patient else (0, round(chance.uniform(0.02, 1), 3))
-        about["wait"] = chance.choice(waits)
+        seconds = round(chance.uniform(*((1, 12) if is_patient else profile.short_waits)), 3)
+        about["wait"] = chance.choice((seconds, None) if is_patient else (0, seconds))
         about["renew"] = rarely(profile.runs_out_share, False)
         about["min_hold"] = rarely(profile.rest_share, round(chance.uniform(0, 2), 3))
         about["max_hold"] = rarely(0.1, 3.0)

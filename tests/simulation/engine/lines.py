@@ -11,8 +11,9 @@ import linecache
 import sys
 import threading
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -35,12 +36,15 @@ class StruckHard(BaseException):
 
 
 class Lines:
-    """``waits``: seconds that a thread waits at most where others go first, which it does in so large a ``share``."""
+    """``waits``: seconds that a thread waits at most where others go first.
 
-    def __init__(self, scheduler: Scheduler, share: float, waits: float) -> None:
+    ``share_of``: the lines of that code before which it does so.
+    """
+
+    def __init__(self, scheduler: Scheduler, share_of: Callable[[CodeType], float], waits: float) -> None:
         self._scheduler = scheduler
         self.strikes: Callable[[Process], object] = lambda process: None  # told of each exception
-        self._share = share
+        self._share_of = cache(share_of)
         self._waits = waits
         self._planned: WeakKeyDictionary[object, tuple[str, int]] = WeakKeyDictionary()
         self._left: WeakKeyDictionary[object, int] = WeakKeyDictionary()  # lines until a thread or task is struck
@@ -70,7 +74,8 @@ class Lines:
             self._has_returned[_execution()] = not frame.f_code.co_flags & inspect.CO_GENERATOR
         if event != "line":
             return self._line
-        if self._share and self._scheduler.random.random() < self._share:
+        share = self._share_of(frame.f_code)
+        if share and self._scheduler.random.random() < share:
             seconds = self._scheduler.random.uniform(0.0, self._waits)
             thread = self._scheduler.running
             self._scheduler.sleep(seconds)

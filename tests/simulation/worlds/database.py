@@ -17,7 +17,7 @@ from django_distlock.backends.common.timing import Timing
 from django_distlock.models import DatabaseLock
 
 from ..judges.rows import RowJudges, RowState
-from ..plan import Fault, lasts
+from ..plan import OF_DATABASES, Fault, lasts
 from ..sql.server import Server, Session
 from ..sql.tables import Key, Transaction
 from .base import World
@@ -43,6 +43,7 @@ class DatabaseWorld(World):
 
     address = ("10.0.0.1", 5432)
     timeout, task_time = 1.0, 1.0
+    own_profiles = OF_DATABASES
     survived = ("deadlock", "restart")
     states: ClassVar[Sequence[str]]
 
