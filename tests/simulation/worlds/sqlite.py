@@ -166,6 +166,7 @@ class SQLiteWorld(World):
 
     def _set_clock(self, who: str, by: float) -> None:
         """Of the machine, for all processes on it. Leases end early by one that is set forward."""
+        self.simulation.disturb("", self.scheduler.now, of_connections=False)
         self.judge.sets_clock(self._now / 1e6)
         self._host.set_wall_clock(by)
         if by > 0.0:
