@@ -1,0 +1,149 @@
+"""What a pair costs the client alone, in CPU time, where the socket answers at once: ``python -m benchmarks.stubbed``.
+
+Kernel and server are left out, and other work on the machine hardly counts. ``--check`` fails where a pair costs more
+of what redis-py's own lock takes in the same run than ``stubbed.json`` says for this version of Python, by a fifth.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from itertools import count, cycle
+from pathlib import Path
+from time import thread_time
+from typing import Any
+
+import django
+import redis
+from django.conf import settings
+
+from example_project.valkey import Valkey
+
+RATIOS = Path(__file__).with_suffix(".json")
+ALLOWED = 1.2  # times what the file says
+ATTEMPTS = 3  # the best counts
+WARM_UP, BATCH, ROUNDS = 300, 500, 25
+ONE_NAME, NEW_NAMES, PEER = "one name", "a new name each time", "redis.lock.Lock"
+
+
+class AnsweringSocket:
+    """Answers what is sent by these replies, in turn."""
+
+    def __init__(self, *replies: bytes) -> None:
+        self._replies, self._reply = cycle(replies), b""
+        self._quiet, self._other_end = socket.socketpair()  # never readable, for whoever looks whether it has ended
+
+    def sendall(self, data: bytes) -> None:
+        self._reply = next(self._replies)
+
+    def recv(self, length: int) -> bytes:
+        return self._reply
+
+    def recv_into(self, buffer: Any) -> int:
+        buffer[: len(self._reply)] = self._reply
+        return len(self._reply)
+
+    def fileno(self) -> int:
+        return self._quiet.fileno()
+
+    def settimeout(self, timeout: float | None) -> None: ...
+
+    def shutdown(self, how: int) -> None: ...
+
+    def close(self) -> None:
+        self._quiet.close()
+        self._other_end.close()
+
+
+def pairs(url: str) -> Mapping[str, Callable[[], None]]:
+    """Each acquires and releases."""
+    from django_distlock import lock, locks
+
+    def one_name() -> None:
+        with lock("order:1"):
+            pass
+
+    numbers = count()
+
+    def new_name() -> None:
+        with lock("order:{}", next(numbers)):
+            pass
+
+    peer = redis.Redis.from_url(url).lock("order:1", timeout=30)
+
+    def redis_py() -> None:
+        peer.acquire()
+        peer.release()
+
+    one_name()
+    redis_py()
+    ours = locks["default"]._client._idle[0][0]
+    ours._sock = AnsweringSocket(b"*2\r\n:1\r\n$16\r\n1800000000000000\r\n", b":1\r\n")
+    [theirs] = peer.redis.connection_pool._available_connections
+    theirs._sock = theirs._parser._sock = AnsweringSocket(b"+OK\r\n", b":1\r\n")
+    return {ONE_NAME: one_name, NEW_NAMES: new_name, PEER: redis_py}
+
+
+def microseconds(calls: Mapping[str, Callable[[], None]]) -> dict[str, float]:
+    """Of the cheapest batch of each. They take turns, so that a slow moment meets all."""
+    best: dict[str, float] = {}
+    for call in calls.values():
+        for _ in range(WARM_UP):
+            call()
+    for _ in range(ROUNDS):
+        for name, call in calls.items():
+            began = thread_time()
+            for _ in range(BATCH):
+                call()
+            best[name] = min(best.get(name, 1e9), (thread_time() - began) / BATCH * 1e6)
+    return best
+
+
+def ratios(measured: Mapping[str, float]) -> dict[str, float]:
+    return {name: round(took / measured[PEER], 3) for name, took in measured.items() if name != PEER}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser("benchmarks.stubbed", description=(__doc__ or "").replace("``", ""))
+    parser.add_argument("--check", action="store_true", help="exit with 1 where it became dearer")
+    parser.add_argument("--write", action="store_true", help=f"note the figures in {RATIOS.name}")
+    options = parser.parse_args()
+    version = ".".join(platform.python_version_tuple()[:2])
+    known = json.loads(RATIOS.read_text())
+    if options.check and version not in known:
+        print(f"{RATIOS.name} has no figures for Python {version}; note them with --write.", file=sys.stderr)
+        return 1
+    with Valkey() as server:
+        backend = "django_distlock.backends.redis.RedisBackend"
+        entry = {"BACKEND": backend, "LOCATION": server.url}
+        settings.configure(DISTRIBUTED_LOCKS={"default": entry}, LOGGING_CONFIG=None)
+        django.setup()
+        calls = pairs(server.url)
+        best: dict[str, float] = {}
+        for _ in range(ATTEMPTS if options.check or options.write else 1):
+            measured = microseconds(calls)
+            for name, took in measured.items():
+                print(f"{took:7.1f} µs {took / measured[PEER]:6.2f} x {PEER}  {name}")
+            best = {name: min(ratio, best.get(name, ratio)) for name, ratio in ratios(measured).items()}
+            dearer = {name for name, ratio in best.items() if ratio > ALLOWED * known.get(version, {}).get(name, ratio)}
+            if options.check and not dearer:
+                break
+    if options.write:
+        RATIOS.write_text(json.dumps({**known, version: best}, indent=2, sort_keys=True) + "\n")
+    if options.check and dearer:
+        for name in sorted(dearer):
+            print(
+                f"{name}: {best[name]:.2f} x {PEER}, where {RATIOS.name} says {known[version][name]:.2f}. Make it"
+                " cheaper, or note the price with --write and say in the commit what it buys.",
+                file=sys.stderr,
+            )
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
