@@ -228,6 +228,8 @@ class Calls:
 
             response = view(request)
             streamed.begins()
+            if about.get("asks_again"):
+                self.with_(process, name=about["name"], ttl=about["ttl"], wait=0, works=0.0)
             try:
                 for number, _ in enumerate(response):
                     streamed.is_open()
@@ -264,6 +266,8 @@ class Calls:
 
             response = await view(request)
             streamed.begins()
+            if about.get("asks_again"):
+                await self.awith_(process, name=about["name"], ttl=about["ttl"], wait=0, works=0.0)
             judge.lease = None
             number = 0
             async with aclosing(aiter(response)) as parts:

@@ -322,7 +322,7 @@ def _draw_responses(
     seed: int, profile: Profile, processes: Sequence[str], names: str, ttls: Sequence[float]
 ) -> Iterator[Event]:
     """Of some runs, from chance of their own, so that the rest of a plan is what it is without them."""
-    chance = random.Random(f"responses {seed}")
+    chance, again = random.Random(f"responses {seed}"), random.Random(f"responses again {seed}")
     for _ in range(chance.randint(1, MOST_RESPONSES) if chance.random() < RESPONSES_SHARE else 0):
         about: dict[str, Any] = {
             "name": chance.choice(names),
@@ -334,6 +334,8 @@ def _draw_responses(
         }
         if chance.random() < 0.2:
             about["raises"] = True
+        if again.random() < 0.3:
+            about["asks_again"] = True  # for the lock, while it is open
         if about["in_task"] and chance.random() < profile.cancel_share:
             about["cancelled_after"] = round(chance.uniform(0.0, 6.0), 3)
         yield Event(round(chance.uniform(0.0, HORIZON), 3), "responds", chance.choice(processes), about)
