@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ..engine.scheduler import Process
     from ..simulation import Simulation
 
+WAYS_OF_OTHERS = 4  # that bytes go for each call before: to acquire a lock, and to release it
 FAILOVER_TIMEOUT = 30.0  # seconds, as docs/settings.md has it
 FINAL = ("MISCONF", "out of memory")
 BACKEND = "django_distlock.backends.redis.RedisBackend"
@@ -128,7 +129,10 @@ class RedisWorld(ServersWorld):
 
     @property
     def queueing_time(self) -> float:
-        return 3 * self.timeout if self.profile.max_connections else 0.0
+        """Behind all other calls, where they share few connections."""
+        if not self.profile.max_connections:
+            return 0.0
+        return WAYS_OF_OTHERS * self.simulation.longest_distance * self.profile.calls[1]
 
     def patience(self, error: LockBackendError, wait: float | None) -> float:
         """Whoever waits for the lock waits as long for a connection, while the server answers others."""
