@@ -183,7 +183,7 @@ class Lease:
         raise self._lost_error()
 
     def renew(self, ttl: float | None = None) -> None:
-        """Let the lease last ``ttl`` seconds (default: its TTL) from now; it is never shortened.
+        """Let the lease last ``ttl`` seconds (default: its TTL) from now, whatever its max_hold; it is never shortened.
 
         Raises LockLost, LockNotHeld after a release or detach(), LockBackendError when the store does not answer.
         """

@@ -498,6 +498,12 @@ class TestTimes:
         with lock("name", ttl=10) as lease:
             assert lease.remaining < locks["default"].look(["name"])[0].remaining
 
+    def test_max_hold_does_not_bound_what_the_holder_asks_for(self):
+        with lock("name", ttl=5, max_hold=6) as lease:
+            lease.renew(ttl=60)
+            assert lease.remaining > 30
+            assert locks["default"].look(["name"])[0].remaining > 30
+
     def test_max_hold_ends_renewal_with_a_warning(self, caplog):
         began = time.monotonic()
         with pytest.raises(LockLost), lock("name", ttl=1, max_hold=1.5) as lease:
