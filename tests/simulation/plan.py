@@ -133,8 +133,8 @@ OF_ONE_SERVER: Sequence[Profile] = (
     # Many leases of a process, for some of which the server is too far away.
     Profile(
         processes=(1, 1), names=(MANY_NAMES,), calls=(60, 80), within=(8.0,), anytime_share=0.0,
-        ttls=((0.4, 0.4, 0.4, 5.0),), works=(12.0,), runs_out_share=0.0, rest_share=0.0, cancel_share=0.0,
-        detach_share=0.0, faults=(), distance=0.15,
+        ttls=((0.4, 0.4, 0.4, 5.0),), works=(12.0,), wait_share=1.0, runs_out_share=0.0, rest_share=0.0,
+        cancel_share=0.0, detach_share=0.0, faults=(), distance=0.1,
     ),
     # Whoever is handed the place of another one of its process leaves before what that one has sent arrives.
     Profile(

@@ -103,6 +103,10 @@ class Executed(NamedTuple):
         return int(self.words[2]) / 1000
 
     @property
+    def knows_of_place(self) -> bool:
+        return bool(self.words[3])
+
+    @property
     def is_offer(self) -> bool:
         return self.words[5] == "1"
 
