@@ -169,8 +169,6 @@ class ResponseRetainer(Retainer):
         super().__init__(lease, most=lease._backend.response_max_hold)
 
 
-# Child tasks inherit the context and sync_to_async lends one thread to many, so an execution owns a
-# lease only when the thread or task is the same *and* the context remembers having acquired it.
 class Acquired(NamedTuple):
     """``before``: what the context had acquired until then. ``spare``: how many more it takes in before it looks which
     have ended."""
@@ -181,6 +179,8 @@ class Acquired(NamedTuple):
 
 
 SPARE = 8  # at least
+# Child tasks inherit the context and sync_to_async lends one thread to many, so an execution owns a
+# lease only when the thread or task is the same *and* the context remembers having acquired it.
 _acquired: ContextVar[Acquired | None] = ContextVar("django_distlock_acquired", default=None)
 
 

@@ -73,7 +73,7 @@ class Calls:
                 self._judges.holders.commits(lease)
             if about.get("raises"):
                 raise BodyError
-        if lease and not self._simulation.world.lines:  # Django only logs what strikes at the hook of a transaction
+        if lease and not self._simulation.world.strikes:  # Django only logs what strikes at the hook of a transaction
             self._judges.holders.freed(lease, "S14: its transaction has ended")
 
     async def awith_(self, process: Process, **about: Any) -> None:

@@ -27,7 +27,7 @@ from ..common.timing import Timing
 from .attempts import ServerAttempts
 from .config import Location
 from .connection import hang_up
-from .errors import is_silence
+from .errors import NotSent, is_silence
 from .exchange import DirectExchange, exchange
 from .scripts import Command, pack
 
@@ -150,7 +150,10 @@ class Client:
                 if NoScriptError in map(type, replies):
                     forgotten, again = _to_repeat(commands, replies)
                     attempts = attempts or self._new_attempts(*limits)
-                    fresh = self._exchange(connection, again, attempts, was_idle)[-len(forgotten) :]
+                    try:
+                        fresh = self._exchange(connection, again, attempts, was_idle)[-len(forgotten) :]
+                    except NotSent as error:  # but others of the commands were
+                        raise ConnectionError(str(error)) from error
                     for index, reply in zip(forgotten, fresh, strict=True):
                         replies[index] = reply
             except BaseException as error:
@@ -299,7 +302,10 @@ class AsyncClient:
                     forgotten, again = _to_repeat(commands, replies)
                     attempts = attempts or self._new_attempts(*limits)
                     timeout = attempts.step_timeout(was_idle=was_idle)
-                    fresh = (await connection.exchange(b"".join(again), len(again), timeout))[-len(forgotten) :]
+                    try:
+                        fresh = (await connection.exchange(b"".join(again), len(again), timeout))[-len(forgotten) :]
+                    except NotSent as error:
+                        raise ConnectionError(str(error)) from error
                     for index, reply in zip(forgotten, fresh, strict=True):
                         replies[index] = reply
             except BaseException as error:

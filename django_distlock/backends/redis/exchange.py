@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import builtins
 from collections.abc import Callable
+from math import inf
 from types import TracebackType
 from typing import Any
 
@@ -23,7 +24,9 @@ from ...utils.clock import clock
 from .errors import NotSent, is_transient
 
 RECEIVED_AT_ONCE = 65_536  # bytes
+ROUNDS_UNTIL_TOLD = 5  # of the loop, until TLS tells what has come
 TOO_LATE = "Timeout reading from socket"
+CLOSED = "Connection closed by server."
 
 
 class RunningTimer:
@@ -34,43 +37,50 @@ class RunningTimer:
     start to use.
     """
 
-    __slots__ = ("_counted_from", "_handle", "_is_on", "_left", "_loop", "_on_over", "_part")
+    __slots__ = ("_counted_from", "_due", "_handle", "_is_on", "_left", "_loop", "_on_over", "_part")
 
     PARTS = 4  # rounds of the loop that there are at least
 
     def __init__(self, on_over: Callable[[], None]) -> None:
         self._on_over, self._loop = on_over, asyncio.get_running_loop()
-        self._handle: asyncio.TimerHandle | None = None
-        self._is_on = False
+        self._handle: asyncio.Handle | None = None
+        self._is_on, self._due = False, 0.0
 
     def start(self, seconds: float) -> None:
         now = self._loop.time()
         self._is_on, self._left, self._part, self._counted_from = True, seconds, seconds / self.PARTS, now
-        if self._handle is None or self._handle.when() > now + self._part:
-            self.cancel()
-            self._handle = self._loop.call_at(now + self._part, self._tick)
+        if self._handle is None or self._due > now + self._part:
+            self._schedule(now + self._part)
 
     def stop(self) -> None:
         self._is_on = False
 
-    def cancel(self) -> None:
-        """Stop it for good."""
+    def end(self) -> None:
+        """It is started no more."""
         if self._handle:
             self._handle.cancel()
-            self._handle = None
+        self._is_on, self._handle, self._on_over = False, None, _nothing
+
+    def _schedule(self, due: float) -> None:
+        if self._handle:
+            self._handle.cancel()
+        self._due = due  # uvloop's handles do not tell
+        self._handle = self._loop.call_at(due, self._tick)
 
     def _tick(self) -> None:
-        assert self._handle
-        due, self._handle = self._handle.when(), None
+        self._handle = None
         if not self._is_on:
             return
-        self._left -= max(0.0, due - self._counted_from)  # what comes after that, the loop did not run
+        self._left -= max(0.0, self._due - self._counted_from)  # what comes after that, the loop did not run
         self._counted_from = now = self._loop.time()
         if self._left > 1e-9:
-            self._handle = self._loop.call_at(now + min(self._part, self._left), self._tick)
+            self._schedule(now + min(self._part, self._left))
         else:
             self._is_on = False
             self._on_over()
+
+
+def _nothing() -> None: ...
 
 
 class RunningFor:
@@ -93,8 +103,7 @@ class RunningFor:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._timer.cancel()
-        del self._timer  # which refers to this
+        self._timer.end()
         try:
             await self._timeout.__aexit__(kind, error, traceback)
         except builtins.TimeoutError as late:
@@ -116,7 +125,8 @@ class DirectExchange:
     def exchange(self: Any, packed: bytes, number: int, timeout: float | None) -> list[Any]:
         """``number`` replies, with the errors among them that are answers.
 
-        ``timeout``: seconds for all of them; None: for each those of the socket. Raises redis-py's errors.
+        ``timeout``: seconds for all of them; None: those of the socket until the first part comes, and as many for the
+        rest. Raises redis-py's errors.
         """
         reader = self._replies
         if reader is None:
@@ -124,7 +134,7 @@ class DirectExchange:
             if reader is None:
                 return exchange(self, packed, number, timeout)
         replies: list[Any] = []
-        sock = self._sock
+        sock, deadline, is_answering = self._sock, inf, False
         try:
             if timeout is not None:
                 deadline = clock() + timeout
@@ -134,12 +144,17 @@ class DirectExchange:
                 if (reply := reader.gets()) is not False:
                     replies.append(_answer(reply) if isinstance(reply, Exception) else reply)
                     continue
-                if timeout is not None:
-                    sock.settimeout(max(0.01, deadline - clock()))
+                if is_answering or timeout is not None:
+                    now = clock()
+                    deadline = min(deadline, now + self.socket_timeout)
+                    if is_answering and now >= deadline:
+                        raise builtins.TimeoutError
+                    sock.settimeout(max(0.01, deadline - now))
                 if not (data := sock.recv(RECEIVED_AT_ONCE)):
-                    raise redis.ConnectionError("Connection closed by server.")
+                    raise redis.ConnectionError(CLOSED)
                 reader.feed(data)
-            if timeout is not None:
+                is_answering = True
+            if deadline < inf:
                 sock.settimeout(self.socket_timeout)
         except builtins.TimeoutError as error:
             raise redis.TimeoutError(TOO_LATE) from error
@@ -156,28 +171,36 @@ class AsyncDirectExchange(asyncio.Protocol):
     _number = 0
     _end: asyncio.Future[None] | None = None
     _timer: RunningTimer
-    _failure: Exception | None = None  # after which it is of no use any more
+    _failure = ""  # after which it is of no use any more
 
     async def exchange(self: Any, packed: bytes, number: int, timeout: float) -> list[Any]:
         """The same. ``timeout``: seconds for all replies, in which the event loop runs."""
+        transport = self._writer.transport
         if self._replies is None:
             self._replies = _new_reader(self)
             if self._replies is None:
                 return await _aexchange(self, packed, number, timeout)
+            if self._reader.at_eof() or transport.is_closing():
+                self._failure = CLOSED  # which the stream was told, and nobody else is
             self._timer = RunningTimer(self._time_out)
-            self._writer.transport.set_protocol(self)
+            transport.set_protocol(self)
         if self._failure:
-            raise NotSent(str(self._failure))
+            raise NotSent(self._failure)
+        try:
+            transport.write(packed)
+        except RuntimeError as error:  # of uvloop, whose transport was closed
+            raise NotSent(str(error)) from error
         found: list[Any] = []
         self._found, self._number = found, number
         self._end = end = asyncio.get_running_loop().create_future()
-        self._writer.transport.write(packed)
         self._timer.start(timeout)
         try:
             await end
         finally:
             self._timer.stop()
             self._end = None
+            del self._found
+            del end  # its error would keep this frame, and with it the connection
         return found
 
     async def is_stale(self: Any) -> bool:
@@ -185,30 +208,33 @@ class AsyncDirectExchange(asyncio.Protocol):
         if self._replies is None:
             can_read = getattr(self, "can_read", None) or self.can_read_destructive  # until redis-py 7
             return bool(await can_read())
-        for _ in range(2):  # in the first one the loop looks, in the second one it tells
+        for _ in range(ROUNDS_UNTIL_TOLD):
             await asyncio.sleep(0)
-        return self._failure is not None
+        return bool(self._failure) or self._writer.transport.is_closing()
 
     def data_received(self, data: bytes) -> None:
+        if self._end is None:
+            self._fail(redis.InvalidResponse("a reply to nothing"))
+            return
         try:
             self._replies.feed(data)
             while (reply := self._replies.gets()) is not False:
-                if self._end is None or len(self._found) == self._number:
+                if len(self._found) == self._number:
                     raise redis.InvalidResponse("a reply to nothing")
                 self._found.append(_answer(reply) if isinstance(reply, Exception) else reply)
         except Exception as error:  # raised to the task
             self._fail(error)
         else:
-            if self._end and len(self._found) == self._number and not self._end.done():
+            if len(self._found) == self._number and not self._end.done():
                 self._end.set_result(None)
 
     def eof_received(self) -> None:
         self.connection_lost(None)  # at once; the loop says so only in its next round
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._timer.cancel()
+        self._timer.end()
         if error is None:
-            self._fail(redis.ConnectionError("Connection closed by server."))
+            self._fail(redis.ConnectionError(CLOSED))
         else:
             self._fail(redis.ConnectionError(f"Error while talking to the server: {error}"))
 
@@ -216,7 +242,7 @@ class AsyncDirectExchange(asyncio.Protocol):
         self._fail(redis.TimeoutError(TOO_LATE))
 
     def _fail(self, error: Exception) -> None:
-        self._failure = self._failure or error
+        self._failure = self._failure or str(error)
         if self._end and not self._end.done():
             self._end.set_exception(error)
 

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 import threading
+import time
 from types import SimpleNamespace
+from weakref import ref
 
 import pytest
 import redis
 
 from django_distlock.backends.redis.errors import NotSent
-from django_distlock.backends.redis.exchange import AsyncDirectExchange, DirectExchange, Reader
+from django_distlock.backends.redis.exchange import AsyncDirectExchange, DirectExchange, Reader, RunningTimer
 from tests.support.tools import PATIENCE
 
 pytestmark = pytest.mark.skipif(Reader is None, reason="without hiredis, redis-py reads the replies")
 
+SOCKET_TIMEOUT = 0.5
 PARSER = SimpleNamespace(parse_error=lambda text: redis.ResponseError(text))
 
 
 class Connection(DirectExchange):
-    protocol, socket_timeout, _parser = 2, PATIENCE, PARSER
+    protocol, socket_timeout, _parser = 2, SOCKET_TIMEOUT, PARSER
 
     def __init__(self, sock):
         self._sock = sock
@@ -29,8 +33,8 @@ class Connection(DirectExchange):
 class AsyncConnection(AsyncDirectExchange):
     protocol, _parser = 2, PARSER
 
-    def __init__(self, writer):
-        self._writer = writer
+    def __init__(self, reader, writer):
+        self._reader, self._writer = reader, writer
 
 
 class Server:
@@ -45,7 +49,7 @@ class Server:
     def _answer(self, parts, leaves):
         self._end.recv(100)
         for part in parts:
-            if self._is_over.wait(0.02):
+            if self._is_over.wait(0.002):
                 return
             self._end.send(part)
         if leaves:
@@ -78,9 +82,9 @@ def ask(request):
             server.close()
 
     async def ask_in_loop(server, number, timeout):
-        _, writer = await asyncio.open_connection(sock=server.sock)
+        reader, writer = await asyncio.open_connection(sock=server.sock)
         try:
-            return await AsyncConnection(writer).exchange(b"x", number, timeout)
+            return await AsyncConnection(reader, writer).exchange(b"x", number, timeout or SOCKET_TIMEOUT)
         finally:
             writer.transport.abort()
 
@@ -96,9 +100,10 @@ def test_an_error_may_be_a_reply(ask):
     assert (str(error), number) == ("WRONGTYPE no", 1)
 
 
-def test_one_that_drips_in_has_the_time_of_all(ask):
+@pytest.mark.parametrize("timeout", [0.3, None], ids=["of_the_call", "of_the_socket"])
+def test_one_that_drips_in_has_the_time_of_all(ask, timeout):
     with pytest.raises(redis.TimeoutError):
-        ask(b"$10000\r\n", *[b"a"] * 10_000, timeout=0.3)  # which take minutes
+        ask(b"$1000000\r\n", *[b"a"] * 1_000_000, timeout=timeout)  # which take half an hour
 
 
 def test_what_is_no_reply_at_all(ask):
@@ -111,13 +116,20 @@ def test_the_server_leaves(ask):
         ask(b"$2\r\na", leaves=True)
 
 
-@pytest.mark.parametrize("then", [Server.leave, lambda server: server.say(b":2\r\n")], ids=["leaves", "says_more"])
+THENS = {
+    "it_leaves": Server.leave,
+    "it_says_more": lambda server: server.say(b":2\r\n"),
+    "it_begins_to_say_more": lambda server: server.say(b":2"),
+}
+
+
+@pytest.mark.parametrize("then", THENS.values(), ids=THENS)
 def test_a_loop_hears_what_becomes_of_a_connection_that_nobody_uses(then):
     server = Server(b":1\r\n")
 
     async def main():
-        _, writer = await asyncio.open_connection(sock=server.sock)
-        connection = AsyncConnection(writer)
+        reader, writer = await asyncio.open_connection(sock=server.sock)
+        connection = AsyncConnection(reader, writer)
         assert await connection.exchange(b"x", 1, PATIENCE) == [1]
         assert not await connection.is_stale()
         then(server)
@@ -129,4 +141,75 @@ def test_a_loop_hears_what_becomes_of_a_connection_that_nobody_uses(then):
     try:
         asyncio.run(main())
     finally:
+        server.close()
+
+
+def test_a_connection_that_has_ended_before_it_is_used():
+    server = Server()
+    server.leave()
+
+    async def main():
+        reader, writer = await asyncio.open_connection(sock=server.sock)
+        await reader.read()  # until its end
+        with pytest.raises(NotSent):
+            await AsyncConnection(reader, writer).exchange(b"x", 1, PATIENCE)
+        writer.transport.abort()
+
+    try:
+        asyncio.run(main())
+    finally:
+        server.sock.close()
+        server.close()
+
+
+class BareHandle:
+    """As uvloop's, where less than half a millisecond is left."""
+
+    def __init__(self, handle):
+        self.cancel = handle.cancel
+
+
+def test_a_timer_asks_nothing_of_its_handle(monkeypatch):
+    over = []
+
+    async def is_over():
+        deadline = time.monotonic() + PATIENCE
+        while not over and time.monotonic() < deadline:
+            await asyncio.sleep(0)
+        return over.pop()
+
+    async def main():
+        call_at = (loop := asyncio.get_running_loop()).call_at
+        monkeypatch.setattr(loop, "call_at", lambda *args: BareHandle(call_at(*args)))
+        timer = RunningTimer(lambda: over.append(True))
+        timer.start(PATIENCE)
+        timer.start(0.01)  # earlier than what is scheduled
+        assert await is_over()
+        timer.start(0.01)
+        timer.stop()
+        timer.start(0.01)  # by what is scheduled
+        assert await is_over()
+        timer.end()
+
+    asyncio.run(main())
+
+
+def test_an_exchange_that_failed_leaves_nothing_to_the_garbage_collector():
+    server = Server(b"$2\r\na", leaves=True)
+
+    async def main():
+        reader, writer = await asyncio.open_connection(sock=server.sock)
+        connection = AsyncConnection(reader, writer)
+        with pytest.raises(redis.ConnectionError):
+            await connection.exchange(b"x", 1, PATIENCE)
+        writer.transport.abort()
+        await asyncio.sleep(0.01)
+        return ref(connection)
+
+    gc.collect()
+    gc.disable()
+    try:
+        assert asyncio.run(main())() is None
+    finally:
+        gc.enable()
         server.close()

@@ -453,9 +453,9 @@ class Judges:
         began, stood_before, token = self.now, self.stood_still_for, request.token
         try:
             yield
-        except LockBackendError:
+        except LockBackendError as error:
             if operation == "release":
-                self.holders.release_failed(process, request.token)
+                self.holders.release_failed(process, request.token, error)
             raise
         finally:
             took = self.now - began - (self.stood_still_for - stood_before)

@@ -6,13 +6,20 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import ref
 
-from django_distlock import Lease, locks, signals
+from redis.exceptions import MaxConnectionsError
+
+from django_distlock import Lease, LockBackendError, locks, signals
 from django_distlock.core.lease import State
 
 if TYPE_CHECKING:
     from ..engine.scheduler import Host, Process
     from ..simulation import Simulation
     from .calls import Judges
+
+
+def is_about_connections(error: LockBackendError) -> bool:
+    """Whether all that the process may have were in use."""
+    return isinstance(error.__cause__, MaxConnectionsError)
 
 
 class Passed(NamedTuple):
@@ -44,6 +51,7 @@ class HolderJudge:
         self._raised: set[tuple[str, str]] = set()  # by process and token
         self._left: set[tuple[str, str]] = set()  # by process and token: released without an error
         self._failed_to_release: set[tuple[str, str]] = set()
+        self._without_connection: set[tuple[str, str]] = set()  # those among them that were never sent
         self._told_released: set[tuple[str, str]] = set()
         signals.lock_lost.connect(self._lost, weak=False)
         signals.lock_released.connect(self._released, weak=False)
@@ -95,9 +103,9 @@ class HolderJudge:
             return  # which its renewer ends, if the store has it yet
         holders = self._simulation.world.holders()
         is_held = holders is not None and holders.get(lease.name) == lease.token
-        # Where all connections may be in use, a release may fail; it is made up for in the background.
-        is_queued = (lease.using, lease.token) in self._failed_to_release and self._simulation.world.queueing_time
-        is_excused = is_queued or lease.token in self._detached or self._judges.may_fail(self._asked_at[lease.token])
+        # What found no connection is released in the background.
+        is_excused = lease.token in self._detached or (lease.using, lease.token) in self._without_connection
+        is_excused = is_excused or self._judges.may_fail(self._asked_at[lease.token])
         if is_held and not is_excused:
             self._judges.fail(f"{after}: the store has {lease!r}")
 
@@ -106,9 +114,11 @@ class HolderJudge:
         if lease.state is State.RELEASED and lease.token not in self._detached:
             self._left.add((lease.using, lease.token))
 
-    def release_failed(self, process: Process, token: str) -> None:
+    def release_failed(self, process: Process, token: str, error: LockBackendError) -> None:
         """Its caller is told so, or, at the end of a transaction, the log: the signal is not sent."""
         self._failed_to_release.add((process.name, token))
+        if is_about_connections(error):
+            self._without_connection.add((process.name, token))
 
     def _released(self, lease: Lease, **about: Any) -> None:
         """Told once."""

@@ -41,6 +41,7 @@ class InterruptsWorld(ThreadsWorld):
     """Calls are struck by exceptions."""
 
     name = "interrupts"
+    strikes = True
     own_profiles = ()
     share = 0.0
 

@@ -10,11 +10,10 @@ from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from redis.exceptions import MaxConnectionsError
-
 from django_distlock import LockBackendError
 
 from ..judges.copies import Copy, CopyJudge, Node
+from ..judges.holders import is_about_connections
 from ..judges.leases import OWN_NAMES
 from ..plan import ANYTHING, CROWD, MANY_NAMES, STALE, Fault, Profile, lasts
 from ..servers.redis_server import Server
@@ -36,11 +35,6 @@ LONGEST_TTL = 20.0  # seconds, of all in a plan
 MOST_REFUSED = 6  # connections in a second to a node that refuses the password: three of threads, three of tasks
 LEARNS = 0.5  # seconds after which a process knows that a node refuses it
 AWAY = 1.02 * LONGEST_TTL  # for which a node stays away that has lost its data (docs/redlock.md, "Run the nodes")
-
-
-def is_about_connections(error: LockBackendError) -> bool:
-    """Whether all that the process may have were in use."""
-    return isinstance(error.__cause__, MaxConnectionsError)
 
 
 class QuorumWorld(ServersWorld):
