@@ -153,9 +153,18 @@ def _shake_hands(deadline: float, connection: Any) -> None:
     """In the time that is left. What comes after the handshake has the usual timeout."""
     if connection.pid != os.getpid():
         raise redis.ConnectionError("the process was forked")
-    usual = connection.socket_timeout
-    connection._sock.settimeout(max(0.01, min(usual, deadline - clock())))  # noqa: SLF001 - redis-py has no public way
-    connection.on_connect()
+    usual, read = connection.socket_timeout, connection.read_response
+
+    def read_in_time(*args: Any, **options: Any) -> Any:
+        """Replies that come one by one have the time of all."""
+        connection._sock.settimeout(max(0.01, min(usual, deadline - clock())))  # noqa: SLF001 - redis-py has no public way
+        return read(*args, **options)
+
+    connection.read_response = read_in_time
+    try:
+        connection.on_connect()
+    finally:
+        del connection.read_response
     connection._sock.settimeout(usual)  # noqa: SLF001
 
 

@@ -19,6 +19,7 @@ from django_distlock.backends.common.timing import Timing
 from django_distlock.backends.redis import connection
 from tests.support.cluster import free_ports
 from tests.support.network import lookups, resolving, swallowing
+from tests.support.scripted import Scripted
 from tests.support.stores import REDIS, REDIS_CLUSTER
 from tests.support.tools import eventually, renewer_of
 
@@ -200,6 +201,21 @@ class TestAddresses:
         for wait in (0, 1):
             with ending_within(wait + 1), pytest.raises(LockBackendError, match="does not answer"):
                 calls(lock("name", wait=wait)).acquire()
+
+
+@pytest.mark.parametrize("way", ["sync", "async"])
+def test_replies_to_a_handshake_that_come_one_by_one_have_the_time_of_all(settings, way):
+    def late(words):
+        time.sleep(0.3)
+
+    with Scripted() as server:
+        settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": REDIS, "LOCATION": server.url.replace("/0", "/1")}}
+        location, server.answer = locks["default"].location, late
+        with pytest.raises(redis.TimeoutError):
+            if way == "sync":
+                location.connected(timeout=0.5)
+            else:
+                asyncio.run(location.aconnected(timeout=0.5))
 
 
 class TestCrowds:
