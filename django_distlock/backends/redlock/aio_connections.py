@@ -191,7 +191,7 @@ class AsyncNodes:
             if message is None:
                 exchanges.append(NOT_ASKED)
             elif not is_ready or node.connection is None:
-                exchanges.append(Exchange(message.replies, sent_at, failure=node.absence))
+                exchanges.append(node.unasked(message, sent_at))
             else:
                 exchange = node.send(message, sent_at)
                 exchange.notify, exchange.timeout = check, timeout

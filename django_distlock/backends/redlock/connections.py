@@ -78,7 +78,7 @@ class ConnectionSet:
         if message is None:
             return NOT_ASKED
         if connection is None:
-            return Exchange(message.replies, sent_at, failure=self._nodes[number].absence)
+            return self._nodes[number].unasked(message, sent_at)
         if connection.pending and not connection.is_ready(timeout, urgent=urgent):
             failure = TimeoutError(f"no answer for {connection.unresponsive_for:.2f} s")
             return Exchange(message.replies, sent_at, failure=failure)

@@ -49,21 +49,28 @@ class Exchange:
     """A message to one node and its replies so far. They may come after the fan-out is over.
 
     ``was_sent``: the node may have executed it, or may do so yet. ``connection``: on which it was sent.
-    ``is_settled``: it was answered, or failed for this fan-out. ``is_lost``: its connection ended before it was
-    answered; ``on_lost`` is called then. ``undo_message``: makes what undoes it, which is sent behind it if nobody can
-    wait for the reply any more. ``timeout``: seconds that its fan-out lasts.
+    ``is_coming``: that is only being opened, perhaps not for the first time. ``is_settled``: it was answered, or failed
+    for this fan-out. ``is_lost``: its connection ended before it was answered; ``on_lost`` is called then.
+    ``undo_message``: makes what undoes it, which is sent behind it if nobody can wait for the reply any more.
+    ``timeout``: seconds that its fan-out lasts.
     """
 
     __slots__ = (
-        "connection", "expects", "failure", "is_answered", "is_lost", "is_settled", "notify", "on_lost", "replies",
-        "sent_at", "timeout", "undo_message", "was_sent",
+        "connection", "expects", "failure", "is_answered", "is_coming", "is_lost", "is_settled", "notify", "on_lost",
+        "replies", "sent_at", "timeout", "undo_message", "was_sent",
     )  # fmt: skip
 
     def __init__(
-        self, expects: int, sent_at: float = 0.0, connection: object = None, *, failure: Exception | None = None
+        self,
+        expects: int,
+        sent_at: float = 0.0,
+        connection: object = None,
+        *,
+        failure: Exception | None = None,
+        is_coming: bool = False,
     ) -> None:
         self.expects, self.sent_at, self.connection = expects, sent_at, connection
-        self.failure = failure
+        self.failure, self.is_coming = failure, is_coming
         self.was_sent = failure is None and expects > 0
         self.replies: list[Any] = []
         self.is_answered = not expects
@@ -100,6 +107,8 @@ class Exchange:
         is only being opened. A node that refuses connections stays away for a TTL."""
         if self.was_sent:
             return self.is_lost
+        if self.is_coming:  # what it failed with before says nothing
+            return True
         return self.failure is not None and is_transient(self.failure) and not is_refused(self.failure)
 
     def _settle(self) -> None:
@@ -189,10 +198,10 @@ class NodeState(ABC):
     def is_connecting(self) -> bool:
         return self.connecting_count > 0
 
-    @property
-    def absence(self) -> Exception:
-        """Why it is not asked. What it failed with before says nothing while it is tried again."""
-        return NotYetConnected() if self.is_connecting or self.failure is None else self.failure
+    def unasked(self, message: Message, sent_at: float) -> Exchange:
+        """The exchange with a node to which there is no connection."""
+        failure = self.failure or NotYetConnected()
+        return Exchange(message.replies, sent_at, failure=failure, is_coming=self.is_connecting)
 
     @property
     def is_expected(self) -> bool:

@@ -7,6 +7,7 @@ import gc
 import socket
 import threading
 import time
+from contextlib import suppress
 from types import SimpleNamespace
 from weakref import ref
 
@@ -48,10 +49,11 @@ class Server:
 
     def _answer(self, parts, leaves):
         self._end.recv(100)
-        for part in parts:
-            if self._is_over.wait(0.002):
-                return
-            self._end.send(part)
+        with suppress(BrokenPipeError):  # who asked has had enough
+            for part in parts:
+                if self._is_over.wait(0.002):
+                    return
+                self._end.send(part)
         if leaves:
             self.leave()
 
