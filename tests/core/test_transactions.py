@@ -683,7 +683,7 @@ def test_of_a_task_that_uses_the_database_itself(monkeypatch, stands):
                 pass
             assert is_held()
         assert not is_held()
-        connection.close()
+        connection.connection.close()  # Django keeps those to databases in memory
 
     asyncio.run(main())
 
