@@ -656,6 +656,11 @@ class TestWhilePending:
 
     def test_lost_while_pending_it_is_logged(self, guarded, caplog):
         with transaction.atomic():
+            guarded(nothing, ttl=1, renew=False)
+            eventually(lambda: "was lost: its TTL ran out" in caplog.text)
+
+    def test_freed_by_others_while_pending_it_is_logged(self, guarded, caplog):
+        with transaction.atomic():
             guarded(nothing, renew=False)
             force_release(*locks["default"].look(["name"]), by="an operator")
         assert "was lost" in caplog.text

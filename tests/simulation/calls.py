@@ -73,7 +73,8 @@ class Calls:
                 self._judges.holders.commits(lease)
             if about.get("raises"):
                 raise BodyError
-        if lease and not self._simulation.world.strikes:  # Django only logs what strikes at the hook of a transaction
+        # A call that is told what to do with its handle may be struck, and Django only logs what strikes at its hook.
+        if lease and "keeps_handle" not in about:
             self._judges.holders.freed(lease, "S14: its transaction has ended")
 
     async def awith_(self, process: Process, **about: Any) -> None:

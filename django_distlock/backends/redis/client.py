@@ -209,10 +209,9 @@ class Client:
         timeout = None if attempts is None else attempts.step_timeout(was_idle=was_idle)
         if timeout is not None and timeout >= self._timeout:
             timeout = None  # the connection's own will do
-        together = b"".join(packed) if len(packed) > 1 else packed[0]
         if isinstance(connection, DirectExchange):
-            return connection.exchange(together, len(packed), timeout)
-        return exchange(connection, together, len(packed), timeout)
+            return connection.exchange(b"".join(packed), len(packed), timeout)
+        return exchange(connection, b"".join(packed), len(packed), timeout)
 
     def locate(self, key: str) -> None:
         """Find the node of the key. One server has all keys."""

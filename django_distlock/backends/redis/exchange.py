@@ -27,6 +27,7 @@ RECEIVED_AT_ONCE = 65_536  # bytes
 ROUNDS_UNTIL_TOLD = 5  # of the loop, until TLS tells what has come
 TOO_LATE = "Timeout reading from socket"
 CLOSED = "Connection closed by server."
+UNASKED = "The server said something that it was not asked for."
 
 
 class RunningTimer:
@@ -84,14 +85,14 @@ def _nothing() -> None: ...
 
 
 class RunningFor:
-    """``async with RunningFor(seconds, message)`` raises redis-py's TimeoutError when the block takes longer.
+    """``async with RunningFor(seconds)`` raises redis-py's TimeoutError when the block takes longer.
 
     By a ``RunningTimer``.
     """
 
     __slots__ = ("_message", "_seconds", "_timeout", "_timer")
 
-    def __init__(self, seconds: float, message: str) -> None:
+    def __init__(self, seconds: float, message: str = TOO_LATE) -> None:
         self._seconds, self._message = seconds, message
 
     async def __aenter__(self) -> None:
@@ -154,6 +155,8 @@ class DirectExchange:
                     raise redis.ConnectionError(CLOSED)
                 reader.feed(data)
                 is_answering = True
+            if reader.has_data():
+                raise redis.InvalidResponse(UNASKED)
             if deadline < inf:
                 sock.settimeout(self.socket_timeout)
         except builtins.TimeoutError as error:
@@ -213,20 +216,22 @@ class AsyncDirectExchange(asyncio.Protocol):
         return bool(self._failure) or self._writer.transport.is_closing()
 
     def data_received(self, data: bytes) -> None:
-        if self._end is None:
-            self._fail(redis.InvalidResponse("a reply to nothing"))
+        if self._end is None or self._end.done():
+            self._fail(redis.InvalidResponse(UNASKED))
             return
+        replies, found = self._replies, self._found
         try:
-            self._replies.feed(data)
-            while (reply := self._replies.gets()) is not False:
-                if len(self._found) == self._number:
-                    raise redis.InvalidResponse("a reply to nothing")
-                self._found.append(_answer(reply) if isinstance(reply, Exception) else reply)
+            replies.feed(data)
+            while len(found) < self._number:
+                if (reply := replies.gets()) is False:
+                    return
+                found.append(_answer(reply) if isinstance(reply, Exception) else reply)
+            if replies.has_data():
+                raise redis.InvalidResponse(UNASKED)
         except Exception as error:  # raised to the task
             self._fail(error)
         else:
-            if len(self._found) == self._number and not self._end.done():
-                self._end.set_result(None)
+            self._end.set_result(None)
 
     def eof_received(self) -> None:
         self.connection_lost(None)  # at once; the loop says so only in its next round
@@ -272,7 +277,7 @@ def exchange(connection: Any, packed: bytes, number: int, timeout: float | None)
 
 async def _aexchange(connection: Any, packed: bytes, number: int, timeout: float) -> list[Any]:
     replies = []
-    async with RunningFor(timeout, TOO_LATE):
+    async with RunningFor(timeout):
         await connection.send_packed_command([packed], check_health=False)
         for _ in range(number):
             try:

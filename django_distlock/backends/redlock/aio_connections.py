@@ -92,7 +92,7 @@ class AsyncNode(NodeState):
         connection = None
         try:
             connection = await self.location.aconnected()
-            async with RunningFor(self.location.arguments["socket_timeout"], "Timeout reading from socket"):
+            async with RunningFor(self.location.arguments["socket_timeout"]):
                 await connection.send_packed_command([b"".join(SCRIPT_LOADS)], check_health=False)
                 for _ in SCRIPT_LOADS:
                     await connection.read_response(disable_decoding=True)

@@ -197,6 +197,7 @@ class Nodes:
         self._permits = new_permits(self._max_connections)  # one per set that may be in use
         self._failure: NoMajority | None = None  # what the last run ended with
         self._failed_within = 0.0  # the timeout of that run
+        self._is_reading_late = False  # from an idle set
         self._is_open = True
         weakref.finalize(self, _disconnect, self._idle, self._nodes, Closed("closed")).atexit = False
 
@@ -248,14 +249,17 @@ class Nodes:
             with suppress(Empty, IndexError):  # all are in use by now
                 permit = permits.get_nowait()
                 try:
-                    with self._changed:
-                        connection_set = idle.popleft()
-                        if connection_set.awaits_release:
-                            connection_set.drop_dead()
-                        awaits_release = connection_set.awaits_release or awaits_release
-                        idle.append(connection_set)
+                    self._is_reading_late = True
+                    connection_set = idle.popleft()
+                    if connection_set.awaits_release:
+                        connection_set.drop_dead()
+                    awaits_release = connection_set.awaits_release or awaits_release
+                    idle.append(connection_set)
                 finally:
                     permits.put(permit)
+                    with self._changed:
+                        self._is_reading_late = False
+                        self._changed.notify_all()
         if not self._is_open:
             self.close()
         return clock() + self._timing.retry_delay if awaits_release else None
@@ -278,7 +282,7 @@ class Nodes:
     # Connections
 
     def _connection_set(self, timeout: float, retry_refused: bool) -> ConnectionSet:
-        connection_set = self._idle_set()
+        connection_set = self._idle_set(timeout)
         connection_set.drop_dead()
         deadline = clock() + timeout
         while None in connection_set.connections:
@@ -287,10 +291,13 @@ class Nodes:
                 break  # else some that stood spare had died unnoticed
         return connection_set
 
-    def _idle_set(self) -> ConnectionSet:
+    def _idle_set(self, timeout: float) -> ConnectionSet:
         with suppress(IndexError):
             return self._idle.pop()
-        with self._changed, suppress(IndexError):  # late replies may be read from the only one for a moment
+        with self._changed:  # late replies may be read from the only one, for a moment
+            wait = min(timeout, self._timing.reconnect_pause)
+            self._changed.wait_for(lambda: bool(self._idle) or not self._is_reading_late, wait)
+        with suppress(IndexError):
             return self._idle.pop()
         return ConnectionSet(self._nodes, self._timing)
 

@@ -690,7 +690,7 @@ class TestRoutedRequest:
         slots.update([[0, 16383, [b"in", 1, b"id"]]], self.A)
         assert slots.owners[1] == Address("out.in", 1001)
         moved = redis.exceptions.MovedError("1 in:2")
-        assert slots.redirected(moved, self.A) == Address("out.in", 1002)
+        assert slots.follow(moved, self.A) == Address("out.in", 1002)
 
     @pytest.mark.parametrize("error", [redis.exceptions.MovedError, redis.exceptions.AskError])
     def test_a_node_that_a_redirection_names_has_not_left(self, error):
@@ -698,8 +698,11 @@ class TestRoutedRequest:
         slots = SlotMap([1], [self.A], Timing())
         slots.update([[0, 16383, [b"a", 1, b"id"]]], self.A)
         assert not slots.knows(Address("new", 2))
-        assert slots.redirected(error("1 new:2"), self.A) == Address("new", 2)
+        assert slots.follow(error("1 new:2"), self.A) == Address("new", 2)
+        slots.update([[0, 16383, [b"a", 1, b"id"]]], self.A)
         assert slots.knows(Address("new", 2))
+        slots.timing.idle_kept = 0.0  # nothing names it any more
+        assert not slots.knows(Address("new", 2))
 
     def test_nodes_that_left_are_forgotten(self):
         gone, seed = Address("gone", 1), self.B

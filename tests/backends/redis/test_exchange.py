@@ -15,10 +15,8 @@ import pytest
 import redis
 
 from django_distlock.backends.redis.errors import NotSent
-from django_distlock.backends.redis.exchange import AsyncDirectExchange, DirectExchange, Reader, RunningTimer
+from django_distlock.backends.redis.exchange import AsyncDirectExchange, DirectExchange, RunningTimer
 from tests.support.tools import PATIENCE
-
-pytestmark = pytest.mark.skipif(Reader is None, reason="without hiredis, redis-py reads the replies")
 
 SOCKET_TIMEOUT = 0.5
 PARSER = SimpleNamespace(parse_error=lambda text: redis.ResponseError(text))
@@ -106,6 +104,13 @@ def test_an_error_may_be_a_reply(ask):
 def test_one_that_drips_in_has_the_time_of_all(ask, timeout):
     with pytest.raises(redis.TimeoutError):
         ask(b"$1000000\r\n", *[b"a"] * 1_000_000, timeout=timeout)  # which take half an hour
+
+
+@pytest.mark.parametrize("more", [b":2\r\n", b":2"], ids=["a_reply", "half_a_reply"])
+def test_one_that_was_not_asked_for(ask, more):
+    """Else it would be taken for the answer to the next command."""
+    with pytest.raises(redis.InvalidResponse, match="not asked for"):
+        ask(b":1\r\n" + more)
 
 
 def test_what_is_no_reply_at_all(ask):

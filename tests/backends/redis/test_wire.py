@@ -10,11 +10,13 @@ from math import inf
 from typing import Any
 
 import pytest
-from redis.exceptions import ConnectionError, TimeoutError
+from redis.exceptions import ConnectionError, NoScriptError, TimeoutError
 
 from django_distlock.backends.common.attempts import InDoubt
 from django_distlock.backends.common.timing import Timing
 from django_distlock.backends.redis.client import AsyncClient, Client
+from django_distlock.backends.redis.errors import NotSent
+from django_distlock.backends.redis.exchange import DirectExchange
 from django_distlock.backends.redis.scripts import Command, pack
 from django_distlock.utils.clock import clock
 from tests.support.inside import make_silent, permits_of
@@ -135,5 +137,40 @@ def test_a_cancellation_that_became_an_error_is_one_all_the_same():
         await asyncio.wait([task], timeout=5)
         assert task.cancelled()
         assert service.asked == 1
+
+    asyncio.run(main())
+
+
+class Forgetful(Connection):
+    """Of the two commands it has done one when it finds that its server is of no use any more."""
+
+    def __init__(self) -> None:
+        self.exchanges = 0
+
+    def exchange(self, packed: bytes, number: int, timeout: float | None) -> list[Any]:
+        self.exchanges += 1
+        if self.exchanges == 1:
+            return [1, NoScriptError("No matching script.")]
+        if self.exchanges == 2:
+            raise NotSent("there is another master")
+        return [1] * number
+
+
+class DirectForgetful(Forgetful, DirectExchange):
+    pass
+
+
+class AsyncForgetful(AsyncConnection, Forgetful):
+    async def exchange(self, packed: bytes, number: int, timeout: float) -> list[Any]:
+        return Forgetful.exchange(self, packed, number, timeout)
+
+
+def test_a_repetition_that_was_not_sent_leaves_doubt_about_the_rest():
+    client = Client(Service(DirectForgetful()), 1, 0.3, Timing())
+    assert client.send(COMMAND, COMMAND).in_doubt
+
+    async def main():
+        client = AsyncClient(Service(AsyncForgetful()), 1, 0.3, Timing())
+        assert (await client.asend(COMMAND, COMMAND)).in_doubt
 
     asyncio.run(main())

@@ -22,7 +22,7 @@ from django_distlock import LockBackendError, LockNotAcquired, State, aadopt, ad
 from django_distlock.backends.common.timing import Timing
 from django_distlock.backends.redis.config import Location
 from django_distlock.backends.redlock import connections
-from django_distlock.backends.redlock.connections import Nodes, SelectPoll
+from django_distlock.backends.redlock.connections import ConnectionSet, Nodes, SelectPoll
 from django_distlock.backends.redlock.messages import Limits
 from django_distlock.backends.redlock.node_connection import NodeConnection
 from django_distlock.backends.redlock.quorum import Votes, fence_of, is_known
@@ -727,6 +727,29 @@ class TestConnections:
             with lock("name", renew=False):
                 pass
         assert started == []
+
+    def test_nobody_waits_for_late_replies_that_do_not_end(self, redlock_locks, monkeypatch):
+        """They are read from the only connections, on which a node hangs in the middle of one."""
+        drop_dead, reads, goes_on = ConnectionSet.drop_dead, threading.Event(), threading.Event()
+
+        def hang(connections):
+            if threading.current_thread().name.startswith("distlock-replies"):
+                reads.set()
+                goes_on.wait(PATIENCE)
+            return drop_dead(connections)
+
+        monkeypatch.setattr(ConnectionSet, "drop_dead", hang)
+        monkeypatch.setattr(ConnectionSet, "awaits_release", True)
+        monkeypatch.setattr(redlock_locks.timing, "retry_delay", 0.0)
+        with lock("name", renew=False):
+            pass
+        assert reads.wait(PATIENCE)
+        try:
+            with lock("name", renew=False):
+                assert not goes_on.is_set()
+        finally:
+            monkeypatch.setattr(ConnectionSet, "awaits_release", False)
+            goes_on.set()
 
     def test_a_forked_child_has_connections_of_its_own(self, redlock_locks):
         redlock_locks.acquire(lock_request("parent"), queue=False)

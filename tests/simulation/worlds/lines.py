@@ -41,7 +41,6 @@ class InterruptsWorld(ThreadsWorld):
     """Calls are struck by exceptions."""
 
     name = "interrupts"
-    strikes = True
     own_profiles = ()
     share = 0.0
 

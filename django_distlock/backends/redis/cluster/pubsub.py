@@ -195,7 +195,7 @@ class NodeListener(RedisListener):
             try:
                 message = connection.read_response(disable_decoding=True)
             except MovedError as error:
-                if (owner := self._cluster.slots.redirected(error, self._address)) is None:
+                if (owner := self._cluster.slots.follow(error, self._address)) is None:
                     raise
                 self._cluster.slots.moved(error.slot_id, owner)
                 awaited -= 1

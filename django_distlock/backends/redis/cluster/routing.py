@@ -62,6 +62,7 @@ class SlotMap:
         self._wanted = sorted(wanted)
         self._seeds = seeds
         self._nodes: tuple[Address, ...] = ()
+        self._named_at: dict[Address, float] = {}  # when a redirection last named a node
         self.unresponsive: set[Address] = set()  # did not answer when last asked: the others are asked before them
         self.owners: Mapping[int, Address] = {}
         self.updated_at = 0.0
@@ -86,8 +87,9 @@ class SlotMap:
 
     def nodes_to_ask(self) -> list[Address]:
         """For the slots of all nodes: in random order, because one node may be cut off from the others."""
-        known = random.sample(self._nodes, len(self._nodes))
-        known += [seed for seed in self._seeds if seed not in self._nodes]
+        nodes = [*dict.fromkeys((*self._nodes, *self._named()))]
+        known = random.sample(nodes, len(nodes))
+        known += [seed for seed in self._seeds if seed not in nodes]
         return sorted(known, key=self.unresponsive.__contains__)
 
     def update(self, reply: Sequence[Any], asked: Address) -> bool:
@@ -106,13 +108,12 @@ class SlotMap:
                 self.owners = owners
         return bool(nodes)
 
-    def redirected(self, to: AskError, asked: Address) -> Address | None:
-        """The node that a redirection names; None: it names none, but CLUSTER SLOTS will."""
+    def follow(self, to: AskError, asked: Address) -> Address | None:
+        """The node that a redirection names, and that is known from now on. None: only CLUSTER SLOTS can name it."""
         if to.host == NAMELESS:
             return None
         node = self._address(to.host, to.port, asked)
-        if node not in self._nodes:  # its connections are closed else, as those to one that has left
-            self._nodes += (node,)
+        self._named_at[node] = clock()
         return node
 
     def _address(self, host: bytes | str | None, port: int, asked: Address) -> Address:
@@ -122,7 +123,15 @@ class SlotMap:
         return Address(*self._remap((address.host, address.port))) if self._remap else address
 
     def knows(self, address: Address) -> bool:
-        return address in self._nodes or address in self._seeds
+        """Else it has left. CLUSTER SLOTS does not name a node that is only given its first slot."""
+        return address in self._nodes or address in self._seeds or address in self._named()
+
+    def _named(self) -> Sequence[Address]:
+        """By redirections, lately."""
+        for node, named_at in list(self._named_at.items()):
+            if clock() - named_at >= self.timing.idle_kept:
+                self._named_at.pop(node, None)
+        return list(self._named_at)
 
 
 def _host(node: Sequence[Any]) -> bytes | None:
@@ -273,7 +282,7 @@ class RoutedRequest:
             self._replies[number] = failure
 
     def _redirect(self, number: int, reply: AskError, asked: Address) -> None:
-        if (node := self._slots.redirected(reply, asked)) is None:
+        if (node := self._slots.follow(reply, asked)) is None:
             self._is_misled = True
         elif isinstance(reply, MovedError):
             self._slots.moved(reply.slot_id, node)

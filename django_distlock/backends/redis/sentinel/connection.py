@@ -146,7 +146,7 @@ class MasterLocation(Location):
         try:
             there = {**arguments, "host": master.host, "port": master.port}
             connection = await Location.aconnected(self, timeout=deadline - clock(), **there)
-            async with RunningFor(max(0.0, deadline - clock()), "Timeout reading from socket"):
+            async with RunningFor(max(0.0, deadline - clock())):
                 await connection.send_packed_command([_ROLE], check_health=False)
                 self._mark(connection, master, await connection.read_response(disable_decoding=True))
         except BaseException as error:

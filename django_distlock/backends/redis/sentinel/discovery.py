@@ -95,7 +95,7 @@ class SentinelClient:
         connection, deadline = None, clock() + timeout
         try:
             connection = await sentinel.aconnected(timeout=timeout)
-            async with RunningFor(max(0.0, deadline - clock()), "Timeout reading from socket"):
+            async with RunningFor(max(0.0, deadline - clock())):
                 return await self._aask_on(connection)
         except (RedisError, OSError) as error:
             return error
