@@ -111,9 +111,10 @@ _unusable_files: set[str] = set()  # of SQLite, in which this process cannot loc
 class Pool:
     """Connections to the database of one alias, each used by one call at a time.
 
-    Made from a copy of the alias' settings. CONN_MAX_AGE counts at the begin and end of requests, as for Django's own.
-    Those that nobody used for twenty seconds are closed when a call ends: a process that makes no calls keeps what it
-    has, eight at most. A waiter has none while it waits.
+    Made from a copy of the alias' settings. CONN_MAX_AGE counts at the begin and end of requests, as for Django's own;
+    but where it is 0, requests do not open and close one each. Those that nobody used for twenty seconds are closed
+    when a call ends, or such a request begins or ends: a process that does neither keeps what it has, eight at most. A
+    waiter has none while it waits.
     """
 
     prepare_after = 5  # executions of a statement on one connection; half of its time is parsing and planning
@@ -212,12 +213,14 @@ class Pool:
                 _close(wrapper)
 
     def close_old(self) -> None:
-        """Close what is older than CONN_MAX_AGE, by the rules of Django. What broke was closed at once."""
+        """Close what is older than CONN_MAX_AGE, or idle for long where that is 0. What broke was closed at once."""
         fork.notice()
         with self._no_fork():
             for since, wrapper in self._all_idle():
+                max_age = wrapper.settings_dict["CONN_MAX_AGE"]
+                is_idle = max_age == 0 and clock() - since > self.timing.database_idle_kept
                 # Not by Django's own method, which asks the database: unit tests may forbid that here.
-                if wrapper.close_at is not None and monotonic() >= wrapper.close_at:
+                if is_idle or (max_age and monotonic() >= wrapper.close_at):
                     _close(wrapper)
                 else:
                     wrapper.health_check_done = False

@@ -169,15 +169,29 @@ class TestConnections:
         for waiter in waiters:
             waiter.end()
 
-    @pytest.mark.parametrize(("max_age", "stays"), [(0, False), (600, True), (None, True)])
-    def test_they_are_closed_by_the_rules_of_django(self, postgres_locks, max_age, stays):
+    @pytest.mark.parametrize(("max_age", "stays"), [(0.01, False), (600, True), (None, True), (0, True)])
+    def test_an_age_above_none_is_obeyed(self, postgres_locks, max_age, stays):
         connections.settings[ALIAS]["CONN_MAX_AGE"] = max_age
         eventually(lambda: len(sessions()) == 0)
         postgres_locks.look(["name"])
         assert len(sessions()) == 1
+        time.sleep(0.02)
         request_finished.send(sender=None)
         eventually(lambda: len(sessions()) == stays)
         postgres_locks.close()
+        eventually(lambda: len(sessions()) == 0)
+
+    def test_without_an_age_requests_share_one_until_it_is_idle_for_long(self, postgres_locks):
+        connections.settings[ALIAS]["CONN_MAX_AGE"] = 0
+        pids = set()
+        for _ in range(3):
+            request_started.send(sender=None)
+            pids.add(run_in(postgres_locks, _server_pid))
+            request_finished.send(sender=None)
+        assert len(pids) == 1
+        postgres_locks.timing.database_idle_kept = 0.1
+        time.sleep(0.2)
+        request_started.send(sender=None)
         eventually(lambda: len(sessions()) == 0)
 
     def test_one_past_its_age_is_not_used_again(self, postgres_locks, monkeypatch):

@@ -139,10 +139,10 @@ def test_a_child_removes_no_file_of_its_parent(kind):
 def test_a_child_closes_no_connection_of_its_parent(postgres_locks, close, kind):
     """As the first request that it serves would."""
     pool = postgres_locks.pool
+    pool.timing.database_idle_kept = 0.0  # it is idle for too long
 
     def session():
         with pool.connection(10) as wrapper:
-            wrapper.close_at = 0.0  # it is too old for Django
             with wrapper.cursor() as cursor:
                 cursor.execute("SELECT pg_backend_pid()")
                 return cursor.fetchone()
