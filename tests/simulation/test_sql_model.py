@@ -249,19 +249,19 @@ def on_mariadb(sessions):
 
 
 def kill(sessions, name):
-    return lambda connection: connection.raw.query(f"KILL {sessions.raw[name].thread_id()}")
+    return lambda connection: connection.connection.query(f"KILL {sessions.raw[name].thread_id()}")
 
 
 def notification(connection):
     """What a session that listens has heard."""
-    connection.raw.execute("SELECT 1")
-    return [found.extra for found in iter(connection.raw.pgconn.notifies, None)]
+    connection.connection.execute("SELECT 1")
+    return [found.extra for found in iter(connection.connection.pgconn.notifies, None)]
 
 
 def terminate(sessions, name):
     def work(connection):
         pid = sessions.raw[name].info.backend_pid
-        return connection.raw.execute("SELECT pg_terminate_backend(%s) FROM pg_backend_pid()", [pid]).fetchone()
+        return connection.connection.execute("SELECT pg_terminate_backend(%s) FROM pg_backend_pid()", [pid]).fetchone()
 
     return work
 

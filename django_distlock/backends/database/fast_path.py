@@ -23,9 +23,13 @@ from ..common.state import (
     waiters_from_text,
 )
 from ..common.timing import Timing
-from .sql import CHANNEL, CLOCKS, COLUMNS, TABLE
+from .sql import CHANNEL, CLOCKS, COLUMNS, TABLE, executed
 
 RETURNED = ("fence", "token", "state", "expires", "holder", "waiters")
+
+# In a statement whose loss in a crash takes a lease from nobody: PostgreSQL answers it before it is on the disk. What
+# makes a lease, or lets it last, is never one. See "Commits that are not waited for" in docs/internals/protocol.md.
+ASYNCHRONOUS = "set_config('synchronous_commit', 'off', true)"
 
 
 class AcquireResult(NamedTuple):
@@ -115,7 +119,8 @@ class FastPath:
             " SELECT name, version, token, state, version, expires, holder, '', '', 0 FROM excluded"
             f" WHERE NOT EXISTS (SELECT FROM {TABLE} AS own WHERE own.name = excluded.name)"
             f" ON CONFLICT (name) DO NOTHING RETURNING {', '.join(RETURNED)})"
-            f" SELECT {found} FROM (SELECT * FROM changed UNION ALL SELECT * FROM made) AS row"
+            f" SELECT {found}, CASE WHEN token <> (SELECT token FROM excluded) THEN {ASYNCHRONOUS} END"
+            " FROM (SELECT * FROM changed UNION ALL SELECT * FROM made) AS row"
         )
 
     def _confirming(self) -> str:
@@ -146,6 +151,7 @@ class FastPath:
             f"UPDATE {TABLE} SET {_assigned(changes)} WHERE name = %s AND {found} > 0"
             f" AND state <> '{FREE}' AND expires > {self._now}"
             f" RETURNING fence, token, state, expires - {self._now}, holder, waiters"
+            f"{'' if self._has_one_writer else f', {ASYNCHRONOUS}'}"
         )
 
     def _releasing(self) -> str:
@@ -172,10 +178,8 @@ class FastPath:
         if not self._notifies:
             return released
         # In one statement: a change that is not made notifies nobody.
-        return (
-            f"WITH released AS ({released} RETURNING token, holder)"
-            f" SELECT CASE WHEN token <> '' THEN pg_notify('{CHANNEL}' || holder, token) END FROM released"
-        )
+        notify = f"CASE WHEN token <> '' THEN pg_notify('{CHANNEL}' || holder, token) END"
+        return f"{released} RETURNING {notify}, {ASYNCHRONOUS}"
 
     def acquire(self, connection: Any, name: bytes, attempt: Attempt) -> AcquireResult | None:
         """Grant the lock to the attempt, or let it wait. Repeatable. None: nothing was done."""
@@ -189,7 +193,7 @@ class FastPath:
             found = _first(connection, sql, [key, token, attempt.ttl, attempt.holder, *waiter])
         if found is None:
             return None
-        fence, holding, state, remaining, holder, waiters = found
+        fence, holding, state, remaining, holder, waiters, *_ = found
         if holding == token:
             return AcquireResult(True, fence, holding, state, remaining, holder)
         try:
@@ -205,15 +209,13 @@ class FastPath:
 
     def release(self, connection: Any, name: bytes, token: str) -> bool:
         """Free the lock or hand it over. False: nothing was done."""
-        with connection.cursor() as cursor:
-            grant_ttl = microseconds(self._timing.grant_ttl)
-            cursor.execute(self._release, [grant_ttl, connection.Database.Binary(name), token, self._waiter_ttl])
+        grant_ttl, key = microseconds(self._timing.grant_ttl), connection.Database.Binary(name)
+        with executed(connection, self._release, [grant_ttl, key, token, self._waiter_ttl]) as cursor:
             return bool(cursor.rowcount)
 
 
 def _first(connection: Any, sql: str, parameters: Sequence[Any]) -> tuple[Any, ...] | None:
-    with connection.cursor() as cursor:
-        cursor.execute(sql, parameters)
+    with executed(connection, sql, parameters) as cursor:
         found: tuple[Any, ...] | None = cursor.fetchone()
         return found
 

@@ -499,7 +499,7 @@ class TestFaults:
             assert lease.remaining > 60
         assert proxy.cuts == 1
 
-    @pytest.mark.parametrize("marker", ["WITH released AS", "state = 'h', expires = GREATEST"])
+    @pytest.mark.parametrize("marker", ["THEN pg_notify(", "state = 'h', expires = GREATEST"])
     def test_the_reply_to_a_hand_off_is_lost(self, proxy, marker):
         """Of the release that hands the lock on, and of the attempt that takes it."""
         with lock("name", ttl=60):

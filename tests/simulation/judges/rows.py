@@ -78,6 +78,7 @@ class RowJudge:
         self._idle_since: tuple[Any, float] = (None, inf)  # what nobody takes, and since when
         self._unowned_since: tuple[str, float] = ("", inf)
         self._looks: dict[Process, Looks] = {}
+        self._reverted_token = ""
         self._lasts = inf  # seconds, the lease since its grant, or its last renewal
         self._clock_set_at = -inf  # that of the store: until a while later, times tell nothing
 
@@ -143,6 +144,11 @@ class RowJudge:
         if self._now - looks.since > SETTLES + WINDOW and len(looks.recent) > most:
             self._fail(f"S11: {process} polls: {len(looks.recent)} looks in {WINDOW:g} s")
 
+    def reverted(self, state: RowState) -> None:
+        """A crash has undone a release, perhaps, for which nobody waited: that lease lasts until it runs out."""
+        self.stands(state)
+        self._reverted_token = state.token
+
     def promised(self, token: str, about: Mapping[str, Any]) -> None:
         """``min_hold`` counts from the grant. One that goes to another process goes by the clock of that one."""
         granted_at = self._granted_at.get(token)
@@ -189,6 +195,7 @@ class RowJudge:
         """S4: a lease of which nobody knows any more is released, as soon as the store answers."""
         judges, asker = self._simulation.judges, self._simulation.asker(state.token)
         is_held = state.state == HELD and state.expires > now and not self._name.startswith(OWN_NAMES)
+        is_held = is_held and state.token != self._reverted_token
         if not is_held or asker is None or judges.holders.owns(self._name, state.token, asker.at):
             self._unowned_since = "", inf
         elif self._unowned_since[0] != state.token:

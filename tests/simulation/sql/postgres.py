@@ -134,7 +134,7 @@ class PostgresSession(Session):
             self.channels.add(sql.split()[1].strip('"'))
         elif word == "SET":
             self._set(sql)
-        elif "pg_backend_pid()" in sql or "set_config(" in sql:
+        elif "pg_backend_pid()" in sql or sql.startswith("SELECT set_config("):
             yield self.server.passes(0.0005 + self.server.latency)
             return self._told(sql, parameters)
         else:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from .statements import Part, parts
 from .tables import Key, Locks, Rows, Tables, Transaction
@@ -20,6 +20,17 @@ R = TypeVar("R")
 # What a statement waits for: it is called with what lets the statement go on, or fail.
 Wait = Callable[[Callable[..., object]], object]
 Steps = Generator[Wait, None, R]
+
+
+LONGEST_UNFLUSHED = 0.6  # seconds after which PostgreSQL has written what nobody waited for: 3 x wal_writer_delay
+
+
+class Unflushed(NamedTuple):
+    """What was committed without waiting for the disk. ``before``: the rows that it changed."""
+
+    number: int  # its position in the log
+    at: float
+    before: Mapping[Key, tuple[Any, ...] | None]
 
 
 class ServerError(Exception):
@@ -62,6 +73,8 @@ class Server(ABC):
         self.tables = Tables(self.clock)
         self.locks = Locks()
         self._numbers = 1000
+        self._log_position = 0
+        self._unflushed: list[Unflushed] = []
         self._late: list[Callable[[], object]] = []  # while it hangs
         network.servers[address] = self
 
@@ -85,6 +98,7 @@ class Server(ABC):
         for session in list(self.sessions):
             session.end()
         self._late.clear()
+        self._lose_unflushed()
 
     def lose_power(self) -> None:
         """Nobody is told."""
@@ -92,6 +106,19 @@ class Server(ABC):
         for session in list(self.sessions):
             session.end(tells=False)
         self._late.clear()
+        self._lose_unflushed()
+
+    def _lose_unflushed(self) -> None:
+        """The log ends somewhere in what nobody waited for."""
+        left = [one for one in self._unflushed if one.at > self.scheduler.now - LONGEST_UNFLUSHED]
+        self._unflushed.clear()
+        kept = self.scheduler.random.randint(0, len(left)) if left else 0
+        for one in reversed(left[kept:]):
+            self.tables.put_back(one.before)
+
+    def wipe(self, table: str) -> None:
+        self.tables.wipe(table)
+        self._unflushed.clear()
 
     def start(self) -> None:
         self.is_up = self.has_power = True
@@ -166,7 +193,9 @@ class Server(ABC):
         """From here on nobody knows the outcome until it is told."""
         if transaction.rows or transaction.notifications:
             session.is_committing = True
-            yield self.passes(self.scheduler.random.choice([0.0005, 0.001, 0.002]) + self.latency)
+            transaction.log_position = self._log_position
+            if not transaction.is_asynchronous:
+                yield self.passes(self.scheduler.random.choice([0.0005, 0.001, 0.002]) + self.latency)
             session.is_committing = False
             if "DOUBT" in self.states and self.scheduler.random.random() < 0.5:
                 session.is_committing = True
@@ -175,7 +204,13 @@ class Server(ABC):
         self.finish(transaction)
 
     def finish(self, transaction: Transaction) -> None:
-        self.tables.commit(transaction)
+        before = self.tables.commit(transaction)
+        if transaction.is_asynchronous:
+            self._log_position += 1
+            self._unflushed.append(Unflushed(self._log_position, self.scheduler.now, before))
+        else:  # the log is written in order: all that came before it is on the disk, too
+            position = transaction.log_position
+            self._unflushed = [one for one in self._unflushed if one.number > position]
         self.locks.end(transaction)
         for channel, text in transaction.notifications:
             self.notify(transaction.number, channel, text)

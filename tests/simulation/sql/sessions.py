@@ -7,7 +7,7 @@ import re
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -100,7 +100,13 @@ class Sessions(ABC):
             self._results[name].append(error)
             del self._works[name]
             return
-        connection = SimpleNamespace(Database=self._driver, vendor=self.vendor, raw=raw, cursor=raw.cursor)
+        connection = SimpleNamespace(
+            Database=self._driver,
+            vendor=self.vendor,
+            connection=raw,
+            cursor=raw.cursor,
+            wrap_database_errors=nullcontext(),
+        )
         while work := self._works[name].get():
             try:
                 self._results[name].append(work(connection))

@@ -24,7 +24,7 @@ class Rows(NamedTuple):
 class Transaction:
     """``rows``: that it has written; None: deleted. ``number``: of its session.
 
-    ``moment``: at which its clock stands; None: it goes on.
+    ``moment``: at which its clock stands; None: it goes on. ``is_asynchronous``: its commit does not wait for the disk.
     """
 
     def __init__(self, number: int) -> None:
@@ -33,17 +33,24 @@ class Transaction:
         self.notifications: list[tuple[str, str]] = []
         self.is_over = False
         self.moment: int | None = None
+        self.is_asynchronous = False
+        self.log_position = 0  # up to which its commit writes the log
 
 
 class Tables:
-    """``clock``: microseconds of Unix time. ``watch``: called with each row that was committed."""
+    """``clock``: microseconds of Unix time. ``watch``: called with each row that was committed.
+
+    ``reverted``: with each that a crash brought back.
+    """
 
     def __init__(self, clock: Callable[[], int]) -> None:
         self.watch: Callable[[Mapping[str, Any]], object] = lambda row: None
+        self.reverted: Callable[[Mapping[str, Any]], object] = lambda row: None
         self._sqlite = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
         self._clock = clock
         self._sqlite.create_function("now_us", 0, self._now)
         self._sqlite.create_function("pg_notify", 2, self._notify)
+        self._sqlite.create_function("set_config", 3, self._set_config)
         self._writing: Transaction | None = None
         self._columns = {
             one._meta.db_table: [column.column for column in one._meta.fields] for one in ROWS_OF_DATABASE_BACKEND
@@ -61,6 +68,12 @@ class Tables:
         if (channel, text) not in self._writing.notifications:
             self._writing.notifications.append((channel, text))
         return ""
+
+    def _set_config(self, name: str, value: str, is_local: int) -> str:
+        assert self._writing
+        assert (name, value, is_local) == ("synchronous_commit", "off", 1)
+        self._writing.is_asynchronous = True
+        return value
 
     @contextmanager
     def _as_seen_by(self, transaction: Transaction) -> Iterator[None]:
@@ -115,20 +128,37 @@ class Tables:
 
     def change(self, transaction: Transaction, part: Part, known: Mapping[str, Rows], key: Key) -> Rows:
         """Change the row, which the transaction has locked. Returns what RETURNING says; no rows: it did not match."""
-        table, name = key
-        restricting = [] if part.verb == "INSERT" else [name]
+        restricting = [] if part.verb == "INSERT" else [key[1]]
         with self._as_seen_by(transaction):
             returned = self._execute(part.of_row(), [*part.parameters, *restricting], known)
-            row = self._sqlite.execute(f"SELECT * FROM {table} WHERE name = ?", [name]).fetchone()
+            row = self._row(key)
         if returned.rows:
             transaction.rows[key] = row
         return returned
 
-    def commit(self, transaction: Transaction) -> None:
+    def commit(self, transaction: Transaction) -> dict[Key, tuple[Any, ...] | None]:
+        """Returns the rows that it changed, as they were."""
+        before = {key: self._row(key) for key in transaction.rows}
         for key, row in transaction.rows.items():
             self._put(key, row)
             if row is not None:
-                self.watch(dict(zip(self._columns[key[0]], row, strict=True)))
+                self.watch(self._named(key, row))
+        return before
+
+    def put_back(self, before: Mapping[Key, tuple[Any, ...] | None]) -> None:
+        for key, row in before.items():
+            self._put(key, row)
+            if row is not None:
+                self.reverted(self._named(key, row))
+
+    def _row(self, key: Key) -> tuple[Any, ...] | None:
+        row: tuple[Any, ...] | None = self._sqlite.execute(
+            f"SELECT * FROM {key[0]} WHERE name = ?", [key[1]]
+        ).fetchone()
+        return row
+
+    def _named(self, key: Key, row: tuple[Any, ...]) -> dict[str, Any]:
+        return dict(zip(self._columns[key[0]], row, strict=True))
 
     def all(self, table: str) -> list[dict[str, Any]]:
         """Committed rows."""

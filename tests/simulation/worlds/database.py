@@ -52,7 +52,8 @@ class DatabaseWorld(World):
         self.server = self.new_server()
         self.judge = RowJudges(simulation, LOOKS_AFTER)
         self.server.tables.watch = self._committed
-        self._lost_at = -1.0
+        self.server.tables.reverted = self._reverted
+        self._lost_at = self._clock_set_at = -1.0
         self._is_wiped = self._went_back = self._others_write = False
         known = {"default": {}, ALIAS: self.database()}
         connections.settings[ALIAS] = connections.configure_settings(known)[ALIAS]
@@ -97,6 +98,11 @@ class DatabaseWorld(World):
         if "waiters" in row:
             name = row["name"].decode().removeprefix("lock:")
             self.judge[name].changed(RowState.of(row, self.server.clock() / 1e6))
+
+    def _reverted(self, row: Mapping[str, Any]) -> None:
+        if "waiters" in row:
+            name = row["name"].decode().removeprefix("lock:")
+            self.judge[name].reverted(RowState.of(row, self.server.clock() / 1e6))
 
     def was_taken_since(self, name: str, moment: float) -> bool:
         return self.judge.was_taken_since(name, moment, self.server.clock() / 1e6)
@@ -186,10 +192,16 @@ class DatabaseWorld(World):
 
     def _lock_rows(self, who: str, seconds: float) -> None:
         """Somebody's transaction has changed all rows and goes on for a while."""
-        theirs = Transaction(1)
+        theirs, began = Transaction(1), self.scheduler.now
         for row in self._rows():
             self._take_when_free((TABLE, row["name"]), theirs)
-        self.scheduler.at(seconds, partial(self.server.locks.end, theirs))
+
+        def end() -> None:
+            if self._clock_set_at >= began:  # what waited all the while was decided by the clock as it was
+                self.judge.sets_clock(self.server.clock() / 1e6)
+            self.server.locks.end(theirs)
+
+        self.scheduler.at(seconds, end)
 
     def _take_when_free(self, key: Key, theirs: Transaction) -> None:
         if not self.server.locks.take(key, theirs):
@@ -205,7 +217,7 @@ class DatabaseWorld(World):
         self.scheduler.at(seconds, end)
 
     def _wipe(self, who: str) -> None:
-        self.server.tables.wipe(TABLE)
+        self.server.wipe(TABLE)
         self.judge.lost_data()
         self._lost_at, self._is_wiped = self.scheduler.now, True
 
@@ -225,6 +237,7 @@ class DatabaseWorld(World):
     def _set_clock(self, who: str, by: float) -> None:
         """Leases end early by a clock that is set forward."""
         self.judge.sets_clock(self.server.clock() / 1e6)
+        self._clock_set_at = self.scheduler.now
         self.server.clock_error += by
         if by > 0.0:
             self._lost_at = self.scheduler.now
