@@ -274,6 +274,8 @@ class Lease:
 
     def _renewal_ttl(self, now: float) -> float:
         """What to ask the store for. The last renewal before its bound is a shorter one."""
+        if self._terms.max_hold is None and not self._retainer_deadlines:
+            return self.ttl
         return max(SHORTEST_TTL, min(self.ttl, min(self._bounds()) - now))
 
     def _bounds(self) -> tuple[float, float]:
@@ -294,13 +296,6 @@ class Lease:
     def _held_for(self) -> float:
         """Seconds since it was granted."""
         return clock() - self._granted_clock
-
-    def _becomes_long(self, now: float) -> bool:
-        """Whether it is held for longer than LONG_HELD. True once."""
-        if now < self._long_at or now >= self._deadline:
-            return False
-        self._long_at = inf
-        return True
 
     def _stop_renewal(self) -> None:
         """Nobody is left to release it: let it run out."""

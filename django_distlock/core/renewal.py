@@ -11,9 +11,13 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Set
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
+from heapq import heappop, heappush
+from math import inf
+from operator import attrgetter
+from typing import NamedTuple
 
 from ..backends.base import BaseLockBackend
 from ..exceptions import LockBackendError
@@ -28,6 +32,17 @@ from .local_queue import LocalQueue
 logger = logging.getLogger("django_distlock")
 
 BATCH_RANGE = 3  # leases that have up to so many times as long as the first one of a batch are in it
+GROUP = 100  # leases that are looked at together
+
+_deadline, _token = attrgetter("_deadline"), attrgetter("token")
+
+
+class Group(NamedTuple):
+    """Leases to be looked at together, so that it costs little to have many of them in order."""
+
+    moment: float  # on ``clock()``: before it none of them is due or becomes long
+    is_soon_from: float  # when they may go with others that are due
+    tokens: list[str]  # so that nothing keeps a lease that has ended
 
 
 class Renewer:
@@ -42,16 +57,20 @@ class Renewer:
         self._pid = os.getpid()
         self._leases: dict[str, Lease] = {}
         self._by_name: dict[str, Lease] = {}  # the last one of each
+        self._new: dict[str, Lease] = {}  # most end before the thread wakes and puts them into the order
+        self._order: list[Group] = []  # a heap
+        self._ordered = 0  # tokens in it, of leases that have ended, too
+        self._waiting: dict[str, Lease] = {}  # taken from the order, because they are to be renewed
         self._unknown: list[tuple[Lease, object]] = []  # with the reasons, to be logged together
         self._lost: list[tuple[Lease, str]] = []
         self._worker = Worker(f"distlock-renewal-{backend.alias}", self.renew, lambda: bool(self._leases))
         self._cleaner = Cleaner(backend)
 
     def register(self, lease: Lease) -> None:
-        self._leases[lease.token] = self._by_name[lease.name] = lease
-        due = min(lease._due, lease._long_at)
-        if due < self._worker.wakes_at:  # which nudge() asks, too; here it saves the call
-            self._worker.nudge(due)
+        self._leases[lease.token] = self._by_name[lease.name] = self._new[lease.token] = lease
+        wakes_at = self._worker.wakes_at
+        if lease._due < wakes_at or lease._long_at < wakes_at:
+            self._worker.nudge(min(lease._due, lease._long_at))
 
     def leases(self) -> list[Lease]:
         return list(self._leases.values())
@@ -64,11 +83,13 @@ class Renewer:
 
     def unregister(self, lease: Lease) -> bool:
         """Renew it no more. True for the one caller that ends the lease; the others must leave it alone."""
-        if self._leases.get(lease.token) is not lease:
+        token, name = lease.token, lease.name
+        if self._leases.get(token) is not lease:
             return False  # also where it was detached and adopted again: its token is that of another lease now
-        if self._by_name.get(lease.name) is lease:
-            self._by_name.pop(lease.name, None)
-        return self._leases.pop(lease.token, None) is not None
+        if self._by_name.get(name) is lease:
+            self._by_name.pop(name, None)
+        self._new.pop(token, None)
+        return self._leases.pop(token, None) is not None
 
     def wake(self, name: str) -> None:
         """Let the waiters of this process look whether they may enter."""
@@ -116,8 +137,9 @@ class Renewer:
 
     def forget(self) -> None:
         """In a forked child: the leases are the parent's."""
-        self._leases.clear()
-        self._by_name.clear()
+        for known in (self._leases, self._by_name, self._new):
+            known.clear()
+        self._order_anew()
         self._cleaner.forget()
 
     def renew(self) -> float | None:
@@ -126,57 +148,127 @@ class Renewer:
 
     def steps(self) -> Steps[float | None]:
         """Renew what is due. Returns when the next lease is due or becomes long, on ``clock()``."""
-        yield from self._renew_due()
-        return min((min(lease._due, lease._long_at) for lease in self.leases()), default=None)
+        try:
+            yield from self._renew_due()
+        except BaseException:
+            self._order_anew()  # what is neither there nor renewed would be lost unnoticed
+            raise
+        if not self._leases:
+            self._order_anew()
+        return self._order[0].moment if self._order else None
 
     def _renew_due(self) -> Steps[None]:
         """Renew what is due, and again what comes due meanwhile, but for what failed, until all had their turn."""
-        now = clock()
-        self._warn_if_late(now)
-        self._warn_of_long_ones(now)
         failed: set[str] = set()
         tried: set[str] = set()
         try:
-            while not tried.issuperset(wanted := {lease.token: lease for lease in self._leases_to_renew(failed)}):
-                for batch in _batches([*wanted.values()], self._backend.timing.renewal_batch):
-                    tried.update(lease.token for lease in batch)
+            self._take_due(warns_if_late=True)
+            while not self._waiting.keys() <= tried:
+                wanted = [lease for token, lease in self._waiting.items() if token not in failed]
+                for batch in _batches(sorted(wanted, key=_deadline), self._backend.timing.renewal_batch):
+                    tried.update(map(_token, batch))
                     failed |= yield from self._renew_together(batch)
+                self._take_due()
         finally:
+            self._put_back(list(self._waiting.values()))
             self._log()
 
-    def _leases_to_renew(self, failed: Set[str]) -> list[Lease]:
-        """Leases to renew, those that end soonest first. If one is due, so are those that nearly are."""
-        now, wanted, is_due = clock(), [], False
-        for lease in self.leases():
-            if now >= lease._deadline:
-                self._mark_lost(lease, "its renewal did not succeed in time" if lease._renews else "its TTL ran out")
-            elif lease._is_free and lease._renews:
-                # About to be released. If its release was interrupted before it began, it runs out.
-                lease._due = min(now + lease.ttl / 6, lease._deadline)
-            elif lease._renews and now >= lease._due - lease.ttl / 6 and lease.token not in failed:
-                wanted.append(lease)
-                is_due = is_due or now >= lease._due
-        return sorted(wanted, key=lambda lease: lease._deadline) if is_due else []
+    def _take_due(self, *, warns_if_late: bool = False) -> None:
+        """Let wait for their renewal what is due; if anything is, also what nearly is."""
+        if self._ordered > 2 * len(self._leases) + GROUP:
+            self._order_anew()
+        new = list(self._new.values())
+        for token in map(_token, new):
+            self._new.pop(token, None)
+        self._put_back(new)
+        now, order, leases = clock(), self._order, self._leases
+        later, late, long_ones, is_due = [], [], [], bool(self._waiting)
+        while order and (order[0].moment <= now or (is_due and order[0].is_soon_from <= now)):
+            group, is_due = heappop(order), True
+            self._ordered -= len(group.tokens)
+            for token in group.tokens:
+                lease = leases.get(token)
+                if lease is None:
+                    continue
+                due, soon = lease._due, lease.ttl / 6
+                if now > due + soon and lease._renews:
+                    late.append(lease)
+                if lease._long_at <= now < lease._deadline:
+                    lease._long_at = inf
+                    long_ones.append(lease)
+                is_left = lease._renews and not lease._hold_count and lease._is_free
+                if is_left:  # about to be released. If its release was interrupted before it began, it runs out
+                    lease._due = min(now + soon, lease._deadline)
+                if lease._renews and not is_left and due - soon <= now < lease._deadline:
+                    self._waiting[token] = lease
+                else:
+                    later.append(lease)
+        self._put_back(later)
+        if late and warns_if_late:
+            self._warn_of_late_ones(late, now)
+        if long_ones:
+            self._warn_of_long_ones(long_ones)
 
-    def _renew_together(self, leases: list[Lease]) -> Steps[set[str]]:
-        """In one round trip. Returns the tokens of those that are not renewed."""
-        leases = [lease for lease in leases if lease._is_live]  # others ended while those before were renewed
-        if not leases:
-            return set()
+    def _order_anew(self) -> None:
+        """Without those that have ended."""
+        self._order.clear()
+        self._waiting.clear()
+        self._ordered = 0
+        self._new.update(self._leases)
+
+    def _put_back(self, leases: Sequence[Lease]) -> None:
+        """Into the order, but for those that are over."""
         now = clock()
-        wanted = [(lease, lease._renewal_ttl(now)) for lease in leases]
-        try:
-            # A third of what the shortest lease has left, so that there is time for another attempt.
-            timeout = min(lease.remaining for lease in leases) / 3
-            renewed = yield Call("renew", ([(lease._request, ttl) for lease, ttl in wanted],), {"timeout": timeout})
-        except LockBackendError as error:
-            for lease in leases:
-                if self._leases.get(lease.token) is lease:
-                    self._mark_unknown(lease, error)
-            return {lease.token for lease in leases}
-        self._warn_if_slow(clock() - now, leases)
+        for start in range(0, len(leases), GROUP):
+            tokens, moment, soon = [], inf, 0.0
+            for lease in leases[start : start + GROUP]:
+                token, due = lease.token, lease._due
+                self._waiting.pop(token, None)
+                if self._leases.get(token) is not lease:
+                    continue
+                if now >= lease._deadline:
+                    self._mark_lost(
+                        lease, "its renewal did not succeed in time" if lease._renews else "its TTL ran out"
+                    )
+                    continue
+                tokens.append(token)
+                if due < moment or lease._long_at < moment:
+                    moment, soon = min(due, lease._long_at), lease.ttl / 6
+            if tokens:
+                heappush(self._order, Group(moment, moment - soon, tokens))
+                self._ordered += len(tokens)
+
+    def _renew_together(self, leases: Sequence[Lease]) -> Steps[set[str]]:
+        """In one round trip. Returns the tokens of those that are not renewed, which wait on."""
+        now = clock()
+        live = [lease for lease in leases if now < lease._deadline and self._leases.get(lease.token) is lease]
+        failed: set[str] = set()
+        if live:
+            wanted = [(lease._request, lease._renewal_ttl(now)) for lease in live]
+            try:
+                # A third of what the shortest lease has left, so that there is time for another attempt.
+                timeout = (min(map(_deadline, live)) - now) / 3
+                renewed = yield Call("renew", (wanted,), {"timeout": timeout})
+            except LockBackendError as error:
+                for lease in live:
+                    if self._leases.get(lease.token) is lease:
+                        self._mark_unknown(lease, error)
+                return {lease.token for lease in live}
+            if (took := clock() - now) > timeout / 2:
+                self._warn_if_slow(took, live)
+            failed = self._take_answers(live, wanted, renewed, now)
+        self._put_back([lease for lease in leases if lease.token not in failed] if failed else leases)
+        return failed
+
+    def _take_answers(
+        self,
+        leases: Sequence[Lease],
+        wanted: Sequence[tuple[LockRequest, float]],
+        renewed: Sequence[bool | None],
+        sent_at: float,
+    ) -> set[str]:
         failed = set()
-        for (lease, ttl), still_held in zip(wanted, renewed, strict=True):
+        for lease, (_, ttl), still_held in zip(leases, wanted, renewed, strict=True):
             if self._leases.get(lease.token) is not lease:
                 continue  # released or detached meanwhile
             if still_held is None:
@@ -186,7 +278,7 @@ class Renewer:
             if not still_held:
                 self._mark_lost(lease, "the store no longer knows it: its data was lost, or somebody freed the lock")
                 continue
-            if not lease._is_live:
+            if clock() >= lease._deadline:
                 if self._mark_lost(lease, "its renewal did not succeed in time"):
                     # What was told as lost must not block others for a TTL.
                     self.release_in_background(lease._request, cooldown=lease._cooldown)
@@ -194,7 +286,7 @@ class Renewer:
             is_last = ttl < lease.ttl
             if is_last:
                 lease._renews = False
-            lease._extend(now, ttl)
+            lease._extend(sent_at, ttl)
             if is_last:
                 logger.warning(
                     "Lock %r reaches %s and is renewed no more; it is lost in %.1f s. Held by %s.",
@@ -238,32 +330,28 @@ class Renewer:
                 len(lost), lease.using, lease.name, reason, lease.holder,
             )  # fmt: skip
 
-    def _warn_if_late(self, now: float) -> None:
+    def _warn_of_late_ones(self, late: Sequence[Lease], now: float) -> None:
         """Renewal that began late is a process that was stopped, or whose threads do not get to run."""
-        late = [lease for lease in self.leases() if lease._renews and now - lease._due > lease.ttl / 6]
-        if late:
-            worst = max(late, key=lambda lease: now - lease._due)
-            logger.warning(
-                "Renewal of %d lock(s) of %r begins late, that of %r by %.1f s of its TTL of %g s: this process was"
-                " stopped, or its threads do not get to run.",
-                len(late), self._backend.alias, worst.name, now - worst._due, worst.ttl,
-            )  # fmt: skip
+        worst = max(late, key=lambda lease: now - lease._due)
+        logger.warning(
+            "Renewal of %d lock(s) of %r begins late, that of %r by %.1f s of its TTL of %g s: this process was"
+            " stopped, or its threads do not get to run.",
+            len(late), self._backend.alias, worst.name, now - worst._due, worst.ttl,
+        )  # fmt: skip
 
-    def _warn_of_long_ones(self, now: float) -> None:
-        long_ones = [lease for lease in self.leases() if lease._becomes_long(now)]
-        if long_ones:
-            longest = max(long_ones, key=lambda lease: lease._held_for)
-            others = f" and {len(long_ones) - 1} more are" if len(long_ones) > 1 else " is"
-            logger.warning(
-                "Lock %r%s held for longer than the LONG_HELD of %r, %g s: for %.0f s now, by %s. A holder that hangs"
-                " keeps it until its process ends or it is released by force; max_hold= sets a bound.",
-                longest.name, others, self._backend.alias, self._backend.long_held, longest._held_for, longest.holder,
-            )  # fmt: skip
+    def _warn_of_long_ones(self, long_ones: Sequence[Lease]) -> None:
+        longest = max(long_ones, key=lambda lease: lease._held_for)
+        others = f" and {len(long_ones) - 1} more are" if len(long_ones) > 1 else " is"
+        logger.warning(
+            "Lock %r%s held for longer than the LONG_HELD of %r, %g s: for %.0f s now, by %s. A holder that hangs"
+            " keeps it until its process ends or it is released by force; max_hold= sets a bound.",
+            longest.name, others, self._backend.alias, self._backend.long_held, longest._held_for, longest.holder,
+        )  # fmt: skip
         for lease in long_ones:
             lease._send_in_background(lock_held_long, held=lease._held_for)
 
-    def _warn_if_slow(self, took: float, leases: list[Lease]) -> None:
-        shortest = min(leases, key=lambda lease: lease.ttl)
+    def _warn_if_slow(self, took: float, leases: Sequence[Lease]) -> None:
+        shortest = min(leases, key=attrgetter("ttl"))
         if took > shortest.ttl / 6:
             logger.warning(
                 "The store of %r took %.1f s to renew %d lock(s), much of the TTL of %g s of %r.",
@@ -277,16 +365,17 @@ def mark_lost(lease: Lease, reason: str) -> None:
         lease._mark_lost(reason)
 
 
-def _batches(leases: list[Lease], most: int) -> Iterator[list[Lease]]:
+def _batches(leases: Sequence[Lease], most: int) -> Iterator[Sequence[Lease]]:
     """Of leases in the order of their ends: the hurried ones, and the first of the others.
 
     Apart, because the store has no longer for an answer than the most hurried lease of a batch allows: leases with a
     short TTL, for which it is too slow, must not let those with a long one run out.
     """
-    longest = BATCH_RANGE * leases[0].remaining
-    hurried = list(takewhile(lambda lease: lease.remaining <= longest, leases))
-    yield hurried[:most]
-    if others := leases[len(hurried) :][:most]:
+    now = clock()
+    longest = now + BATCH_RANGE * max(0.0, leases[0]._deadline - now)
+    hurried = bisect_right(leases, longest, key=_deadline)
+    yield leases[:hurried][:most]
+    if others := leases[hurried:][:most]:
         yield others
 
 

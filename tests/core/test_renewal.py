@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 
 import pytest
 
@@ -72,6 +74,7 @@ def hold(locmem_locks, renewer):
         renewer.register(held[-1])
         return held[-1]
 
+    hold.forget = held.clear
     yield hold
     for lease in held:
         if lease.state in (State.HELD, State.UNKNOWN):
@@ -109,6 +112,41 @@ def test_one_that_the_store_is_too_slow_for_does_not_cost_others_their_renewal(b
     busy.goes_on.set()
     eventually(lambda: (short.state, long.state) == ("unknown", "held") and long.remaining > first)
     assert busy.batches[:2] == [["short"], ["long"]]
+
+
+def test_a_wake_with_nothing_due_does_not_go_through_all_that_are_held(renewer, hold, monkeypatch):
+    for number in range(3):
+        hold(f"name {number}", 60, ago=0)
+    renewer.renew()
+    monkeypatch.setattr(renewer, "leases", lambda: pytest.fail("it did"))
+    assert renewer.renew() > clock() + 10
+
+
+def test_what_is_in_order_keeps_no_lease_that_has_ended(renewer, hold):
+    leases = [hold(f"name {number}", 60, ago=0) for number in range(300)]
+    renewer.renew()
+    known = [weakref.ref(lease) for lease in leases]
+    for lease in leases:
+        lease.release()
+    del lease
+    hold.forget()
+    leases.clear()
+    gc.collect()
+    assert not [lease for reference in known if (lease := reference())]
+
+
+def test_an_error_in_between_costs_no_lease_its_renewal(busy, hold, monkeypatch):
+    errors = [MemoryError()]
+
+    def fail_once():
+        if errors:
+            raise errors.pop()
+
+    before_a_loss_is_told(monkeypatch, fail_once)
+    hold("gone", 10, ago=20)
+    kept = [hold(f"kept {number}", 60) for number in range(3)]
+    busy.goes_on.set()
+    eventually(lambda: all(lease.remaining > 50 for lease in kept))
 
 
 def test_one_that_is_released_meanwhile_leaves_the_others_their_time(busy, hold):

@@ -172,9 +172,9 @@ class RedisBackend(GeneratorBackend, RunsBackend):
                 raise self._explain(refusal)
 
     def _renew(self, wanted: Sequence[tuple[LockRequest, float]], timeout: float | None) -> Steps[list[bool | None]]:
-        # Afterwards the store has forgotten them, unless they are renewed.
-        longest = max((request.ttl for request, _ in wanted), default=0.0)
-        queue_deadline = NOT_WAITING if timeout is not None else clock() + longest
+        queue_deadline = NOT_WAITING
+        if timeout is None:  # afterwards the store has forgotten them, unless they are renewed
+            queue_deadline = clock() + max((request.ttl for request, _ in wanted), default=0.0)
         commands = self._operations.renew(wanted)
         reply = yield Call("send", commands, {"timeout": timeout, "queue_deadline": queue_deadline})
         return self._operations.renewed(reply)

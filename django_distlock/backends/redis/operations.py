@@ -66,10 +66,8 @@ class Operations:
         return RELEASE.call(self._of_lock(request.name), request.token, options=options)
 
     def renew(self, wanted: Sequence[tuple[LockRequest, float]]) -> list[Command]:
-        return [
-            RENEW.call((self._keys.lease(request.name),), request.token, options=(milliseconds(ttl),))
-            for request, ttl in wanted
-        ]
+        lease, ttls = self._keys.lease, {ttl: milliseconds(ttl) for _, ttl in wanted}
+        return RENEW.calls((lease(request.name), request.token, ttls[ttl]) for request, ttl in wanted)
 
     def look(self, names: Sequence[str]) -> list[Command]:
         keys = map(self._keys.lease, names)
@@ -116,6 +114,8 @@ class Operations:
 
     def renewed(self, reply: Reply) -> list[bool | None]:
         """A node that refuses must not hide what became of leases elsewhere; raises where that is all there is."""
+        if {*map(type, reply.values)} <= {int}:
+            return list(map(bool, reply.values))
         renewed = list(map(self._is_renewed, reply.values))
         if all(still_held is None for still_held in renewed):
             return list(map(self.checked, reply.values))

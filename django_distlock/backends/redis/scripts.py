@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from importlib.resources import files
-from typing import Any, NamedTuple
+from typing import Any
 
 
 def pack(*parts: str | bytes | int) -> bytes:
@@ -39,13 +39,16 @@ def _tail(arguments: tuple[str | int, ...]) -> bytes:
     return _packed(arguments)
 
 
-class Command(NamedTuple):
+class Command:  # which is made sooner than a tuple with names
     """In a Cluster it goes to ``node``, an address, or to the node that owns the slot of ``key``."""
 
-    packed: bytes
-    script: Script | None = None
-    key: str = ""
-    node: Any = None
+    __slots__ = ("key", "node", "packed", "script")
+
+    def __init__(self, packed: bytes, script: Script | None = None, key: str = "", node: Any = None) -> None:
+        self.packed = packed
+        self.script = script
+        self.key = key
+        self.node = node
 
 
 class Script:
@@ -63,3 +66,19 @@ class Script:
             parts.append(b"$%d\r\n%b\r\n" % (len(data), data))
         parts.append(_tail(options))
         return Command(b"".join(parts), self, keys[0])
+
+    def calls(self, wanted: Iterable[tuple[str, str, int]]) -> list[Command]:
+        """Calls for many locks at once, each of a key, an argument and an option.
+
+        What ``call()`` remembers by key would be forgotten before the next time.
+        """
+        begin = f"*6\r\n{_packed(('EVALSHA', self.sha, 1)).decode()}"
+        ends: dict[int, str] = {}
+        calls = []
+        for key, argument, option in wanted:
+            if (end := ends.get(option)) is None:
+                end = ends[option] = _packed((option,)).decode()
+            length = len(key) if key.isascii() else len(key.encode())
+            packed = f"{begin}${length}\r\n{key}\r\n${len(argument)}\r\n{argument}\r\n{end}".encode()
+            calls.append(Command(packed, self, key))
+        return calls
