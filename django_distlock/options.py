@@ -14,17 +14,20 @@ LONGEST_TTL = 10 * 366 * 86_400.0
 Check = Callable[[str, object], object]  # of a name and a value; raises ValueError that says what to write
 
 
-@dataclass(frozen=True, slots=True)
 class Seconds:
     """The check of a length of time, which is at most ten years. Returns what it was given.
 
-    ``least``: so many or more. ``above``: more than so many. ``or_none``: None is allowed, too.
+    ``meaning``: what follows on "the number of seconds". ``least``: so many or more. ``above``: more than so many.
+    ``or_none``: None is allowed, too.
     """
 
-    meaning: str  # what follows on "the number of seconds"
-    least: float = 0.0
-    above: float = -1.0
-    or_none: bool = False
+    __slots__ = ("above", "least", "meaning", "or_none")
+
+    def __init__(self, meaning: str, least: float = 0.0, above: float = -1.0, or_none: bool = False) -> None:
+        self.meaning = meaning
+        self.least = least
+        self.above = above
+        self.or_none = or_none
 
     def __call__(self, name: str, value: object) -> float | None:
         if value is None and self.or_none:

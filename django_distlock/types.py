@@ -12,11 +12,11 @@ import sys
 import threading
 from asyncio import _get_running_loop  # documented, and for loops; get_running_loop() raises where none runs
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache
 from math import inf
 from pathlib import PurePath
+from types import MappingProxyType
 from typing import Any, NamedTuple, Self
 
 from .utils.clock import clock, wall_clock
@@ -236,8 +236,7 @@ class Grant(NamedTuple):
     sent_at: float
 
 
-@dataclass(frozen=True, slots=True)
-class LockInfo:
+class LockInfo(NamedTuple):
     """A lock as the store shows it now.
 
     ``remaining``: seconds the lease has left. ``resting``: released already, kept for its ``min_hold``.
@@ -251,9 +250,13 @@ class LockInfo:
     fence: int
     remaining: float
     resting: bool = False
-    token: str = field(default="", repr=False)
+    token: str = ""
     nodes: int | None = None
     failed_nodes: int = 0
+
+    def __repr__(self) -> str:
+        shown = (f"{name}={value!r}" for name, value in self._asdict().items() if name != "token")
+        return f"LockInfo({', '.join(shown)})"
 
     @property
     def digest(self) -> str:
@@ -268,8 +271,7 @@ DAY = 86_400.0
 YEAR_9999 = 253_370_764_800.0  # as below
 
 
-@dataclass(frozen=True, slots=True)
-class LastRun:
+class LastRun(NamedTuple):
     """Times are seconds of Unix time, exact to the microsecond.
 
     ``at``: when the entry last ran. ``host``: where the beat was that sent this run; "" where the entry did not
@@ -308,8 +310,7 @@ class Level(enum.StrEnum):
     ERROR = "error"  # does go wrong, or certainly will
 
 
-@dataclass(frozen=True, slots=True)
-class CheckResult:
+class CheckResult(NamedTuple):
     """``about``: a word or two, the same for every backend that looks at this. ``hint``: what to do.
 
     ``data``: the same for programs, where the message is not enough.
@@ -319,7 +320,7 @@ class CheckResult:
     about: str
     message: str
     hint: str = ""
-    data: Mapping[str, bool] = field(default_factory=dict)
+    data: Mapping[str, bool] = MappingProxyType({})
 
     @property
     def is_error(self) -> bool:

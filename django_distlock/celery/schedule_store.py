@@ -7,7 +7,7 @@ import logging
 import socket
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from ..backends.base import RunsBackend
@@ -126,7 +126,7 @@ class ScheduleStore:
 
     def publish(self, entry: str, run: LastRun) -> None:
         """Store the run, unless the store has a newer one. Raises RunRefused."""
-        run = replace(run, token=run.token or new_token())
+        run = run._replace(token=run.token or new_token())
         self.known[entry] = self._claim(entry, run, run) or run
 
     def _claim(self, entry: str, seen: LastRun, now: LastRun) -> LastRun | None:

@@ -7,7 +7,7 @@ valid; so a message that is delivered twice does not make two holders.
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from django.views.decorators.debug import sensitive_variables
 
@@ -18,11 +18,13 @@ from ..options import SHORTEST_TTL, Options, Terms
 from ..types import NOT_WAITING, Grant, Holder, LockInfo, LockRequest, current_execution
 from ..utils.clock import clock, wall_clock
 from ..utils.drive import Call, Steps, adrive, drive
-from .detached import Detached
 from .holds import Hold, remember
 from .lease import Lease, safe_deadline
 from .lock import Lock, refuse_in_event_loop
 from .registry import Service, locks
+
+if TYPE_CHECKING:
+    from .detached import Detached
 
 CLOCKS_DIFFER = 300.0  # seconds at most between the wall clocks of two hosts
 
@@ -114,6 +116,8 @@ class Adoption:
     """What has to be true of a lease before this process may go on with it. Undone if something is not."""
 
     def __init__(self, text: str) -> None:
+        from .detached import Detached  # which few processes need
+
         self._detached = detached = Detached.from_text(text)
         service = locks.service(detached.using)
         # Keeps others from adopting the token while the store may know it: until the lease is released, or, where that

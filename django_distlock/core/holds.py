@@ -12,7 +12,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import NamedTuple, cast
 from weakref import ReferenceType, ref
 
@@ -24,14 +23,19 @@ class NothingToLeave(LookupError):
     """No hold is there that a release could mean, or it was left already."""
 
 
-@dataclass(slots=True, eq=False)
 class Hold:
-    """One acquisition. ``lease`` is None once it was left, also by a release in the body of its ``with``."""
+    """One acquisition. ``lease`` is None once it was left, also by a release in the body of its ``with``.
 
-    execution: object  # the thread or task that made it
-    by_with: bool
-    reentrant: bool
-    lease: Lease | None = None
+    ``execution``: the thread or task that made it.
+    """
+
+    __slots__ = ("by_with", "execution", "lease", "reentrant")
+
+    def __init__(self, execution: object, by_with: bool, reentrant: bool) -> None:
+        self.execution = execution
+        self.by_with = by_with
+        self.reentrant = reentrant
+        self.lease: Lease | None = None
 
 
 class Holds(list[Hold]):

@@ -20,7 +20,6 @@ from ..exceptions import LockBackendError, LockError, LockLost, LockNotHeld
 from ..options import SHORTEST_TTL, Terms, check_ttl
 from ..types import Grant, Holder, LockRequest, new_token
 from ..utils.clock import clock, wall_clock
-from .detached import Detached
 
 if TYPE_CHECKING:
     from django.dispatch import Signal
@@ -232,6 +231,8 @@ class Lease:
 
         Raises LockLost, or LockNotHeld after a release.
         """
+        from .detached import Detached  # which few processes need
+
         self.ensure_held()
         text = Detached(
             using=self.using,

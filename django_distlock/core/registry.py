@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import multiprocessing
 import os
 import re
 import sys
@@ -149,7 +148,8 @@ atexit.register(_exit)
 
 def _watch_the_exit() -> None:
     """Children of multiprocessing leave by os._exit, which calls its finalizers but not atexit."""
-    if (util := sys.modules.get("multiprocessing.util")) and multiprocessing.parent_process():
+    util, process = (sys.modules.get(f"multiprocessing.{name}") for name in ("util", "process"))
+    if util and process and process.parent_process():
         util.Finalize(None, locks.release_all, exitpriority=100)
 
 

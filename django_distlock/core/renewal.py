@@ -13,7 +13,6 @@ import logging
 import os
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from heapq import heappop, heappush
 from math import inf
 from operator import attrgetter
@@ -379,14 +378,14 @@ def _batches(leases: Sequence[Lease], most: int) -> Iterator[Sequence[Lease]]:
         yield others
 
 
-@dataclass(slots=True)
 class PendingRelease:
     """A release that is tried until its TTL has freed the lock anyway."""
 
-    request: LockRequest
-    cooldown_until: float
-    until: float
-    told: bool = False
+    def __init__(self, request: LockRequest, cooldown_until: float, until: float) -> None:
+        self.request = request
+        self.cooldown_until = cooldown_until
+        self.until = until
+        self.told = False
 
     @property
     def cooldown(self) -> float:

@@ -8,7 +8,6 @@ import inspect
 import logging
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
-from dataclasses import dataclass
 from importlib import import_module
 from math import ceil
 from typing import Any
@@ -133,12 +132,14 @@ def _unwrapped(function: Any) -> Iterator[Any]:
 logger = logging.getLogger("django_distlock")
 
 
-@dataclass(frozen=True)
 class Respond:
     """An answer to a request whose lock is not acquired. See ``respond()``."""
 
-    status: int = 409
-    template_name: str | None = None
+    __slots__ = ("status", "template_name")
+
+    def __init__(self, status: int = 409, template_name: str | None = None) -> None:
+        self.status = status
+        self.template_name = template_name
 
     def __call__(self, problem: Exception, /, *args: Any, **kwargs: Any) -> HttpResponse:
         if (request := request_of(args, kwargs)) is None:

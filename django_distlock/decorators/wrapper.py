@@ -6,7 +6,6 @@ import inspect
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator
 from contextlib import AsyncExitStack, ExitStack, aclosing, asynccontextmanager, nullcontext
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from asgiref.sync import sync_to_async
@@ -22,11 +21,13 @@ from . import http, key, task_context
 logger = logging.getLogger("django_distlock")
 
 
-@dataclass(frozen=True, slots=True)
 class Skip:
     """An ``on_busy`` that returns a value. The skipped call is logged."""
 
-    value: Any = None
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any = None) -> None:
+        self.value = value
 
     def __call__(self, busy: LockNotAcquired, /, *args: Any, **kwargs: Any) -> Any:
         return self.value

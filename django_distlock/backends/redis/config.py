@@ -28,6 +28,7 @@ from .exchange import RunningFor
 PASSWORDS = ("password", "ssl_password")
 
 MARGIN = 0.05  # seconds
+DEFAULT = "redis://127.0.0.1:6379/0"
 SCHEMES = ("redis://", "rediss://", "unix://")
 
 # What a cache alias lends to locks. Timeouts and the pool are the locks' own: a cache under load

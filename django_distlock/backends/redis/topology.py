@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+from redis.sentinel import SentinelConnectionPool
 
 from ...types import new_token
 from ..base import BaseLockBackend
 from .client import AsyncClient, Client
-from .cluster.client import AsyncClusterClient, ClusterClient
-from .cluster.pubsub import ClusterListener
-from .config import Location
+from .config import DEFAULT, Location, pool_of_cache, read_location
 from .diagnostics import Diagnostics
 from .keys import Keys, read_prefix
 from .pubsub import RedisListener
-from .sentinel.config import find_location
+
+if TYPE_CHECKING:
+    from .cluster.client import AsyncClusterClient, ClusterClient
+    from .cluster.pubsub import ClusterListener
+
+SENTINEL_OPTIONS = ("sentinels", "service_name", "sentinel_kwargs")
 
 
 class Topology(NamedTuple):
@@ -31,8 +36,20 @@ def server_topology(
     backend: BaseLockBackend, timeouts: Mapping[str, float], hand_back: Callable[[str, str], None]
 ) -> Topology:
     keys = Keys(read_prefix(backend))
-    location = find_location(backend, timeouts)
+    location = _location(backend, timeouts)
     shared = (location, backend.option["max_connections"], timeouts["socket_timeout"], backend.timing)
     listener = RedisListener(location, lambda: keys.inbox(new_token()), hand_back, backend.alias, backend.timing)
     diagnostics = Diagnostics(location, keys.prefix, backend.terms, backend.setting("OPTIONS"))
     return Topology(location, keys, Client(*shared), partial(AsyncClient, *shared), listener, diagnostics)
+
+
+def _location(backend: BaseLockBackend, timeouts: Mapping[str, float]) -> Location:
+    given, setting = backend.settings.get("LOCATION", DEFAULT), backend.setting("LOCATION")
+    if all(backend.option[option] is None for option in SENTINEL_OPTIONS):
+        is_cache = isinstance(given, str) and given.startswith("cache:")
+        pool = pool_of_cache(given.removeprefix("cache:"), setting) if is_cache else None
+        if not isinstance(pool, SentinelConnectionPool):
+            return read_location(given, setting, timeouts)
+    from .sentinel.config import find_location  # which few processes need
+
+    return find_location(backend, timeouts)

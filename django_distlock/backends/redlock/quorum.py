@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from redis.exceptions import ResponseError
@@ -175,8 +175,7 @@ class Observation:
         # Free for others when so many copies ran out that a majority is free.
         needed = majority - self.free
         left = sorted(copy.remaining for copy in copies)
-        return replace(
-            copies[0],
+        return copies[0]._replace(
             fence=fence_of([copy.fence for copy in copies], majority),
             remaining=left[max(0, min(needed, len(left)) - 1)],
             resting=any(copy.resting for copy in copies),

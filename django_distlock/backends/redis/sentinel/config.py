@@ -11,12 +11,11 @@ from redis.sentinel import SentinelConnectionPool
 from ....exceptions import InvalidLockBackend
 from ....utils.text import quoted
 from ...base import BaseLockBackend
-from ..config import SCHEMES, Location, arguments_of_url, lent, pool_of_cache, read_location
+from ..config import DEFAULT, SCHEMES, Location, arguments_of_url, lent, pool_of_cache, read_location
 from ..connection import TcpConnection, TlsConnection
 from .connection import MasterLocation
 from .discovery import Sentinels
 
-DEFAULT = "redis://127.0.0.1:6379/0"
 SENTINEL_TIMEOUT = 0.5  # seconds for an answer of a sentinel, unless sentinel_kwargs say otherwise
 
 
