@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import threading
+import time
 import tracemalloc
 from collections.abc import Callable
 from contextvars import copy_context
+from functools import partial
 from sys import getsizeof
-from time import monotonic
+from time import monotonic, thread_time
+from urllib.parse import urlsplit
 
 from django_distlock import lock, locks
 
+from . import floor
 from .contenders import TTL, configure
 from .measure import in_child, sleep_until
 from .report import Column, Table
@@ -25,6 +29,9 @@ COLUMNS = (
     Column("threads", "threads", "d"),
     Column("round_trips", "trips/tick", ".1f"),
     Column("tick_ms", "tick ms", ".0f"),
+    Column("tick_cpu_ms", "its CPU", ".1f"),
+    Column("bare_ms", "bare socket's CPU", ".1f"),
+    Column("idle_ms", "CPU, nothing due", ".3f"),
     Column("lost", "lost", "d"),
 )
 
@@ -49,10 +56,27 @@ class Renewals:
         return renewed
 
 
+def _worked(thread: threading.Thread) -> float:
+    """Seconds of CPU time."""
+    assert thread.ident
+    return time.clock_gettime(time.pthread_getcpuclockid(thread.ident))
+
+
+def _least(call: Callable[[], object]) -> float:
+    """Seconds of CPU time of the fastest of some calls."""
+    took = []
+    for _ in range(5):
+        began = thread_time()
+        call()
+        took.append(thread_time() - began)
+    return min(took)
+
+
 def _hold(url: str, ticks: int) -> dict[str, float]:
     configure(url)
     backend = locks["default"]
-    with lock("held:first", ttl=TTL):
+    with lock("held:first", ttl=TTL) as first:
+        first.renew()  # the server knows the script then
         threads_before = threading.active_count() - 1  # renewal is awake already
     renewals = backend.renew = Renewals(backend.renew)  # type: ignore[method-assign, assignment]
 
@@ -68,8 +92,12 @@ def _hold(url: str, ticks: int) -> dict[str, float]:
     tracemalloc.stop()
 
     threads = threading.active_count() - threads_before
+    [renews] = [one for one in threading.enumerate() if one.name == f"distlock-renewal-{backend.alias}"]
+    worked = _worked(renews)
     sleep_until(began + ticks * TICK + TICK / 2)
-    leases = locks.service(backend.alias).renewer.leases()
+    worked = _worked(renews) - worked
+    renewer = locks.service(backend.alias).renewer
+    leases = renewer.leases()
     row = {
         "leases": LEASES,
         "beyond_lease": per_lease - getsizeof(leases[0]),
@@ -77,6 +105,9 @@ def _hold(url: str, ticks: int) -> dict[str, float]:
         "threads": threads,
         "round_trips": len(renewals.took) / ticks,
         "tick_ms": sum(renewals.took) / ticks * 1000,
+        "tick_cpu_ms": worked / ticks * 1000,
+        "bare_ms": _least(partial(floor.renew, urlsplit(url).path, names)) * 1000,
+        "idle_ms": _least(renewer.renew) * 1000,
         "lost": LEASES - sum(lease.remaining > 0 for lease in leases),
     }
     for handle in handles:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from math import isinf
 from typing import Any
 
@@ -69,6 +69,17 @@ def look_with_waiters(inventory: Inventory, keys: Iterable[Key]) -> list[tuple[S
     seen = inventory.look(keys)
     waiting = inventory.count_waiters(list(seen))
     return [(lock, waiting[key]) for key, lock in seen.items()]
+
+
+PORTION = 5000  # locks
+
+
+def each_with_waiters(inventory: Inventory) -> Iterator[tuple[SeenLock, int | None]]:
+    """The same of all that is locked, of which there may be millions: one portion after the other, and none is kept."""
+    keys = inventory.keys()
+    for start in range(0, len(keys), PORTION):
+        yield from look_with_waiters(inventory, keys[start : start + PORTION])
+        inventory.forget_locks()
 
 
 GAP = "  "

@@ -127,6 +127,10 @@ class Inventory:
         self._ask_in_batches([key for key in keys if key not in self._seen], self._look)
         return {key: seen for key in keys if (seen := self._seen.get(key))}
 
+    def forget_locks(self) -> None:
+        """What was looked at is needed no more."""
+        self._seen.clear()
+
     def _look(self, backend: BaseLockBackend, keys: Sequence[Key]) -> None:
         at = clock()
         infos = backend.look([key.name for key in keys])

@@ -6,6 +6,7 @@ import io
 import json
 import re
 import unicodedata
+from itertools import pairwise
 
 import pytest
 import redis
@@ -65,6 +66,30 @@ def test_list_as_json(backend):
         assert 50 < order["remaining"] <= 60
         assert 12 <= order["held_for"] < 20
         assert taken.token not in json.dumps(order)
+
+
+def test_json_is_written_as_it_is_found_and_not_kept(backend, monkeypatch):
+    for number in range(5):
+        hold(backend, f"order:{number}")
+    seen, look = [], backend.look
+
+    def noted(names):
+        seen.append(names)
+        return look(names)
+
+    class Output(io.StringIO):
+        def write(self, text):
+            seen.append(text)
+            return super().write(text)
+
+    monkeypatch.setattr(formatting, "PORTION", 2)
+    monkeypatch.setattr(backend, "look", noted)
+    output = Output()
+    call_command("locks", "list", "--json", stdout=output)
+    assert [lock["name"] for lock in json.loads(output.getvalue())] == [f"order:{number}" for number in range(5)]
+    looks = [index for index, what in enumerate(seen) if isinstance(what, list)]
+    assert [len(seen[index]) for index in looks] == [2, 2, 1]
+    assert [len(seen[before + 1 : after]) for before, after in pairwise(looks)] == [2, 2]
 
 
 def test_what_the_package_keeps_for_itself_is_not_listed_unless_it_is_asked_for(backend):

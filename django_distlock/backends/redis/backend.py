@@ -29,6 +29,8 @@ from .topology import Topology, server_topology
 
 logger = logging.getLogger("django_distlock")
 
+RENEWALS = 10_000  # in one round trip: a server does them in some 50 ms, and serves others meanwhile
+
 
 class RedisBackend(GeneratorBackend, RunsBackend):
     """One key per lock: token, state, fencing number and holder in its value, the TTL on the key.
@@ -56,6 +58,7 @@ class RedisBackend(GeneratorBackend, RunsBackend):
             if not fits or not 0 < value < float("inf"):
                 needed = "a whole number above 0" if whole else "a number of seconds above 0"
                 raise InvalidLockBackend(f"{self.setting('OPTIONS')}[{option!r}] is {quoted(value)}; it is {needed}.")
+        self.timing.renewal_batch = RENEWALS
         timeouts = {key: float(self.option[key]) for key in ("socket_timeout", "socket_connect_timeout")}
         topology = self._topology(timeouts)
         self.location, self.keys = topology.location, topology.keys

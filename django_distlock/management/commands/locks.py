@@ -8,7 +8,7 @@ import shutil
 import sys
 import time
 from argparse import SUPPRESS, ArgumentTypeError
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from math import inf, nan
 from typing import Any
@@ -20,7 +20,7 @@ from ... import locks
 from ...exceptions import InvalidLockName, LockBackendError
 from ...monitoring import formatting
 from ...monitoring.diagnostics import capabilities_result
-from ...monitoring.formatting import FLEXIBLE, OPTIONAL, as_json, look_with_waiters, rows, state
+from ...monitoring.formatting import FLEXIBLE, OPTIONAL, as_json, each_with_waiters, look_with_waiters, rows, state
 from ...monitoring.inventory import (
     Inventory,
     Key,
@@ -120,14 +120,14 @@ class Command(BaseCommand):
 
     def _list(self, prefix: str, *, watched: bool = False) -> None:
         inventory = Inventory(self.aliases, prefix)
-        columns, lines = shutil.get_terminal_size()
-        keys = inventory.keys()
-        # With --watch only the locks that fit on the screen are looked up.
-        shown = keys[: max(1, lines - 5)] if watched and self.stdout.isatty() and not self.as_json else keys
-        found = look_with_waiters(inventory, shown)
         if self.as_json:
-            self._print_json([as_json(*lock) for lock in found])
+            self._print_json_list(as_json(*lock) for lock in each_with_waiters(inventory))
         else:
+            columns, lines = shutil.get_terminal_size()
+            keys = inventory.keys()
+            # With --watch only the locks that fit on the screen are looked up.
+            shown = keys[: max(1, lines - 5)] if watched and self.stdout.isatty() else keys
+            found = look_with_waiters(inventory, shown)
             text = self._table(found, columns if self.stdout.isatty() else None)
             hidden = len(keys) - len(shown)
             count = f"{len(found) + hidden} held" + (f", {hidden} of them not shown" if hidden else "")
@@ -315,14 +315,30 @@ class Command(BaseCommand):
             self.stdout.write(f"{' ' * 24}{printable(item.hint)}")
 
     def _print_json(self, data: Any) -> None:
-        text = json.dumps(data, ensure_ascii=False)
-        if not text.isprintable():  # escaped as in JSON, so that programs read the same text
-            text = "".join(one if one.isprintable() else json.dumps(one)[1:-1] for one in text)
-        self.stdout.write(text)
+        self.stdout.write(_json(data))
+
+    def _print_json_list(self, items: Iterable[Any]) -> None:
+        """As they come: all together might not fit into the memory."""
+        between = "["
+        for item in items:
+            self.stdout.write(f"{between}{_json(item)}", ending="")
+            between = ", "
+        self.stdout.write("[]" if between == "[" else "]")
 
     def _raise_errors(self, inventory: Inventory) -> None:
         if inventory.errors:
             raise CommandError("\n".join(map(printable, inventory.errors.values())), returncode=UNREACHABLE)
+
+
+_encode = json.JSONEncoder(ensure_ascii=False).encode
+
+
+def _json(data: Any) -> str:
+    text = _encode(data)
+    if text.isprintable():
+        return text
+    # Escaped as in JSON, so that programs read the same text.
+    return "".join(one if one.isprintable() else json.dumps(one)[1:-1] for one in text)
 
 
 def type_of(alias: str) -> str:
