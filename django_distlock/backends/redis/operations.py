@@ -16,14 +16,27 @@ from .client import Reply
 from .codec import read_holder, read_lease, read_remaining
 from .errors import is_wrong_type
 from .keys import Keys
-from .scripts import Command, Script, milliseconds, pack
+from .scripts import Command, PackedKeys, Script, milliseconds, pack, pack_parts
 
-ACQUIRE, RELEASE, RENEW = Script("acquire"), Script("release"), Script("renew")
-CLAIM_RUN = Script("claim_run")
+ACQUIRE, RELEASE = Script("acquire", keys=4, arguments=8), Script("release", keys=4, arguments=7)
+RENEW, CLAIM_RUN = Script("renew", keys=1, arguments=2), Script("claim_run", keys=2, arguments=8)
 
 GONE = -2  # says PTTL
 
 logger = logging.getLogger("django_distlock")
+
+
+@lru_cache(maxsize=1024)
+def _acquire_options(ttl: float, mode: str, place: str, inbox: str, grant_ttl: float, queue_ttl: float) -> bytes:
+    return pack_parts(milliseconds(ttl), mode, place, inbox, milliseconds(grant_ttl), milliseconds(queue_ttl))
+
+
+@lru_cache(maxsize=1024)
+def _release_options(
+    cooldown: float, retire: float, inbox: str, grant_ttl: float, is_offer: bool, force: bool
+) -> bytes:
+    numbers = milliseconds(cooldown), milliseconds(retire)
+    return pack_parts(*numbers, inbox, milliseconds(grant_ttl), int(is_offer), int(force))
 
 
 class Operations:
@@ -44,7 +57,7 @@ class Operations:
     ) -> None:
         self._alias, self._keys, self._where, self._prefix_setting = alias, keys, where, prefix_setting
         self._timing, self._explain = timing, explain
-        self._of_lock = lru_cache(maxsize=1024)(keys.of_lock)
+        self._of_lock = lru_cache(maxsize=1024)(lambda name: PackedKeys.of(*keys.of_lock(name)))
 
     # Commands
 
@@ -54,20 +67,19 @@ class Operations:
             mode = "look" if request.place else "again" if request.in_doubt else "wait"
         else:
             mode = "last" if request.inbox else "try"
-        grant_ttl, queue_ttl = int(self._timing.grant_ttl * 1000), int(self._timing.queue_ttl * 1000)
-        options = milliseconds(request.ttl), mode, request.place, request.inbox, grant_ttl, queue_ttl
-        return ACQUIRE.call(self._of_lock(request.name), request.token, request.holder.to_text(), options=options)
+        settled = _acquire_options(
+            request.ttl, mode, request.place, request.inbox, self._timing.grant_ttl, self._timing.queue_ttl
+        )
+        return ACQUIRE.call(self._of_lock(request.name), request.token, request.holder.to_text(), options=settled)
 
     def release(self, request: LockRequest, cooldown: float, force: bool) -> Command:
-        retire = milliseconds(request.retires_for) if request.in_doubt else 0
-        rests = milliseconds(cooldown) if cooldown else 0
-        grant_ttl = int(self._timing.grant_ttl * 1000)
-        options = rests, retire, request.inbox, grant_ttl, int(request.is_offer), int(force)
-        return RELEASE.call(self._of_lock(request.name), request.token, options=options)
+        retire = request.retires_for if request.in_doubt else 0.0
+        settled = _release_options(cooldown, retire, request.inbox, self._timing.grant_ttl, request.is_offer, force)
+        return RELEASE.call(self._of_lock(request.name), request.token, options=settled)
 
     def renew(self, wanted: Sequence[tuple[LockRequest, float]]) -> list[Command]:
-        lease, ttls = self._keys.lease, {ttl: milliseconds(ttl) for _, ttl in wanted}
-        return RENEW.calls((lease(request.name), request.token, ttls[ttl]) for request, ttl in wanted)
+        lease, options = self._keys.lease, {ttl: pack_parts(milliseconds(ttl)) for ttl in {ttl for _, ttl in wanted}}
+        return RENEW.calls((lease(request.name), request.token, options[ttl]) for request, ttl in wanted)
 
     def look(self, names: Sequence[str]) -> list[Command]:
         keys = map(self._keys.lease, names)
@@ -86,9 +98,9 @@ class Operations:
 
     def claim_run(self, name: str, seen: LastRun, now: LastRun, ttl: float, grace: float, ahead: float) -> Command:
         return CLAIM_RUN.call(
-            self._keys.of_run(name),
+            PackedKeys.of(*self._keys.of_run(name)),
             repr(seen.at), repr(now.at), now.token, seen.to_text(), now.to_text(),
-            options=(milliseconds(ttl), milliseconds(grace), repr(ahead)),
+            options=pack_parts(milliseconds(ttl), milliseconds(grace), repr(ahead)),
         )  # fmt: skip
 
     def find_runs(self, names: Sequence[str]) -> list[Command]:

@@ -4,81 +4,71 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Sequence
-from functools import lru_cache
+from collections.abc import Iterable
 from importlib.resources import files
-from typing import Any
+from typing import Any, NamedTuple
 
 
 def pack(*parts: str | bytes | int) -> bytes:
     """A command in the Redis protocol."""
-    return b"*%d\r\n%b" % (len(parts), _packed(parts))
+    return b"*%d\r\n%b" % (len(parts), pack_parts(*parts))
 
 
-def _packed(parts: Sequence[str | bytes | int]) -> bytes:
-    packed = []
+def pack_parts(*parts: str | bytes | int) -> bytes:
+    """Parts of a command."""
+    each = []
     for part in parts:
         data = part if isinstance(part, bytes) else str(part).encode()
-        packed.append(b"$%d\r\n%b\r\n" % (len(data), data))
-    return b"".join(packed)
+        each.append(b"$%d\r\n%b\r\n" % (len(data), data))
+    return b"".join(each)
 
 
 def milliseconds(seconds: float) -> int:
     return math.ceil(seconds * 1000)
 
 
-@lru_cache(maxsize=1024)
-def _head(sha: str, keys: tuple[str, ...], arguments: int) -> bytes:
-    """The beginning of each call of a script for one lock."""
-    return b"*%d\r\n%b" % (3 + len(keys) + arguments, _packed(("EVALSHA", sha, len(keys), *keys)))
+class PackedKeys(NamedTuple):
+    """Of one lock or run. ``first``: by which a Cluster finds the node."""
+
+    first: str
+    packed: bytes
+
+    @classmethod
+    def of(cls, *keys: str) -> PackedKeys:
+        return cls(keys[0], pack_parts(*keys))
 
 
-@lru_cache(maxsize=1024)
-def _tail(arguments: tuple[str | int, ...]) -> bytes:
-    """The end of calls that have these options."""
-    return _packed(arguments)
-
-
-class Command:  # which is made sooner than a tuple with names
+class Command(NamedTuple):
     """In a Cluster it goes to ``node``, an address, or to the node that owns the slot of ``key``."""
 
-    __slots__ = ("key", "node", "packed", "script")
-
-    def __init__(self, packed: bytes, script: Script | None = None, key: str = "", node: Any = None) -> None:
-        self.packed = packed
-        self.script = script
-        self.key = key
-        self.node = node
+    packed: bytes
+    script: Script | None = None
+    key: str = ""
+    node: Any = None
 
 
 class Script:
     """A Lua script of a backend, called by its digest."""
 
-    def __init__(self, name: str, backend: str = "redis") -> None:
+    def __init__(self, name: str, backend: str = "redis", *, keys: int, arguments: int) -> None:
         self.text = files("django_distlock.backends").joinpath(backend, "scripts", f"{name}.lua").read_bytes()
         self.sha = hashlib.sha1(self.text, usedforsecurity=False).hexdigest()
+        self._begins = b"*%d\r\n%b" % (3 + keys + arguments, pack_parts("EVALSHA", self.sha, keys))
 
-    def call(self, keys: tuple[str, ...], *arguments: str, options: tuple[str | int, ...] = ()) -> Command:
-        """``options``: further arguments, which are the same in many calls."""
-        parts = [_head(self.sha, keys, len(arguments) + len(options))]
+    def call(self, keys: PackedKeys, *arguments: str, options: bytes = b"") -> Command:
+        """``options``: further arguments, ``pack_parts()``: many calls have them in common."""
+        parts = [self._begins, keys.packed]
         for argument in arguments:
             data = argument.encode()
             parts.append(b"$%d\r\n%b\r\n" % (len(data), data))
-        parts.append(_tail(options))
-        return Command(b"".join(parts), self, keys[0])
+        parts.append(options)
+        return Command(b"".join(parts), self, keys.first)
 
-    def calls(self, wanted: Iterable[tuple[str, str, int]]) -> list[Command]:
-        """Calls for many locks at once, each of a key, an argument and an option.
-
-        What ``call()`` remembers by key would be forgotten before the next time.
-        """
-        begin = f"*6\r\n{_packed(('EVALSHA', self.sha, 1)).decode()}"
-        ends: dict[int, str] = {}
+    def calls(self, wanted: Iterable[tuple[str, str, bytes]]) -> list[Command]:
+        """For many locks at once, each with a key, an argument and options."""
         calls = []
-        for key, argument, option in wanted:
-            if (end := ends.get(option)) is None:
-                end = ends[option] = _packed((option,)).decode()
-            length = len(key) if key.isascii() else len(key.encode())
-            packed = f"{begin}${length}\r\n{key}\r\n${len(argument)}\r\n{argument}\r\n{end}".encode()
-            calls.append(Command(packed, self, key))
+        for key, argument, options in wanted:
+            name, value = key.encode(), argument.encode()
+            parts = self._begins, len(name), name, len(value), value, options
+            calls.append(Command(b"%b$%d\r\n%b\r\n$%d\r\n%b\r\n%b" % parts, self, key))
         return calls

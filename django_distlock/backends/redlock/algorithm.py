@@ -13,7 +13,7 @@ from ...types import Grant, LockInfo, LockRequest
 from ...utils.clock import clock
 from ..redis.errors import is_wrong_type
 from ..redis.keys import SCAN_STEP, literally
-from ..redis.scripts import Command, milliseconds, pack
+from ..redis.scripts import Command, PackedKeys, milliseconds, pack
 from .messages import ACQUIRE, RELEASE, RENEW, Exchange, FanOut, Message, NodeSteps, StaleConnections, all_settled
 from .quorum import FenceClock, Observation, Votes, fence_of, is_decided, is_final, is_known, majority_of
 
@@ -202,7 +202,7 @@ class Redlock:
         no majority has lost it: so a lease outlives restarts of all nodes, one after another.
         """
         commands = [
-            RENEW.call(self._keys(request.name)[:1], request.token, options=(milliseconds(ttl),))
+            RENEW.call(PackedKeys.of(self._keys(request.name)[0]), request.token, str(milliseconds(ttl)))
             for request, ttl in wanted
         ]
         exchanges = yield self._to_all(commands, all_settled)
@@ -324,7 +324,7 @@ class Redlock:
 
     def _acquire(self, request: LockRequest, number: int, mode: str, ttl: float | None = None) -> Command:
         return ACQUIRE.call(
-            self._keys(request.name),
+            PackedKeys.of(*self._keys(request.name)),
             request.token, str(milliseconds(ttl or request.ttl)), request.holder.to_text(), str(number), mode,
         )  # fmt: skip
 
@@ -339,8 +339,9 @@ class Redlock:
     def _release_message(
         self, name: str, token: str, cooldown: float = 0.0, retire: float = 0.0, *, force: bool = False
     ) -> Message:
-        keys = self._keys(name)[:2]
-        return Message.of(RELEASE.call(keys, token, options=(milliseconds(cooldown), milliseconds(retire), int(force))))
+        keys = PackedKeys.of(*self._keys(name)[:2])
+        numbers = milliseconds(cooldown), milliseconds(retire), int(force)
+        return Message.of(RELEASE.call(keys, token, *map(str, numbers)))
 
     def _no_majority(self, exchanges: Sequence[Exchange], last_try: bool) -> Exception:
         return StaleConnections() if not last_try and _may_be_stale(exchanges) else self._down(exchanges)

@@ -16,7 +16,8 @@ from ..common.timing import Timing
 from ..redis.errors import is_refused, is_transient, without_traceback
 from ..redis.scripts import Command, Script, pack
 
-ACQUIRE, RELEASE, RENEW = (Script(name, "redlock") for name in ("acquire", "release", "renew"))
+ACQUIRE = Script("acquire", "redlock", keys=3, arguments=5)
+RELEASE, RENEW = Script("release", "redlock", keys=2, arguments=4), Script("renew", "redlock", keys=1, arguments=2)
 SCRIPT_LOADS = [pack("SCRIPT", "LOAD", script.text) for script in (ACQUIRE, RELEASE, RENEW)]  # for each new connection
 
 MAX_PENDING = 16  # requests without a reply on one connection: what a node that hangs takes in without blocking us

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from django_distlock.backends.redis.keys import ClusterKeys, slot_of
-from django_distlock.backends.redis.operations import ACQUIRE
-from django_distlock.backends.redis.scripts import Command
+from django_distlock.backends.redis.scripts import Command, pack
 
 from .package import SCRIPTS, operations, request
 from .stages import Stage
@@ -56,7 +55,7 @@ def _lock(stage: Stage) -> None:
     mine, far = name_on(0), name_on(1)
     stage.call("node 0", package.acquire(request(mine, "a"), queue=False))
     stage.call("node 0", package.acquire(request(far, "a"), queue=False))
-    stage.call("node 0", Command(ACQUIRE.call(KEYS.of_lock(far), "x").packed.replace(ACQUIRE.sha.encode(), b"0" * 40)))
+    stage.call("node 0", Command(pack("EVALSHA", "0" * 40, 4, *KEYS.of_lock(far), "x")))
     for command in (*package.look([mine, far]), *package.holders([[mine], [far], [mine, far]])):
         stage.say("node 0", *command.packed.decode().split("\r\n")[2::2])
     stage.say("node 0", "SPUBLISH", _inbox(mine), "?")

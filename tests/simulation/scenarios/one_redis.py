@@ -6,7 +6,7 @@ from typing import Protocol
 
 from django_distlock.backends.redis.keys import RUNS, Keys, Listing
 from django_distlock.backends.redis.operations import ACQUIRE, RENEW, Operations
-from django_distlock.backends.redis.scripts import Command
+from django_distlock.backends.redis.scripts import Command, PackedKeys
 from django_distlock.types import LastRun
 
 from .package import INBOX, QUORUM, SCRIPTS, operations, request
@@ -156,18 +156,19 @@ def _claim(stage: Stage, package: Operations) -> None:
 def _vote(stage: Stage) -> None:
     """The scripts of a node of a quorum."""
     lease, retired, last = "lock:vote", "lock|x:vote", "lock|f:vote"
-    stage.load("a", *QUORUM.values())
-    acquire, release, renew = (QUORUM[name] for name in ("acquire", "release", "renew"))
+    all_keys, keys, key = PackedKeys.of(lease, retired, last), PackedKeys.of(lease, retired), PackedKeys.of(lease)
+    acquire, release, renew = QUORUM
+    stage.load("a", *QUORUM)
     number = 1_700_000_000_000_000
     for letter, proposed, mode in (("a", number, "new"), ("b", number, "new"), ("a", number + 5, "keep")):
-        stage.call("a", acquire.call((lease, retired, last), letter * 26, "60000", "[]", str(proposed), mode))
-    stage.call("a", renew.call((lease,), "a" * 26, options=(90000,)))
-    stage.call("a", renew.call((lease,), "b" * 26, options=(90000,)))
-    stage.call("a", release.call((lease, retired), "b" * 26, options=(0, 60000, 0)))
-    stage.call("a", release.call((lease, retired), "a" * 26, options=(0, 0, 0)))
-    stage.call("a", acquire.call((lease, retired, last), "b" * 26, "60000", "[]", str(number), "new"))
-    stage.call("a", acquire.call((lease, retired, last), "c" * 26, "60000", "[]", str(number), "new"))
-    stage.call("a", release.call((lease, retired), "c" * 26, options=(30000, 0, 0)))
+        stage.call("a", acquire.call(all_keys, letter * 26, "60000", "[]", str(proposed), mode))
+    stage.call("a", renew.call(key, "a" * 26, "90000"))
+    stage.call("a", renew.call(key, "b" * 26, "90000"))
+    stage.call("a", release.call(keys, "b" * 26, "0", "60000", "0"))
+    stage.call("a", release.call(keys, "a" * 26, "0", "0", "0"))
+    stage.call("a", acquire.call(all_keys, "b" * 26, "60000", "[]", str(number), "new"))
+    stage.call("a", acquire.call(all_keys, "c" * 26, "60000", "[]", str(number), "new"))
+    stage.call("a", release.call(keys, "c" * 26, "30000", "0", "0"))
 
 
 def _find_others_values(stage: Stage, package: Operations) -> None:
