@@ -57,9 +57,9 @@ _hostname = socket.gethostname()
 _decode = json.JSONDecoder().decode  # what json.loads() comes to; searches read very many holders
 
 
-@lru_cache(maxsize=256)
-def _without_time(host: str, pid: int, thread: str, label: str) -> str:
-    return json.dumps([host, pid, thread, label], separators=(",", ":"))[:-1]
+def _now() -> float:
+    """Seconds of Unix time, to the millisecond."""
+    return int(wall_clock() * 1000) / 1000
 
 
 LONGEST_LABEL = 200  # characters
@@ -72,7 +72,14 @@ def shown(text: str) -> str:
     return bounded(printable(text), LONGEST_LABEL)
 
 
-_shown = lru_cache(maxsize=256)(shown)
+@lru_cache(maxsize=256)
+def _here(pid: int, thread: str, label: str) -> tuple[str, int, str, str]:
+    return _hostname, pid, shown(thread), shown(label or _program())
+
+
+@lru_cache(maxsize=256)
+def _without_time(who: tuple[str, int, str, str]) -> str:
+    return json.dumps(who, separators=(",", ":"))[:-1]
 
 
 class _HolderFields(NamedTuple):
@@ -106,16 +113,15 @@ class Holder(_HolderFields):
     def here(cls, label: str = "", execution: object = None, message: str = "") -> Self:
         execution = execution or current_execution()
         name = execution.get_name() if isinstance(execution, asyncio.Task) else execution.name  # type: ignore[attr-defined]
-        fields = _hostname, os.getpid(), _shown(name), _shown(label or _program()), round(wall_clock(), 3), message
-        return cls._make(fields)
+        return tuple.__new__(cls, (*_here(os.getpid(), name, label), _now(), message))
 
     def from_now(self) -> Self:
-        return self._replace(since=round(wall_clock(), 3))
+        return self._replace(since=_now())
 
     def to_text(self) -> str:
         """As stores keep it."""
         message = f",{json.dumps(self.message)}" if self.message else ""
-        return f"{_without_time(*self[:4])},{self.since}{message}]"
+        return f"{_without_time(self[:4])},{self.since}{message}]"
 
     @classmethod
     def from_text(cls, text: str) -> Self:

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from functools import partial
 from math import inf
+from operator import attrgetter
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
@@ -28,7 +29,6 @@ from .attempts import ServerAttempts
 from .config import Location
 from .connection import hang_up
 from .errors import NotSent, is_silence
-from .exchange import DirectExchange, exchange
 from .scripts import Command, pack
 
 
@@ -42,14 +42,15 @@ class Reply(NamedTuple):
 
     values: list[Any]
     sent_at: float
-    in_doubt: bool
+    in_doubt: bool = False
     is_by_next_owner: bool = False
     queued_for: float = 0.0
 
 
-NOTHING = Reply([], sent_at=0.0, in_doubt=False)
+NOTHING = Reply([], sent_at=0.0)
 
 
+_packed = attrgetter("packed")
 Idle = tuple[Any, float]  # a connection, and since when nobody uses it
 Limits = tuple[float | None, float, float, float]  # of a call: timeout, deadline, began, queue_deadline
 
@@ -141,17 +142,18 @@ class Client:
                 raise ConnectionError("the process was forked")
             sent_at, connection, was_idle = clock(), None, False
             try:
-                connection, was_idle = self._idle_connection()
+                connection, was_idle = self._idle_connection(sent_at)
                 if connection is None or was_idle:
                     attempts = attempts or self._new_attempts(*limits)
                     connection = connection or self._location.connected(timeout=attempts.connect_timeout())
-                packed = [command.packed for command in commands]
-                replies = self._exchange(connection, packed, attempts, was_idle)
+                timeout = None if attempts is None else attempts.step_timeout(was_idle=was_idle)
+                replies = connection.exchange(b"".join(map(_packed, commands)), len(commands), timeout)
                 if NoScriptError in map(type, replies):
                     forgotten, again = _to_repeat(commands, replies)
                     attempts = attempts or self._new_attempts(*limits)
+                    timeout = attempts.step_timeout(was_idle=was_idle)
                     try:
-                        fresh = self._exchange(connection, again, attempts, was_idle)[-len(forgotten) :]
+                        fresh = connection.exchange(b"".join(again), len(again), timeout)[-len(forgotten) :]
                     except NotSent as error:  # but others of the commands were
                         raise ConnectionError(str(error)) from error
                     for index, reply in zip(forgotten, fresh, strict=True):
@@ -178,17 +180,17 @@ class Client:
                 if len(idle) > 1:
                     self._close_old(now)
                 if attempts is None:
-                    return Reply(replies, sent_at, in_doubt=False)
+                    return Reply(replies, sent_at)
                 return Reply(replies, sent_at, attempts.in_doubt, queued_for=attempts.queued_for)
 
-    def _idle_connection(self) -> tuple[Any, bool]:
+    def _idle_connection(self, now: float) -> tuple[Any, bool]:
         """One that stands, or None, and whether it stood idle for so long that it may have died."""
         while self._idle:
             try:
                 connection, since = self._idle.pop()
             except IndexError:
                 break  # another thread took the last one
-            age = clock() - since
+            age = now - since
             if age < self._timing.idle_trusted:
                 return connection, False
             if age < self._timing.idle_kept and not self._is_stale(connection):
@@ -202,16 +204,6 @@ class Client:
             return bool(connection.can_read(0))
         except RedisError:
             return True
-
-    def _exchange(
-        self, connection: Any, packed: list[bytes], attempts: ServerAttempts | None, was_idle: bool
-    ) -> list[Any]:
-        timeout = None if attempts is None else attempts.step_timeout(was_idle=was_idle)
-        if timeout is not None and timeout >= self._timeout:
-            timeout = None  # the connection's own will do
-        if isinstance(connection, DirectExchange):
-            return connection.exchange(b"".join(packed), len(packed), timeout)
-        return exchange(connection, b"".join(packed), len(packed), timeout)
 
     def locate(self, key: str) -> None:
         """Find the node of the key. One server has all keys."""
@@ -290,13 +282,12 @@ class AsyncClient:
         while True:
             sent_at, connection, was_idle = clock(), None, False
             try:
-                connection, was_idle = await self._idle_connection()
+                connection, was_idle = await self._idle_connection(sent_at)
                 if connection is None or was_idle:
                     attempts = attempts or self._new_attempts(*limits)
                     connection = connection or await self._location.aconnected(timeout=attempts.connect_timeout())
                 timeout = self._timeout if attempts is None else attempts.step_timeout(was_idle=was_idle)
-                packed = [command.packed for command in commands]
-                replies = await connection.exchange(b"".join(packed), len(packed), timeout)
+                replies = await connection.exchange(b"".join(map(_packed, commands)), len(commands), timeout)
                 if NoScriptError in map(type, replies):
                     forgotten, again = _to_repeat(commands, replies)
                     attempts = attempts or self._new_attempts(*limits)
@@ -333,13 +324,13 @@ class AsyncClient:
                     await hang_up(connection)
                 _check_cancelled(cancelled)
                 if attempts is None:
-                    return Reply(replies, sent_at, in_doubt=False)
+                    return Reply(replies, sent_at)
                 return Reply(replies, sent_at, attempts.in_doubt, queued_for=attempts.queued_for)
 
-    async def _idle_connection(self) -> tuple[Any, bool]:
+    async def _idle_connection(self, now: float) -> tuple[Any, bool]:
         while self._idle:
             connection, since = self._idle.pop()
-            age = clock() - since
+            age = now - since
             if age < self._timing.idle_trusted:
                 return connection, False
             if age < self._timing.idle_kept and not await self._is_stale(connection):

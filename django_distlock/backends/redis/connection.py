@@ -20,7 +20,7 @@ from ...utils import fork
 from ...utils.clock import clock, sleep
 from ...utils.threads import start_thread
 from ...utils.wakeup import WakeEvent
-from .exchange import AsyncDirectExchange, DirectExchange, RunningFor
+from .exchange import AsyncDirectExchange, DirectExchange, RedisPyExchange, RunningFor
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.05  # seconds between attempts at a server that accepts no connection just now
 MOST_KNOWN = 1000  # addresses that failed
@@ -228,9 +228,9 @@ _TWINS: tuple[tuple[Any, Any], ...] = (
 
 
 def ours(connection_class: type[Any]) -> type[Any]:
-    """In the place of a class of redis-py; others, such as those of a project's cache, stay as they are."""
-    found: type[Any] = _OURS.get(connection_class, connection_class)
-    return found
+    """In the place of a class of redis-py; another one, such as that of a project's cache, learns to exchange."""
+    found: type[Any] | None = _OURS.get(connection_class)
+    return found or type(connection_class.__name__, (connection_class, RedisPyExchange), {})
 
 
 def twin(connection_class: type[Any]) -> type[Any]:

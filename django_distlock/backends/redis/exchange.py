@@ -118,10 +118,8 @@ def _new_reader(connection: Any) -> Any:
     return Reader(protocolError=redis.InvalidResponse, replyError=connection._parser.parse_error)  # noqa: SLF001
 
 
-class DirectExchange:
-    """Of threads."""
-
-    _replies: Any = None  # the reader of all that comes, from the first exchange on
+class RedisPyExchange:
+    """Of threads, by the methods of redis-py, for connections of any class."""
 
     def exchange(self: Any, packed: bytes, number: int, timeout: float | None) -> list[Any]:
         """``number`` replies, with the errors among them that are answers.
@@ -129,11 +127,32 @@ class DirectExchange:
         ``timeout``: seconds for all of them; None: those of the socket until the first part comes, and as many for the
         rest. Raises redis-py's errors.
         """
+        self.send_packed_command([packed], check_health=False)
+        deadline, replies = None if timeout is None else clock() + timeout, []
+        for _ in range(number):
+            try:
+                if deadline is None:
+                    replies.append(self.read_response(disable_decoding=True))
+                else:
+                    replies.append(read_by(self, deadline))
+            except (ResponseError, BusyLoadingError) as reply:
+                replies.append(_raise_if_transient(reply))
+        return replies
+
+
+class DirectExchange(RedisPyExchange):
+    """The same, quickly."""
+
+    _replies: Any = None  # the reader of all that comes, from the first exchange on
+
+    def exchange(self: Any, packed: bytes, number: int, timeout: float | None) -> list[Any]:
         reader = self._replies
         if reader is None:
             reader = self._replies = _new_reader(self)
             if reader is None:
-                return exchange(self, packed, number, timeout)
+                return super().exchange(packed, number, timeout)
+        if timeout is not None and timeout >= self.socket_timeout:
+            timeout = None
         replies: list[Any] = []
         sock, deadline, is_answering = self._sock, inf, False
         try:
@@ -258,21 +277,6 @@ def read_by(connection: Any, deadline: float) -> Any:
     if not connection.can_read(max(0.0, deadline - clock())):
         raise redis.TimeoutError(TOO_LATE)
     return connection.read_response(disable_decoding=True)
-
-
-def exchange(connection: Any, packed: bytes, number: int, timeout: float | None) -> list[Any]:
-    """``DirectExchange.exchange()`` by the methods of redis-py, for connections of any class."""
-    connection.send_packed_command([packed], check_health=False)
-    deadline, replies = None if timeout is None else clock() + timeout, []
-    for _ in range(number):
-        try:
-            if deadline is None:
-                replies.append(connection.read_response(disable_decoding=True))
-            else:
-                replies.append(read_by(connection, deadline))
-        except (ResponseError, BusyLoadingError) as reply:
-            replies.append(_raise_if_transient(reply))
-    return replies
 
 
 async def _aexchange(connection: Any, packed: bytes, number: int, timeout: float) -> list[Any]:
