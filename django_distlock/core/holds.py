@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from contextvars import ContextVar
-from typing import NamedTuple, cast
+from typing import cast
 from weakref import ReferenceType, ref
 
 from ..types import current_execution
@@ -173,14 +173,8 @@ class ResponseRetainer(Retainer):
         super().__init__(lease, most=lease._backend.response_max_hold)
 
 
-class Acquired(NamedTuple):
-    """``before``: what the context had acquired until then. ``spare``: how many more it takes in before it looks which
-    have ended."""
-
-    lease: ReferenceType[Lease]
-    before: Acquired | None
-    spare: int
-
+# A lease, what the context had acquired before it, and how many more are taken in until it is looked which have ended.
+Acquired = tuple[ReferenceType[Lease], "Acquired | None", int]
 
 SPARE = 8  # at least
 # Child tasks inherit the context and sync_to_async lends one thread to many, so an execution owns a
@@ -191,13 +185,15 @@ _acquired: ContextVar[Acquired | None] = ContextVar("django_distlock_acquired", 
 def remember(lease: Lease) -> None:
     """This context has acquired it: a thread or a task, and what it lends its context to."""
     before = _acquired.get()
-    spare = before.spare - 1 if before else SPARE
+    while before and ((latest := before[0]()) is None or latest._ended is State.RELEASED):
+        before = before[1]
+    spare = before[2] - 1 if before else SPARE
     if not spare:
         live = [known for known in acquired_here() if known._is_live]
         spare, before = max(SPARE, len(live)), None
         for known in reversed(live):
-            before = Acquired(ref(known), before, spare)
-    _acquired.set(Acquired(ref(lease), before, spare))
+            before = ref(known), before, spare
+    _acquired.set((ref(lease), before, spare))
 
 
 def remembers(lease: Lease) -> bool:
@@ -211,6 +207,6 @@ def acquired_here() -> Iterator[Lease]:
     """
     known = _acquired.get()
     while known:
-        if lease := known.lease():
+        reference, known, _ = known
+        if lease := reference():
             yield lease
-        known = known.before

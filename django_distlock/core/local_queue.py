@@ -71,7 +71,7 @@ class LocalQueue:
         ``again``: it was interrupted and has done an unknown part of this.
         """
         with self._guard:
-            line = self._lines.get(request.name, deque())
+            line = self._lines.get(request.name) or deque()
             was_first = again or (bool(line) and line[0] is request)
             if request in line:
                 line.remove(request)
