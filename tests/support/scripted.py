@@ -17,7 +17,7 @@ PATIENCE = 10.0
 SERVICE = "mymaster"
 HANDSHAKE = (b"HELLO", b"AUTH", b"CLIENT", b"SELECT")
 ACQUIRES = {ACQUIRE.sha, ACQUIRE_ON_NODE.sha}
-GRANTED = [1, b"0000000000000001"]
+FENCE = 1
 
 
 class Scripted:
@@ -169,8 +169,8 @@ class Scripted:
                 return b"redis_version:7.0.0\r\n"
             case [b"EVALSHA", script, *_]:
                 if script.decode() == RENEW_ON_NODE.sha:
-                    return GRANTED[1]
-                return GRANTED if script.decode() in ACQUIRES else 1
+                    return b"%016d" % FENCE
+                return FENCE if script.decode() in ACQUIRES else 1
             case [b"GET" | b"PTTL", _]:
                 return -2 if words[0] == b"PTTL" else None
         return "OK"

@@ -123,9 +123,9 @@ class RedisBackend(GeneratorBackend, RunsBackend):
     def _answered(self, request: LockRequest, reply: Reply) -> Grant | LockInfo:
         request.in_doubt = request.in_doubt or reply.in_doubt
         match reply.values[0]:
-            case [1, fence]:
-                return Grant(int(fence), reply.sent_at)
-            case [0, place, left, value, ears]:
+            case int(fence) if fence > 0:
+                return Grant(fence, reply.sent_at)
+            case [place, left, value, ears]:
                 request.place = place.decode()
                 if not place:
                     self._listener.forget(request)

@@ -246,7 +246,7 @@ class Redlock:
                 wanted[index][0].in_doubt = True
                 continue
             match next(answers[node]):
-                case [1, _]:
+                case int(number) if number > 0:
                     repaired_copies[index] = repaired_copies.get(index, 0) + 1
         for index, count in repaired_copies.items():
             kept = sum(isinstance(exchange.replies[index], bytes) for exchange in exchanges if exchange.is_answered)

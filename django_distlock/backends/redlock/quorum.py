@@ -105,9 +105,9 @@ class Votes:
 
     def count(self, node: int, reply: Any) -> None:
         match reply:
-            case [1, number]:
-                self.granted[node] = int(number)
-            case [0, left, lease]:
+            case int(number) if number > 0:
+                self.granted[node] = number
+            case [left, lease]:
                 self.taken[node] = left, lease
             case Exception():
                 self.failed[node] = reply

@@ -5,8 +5,8 @@
 -- modes try: never queue | wait: queue if busy | again: the same after an attempt that went unanswered
 --       look: from the queue, each second or after a hint
 --       last: at the caller's deadline, take it if it can be had, else leave the queue
--- reply {1, fence} granted for the ttl | {-1} this token was retired
---       {0, place, ms the lease has left (-1 = others come first), lease, listeners of the own inbox (-1 = not asked)} busy
+-- reply fencing number: granted for the ttl | -1 this token was retired
+--       {place, ms the lease has left (-1 = others come first), lease, listeners of the own inbox (-1 = not asked)} busy
 -- An inbox is "S" or "P" (sharded or plain pub/sub) and a channel. A number is 16 digits.
 local LOOK = 1000 -- ms after which each waiter looks by itself
 local token, holder, ttl, mode, place = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5]
@@ -55,22 +55,22 @@ local lease = redis.call('GET', LEASE)
 
 if lease and string.sub(lease, 1, 27) == token .. ' ' then
   local state, fence = string.sub(lease, 28, 28), string.sub(lease, 30, 45)
-  if state == 'r' then return {-1} end
+  if state == 'r' then return -1 end
   if state == 'c' then
-    if retired() then return {-1} end
+    if retired() then return -1 end
   else
     ttl = math.max(ttl, redis.call('PTTL', LEASE)) -- a late duplicate must not shorten it
   end
   -- The holder is written each time, because another process may have adopted the lease.
   redis.call('SET', LEASE, token .. ' h ' .. fence .. ' ' .. holder, 'PX', ttl)
   if state == 'c' and ttl < LOOK then wake_first() end
-  return {1, fence}
+  return tonumber(fence)
 end
 
 if not lease then
   local mine = redis.call('EXISTS', QUEUE, RETIRED) == 0
   if not mine then
-    if retired() then return {-1} end
+    if retired() then return -1 end
     if place ~= '' then redis.call('ZADD', QUEUE, 'LT', place, me) end
     repeat -- whoever finds the lock free hands it to the first who listens, and has no turn before it
       local head = redis.call('ZPOPMIN', QUEUE)[1]
@@ -87,17 +87,17 @@ if not lease then
     local fence = number()
     redis.call('SET', LEASE, token .. ' h ' .. fence .. ' ' .. holder, 'PX', ttl)
     if ttl < LOOK then wake_first() end
-    return {1, fence}
+    return tonumber(fence)
   end
 end
 
 if mode == 'try' or mode == 'last' then
   local left = redis.call('PTTL', LEASE)
   if mode == 'last' and redis.call('ZREM', QUEUE, me) == 1 and left < LOOK then wake_first() end
-  return {0, '', left, lease, -1}
+  return {'', left, lease, -1}
 end
 -- A "wait" that arrives after its caller has left may leave a place behind; what that is handed, is handed back.
-if mode ~= 'wait' and retired() then return {-1} end
+if mode ~= 'wait' and retired() then return -1 end
 
 local ears = -1
 if mode == 'look' then
@@ -113,4 +113,4 @@ else
 end
 redis.call('PEXPIRE', QUEUE, ARGV[8])
 local is_first = redis.call('ZRANK', QUEUE, me) == 0
-return {0, place, is_first and redis.call('PTTL', LEASE) or -1, lease, ears}
+return {place, is_first and redis.call('PTTL', LEASE) or -1, lease, ears}
