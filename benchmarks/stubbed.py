@@ -27,7 +27,7 @@ RATIOS = Path(__file__).with_suffix(".json")
 ALLOWED = 1.2  # times what the file says
 ATTEMPTS = 3  # the best counts
 WARM_UP, BATCH, ROUNDS = 300, 500, 25
-ONE_NAME, NEW_NAMES, PEER = "one name", "a new name each time", "redis.lock.Lock"
+ONE_NAME, NEW_NAMES, VIEW, PEER = "one name", "a new name each time", "a decorated view", "redis.lock.Lock"
 
 
 class AnsweringSocket:
@@ -61,7 +61,9 @@ class AnsweringSocket:
 
 def pairs(url: str) -> Mapping[str, Callable[[], None]]:
     """Each acquires and releases."""
-    from django_distlock import lock, locks
+    from django.http import HttpRequest, HttpResponse
+
+    from django_distlock import distributed_lock, lock, locks
 
     def one_name() -> None:
         with lock("order:1"):
@@ -72,6 +74,16 @@ def pairs(url: str) -> Mapping[str, Callable[[], None]]:
     def new_name() -> None:
         with lock("order:{}", next(numbers)):
             pass
+
+    request, response = HttpRequest(), HttpResponse()
+    request.method = "POST"
+
+    @distributed_lock("order:{pk}")
+    def pay(request: HttpRequest, pk: int) -> HttpResponse:
+        return response
+
+    def view() -> None:
+        pay(request, pk=1)
 
     peer = redis.Redis.from_url(url).lock("order:1", timeout=30)
 
@@ -85,7 +97,7 @@ def pairs(url: str) -> Mapping[str, Callable[[], None]]:
     ours._sock = AnsweringSocket(b":1800000000000000\r\n", b":1\r\n")
     [theirs] = peer.redis.connection_pool._available_connections
     theirs._sock = theirs._parser._sock = AnsweringSocket(b"+OK\r\n", b":1\r\n")
-    return {ONE_NAME: one_name, NEW_NAMES: new_name, PEER: redis_py}
+    return {ONE_NAME: one_name, NEW_NAMES: new_name, VIEW: view, PEER: redis_py}
 
 
 def microseconds(calls: Mapping[str, Callable[[], None]]) -> dict[str, float]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from operator import attrgetter, itemgetter
 from string import Formatter
 from typing import Any
 
@@ -21,6 +22,7 @@ OWN = "django_distlock."  # the locks by which this package remembers something 
 
 _ALWAYS_ESCAPED = "%:{}"
 _DELIMITERS = ":{}"  # never in an escaped value, so that they tell where it ends
+_PLAIN = (str, int)  # what most values are; each names what it is
 _IN_ESCAPES = "%0123456789ABCDEF"  # "%XX" is written with these, so they do not
 
 
@@ -136,7 +138,8 @@ class Template:
         # "{{" and "}}" make the parser yield literals in pieces; the text before a field is all of them.
         self._escaped = _ALWAYS_ESCAPED + "".join(self._separators())
         self._escape = re.compile(f"[{re.escape(self._escaped)}]")
-        self.arguments: tuple[str, ...] = tuple(re.split(r"[.\[]", field)[0] for _, field in self.parts if field)
+        self.arguments: tuple[str, ...] = tuple(_argument_of(field) for _, field in self.parts if field)
+        self._lookups = {field: _lookup(field) for _, field in self.parts if field}
 
     def _numbered(self, field: str) -> str:
         if re.match(r"$|[.\[]", field):
@@ -179,13 +182,13 @@ class Template:
 
     def _text_of(self, field: str, arguments: Mapping[str, object]) -> str:
         try:
-            value, _ = _Fields().get_field(field, (), arguments)
+            value = self._lookups[field](arguments)
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             raise InvalidLockName(
                 f"The template {self.text!r} asks for {field!r}, which cannot be had: {type(error).__name__}: {error}."
             ) from error
         try:
-            return str(self._ordered(field, value, is_inside=False))
+            return str(value if type(value) in _PLAIN else self._ordered(field, value, is_inside=False))
         except InvalidLockName:
             raise
         except ValueError as error:  # a number of more digits than Python writes
@@ -239,6 +242,21 @@ class _Fields(Formatter):
 
     def get_value(self, key: int | str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         return kwargs[str(key)]
+
+
+def _argument_of(field: str) -> str:
+    return re.split(r"[.\[]", field)[0]
+
+
+def _lookup(field: str) -> Callable[[Mapping[str, object]], object]:
+    """The value of a field, as ``string.Formatter`` finds it, but without reading the field each time."""
+    argument = _argument_of(field)
+    if argument == field:
+        return itemgetter(field)
+    if "[" in field:
+        return lambda arguments: _Fields().get_field(field, (), arguments)[0]
+    path = attrgetter(field.removeprefix(f"{argument}."))
+    return lambda arguments: path(arguments[argument])
 
 
 def _percent(match: re.Match[str]) -> str:

@@ -29,8 +29,10 @@ def request_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
 
     It is an HttpRequest, or the wrapper of Django REST framework around one.
     """
-    candidates = (*args[:2], kwargs.get("request"))
-    return next((value for value in candidates if isinstance(original(value), HttpRequest)), None)
+    for value in (*args[:2], kwargs.get("request")):
+        if isinstance(value, HttpRequest) or isinstance(original(value), HttpRequest):
+            return value
+    return None
 
 
 def original(request: Any) -> Any:

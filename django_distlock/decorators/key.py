@@ -7,6 +7,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable
+from math import inf
 from types import FunctionType
 from typing import Any
 
@@ -102,8 +103,11 @@ def make_key(function: Callable[..., Any], name: Any) -> Callable[[tuple[Any, ..
     signature = signature_of(function)
     _check_arguments(template, function, signature)
     keywords = next((name for name, kind in signature.parameters.items() if kind.kind is kind.VAR_KEYWORD), None)
+    places = None if fixed or preset else _places(template, signature)
 
     def filled(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        if places is not None and (picked := _picked(places, args, kwargs)) is not None:
+            return names.check_name(template.fill(picked))
         bound = signature.bind(*fixed, *args, **{**preset, **kwargs})
         bound.apply_defaults()
         arguments = dict(bound.arguments)
@@ -112,6 +116,35 @@ def make_key(function: Callable[..., Any], name: Any) -> Callable[[tuple[Any, ..
         return names.check_name(template.fill({**others, **arguments}))
 
     return filled
+
+
+_NONE = inspect.Parameter.empty
+Places = list[tuple[str, float, Any]]  # name, position and default of arguments; inf: given by its name alone
+
+
+def _places(template: names.Template, signature: inspect.Signature) -> Places | None:
+    """Where a call has the arguments of the template. None where ``signature.bind()`` must tell."""
+    usual = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    places: Places = []
+    for position, (name, parameter) in enumerate(signature.parameters.items()):
+        if name in template.arguments and parameter.kind in usual:
+            places.append((name, position if parameter.kind is usual[0] else inf, parameter.default))
+    return places if len(places) == len(set(template.arguments)) else None
+
+
+def _picked(places: Places, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any] | None:
+    """Those arguments. None for a call that ``signature.bind()`` refuses, or might."""
+    picked = {}
+    for name, position, default in places:
+        if position < len(args):
+            if name in kwargs:
+                return None
+            picked[name] = args[position]  # type: ignore[call-overload]
+        elif (value := kwargs.get(name, default)) is _NONE:
+            return None
+        else:
+            picked[name] = value
+    return picked
 
 
 def signature_of(function: Callable[..., Any]) -> inspect.Signature:

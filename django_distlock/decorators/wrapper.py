@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator
-from contextlib import AsyncExitStack, ExitStack, aclosing, asynccontextmanager, nullcontext
+from contextlib import AsyncExitStack, ExitStack, aclosing, asynccontextmanager
+from functools import cached_property
 from typing import Any, Literal
 
 from asgiref.sync import sync_to_async
@@ -53,6 +54,7 @@ class LockedCallable:
         self._on_busy = on_busy
         self._hold_until = hold_until
         self._options = options
+        self._given_label = str(options.given.get("label", ""))
         self.takes_over = options.given.get("in_atomic") != "ignore"
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -73,8 +75,11 @@ class LockedCallable:
                 return self._answer(problem, request, args, kwargs, run)
             if run:
                 stack.enter_context(run.holding(lease))
-            with transactions.opened(databases, lease, released) if released else nullcontext():
-                result = self._refuse_awaitable(self.function(*args, **kwargs))
+            if released:
+                with transactions.opened(databases, lease, released):
+                    result = self._result(args, kwargs)
+            else:
+                result = self._result(args, kwargs)
             self._retain(lease, result, request)
             return result
 
@@ -120,14 +125,18 @@ class LockedCallable:
         label, message = self._label(args, request, run), run.message if run else ""
         return Lock(self._make_key(args, kwargs), self._using, self._options, label, message)
 
+    @cached_property
+    def _view(self) -> str:
+        """Its path, with the class of the view for a method."""
+        return key.dotted_path_of_view(self.function)
+
     def _label(self, args: tuple[Any, ...], request: Any, run: Any) -> str:
-        given = str(self._options.given.get("label", ""))
         if run:
-            return f"{given} {run.label}".strip()
-        if given:
-            return given
+            return f"{self._given_label} {run.label}".strip()
+        if self._given_label:
+            return self._given_label
         if request is not None:
-            return http.label(request, key.dotted_path_of_view(self.function))
+            return http.label(request, self._view)
         return task_context.label(args) or key.dotted_path(self.function)
 
     def _answer(
@@ -143,7 +152,7 @@ class LockedCallable:
                 return self._on_busy(problem, *args, **kwargs)
         if self._on_busy not in ("raise", "retry") and request is not None and http.is_view(request, self.decorated):
             form = self._on_busy if isinstance(self._on_busy, http.Respond) else http.DEFAULT
-            return form.answer(request, problem, key.dotted_path_of_view(self.function))
+            return form.answer(request, problem, self._view)
         raise problem
 
     async def _aanswer(self, problem: Exception, request: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -159,8 +168,9 @@ class LockedCallable:
         aliases = transactions.taken_over(http.routed_view(request))
         return aliases if aliases and http.is_view(request, self.decorated) else []
 
-    def _refuse_awaitable(self, result: Any) -> Any:
-        """The result. Raises TypeError for an awaitable, whose work would begin after the lock is released."""
+    def _result(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Of the function. Raises TypeError for an awaitable, whose work would begin after the lock is released."""
+        result = self.function(*args, **kwargs)
         if not inspect.isawaitable(result):
             return result
         if inspect.iscoroutine(result):

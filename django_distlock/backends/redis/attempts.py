@@ -15,6 +15,12 @@ from .config import Location
 from .errors import is_about_leaving, is_answer, is_in_doubt, is_transient
 
 
+def longest_step(timing: Timing, timeout: float, limit: float | None, deadline: float, began: float) -> float:
+    """Seconds that one step of a call lasts at most. For the arguments see ``ServerAttempts``."""
+    step = timeout if limit is None else min(timeout, limit)
+    return step if deadline == NOT_WAITING else min(step, max(timing.shortest_call, deadline - began))
+
+
 class ServerAttempts(Attempts):
     """Attempts on connections, of which there are not many.
 
@@ -42,12 +48,11 @@ class ServerAttempts(Attempts):
         *,
         pauses: bool = True,
     ) -> None:
-        step = timeout if limit is None else min(timeout, limit)
+        step = longest_step(timing, timeout, limit, deadline, began)
         if deadline == NOT_WAITING:
             longest, caller_deadline = 2 * timeout if limit is None else min(2 * timeout, limit), inf
         else:
             longest, caller_deadline = max(2 * timeout, location.failover_timeout), deadline
-            step = min(step, max(timing.shortest_call, deadline - began))
         super().__init__(timing, step, longest, caller_deadline, began)
         self._timeout, self._can_fail_over = timeout, location.failover_timeout > 0
         self._grace = timing.call_grace if pauses else 0.0

@@ -25,7 +25,7 @@ from ...utils import fork
 from ...utils.clock import clock, sleep
 from ..common.permits import Permit, TaskPermits, new_permits
 from ..common.timing import Timing
-from .attempts import ServerAttempts
+from .attempts import ServerAttempts, longest_step
 from .config import Location
 from .connection import hang_up
 from .errors import NotSent, is_silence
@@ -99,11 +99,7 @@ class Client:
             fork.notice()  # a child must not talk on its parent's connections
         began, permits, idle = clock(), self._permits, self._idle
         limits = timeout, deadline, began, queue_deadline
-        # Where nothing fails and there is time, what the connection itself waits for a reply is all it takes.
-        is_short = timeout is not None or (
-            deadline != NOT_WAITING and deadline - began < self._timeout + self._timing.shortest_call
-        )
-        attempts = self._new_attempts(*limits) if is_short else None
+        attempts, step = None, longest_step(self._timing, self._timeout, timeout, deadline, began)
         while True:
             try:
                 permit = permits.get_nowait()
@@ -111,7 +107,7 @@ class Client:
                 attempts = attempts or self._new_attempts(*limits)
                 permit = self._wait_for_permit(permits, attempts)
             try:
-                outcome = self._attempt(commands, attempts, limits, idle)
+                outcome = self._attempt(commands, attempts, limits, step, idle)
             finally:
                 permits.put(permit)
                 del permit  # a traceback may keep this frame, and with it the permit
@@ -134,9 +130,14 @@ class Client:
         commands: Sequence[Command],
         attempts: ServerAttempts | None,
         limits: Limits,
+        step: float,
         idle: deque[Idle],
     ) -> Reply | ServerAttempts:
-        """The reply, or the attempts where there is to be a pause before the next one."""
+        """The reply, or the attempts where there is to be a pause before the next one.
+
+        ``step``: seconds for the first attempt, if that is made at once: attempts are counted from the first failure
+        on, and where somebody waits for a connection.
+        """
         while True:
             if idle is not self._idle:  # a fork has copied this greenlet; the one of the parent goes on
                 raise ConnectionError("the process was forked")
@@ -146,7 +147,7 @@ class Client:
                 if connection is None or was_idle:
                     attempts = attempts or self._new_attempts(*limits)
                     connection = connection or self._location.connected(timeout=attempts.connect_timeout())
-                timeout = None if attempts is None else attempts.step_timeout(was_idle=was_idle)
+                timeout = step if attempts is None else attempts.step_timeout(was_idle=was_idle)
                 replies = connection.exchange(b"".join(map(_packed, commands)), len(commands), timeout)
                 if NoScriptError in map(type, replies):
                     forgotten, again = _to_repeat(commands, replies)
@@ -250,16 +251,13 @@ class AsyncClient:
             return NOTHING  # asyncio's transports choke on an empty chunk: such a one is never closed
         began = clock()
         limits = timeout, deadline, began, queue_deadline
-        is_short = timeout is not None or (
-            deadline != NOT_WAITING and deadline - began < self._timeout + self._timing.shortest_call
-        )
-        attempts = self._new_attempts(*limits) if is_short else None
+        attempts, step = None, longest_step(self._timing, self._timeout, timeout, deadline, began)
         while True:
             if not self._permits.take():
                 attempts = attempts or self._new_attempts(*limits)
                 await self._wait_for_permit(attempts)
             try:
-                outcome = await self._attempt(commands, attempts, limits)
+                outcome = await self._attempt(commands, attempts, limits, step)
             finally:
                 self._permits.put()
             if isinstance(outcome, Reply):
@@ -276,7 +274,7 @@ class AsyncClient:
         attempts.extend_for_queueing(queued_at, clock())
 
     async def _attempt(
-        self, commands: Sequence[Command], attempts: ServerAttempts | None, limits: Limits
+        self, commands: Sequence[Command], attempts: ServerAttempts | None, limits: Limits, step: float
     ) -> Reply | ServerAttempts:
         cancelled = _cancellations()
         while True:
@@ -286,7 +284,7 @@ class AsyncClient:
                 if connection is None or was_idle:
                     attempts = attempts or self._new_attempts(*limits)
                     connection = connection or await self._location.aconnected(timeout=attempts.connect_timeout())
-                timeout = self._timeout if attempts is None else attempts.step_timeout(was_idle=was_idle)
+                timeout = step if attempts is None else attempts.step_timeout(was_idle=was_idle)
                 replies = await connection.exchange(b"".join(map(_packed, commands)), len(commands), timeout)
                 if NoScriptError in map(type, replies):
                     forgotten, again = _to_repeat(commands, replies)

@@ -161,9 +161,6 @@ class DirectExchange(RedisPyExchange):
                 sock.settimeout(timeout)
             sock.sendall(packed)
             while len(replies) < number:
-                if (reply := reader.gets()) is not False:
-                    replies.append(_answer(reply) if isinstance(reply, Exception) else reply)
-                    continue
                 if is_answering or timeout is not None:
                     now = clock()
                     deadline = min(deadline, now + self.socket_timeout)
@@ -174,6 +171,8 @@ class DirectExchange(RedisPyExchange):
                     raise redis.ConnectionError(CLOSED)
                 reader.feed(data)
                 is_answering = True
+                while len(replies) < number and (reply := reader.gets()) is not False:
+                    replies.append(_answer(reply) if isinstance(reply, Exception) else reply)
             if reader.has_data():
                 raise redis.InvalidResponse(UNASKED)
             if deadline < inf:

@@ -16,7 +16,6 @@ from django_distlock.backends.common.attempts import InDoubt
 from django_distlock.backends.common.timing import Timing
 from django_distlock.backends.redis.client import AsyncClient, Client
 from django_distlock.backends.redis.errors import NotSent
-from django_distlock.backends.redis.exchange import DirectExchange
 from django_distlock.backends.redis.scripts import Command, pack
 from django_distlock.utils.clock import clock
 from tests.support.inside import make_silent, permits_of
@@ -27,13 +26,11 @@ COMMAND = Command(pack("PING"))
 class Connection:
     """Its replies are lost."""
 
-    def send_packed_command(self, *_: Any, **__: Any) -> None: ...
+    def exchange(self, packed: bytes, number: int, timeout: float | None) -> list[Any]:
+        raise ConnectionError("the reply was lost")
 
     def can_read(self, timeout: float = 0) -> bool:
         return True
-
-    def read_response(self, **_: Any) -> None:
-        raise ConnectionError("the reply was lost")
 
     def disconnect(self) -> None: ...
 
@@ -156,17 +153,13 @@ class Forgetful(Connection):
         return [1] * number
 
 
-class DirectForgetful(Forgetful, DirectExchange):
-    pass
-
-
 class AsyncForgetful(AsyncConnection, Forgetful):
     async def exchange(self, packed: bytes, number: int, timeout: float) -> list[Any]:
         return Forgetful.exchange(self, packed, number, timeout)
 
 
 def test_a_repetition_that_was_not_sent_leaves_doubt_about_the_rest():
-    client = Client(Service(DirectForgetful()), 1, 0.3, Timing())
+    client = Client(Service(Forgetful()), 1, 0.3, Timing())
     assert client.send(COMMAND, COMMAND).in_doubt
 
     async def main():
