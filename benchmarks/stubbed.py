@@ -11,7 +11,8 @@ import json
 import platform
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import count, cycle
 from pathlib import Path
 from time import thread_time
@@ -100,6 +101,16 @@ def pairs(url: str) -> Mapping[str, Callable[[], None]]:
     return {ONE_NAME: one_name, NEW_NAMES: new_name, VIEW: view, PEER: redis_py}
 
 
+@contextmanager
+def answered_at_once() -> Iterator[Mapping[str, Callable[[], None]]]:
+    """The pairs of a process that is set up for them."""
+    with Valkey() as server:
+        entry = {"BACKEND": "django_distlock.backends.redis.RedisBackend", "LOCATION": server.url}
+        settings.configure(DISTRIBUTED_LOCKS={"default": entry}, LOGGING_CONFIG=None)
+        django.setup()
+        yield pairs(server.url)
+
+
 def microseconds(calls: Mapping[str, Callable[[], None]]) -> dict[str, float]:
     """Of the cheapest batch of each. They take turns, so that a slow moment meets all."""
     best: dict[str, float] = {}
@@ -129,12 +140,7 @@ def main() -> int:
     if options.check and version not in known:
         print(f"{RATIOS.name} has no figures for Python {version}; note them with --write.", file=sys.stderr)
         return 1
-    with Valkey() as server:
-        backend = "django_distlock.backends.redis.RedisBackend"
-        entry = {"BACKEND": backend, "LOCATION": server.url}
-        settings.configure(DISTRIBUTED_LOCKS={"default": entry}, LOGGING_CONFIG=None)
-        django.setup()
-        calls = pairs(server.url)
+    with answered_at_once() as calls:
         best: dict[str, float] = {}
         for _ in range(ATTEMPTS if options.check or options.write else 1):
             measured = microseconds(calls)

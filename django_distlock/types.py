@@ -235,7 +235,8 @@ class LockRequest:
         other.is_inherited = True
 
 
-class Grant(NamedTuple):
+@dataclass(slots=True)
+class Grant:
     """The store's yes. ``sent_at``: when the answered attempt was sent, on ``clock()``."""
 
     fence: int

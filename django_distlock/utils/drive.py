@@ -7,12 +7,14 @@ inside of the generator. So one algorithm serves threads and tasks, and a simula
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 
-class Call(NamedTuple):
+@dataclass(slots=True)
+class Call:
     """``target.method(*arguments, **options)``; for tasks its twin, ``await target.amethod(...)``.
 
     ``on``: the target, where it is another one than the driver's.
@@ -20,7 +22,7 @@ class Call(NamedTuple):
 
     method: str
     arguments: Sequence[Any] = ()
-    options: Mapping[str, Any] = {}
+    options: Mapping[str, Any] = field(default_factory=dict)
     on: object = None
 
 

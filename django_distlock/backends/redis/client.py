@@ -12,11 +12,12 @@ import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from math import inf
 from operator import attrgetter
 from queue import Empty, SimpleQueue
-from typing import Any, NamedTuple
+from typing import Any
 
 from redis.exceptions import ConnectionError, NoScriptError, RedisError
 
@@ -32,7 +33,8 @@ from .errors import NotSent, is_silence
 from .scripts import Command, pack
 
 
-class Reply(NamedTuple):
+@dataclass(slots=True)
+class Reply:
     """``values``: one per command, errors of the server among them. ``sent_at``: before the answered attempt.
 
     ``in_doubt``: an earlier attempt went unanswered; the server may execute it yet.

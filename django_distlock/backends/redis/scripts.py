@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any, NamedTuple
 
@@ -38,7 +39,8 @@ class PackedKeys(NamedTuple):
         return cls(keys[0], pack_parts(*keys))
 
 
-class Command(NamedTuple):
+@dataclass(slots=True)
+class Command:
     """In a Cluster it goes to ``node``, an address, or to the node that owns the slot of ``key``."""
 
     packed: bytes

@@ -119,7 +119,7 @@ def _wait(stage: Stage, package: Operations) -> None:
     stage.call("a", package.acquire(holder, queue=True))
     for waiter in (first, second):
         reply = stage.call("a", package.acquire(waiter, queue=True))
-        waiter.place = reply.split(b"\r\n")[3].decode()
+        waiter.place = reply.split(b"\r\n")[2].decode()
         stage.call("a", package.acquire(waiter.copy(place="", in_doubt=True), queue=True))
         stage.call("a", package.acquire(waiter, queue=True))
         stage.hear("ears")
@@ -201,10 +201,13 @@ def _forget_scripts(stage: Stage, package: Operations) -> None:
     stage.load("a", *SCRIPTS)
 
 
-def _try(stage: Stage, package: Operations) -> None:
-    """What operations are told by a server that does not serve."""
+def _try(stage: Stage, package: Operations, ttl: float) -> None:
+    """What operations are told by a server that does not serve.
+
+    ``ttl``: longer than the one before, because a renewal that finds as much left writes nothing.
+    """
     stage.call("a", package.acquire(request("new", "a"), queue=False))
-    stage.call("a", package.renew([(request("kept", "a"), 600.0)])[0])
+    stage.call("a", package.renew([(request("kept", "a"), ttl)])[0])
     stage.call("a", package.release(request("kept", "z"), cooldown=0.0, force=False))
     for command in (*package.look(["kept"]), *package.holders([["kept"]])):
         _look(stage, command)
@@ -219,28 +222,28 @@ def _try(stage: Stage, package: Operations) -> None:
 
 def _refuse(stage: Stage, package: Operations, process: RedisProcess) -> None:
     stage.call("a", package.acquire(request("kept", "a"), queue=False))
-    for setting, wrong, right in (("maxmemory", 1, 0), ("min-replicas-to-write", 1, 0)):
+    for setting, wrong, right, ttl in (("maxmemory", 1, 0, 600.0), ("min-replicas-to-write", 1, 0, 610.0)):
         stage.say("a", "CONFIG", "SET", setting, wrong)
-        _try(stage, package)
+        _try(stage, package, ttl)
         stage.say("a", "CONFIG", "SET", setting, right)
     stage.say("a", "REPLICAOF", "127.0.0.1", 1)
-    _try(stage, package)
+    _try(stage, package, 620.0)
     stage.say("a", "INFO")
     stage.say("a", "CONFIG", "SET", "replica-serve-stale-data", "no")
-    _try(stage, package)
+    _try(stage, package, 630.0)
     stage.say("a", "REPLICAOF", "127.0.0.1", 1)
     stage.say("a", "REPLICAOF", "NO", "ONE")
     stage.say("a", "CONFIG", "SET", "replica-serve-stale-data", "yes")
     process.lose_disk()
-    _try(stage, package)
+    _try(stage, package, 640.0)
     process.mend_disk()
     process.be_busy()
-    _try(stage, package)
+    _try(stage, package, 650.0)
     stage.say("a", "HELLO", 2)
     stage.say("a", "SCRIPT", "KILL")
     stage.until_told("redis", "ECHO", "", reply=b"$0\r\n\r\n")
     stage.say("a", "SCRIPT", "KILL")
-    _try(stage, package)
+    _try(stage, package, 660.0)
 
 
 def _hang_and_die(stage: Stage, package: Operations, process: RedisProcess) -> None:
@@ -270,7 +273,7 @@ def _hang_and_die(stage: Stage, package: Operations, process: RedisProcess) -> N
     stage.until_told("redis", "GET", "left", reply=b"$4\r\nby c\r\n")
     process.load_slowly()
     _begin_again(stage, process)
-    _try(stage, package)
+    _try(stage, package, 670.0)
     stage.say("a", "INFO")
     stage.until_told("redis", "GET", "none", reply=b"$-1\r\n")
     stage.call("a", package.renew([(request("kept", "a"), 60.0)])[0])
