@@ -182,6 +182,7 @@ class Held:
     """Of a lease."""
 
     _is_live = True
+    _ended = None
 
 
 def test_a_context_takes_in_one_more_at_the_same_price_whatever_it_holds():

@@ -261,7 +261,7 @@ class TestOthers:
 
         def late(request, queue):
             answer = acquire(request, queue=queue)
-            return answer._replace(sent_at=answer.sent_at - request.ttl) if isinstance(answer, Grant) else answer
+            return Grant(answer.fence, answer.sent_at - request.ttl) if isinstance(answer, Grant) else answer
 
         monkeypatch.setattr(backend, "acquire", late)
         monkeypatch.setattr(backend, "release", lambda *_, **__: True)  # has not arrived yet
