@@ -253,7 +253,7 @@ def _lookup(field: str) -> Callable[[Mapping[str, object]], object]:
     argument = _argument_of(field)
     if argument == field:
         return itemgetter(field)
-    if "[" in field:
+    if "[" in field or "" in field.split("."):  # which are indices, or a mistake that it tells
         return lambda arguments: _Fields().get_field(field, (), arguments)[0]
     path = attrgetter(field.removeprefix(f"{argument}."))
     return lambda arguments: path(arguments[argument])

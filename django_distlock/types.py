@@ -58,7 +58,7 @@ _decode = json.JSONDecoder().decode  # what json.loads() comes to; searches read
 
 
 def _now() -> float:
-    """Seconds of Unix time, to the millisecond."""
+    """Seconds of Unix time, rounded down to the millisecond."""
     return int(wall_clock() * 1000) / 1000
 
 
@@ -235,8 +235,7 @@ class LockRequest:
         other.is_inherited = True
 
 
-@dataclass(slots=True)
-class Grant:
+class Grant(NamedTuple):
     """The store's yes. ``sent_at``: when the answered attempt was sent, on ``clock()``."""
 
     fence: int

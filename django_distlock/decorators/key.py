@@ -7,7 +7,6 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable
-from math import inf
 from types import FunctionType
 from typing import Any
 
@@ -103,12 +102,14 @@ def make_key(function: Callable[..., Any], name: Any) -> Callable[[tuple[Any, ..
     signature = signature_of(function)
     _check_arguments(template, function, signature)
     keywords = next((name for name, kind in signature.parameters.items() if kind.kind is kind.VAR_KEYWORD), None)
-    places = None if fixed or preset else _places(template, signature)
+    places = Places(template, signature)
 
     def filled(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-        if places is not None and (picked := _picked(places, args, kwargs)) is not None:
+        if fixed or preset:
+            args, kwargs = (*fixed, *args), {**preset, **kwargs}
+        if (picked := places.picked(args, kwargs)) is not None:
             return names.check_name(template.fill(picked))
-        bound = signature.bind(*fixed, *args, **{**preset, **kwargs})
+        bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         arguments = dict(bound.arguments)
         others = arguments.pop(keywords, {}) if keywords else {}
@@ -118,33 +119,35 @@ def make_key(function: Callable[..., Any], name: Any) -> Callable[[tuple[Any, ..
     return filled
 
 
-_NONE = inspect.Parameter.empty
-Places = list[tuple[str, float, Any]]  # name, position and default of arguments; inf: given by its name alone
+_REQUIRED = inspect.Parameter.empty
 
 
-def _places(template: names.Template, signature: inspect.Signature) -> Places | None:
-    """Where a call has the arguments of the template. None where ``signature.bind()`` must tell."""
-    usual = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    places: Places = []
-    for position, (name, parameter) in enumerate(signature.parameters.items()):
-        if name in template.arguments and parameter.kind in usual:
-            places.append((name, position if parameter.kind is usual[0] else inf, parameter.default))
-    return places if len(places) == len(set(template.arguments)) else None
+class Places:
+    """Where the calls of a function have their arguments, as far as that is plain."""
 
+    def __init__(self, template: names.Template, signature: inspect.Signature) -> None:
+        kinds = [parameter.kind for parameter in signature.parameters.values()]
+        self._wanted = frozenset(template.arguments)
+        self._positions = sum(kind is kind.POSITIONAL_OR_KEYWORD for kind in kinds)
+        self._parameters = [(each.name, each.default) for each in signature.parameters.values()]
+        self._names = signature.parameters.keys()
+        self._are_plain = all(kind in (kind.POSITIONAL_OR_KEYWORD, kind.KEYWORD_ONLY) for kind in kinds)
 
-def _picked(places: Places, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any] | None:
-    """Those arguments. None for a call that ``signature.bind()`` refuses, or might."""
-    picked = {}
-    for name, position, default in places:
-        if position < len(args):
-            if name in kwargs:
-                return None
-            picked[name] = args[position]  # type: ignore[call-overload]
-        elif (value := kwargs.get(name, default)) is _NONE:
+    def picked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any] | None:
+        """The arguments that a template wants. None for ``signature.bind()`` to tell, or to refuse the call."""
+        if not self._are_plain or len(args) > self._positions or not kwargs.keys() <= self._names:
             return None
-        else:
-            picked[name] = value
-    return picked
+        picked = {}
+        for position, (name, default) in enumerate(self._parameters):
+            if position < len(args):
+                if name in kwargs:
+                    return None
+                value = args[position]
+            elif (value := kwargs.get(name, default)) is _REQUIRED:
+                return None
+            if name in self._wanted:
+                picked[name] = value
+        return picked
 
 
 def signature_of(function: Callable[..., Any]) -> inspect.Signature:

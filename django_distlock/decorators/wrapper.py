@@ -6,7 +6,6 @@ import inspect
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator
 from contextlib import AsyncExitStack, ExitStack, aclosing, asynccontextmanager
-from functools import cached_property
 from typing import Any, Literal
 
 from asgiref.sync import sync_to_async
@@ -36,6 +35,8 @@ class Skip:
 
 class LockedCallable:
     """One decorated function, coroutine function or generator."""
+
+    _known_view = ""
 
     def __init__(
         self,
@@ -125,10 +126,10 @@ class LockedCallable:
         label, message = self._label(args, request, run), run.message if run else ""
         return Lock(self._make_key(args, kwargs), self._using, self._options, label, message)
 
-    @cached_property
     def _view(self) -> str:
         """Its path, with the class of the view for a method."""
-        return key.dotted_path_of_view(self.function)
+        self._known_view = self._known_view or key.dotted_path_of_view(self.function)
+        return self._known_view
 
     def _label(self, args: tuple[Any, ...], request: Any, run: Any) -> str:
         if run:
@@ -136,7 +137,7 @@ class LockedCallable:
         if self._given_label:
             return self._given_label
         if request is not None:
-            return http.label(request, self._view)
+            return http.label(request, self._view())
         return task_context.label(args) or key.dotted_path(self.function)
 
     def _answer(
@@ -152,7 +153,7 @@ class LockedCallable:
                 return self._on_busy(problem, *args, **kwargs)
         if self._on_busy not in ("raise", "retry") and request is not None and http.is_view(request, self.decorated):
             form = self._on_busy if isinstance(self._on_busy, http.Respond) else http.DEFAULT
-            return form.answer(request, problem, self._view)
+            return form.answer(request, problem, self._view())
         raise problem
 
     async def _aanswer(self, problem: Exception, request: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -7,23 +7,25 @@ inside of the generator. So one algorithm serves threads and tasks, and a simula
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+_NONE: Mapping[str, Any] = MappingProxyType({})
 
 
-@dataclass(slots=True)
 class Call:
     """``target.method(*arguments, **options)``; for tasks its twin, ``await target.amethod(...)``.
 
     ``on``: the target, where it is another one than the driver's.
     """
 
-    method: str
-    arguments: Sequence[Any] = ()
-    options: Mapping[str, Any] = field(default_factory=dict)
-    on: object = None
+    __slots__ = ("arguments", "method", "on", "options")
+
+    def __init__(
+        self, method: str, arguments: Sequence[Any] = (), options: Mapping[str, Any] = _NONE, on: object = None
+    ) -> None:
+        self.method, self.arguments, self.options, self.on = method, arguments, options, on
 
 
 Steps = Generator[Call, Any, T]

@@ -129,6 +129,18 @@ class TestCalls:
             ship(1, nothing=2)
         assert held_names() == []
 
+    @pytest.mark.parametrize("options", [{"on_busy": "skip"}, {"wait": 60}])
+    @pytest.mark.parametrize(
+        ("args", "kwargs"), [((1, 2, 3), {}), ((1,), {"nothing": 2}), ((1,), {"pk": 1}), ((1,), {}), ((), {"note": 1})]
+    )
+    def test_wrong_arguments_are_one_also_where_the_lock_is_busy(self, options, args, kwargs):
+        @distributed_lock("order:{pk}", **options)
+        def pay(pk, note):
+            raise AssertionError
+
+        with lock("order:{}", 1), pytest.raises(TypeError):
+            pay(*args, **kwargs)
+
     def test_an_exception_comes_out_and_the_lock_is_freed(self):
         @distributed_lock("name")
         def work():

@@ -169,6 +169,7 @@ class TestRefusals:
             ("{", (1,), "cannot be read: "),
             ("{0.nothing}", (1,), "asks for '0.nothing', which cannot be had: AttributeError"),
             ("{0[nothing]}", ({},), "asks for '0[nothing]', which cannot be had: KeyError"),
+            ("{0.}", (1,), "asks for '0.', which cannot be had: ValueError: Empty attribute"),
             ("{}", (object(),), "whose text is an address in memory"),
             ("{0.upper}", ("x",), "was given something to call for '0.upper'"),
             ("{}", (print,), "was given something to call for '0'"),

@@ -18,7 +18,7 @@ from .errors import is_about_leaving, is_answer, is_in_doubt, is_transient
 def longest_step(timing: Timing, timeout: float, limit: float | None, deadline: float, began: float) -> float:
     """Seconds that one step of a call lasts at most. For the arguments see ``ServerAttempts``."""
     step = timeout if limit is None else min(timeout, limit)
-    return step if deadline == NOT_WAITING else min(step, max(timing.shortest_call, deadline - began))
+    return max(0.01, step if deadline == NOT_WAITING else min(step, max(timing.shortest_call, deadline - began)))
 
 
 class ServerAttempts(Attempts):

@@ -12,7 +12,6 @@ import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from math import inf
 from operator import attrgetter
@@ -33,7 +32,6 @@ from .errors import NotSent, is_silence
 from .scripts import Command, pack
 
 
-@dataclass(slots=True)
 class Reply:
     """``values``: one per command, errors of the server among them. ``sent_at``: before the answered attempt.
 
@@ -42,11 +40,18 @@ class Reply:
     seconds that the call waited for a free connection.
     """
 
-    values: list[Any]
-    sent_at: float
-    in_doubt: bool = False
-    is_by_next_owner: bool = False
-    queued_for: float = 0.0
+    __slots__ = ("in_doubt", "is_by_next_owner", "queued_for", "sent_at", "values")
+
+    def __init__(
+        self,
+        values: list[Any],
+        sent_at: float,
+        in_doubt: bool = False,
+        is_by_next_owner: bool = False,
+        queued_for: float = 0.0,
+    ) -> None:
+        self.values, self.sent_at, self.in_doubt = values, sent_at, in_doubt
+        self.is_by_next_owner, self.queued_for = is_by_next_owner, queued_for
 
 
 NOTHING = Reply([], sent_at=0.0)
@@ -149,12 +154,12 @@ class Client:
                 if connection is None or was_idle:
                     attempts = attempts or self._new_attempts(*limits)
                     connection = connection or self._location.connected(timeout=attempts.connect_timeout())
-                timeout = step if attempts is None else attempts.step_timeout(was_idle=was_idle)
+                timeout = self._given(step if attempts is None else attempts.step_timeout(was_idle=was_idle))
                 replies = connection.exchange(b"".join(map(_packed, commands)), len(commands), timeout)
                 if NoScriptError in map(type, replies):
                     forgotten, again = _to_repeat(commands, replies)
                     attempts = attempts or self._new_attempts(*limits)
-                    timeout = attempts.step_timeout(was_idle=was_idle)
+                    timeout = self._given(attempts.step_timeout(was_idle=was_idle))
                     try:
                         fresh = connection.exchange(b"".join(again), len(again), timeout)[-len(forgotten) :]
                     except NotSent as error:  # but others of the commands were
@@ -207,6 +212,10 @@ class Client:
             return bool(connection.can_read(0))
         except RedisError:
             return True
+
+    def _given(self, timeout: float) -> float | None:
+        """None where the connection's own will do."""
+        return timeout if timeout < self._timeout else None
 
     def locate(self, key: str) -> None:
         """Find the node of the key. One server has all keys."""

@@ -215,7 +215,7 @@ class AsyncUnixConnection(AsyncDirectExchange, _Unix, redis.asyncio.UnixDomainSo
         self._reader, self._writer = await asyncio.open_unix_connection(sock=opened)
 
 
-_OURS: dict[Any, Any] = {
+_OURS: dict[type[Any], type[Any]] = {
     redis.Connection: TcpConnection,
     redis.SSLConnection: TlsConnection,
     redis.UnixDomainSocketConnection: UnixConnection,
@@ -229,8 +229,10 @@ _TWINS: tuple[tuple[Any, Any], ...] = (
 
 def ours(connection_class: type[Any]) -> type[Any]:
     """In the place of a class of redis-py; another one, such as that of a project's cache, learns to exchange."""
-    found: type[Any] | None = _OURS.get(connection_class)
-    return found or type(connection_class.__name__, (connection_class, RedisPyExchange), {})
+    if connection_class not in _OURS:
+        module = {"__module__": connection_class.__module__}
+        _OURS[connection_class] = type(connection_class.__name__, (RedisPyExchange, connection_class), module)
+    return _OURS[connection_class]
 
 
 def twin(connection_class: type[Any]) -> type[Any]:

@@ -151,8 +151,6 @@ class DirectExchange(RedisPyExchange):
             reader = self._replies = _new_reader(self)
             if reader is None:
                 return super().exchange(packed, number, timeout)
-        if timeout is not None and timeout >= self.socket_timeout:
-            timeout = None
         replies: list[Any] = []
         sock, deadline, is_answering = self._sock, inf, False
         try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any, NamedTuple
 
@@ -39,14 +38,13 @@ class PackedKeys(NamedTuple):
         return cls(keys[0], pack_parts(*keys))
 
 
-@dataclass(slots=True)
 class Command:
     """In a Cluster it goes to ``node``, an address, or to the node that owns the slot of ``key``."""
 
-    packed: bytes
-    script: Script | None = None
-    key: str = ""
-    node: Any = None
+    __slots__ = ("key", "node", "packed", "script")
+
+    def __init__(self, packed: bytes, script: Script | None = None, key: str = "", node: Any = None) -> None:
+        self.packed, self.script, self.key, self.node = packed, script, key, node
 
 
 class Script:

@@ -14,8 +14,10 @@ from weakref import ref
 import pytest
 import redis
 
+from django_distlock.backends.redis.connection import ours
 from django_distlock.backends.redis.errors import NotSent
 from django_distlock.backends.redis.exchange import AsyncDirectExchange, DirectExchange, RunningTimer
+from django_distlock.backends.redis.scripts import pack
 from tests.support.tools import PATIENCE
 
 SOCKET_TIMEOUT = 0.5
@@ -89,6 +91,20 @@ def ask(request):
             writer.transport.abort()
 
     return ask
+
+
+@pytest.mark.parametrize("timeout", [None, PATIENCE])
+def test_a_connection_of_a_class_of_the_project_learns_it(valkey, timeout):
+    class Mine(redis.UnixDomainSocketConnection):
+        pass
+
+    assert ours(Mine) is ours(Mine)
+    connection = ours(Mine)(path=str(valkey.socket))
+    try:
+        assert isinstance(connection, Mine)
+        assert connection.exchange(pack("PING") + pack("GET", "none"), 2, timeout) == [b"PONG", None]
+    finally:
+        connection.disconnect()
 
 
 def test_replies_come_in_any_parts(ask):

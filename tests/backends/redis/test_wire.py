@@ -138,6 +138,22 @@ def test_a_cancellation_that_became_an_error_is_one_all_the_same():
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("timeout", [0.0, -1.0])
+def test_no_time_at_all_is_time_for_a_server_nearby(timeout):
+    """Renewal has a third of what a lease has left."""
+    given = []
+
+    class Noting(Connection):
+        def exchange(self, packed: bytes, number: int, timeout: float | None) -> list[Any]:
+            given.append(timeout)
+            return [1] * number
+
+    client = Client(Service(Noting()), 1, 0.3, Timing())
+    for _ in range(2):  # the second over a connection that stands
+        client.send(COMMAND, timeout=timeout)
+    assert given == [0.01, 0.01]
+
+
 class Forgetful(Connection):
     """Of the two commands it has done one when it finds that its server is of no use any more."""
 
