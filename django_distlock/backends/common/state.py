@@ -22,6 +22,7 @@ DIGITS = 16  # microseconds of Unix time, for another two hundred years
 INBOX_LENGTH = 12
 RECORD_LENGTH = DIGITS + DIGITS + TOKEN_LENGTH + INBOX_LENGTH
 RECORD = re.compile(f"([0-9]{{{DIGITS}}})([0-9]{{{DIGITS}}})(.{{{TOKEN_LENGTH}}})(.{{{INBOX_LENGTH}}})", re.DOTALL)
+RECORDS = re.compile(f"(?:[0-9]{{{2 * DIGITS}}}.{{{TOKEN_LENGTH + INBOX_LENGTH}}})*", re.DOTALL)
 
 
 def microseconds(seconds: float) -> int:

@@ -65,4 +65,5 @@ class Timing:
     reconnect_pause_shortest = 0.02  # at most, before the second attempt to connect
     reconnect_pause_longest = 0.25
     poll_interval_shortest = 0.002  # between two looks of a waiter whom no notification reaches
+    poll_interval_shortest_of_file = 0.0003  # where a look asks no server
     poll_interval_longest = 0.25

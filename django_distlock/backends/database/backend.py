@@ -190,7 +190,8 @@ class DatabaseBackend(ThreadedBackend, RunsBackend):
 
     def _backoff_of(self, request: LockRequest, timeout: float) -> PollBackoff:
         """Each wait of a request goes on with the pauses of the one before."""
-        backoff = self._backoffs.setdefault(request, PollBackoff(self.timing))
+        new = PollBackoff(self.timing, is_file=self.pool.file is not None)
+        backoff = self._backoffs.setdefault(request, new)
         backoff.begin(timeout)
         return backoff
 

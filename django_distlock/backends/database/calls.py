@@ -92,9 +92,10 @@ class Calls:
             with self._pool.connection(timeout, deadline) as connection:
                 is_open = True
                 try:
-                    backoff = Backoff(
-                        clock() + timeout / 2, timing.retry_pause_shortest, timing.retry_pause_longest
-                    )  # fmt: skip
+                    # Only SQLite is asked for as long as a call lasts: its answers do not get lost.
+                    is_file = self._pool.file is not None
+                    lasts = self._pool.time_for_call(timeout, deadline) if is_file else timeout / 2
+                    backoff = Backoff(clock() + lasts, timing.retry_pause_shortest, timing.retry_pause_longest)
                     result = retry(partial(work, connection), is_rolled_back, backoff)
                     self._answered_at = clock()
                     return result

@@ -149,18 +149,21 @@ class Pool:
             deadline = clock() + 2 * timeout if deadline is None else deadline
             wrapper = self._take(deadline)
             try:
-                timeout = min(timeout, max(self.timing.shortest_call, deadline - clock()))
-                if self.file is not None:
-                    wrapper.connection.execute(f"PRAGMA busy_timeout = {ceil(1000 * timeout)}")
-                with self.watching(wrapper, timeout):
+                with self.watching(wrapper, self.time_for_call(timeout, deadline)):
                     yield wrapper
             except BaseException:
                 _close(wrapper)
                 raise
             self._give_back(wrapper)
 
+    def time_for_call(self, timeout: float, deadline: float) -> float:
+        """Seconds for an answer on a connection that is there now."""
+        return min(timeout, max(self.timing.shortest_call, deadline - clock()))
+
     def watching(self, wrapper: Wrapper, timeout: float) -> AbstractContextManager[None]:
-        """Shuts the connection down after ``timeout`` seconds, and raises CallTimeout then."""
+        """Shuts the connection down after ``timeout`` seconds, and raises CallTimeout then. SQLite needs none of it."""
+        if self.file is not None:
+            return nullcontext()
         return self._watchdog.watching(partial(_socket_of, wrapper), timeout)
 
     def open_until(self, deadline: float) -> Wrapper:
@@ -236,7 +239,7 @@ class Pool:
 
     def _take(self, deadline: float) -> Wrapper:
         """An idle connection, else a new one. A server that refuses one is tried again: it may just be restarting."""
-        return retry(
+        return self._take_idle(deadline) or retry(
             lambda: self._take_idle(deadline) or self.open_until(deadline),
             self._may_reconnect,
             Backoff(deadline, self.timing.reconnect_pause_shortest, self.timing.reconnect_pause_longest),

@@ -88,7 +88,12 @@ def is_final(error: BaseException) -> bool:
 
 
 def is_rolled_back(error: Exception) -> bool:
-    """Whether the database rolled the statement back in favour of others: a deadlock, or no READ COMMITTED."""
+    """Whether the database rolled the statement back in favour of others.
+
+    A deadlock, or no READ COMMITTED; another process that writes to the file of SQLite.
+    """
+    if (code := _sqlite_code(error)) is not None:
+        return code & 0xFF == sqlite3.SQLITE_BUSY
     return _sqlstate(error) in ("40001", "40P01") or _number(error) == _DEADLOCK
 
 

@@ -7,7 +7,7 @@ A statement does nothing where more counts than the token, the expiry and the qu
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ...types import TOKEN_LENGTH
@@ -18,12 +18,12 @@ from ..common.state import (
     HELD,
     INBOX_LENGTH,
     RECORD_LENGTH,
+    RECORDS,
     Attempt,
     microseconds,
-    waiters_from_text,
 )
 from ..common.timing import Timing
-from .sql import CHANNEL, CLOCKS, COLUMNS, TABLE, executed
+from .sql import CHANNEL, CLOCKS, COLUMNS, TABLE, fetch_one
 
 RETURNED = ("fence", "token", "state", "expires", "holder", "waiters")
 
@@ -176,7 +176,7 @@ class FastPath:
             f" AND (waiters = '' OR {seen} > CAST({now} - %s AS text))"
         )
         if not self._notifies:
-            return released
+            return f"{released} RETURNING 1"
         # In one statement: a change that is not made notifies nobody.
         notify = f"CASE WHEN token <> '' THEN pg_notify('{CHANNEL}' || holder, token) END"
         return f"{released} RETURNING {notify}, {ASYNCHRONOUS}"
@@ -185,23 +185,22 @@ class FastPath:
         """Grant the lock to the attempt, or let it wait. Repeatable. None: nothing was done."""
         key, token = connection.Database.Binary(name), attempt.token
         if attempt.queue and attempt.place:
-            found = _first(connection, self._confirm, [attempt.ttl, attempt.holder, key, token])
-            found = found or _first(connection, self._refresh, [token, token, self._waiter_ttl, key, token])
+            found = fetch_one(connection, self._confirm, [attempt.ttl, attempt.holder, key, token])
+            found = found or fetch_one(connection, self._refresh, [token, token, self._waiter_ttl, key, token])
         else:
             waiter = [f"{attempt.inbox:<{INBOX_LENGTH}}", self._waiter_ttl] if attempt.queue else []
             sql = self._join if attempt.queue else self._take
-            found = _first(connection, sql, [key, token, attempt.ttl, attempt.holder, *waiter])
+            found = fetch_one(connection, sql, [key, token, attempt.ttl, attempt.holder, *waiter])
         if found is None:
             return None
         fence, holding, state, remaining, holder, waiters, *_ = found
         if holding == token:
             return AcquireResult(True, fence, holding, state, remaining, holder)
-        try:
-            queue = waiters_from_text(waiters)
-            place = next(waiter.place for waiter in queue if waiter.token == token)
-        except (StopIteration, ValueError):
+        token_at = waiters.find(token)
+        if token_at < 2 * DIGITS or not RECORDS.fullmatch(waiters):
             return None  # something else wrote this: what reads the row says so
-        return AcquireResult(False, fence, holding, state, remaining, holder, place, queue[0].token == token)
+        place = int(waiters[token_at - 2 * DIGITS : token_at - DIGITS])
+        return AcquireResult(False, fence, holding, state, remaining, holder, place, token_at == 2 * DIGITS)
 
     @property
     def _waiter_ttl(self) -> int:
@@ -210,14 +209,7 @@ class FastPath:
     def release(self, connection: Any, name: bytes, token: str) -> bool:
         """Free the lock or hand it over. False: nothing was done."""
         grant_ttl, key = microseconds(self._timing.grant_ttl), connection.Database.Binary(name)
-        with executed(connection, self._release, [grant_ttl, key, token, self._waiter_ttl]) as cursor:
-            return bool(cursor.rowcount)
-
-
-def _first(connection: Any, sql: str, parameters: Sequence[Any]) -> tuple[Any, ...] | None:
-    with executed(connection, sql, parameters) as cursor:
-        found: tuple[Any, ...] | None = cursor.fetchone()
-        return found
+        return fetch_one(connection, self._release, [grant_ttl, key, token, self._waiter_ttl]) is not None
 
 
 def _assigned(changes: Mapping[str, str]) -> str:

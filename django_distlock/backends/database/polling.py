@@ -8,7 +8,7 @@ from ...utils.clock import clock
 from ..common.timing import Timing
 from .sql import QueuePosition
 
-GROWTH = 1.5
+GROWTH = 1.3
 
 
 class PollBackoff:
@@ -18,9 +18,10 @@ class PollBackoff:
     further behind. They are random by a third, so that processes do not look at the same moment.
     """
 
-    def __init__(self, timing: Timing) -> None:
+    def __init__(self, timing: Timing, *, is_file: bool) -> None:
         self._timing = timing
-        self._pause = timing.poll_interval_shortest
+        self._shortest = timing.poll_interval_shortest_of_file if is_file else timing.poll_interval_shortest
+        self._pause = self._shortest
         self._seen = QueuePosition(False)
         self._deadline = 0.0
 
@@ -42,5 +43,5 @@ class PollBackoff:
     def update(self, position: QueuePosition) -> None:
         """What the last look has shown."""
         is_same_holder = position.fence == self._seen.fence
-        self._pause = self._pause * GROWTH if is_same_holder else self._timing.poll_interval_shortest
+        self._pause = self._pause * GROWTH if is_same_holder else self._shortest
         self._seen = position

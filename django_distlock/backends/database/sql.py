@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import closing
 from typing import Any, NamedTuple
 
 from ...models import DatabaseLock
 from ..common.state import (
     FREE,
     HELD,
+    RECORD_LENGTH,
     Row,
     Waiter,
     retired_from_text,
@@ -70,15 +71,15 @@ CLOCKS = {
 }
 
 
-@contextmanager
-def executed(connection: Any, sql: str, parameters: Sequence[Any]) -> Iterator[Any]:
-    """A cursor of the driver itself: those of Django take about as long as a statement does."""
+def fetch_one(connection: Any, sql: str, parameters: Sequence[Any]) -> tuple[Any, ...] | None:
+    """The first row, by a cursor of the driver itself: those of Django take about as long as a statement does."""
     if connection.vendor == "sqlite":
         sql = sql.replace("%s", "?")
-    with connection.wrap_database_errors:
-        cursor = connection.connection.cursor()
+    # SQLite keeps a file open for as long as there is a cursor, also one that only the traceback of an error refers to.
+    with connection.wrap_database_errors, closing(connection.connection.cursor()) as cursor:
         cursor.execute(sql, parameters)
-        yield cursor
+        found: tuple[Any, ...] | None = cursor.fetchone()
+        return found
 
 
 class QueuePosition(NamedTuple):
@@ -119,7 +120,8 @@ class Statements:
             f"SELECT token FROM {TABLE} WHERE name IN ({{many}}) AND token IN ({{many}}) AND state = '{HELD}'"
             f" AND expires > {now}"
         )
-        self._position = f"SELECT token, expires <= {now}, fence, waiters FROM {TABLE} WHERE name = %s"
+        found = f"{'strpos' if vendor == 'postgresql' else 'instr'}(waiters, %s)"
+        self._position = f"SELECT token, expires <= {now}, fence, {found} FROM {TABLE} WHERE name = %s"
         self._names = (
             f"SELECT name FROM {TABLE} WHERE name >= %s AND name > %s AND name < %s AND expires > {now}"
             f" AND state <> '{FREE}' ORDER BY name LIMIT %s"
@@ -168,13 +170,11 @@ class Statements:
             return bool(cursor.rowcount == 1)
 
     def position(self, connection: Any, name: bytes, token: str) -> QueuePosition:
-        with executed(connection, self._position, [connection.Database.Binary(name)]) as cursor:
-            found = cursor.fetchone()
-        if found is None or found[0] == token or found[1]:
+        found = fetch_one(connection, self._position, [token, connection.Database.Binary(name)])
+        if found is None or found[0] == token or found[1] or not found[3]:
             return QueuePosition(True)
         try:
-            queue = [waiter.token for waiter in waiters_from_text(found[3])]
-            return QueuePosition(token not in queue, int(found[2]), queue.index(token) if token in queue else 0)
+            return QueuePosition(False, int(found[2]), found[3] // RECORD_LENGTH)
         except (TypeError, ValueError) as error:
             raise final(unreadable(name)) from error
 

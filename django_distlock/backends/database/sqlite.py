@@ -116,13 +116,18 @@ _making = threading.RLock()
 
 def prepare_file(wrapper: Any, timeout: float, timing: Timing) -> None:
     """Make the tables of the locks, if they are missing. ``timeout``: seconds for others that do so just now."""
-    raw, busy = wrapper.connection, wrapper.Database.OperationalError
+    raw = wrapper.connection
     raw.create_function("distlock_now", 0, lambda: wall_clock_us())
     raw.execute("PRAGMA synchronous = NORMAL")
     existing = {table for (table,) in raw.execute("SELECT name FROM sqlite_master")}
-    missing = [model for model in ROWS_OF_DATABASE_BACKEND if model._meta.db_table not in existing]
-    if not missing:
-        return
+    if missing := [model for model in ROWS_OF_DATABASE_BACKEND if model._meta.db_table not in existing]:
+        _make_tables(wrapper, missing, timeout, timing)
+    # SQLite itself would pause for a millisecond before it looks again, longer than most who write need.
+    raw.execute("PRAGMA busy_timeout = 0")
+
+
+def _make_tables(wrapper: Any, missing: list[Any], timeout: float, timing: Timing) -> None:
+    raw, busy = wrapper.connection, wrapper.Database.OperationalError
     # Readers do not wait for writers then. While others switch just now SQLite raises an error at once.
     backoff = Backoff(clock() + timeout, timing.retry_pause_shortest, timing.retry_pause_longest)
     retry(lambda: raw.execute("PRAGMA journal_mode = WAL"), lambda error: isinstance(error, busy), backoff)
@@ -148,14 +153,16 @@ class ForkGate:
     @contextmanager
     def using(self) -> Iterator[None]:
         with self._changed:
-            self._changed.wait_for(lambda: not self._forking or threading.get_ident() in self._forking)
+            while self._forking and threading.get_ident() not in self._forking:
+                self._changed.wait()
             self._users += 1
         try:
             yield
         finally:
             with self._changed:
                 self._users -= 1
-                self._changed.notify_all()
+                if self._forking:
+                    self._changed.notify_all()
 
     def close(self, timeout: float) -> bool:
         """Let no other thread pass until ``open()``. Whether the last user left within ``timeout`` seconds."""

@@ -311,7 +311,7 @@ class TestWaiting:
         waiter.end()
 
     def test_looks_become_rare_while_nothing_moves_and_with_the_distance(self):
-        first, behind = PollBackoff(Timing()), PollBackoff(Timing())
+        first, behind = (PollBackoff(Timing(), is_file=False) for _ in range(2))
         for backoff in (first, behind):
             backoff.begin(60)
         pauses = []
