@@ -96,7 +96,7 @@ class Acquisition:
                 while True:
                     is_last = clock() >= self._deadline
                     wants_place = self._take_turn(is_last=is_last)
-                    pause = look_interval
+                    pause = inf
                     try:
                         if request.asking:
                             self._pending, self._was_sent = request, True
@@ -113,9 +113,9 @@ class Acquisition:
                             if self._is_leader and not wants_place:
                                 retry = 0.0
                                 continue  # at once, now with a place
-                            pause = min(pause, answer.remaining + AFTER_EXPIRY)
+                            pause = answer.remaining + AFTER_EXPIRY
                         self.has_waited = True
-                        yield self._wait("wait_for_turn", pause)
+                        yield self._wait("wait_for_turn", min(pause, self._service.queue.look_interval(request)))
                         if request.holder.pid != os.getpid():
                             raise self._copied_error()
                         request.holder, retry = request.holder.from_now(), 0.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from random import random
 
 from ..backends.common.timing import Timing
 from ..types import LockRequest
@@ -41,6 +42,16 @@ class LocalQueue:
         """From now on, until it waits again, it inherits nothing: its attempt goes on with the token that it has."""
         with self._guard:
             request.asking = True
+
+    def look_interval(self, request: LockRequest) -> float:
+        """Seconds until it asks the store again. Random, so that those who came together do not stay together."""
+        timing = self._timing
+        interval = min(len(self._lines) / timing.looks_per_second, timing.look_interval_longest)
+        if interval <= timing.look_interval:
+            interval = timing.look_interval
+        else:  # it is not unresponsive before that
+            request.last_active_at = clock() + interval - timing.look_interval
+        return interval * (0.9 + 0.1 * random())
 
     def length(self, name: str) -> int:
         with self._guard:

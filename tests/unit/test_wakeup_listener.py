@@ -10,6 +10,7 @@ import pytest
 from django_distlock.backends.common import wakeup_listener
 from django_distlock.backends.common.timing import Timing
 from django_distlock.backends.common.wakeup_listener import WakeupListener
+from django_distlock.core.local_queue import LocalQueue
 from django_distlock.utils.clock import clock
 from django_distlock.utils.wakeup import WakeEvent
 from tests.support.tools import eventually, lock_request, threads_of
@@ -21,6 +22,34 @@ class Away(Exception):
 
 def running():
     return threads_of("listener", "example")
+
+
+class TestACrowd:
+    """More waiters than are to look at once."""
+
+    def test_looks_over_a_second_after_a_subscription_began(self):
+        listener, all_wait, woken = Listener(Timing()), threading.Event(), []
+        listener.meanwhile = all_wait.wait
+        requests = [lock_request(f"name {number}") for number in range(2000)]
+        for request in requests:
+            listener.expect(request)
+        all_wait.set()
+        eventually(lambda: woken.append(sum(one.event.wait(0) for one in requests)) or sum(woken) == len(requests))
+        assert 0 < max(woken) < len(requests) / 2
+        listener.stop()
+
+    def test_looks_less_often_each(self):
+        timing = Timing()
+        timing.look_interval_longest = 8.0
+        queue, requests = LocalQueue(timing), [lock_request(f"name {number}") for number in range(5000)]
+        alone = [queue.look_interval(requests[0]) for _ in range(10)]
+        assert max(alone) <= timing.look_interval < min(alone) + 0.11
+        assert len({*alone}) > 1
+        for request in requests:
+            queue.take_turn(request, joins=True)
+        crowded = queue.look_interval(requests[0])
+        assert 3 < crowded <= 5000 / timing.looks_per_second
+        assert requests[0].last_active_at > clock() + 2  # nobody passes it over meanwhile
 
 
 class Listener(WakeupListener):

@@ -13,6 +13,9 @@ class Timing:
     # After which a waiter asks the store again if nobody woke it; less than waiter_expires_after. The scripts of Redis
     # reckon with a second.
     look_interval = 1.0
+    # In a process that waits for more names at once than it can look at in a second, each has its look as much later.
+    looks_per_second = 1250  # of all names
+    look_interval_longest = 1.0
     unresponsive_after = 3.0  # after which a leader that does nothing is passed over: its event loop is stuck or gone
 
     # Calls of stores

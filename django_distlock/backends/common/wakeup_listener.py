@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from math import inf
 from typing import Any, ClassVar
 from weakref import WeakValueDictionary
@@ -18,6 +18,11 @@ from ...utils.threads import Worker
 from .timing import Timing
 
 logger = logging.getLogger("django_distlock")
+
+
+SPREAD = 1.0  # seconds over which a crowd of waiters looks after a subscription began
+PORTIONS = 20
+AT_ONCE = 50  # waiters
 
 
 class Waiters:
@@ -83,6 +88,8 @@ class WakeupListener(ABC):
         self._not_before = -inf  # when the next subscription may be made
         self._resubscribe = False
         self._has_told = False  # that the thread cannot be started
+        self._to_wake: list[str] = []  # tokens of those that are to look, though nobody said that their turn has come
+        self._wakes_more_at = -inf
 
     # For waiters
 
@@ -143,7 +150,8 @@ class WakeupListener(ABC):
                 self._connection, self._resubscribe = connection, False
                 yield Call("subscribe", (connection,))
             while self._connection is connection and self._is_wanted and not self._resubscribe:
-                yield Call("read", (connection, self._timing.listener_nap))
+                nap = min(self._timing.listener_nap, self._wake_some())
+                yield Call("read", (connection, nap))
         except Exception as error:
             if fork.is_copy(pid):
                 return
@@ -178,8 +186,23 @@ class WakeupListener(ABC):
 
     def _wake_all(self) -> None:
         """What was published while nobody listened is found by a look."""
-        for request in self._waiters:
-            request.event.set()
+        self._let_look(self._waiters)
+
+    def _let_look(self, requests: Iterable[LockRequest]) -> None:
+        self._to_wake += [request.token for request in requests]
+        self._wake_some()
+
+    def _wake_some(self) -> float:
+        """A crowd looks over a second, and not all at once. Returns when to go on, in seconds."""
+        if not self._to_wake:
+            return inf
+        if (now := clock()) >= self._wakes_more_at:
+            self._wakes_more_at = now + SPREAD / PORTIONS
+            portion = max(AT_ONCE, len(self._waiters) // PORTIONS)
+            woken, self._to_wake = self._to_wake[:portion], self._to_wake[portion:]
+            for token in woken:
+                self._waiters.wake(token)
+        return max(0.0, self._wakes_more_at - now)
 
     def _note_failure(self, error: Exception) -> None:
         if isinstance(error, self.connection_errors):

@@ -29,6 +29,7 @@ from .topology import Topology, server_topology
 
 logger = logging.getLogger("django_distlock")
 
+LONGEST_LOOK_INTERVAL = 8.0  # seconds: less than the queue_ttl, for which a queue is kept
 RENEWALS = 10_000  # in one round trip: a server does them in some 50 ms, and serves others meanwhile
 
 
@@ -58,7 +59,7 @@ class RedisBackend(GeneratorBackend, RunsBackend):
             if not fits or not 0 < value < float("inf"):
                 needed = "a whole number above 0" if whole else "a number of seconds above 0"
                 raise InvalidLockBackend(f"{self.setting('OPTIONS')}[{option!r}] is {quoted(value)}; it is {needed}.")
-        self.timing.renewal_batch = RENEWALS
+        self.timing.renewal_batch, self.timing.look_interval_longest = RENEWALS, LONGEST_LOOK_INTERVAL
         timeouts = {key: float(self.option[key]) for key in ("socket_timeout", "socket_connect_timeout")}
         topology = self._topology(timeouts)
         self.location, self.keys = topology.location, topology.keys

@@ -226,9 +226,7 @@ class NodeListener(RedisListener):
         self._wake(self.channels)
 
     def _wake(self, channels: frozenset[str] | set[str]) -> None:
-        for request in self._waiters:
-            if request.inbox[1:] in channels:
-                request.event.set()
+        self._let_look(request for request in self._waiters if request.inbox[1:] in channels)
 
     def _note_failure(self, error: Exception) -> None:
         super()._note_failure(error)
