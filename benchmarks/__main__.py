@@ -15,7 +15,7 @@ from time import monotonic
 
 from example_project.valkey import Valkey
 
-from . import chart, contended, databases, held, listing, redlock, tasks, uncontended
+from . import chart, contended, crowd, databases, held, listing, redlock, tasks, uncontended
 from .contenders import configure
 from .measure import Store
 from .report import Table
@@ -34,6 +34,7 @@ def benchmarks(quick: bool) -> dict[str, Benchmark]:
         "processes": partial(contended.run_processes, rounds=1 if quick else 3, seconds=0.8 if quick else 1.5),
         "threads": partial(contended.run_threads, rounds=1 if quick else 3, seconds=0.8 if quick else 1.5),
         "held": partial(held.run, ticks=1 if quick else 2),
+        "crowd": partial(crowd.run, rounds=1 if quick else 4, seconds=4.0 if quick else 10.0),
         "listing": partial(listing.run, rounds=2 if quick else 5),
         "redlock": partial(redlock.run, rounds=1, seconds=0.3 if quick else 2.0),
         "tasks": partial(tasks.run, rounds=1 if quick else 3),

@@ -15,7 +15,9 @@ import redis
 
 # Children start from a process that has imported everything and has neither threads nor connections.
 processes = multiprocessing.get_context("forkserver")
-processes.set_forkserver_preload(["benchmarks.contended", "benchmarks.held", "benchmarks.redlock", "benchmarks.tasks"])
+processes.set_forkserver_preload(
+    ["benchmarks.contended", "benchmarks.crowd", "benchmarks.held", "benchmarks.redlock", "benchmarks.tasks"]
+)
 
 ENDS_WITHIN = 60.0  # seconds after its time is up
 
@@ -30,6 +32,10 @@ class Store:
         """Executed until now, those inside scripts too."""
         stats = self._client.info("commandstats")
         return sum(about["calls"] for name, about in stats.items() if name != "cmdstat_info")
+
+    def calls(self, command: str) -> int:
+        """Of one command, until now."""
+        return int(self._client.info("commandstats").get(f"cmdstat_{command}", {"calls": 0})["calls"])
 
     def connections(self) -> int:
         """Without the one that asks."""
