@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import resource
 from collections.abc import Callable, Iterator, Mapping
 from time import perf_counter, process_time, time
 from typing import Any
@@ -48,10 +50,26 @@ STALLS = (
 )
 
 
-def run(url: str, *, rounds: int, progress: Callable[[str], None]) -> list[Table]:
-    """Empties the server before and after."""
+EXPORTS = (
+    Column("locks", "locks", ",d"),
+    Column("seconds", "s", ".1f"),
+    Column("work", "s of CPU", ".1f"),
+    Column("written", "MB written", ".0f"),
+    Column("memory", "MB more memory", ".0f"),
+    Column("page", "s of a page", ".2f"),
+)
+
+
+def run(url: str, *, rounds: int, most: int, progress: Callable[[str], None]) -> list[Table]:
+    """Empties the server before and after. ``most``: locks of the longest list."""
     progress(f"pages of {LOCKS:,} locks, and of {FEW} among {FOREIGN_KEYS:,} other keys")
     times, stalls = in_child(_measure, url, rounds, within=300 + 60 * rounds)
+    exports = []
+    for count in (most // 10, most):
+        progress(f"a list of {count:,} locks")
+        page = in_child(_page_of, url, count, within=600)
+        exports.append({"locks": count, **in_child(_export, url, within=600), "page": page})
+    redis.Redis.from_url(url).flushall()
     return [
         Table(
             "listing",
@@ -60,6 +78,7 @@ def run(url: str, *, rounds: int, progress: Callable[[str], None]) -> list[Table
             times,
         ),
         Table("stalls", "How long the server was busy with one command of these pages", STALLS, stalls),
+        Table("export", "locks list --json, and the admin's first page", EXPORTS, exports),
     ]
 
 
@@ -167,7 +186,43 @@ def _hold(count: int) -> None:
             )
             for number in numbers
         ]
-        backend._send(*(backend._acquire(lock_request, False) for lock_request in lock_requests))
+        commands = [backend._operations.acquire(lock_request, False) for lock_request in lock_requests]
+        backend._client.send(*commands)
+
+
+def _page_of(url: str, count: int) -> float:
+    """Seconds of the second page, for so many locks, which it leaves in the server."""
+    _configure(url)
+    get = _browser()
+    redis.Redis.from_url(url).flushall()
+    _hold(count)
+    get(PAGES[FIRST])
+    return _fastest(get, PAGES[FIRST], 1)[0]
+
+
+class Sink(io.TextIOBase):
+    """Counts what is written."""
+
+    written = 0
+
+    def write(self, text: str) -> int:
+        self.written += len(text)
+        return len(text)
+
+
+def _export(url: str) -> dict[str, float]:
+    from django.core.management import call_command
+
+    _configure(url)
+    sink, kilobytes = Sink(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    began, worked = perf_counter(), process_time()
+    call_command("locks", "list", "--json", stdout=sink)
+    return {
+        "seconds": perf_counter() - began,
+        "work": process_time() - worked,
+        "written": sink.written / 1e6,
+        "memory": (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - kilobytes) / 1024,
+    }
 
 
 def _portions(count: int) -> Iterator[range]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from math import isinf
 from typing import Any
 
@@ -76,9 +77,9 @@ PORTION = 5000  # locks
 
 def each_with_waiters(inventory: Inventory) -> Iterator[tuple[SeenLock, int | None]]:
     """The same of all that is locked, of which there may be millions: one portion after the other, and none is kept."""
-    keys = inventory.keys()
-    for start in range(0, len(keys), PORTION):
-        yield from look_with_waiters(inventory, keys[start : start + PORTION])
+    keys = inventory.each_key()
+    while portion := list(islice(keys, PORTION)):
+        yield from look_with_waiters(inventory, portion)
         inventory.forget_locks()
 
 
