@@ -27,7 +27,7 @@ from .calls import Calls
 from .engine import package
 from .engine.lines import Struck, StruckHard
 from .engine.loop import Loop
-from .engine.network import Address, Network
+from .engine.network import Address, Network, Socket
 from .engine.scheduler import BusyLoop, Process, Scheduler, Unhandled
 from .engine.threads import Thread
 from .forks import Forks
@@ -545,6 +545,9 @@ class Simulation:
             usual = max(usual, self._after(until))
         return usual
 
+    def _open_sockets(self) -> list[Socket]:
+        return [one for one in self.network.sockets if one.process.is_alive and one.session]
+
     def _after(self, until: float) -> float:
         """Seconds until what was lost comes, as TCP repeats it."""
         return until - self.scheduler.now + self.scheduler.random.uniform(0.0, 1.0)
@@ -557,8 +560,11 @@ class Simulation:
             raise Violation(f"threads are left: {[str(thread) for thread in left]}\n{self.scheduler.stacks()}")
         if untold := self.judges.holders.untold():
             raise Violation(f"these signals were not sent: {untold}")
-        sockets = [one for one in self.network.sockets if one.process.is_alive and one.session]
-        if sockets:
+        if (
+            self._open_sockets()
+        ):  # maybe of an exception that struck while a connection was taken, which its judge keeps
+            gc.collect()
+        if sockets := self._open_sockets():
             raise Violation(f"connections are left open: {[f'{one.process} to {one.address}' for one in sockets]}")
         if keys := self.world.left():
             raise Violation(f"the store has left: {keys}")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..simulation import Simulation
 
 MOST_REPEATS = 60  # of one request to one server, in a second; the shortest leases are renewed 30 times
-MOST_CONNECTIONS = 12  # that each call under way, and what is in the background, begins to one server, in a second
+MOST_CONNECTIONS = 12  # that each call under way, and what is cleaned up, begins to one server, in a second
 FAR = 0.01  # seconds to a server, from which on the time of the shortest calls is over before it answers
 
 
@@ -57,7 +57,8 @@ class PaceJudge:
         self._simulation.world.connects(process, address)
         if now - self._closed_at.get((process, address), -inf) < 1.0 and not self._may_fail():
             self._fail(f"{process} connects to {address[0]}, to which it closed a connection just before that worked")
-        most = MOST_CONNECTIONS * (2 + self._simulation.judges.calls_of(process))
+        # Where a server refuses for now, each attempt at a renewal has a connection of its own.
+        most = MOST_REPEATS + MOST_CONNECTIONS * (1 + self._simulation.judges.calls_of(process))
         if (number := self._counted((process, address))) > most:
             self._fail(f"{process} opened {number} connections to {address[0]} within a second")
 

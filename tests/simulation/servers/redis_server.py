@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -49,7 +50,8 @@ class Server(ConnectionCommands):
         self.started_at = self.scheduler.now
         self.store = Store(lambda: self.scheduler.now, self.publish, self.check_in_script)
         self.scripts: dict[str, str] = {}
-        self._free_at = 0.0
+        self._turns: deque[Session] = deque()
+        self._is_busy = False  # with the first of these
         self._deferred: list[Callable[[], None]] = []  # what other servers told it while it hung
         self._client_ids = 0
         self.run_id = f"{self.scheduler.random.getrandbits(160):040x}"
@@ -162,12 +164,21 @@ class Server(ConnectionCommands):
 
     # Commands
 
-    def take_time(self) -> float:
-        """Seconds until the next command can begin."""
-        if not self.latency:
-            return 0.0
-        self._free_at = max(self._free_at, self.scheduler.now) + self.latency
-        return self._free_at - self.scheduler.now
+    def must_wait(self, session: Session) -> bool:
+        """For its turn at a slow server, which executes one command after the other, as they came."""
+        if not (self.latency or self._turns):
+            return False
+        self._turns.append(session)
+        if not self._is_busy:
+            self._is_busy = True
+            self.scheduler.at(self.latency, self._serve)
+        return True
+
+    def _serve(self) -> None:
+        self._turns.popleft().execute_late()
+        self._is_busy = bool(self._turns)
+        if self._is_busy:
+            self.scheduler.at(self.latency, self._serve)
 
     def execute(self, session: Session, command: list[str]) -> Any:
         """The reply; a ServerError where it refuses."""

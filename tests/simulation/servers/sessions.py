@@ -52,9 +52,8 @@ class Session:
     def go_on(self) -> None:
         """Execute what has come, as far as it is complete."""
         while not self._is_waiting and self._has_command:
-            if seconds := self.server.take_time():
+            if self.server.must_wait(self):
                 self._is_waiting = True
-                self.server.scheduler.at(seconds, self._execute_late)
                 return
             self._execute()
         if self._is_left and not (self._is_waiting or self.server.is_hanging):
@@ -72,7 +71,7 @@ class Session:
             return False
         return not self.server.holds(found[0])
 
-    def _execute_late(self) -> None:
+    def execute_late(self) -> None:
         self._is_waiting = False
         if self._has_command:
             self._execute()
