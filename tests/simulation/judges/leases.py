@@ -87,7 +87,7 @@ class LeaseJudge:
         if executed.script == "release":
             return
         if before.state == "h":
-            if executed.script == "acquire" and isinstance(executed.reply, list) and not executed.is_granted:
+            if executed.script == "acquire" and executed.is_answered and not executed.is_granted:
                 self._fail(f"S3: {token[:6]} was refused the lock, which it has")
             if after and after.expires_at < before.expires_at - GRAIN:
                 self._fail(f"S3: {executed.script} of {token[:6]} shortened its lease")
@@ -107,7 +107,7 @@ class LeaseJudge:
             if before and before.state != "c" and after != before:
                 self._fail(f"S2: a hand-back of {token[:6]} changed the lease of {before.token[:6]}")
             return
-        if not isinstance(executed.reply, int):
+        if not executed.is_answered:
             return
         if after and after.token == token and after.state != "r":
             self._fail(f"S4: {token[:6]} gave the lock up and still has it")

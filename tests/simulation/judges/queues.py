@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ..engine.scheduler import Process
     from .stores import Executed, LockState, StoredLease, StoreJudge
 
+SOONEST = 0.9  # of the look_interval: a waiter looks after that, or a bit later
 MOST_LOOKS = 5  # of a thread or task that nothing explains, in WINDOW seconds
 WINDOW = 3.0
 
@@ -115,7 +116,7 @@ class QueueJudge:
             if token not in self._left and executed.process.is_alive:
                 inbox = executed.words[5]
                 self._waiters[token] = Waiter(executed.process, self._places[token], inbox, executed.at)
-        elif executed.mode == "last" and isinstance(executed.reply, list):
+        elif executed.mode == "last" and executed.is_answered:
             self._leave(executed)
 
     def _note_place(self, token: str, place: float) -> None:
@@ -127,7 +128,7 @@ class QueueJudge:
         had = before.lease is not None and before.lease.token == executed.token
         if executed.is_offer and not (had and before.lease and before.lease.state == "c"):
             return
-        if isinstance(executed.reply, int) and not executed.is_forced:
+        if executed.is_answered and not executed.is_forced:
             self._leave(executed)
         if had and after.lease is None:
             for token, inbox in before.inboxes.items():
@@ -208,7 +209,7 @@ class QueueJudge:
         looks = self._looks.setdefault(executed.token, Looks())
         is_explained = (
             executed.mode != "look"
-            or executed.at - looks.last > Timing.look_interval - GRAIN - self._store.simulation.distance
+            or executed.at - looks.last > SOONEST * Timing.look_interval - GRAIN - self._store.simulation.distance
             or executed.at > looks.lease_ends_at - GRAIN
             or (executed.before.lease is not None and executed.before.lease.token == executed.token)
         )
@@ -220,9 +221,8 @@ class QueueJudge:
                 unexplained.popleft()
             if len(unexplained) > MOST_LOOKS:
                 self._fail(f"S11: {executed.token[:6]} polls: {len(unexplained)} looks in {WINDOW:g} s")
-        looks.last, looks.lease_ends_at = executed.at, inf
-        if executed.place is not None and executed.reply[2] >= 0:
-            looks.lease_ends_at = executed.at + executed.reply[2] / 1000
+        looks.last = executed.at
+        looks.lease_ends_at = executed.at + executed.left if executed.place is not None else inf
 
     def _fail(self, text: str) -> None:
         self._store.fail(f"{text} ({self._name})")

@@ -70,13 +70,31 @@ class Executed(NamedTuple):
 
     @property
     def is_granted(self) -> bool:
-        return self.script == "acquire" and isinstance(self.reply, list) and self.reply[0] == 1
+        return self.script == "acquire" and isinstance(self.reply, int) and self.reply > 0
+
+    @property
+    def is_answered(self) -> bool:
+        """Else the server refuses."""
+        return isinstance(self.reply, int | list)
 
     @property
     def place(self) -> float | None:
         """Where the caller stands, as it was told."""
-        is_queued = self.script == "acquire" and isinstance(self.reply, list) and self.reply[0] == 0 and self.reply[1]
-        return float(self.reply[1]) if is_queued else None
+        place, _ = self._told
+        return float(place) if place else None
+
+    @property
+    def left(self) -> float:
+        """Seconds that the lease in the way has left, as a waiter was told; inf: it was not."""
+        _, left = self._told
+        return left / 1000 if left >= 0 else inf
+
+    @property
+    def _told(self) -> tuple[str, int]:
+        if self.script != "acquire" or not isinstance(self.reply, list):
+            return "", -1
+        place, left, _lease, _ears = self.reply
+        return place, left
 
     # Of acquire
 
