@@ -42,7 +42,7 @@ class ServersWorld(World):
         self.simulation.tell(f"{session.socket.process} to {session.server.address[0]}: {words} -> {str(reply)[:100]}")
 
     def faults(self) -> dict[str, Fault]:
-        return {"forgotten": Fault(self._forget_idle, ())}
+        return {"forgotten": Fault(self._forget_idle, (), aftermath=Timing.idle_kept)}
 
     def _forget_idle(self, who: str) -> None:
         """By a firewall between it and the servers: what comes over connections that stood idle is dropped."""
