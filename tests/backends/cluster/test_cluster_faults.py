@@ -563,6 +563,10 @@ def failing_to_lock(name, wait=0):
         return str(error)
 
 
+def contents(reply):
+    return reply.values, reply.sent_at, reply.in_doubt, reply.is_by_next_owner
+
+
 class TestRoutedRequest:
     """What a lock must know of its command: whether it may have been executed more than once."""
 
@@ -599,7 +603,7 @@ class TestRoutedRequest:
         moved = redis.exceptions.MovedError(f"{slot_of('x')} b:2")
         went, answer = self.drive([self.answered(moved), self.answered(b"yes")])
         assert [to for to, _ in went] == [self.A, self.B]
-        assert (answer.values, answer.sent_at, answer.in_doubt, answer.is_by_next_owner) == (
+        assert contents(answer) == (
             [b"yes"],
             7.0,
             False,
@@ -614,13 +618,13 @@ class TestRoutedRequest:
         )
         assert [to for to, _ in went] == [self.A, self.B, self.A, self.B]
         assert went[1][1] == [ASKING.packed, self.COMMAND.packed]
-        assert (answer.values, answer.sent_at, answer.in_doubt, answer.is_by_next_owner) == ([b"yes"], 7.0, False, True)
+        assert contents(answer) == ([b"yes"], 7.0, False, True)
 
     def test_a_slot_that_has_arrived_is_asked_for_as_ever(self):
         ask = redis.exceptions.AskError(f"{slot_of('x')} b:2")
         moved = redis.exceptions.MovedError(f"{slot_of('x')} b:2")
         _, answer = self.drive([self.answered(ask), self.answered(b"OK", moved), self.answered(b"yes")])
-        assert (answer.values, answer.sent_at, answer.in_doubt, answer.is_by_next_owner) == (
+        assert contents(answer) == (
             [b"yes"],
             7.0,
             False,
@@ -631,7 +635,7 @@ class TestRoutedRequest:
         lost = InDoubt.because_of(redis.TimeoutError("no answer"))
         went, answer = self.drive([lost, self.slots(self.B), self.answered(b"yes")])
         assert [to for to, _ in went] == [self.A, self.B, self.B]
-        assert (answer.values, answer.sent_at, answer.in_doubt, answer.is_by_next_owner) == ([b"yes"], 7.0, True, False)
+        assert contents(answer) == ([b"yes"], 7.0, True, False)
 
     def test_one_that_was_never_sent_was_not(self):
         refused = redis.ConnectionError("refused")
@@ -649,7 +653,7 @@ class TestRoutedRequest:
     def test_nobody_who_tells_of_the_slots_is_waited_for(self, quick_clock):
         refused = redis.ConnectionError("refused")
         _, answer = self.drive([*[refused] * 4, self.slots(self.B), self.answered(b"yes")])
-        assert (answer.values, answer.sent_at, answer.in_doubt, answer.is_by_next_owner) == (
+        assert contents(answer) == (
             [b"yes"],
             7.0,
             False,
@@ -660,7 +664,7 @@ class TestRoutedRequest:
         busy = redis.exceptions.MaxConnectionsError("all are busy")
         went, answer = self.drive([busy, busy, self.answered(b"yes")])
         assert [to for to, _ in went] == [self.A, self.A, self.A]
-        assert (answer.values, answer.sent_at, answer.in_doubt, answer.is_by_next_owner) == (
+        assert contents(answer) == (
             [b"yes"],
             7.0,
             False,
@@ -703,7 +707,7 @@ class TestRoutedRequest:
         went, answer = self.drive([self.answered(moved), self.slots(self.B), self.answered(b"yes")])
         assert [to for to, _ in went] == [self.A, went[1][0], self.B]
         assert went[1][1] == [routing.CLUSTER_SLOTS.packed]
-        assert (answer.values, answer.sent_at, answer.in_doubt, answer.is_by_next_owner) == (
+        assert contents(answer) == (
             [b"yes"],
             7.0,
             False,
