@@ -798,7 +798,8 @@ class TestConnections:
         ):
             backend.acquire(short, queue=False)
         threading.Timer(0.05, inside.wait).start()
-        assert isinstance(backend.acquire(lock_request(), queue=False), Grant)
+        # On a busy machine nodes may answer too late, and what undoes that comes later still.
+        eventually(lambda: isinstance(backend.acquire(lock_request(), queue=False), Grant))
         busy.join()
 
     def test_who_waits_for_a_lock_waits_as_long_for_a_connection(self, five_valkeys, configured):
