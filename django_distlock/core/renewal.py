@@ -87,8 +87,10 @@ class Renewer:
             return False  # also where it was detached and adopted again: its token is that of another lease now
         if self._by_name.get(name) is lease:
             self._by_name.pop(name, None)
+        # In this order: an interrupt in between leaves nothing behind that nobody looks at.
+        known = self._leases.pop(token, None)
         self._new.pop(token, None)
-        return self._leases.pop(token, None) is not None
+        return known is not None
 
     def wake(self, name: str) -> None:
         """Let the waiters of this process look whether they may enter."""
@@ -163,6 +165,8 @@ class Renewer:
         try:
             self._take_due(warns_if_late=True)
             while not self._waiting.keys() <= tried:
+                now = clock()  # those that ran out while others were tried are told at once
+                self._put_back([lease for lease in self._waiting.values() if now >= lease._deadline])
                 wanted = [lease for token, lease in self._waiting.items() if token not in failed]
                 for batch in _batches(sorted(wanted, key=_deadline), self._backend.timing.renewal_batch):
                     tried.update(map(_token, batch))
@@ -176,10 +180,8 @@ class Renewer:
         """Let wait for their renewal what is due; if anything is, also what nearly is."""
         if self._ordered > 2 * len(self._leases) + GROUP:
             self._order_anew()
-        new = list(self._new.values())
-        for token in map(_token, new):
-            self._new.pop(token, None)
-        self._put_back(new)
+        # What is taken, and no other lease that has the same token by then: it was adopted meanwhile.
+        self._put_back([lease for token in list(self._new) if (lease := self._new.pop(token, None))])
         now, order, leases = clock(), self._order, self._leases
         later, late, long_ones, is_due = [], [], [], bool(self._waiting)
         while order and (order[0].moment <= now or (is_due and order[0].is_soon_from <= now)):

@@ -189,7 +189,7 @@ class WakeupListener(ABC):
         self._let_look(self._waiters)
 
     def _let_look(self, requests: Iterable[LockRequest]) -> None:
-        self._to_wake += [request.token for request in requests]
+        self._to_wake = list(dict.fromkeys([*self._to_wake, *(request.token for request in requests)]))
         self._wake_some()
 
     def _wake_some(self) -> float:

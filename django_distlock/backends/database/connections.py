@@ -13,6 +13,7 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache, partial
 from math import ceil
+from pathlib import Path
 from typing import Any
 
 from django.core.signals import request_finished, request_started
@@ -191,6 +192,7 @@ class Pool:
         try:
             if self.file is not None:
                 make_file(self.file)
+                wrapper.opened_file = _identity(self.file)
             wrapper.ensure_connection()
             if wrapper.vendor == "sqlite":
                 with wrapper.wrap_database_errors:
@@ -264,6 +266,8 @@ class Pool:
         max_age = wrapper.settings_dict["CONN_MAX_AGE"]
         if max_age and monotonic() >= wrapper.close_at:
             return False
+        if self.file is not None and wrapper.opened_file != _identity(self.file):
+            return False  # it was deleted or replaced: others lock in the new one
         # The test runner renames the database after the settings were read.
         if self.file is None and address(wrapper.settings_dict) != address(connections.settings[self.alias]):
             return False
@@ -354,6 +358,15 @@ def _close(wrapper: Wrapper) -> None:
 def _on_request(**_: object) -> None:
     for pool in list(_pools):
         pool.close_old()
+
+
+def _identity(file: str) -> tuple[int, int] | None:
+    """Which file has that path now. None: none has."""
+    try:
+        status = Path(file).stat()
+    except FileNotFoundError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 def _on_connection(connection: Wrapper, **_: object) -> None:

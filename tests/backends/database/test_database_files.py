@@ -119,6 +119,16 @@ class TestOwner:
         with lock("name"):
             assert stat.S_IMODE(file.stat().st_mode) == 0o660
 
+    def test_one_that_was_deleted_is_left_also_by_connections_that_stand(self, sqlite_locks):
+        """Others lock in the new one."""
+        with lock("name"):
+            pass
+        file = Path(sqlite_locks.pool.file)
+        for path in file.parent.glob(f"{file.name}*"):
+            path.unlink()
+        with lock("name"):
+            assert file.exists()
+
     @pytest.mark.parametrize("exists", [True, False])
     def test_a_link_that_somebody_put_there_is_not_followed(self, sqlite_locks, tmp_path, exists):
         victim = tmp_path / "victim"
