@@ -153,8 +153,7 @@ class ForkGate:
     @contextmanager
     def using(self) -> Iterator[None]:
         with self._changed:
-            while self._forking and threading.get_ident() not in self._forking:
-                self._changed.wait()
+            self._changed.wait_for(lambda: not self._forking or threading.get_ident() in self._forking)
             self._users += 1
         try:
             yield
