@@ -194,6 +194,8 @@ class Pool:
                 make_file(self.file)
                 wrapper.opened_file = _identity(self.file)
             wrapper.ensure_connection()
+            if self.file is not None:
+                wrapper.opened_file = wrapper.opened_file or _identity(self.file)  # SQLite may have made it
             if wrapper.vendor == "sqlite":
                 with wrapper.wrap_database_errors:
                     prepare_file(wrapper, timeout, self.timing)
