@@ -114,8 +114,8 @@ class Pool:
 
     Made from a copy of the alias' settings. CONN_MAX_AGE counts at the begin and end of requests, as for Django's own;
     but where it is 0, requests do not open and close one each. Those that nobody used for twenty seconds are closed
-    when a call ends, or such a request begins or ends: a process that does neither keeps what it has, eight at most. A
-    waiter has none while it waits.
+    when such a request begins or ends, or by the next call, which does not use them: a process that does neither keeps
+    what it has, eight at most. A waiter has none while it waits.
     """
 
     prepare_after = 5  # executions of a statement on one connection; half of its time is parsing and planning
@@ -216,30 +216,25 @@ class Pool:
     def close_idle(self) -> None:
         fork.notice()
         with self._no_fork():
-            for _, wrapper in self._all_idle():
+            with self._guard:
+                idle, self._idle = self._idle, []
+            for _, wrapper in idle:
                 _close(wrapper)
 
     def close_old(self) -> None:
         """Close what is older than CONN_MAX_AGE, or idle for long where that is 0. What broke was closed at once."""
         fork.notice()
         with self._no_fork():
-            for since, wrapper in self._all_idle():
-                max_age = wrapper.settings_dict["CONN_MAX_AGE"]
-                is_idle = max_age == 0 and clock() - since > self.timing.database_idle_kept
-                # Not by Django's own method, which asks the database: unit tests may forbid that here.
-                if is_idle or (max_age and monotonic() >= wrapper.close_at):
-                    _close(wrapper)
-                else:
+            with self._guard:  # others go on with the rest meanwhile
+                old = [wrapper for since, wrapper in self._idle if self._is_old(since, wrapper)]
+                self._idle = [(since, wrapper) for since, wrapper in self._idle if wrapper not in old]
+                for _, wrapper in self._idle:
                     wrapper.health_check_done = False
-                    self._keep(since, wrapper)
+            for wrapper in old:
+                _close(wrapper)
 
     def _no_fork(self) -> AbstractContextManager[None]:
         return nullcontext() if self.file is None else _gate.using()
-
-    def _all_idle(self) -> list[tuple[float, Wrapper]]:
-        with self._guard:
-            idle, self._idle = self._idle, []
-        return idle
 
     def _take(self, deadline: float) -> Wrapper:
         """An idle connection, else a new one. A server that refuses one is tried again: it may just be restarting."""
@@ -257,17 +252,22 @@ class Pool:
         while True:
             with self._guard:
                 try:
-                    _, wrapper = self._idle.pop()
+                    since, wrapper = self._idle.pop()
                 except IndexError:
                     return None
-            if self._is_usable(wrapper, deadline):
+            if not self._is_old(since, wrapper) and self._is_usable(wrapper, deadline):
                 return wrapper
             _close(wrapper)
 
-    def _is_usable(self, wrapper: Wrapper, deadline: float) -> bool:
+    def _is_old(self, since: float, wrapper: Wrapper) -> bool:
+        """``since``: when it was used last, on ``clock()``."""
         max_age = wrapper.settings_dict["CONN_MAX_AGE"]
-        if max_age and monotonic() >= wrapper.close_at:
-            return False
+        if max_age == 0:
+            return clock() - since > self.timing.database_idle_kept
+        # Not by Django's own method, which asks the database: unit tests may forbid that here.
+        return bool(max_age and monotonic() >= wrapper.close_at)
+
+    def _is_usable(self, wrapper: Wrapper, deadline: float) -> bool:
         if self.file is not None and wrapper.opened_file != _identity(self.file):
             return False  # it was deleted or replaced: others lock in the new one
         # The test runner renames the database after the settings were read.

@@ -194,6 +194,33 @@ class TestConnections:
         request_started.send(sender=None)
         eventually(lambda: len(sessions()) == 0)
 
+    def test_without_requests_a_call_uses_none_that_was_idle_for_long(self, postgres_locks):
+        connections.settings[ALIAS]["CONN_MAX_AGE"] = 0
+        before = run_in(postgres_locks, _server_pid)
+        assert run_in(postgres_locks, _server_pid) == before
+        postgres_locks.timing.database_idle_kept = 0.1
+        time.sleep(0.2)
+        assert run_in(postgres_locks, _server_pid) != before
+        eventually(lambda: len(sessions()) == 1)
+
+    def test_those_that_are_young_can_be_used_while_old_ones_are_closed(self, postgres_locks):
+        connections.settings[ALIAS]["CONN_MAX_AGE"] = 600
+        pool = postgres_locks.pool
+        with pool.connection(PATIENCE) as young, pool.connection(PATIENCE) as old:
+            pass
+        old.close_at = time.monotonic() - 1
+        close, used_meanwhile = old.close, []
+
+        def close_slowly():
+            with pool.connection(PATIENCE) as wrapper:
+                used_meanwhile.append(wrapper)
+            close()
+
+        old.close = close_slowly
+        pool.close_old()
+        assert used_meanwhile == [young]
+        assert old.connection is None
+
     def test_one_past_its_age_is_not_used_again(self, postgres_locks, monkeypatch):
         connections.settings[ALIAS]["CONN_MAX_AGE"] = 600
         postgres_locks.look(["name"])
@@ -280,6 +307,7 @@ class TestConnections:
         assert sum(wrapper.connection is not None for wrapper in wrappers) == 8
 
     def test_what_was_not_used_for_long_is_closed(self, sqlite_locks):
+        connections.settings[ALIAS]["CONN_MAX_AGE"] = None
         sqlite_locks.timing.database_idle_kept = 0.1
         pool = sqlite_locks.pool
         with pool.connection(1) as used_last, pool.connection(1) as old:

@@ -149,4 +149,5 @@ def test_a_child_closes_no_connection_of_its_parent(postgres_locks, close, kind)
 
     before = session()
     assert in_a_fork(getattr(pool, close), FORKS[kind]) == "None"
+    pool.timing.database_idle_kept = 60.0  # now it may be used
     assert session() == before
