@@ -115,7 +115,7 @@ class Acquisition:
                                 continue  # at once, now with a place
                             pause = answer.remaining + AFTER_EXPIRY
                         self.has_waited = True
-                        yield self._wait("wait_for_turn", min(pause, self._service.queue.look_interval(request)))
+                        yield self._wait("wait_for_turn", self._service.queue.schedule_look(request, pause))
                         if request.holder.pid != os.getpid():
                             raise self._copied_error()
                         request.holder, retry = request.holder.from_now(), 0.0

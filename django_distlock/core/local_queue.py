@@ -43,15 +43,17 @@ class LocalQueue:
         with self._guard:
             request.asking = True
 
-    def look_interval(self, request: LockRequest) -> float:
-        """Seconds until it asks the store again. Random, so that those who came together do not stay together."""
+    def schedule_look(self, request: LockRequest, latest: float) -> float:
+        """Seconds until it asks the store again, ``latest`` at most. It does not count as unresponsive meanwhile.
+
+        Random, so that those who came together do not stay together.
+        """
         timing = self._timing
         interval = min(len(self._lines) / timing.looks_per_second, timing.look_interval_longest)
-        if interval <= timing.look_interval:
-            interval = timing.look_interval
-        else:  # it is not unresponsive before that
-            request.last_active_at = clock() + interval - timing.look_interval
-        return interval * (0.9 + 0.1 * random())
+        pause = min(latest, max(interval, timing.look_interval) * (0.9 + 0.1 * random()))
+        if pause > timing.look_interval:
+            request.last_active_at = clock() + pause - timing.look_interval
+        return pause
 
     def length(self, name: str) -> int:
         with self._guard:

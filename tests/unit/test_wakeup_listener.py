@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
+from math import inf
 
 import pytest
 
@@ -42,14 +44,26 @@ class TestACrowd:
         timing = Timing()
         timing.look_interval_longest = 8.0
         queue, requests = LocalQueue(timing), [lock_request(f"name {number}") for number in range(5000)]
-        alone = [queue.look_interval(requests[0]) for _ in range(10)]
+        alone = [queue.schedule_look(requests[0], inf) for _ in range(10)]
         assert max(alone) <= timing.look_interval < min(alone) + 0.11
         assert len({*alone}) > 1
         for request in requests:
             queue.take_turn(request, joins=True)
-        crowded = queue.look_interval(requests[0])
+        crowded = queue.schedule_look(requests[0], inf)
         assert 3 < crowded <= 5000 / timing.looks_per_second
         assert requests[0].last_active_at > clock() + 2  # nobody passes it over meanwhile
+
+    def test_is_passed_over_for_a_leader_that_was_to_look_sooner(self):
+        """It looks when the lease in its way ends, and its event loop is stuck by then."""
+        timing = Timing()
+        timing.look_interval_longest, timing.looks_per_second = 8.0, 0.1
+        queue, stuck, other = LocalQueue(timing), lock_request("name"), lock_request("name")
+        assert queue.take_turn(stuck, joins=True)
+        assert not queue.take_turn(other, joins=True)
+        assert queue.schedule_look(stuck, 0.1) == 0.1
+        timing.unresponsive_after = 0.2
+        time.sleep(0.3)
+        assert queue.take_turn(other, joins=False)
 
 
 class Listener(WakeupListener):

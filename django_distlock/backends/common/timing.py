@@ -10,8 +10,8 @@ class Timing:
     """
 
     # Waiting (core)
-    # After which a waiter asks the store again if nobody woke it; less than waiter_expires_after. The scripts of Redis
-    # reckon with a second.
+    # After which a waiter asks the store again if nobody woke it; less than waiter_expires_after. The script of Redis that
+    # acquires reckons with a second, the one that releases with the longest interval.
     look_interval = 1.0
     # In a process that waits for more names at once than it can look at in a second, each has its look as much later.
     looks_per_second = 1250  # of all names
@@ -28,7 +28,7 @@ class Timing:
 
     # The queue of a lock
     grant_ttl = 2.0  # a waiter has to take what it was handed: two looks, because a hint can be lost
-    queue_ttl = 10.0  # a queue in Redis is kept in which nobody looks any more
+    queue_ttl = 24.0  # a queue in Redis is kept in which nobody looks any more: three of the longest intervals
 
     # Cluster
     slot_pause_shortest, slot_pause_longest = 0.02, 0.2  # between attempts while a slot is between two nodes

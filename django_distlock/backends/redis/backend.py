@@ -29,7 +29,7 @@ from .topology import Topology, server_topology
 
 logger = logging.getLogger("django_distlock")
 
-LONGEST_LOOK_INTERVAL = 8.0  # seconds: less than the queue_ttl, for which a queue is kept
+LONGEST_LOOK_INTERVAL = 8.0  # seconds: a third of the queue_ttl, and LOOK in release.lua
 RENEWALS = 10_000  # in one round trip: a server does them in some 50 ms, and serves others meanwhile
 
 

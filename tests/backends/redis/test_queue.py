@@ -312,6 +312,35 @@ class TestWaitersThatDie:
         assert is_clean(store)
 
 
+class TestACrowd:
+    """A process that waits for so many names that it looks at each every eight seconds."""
+
+    @pytest.fixture
+    def crowd(self, fleet, callers):
+        for alias in "ab":
+            locks[alias].timing.looks_per_second = 0.01
+        return callers
+
+    def test_is_told_when_a_min_hold_is_over(self, crowd, store):
+        holder = lock("name", using="c", min_hold=2.0)
+        assert holder.acquire()
+        acquired = time.monotonic()
+        waiter = crowd("a")
+        in_queue(store, 1)
+        holder.release()
+        assert waiter.gets_in() - acquired < 2 + 2 * LOOK
+        waiter.leaves()
+        assert is_clean(store)
+
+    def test_keeps_its_places_between_its_looks(self, crowd, store):
+        with lock("name", using="c"):
+            waiter = crowd("a")
+            in_queue(store, 1)
+            assert store.pttl(QUEUE) > 2.5 * 1000 * locks["a"].timing.look_interval_longest
+        waiter.gets_in()
+        waiter.leaves()
+
+
 class TestHoldersThatDie:
     def test_killed_the_first_waiter_follows_within_its_ttl(self, fleet, store, peers, callers):
         """S7."""

@@ -8,7 +8,9 @@
 -- reply fencing number: granted for the ttl | -1 this token was retired
 --       {place, ms the lease has left (-1 = others come first), lease, listeners of the own inbox (-1 = not asked)} busy
 -- An inbox is "S" or "P" (sharded or plain pub/sub) and a channel. A number is 16 digits.
-local LOOK = 1000 -- ms after which each waiter looks by itself
+-- ms after which each waiter looks by itself, but in a process that waits for very many names. For those it would be 8000,
+-- and each hand-over of a lock with so short a TTL would cost one more message and one more look.
+local LOOK = 1000
 local token, holder, ttl, mode, place = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5]
 local me = token .. ' ' .. ARGV[6]
 local LEASE, QUEUE, RETIRED, LAST = KEYS[1], KEYS[2], KEYS[3], KEYS[4]

@@ -8,7 +8,7 @@
 -- reply 2 handed on | 1 released | 0 the token did not hold the lock; its place, if any, is gone
 local token, cooldown, retire, inbox = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
 local LEASE, QUEUE, RETIRED, LAST = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local LOOK = 1000 -- ms after which each waiter looks by itself
+local LOOK = 8000 -- ms after which each waiter looks by itself at the latest
 
 local function tell(member)
   local first, inbox = string.sub(member, 1, 26), string.sub(member, 28)
