@@ -149,18 +149,18 @@ class RedisBackend(GeneratorBackend, RunsBackend):
         return [request.copy(is_offer=True) for request in queued]
 
     def release(self, request: LockRequest, cooldown: float = 0.0, *, force: bool = False) -> bool:
-        command = self._operations.release(request, cooldown, force)
+        commands = self._operations.release(request, cooldown, force)
         try:
-            reply = self._client.send(command, queue_deadline=clock() + request.ttl)
+            reply = self._client.send(*commands, queue_deadline=clock() + request.ttl)
         except Exception as error:
             self._raise_translated(error)
         return self._released(request, reply)
 
     async def arelease(self, request: LockRequest, cooldown: float = 0.0, *, force: bool = False) -> bool:
-        command = self._operations.release(request, cooldown, force)
+        commands = self._operations.release(request, cooldown, force)
         client = await self._async_clients.get()
         try:
-            reply = await client.asend(command, queue_deadline=clock() + request.ttl)
+            reply = await client.asend(*commands, queue_deadline=clock() + request.ttl)
         except Exception as error:
             self._raise_translated(error)
         return self._released(request, reply)
@@ -168,7 +168,7 @@ class RedisBackend(GeneratorBackend, RunsBackend):
     def _released(self, request: LockRequest, reply: Reply) -> bool:
         if request.inbox:
             self._listener.forget(request)
-        match reply.values[0]:
+        match reply.values[-1]:
             case int(released):
                 # "Not the holder" on a repeat means that the first attempt, whose reply was lost, did it.
                 return bool(released) or reply.in_doubt

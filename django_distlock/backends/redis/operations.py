@@ -72,10 +72,17 @@ class Operations:
         )
         return ACQUIRE.call(self._of_lock(request.name), request.token, request.holder.to_text(), options=settled)
 
-    def release(self, request: LockRequest, cooldown: float, force: bool) -> Command:
+    def release(self, request: LockRequest, cooldown: float, force: bool) -> list[Command]:
+        """The reply to the last of them tells."""
         retire = request.retires_for if request.in_doubt else 0.0
         settled = _release_options(cooldown, retire, request.inbox, self._timing.grant_ttl, request.is_offer, force)
-        return RELEASE.call(self._of_lock(request.name), request.token, options=settled)
+        keys = self._of_lock(request.name)
+        release = RELEASE.call(keys, request.token, options=settled)
+        if not request.inbox:
+            return [release]
+        # Others wait, probably. A server writes first to those for whom it had something last. One that owes a reply
+        # already when the script publishes writes to the waiter before it answers the caller.
+        return [Command(pack("EXISTS", keys.first), key=keys.first), release]
 
     def renew(self, wanted: Sequence[tuple[LockRequest, float]]) -> list[Command]:
         lease, options = self._keys.lease, {ttl: pack_parts(milliseconds(ttl)) for ttl in {ttl for _, ttl in wanted}}
