@@ -187,6 +187,7 @@ class Pool:
         wrapper.watched = partial(self.watching, timeout=self.timeout)
         wrapper.inc_thread_sharing()
         wrapper.queries_log = deque(maxlen=0)  # with DEBUG: Django resets only those of its own connections
+        wrapper.libpq = None
         _open_connections.add(wrapper)
         began = time.thread_time()
         try:
@@ -202,8 +203,12 @@ class Pool:
             elif wrapper.vendor == "postgresql":
                 with wrapper.watched(wrapper):
                     self.is_direct = _set_up_session(wrapper)
-                if is_psycopg3(wrapper) and not (self.is_direct and self.uses_prepared_statements):
-                    wrapper.connection.prepare_threshold = None
+                if is_psycopg3(wrapper):
+                    from .libpq import Libpq  # needs psycopg
+
+                    wrapper.libpq = Libpq(wrapper.connection)
+                    if not (self.is_direct and self.uses_prepared_statements):
+                        wrapper.connection.prepare_threshold = None
         except BaseException:
             self._cpu_time = time.thread_time() - began
             _close(wrapper)

@@ -23,7 +23,8 @@ from ..common.state import (
     microseconds,
 )
 from ..common.timing import Timing
-from .sql import CHANNEL, CLOCKS, COLUMNS, TABLE, fetch_one
+from .sql import CHANNEL, CLOCKS, COLUMNS, TABLE
+from .statement import Statement
 
 RETURNED = ("fence", "token", "state", "expires", "holder", "waiters")
 
@@ -59,8 +60,9 @@ class FastPath:
         self._has_one_writer = vendor == "sqlite"
         if vendor == "sqlite":
             self._greatest, self._strpos = "MAX", "instr"
-        self._take, self._join = self._taking(may_wait=False), self._taking(may_wait=True)
-        self._confirm, self._refresh, self._release = self._confirming(), self._refreshing(), self._releasing()
+        self._take, self._join = Statement(self._taking(may_wait=False)), Statement(self._taking(may_wait=True))
+        self._confirm, self._refresh = Statement(self._confirming()), Statement(self._refreshing())
+        self._release = Statement(self._releasing())
 
     def _taking(self, *, may_wait: bool) -> str:
         """Take a lock that is free or was granted to this token already; else join the queue, if it may wait."""
@@ -183,14 +185,14 @@ class FastPath:
 
     def acquire(self, connection: Any, name: bytes, attempt: Attempt) -> AcquireResult | None:
         """Grant the lock to the attempt, or let it wait. Repeatable. None: nothing was done."""
-        key, token = connection.Database.Binary(name), attempt.token
+        token = attempt.token
         if attempt.queue and attempt.place:
-            found = fetch_one(connection, self._confirm, [attempt.ttl, attempt.holder, key, token])
-            found = found or fetch_one(connection, self._refresh, [token, token, self._waiter_ttl, key, token])
+            found = self._confirm.fetch_one(connection, [attempt.ttl, attempt.holder, name, token])
+            found = found or self._refresh.fetch_one(connection, [token, token, self._waiter_ttl, name, token])
         else:
             waiter = [f"{attempt.inbox:<{INBOX_LENGTH}}", self._waiter_ttl] if attempt.queue else []
-            sql = self._join if attempt.queue else self._take
-            found = fetch_one(connection, sql, [key, token, attempt.ttl, attempt.holder, *waiter])
+            taking = self._join if attempt.queue else self._take
+            found = taking.fetch_one(connection, [name, token, attempt.ttl, attempt.holder, *waiter])
         if found is None:
             return None
         fence, holding, state, remaining, holder, waiters, *_ = found
@@ -208,8 +210,8 @@ class FastPath:
 
     def release(self, connection: Any, name: bytes, token: str) -> bool:
         """Free the lock or hand it over. False: nothing was done."""
-        grant_ttl, key = microseconds(self._timing.grant_ttl), connection.Database.Binary(name)
-        return fetch_one(connection, self._release, [grant_ttl, key, token, self._waiter_ttl]) is not None
+        grant_ttl = microseconds(self._timing.grant_ttl)
+        return self._release.fetch_one(connection, [grant_ttl, name, token, self._waiter_ttl]) is not None
 
 
 def _assigned(changes: Mapping[str, str]) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from contextlib import closing
 from typing import Any, NamedTuple
 
 from ...models import DatabaseLock
@@ -21,6 +20,7 @@ from ..common.state import (
 )
 from ..common.timing import Timing
 from .errors import final
+from .statement import Statement
 
 
 class Page(NamedTuple):
@@ -71,17 +71,6 @@ CLOCKS = {
 }
 
 
-def fetch_one(connection: Any, sql: str, parameters: Sequence[Any]) -> tuple[Any, ...] | None:
-    """The first row, by a cursor of the driver itself: those of Django take about as long as a statement does."""
-    if connection.vendor == "sqlite":
-        sql = sql.replace("%s", "?")
-    # SQLite keeps a file open for as long as there is a cursor, also one that only the traceback of an error refers to.
-    with connection.wrap_database_errors, closing(connection.connection.cursor()) as cursor:
-        cursor.execute(sql, parameters)
-        found: tuple[Any, ...] | None = cursor.fetchone()
-        return found
-
-
 class QueuePosition(NamedTuple):
     """Where a waiter stands.
 
@@ -103,7 +92,7 @@ class Statements:
         greatest = "MAX" if vendor == "sqlite" else "GREATEST"
         self._has_returning = has_returning
         self._notifies = vendor == "postgresql"
-        self._read = (
+        self._read = Statement(
             f"SELECT {now}, version, token, state, fence, expires, holder, waiters, retired"
             f" FROM (SELECT 1 AS one) AS always LEFT JOIN {TABLE} ON name = %s"
         )
@@ -121,7 +110,7 @@ class Statements:
             f" AND expires > {now}"
         )
         found = f"{'strpos' if vendor == 'postgresql' else 'instr'}(waiters, %s)"
-        self._position = f"SELECT token, expires <= {now}, fence, {found} FROM {TABLE} WHERE name = %s"
+        self._position = Statement(f"SELECT token, expires <= {now}, fence, {found} FROM {TABLE} WHERE name = %s")
         self._names = (
             f"SELECT name FROM {TABLE} WHERE name >= %s AND name > %s AND name < %s AND expires > {now}"
             f" AND state <> '{FREE}' ORDER BY name LIMIT %s"
@@ -137,9 +126,9 @@ class Statements:
     # One lock
 
     def read(self, connection: Any, name: bytes) -> Row:
-        with connection.cursor() as cursor:
-            cursor.execute(self._read, [connection.Database.Binary(name)])
-            now, version, token, state, fence, expires, holder, waiters, retired = cursor.fetchone()
+        found = self._read.fetch_one(connection, [name])
+        assert found
+        now, version, token, state, fence, expires, holder, waiters, retired = found
         if version is None:
             return Row(int(now), timing=self._timing)
         try:
@@ -170,7 +159,7 @@ class Statements:
             return bool(cursor.rowcount == 1)
 
     def position(self, connection: Any, name: bytes, token: str) -> QueuePosition:
-        found = fetch_one(connection, self._position, [token, connection.Database.Binary(name)])
+        found = self._position.fetch_one(connection, [token, name])
         if found is None or found[0] == token or found[1] or not found[3]:
             return QueuePosition(True)
         try:

@@ -5,15 +5,18 @@ Where a connection breaks, libpq says the same of a server that has ended and of
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import psycopg
+from psycopg import generators, pq
 
 from ..engine.network import Socket
 from .postgres import encoded, next_message
+from .tables import Rows
 
 if TYPE_CHECKING:
     from ..engine.network import Network
@@ -22,6 +25,7 @@ BROKEN = (
     "server closed the connection unexpectedly\n\tThis probably means the server terminated abnormally"
     "\n\tbefore or while processing the request."
 )
+NUMBERS = {"version", "fence", "expires", "careful_until"}  # columns, also where there is no row
 REFUSED = "Connection refused\n\tIs the server running on that host and accepting TCP/IP connections?"
 
 
@@ -34,7 +38,8 @@ class Connection:
         self.pgconn = self
         self._buffer = b""
         self._notifications: list[Any] = []
-        self._is_busy = False
+        self._prepared: dict[bytes, bytes] = {}
+        self._to_send: tuple[str, Sequence[Any]] | None = None
         self._socket = Socket(network)
         self._socket.settimeout(connect_timeout)
         try:
@@ -104,6 +109,23 @@ class Connection:
 
     # For the package
 
+    def send_query_params(self, sql: bytes, values: Sequence[Any], types: None, formats: Sequence[int]) -> None:
+        parameters = [value if is_binary else value.decode() for value, is_binary in zip(values, formats, strict=True)]
+        self._to_send = re.sub(r"\$\d+", "%s", sql.decode()), parameters
+
+    def send_prepare(self, name: bytes, sql: bytes) -> None:
+        self._check()
+        self._prepared[name], self._to_send = sql, None
+
+    def send_query_prepared(self, name: bytes, values: Sequence[Any], formats: Sequence[int]) -> None:
+        self.send_query_params(self._prepared[name], values, None, formats)
+
+    def wait(self, executed: Connection) -> list[Answer]:
+        if self._to_send is None:
+            return [Answer(pq.ExecStatus.COMMAND_OK)]
+        _, rows = self.ask(*self._to_send)
+        return [Answer(pq.ExecStatus.TUPLES_OK, rows)]
+
     def consume_input(self) -> None:
         """Read what is there."""
         while self._socket.is_readable:
@@ -146,6 +168,33 @@ class Connection:
     def commit(self) -> None: ...
 
     rollback = commit
+
+
+_execute = generators.execute
+
+
+def execute(connection: Any) -> Any:
+    return connection if isinstance(connection, Connection) else _execute(connection)
+
+
+generators.execute = execute  # by which the package asks libpq
+
+
+class Answer:
+    """As libpq tells it: in text, with the types of its columns."""
+
+    def __init__(self, status: pq.ExecStatus, rows: Rows | None = None) -> None:
+        self.status = status
+        self._columns, self._rows = rows or Rows((), ())
+        self.ntuples, self.nfields = len(self._rows), len(self._columns)
+
+    def ftype(self, column: int) -> int:
+        is_number = self._columns[column] in NUMBERS or isinstance(self._rows[0][column], int)
+        return 20 if is_number else 25
+
+    def get_value(self, row: int, column: int) -> bytes | None:
+        value = self._rows[row][column]
+        return None if value is None else str(value).encode()
 
 
 class Cursor:

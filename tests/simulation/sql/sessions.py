@@ -12,6 +12,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+from django_distlock.backends.database.libpq import Libpq
 from tests.support.tools import eventually
 
 from ..engine.network import Network
@@ -106,6 +107,7 @@ class Sessions(ABC):
             connection=raw,
             cursor=raw.cursor,
             wrap_database_errors=nullcontext(),
+            libpq=Libpq(raw) if self.vendor == "postgresql" else None,
         )
         while work := self._works[name].get():
             try:
