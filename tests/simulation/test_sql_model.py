@@ -114,13 +114,13 @@ def rows_are_locked(sessions, steps):
     end("one")
 
 
-def rows_are_made(sessions, steps, acquire):
+def rows_are_made(sessions, steps):
     """Who makes a row waits for whoever has made it and has not committed yet."""
     do, begin, end = sessions.do, sessions.begin, sessions.end
     for last in ("COMMIT", "ROLLBACK"):
         do("other", steps.execute("BEGIN"))
-        do("other", acquire(last.encode(), OTHER))
-        begin("one", acquire(last.encode(), ONE))
+        do("other", steps.take(last.encode(), OTHER))
+        begin("one", steps.take(last.encode(), ONE))
         do("other", steps.execute(last))
         end("one")
         do("third", steps.look(last.encode()))
@@ -192,7 +192,8 @@ def crash(sessions, steps):
 def on_postgresql(sessions):
     steps = Steps("postgresql")
     do = sessions.do
-    do("one", steps.acquire(b"a", ONE))
+    do("one", steps.acquire(b"a", ONE))  # there is no such row yet
+    do("one", steps.take(b"a", ONE))
     do("other", steps.acquire(b"a", OTHER))
     waiting = do("other", steps.acquire(b"a", OTHER, queue=True))
     do("third", steps.position(b"a", OTHER))
@@ -206,13 +207,14 @@ def on_postgresql(sessions):
     do("third", steps.names(b""))
     do("other", steps.release(b"a", ONE))
     do("other", steps.release(b"a", OTHER))
+    do("one", steps.acquire(b"a", ONE))
     do("one", steps.take(b"a", ONE))
     do("one", steps.take(b"b", ONE))
     do("other", steps.change_stale(b"a"))
     do("other", steps.insert(b"a"))
     rows_are_locked(sessions, steps)
 
-    rows_are_made(sessions, steps, steps.acquire)
+    rows_are_made(sessions, steps)
     limits(sessions, steps, {"lock_timeout": ("200", "0"), "statement_timeout": ("200", "0")})
     deadlock(sessions, steps, "one", "other")
     do("one", steps.execute("SET default_transaction_read_only = on"))
@@ -237,7 +239,7 @@ def on_mariadb(sessions):
     do("third", steps.look(b"a", b"b"))
     do("third", steps.names(b""))
     rows_are_locked(sessions, steps)
-    rows_are_made(sessions, steps, steps.take)
+    rows_are_made(sessions, steps)
     limits(sessions, steps, {"innodb_lock_wait_timeout": ("1", "50"), "max_statement_time": ("0.2", "0")})
     deadlock(sessions, steps, "other", "one")
     do("one", steps.execute("SET SESSION TRANSACTION READ ONLY"))

@@ -26,8 +26,6 @@ from ..common.timing import Timing
 from .sql import CHANNEL, CLOCKS, COLUMNS, TABLE
 from .statement import Statement
 
-RETURNED = ("fence", "token", "state", "expires", "holder", "waiters")
-
 # In a statement whose loss in a crash takes a lease from nobody: PostgreSQL answers it before it is on the disk. What
 # makes a lease, or lets it last, is never one. See "Commits that are not waited for" in docs/internals/protocol.md.
 ASYNCHRONOUS = "set_config('synchronous_commit', 'off', true)"
@@ -65,64 +63,56 @@ class FastPath:
         self._release = Statement(self._releasing())
 
     def _taking(self, *, may_wait: bool) -> str:
-        """Take a lock that is free or was granted to this token already; else join the queue, if it may wait."""
+        """Take a lock that is free; else join the queue, if it may wait."""
         # ``excluded`` is the attempt as a row, with the moment at which the statement began, "now", as its version.
         # A statement that waits for another one may take a lease for held that has just expired, never the other way.
         now, greatest = "excluded.version", self._greatest
-        is_over = f"(own.state = '{FREE}' OR own.expires <= {now})"
-        is_mine = f"own.token = excluded.token AND own.state IN ('{HELD}', '{CLAIMED}') AND own.expires > {now}"
-        is_others = f"(NOT {is_over} AND own.token <> excluded.token)"
-        nobody_waits = f"(own.waiters = '' OR own.careful_until <= {now})"
+        is_free = f"(own.state = '{FREE}' OR own.expires <= {now})"
         living = f"CASE WHEN own.careful_until <= {now} THEN '' ELSE own.waiters END"
         version = f"{greatest}(own.version + 1, {now})"
-        waiter = f"CAST({version} AS text) || CAST({now} AS text) || excluded.token || %s"
-        cases = [is_mine, f"{is_over} AND {nobody_waits}"]
         changes = {
-            "version": version,
             "token": "excluded.token",
             "state": "excluded.state",
-            "fence": f"CASE WHEN {is_over} THEN {greatest}(own.fence + 1, {now}) ELSE own.fence END",
-            "expires": f"CASE WHEN {is_over} OR own.state = '{CLAIMED}' THEN excluded.expires"
-            f" ELSE {greatest}(own.expires, excluded.expires) END",
+            "fence": f"{greatest}(own.fence + 1, {now})",
+            "expires": "excluded.expires",
             "holder": "excluded.holder",
-            "waiters": living,
+            "waiters": "''",
         }
+        condition = f"{is_free} AND {living} = ''"
         if may_wait:
-            cases.append(f"{is_others} AND {self._strpos}(own.waiters, excluded.token) = 0")
-            changes = {
-                column: f"CASE WHEN {is_others} THEN own.{column} ELSE {value} END" for column, value in changes.items()
-            } | {
-                "version": version,
-                "waiters": f"{living} || CASE WHEN {is_others} THEN {waiter} ELSE '' END",
-                "careful_until": f"CASE WHEN {is_others} THEN {greatest}(own.careful_until, {now} + %s)"
-                " ELSE own.careful_until END",
+            waiter = f"CAST({version} AS text) || CAST({now} AS text) || excluded.token || %s"
+            joined = {
+                "waiters": f"{living} || {waiter}",
+                "careful_until": f"{greatest}(own.careful_until, {now} + %s)",
             }
-        condition = f"({' OR '.join(cases)}) AND {self._strpos}(own.retired, excluded.token) = 0"
-        return self._updating_or_inserting(_assigned(changes), condition)
+            changes["careful_until"] = "own.careful_until"
+            changes = {
+                column: f"CASE WHEN {is_free} THEN {value} ELSE {joined.get(column, f'own.{column}')} END"
+                for column, value in changes.items()
+            }
+            is_new = f"own.token <> excluded.token AND {self._strpos}(own.waiters, excluded.token) = 0"
+            condition = f"CASE WHEN {is_free} THEN {living} = '' ELSE {is_new} END"
+        condition += f" AND {self._strpos}(own.retired, excluded.token) = 0"
+        return self._updating(_assigned({"version": version, **changes}), condition)
 
-    def _updating_or_inserting(self, assigned: str, condition: str) -> str:
-        found = f"fence, token, state, expires - {self._now}, holder, waiters"
+    def _updating(self, assigned: str, condition: str) -> str:
+        found = f"own.fence, own.token, own.state, own.expires - {self._now}, own.holder, own.waiters"
         if self._has_one_writer:
             return (
                 f"INSERT INTO {TABLE} AS own ({COLUMNS})"
                 f" VALUES (%s, {self._now}, %s, '{HELD}', {self._now}, {self._now} + %s, %s, '', '', 0)"
-                f" ON CONFLICT (name) DO UPDATE SET {assigned} WHERE {condition} RETURNING {found}"
+                f" ON CONFLICT (name) DO UPDATE SET {assigned} WHERE {condition}"
+                f" RETURNING {found.replace('own.', '')}"
             )
         # ON CONFLICT of PostgreSQL begins anew whenever another statement has changed the row before, for seconds
         # where many want it. UPDATE waits for its turn.
-        changed = ", ".join(f"own.{column}" for column in RETURNED)
         return (
-            "WITH excluded AS (SELECT CAST(%s AS bytea) AS name, moment AS version, CAST(%s AS text) AS token,"
+            f"UPDATE {TABLE} AS own SET {assigned}"
+            " FROM (SELECT CAST(%s AS bytea) AS name, moment AS version, CAST(%s AS text) AS token,"
             f" '{HELD}' AS state, moment + CAST(%s AS bigint) AS expires, CAST(%s AS text) AS holder"
-            f" FROM (SELECT {self._now} AS moment) AS clock),"
-            f" changed AS (UPDATE {TABLE} AS own SET {assigned} FROM excluded"
-            f" WHERE own.name = excluded.name AND {condition} RETURNING {changed}),"
-            f" made AS (INSERT INTO {TABLE} ({COLUMNS})"
-            " SELECT name, version, token, state, version, expires, holder, '', '', 0 FROM excluded"
-            f" WHERE NOT EXISTS (SELECT FROM {TABLE} AS own WHERE own.name = excluded.name)"
-            f" ON CONFLICT (name) DO NOTHING RETURNING {', '.join(RETURNED)})"
-            f" SELECT {found}, CASE WHEN token <> (SELECT token FROM excluded) THEN {ASYNCHRONOUS} END"
-            " FROM (SELECT * FROM changed UNION ALL SELECT * FROM made) AS row"
+            f" FROM (SELECT {self._now} AS moment) AS clock) AS excluded"
+            f" WHERE own.name = excluded.name AND {condition}"
+            f" RETURNING {found}, CASE WHEN own.waiters <> '' THEN {ASYNCHRONOUS} END"
         )
 
     def _confirming(self) -> str:
@@ -190,9 +180,11 @@ class FastPath:
             found = self._confirm.fetch_one(connection, [attempt.ttl, attempt.holder, name, token])
             found = found or self._refresh.fetch_one(connection, [token, token, self._waiter_ttl, name, token])
         else:
+            row: list[Any] = [name, token, attempt.ttl, attempt.holder]
             waiter = [f"{attempt.inbox:<{INBOX_LENGTH}}", self._waiter_ttl] if attempt.queue else []
             taking = self._join if attempt.queue else self._take
-            found = taking.fetch_one(connection, [name, token, attempt.ttl, attempt.holder, *waiter])
+            # In the order in which they stand there
+            found = taking.fetch_one(connection, [*row, *waiter] if self._has_one_writer else [*waiter, *row])
         if found is None:
             return None
         fence, holding, state, remaining, holder, waiters, *_ = found

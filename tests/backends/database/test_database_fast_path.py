@@ -109,6 +109,7 @@ def ask(backend, token, place=0, queue=True):
 
 
 def test_a_lock_that_goes_from_hand_to_hand_takes_one_statement_per_step(backend, monkeypatch):
+    put(backend, Row(0))  # the name was used before
     monkeypatch.setattr(Statements, "read", None)  # with which each compare-and-swap begins
     assert ask(backend, TOKENS[0]).granted
     places = {token: ask(backend, token).place for token in TOKENS[1:]}
@@ -126,6 +127,7 @@ def test_a_lock_that_goes_from_hand_to_hand_takes_one_statement_per_step(backend
 
 
 def test_a_repeated_attempt_gets_no_second_place(backend):
+    put(backend, Row(0))
     ask(backend, TOKENS[0])
     ask(backend, TOKENS[1])
     assert ask(backend, TOKENS[1]) is None
