@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
@@ -54,6 +55,7 @@ class Renewer:
         self._backend = backend
         self._queue = queue
         self._pid = os.getpid()
+        self._guard = threading.RLock()
         self._leases: dict[str, Lease] = {}
         self._by_name: dict[str, Lease] = {}  # the last one of each
         self._new: dict[str, Lease] = {}  # most end before the thread wakes and puts them into the order
@@ -83,14 +85,15 @@ class Renewer:
     def unregister(self, lease: Lease) -> bool:
         """Renew it no more. True for the one caller that ends the lease; the others must leave it alone."""
         token, name = lease.token, lease.name
-        if self._leases.get(token) is not lease:
-            return False  # also where it was detached and adopted again: its token is that of another lease now
-        if self._by_name.get(name) is lease:
-            self._by_name.pop(name, None)
-        # In this order: an interrupt in between leaves nothing behind that nobody looks at.
-        known = self._leases.pop(token, None)
-        self._new.pop(token, None)
-        return known is not None
+        with self._guard:  # of two who end it, one could have it adopted before the other takes what has its token then
+            if self._leases.get(token) is not lease:
+                return False  # also where it was detached and adopted again: its token is that of another lease now
+            if self._by_name.get(name) is lease:
+                self._by_name.pop(name, None)
+            # In this order: an interrupt in between leaves nothing behind that nobody looks at.
+            known = self._leases.pop(token, None)
+            self._new.pop(token, None)
+            return known is not None
 
     def wake(self, name: str) -> None:
         """Let the waiters of this process look whether they may enter."""
@@ -138,6 +141,7 @@ class Renewer:
 
     def forget(self) -> None:
         """In a forked child: the leases are the parent's."""
+        self._guard = threading.RLock()  # another thread may have been inside
         for known in (self._leases, self._by_name, self._new):
             known.clear()
         self._order_anew()
@@ -177,7 +181,7 @@ class Renewer:
             self._log()
 
     def _take_due(self, *, warns_if_late: bool = False) -> None:
-        """Let wait for their renewal what is due; if anything is, also what nearly is."""
+        """Let wait for their renewal what is due; what nearly is goes with others that wait or are looked at now."""
         if self._ordered > 2 * len(self._leases) + GROUP:
             self._order_anew()
         # What is taken, and no other lease that has the same token by then: it was adopted meanwhile.
@@ -245,10 +249,11 @@ class Renewer:
         live = [lease for lease in leases if now < lease._deadline and self._leases.get(lease.token) is lease]
         failed: set[str] = set()
         if live:
-            wanted = [(lease._request, lease._renewal_ttl(now)) for lease in live]
+            ttls = [lease._renewal_ttl(now) for lease in live]
             try:
                 # A third of what the shortest lease has left, so that there is time for another attempt.
                 timeout = (min(map(_deadline, live)) - now) / 3
+                wanted = [(lease._request, ttl) for lease, ttl in zip(live, ttls, strict=True)]
                 renewed = yield Call("renew", (wanted,), {"timeout": timeout})
             except LockBackendError as error:
                 for lease in live:
@@ -257,19 +262,15 @@ class Renewer:
                 return {lease.token for lease in live}
             if (took := clock() - now) > timeout / 2:
                 self._warn_if_slow(took, live)
-            failed = self._take_answers(live, wanted, renewed, now)
+            failed = self._take_answers(live, ttls, renewed, now)
         self._put_back([lease for lease in leases if lease.token not in failed] if failed else leases)
         return failed
 
     def _take_answers(
-        self,
-        leases: Sequence[Lease],
-        wanted: Sequence[tuple[LockRequest, float]],
-        renewed: Sequence[bool | None],
-        sent_at: float,
+        self, leases: Sequence[Lease], ttls: Sequence[float], renewed: Sequence[bool | None], sent_at: float
     ) -> set[str]:
         failed = set()
-        for lease, (_, ttl), still_held in zip(leases, wanted, renewed, strict=True):
+        for lease, ttl, still_held in zip(leases, ttls, renewed, strict=True):
             if self._leases.get(lease.token) is not lease:
                 continue  # released or detached meanwhile
             if still_held is None:

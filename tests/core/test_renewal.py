@@ -8,7 +8,7 @@ import weakref
 
 import pytest
 
-from django_distlock import Lease, LockBackendError, LockLost, State, lock
+from django_distlock import Lease, LockBackendError, LockLost, State, lock, signals
 from django_distlock.backends.common.timing import Timing
 from django_distlock.core import lease as lease_module
 from django_distlock.core import renewal
@@ -18,6 +18,7 @@ from django_distlock.options import Terms
 from django_distlock.types import Grant
 from django_distlock.utils.clock import clock
 from tests.support.inside import before_a_loss_is_told
+from tests.support.interrupts import at_each_point
 from tests.support.tools import PATIENCE, eventually, lock_request
 
 
@@ -65,13 +66,14 @@ def hold(locmem_locks, renewer):
     """Leases of that renewer, as if each had been granted ``ago`` seconds ago: so long that it is due, says nobody."""
     held = []
 
-    def hold(name, ttl, ago=None, renewer=renewer, max_hold=None):
+    def hold(name, ttl, ago=None, renewer=renewer, max_hold=None, registers=True):
         request = lock_request(name, ttl)
         grant = locmem_locks.acquire(request, queue=False)
         sent_at = clock() - (0.35 * ttl if ago is None else ago)
         terms, owner = Terms(ttl=ttl, max_hold=max_hold), threading.current_thread()
         held.append(Lease(locmem_locks, request, Grant(grant.fence, sent_at), terms, renewer, owner, sent_at))
-        renewer.register(held[-1])
+        if registers:
+            renewer.register(held[-1])
         return held[-1]
 
     hold.forget = held.clear
@@ -216,3 +218,111 @@ def test_a_lease_that_is_about_to_be_told_as_lost_is_lost(locmem_locks, monkeypa
         before_a_loss_is_told(monkeypatch, end_it)
         eventually(lambda: len(met) == 3)
         eventually(lambda: lease.state is State.LOST)
+
+
+class Text(str):
+    """Calls ``before_use`` once, when it is looked up among others."""
+
+    __slots__ = ("before_use",)
+
+    def __hash__(self):
+        before_use, self.before_use = getattr(self, "before_use", None), None
+        if before_use:
+            before_use()
+        return super().__hash__()
+
+
+@pytest.fixture
+def alone(monkeypatch):
+    """The renewer has no thread: it does what the test calls."""
+    monkeypatch.setattr(renewal.Worker, "nudge", lambda *_: None)
+
+
+def adopted(lease, hold):
+    """A lease with the same token, as ``adopt()`` makes it in the process that has detached it."""
+    other = hold("of the same token", lease.ttl, ago=0, registers=False)
+    other.name, other.token = lease.name, lease.token
+    return other
+
+
+def test_one_that_is_adopted_while_new_ones_are_taken_in_is_renewed(alone, renewer, hold):
+    def hand_over():
+        assert renewer.unregister(old)
+        renewer.register(new)
+
+    old = hold("name", 60, ago=0)
+    new, old.token = adopted(old, hold), Text(old.token)
+    renewer.unregister(old)
+    renewer.register(old)
+    old.token.before_use = hand_over
+    assert renewer.renew() is not None
+    assert renewer.get(new.token) is new
+    hold.forget()
+
+
+def test_one_that_is_adopted_while_two_end_it_stays(alone, renewer, hold):
+    """One of them looks whether it is there, and the other one detaches it then."""
+
+    def hand_over():
+        if renewer.unregister(old):
+            renewer.register(new)
+            ended.append("by the other")
+
+    def meanwhile():
+        thread.start()
+        thread.join(0.3)
+
+    old, ended = hold("name", 60, ago=0), []
+    new, old.name = adopted(old, hold), Text(old.name)
+    thread = threading.Thread(target=hand_over)
+    old.name.before_use = meanwhile
+    if renewer.unregister(old):
+        ended.append("by the first")
+    thread.join()
+    assert len(ended) == 1
+    assert (renewer.get(new.token) is new) == (ended == ["by the other"])
+    hold.forget()
+
+
+def test_an_interrupt_of_its_end_leaves_it_to_be_renewed_or_forgotten(alone, renewer, hold):
+    leases = {}
+
+    def register_and_unregister(name):
+        leases[name] = hold(name, 60, ago=0, registers=False)
+        renewer.register(leases[name])
+        renewer.unregister(leases[name])
+
+    for name, where in at_each_point(register_and_unregister, "core/renewal.py"):
+        lease = leases[name]
+        is_known = renewer.get(lease.token) is lease
+        assert (renewer.renew() is not None) == is_known, where
+        assert renewer.unregister(lease) == is_known, where
+        assert renewer.renew() is None, where
+        assert renewer.latest(name) is None, where
+    assert len(leases) > 5
+    hold.forget()
+
+
+def test_a_loss_is_told_before_others_had_their_turn(busy, hold, renewer):
+    def go_on():
+        if lost_after or len(busy.batches) == 100:
+            busy.after = lambda: None
+        else:
+            hold(f"another {len(busy.batches)}", 60)
+            threading.Event().wait(0.05)
+
+    def receiver(name, **_):
+        if name == "short":
+            lost_after.append(len(busy.batches))
+
+    lost_after = []
+    signals.lock_lost.connect(receiver)
+    try:
+        hold("short", 1.0), hold("another", 60)
+        busy.fails = lambda names: "short" in names
+        busy.after = go_on
+        busy.goes_on.set()
+        eventually(lambda: lost_after)
+        assert lost_after[0] < 100
+    finally:
+        signals.lock_lost.disconnect(receiver)

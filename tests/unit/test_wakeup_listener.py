@@ -40,6 +40,21 @@ class TestACrowd:
         assert 0 < max(woken) < len(requests) / 2
         listener.stop()
 
+    def test_is_noted_once_however_often_its_subscription_breaks(self, listener):
+        requests = [lock_request(f"name {number}") for number in range(2000)]
+        for request in requests:
+            listener.expect(request)
+        eventually(lambda: listener.is_ready)
+        for _ in range(5):
+            before = len(listener.connected_at)
+            listener.subscribe_again()
+            eventually(lambda before=before: len(listener.connected_at) > before and listener.count_those_to_wake())
+            listener.hear_all_again()
+            assert listener.count_those_to_wake() <= len(requests)
+        listener.stop()
+        eventually(lambda: not running())
+        assert listener.count_those_to_wake() == 0
+
     def test_looks_less_often_each(self):
         timing = Timing()
         timing.look_interval_longest = 8.0
@@ -106,6 +121,12 @@ class Listener(WakeupListener):
 
     def subscribe_again(self):
         self._resubscribe = True
+
+    def hear_all_again(self):
+        self._wake_all()
+
+    def count_those_to_wake(self):
+        return len(self._to_wake)
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ class Timing:
     """
 
     # Waiting (core)
-    # After which a waiter asks the store again if nobody woke it; less than waiter_expires_after. The script of Redis that
-    # acquires reckons with a second, the one that releases with the longest interval.
+    # After which a waiter asks the store again if nobody woke it; less than waiter_expires_after. In Redis, acquire.lua
+    # reckons with a second, release.lua with the longest interval.
     look_interval = 1.0
     # In a process that waits for more names at once than it can look at in a second, each has its look as much later.
     looks_per_second = 1250  # of all names

@@ -160,7 +160,7 @@ class WakeupListener(ABC):
                 raise
         finally:
             if not fork.is_copy(pid):
-                self.is_ready, self._connection = False, None
+                self.is_ready, self._connection, self._to_wake = False, None, []  # after the next one all look anew
                 self._not_before = clock() + self._timing.resubscribe_after
             if connection is not None:
                 self.disconnect(connection)
