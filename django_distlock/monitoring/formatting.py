@@ -67,7 +67,7 @@ def as_json(seen: SeenLock, waiting: int | None) -> dict[str, Any]:
 
 def look_with_waiters(inventory: Inventory, keys: Iterable[Key]) -> list[tuple[SeenLock, int | None]]:
     """The locks that are still held, and how many wait for each."""
-    seen = inventory.look(keys)
+    seen = inventory.look_once(keys)
     waiting = inventory.count_waiters(list(seen))
     return [(lock, waiting[key]) for key, lock in seen.items()]
 
@@ -80,7 +80,6 @@ def each_with_waiters(inventory: Inventory) -> Iterator[tuple[SeenLock, int | No
     keys = inventory.each_key()
     while portion := list(islice(keys, PORTION)):
         yield from look_with_waiters(inventory, portion)
-        inventory.forget_locks()
 
 
 GAP = "  "

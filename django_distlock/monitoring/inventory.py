@@ -139,19 +139,24 @@ class Inventory:
         return names
 
     def look(self, keys: Iterable[Key]) -> dict[Key, SeenLock]:
-        """The locks that are still held, in the order of ``keys``."""
+        """As ``look_once()``, and what was seen is kept: a page asks for the same locks several times."""
         keys = list(keys)
-        self._ask_in_batches([key for key in keys if key not in self._seen], self._look)
-        return {key: seen for key in keys if (seen := self._seen.get(key))}
+        new = [key for key in keys if key not in self._seen]
+        self._seen |= dict.fromkeys(new) | self.look_once(new)
+        return {key: seen for key in keys if (seen := self._seen[key])}
 
-    def forget_locks(self) -> None:
-        """What was looked at is needed no more."""
-        self._seen.clear()
+    def look_once(self, keys: Iterable[Key]) -> dict[Key, SeenLock]:
+        """The locks that are still held, in the order of ``keys``."""
+        found: dict[Key, SeenLock] = {}
 
-    def _look(self, backend: BaseLockBackend, keys: Sequence[Key]) -> None:
-        at = clock()
-        infos = backend.look([key.name for key in keys])
-        self._seen.update(zip(keys, (SeenLock(info, at) if info else None for info in infos), strict=True))
+        def ask(backend: BaseLockBackend, keys: Sequence[Key]) -> None:
+            at = clock()
+            infos = backend.look([key.name for key in keys])
+            found.update({key: SeenLock(info, at) for key, info in zip(keys, infos, strict=True) if info})
+
+        keys = list(keys)
+        self._ask_in_batches(keys, ask)
+        return {key: found[key] for key in keys if key in found}
 
     def map_holders(self, keys: Iterable[Key], function: Callable[[Key, Holder | None], R]) -> dict[Key, R]:
         """The result of the function for each lock. Holders are not kept: there may be very many."""

@@ -92,6 +92,24 @@ def test_json_is_written_as_it_is_found_and_not_kept(backend, monkeypatch):
     assert [len(seen[before + 1 : after]) for before, after in pairwise(looks)] == [2, 2]
 
 
+def test_json_has_its_end_also_where_something_fails_in_the_midst(backend, monkeypatch):
+    for number in range(5):
+        hold(backend, f"order:{number}")
+    look = backend.look
+
+    def fails_at_last(names):
+        if "order:4" in names:
+            raise ZeroDivisionError
+        return look(names)
+
+    monkeypatch.setattr(formatting, "PORTION", 2)
+    monkeypatch.setattr(backend, "look", fails_at_last)
+    output = io.StringIO()
+    with pytest.raises(ZeroDivisionError):
+        call_command("locks", "list", "--json", stdout=output)
+    assert [lock["name"] for lock in json.loads(output.getvalue())] == [f"order:{number}" for number in range(4)]
+
+
 def test_what_the_package_keeps_for_itself_is_not_listed_unless_it_is_asked_for(backend):
     hold(backend, "order:1")
     hold(backend, "django_distlock.done:1")

@@ -320,10 +320,12 @@ class Command(BaseCommand):
     def _print_json_list(self, items: Iterable[Any]) -> None:
         """As they come: all together might not fit into the memory."""
         between = "["
-        for item in items:
-            self.stdout.write(f"{between}{_json(item)}", ending="")
-            between = ", "
-        self.stdout.write("[]" if between == "[" else "]")
+        try:
+            for item in items:
+                self.stdout.write(f"{between}{_json(item)}", ending="")
+                between = ", "
+        finally:  # what was written is JSON, whatever has failed
+            self.stdout.write("[]" if between == "[" else "]")
 
     def _raise_errors(self, inventory: Inventory) -> None:
         if inventory.errors:
