@@ -61,6 +61,14 @@ def check_name(name: object, *, own: bool = False) -> str:
     return f"{name[:_KEPT]}~{hashlib.sha256(encoded).hexdigest()}"
 
 
+_checked = lru_cache(maxsize=1024)(check_name)
+
+
+def checked_name(name: str) -> str:
+    """``check_name()`` of one that is often asked for."""
+    return _checked(name) if type(name) is str else check_name(name)
+
+
 def own_name(template: str, *values: object) -> str:
     """The name of a lock by which this package remembers something; ``values`` fill the template's fields."""
     return check_name(OWN + parse(template).fill(_by_position(template, values)), own=True)
@@ -90,18 +98,17 @@ def render(template: str, values: tuple[object, ...]) -> str:
 
 
 def _by_position(template: str, values: tuple[object, ...]) -> Mapping[str, object]:
-    wanted = parse(template).arguments
-    if named := [name for name in wanted if not name.isdecimal()]:
+    parsed = parse(template)
+    if len(values) == len(parsed.positions) and parsed.is_by_position:
+        return dict(zip(parsed.positions, values, strict=True))
+    if named := [name for name in parsed.arguments if not name.isdecimal()]:
         raise InvalidLockName(
             f'The template {template!r} asks for {named[0]!r}; lock() fills fields by position: lock("order:{{}}", pk).'
         )
-    given = {str(position): value for position, value in enumerate(values)}
-    if set(wanted) != set(given):
-        raise InvalidLockName(
-            f"The template {template!r} has {len(set(wanted))} field(s) and was given {len(values)} value(s)."
-            " Each value needs a field of its own."
-        )
-    return given
+    raise InvalidLockName(
+        f"The template {template!r} has {len(parsed.positions)} field(s) and was given {len(values)} value(s)."
+        " Each value needs a field of its own."
+    )
 
 
 @lru_cache(maxsize=512)
@@ -139,6 +146,8 @@ class Template:
         self._escaped = _ALWAYS_ESCAPED + "".join(self._separators())
         self._escape = re.compile(f"[{re.escape(self._escaped)}]")
         self.arguments: tuple[str, ...] = tuple(_argument_of(field) for _, field in self.parts if field)
+        self.positions = sorted(set(self.arguments), key=lambda name: (len(name), name))
+        self.is_by_position = self.positions == [str(position) for position in range(len(self.positions))]
         self._lookups = {field: _lookup(field) for _, field in self.parts if field}
 
     def _numbered(self, field: str) -> str:

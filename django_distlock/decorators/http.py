@@ -29,15 +29,19 @@ def request_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
 
     It is an HttpRequest, or the wrapper of Django REST framework around one.
     """
+    if args and isinstance(args[0], HttpRequest):  # most often
+        return args[0]
     for value in (*args[:2], kwargs.get("request")):
-        if isinstance(value, HttpRequest) or isinstance(original(value), HttpRequest):
+        if isinstance(original(value), HttpRequest):
             return value
     return None
 
 
 def original(request: Any) -> Any:
     """Django's own request, which Django REST framework wraps."""
-    return request._request if is_rest_framework(request) else request  # noqa: SLF001 - so its documentation says
+    if isinstance(request, HttpRequest) or not is_rest_framework(request):
+        return request
+    return request._request  # noqa: SLF001 - so its documentation says
 
 
 def is_rest_framework(request: Any) -> bool:

@@ -126,28 +126,33 @@ class Places:
     """Where the calls of a function have their arguments, as far as that is plain."""
 
     def __init__(self, template: names.Template, signature: inspect.Signature) -> None:
-        kinds = [parameter.kind for parameter in signature.parameters.values()]
-        self._wanted = frozenset(template.arguments)
-        self._positions = sum(kind is kind.POSITIONAL_OR_KEYWORD for kind in kinds)
-        self._parameters = [(each.name, each.default) for each in signature.parameters.values()]
-        self._names = signature.parameters.keys()
-        self._are_plain = all(kind in (kind.POSITIONAL_OR_KEYWORD, kind.KEYWORD_ONLY) for kind in kinds)
+        parameters = list(signature.parameters.values())
+        kinds = [parameter.kind for parameter in parameters]
+        self._wanted = [
+            (parameter.name, position, parameter.default)
+            for position, parameter in enumerate(parameters)
+            if parameter.name in template.arguments
+        ]
+        # For each number of arguments that may come by position: the names of the others, all and those it needs.
+        self._others: list[tuple[frozenset[str], frozenset[str]]] = []
+        if all(kind in (kind.POSITIONAL_OR_KEYWORD, kind.KEYWORD_ONLY) for kind in kinds):
+            for given in range(sum(kind is kind.POSITIONAL_OR_KEYWORD for kind in kinds) + 1):
+                others = parameters[given:]
+                needed = (each.name for each in others if each.default is _REQUIRED)
+                self._others.append((frozenset(each.name for each in others), frozenset(needed)))
 
     def picked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any] | None:
         """The arguments that a template wants. None for ``signature.bind()`` to tell, or to refuse the call."""
-        if not self._are_plain or len(args) > self._positions or not kwargs.keys() <= self._names:
+        given = len(args)
+        if given >= len(self._others):
             return None
-        picked = {}
-        for position, (name, default) in enumerate(self._parameters):
-            if position < len(args):
-                if name in kwargs:
-                    return None
-                value = args[position]
-            elif (value := kwargs.get(name, default)) is _REQUIRED:
-                return None
-            if name in self._wanted:
-                picked[name] = value
-        return picked
+        others, needed = self._others[given]
+        if not needed <= kwargs.keys() <= others:
+            return None
+        return {
+            name: args[position] if position < given else kwargs.get(name, default)
+            for name, position, default in self._wanted
+        }
 
 
 def signature_of(function: Callable[..., Any]) -> inspect.Signature:

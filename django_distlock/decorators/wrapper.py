@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Sequence
 from contextlib import AsyncExitStack, ExitStack, aclosing, asynccontextmanager
 from typing import Any, Literal
 
 from asgiref.sync import sync_to_async
+from django.http.response import HttpResponseBase
 
 from ..core import transactions
 from ..core.lease import Lease
@@ -63,26 +64,44 @@ class LockedCallable:
             return self.acall(args, kwargs)
         request = http.request_of(args, kwargs)
         run = task_context.celery_run_of(self.decorated)
-        databases = self._databases(request)
+        if databases := self._databases(request):
+            with ExitStack() as released:
+                return self._call(args, kwargs, request, run, databases, released)
+        return self._call(args, kwargs, request, run)
+
+    def _call(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        request: Any,
+        run: Any,
+        databases: Sequence[str] = (),
+        released: ExitStack | None = None,
+    ) -> Any:
         lock: Lock | None = None
-        with ExitStack() as stack:
-            released = stack.enter_context(ExitStack()) if databases else None
-            try:
-                lock = self._lock(args, kwargs, request, run)
-                lease = stack.enter_context(lock)
-            except (LockNotAcquired, LockBackendError, UnusableLockName) as problem:
-                if run and lock and isinstance(problem, LockNotAcquired):
-                    run.handle_busy(lock, problem, retries=self._on_busy == "retry")
-                return self._answer(problem, request, args, kwargs, run)
-            if run:
-                stack.enter_context(run.holding(lease))
-            if released:
-                with transactions.opened(databases, lease, released):
+        try:
+            lock = self._lock(args, kwargs, request, run)
+            lease = lock.__enter__()
+        except (LockNotAcquired, LockBackendError, UnusableLockName) as problem:
+            if run and lock and isinstance(problem, LockNotAcquired):
+                run.handle_busy(lock, problem, retries=self._on_busy == "retry")
+            return self._answer(problem, request, args, kwargs, run)
+        try:
+            if run or released:
+                with ExitStack() as stack:
+                    if run:
+                        stack.enter_context(run.holding(lease))
+                    if released:
+                        stack.enter_context(transactions.opened(databases, lease, released))
                     result = self._result(args, kwargs)
             else:
                 result = self._result(args, kwargs)
             self._retain(lease, result, request)
-            return result
+        except BaseException as error:
+            lock.__exit__(type(error), error, error.__traceback__)
+            raise
+        lock.__exit__(None, None, None)
+        return result
 
     async def acall(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         request = http.request_of(args, kwargs)
@@ -172,7 +191,7 @@ class LockedCallable:
     def _result(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Of the function. Raises TypeError for an awaitable, whose work would begin after the lock is released."""
         result = self.function(*args, **kwargs)
-        if not inspect.isawaitable(result):
+        if isinstance(result, HttpResponseBase) or not inspect.isawaitable(result):  # the first is quickly asked
             return result
         if inspect.iscoroutine(result):
             result.close()
