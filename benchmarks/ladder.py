@@ -49,9 +49,9 @@ def steps() -> Mapping[str, Sequence[Cut]]:
         return True
 
     return {
-        "the name is checked": [Cut(lock, "check_name", lambda name: name)],
+        "the name is checked": [Cut(lock, "checked_name", lambda name: name)],
         "whose it is": [Cut(lock, "sync_owner", lambda: thread)],
-        "the holder": [Cut(Holder, "here", classmethod(lambda *_: holder))],
+        "the holder": [Cut(lock, "holder_here", lambda *_: holder)],
         "the holder's text": [Cut(Holder, "to_text", lambda _: text)],
         "the waiters of the process": [
             Cut(LocalQueue, "take_turn", take_turn),

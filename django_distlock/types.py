@@ -19,6 +19,7 @@ from pathlib import PurePath
 from types import MappingProxyType
 from typing import Any, NamedTuple, Self
 
+from .utils import fork
 from .utils.clock import clock, wall_clock
 from .utils.text import bounded, printable
 from .utils.wakeup import WakeEvent
@@ -78,8 +79,8 @@ def _here(pid: int, thread: str, label: str) -> tuple[str, int, str, str]:
 
 
 @lru_cache(maxsize=256)
-def _without_time(who: tuple[str, int, str, str]) -> str:
-    return json.dumps(who, separators=(",", ":"))[:-1]
+def _without_time(host: str, pid: int, thread: str, label: str) -> str:
+    return json.dumps((host, pid, thread, label), separators=(",", ":"))[:-1]
 
 
 class _HolderFields(NamedTuple):
@@ -112,16 +113,18 @@ class Holder(_HolderFields):
     @classmethod
     def here(cls, label: str = "", execution: object = None, message: str = "") -> Self:
         execution = execution or current_execution()
-        name = execution.get_name() if isinstance(execution, asyncio.Task) else execution.name  # type: ignore[attr-defined]
-        return tuple.__new__(cls, (*_here(os.getpid(), name, label), _now(), message))
+        thread = execution.get_name() if isinstance(execution, asyncio.Task) else execution.name  # type: ignore[attr-defined]
+        host, pid, thread, label = _here(fork.pid(), thread, label)
+        return tuple.__new__(cls, (host, pid, thread, label, int(wall_clock() * 1000) / 1000, message))
 
     def from_now(self) -> Self:
         return self._replace(since=_now())
 
     def to_text(self) -> str:
         """As stores keep it."""
-        message = f",{json.dumps(self.message)}" if self.message else ""
-        return f"{_without_time(self[:4])},{self.since}{message}]"
+        host, pid, thread, label, since, message = self
+        shown_message = f",{json.dumps(message)}" if message else ""
+        return f"{_without_time(host, pid, thread, label)},{since}{shown_message}]"
 
     @classmethod
     def from_text(cls, text: str) -> Self:
@@ -169,10 +172,10 @@ class LockRequest:
     holder: Holder
     token: str
     # Most requests are granted at once, and have nothing of their own but these.
-    in_doubt: bool = False
+    in_doubt: bool
     held_fence: int = 0
-    inbox: str = ""
-    place: str = ""
+    inbox: str
+    place: str
     deadline: float = inf
     longest_ttl: float = 0.0
     asking: bool = False  # from an attempt until it waits again; it never inherits then
@@ -185,6 +188,7 @@ class LockRequest:
         self.ttl = ttl
         self.holder = holder
         self.token = token or new_token()
+        self.in_doubt, self.inbox, self.place = False, "", ""
         if more:
             if unknown := more.keys() - LockRequest.__annotations__:
                 raise TypeError(f"A request has no {', '.join(sorted(unknown))}.")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
@@ -15,6 +14,7 @@ from .. import signals
 from ..exceptions import LockBackendError, LockNotAcquired, LockReentry, LockTimeout
 from ..options import Terms
 from ..types import Grant, LockInfo, LockRequest, current_execution
+from ..utils import fork
 from ..utils.clock import clock
 from ..utils.drive import Call, Steps
 from . import transactions
@@ -89,7 +89,7 @@ class Acquisition:
         """
         if self._terms.in_atomic == "refuse" and (opened := self._open_transactions()):
             transactions.refuse(f"The lock {self._lock_text}", opened)
-        look_interval, late_grants, late_token = self.backend.timing.look_interval, 0, None
+        late_grants, late_token = 0, None
         while True:
             request, answer, retry = self.request, None, 0.0
             try:
@@ -105,7 +105,7 @@ class Acquisition:
                             self._has_queued = self._has_queued or wants_place
                             answer = yield Call("acquire", (request,), {"queue": wants_place})
                             self._pending, self._has_queued = None, wants_place
-                            if request.holder.pid != os.getpid():
+                            if request.holder.pid != fork.pid():
                                 raise self._copied_error()
                             if isinstance(answer, Grant) or is_last or self._is_over(answer):
                                 break
@@ -116,11 +116,11 @@ class Acquisition:
                             pause = answer.remaining + AFTER_EXPIRY
                         self.has_waited = True
                         yield self._wait("wait_for_turn", self._service.queue.schedule_look(request, pause))
-                        if request.holder.pid != os.getpid():
+                        if request.holder.pid != fork.pid():
                             raise self._copied_error()
                         request.holder, retry = request.holder.from_now(), 0.0
                     except LockBackendError as error:
-                        if request.holder.pid != os.getpid():
+                        if request.holder.pid != fork.pid():
                             raise self._copied_error() from error
                         # An attempt that failed after the wait was the last: another one would take too long.
                         is_last = is_last or (self._pending is request and clock() >= self._deadline)
@@ -128,12 +128,13 @@ class Acquisition:
                             raise
                         if not retry:
                             logger.warning("Lock %r is waited for on, though its store failed: %s", request.name, error)
-                        self._pending, retry = None, min(max(SHORTEST_RETRY, 2 * retry), look_interval)
+                        longest = self.backend.timing.look_interval
+                        self._pending, retry = None, min(max(SHORTEST_RETRY, 2 * retry), longest)
                         yield self._wait("pause", retry)
             finally:
                 if self._is_in_line:
                     is_granted = isinstance(answer, Grant)
-                    self._service.queue.leave(request, hand_place_on=not is_granted, succeed=self.backend.succeed)
+                    self._service.queue.leave(request, hand_place_on=not is_granted)
                     self._is_in_line = False
             if isinstance(answer, LockInfo):
                 if self._may_be_left_in_store:
@@ -143,7 +144,7 @@ class Acquisition:
                     raise self._slow_error()
                 return answer
             lease = Lease(self.backend, request, answer, self._terms, self._service.renewer, self._execution)
-            if clock() < lease._deadline:
+            if lease._granted_clock < lease._deadline:
                 self.grant = answer
                 return lease
             # This process was stopped in between, and others may have the lock by now. The request takes another token
@@ -162,22 +163,21 @@ class Acquisition:
 
         Returns the signal to send with ``about()``; None where nothing is to be told or nobody listens.
         """
-        if is_new := isinstance(answer, Lease):
-            lease: Lease | None = answer
+        if isinstance(answer, Lease):
+            self.lease = lease = answer
+            self._service.renewer.register(lease)
+            signal = signals.lock_acquired
         else:
             self.busy = answer
-            lease = self._enterable(answer)
-        if lease is None:
-            return signals.lock_busy if signals.lock_busy.receivers else None
-        self.lease = lease
-        if is_new:
-            self._service.renewer.register(lease)
-        else:
+            if (entered := self._enterable(answer)) is None:
+                return signals.lock_busy if signals.lock_busy.receivers else None
+            self.lease = lease = entered
             lease._pass_to(self._execution)
+            signal = None
         remember(lease)
-        self._hold = Hold(self._execution, self._required, self._terms.reentrant)
-        self._holds.enter(self._hold, lease, again=not is_new)
-        return signals.lock_acquired if is_new and signals.lock_acquired.receivers else None
+        self._hold = hold = Hold(self._execution, self._required, self._terms.reentrant)
+        self._holds.enter(hold, lease, again=signal is None)
+        return signal if signal and signal.receivers else None
 
     def about(self) -> dict[str, Any]:
         """What the signal that ``conclude()`` returned carries."""
@@ -193,7 +193,7 @@ class Acquisition:
         """
         renewer = self._service.renewer
         if self._is_in_line:
-            self._service.queue.leave(self.request, hand_place_on=True, succeed=self.backend.succeed, again=True)
+            self._service.queue.leave(self.request, hand_place_on=True, again=True)
         if self._hold:
             with suppress(LookupError):
                 self._left = self._holds.leave(self._hold, by_with=True)
@@ -258,14 +258,15 @@ class Acquisition:
             queue.mark_asking(request)
             return bool(request.inbox) and queue.has_successor(request)
         joins, self._is_in_line = not self._is_in_line, True
-        self._is_leader = queue.take_turn(request, joins=joins)
-        if not self._is_leader:
-            if self._may_be_own():
-                queue.mark_asking(request)
-            return bool(request.inbox)
-        # Most locks are free, so the first attempt takes no place where that would cost a subscription.
-        is_cheap = self.backend.is_listening(request.name)
-        return bool(request.inbox) or self._is_busy or (is_cheap and not self._may_be_own())
+        self._is_leader = is_leader = queue.take_turn(request, joins=joins)
+        if request.inbox:
+            return True
+        if is_leader:
+            # Most locks are free, so the first attempt takes no place where that would cost a subscription.
+            return self._is_busy or (self.backend.is_listening(request.name) and not self._may_be_own())
+        if self._may_be_own():
+            queue.mark_asking(request)
+        return False
 
     def _may_be_own(self) -> bool:
         """Whether the lease in the way may be one to enter again, for which nobody stands in line."""
@@ -298,7 +299,7 @@ class Acquisition:
         """For a greenlet that a fork has copied. What the parent asked for is the parent's, whoever hears of it."""
         return LockBackendError(
             f"Process {self.request.holder.pid} was forked while it asked for the lock {self.request.name!r}. It goes"
-            f" on to ask; in its child, process {os.getpid()}, nobody does. Ask anew there if it needs the lock."
+            f" on to ask; in its child, process {fork.pid()}, nobody does. Ask anew there if it needs the lock."
         )
 
     # How it ends

@@ -6,7 +6,6 @@ And which leases a context has acquired, by which the owner of one is known.
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -16,7 +15,8 @@ from typing import cast
 from weakref import ReferenceType, ref
 
 from ..types import current_execution
-from .lease import Lease, State
+from ..utils import fork
+from .lease import RELEASED, Lease
 
 
 class NothingToLeave(LookupError):
@@ -72,7 +72,7 @@ class Holds(list[Hold]):
         if not [hold for hold in mine if hold.by_with]:
             mine = holds  # an iterator may end in another thread or task than it began in
         ended = _last([hold for hold in mine if hold.by_with])
-        if ended.lease is None or ended.lease._ended is State.RELEASED:
+        if ended.lease is None or ended.lease._ended is RELEASED:
             # As of threading.Lock, it releases what the body has acquired since.
             since = [hold for hold in mine[mine.index(ended) :] if hold.lease and not hold.by_with]
             if since:
@@ -95,8 +95,9 @@ class Holds(list[Hold]):
                 lease = None
         if lease is None:
             raise NothingToLeave
-        is_over = by_with and (lease._ended is State.RELEASED or lease._pid != os.getpid())
-        return None if lease._hold_count or is_over else lease
+        if lease._hold_count or (by_with and (lease._ended is RELEASED or lease._pid != fork.pid())):
+            return None
+        return lease
 
     def leases(self) -> list[Lease]:
         return [hold.lease for hold in list(self) if hold.lease]
@@ -185,7 +186,7 @@ _acquired: ContextVar[Acquired | None] = ContextVar("django_distlock_acquired", 
 def remember(lease: Lease) -> None:
     """This context has acquired it: a thread or a task, and what it lends its context to."""
     before = _acquired.get()
-    while before and ((latest := before[0]()) is None or latest._ended is State.RELEASED):
+    while before and ((latest := before[0]()) is None or latest._ended is RELEASED):
         before = before[1]
     spare = before[2] - 1 if before else SPARE
     if not spare:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
-import os
 import threading
 from collections.abc import Set
 from dataclasses import asdict
@@ -19,6 +18,7 @@ from .. import signals
 from ..exceptions import LockBackendError, LockError, LockLost, LockNotHeld
 from ..options import SHORTEST_TTL, Terms, check_ttl
 from ..types import Grant, Holder, LockRequest, new_token
+from ..utils import fork
 from ..utils.clock import clock, wall_clock
 
 if TYPE_CHECKING:
@@ -54,6 +54,9 @@ class State(enum.StrEnum):
     RELEASED = "released"
 
 
+RELEASED = State.RELEASED  # an enum takes long to find its members
+
+
 class Lease:
     """One acquisition of one lock. Ends by ``release()``, or when its TTL runs out unrenewed.
 
@@ -72,8 +75,8 @@ class Lease:
 
     # Most leases end before anything of this changes.
     _hold_count = 1  # how often it was entered by its owner and not left yet
-    _retainer_deadlines: dict[object, float] | None = None  # with until when, on clock(), they keep it renewed
-    _deadline, _is_unknown, _is_detached = 0.0, False, False
+    _deadline, _is_detached = 0.0, False
+    _long_at = inf  # when, on clock(), it is told that it is held for long
     _proof: LockRequest | None = None  # of an adoption; released after the lease
     _ended: State | None = None  # set once; a renewal that is still on its way changes nothing then
 
@@ -88,21 +91,18 @@ class Lease:
         granted_clock: float | None = None,
     ) -> None:
         """``granted_clock``: when it was granted, on ``clock()``; default: now."""
-        self.name = request.name
-        self.using = backend.alias
-        self.ttl = terms.ttl
-        self.token = request.token
-        self.fence = grant.fence
-        self._backend = backend
-        self._request = request
-        self._terms = terms
+        self.name, self.using, self.token = request.name, backend.alias, request.token
+        self.ttl, self._renews = terms.ttl, terms.renew
+        self.fence, sent_at = grant
+        self._backend, self._renewer = backend, renewer
+        self._request, self._terms = request, terms
         self._owner = ref(owner)
-        self._pid = os.getpid()
-        self._renews = terms.renew
-        self._renewer = renewer
+        self._pid = request.holder.pid
         self._granted_clock = clock() if granted_clock is None else granted_clock
-        self._long_at = inf if backend.long_held is None else self._granted_clock + backend.long_held  # then it is told
-        self._extend(grant.sent_at, request.ttl)
+        self._retainer_deadlines: dict[object, float] | None = None  # with until when, on clock(), they keep it renewed
+        if backend.long_held is not None:
+            self._long_at = self._granted_clock + backend.long_held
+        self._extend(sent_at, request.ttl)
 
     @property
     def _retainers(self) -> Set[object]:
@@ -117,7 +117,7 @@ class Lease:
 
     def _drop_retainer(self, retainer: object) -> bool:
         """Take a retainer back without releasing the lease. False if there is none, or in a forked child."""
-        if not self._retainer_deadlines or retainer not in self._retainer_deadlines or self._pid != os.getpid():
+        if not self._retainer_deadlines or retainer not in self._retainer_deadlines or self._pid != fork.pid():
             return False
         return self._retainer_deadlines.pop(retainer, None) is not None
 
@@ -163,7 +163,7 @@ class Lease:
     @property
     def _is_live(self) -> bool:
         """Whether the lease certainly holds at this moment, in this process."""
-        return self._ended is None and clock() < self._deadline and self._pid == os.getpid()
+        return self._ended is None and clock() < self._deadline and self._pid == fork.pid()
 
     @property
     def _is_free(self) -> bool:
@@ -177,7 +177,7 @@ class Lease:
         """
         if self._is_live:
             return
-        if self._ended is State.RELEASED:
+        if self._ended is RELEASED:
             raise self._over_error()
         raise self._lost_error()
 
@@ -259,11 +259,13 @@ class Lease:
         if not self._renewer.unregister(self):
             self._is_detached = False
             raise self._dropped_error()
-        self._ended = State.RELEASED
+        self._ended = RELEASED
 
     def _extend(self, sent_at: float, ttl: float) -> None:
         """The store promised ``ttl`` seconds, asked at ``sent_at``."""
-        self._deadline = max(self._deadline, safe_deadline(sent_at, ttl))
+        deadline = safe_deadline(sent_at, ttl)
+        if deadline > self._deadline:
+            self._deadline = deadline
         # Not all at the same moment that were taken at the same moment.
         self._due = sent_at + self.ttl / 3 * (0.9 + 0.1 * random()) if self._renews else self._deadline
         self._is_unknown = False
@@ -314,7 +316,7 @@ class Lease:
 
     def _mark_released(self) -> float:
         """It is being released by whoever dropped it. Returns its cooldown."""
-        self._ended = State.RELEASED
+        self._ended = RELEASED
         return self._cooldown if self._terms.min_hold else 0.0
 
     @property
@@ -389,14 +391,15 @@ class Lease:
             logger.error("%s", problem)
 
     def _begin_release(self) -> float:
-        if self._pid != os.getpid():
+        if self._pid != fork.pid():
             raise LockNotHeld(
                 f"The lock {self.name!r} is held by process {self._pid}, which forked this one; only that one"
                 " releases it."
             )
-        ended, is_over = self._ended, clock() >= self._deadline
+        ended = self._ended
+        is_lost = clock() >= self._deadline if ended is None else ended is State.LOST
         dropped = self._renewer.unregister(self)
-        if ended is State.LOST or (ended is None and is_over):
+        if is_lost:
             if dropped:
                 self._mark_lost("its TTL ran out")
                 self._renewer.release_in_background(self._request, cooldown=self._cooldown)
@@ -424,7 +427,7 @@ class Lease:
 
     def _dropped_error(self) -> LockError:
         """For a lease that the renewer does not know any more. It drops a lost one before it marks it as lost."""
-        return self._over_error() if self._is_detached or self._ended is State.RELEASED else self._lost_error()
+        return self._over_error() if self._is_detached or self._ended is RELEASED else self._lost_error()
 
     def _over_error(self) -> LockNotHeld:
         if self._is_detached:

@@ -19,8 +19,9 @@ class LocalQueue:
     keeps its turn while anybody in it waits.
     """
 
-    def __init__(self, timing: Timing) -> None:
-        self._timing = timing
+    def __init__(self, timing: Timing, succeed: Callable[[LockRequest], None]) -> None:
+        """``succeed`` gets each request that goes on with the place of another one in the store."""
+        self._timing, self._succeed = timing, succeed
         self._guard = threading.RLock()  # the garbage collector may end a wait while this very thread is inside
         self._lines: dict[str, deque[LockRequest]] = {}
 
@@ -30,10 +31,14 @@ class LocalQueue:
         ``joins``: it comes only now.
         """
         with self._guard:
-            if joins:
-                self._lines.setdefault(request.name, deque()).append(request)
             request.last_active_at = clock()
-            line = self._lines[request.name]
+            line = self._lines.get(request.name)
+            if line is None:
+                self._lines[request.name] = deque((request,))
+                request.asking = True
+                return True
+            if joins:
+                line.append(request)
             is_leader = line[0] is request or self._first_responsive(line) is request
             request.asking = is_leader or bool(request.inbox)
             return is_leader
@@ -76,17 +81,18 @@ class LocalQueue:
         with self._guard:
             return len(self._lines[request.name]) > 1
 
-    def leave(
-        self, request: LockRequest, *, hand_place_on: bool, succeed: Callable[[LockRequest], None], again: bool = False
-    ) -> None:
-        """Wake the next leader. ``succeed`` gets the request that goes on with the place in the store, if anybody does.
+    def leave(self, request: LockRequest, *, hand_place_on: bool, again: bool = False) -> None:
+        """Wake the next leader.
 
         ``again``: it was interrupted and has done an unknown part of this.
         """
         with self._guard:
             line = self._lines.get(request.name) or deque()
-            was_first = again or (bool(line) and line[0] is request)
-            if request in line:
+            was_first = again
+            if line and line[0] is request:
+                line.popleft()
+                was_first = True
+            elif request in line:
                 line.remove(request)
             if not line:
                 self._lines.pop(request.name, None)
@@ -98,7 +104,7 @@ class LocalQueue:
                 if successor:
                     successor.inherit(request)
             if request.is_inherited and (successor := next((one for one in line if one.token == request.token), None)):
-                succeed(successor)
+                self._succeed(successor)
                 successor.event.set()
             if was_first:
                 first.event.set()

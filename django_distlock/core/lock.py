@@ -14,7 +14,7 @@ from typing import Unpack
 from django.utils.asyncio import async_unsafe
 
 from ..exceptions import LockError, LockNotHeld, LockTimeout
-from ..names import check_name, render
+from ..names import checked_name, render
 from ..options import DEFAULTS, LockOptions, Options, settled
 from ..signals import asend_signal, send_signal
 from ..types import Holder, LockRequest, current_execution
@@ -24,6 +24,8 @@ from .acquire import Acquisition, execution_kind, seconds_to_wait
 from .holds import Hold, Holds, NothingToLeave, acquired_here
 from .lease import Lease, State, logger
 from .registry import DEFAULT_ALIAS, locks
+
+service_of, holder_here = locks.service, Holder.here  # Python finds methods of what was imported slowly
 
 # Called inside the methods, not put around them: an interrupt in a wrapper could lose a lease that was just granted.
 refuse_in_event_loop: Callable[[], None] = async_unsafe(
@@ -68,7 +70,7 @@ def lock(name: str, /, *values: object, using: str = DEFAULT_ALIAS, **options: U
     Raises InvalidLockName, ValueError for a value out of range, TypeError for an unknown option.
     """
     return Lock(
-        render(name, values) if values else check_name(name), using, settled(**options) if options else DEFAULTS
+        render(name, values) if values else checked_name(name), using, settled(**options) if options else DEFAULTS
     )
 
 
@@ -78,6 +80,8 @@ class Lock:
     One handle may be shared by threads and tasks. Each acquisition is a lease of its own, so that a late
     release of a lost one never frees its successor.
     """
+
+    _holds = Holds()  # of one that was not made to the end
 
     def __init__(self, name: str, using: str, options: Options, label: str = "", message: str = "") -> None:
         self.name = name
@@ -197,10 +201,10 @@ class Lock:
     def _acquisition(
         self, execution: object, blocking: bool = True, timeout: float = -1, *, required: bool = False
     ) -> Acquisition:
-        service = locks.service(self.using)
+        service = service_of(self.using)
         terms = self._options.terms(service.backend.terms) if self._options.given else service.backend.terms
         seconds = terms.wait if blocking and timeout == -1 else seconds_to_wait(blocking, timeout)
-        holder = Holder.here(self.label or terms.label, execution, self._message)
+        holder = holder_here(self.label or terms.label, execution, self._message)
         request = LockRequest(self.name, max(terms.ttl, terms.min_hold), holder)
         return Acquisition(service, request, seconds, terms, self._holds, execution, required=required)
 
@@ -273,8 +277,9 @@ class Lock:
         return f"<{status} {class_name} object {self.name!r} using {self.using!r} at {id(self):#x}>"
 
     def __del__(self) -> None:
-        holds: Holds | None = getattr(self, "_holds", None)  # not there if it was not made to the end
-        for lease in holds.leases() if holds else ():
+        if not self._holds:
+            return
+        for lease in self._holds.leases():
             if lease.state in (State.HELD, State.UNKNOWN) and not sys.is_finalizing():
                 lease._stop_renewal()
                 warnings.warn(

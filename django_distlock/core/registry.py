@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import os
 import re
 import sys
 import threading
@@ -37,7 +36,7 @@ class Service:
 
     def __init__(self, backend: BaseLockBackend) -> None:
         self.backend = backend
-        self.queue = LocalQueue(backend.timing)
+        self.queue = LocalQueue(backend.timing, backend.succeed)
         self.renewer = Renewer(backend, self.queue)
         backend.on_orphan = self.renewer.release_in_background
 
@@ -75,8 +74,7 @@ class LockBackends:
 
     def service(self, alias: str) -> Service:
         """For the package itself: what serves the locks of that alias."""
-        if os.getpid() != fork.known_pid:
-            fork.notice()
+        fork.notice()
         if service := self._services.get(alias):
             return service
         with self._building:

@@ -10,7 +10,6 @@ drives them.
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
@@ -23,6 +22,7 @@ from ..backends.base import BaseLockBackend
 from ..exceptions import LockBackendError
 from ..signals import lock_held_long
 from ..types import LockRequest
+from ..utils import fork
 from ..utils.clock import clock
 from ..utils.drive import Call, Steps, drive
 from ..utils.threads import Worker
@@ -54,7 +54,7 @@ class Renewer:
     def __init__(self, backend: BaseLockBackend, queue: LocalQueue) -> None:
         self._backend = backend
         self._queue = queue
-        self._pid = os.getpid()
+        self._pid = fork.pid()
         self._guard = threading.RLock()
         self._leases: dict[str, Lease] = {}
         self._by_name: dict[str, Lease] = {}  # the last one of each
@@ -112,7 +112,7 @@ class Renewer:
         The garbage collector may call it, from anywhere. Does nothing in a forked child: what its parent asked for,
         the parent takes back.
         """
-        if self._pid != os.getpid():
+        if self._pid != fork.pid():
             return False
         self._cleaner.add(request, cooldown)
         return True

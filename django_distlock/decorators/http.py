@@ -219,9 +219,13 @@ def _api_exception(detail: str, status: int, seconds: int | None) -> Any:
     return error
 
 
+def is_response(result: Any) -> bool:
+    return isinstance(result, HttpResponseBase)
+
+
 def is_unfinished(result: Any) -> bool:
     """Whether it is a response whose content is made after the view has returned."""
-    return isinstance(result, HttpResponseBase) and (result.streaming or not getattr(result, "is_rendered", True))
+    return is_response(result) and (result.streaming or not getattr(result, "is_rendered", True))
 
 
 def retain_until_finished(lease: Lease, response: Any, request: Any) -> None:

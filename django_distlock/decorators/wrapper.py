@@ -9,7 +9,6 @@ from contextlib import AsyncExitStack, ExitStack, aclosing, asynccontextmanager
 from typing import Any, Literal
 
 from asgiref.sync import sync_to_async
-from django.http.response import HttpResponseBase
 
 from ..core import transactions
 from ..core.lease import Lease
@@ -191,7 +190,7 @@ class LockedCallable:
     def _result(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Of the function. Raises TypeError for an awaitable, whose work would begin after the lock is released."""
         result = self.function(*args, **kwargs)
-        if isinstance(result, HttpResponseBase) or not inspect.isawaitable(result):  # the first is quickly asked
+        if http.is_response(result) or not inspect.isawaitable(result):  # the first is quickly told
             return result
         if inspect.iscoroutine(result):
             result.close()

@@ -1,11 +1,12 @@
 """What a process owns is its own: in a forked child threads, connections, inboxes and leases begin anew.
 
-Python tells of the forks that it makes itself. A fork in C, as of uWSGI, is noticed by the number of the process,
-which is compared where an operation begins.
+Python tells of the forks that it makes itself. A fork in C, as of uWSGI, is noticed where an operation begins and asks
+for the number of the process.
 """
 
 from __future__ import annotations
 
+import mmap
 import os
 import sys
 import threading
@@ -15,8 +16,9 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 Reset = Callable[[], None]
+MADV_WIPEONFORK = 18  # of Linux; mmap does not name it
 
-known_pid = os.getpid()  # the process that everything here was made in, or made anew for
+_known_pid = os.getpid()  # the process that everything here was made in, or made anew for
 _functions: list[Reset] = []
 _methods: WeakKeyDictionary[Any, Callable[[Any], None]] = WeakKeyDictionary()
 _guards: dict[int, threading.RLock] = {}
@@ -40,13 +42,36 @@ def around(before: Reset, *, in_parent: Reset) -> None:
         os.register_at_fork(before=before, after_in_parent=in_parent)
 
 
-def notice() -> None:
-    """Begin anew if this is a forked child that nobody told.
+def _new_mark() -> mmap.mmap | bytearray:
+    """A byte that is 1 in this process, and that Linux clears in a forked child, however it was forked.
 
-    Whoever is called very often compares ``known_pid`` first.
+    Where that cannot be had it is 0, and the number of the process is asked for each time.
     """
-    if os.getpid() != known_pid:
+    if sys.platform != "linux":
+        return bytearray(1)
+    page = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        page.madvise(MADV_WIPEONFORK)
+    except OSError:  # before Linux 4.14
+        return bytearray(1)
+    page[0] = 1
+    return page
+
+
+_mark = _new_mark()
+
+
+def notice() -> None:
+    """Begin anew if this is a forked child that nobody told."""
+    if not _mark[0]:
         _begin_anew()
+
+
+def pid() -> int:
+    """``notice()``, and the number of this process without asking the kernel, which takes longer than all the rest."""
+    if not _mark[0]:
+        _begin_anew()
+    return _known_pid
 
 
 def is_copy(pid: int) -> bool:
@@ -61,16 +86,20 @@ def is_copy(pid: int) -> bool:
 
 
 def _begin_anew() -> None:
-    global known_pid
+    global _known_pid
     pid = os.getpid()
+    if _known_pid == pid:
+        return
     with _guards.setdefault(pid, threading.RLock()):  # never one that another thread held at the fork
-        if known_pid == pid:
+        if _known_pid == pid:
             return
         for reset in _functions:
             reset()
         for owner, method in list(_methods.items()):
             method(owner)
-        known_pid = pid
+        _known_pid = pid
+        if isinstance(_mark, mmap.mmap):
+            _mark[0] = 1
 
 
 def _follow_uwsgi() -> None:

@@ -58,7 +58,7 @@ def store(locmem_locks, monkeypatch):
 
 @pytest.fixture
 def renewer(locmem_locks):
-    return Renewer(locmem_locks, LocalQueue(locmem_locks.timing))
+    return Renewer(locmem_locks, LocalQueue(locmem_locks.timing, locmem_locks.succeed))
 
 
 @pytest.fixture
@@ -178,7 +178,7 @@ def test_those_that_were_taken_together_are_not_due_at_the_same_moment(locmem_lo
     """Each of another process."""
     dues = []
     for number in range(20):
-        renewer = Renewer(locmem_locks, LocalQueue(locmem_locks.timing))
+        renewer = Renewer(locmem_locks, LocalQueue(locmem_locks.timing, locmem_locks.succeed))
         hold(f"name {number}", 60, ago=0, renewer=renewer)
         dues.append(renewer.renew() - clock())
     assert max(dues) - min(dues) > 0.1

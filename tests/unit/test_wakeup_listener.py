@@ -58,7 +58,7 @@ class TestACrowd:
     def test_looks_less_often_each(self):
         timing = Timing()
         timing.look_interval_longest = 8.0
-        queue, requests = LocalQueue(timing), [lock_request(f"name {number}") for number in range(5000)]
+        queue, requests = LocalQueue(timing, succeed=str), [lock_request(f"name {number}") for number in range(5000)]
         alone = [queue.schedule_look(requests[0], inf) for _ in range(10)]
         assert max(alone) <= timing.look_interval < min(alone) + 0.11
         assert len({*alone}) > 1
@@ -72,7 +72,7 @@ class TestACrowd:
         """It looks when the lease in its way ends, and its event loop is stuck by then."""
         timing = Timing()
         timing.look_interval_longest, timing.looks_per_second = 8.0, 0.1
-        queue, stuck, other = LocalQueue(timing), lock_request("name"), lock_request("name")
+        queue, stuck, other = LocalQueue(timing, succeed=str), lock_request("name"), lock_request("name")
         assert queue.take_turn(stuck, joins=True)
         assert not queue.take_turn(other, joins=True)
         assert queue.schedule_look(stuck, 0.1) == 0.1

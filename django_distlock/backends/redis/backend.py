@@ -122,18 +122,20 @@ class RedisBackend(GeneratorBackend, RunsBackend):
             del problem, error  # else this frame and the traceback that it is in would keep each other, and a permit
 
     def _answered(self, request: LockRequest, reply: Reply) -> Grant | LockInfo:
-        request.in_doubt = request.in_doubt or reply.in_doubt
-        match reply.values[0]:
-            case int(fence) if fence > 0:
-                return Grant(fence, reply.sent_at)
-            case [place, left, value, ears]:
-                request.place = place.decode()
-                if not place:
-                    self._listener.forget(request)
-                    request.inbox = ""
-                elif ears >= 0 and not reply.is_by_next_owner:
-                    self._listener.looked(request, ears, reply.sent_at)
-                return self._operations.busy(request.name, value, left)
+        if reply.in_doubt:
+            request.in_doubt = True
+        answer = reply.values[0]
+        if type(answer) is int and answer > 0:
+            return Grant(answer, reply.sent_at)
+        if type(answer) is list:
+            place, left, value, ears = answer
+            request.place = place.decode()
+            if not place:
+                self._listener.forget(request)
+                request.inbox = ""
+            elif ears >= 0 and not reply.is_by_next_owner:
+                self._listener.looked(request, ears, reply.sent_at)
+            return self._operations.busy(request.name, value, left)
         self._operations.only(reply)
         raise LockBackendError(f"The request for lock {request.name!r} was given back before it was answered.")
 
@@ -168,12 +170,11 @@ class RedisBackend(GeneratorBackend, RunsBackend):
     def _released(self, request: LockRequest, reply: Reply) -> bool:
         if request.inbox:
             self._listener.forget(request)
-        match reply.values[-1]:
-            case int(released):
-                # "Not the holder" on a repeat means that the first attempt, whose reply was lost, did it.
-                return bool(released) or reply.in_doubt
-            case refusal:
-                raise self._explain(refusal)
+        answer = reply.values[-1]
+        if type(answer) is int:
+            # "Not the holder" on a repeat means that the first attempt, whose reply was lost, did it.
+            return answer > 0 or reply.in_doubt
+        raise self._explain(answer)
 
     def _renew(self, wanted: Sequence[tuple[LockRequest, float]], timeout: float | None) -> Steps[list[bool | None]]:
         queue_deadline = NOT_WAITING

@@ -7,7 +7,6 @@ the lost command may still be executed, so commands are sent here with the repet
 from __future__ import annotations
 
 import asyncio
-import os
 import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
@@ -40,18 +39,10 @@ class Reply:
     seconds that the call waited for a free connection.
     """
 
-    __slots__ = ("in_doubt", "is_by_next_owner", "queued_for", "sent_at", "values")
+    in_doubt, is_by_next_owner, queued_for = False, False, 0.0
 
-    def __init__(
-        self,
-        values: list[Any],
-        sent_at: float,
-        in_doubt: bool = False,
-        is_by_next_owner: bool = False,
-        queued_for: float = 0.0,
-    ) -> None:
-        self.values, self.sent_at, self.in_doubt = values, sent_at, in_doubt
-        self.is_by_next_owner, self.queued_for = is_by_next_owner, queued_for
+    def __init__(self, values: list[Any], sent_at: float) -> None:
+        self.values, self.sent_at = values, sent_at
 
 
 NOTHING = Reply([], sent_at=0.0)
@@ -102,26 +93,74 @@ class Client:
     ) -> Reply:
         if not commands:
             return NOTHING
-        if os.getpid() != fork.known_pid:
-            fork.notice()  # a child must not talk on its parent's connections
-        began, permits, idle = clock(), self._permits, self._idle
-        limits = timeout, deadline, began, queue_deadline
-        attempts, step = None, longest_step(self._timing, self._timeout, timeout, deadline, began)
+        fork.notice()  # a child must not talk on its parent's connections
+        permits, idle, sent_at = self._permits, self._idle, clock()
+        limits = timeout, deadline, sent_at, queue_deadline
+        # Attempts are counted from the first failure on, or from a wait for a connection. The first one, made at once,
+        # lasts as long as the socket waits, unless the call is to be over before.
+        attempts: ServerAttempts | None = None
+        step: float | None = None
+        if timeout is not None or NOT_WAITING < deadline < sent_at + self._timeout:
+            step = longest_step(self._timing, self._timeout, timeout, deadline, sent_at)
         while True:
             try:
                 permit = permits.get_nowait()
             except Empty:
                 attempts = attempts or self._new_attempts(*limits)
                 permit = self._wait_for_permit(permits, attempts)
+                self._check_not_forked(idle)
+                sent_at = clock()
             try:
-                outcome = self._attempt(commands, attempts, limits, step, idle)
+                while True:
+                    connection, was_idle = None, False
+                    try:
+                        try:
+                            free, since = idle.pop()
+                        except IndexError:
+                            free, since = None, -inf
+                        if sent_at - since < self._timing.idle_trusted:
+                            connection = free
+                        else:
+                            attempts = attempts or self._new_attempts(*limits)
+                            connection = self._standing(free, since, sent_at)
+                            was_idle = connection is not None
+                            connection = connection or self._location.connected(timeout=attempts.connect_timeout())
+                        if attempts:
+                            step = self._given(attempts.step_timeout(was_idle=was_idle))
+                        packed = commands[0].packed if len(commands) == 1 else b"".join(map(_packed, commands))
+                        replies = connection.exchange(packed, len(commands), step)
+                        if NoScriptError in map(type, replies):
+                            attempts = attempts or self._new_attempts(*limits)
+                            step = self._given(attempts.step_timeout(was_idle=was_idle))
+                            self._repeat_forgotten(connection, commands, replies, step)
+                    except BaseException as error:
+                        if isinstance(error, Exception):
+                            self._check_not_forked(idle)
+                        attempts = attempts or self._new_attempts(*limits)
+                        self._after_failure(error, connection, attempts, sent_at, was_idle=was_idle)
+                        if attempts.pause:
+                            break
+                        sent_at = clock()
+                    else:
+                        self._answered_at = now = clock()
+                        self._silent_since = inf
+                        if idle:
+                            self._close_old(now)
+                        idle.append((connection, now))
+                        reply = Reply(replies, sent_at)
+                        if attempts:
+                            reply.in_doubt, reply.queued_for = attempts.in_doubt, attempts.queued_for
+                        return reply
             finally:
                 permits.put(permit)
                 del permit  # a traceback may keep this frame, and with it the permit
-            if isinstance(outcome, Reply):
-                return outcome
-            attempts = outcome
             sleep(attempts.pause)
+            self._check_not_forked(idle)
+            sent_at = clock()
+
+    def _check_not_forked(self, idle: deque[Idle]) -> None:
+        if idle is not self._idle:  # a fork has copied this greenlet; the one of the parent goes on
+            raise ConnectionError("the process was forked")
 
     def _wait_for_permit(self, permits: SimpleQueue[Permit], attempts: ServerAttempts) -> Permit:
         queued_at = clock()
@@ -132,79 +171,43 @@ class Client:
                 attempts.extend_for_queueing(queued_at, clock())
                 return permit
 
-    def _attempt(
-        self,
-        commands: Sequence[Command],
-        attempts: ServerAttempts | None,
-        limits: Limits,
-        step: float,
-        idle: deque[Idle],
-    ) -> Reply | ServerAttempts:
-        """The reply, or the attempts where there is to be a pause before the next one.
+    @staticmethod
+    def _repeat_forgotten(connection: Any, commands: Sequence[Command], replies: list[Any], step: float | None) -> None:
+        forgotten, again = _to_repeat(commands, replies)
+        try:
+            fresh = connection.exchange(b"".join(again), len(again), step)[-len(forgotten) :]
+        except NotSent as error:  # but others of the commands were
+            raise ConnectionError(str(error)) from error
+        for index, reply in zip(forgotten, fresh, strict=True):
+            replies[index] = reply
 
-        ``step``: seconds for the first attempt, if that is made at once: attempts are counted from the first failure
-        on, and where somebody waits for a connection.
-        """
-        while True:
-            if idle is not self._idle:  # a fork has copied this greenlet; the one of the parent goes on
-                raise ConnectionError("the process was forked")
-            sent_at, connection, was_idle = clock(), None, False
-            try:
-                connection, was_idle = self._idle_connection(sent_at)
-                if connection is None or was_idle:
-                    attempts = attempts or self._new_attempts(*limits)
-                    connection = connection or self._location.connected(timeout=attempts.connect_timeout())
-                timeout = self._given(step if attempts is None else attempts.step_timeout(was_idle=was_idle))
-                replies = connection.exchange(b"".join(map(_packed, commands)), len(commands), timeout)
-                if NoScriptError in map(type, replies):
-                    forgotten, again = _to_repeat(commands, replies)
-                    attempts = attempts or self._new_attempts(*limits)
-                    timeout = self._given(attempts.step_timeout(was_idle=was_idle))
-                    try:
-                        fresh = connection.exchange(b"".join(again), len(again), timeout)[-len(forgotten) :]
-                    except NotSent as error:  # but others of the commands were
-                        raise ConnectionError(str(error)) from error
-                    for index, reply in zip(forgotten, fresh, strict=True):
-                        replies[index] = reply
-            except BaseException as error:
-                if idle is not self._idle and isinstance(error, Exception):
-                    raise ConnectionError("the process was forked") from error
-                if connection is not None:
-                    connection.disconnect()
-                attempts, pause = attempts or self._new_attempts(*limits), None
-                try:
-                    pause = attempts.pause_before_retry(error, was_sent=connection is not None, was_idle=was_idle)
-                finally:
-                    # 0: at once; None: the error was raised
-                    if pause != 0 and self._answered_at < sent_at and is_silence(error):
-                        self._silent_since = min(self._silent_since, clock())
-                self.close()  # what killed this connection may have killed the idle ones
-                if pause:
-                    return attempts
-            else:
-                self._answered_at = now = clock()
-                self._silent_since = inf
-                idle.append((connection, now))
-                if len(idle) > 1:
-                    self._close_old(now)
-                if attempts is None:
-                    return Reply(replies, sent_at)
-                return Reply(replies, sent_at, attempts.in_doubt, queued_for=attempts.queued_for)
+    def _after_failure(
+        self, error: BaseException, connection: Any, attempts: ServerAttempts, sent_at: float, *, was_idle: bool
+    ) -> None:
+        """Decide on a pause before the next attempt. Raises the error of the call where none follows."""
+        if connection is not None:
+            connection.disconnect()
+        pause = None
+        try:
+            pause = attempts.pause_before_retry(error, was_sent=connection is not None, was_idle=was_idle)
+        finally:
+            # 0: at once; None: the error was raised
+            if pause != 0 and self._answered_at < sent_at and is_silence(error):
+                self._silent_since = min(self._silent_since, clock())
+            del error  # see ServerAttempts.pause_before_retry()
+        self.close()  # what killed this connection may have killed the idle ones
 
-    def _idle_connection(self, now: float) -> tuple[Any, bool]:
-        """One that stands, or None, and whether it stood idle for so long that it may have died."""
-        while self._idle:
+    def _standing(self, connection: Any, since: float, now: float) -> Any:
+        """This one, or the next, of those that stood idle for so long that they may have died; None if none stands."""
+        while connection is not None:
+            if now - since < self._timing.idle_kept and not self._is_stale(connection):
+                break
+            connection.disconnect()
             try:
                 connection, since = self._idle.pop()
             except IndexError:
-                break  # another thread took the last one
-            age = now - since
-            if age < self._timing.idle_trusted:
-                return connection, False
-            if age < self._timing.idle_kept and not self._is_stale(connection):
-                return connection, True
-            connection.disconnect()
-        return None, False
+                connection = None
+        return connection
 
     @staticmethod
     def _is_stale(connection: Any) -> bool:
@@ -332,9 +335,10 @@ class AsyncClient:
                 else:
                     await hang_up(connection)
                 _check_cancelled(cancelled)
-                if attempts is None:
-                    return Reply(replies, sent_at)
-                return Reply(replies, sent_at, attempts.in_doubt, queued_for=attempts.queued_for)
+                reply = Reply(replies, sent_at)
+                if attempts:
+                    reply.in_doubt, reply.queued_for = attempts.in_doubt, attempts.queued_for
+                return reply
 
     async def _idle_connection(self, now: float) -> tuple[Any, bool]:
         while self._idle:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -152,7 +151,7 @@ class Location:
 
 def _shake_hands(deadline: float, connection: Any) -> None:
     """In the time that is left. What comes after the handshake has the usual timeout."""
-    if connection.pid != os.getpid():
+    if connection.pid != fork.pid():
         raise redis.ConnectionError("the process was forked")
     usual, read = connection.socket_timeout, connection.read_response
 

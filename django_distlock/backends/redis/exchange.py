@@ -151,35 +151,38 @@ class DirectExchange(RedisPyExchange):
             reader = self._replies = _new_reader(self)
             if reader is None:
                 return super().exchange(packed, number, timeout)
-        replies: list[Any] = []
-        sock, deadline, is_answering = self._sock, inf, False
+        sock, deadline = self._sock, inf
         try:
-            if timeout is not None:
+            if timeout is None:
+                sock.sendall(packed)
+            else:
                 deadline = clock() + timeout
                 sock.settimeout(timeout)
-            sock.sendall(packed)
-            while len(replies) < number:
-                if is_answering or timeout is not None:
-                    now = clock()
-                    deadline = min(deadline, now + self.socket_timeout)
-                    if is_answering and now >= deadline:
-                        raise builtins.TimeoutError
-                    sock.settimeout(max(0.01, deadline - now))
+                sock.sendall(packed)
+                if (left := deadline - clock()) < timeout - 0.01:  # it is mostly done at once
+                    sock.settimeout(max(0.01, left))
+            replies: list[Any] = []
+            while True:
                 if not (data := sock.recv(RECEIVED_AT_ONCE)):
                     raise redis.ConnectionError(CLOSED)
                 reader.feed(data)
-                is_answering = True
-                while len(replies) < number and (reply := reader.gets()) is not False:
+                while (reply := reader.gets()) is not False:
                     replies.append(_answer(reply) if isinstance(reply, Exception) else reply)
-            if reader.has_data():
-                raise redis.InvalidResponse(UNASKED)
-            if deadline < inf:
-                sock.settimeout(self.socket_timeout)
+                    if len(replies) == number:
+                        if reader.has_data():
+                            raise redis.InvalidResponse(UNASKED)
+                        if deadline < inf:
+                            sock.settimeout(self.socket_timeout)
+                        return replies
+                now = clock()
+                deadline = min(deadline, now + self.socket_timeout)
+                if now >= deadline:
+                    raise builtins.TimeoutError
+                sock.settimeout(max(0.01, deadline - now))
         except builtins.TimeoutError as error:
             raise redis.TimeoutError(TOO_LATE) from error
         except OSError as error:
             raise redis.ConnectionError(f"Error while talking to the server: {error}") from error
-        return replies
 
 
 class AsyncDirectExchange(asyncio.Protocol):

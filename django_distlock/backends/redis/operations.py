@@ -26,19 +26,6 @@ GONE = -2  # says PTTL
 logger = logging.getLogger("django_distlock")
 
 
-@lru_cache(maxsize=1024)
-def _acquire_options(ttl: float, mode: str, place: str, inbox: str, grant_ttl: float, queue_ttl: float) -> bytes:
-    return pack_parts(milliseconds(ttl), mode, place, inbox, milliseconds(grant_ttl), milliseconds(queue_ttl))
-
-
-@lru_cache(maxsize=1024)
-def _release_options(
-    cooldown: float, retire: float, inbox: str, grant_ttl: float, is_offer: bool, force: bool
-) -> bytes:
-    numbers = milliseconds(cooldown), milliseconds(retire)
-    return pack_parts(*numbers, inbox, milliseconds(grant_ttl), int(is_offer), int(force))
-
-
 class Operations:
     """On the keys of one backend.
 
@@ -57,7 +44,11 @@ class Operations:
     ) -> None:
         self._alias, self._keys, self._where, self._prefix_setting = alias, keys, where, prefix_setting
         self._timing, self._explain = timing, explain
-        self._of_lock = lru_cache(maxsize=1024)(lambda name: PackedKeys.of(*keys.of_lock(name)))
+        # What many calls have in common is packed once.
+        packed_once = lru_cache(maxsize=1024)
+        self._of_lock = packed_once(lambda name: PackedKeys.of(*keys.of_lock(name)))
+        self._acquire_options = packed_once(self._pack_acquire_options)
+        self._release_options = packed_once(self._pack_release_options)
 
     # Commands
 
@@ -67,22 +58,32 @@ class Operations:
             mode = "look" if request.place else "again" if request.in_doubt else "wait"
         else:
             mode = "last" if request.inbox else "try"
-        settled = _acquire_options(
-            request.ttl, mode, request.place, request.inbox, self._timing.grant_ttl, self._timing.queue_ttl
-        )
-        return ACQUIRE.call(self._of_lock(request.name), request.token, request.holder.to_text(), options=settled)
+        options = self._acquire_options(request.ttl, mode, request.place, request.inbox)
+        first, keys = self._of_lock(request.name)
+        token, holder = request.token.encode(), request.holder.to_text().encode()
+        parts = ACQUIRE.head, keys, len(token), token, len(holder), holder, options
+        return Command(b"%b%b$%d\r\n%b\r\n$%d\r\n%b\r\n%b" % parts, ACQUIRE, first)
 
     def release(self, request: LockRequest, cooldown: float, force: bool) -> list[Command]:
         """The reply to the last of them tells."""
         retire = request.retires_for if request.in_doubt else 0.0
-        settled = _release_options(cooldown, retire, request.inbox, self._timing.grant_ttl, request.is_offer, force)
-        keys = self._of_lock(request.name)
-        release = RELEASE.call(keys, request.token, options=settled)
+        options = self._release_options(cooldown, retire, request.inbox, request.is_offer, force)
+        first, keys = self._of_lock(request.name)
+        token = request.token.encode()
+        release = Command(b"%b%b$%d\r\n%b\r\n%b" % (RELEASE.head, keys, len(token), token, options), RELEASE, first)
         if not request.inbox:
             return [release]
         # Others wait, probably. A server writes first to those for whom it had something last. One that owes a reply
         # already when the script publishes writes to the waiter before it answers the caller.
-        return [Command(pack("EXISTS", keys.first), key=keys.first), release]
+        return [Command(pack("EXISTS", first), key=first), release]
+
+    def _pack_acquire_options(self, ttl: float, mode: str, place: str, inbox: str) -> bytes:
+        grant_ttl, queue_ttl = milliseconds(self._timing.grant_ttl), milliseconds(self._timing.queue_ttl)
+        return pack_parts(milliseconds(ttl), mode, place, inbox, grant_ttl, queue_ttl)
+
+    def _pack_release_options(self, cooldown: float, retire: float, inbox: str, is_offer: bool, force: bool) -> bytes:
+        grant_ttl = milliseconds(self._timing.grant_ttl)
+        return pack_parts(milliseconds(cooldown), milliseconds(retire), inbox, grant_ttl, int(is_offer), int(force))
 
     def renew(self, wanted: Sequence[tuple[LockRequest, float]]) -> list[Command]:
         lease, options = self._keys.lease, {ttl: pack_parts(milliseconds(ttl)) for ttl in {ttl for _, ttl in wanted}}
@@ -107,7 +108,7 @@ class Operations:
         return CLAIM_RUN.call(
             PackedKeys.of(*self._keys.of_run(name)),
             repr(seen.at), repr(now.at), now.token, seen.to_text(), now.to_text(),
-            options=pack_parts(milliseconds(ttl), milliseconds(grace), repr(ahead)),
+            milliseconds(ttl), milliseconds(grace), repr(ahead),
         )  # fmt: skip
 
     def find_runs(self, names: Sequence[str]) -> list[Command]:

@@ -35,6 +35,8 @@ class PackedKeys(NamedTuple):
 
     @classmethod
     def of(cls, *keys: str) -> PackedKeys:
+        if keys[0].isascii():  # then the others are
+            return cls(keys[0], "".join([f"${len(key)}\r\n{key}\r\n" for key in keys]).encode())
         return cls(keys[0], pack_parts(*keys))
 
 
@@ -53,22 +55,16 @@ class Script:
     def __init__(self, name: str, backend: str = "redis", *, keys: int, arguments: int) -> None:
         self.text = files("django_distlock.backends").joinpath(backend, "scripts", f"{name}.lua").read_bytes()
         self.sha = hashlib.sha1(self.text, usedforsecurity=False).hexdigest()
-        self._begins = b"*%d\r\n%b" % (3 + keys + arguments, pack_parts("EVALSHA", self.sha, keys))
+        self.head = b"*%d\r\n%b" % (3 + keys + arguments, pack_parts("EVALSHA", self.sha, keys))
 
-    def call(self, keys: PackedKeys, *arguments: str, options: bytes = b"") -> Command:
-        """``options``: further arguments, ``pack_parts()``: many calls have them in common."""
-        parts = [self._begins, keys.packed]
-        for argument in arguments:
-            data = argument.encode()
-            parts.append(b"$%d\r\n%b\r\n" % (len(data), data))
-        parts.append(options)
-        return Command(b"".join(parts), self, keys.first)
+    def call(self, keys: PackedKeys, *arguments: str | bytes | int) -> Command:
+        return Command(self.head + keys.packed + pack_parts(*arguments), self, keys.first)
 
     def calls(self, wanted: Iterable[tuple[str, str, bytes]]) -> list[Command]:
         """For many locks at once, each with a key, an argument and options."""
         calls = []
         for key, argument, options in wanted:
             name, value = key.encode(), argument.encode()
-            parts = self._begins, len(name), name, len(value), value, options
+            parts = self.head, len(name), name, len(value), value, options
             calls.append(Command(b"%b$%d\r\n%b\r\n$%d\r\n%b\r\n%b" % parts, self, key))
         return calls

@@ -202,7 +202,7 @@ class Redlock:
         no majority has lost it: so a lease outlives restarts of all nodes, one after another.
         """
         commands = [
-            RENEW.call(PackedKeys.of(self._keys(request.name)[0]), request.token, str(milliseconds(ttl)))
+            RENEW.call(PackedKeys.of(self._keys(request.name)[0]), request.token, milliseconds(ttl))
             for request, ttl in wanted
         ]
         exchanges = yield self._to_all(commands, all_settled)
@@ -325,7 +325,7 @@ class Redlock:
     def _acquire(self, request: LockRequest, number: int, mode: str, ttl: float | None = None) -> Command:
         return ACQUIRE.call(
             PackedKeys.of(*self._keys(request.name)),
-            request.token, str(milliseconds(ttl or request.ttl)), request.holder.to_text(), str(number), mode,
+            request.token, milliseconds(ttl or request.ttl), request.holder.to_text(), number, mode,
         )  # fmt: skip
 
     def _keys(self, name: str) -> tuple[str, str, str]:
@@ -340,8 +340,7 @@ class Redlock:
         self, name: str, token: str, cooldown: float = 0.0, retire: float = 0.0, *, force: bool = False
     ) -> Message:
         keys = PackedKeys.of(*self._keys(name)[:2])
-        numbers = milliseconds(cooldown), milliseconds(retire), int(force)
-        return Message.of(RELEASE.call(keys, token, *map(str, numbers)))
+        return Message.of(RELEASE.call(keys, token, milliseconds(cooldown), milliseconds(retire), int(force)))
 
     def _no_majority(self, exchanges: Sequence[Exchange], last_try: bool) -> Exception:
         return StaleConnections() if not last_try and _may_be_stale(exchanges) else self._down(exchanges)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import random
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -14,6 +13,7 @@ from redis.exceptions import MaxConnectionsError
 
 from ...exceptions import LockBackendError
 from ...types import CheckResult, Grant, LockInfo, LockRequest
+from ...utils import fork
 from ...utils.clock import clock
 from ...utils.drive import Call, Steps
 from ...utils.text import printable
@@ -191,7 +191,7 @@ class RedlockBackend(GeneratorBackend):
 
     def _run(self, steps: Callable[[bool], NodeSteps[T]], limits: Limits) -> Steps[T]:
         """Take the steps on the nodes; where connections were stale, once more on new ones, as the last try."""
-        began, pid = clock(), os.getpid()
+        began, pid = clock(), fork.pid()
         try:
             result: T = yield Call("run", (steps(False), limits))
             return result

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import select
 import threading
 import weakref
@@ -208,7 +207,7 @@ class Nodes:
         nodes do not answer them.
         """
         fork.notice()  # a child must not talk on its parent's connections
-        pid, permits, idle = os.getpid(), self._permits, self._idle
+        pid, permits, idle = fork.pid(), self._permits, self._idle
         deadline = clock() + limits.connect_timeout
         permit = self._permit(permits, deadline, limits, pid)
         try:
@@ -312,7 +311,7 @@ class Nodes:
                     self._filling.remove(connection_set)
 
     def _wait_for_connections(self, connection_set: ConnectionSet, connect_wait: ConnectWait) -> None:
-        pid, changed = os.getpid(), self._changed
+        pid, changed = fork.pid(), self._changed
         while missing := self._missing(connection_set):
             ready = len(self._nodes) - len(missing)
             for node in missing:
@@ -345,7 +344,7 @@ class Nodes:
                 node.connecting_failed(ConnectionError(str(error)))
 
     def _open_in_thread(self, node: Node) -> None:
-        pid = os.getpid()
+        pid = fork.pid()
         failure: Exception | None = None
         try:
             connection = NodeConnection(self._open(node.location))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
 from math import inf
@@ -11,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 from redis.exceptions import ConnectionError, TimeoutError
 
 from ...exceptions import LockBackendError
+from ...utils import fork
 from ...utils.clock import clock
 from ..common.timing import Timing
 from ..redis.errors import is_refused, is_transient, without_traceback
@@ -28,10 +28,10 @@ def check_process(pid: int) -> None:
 
     The requests of the parent stay with the parent. Its copy neither sends anything nor reads a reply.
     """
-    if os.getpid() != pid:
+    if fork.pid() != pid:
         raise LockBackendError(
             f"Process {pid} was forked while it asked its nodes. It goes on to ask; in its child, process"
-            f" {os.getpid()}, nobody does. Ask anew there."
+            f" {fork.pid()}, nobody does. Ask anew there."
         )
 
 

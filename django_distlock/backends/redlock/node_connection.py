@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from typing import Any
 
 from redis.exceptions import ConnectionError, NoScriptError, RedisError, ResponseError
 
+from ...utils import fork
 from ...utils.clock import clock
 from .messages import MAX_PENDING, Exchange, Message, check_process
 
@@ -20,7 +20,7 @@ class NodeConnection:
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
-        self._pid = os.getpid()
+        self._pid = fork.pid()
         self.fileno: int = connection._sock.fileno()  # noqa: SLF001 - redis-py has no public way to poll many connections
         self.pending: deque[Exchange] = deque()
         self.is_closed = False

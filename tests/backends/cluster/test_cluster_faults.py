@@ -594,7 +594,9 @@ class TestRoutedRequest:
             return went, error
 
     def answered(self, *values, in_doubt=False):
-        return Reply(list(values), 7.0, in_doubt)
+        reply = Reply(list(values), 7.0)
+        reply.in_doubt = in_doubt
+        return reply
 
     def slots(self, owner):
         return self.answered([[0, 16383, [owner.host.encode(), owner.port, b"id"]]])
@@ -685,7 +687,8 @@ class TestRoutedRequest:
     @pytest.mark.parametrize(("queued_for", "lasts"), [(0.0, 1.0), (3.0, 2.0)], ids=["for_the_node", "in_the_queue"])
     def test_time_that_a_node_was_waited_for_is_the_calls_own(self, quick_clock, queued_for, lasts):
         """The wait for a free connection is not, and adds up to a whole call to its time."""
-        down = Reply([redis.exceptions.ClusterDownError("down")], 1.0, in_doubt=False, queued_for=queued_for)
+        down = Reply([redis.exceptions.ClusterDownError("down")], 1.0)
+        down.queued_for = queued_for
         _, answer = self.drive(chain([redis.ConnectionError("refused")], cycle([self.slots(self.A), down])))
         assert answer.values == down.values
         assert lasts <= policy.clock() < lasts + 0.7

@@ -994,7 +994,7 @@ class TestTokensOfThoseWhoLeave:
 
     @pytest.mark.parametrize("mark", ["mark_asking", "take_turn"])
     def test_one_inherits_before_it_asks_or_not_at_all(self, monkeypatch, mark):
-        line, first, second = local_queue.LocalQueue(Timing()), lock_request(), lock_request()
+        line, first, second = local_queue.LocalQueue(Timing(), succeed=str), lock_request(), lock_request()
         inherit, begun, asked = LockRequest.inherit, threading.Event(), threading.Event()
 
         def slowly(heir, other):
@@ -1012,7 +1012,7 @@ class TestTokensOfThoseWhoLeave:
         for one in (first, second):
             line.take_turn(one, joins=True)
         first.asking = False
-        leaving = threading.Thread(target=line.leave, args=(first,), kwargs={"hand_place_on": True, "succeed": str})
+        leaving = threading.Thread(target=line.leave, args=(first,), kwargs={"hand_place_on": True})
         leaving.start()
         assert begun.wait(PATIENCE)
         ask()

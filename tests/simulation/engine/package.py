@@ -131,7 +131,7 @@ def enter(scheduler: Scheduler, network: Network, settings: dict[str, Any]) -> N
     chance = random.Random(scheduler.random.random())
     os.urandom = chance.randbytes
     os.getpid, os.dup2 = _pid, _dup2
-    fork.known_pid = EveryPid()
+    fork.pid = _pid
     _resets.extend([*fork._functions, *(MethodType(method, owner) for owner, method in fork._methods.items())])
     fork.in_child = _in_child
     random.seed(scheduler.random.random())
@@ -161,18 +161,6 @@ def process_died(process: Process) -> None:
 
 
 # Forks. Each process has begun anew before anything of the package runs in it, so nothing else finds that out.
-
-
-class EveryPid(int):
-    """Of the process that runs."""
-
-    def __eq__(self, other: object) -> bool:
-        return True
-
-    def __ne__(self, other: object) -> bool:
-        return False
-
-    __hash__ = int.__hash__
 
 
 class LivingPid(int):

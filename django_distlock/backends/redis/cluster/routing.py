@@ -304,7 +304,9 @@ class RoutedRequest:
             if self._attempts.in_doubt:
                 raise InDoubt.because_of(self._replies[0])
             raise self._replies[0]
-        return Reply(self._replies, min(self._sent_at), self._attempts.in_doubt, self._is_by_next_owner)
+        reply = Reply(self._replies, min(self._sent_at))
+        reply.in_doubt, reply.is_by_next_owner = self._attempts.in_doubt, self._is_by_next_owner
+        return reply
 
 
 def refresh(slots: SlotMap, timeout: float, queue_deadline: float = NOT_WAITING) -> Steps[Exception | None]:
