@@ -171,11 +171,11 @@ class LockRequest:
     ttl: float
     holder: Holder
     token: str
-    # Most requests are granted at once, and have nothing of their own but these.
     in_doubt: bool
-    held_fence: int = 0
     inbox: str
     place: str
+    # Most requests are granted at once, and have nothing of their own but these.
+    held_fence: int = 0
     deadline: float = inf
     longest_ttl: float = 0.0
     asking: bool = False  # from an attempt until it waits again; it never inherits then

@@ -259,14 +259,13 @@ class Acquisition:
             return bool(request.inbox) and queue.has_successor(request)
         joins, self._is_in_line = not self._is_in_line, True
         self._is_leader = is_leader = queue.take_turn(request, joins=joins)
-        if request.inbox:
-            return True
-        if is_leader:
-            # Most locks are free, so the first attempt takes no place where that would cost a subscription.
-            return self._is_busy or (self.backend.is_listening(request.name) and not self._may_be_own())
-        if self._may_be_own():
-            queue.mark_asking(request)
-        return False
+        if not is_leader:
+            if self._may_be_own():
+                queue.mark_asking(request)  # first: it may inherit a place until then
+            return bool(request.inbox)
+        # Most locks are free, so the first attempt takes no place where that would cost a subscription.
+        is_cheap = self._is_busy or (self.backend.is_listening(request.name) and not self._may_be_own())
+        return is_cheap or bool(request.inbox)
 
     def _may_be_own(self) -> bool:
         """Whether the lease in the way may be one to enter again, for which nobody stands in line."""

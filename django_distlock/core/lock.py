@@ -25,7 +25,7 @@ from .holds import Hold, Holds, NothingToLeave, acquired_here
 from .lease import Lease, State, logger
 from .registry import DEFAULT_ALIAS, locks
 
-service_of, holder_here = locks.service, Holder.here  # Python finds methods of what was imported slowly
+service_of, holder_here = locks.service, Holder.here  # found once: what is imported is looked through each time
 
 # Called inside the methods, not put around them: an interrupt in a wrapper could lose a lease that was just granted.
 refuse_in_event_loop: Callable[[], None] = async_unsafe(

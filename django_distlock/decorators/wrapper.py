@@ -97,7 +97,7 @@ class LockedCallable:
                 result = self._result(args, kwargs)
             self._retain(lease, result, request)
         except BaseException as error:
-            lock.__exit__(type(error), error, error.__traceback__)
+            lock.__exit__(None, error, None)  # no call before it, in which a second interrupt could strike
             raise
         lock.__exit__(None, None, None)
         return result

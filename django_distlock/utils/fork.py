@@ -1,7 +1,7 @@
 """What a process owns is its own: in a forked child threads, connections, inboxes and leases begin anew.
 
-Python tells of the forks that it makes itself. A fork in C, as of uWSGI, is noticed where an operation begins and asks
-for the number of the process.
+Python tells of the forks that it makes itself. A fork in C, as of uWSGI, is noticed by the next one who asks for the
+number of the process here.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _guards: dict[int, threading.RLock] = {}
 def in_child(reset: Reset) -> None:
     """Call ``reset`` in every forked child, before anything else of this package runs there.
 
-    It must neither wait nor fail, and may be called more than once. A method, one of each object, does not keep its
-    object alive.
+    It must neither wait nor fail, may be called more than once, and asks ``os.getpid()``, not ``pid()``. A method, one
+    of each object, does not keep its object alive.
     """
     if isinstance(reset, MethodType):
         _methods[reset.__self__] = reset.__func__
@@ -54,22 +54,26 @@ def _new_mark() -> mmap.mmap | bytearray:
         page.madvise(MADV_WIPEONFORK)
     except OSError:  # before Linux 4.14
         return bytearray(1)
-    page[0] = 1
-    return page
+    try:
+        page.madvise(-1)
+    except OSError:  # as it should; an emulator that takes any advice follows none
+        page[0] = 1
+        return page
+    return bytearray(1)
 
 
-_mark = _new_mark()
+mark = _new_mark()
 
 
 def notice() -> None:
     """Begin anew if this is a forked child that nobody told."""
-    if not _mark[0]:
+    if not mark[0]:
         _begin_anew()
 
 
 def pid() -> int:
     """``notice()``, and the number of this process without asking the kernel, which takes longer than all the rest."""
-    if not _mark[0]:
+    if not mark[0]:
         _begin_anew()
     return _known_pid
 
@@ -98,8 +102,8 @@ def _begin_anew() -> None:
         for owner, method in list(_methods.items()):
             method(owner)
         _known_pid = pid
-        if isinstance(_mark, mmap.mmap):
-            _mark[0] = 1
+        if isinstance(mark, mmap.mmap):
+            mark[0] = 1
 
 
 def _follow_uwsgi() -> None:

@@ -26,9 +26,12 @@ MONKEY = "from gevent import monkey; monkey.patch_all()\n"
 FORK = {kind: f"from tests.support.programs import FORKS; fork = FORKS[{kind!r}]\n" for kind in FORKS}
 
 
-@pytest.fixture(params=FORKS)
-def fork(request):
-    return FORKS[request.param]
+@pytest.fixture(params=[*FORKS, "c without a page that the kernel clears"])
+def fork(request, monkeypatch):
+    kind, _, without = request.param.partition(" ")
+    if without:
+        monkeypatch.setattr("django_distlock.utils.fork.mark", bytearray(1))
+    return FORKS[kind]
 
 
 def hand_on(elsewhere):

@@ -127,7 +127,7 @@ class RedisBackend(GeneratorBackend, RunsBackend):
         answer = reply.values[0]
         if type(answer) is int and answer > 0:
             return Grant(answer, reply.sent_at)
-        if type(answer) is list:
+        if type(answer) is list and len(answer) == 4:
             place, left, value, ears = answer
             request.place = place.decode()
             if not place:

@@ -101,16 +101,16 @@ class Client:
         attempts: ServerAttempts | None = None
         step: float | None = None
         if timeout is not None or NOT_WAITING < deadline < sent_at + self._timeout:
-            step = longest_step(self._timing, self._timeout, timeout, deadline, sent_at)
+            step = self._given(longest_step(self._timing, self._timeout, timeout, deadline, sent_at))
         while True:
             try:
                 permit = permits.get_nowait()
             except Empty:
                 attempts = attempts or self._new_attempts(*limits)
                 permit = self._wait_for_permit(permits, attempts)
-                self._check_not_forked(idle)
                 sent_at = clock()
             try:
+                self._check_not_forked(idle)
                 while True:
                     connection, was_idle = None, False
                     try:
@@ -155,7 +155,6 @@ class Client:
                 permits.put(permit)
                 del permit  # a traceback may keep this frame, and with it the permit
             sleep(attempts.pause)
-            self._check_not_forked(idle)
             sent_at = clock()
 
     def _check_not_forked(self, idle: deque[Idle]) -> None:

@@ -24,6 +24,7 @@ from ...utils.clock import clock
 from .errors import NotSent, is_transient
 
 RECEIVED_AT_ONCE = 65_536  # bytes
+NO_TIME = 0.01  # seconds by which a reply may come later than it should; a timeout of 0 would not wait at all
 ROUNDS_UNTIL_TOLD = 5  # of the loop, until TLS tells what has come
 TOO_LATE = "Timeout reading from socket"
 CLOSED = "Connection closed by server."
@@ -159,8 +160,8 @@ class DirectExchange(RedisPyExchange):
                 deadline = clock() + timeout
                 sock.settimeout(timeout)
                 sock.sendall(packed)
-                if (left := deadline - clock()) < timeout - 0.01:  # it is mostly done at once
-                    sock.settimeout(max(0.01, left))
+                if (left := deadline - clock()) < timeout - NO_TIME:  # else it was done at once, as mostly
+                    sock.settimeout(max(NO_TIME, left))
             replies: list[Any] = []
             while True:
                 if not (data := sock.recv(RECEIVED_AT_ONCE)):
@@ -178,7 +179,7 @@ class DirectExchange(RedisPyExchange):
                 deadline = min(deadline, now + self.socket_timeout)
                 if now >= deadline:
                     raise builtins.TimeoutError
-                sock.settimeout(max(0.01, deadline - now))
+                sock.settimeout(max(NO_TIME, deadline - now))
         except builtins.TimeoutError as error:
             raise redis.TimeoutError(TOO_LATE) from error
         except OSError as error:

@@ -44,7 +44,7 @@ class Operations:
     ) -> None:
         self._alias, self._keys, self._where, self._prefix_setting = alias, keys, where, prefix_setting
         self._timing, self._explain = timing, explain
-        # What many calls have in common is packed once.
+        # What many calls have in common is packed once, the lengths of time in ``timing`` with it.
         packed_once = lru_cache(maxsize=1024)
         self._of_lock = packed_once(lambda name: PackedKeys.of(*keys.of_lock(name)))
         self._acquire_options = packed_once(self._pack_acquire_options)

@@ -1020,6 +1020,28 @@ class TestTokensOfThoseWhoLeave:
         assert tokens == [second.token] == [first.token]
         assert first.is_inherited
 
+    def test_one_that_may_enter_again_asks_with_the_place_that_it_inherits_meanwhile(self, valkey_locks, monkeypatch):
+        backend, queue, leader = locks["default"], locks.service("default").queue, lock_request()
+        with lock(leader.name, reentrant=True):
+            queue.take_turn(leader, joins=True)
+            backend.acquire(leader, queue=True)
+            mark, acquire, asked = queue.mark_asking, backend.acquire, []
+
+            def leave_first(lock_request):
+                queue.leave(leader, hand_place_on=True)
+                mark(lock_request)
+
+            def noted(lock_request, *, queue):
+                asked.append((lock_request.place, queue))
+                return acquire(lock_request, queue=queue)
+
+            monkeypatch.setattr(queue, "mark_asking", leave_first)
+            monkeypatch.setattr(backend, "acquire", noted)
+            with lock(leader.name, reentrant=True):
+                pass
+        assert asked == [(leader.place, True)]
+        assert leader.place
+
     def test_a_place_is_given_up_also_if_the_last_attempt_was_not_sent(
         self, through_proxy, store, callers, monkeypatch
     ):

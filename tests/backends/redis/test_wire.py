@@ -154,6 +154,21 @@ def test_no_time_at_all_is_time_for_a_server_nearby(timeout):
     assert given == [0.01, 0.01]
 
 
+def test_a_limit_that_is_not_shorter_than_the_sockets_own_changes_nothing():
+    """So the first part of the replies may take as long as the rest."""
+    given: list[float | None] = []
+
+    class Noting(Connection):
+        def exchange(self, packed: bytes, number: int, timeout: float | None) -> list[Any]:
+            given.append(timeout)
+            return [1]
+
+    client = Client(Service(Noting()), 1, 0.3, Timing())
+    for _ in range(2):
+        client.send(COMMAND, timeout=7.0)
+    assert given[1] is None
+
+
 class Forgetful(Connection):
     """Of the two commands it has done one when it finds that its server is of no use any more."""
 
