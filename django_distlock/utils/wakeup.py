@@ -7,12 +7,18 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
+from .clock import clock
+
 
 class WakeEvent:
     """Set from any thread, waited for by one thread or task. Setting it before the wait is not lost."""
 
-    _is_set = False
+    _is_set = False  # since the last wait
     _wake: Callable[[], object] | None = None  # while it is waited for
+
+    @property
+    def is_set(self) -> bool:
+        return self._is_set
 
     def set(self) -> None:
         self._is_set = True
@@ -35,6 +41,21 @@ class WakeEvent:
         try:
             if not self._is_set:
                 sleeping.acquire(timeout=max(0.0, timeout))
+            return self._is_set
+        finally:
+            self._wake = None
+            self._is_set = False
+
+    def wait_by(self, sleep: Callable[[float], bool], wake: Callable[[], object], timeout: float) -> bool:
+        """The same for one who has something to do meanwhile, in ``sleep(seconds)``, which ``wake()`` ends.
+
+        Where that returns False, the thread sleeps for the rest of the time.
+        """
+        deadline, self._wake = clock() + timeout, wake
+        try:
+            while not self._is_set and (left := deadline - clock()) > 0:
+                if not sleep(left):
+                    return self.wait(deadline - clock())
             return self._is_set
         finally:
             self._wake = None

@@ -165,8 +165,11 @@ class DatabaseBackend(ThreadedBackend, RunsBackend):
     def wait_for_turn(self, request: LockRequest, timeout: float) -> None:
         backoff = self._backoff_of(request, timeout)
         while backoff.remaining:
-            if self._is_notified(request):
+            if not request.place:  # it stands behind another one of this process, which wakes it
                 request.event.wait(backoff.remaining)
+                return
+            if self._listener and self._listener.is_ready:
+                self._listener.wait_for_message(request, backoff.remaining)
                 return
             if request.event.wait(backoff.next_pause()):
                 return
@@ -178,8 +181,11 @@ class DatabaseBackend(ThreadedBackend, RunsBackend):
     async def await_for_turn(self, request: LockRequest, timeout: float) -> None:
         backoff = self._backoff_of(request, timeout)
         while backoff.remaining:
-            if self._is_notified(request):
+            if not request.place:
                 await request.event.await_set(backoff.remaining)
+                return
+            if self._listener and self._listener.is_ready:
+                await self._listener.await_message(request, backoff.remaining)
                 return
             if await request.event.await_set(backoff.next_pause()):
                 return
@@ -194,10 +200,6 @@ class DatabaseBackend(ThreadedBackend, RunsBackend):
         backoff = self._backoffs.setdefault(request, new)
         backoff.begin(timeout)
         return backoff
-
-    def _is_notified(self, request: LockRequest) -> bool:
-        """Whether its event will be set: also by the leader, behind which a waiter has no place in the store."""
-        return not request.place or (self._listener is not None and self._listener.is_ready)
 
     def _position(self, request: LockRequest) -> QueuePosition:
         position = partial(self._sql.position, name=self._key(request.name), token=request.token)
