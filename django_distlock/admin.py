@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from django.conf import settings
@@ -143,7 +144,8 @@ class PrefixFilter(CountedFilter):
         return cast(str, key.name[: key.name.find(":") + 1])
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        counted = Counter(map(self.choice_of, inventory_of(request).keys()))
+        names = chain.from_iterable(inventory_of(request).keys().names.values())
+        counted = Counter([name[: name.find(":") + 1] for name in names])
         counted.pop("", None)
         return [(prefix, printable(prefix)) for prefix in sorted(dict(counted.most_common(MOST_PREFIXES)))]
 

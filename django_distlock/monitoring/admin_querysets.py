@@ -114,10 +114,10 @@ class InventoryQuerySet(Generic[M]):
             return replace(self, window=(index.start, index.stop))
         return self.rows()[index]
 
-    def keys(self) -> list[Key]:
+    def keys(self) -> Sequence[Key]:
         """The keys that fit, in order."""
         every = replace(self, window=(None, None))
-        found: list[Key] = every._once("keys", lambda: self._sorted(self._fitting()))  # noqa: SLF001 - a copy
+        found: Sequence[Key] = every._once("keys", lambda: self._sorted(self._fitting()))  # noqa: SLF001 - a copy
         return found
 
     def rows(self) -> list[M]:
@@ -137,7 +137,7 @@ class InventoryQuerySet(Generic[M]):
         folded = text.casefold()
         return all(word in folded for word in self.words)
 
-    def _sorted(self, keys: list[Key]) -> list[Key]:
+    def _sorted(self, keys: Sequence[Key]) -> Sequence[Key]:
         fields = [field for field in self.order if field.lstrip("-") not in ("pk", "id")]  # added for a total order
         natural = list(cast("Sequence[str]", self.model._meta.ordering))
         if fields[-len(natural) :] == natural:  # so they come
@@ -147,14 +147,14 @@ class InventoryQuerySet(Generic[M]):
                 keys = sorted(order, key=order.__getitem__, reverse=field.startswith("-"))
         return keys
 
-    def _fitting(self) -> list[Key]:
+    def _fitting(self) -> Sequence[Key]:
         raise NotImplementedError
 
-    def _order_by(self, field: str, keys: list[Key]) -> dict[Key, Any]:
+    def _order_by(self, field: str, keys: Sequence[Key]) -> dict[Key, Any]:
         """The value by which each key is sorted; empty if rows are not sorted by that field."""
         raise NotImplementedError
 
-    def _rows(self, keys: list[Key]) -> list[M]:
+    def _rows(self, keys: Sequence[Key]) -> list[M]:
         raise NotImplementedError
 
 
@@ -188,15 +188,15 @@ class HeldLocks(InventoryQuerySet[HeldLock]):
         """By ``pk``, ``pk__in``, ``using`` and ``name__startswith``."""
         return replace(self, prefix=str(value)) if lookup == "name__startswith" else super()._where(lookup, value)
 
-    def _fitting(self) -> list[Key]:
-        keys = self._selected()
-        if self.using is not None:
-            keys = [key for key in keys if key.using == self.using]
-        if self.prefix:
+    def _fitting(self) -> Sequence[Key]:
+        if self.ids is None:
+            keys: Sequence[Key] = self.inventory.keys().only(self.using, self.prefix)
+        else:
+            keys = [key for key in self._selected(self.ids) if self.using in (None, key.using)]
             keys = [key for key in keys if key.name.startswith(self.prefix)]
         return self._with_words(keys) if self.words else keys
 
-    def _with_words(self, keys: list[Key]) -> list[Key]:
+    def _with_words(self, keys: Sequence[Key]) -> list[Key]:
         """The keys with all words in the name or the holder, which is looked up only if the name does not fit."""
         by_name = {key for key in keys if self._fits(key.name)}
         others = [key for key in keys if key not in by_name]
@@ -206,14 +206,12 @@ class HeldLocks(InventoryQuerySet[HeldLock]):
     def _fits_holder(self, key: Key, holder: Holder | None) -> bool:
         return holder is not None and self._fits(f"{key.name}\n{holder}")
 
-    def _selected(self) -> list[Key]:
-        if self.ids is None:
-            return self.inventory.keys()
-        leases = {lease.lock: lease for text in self.ids if (lease := LeaseKey.read(text))}
+    def _selected(self, ids: frozenset[str]) -> list[Key]:
+        leases = {lease.lock: lease for text in ids if (lease := LeaseKey.read(text))}
         seen = self.inventory.look(sorted(leases, key=lambda key: (key.name, key.using)))
         return [key for key, seen in seen.items() if seen.lease == leases[key]]
 
-    def _order_by(self, field: str, keys: list[Key]) -> dict[Key, Any]:
+    def _order_by(self, field: str, keys: Sequence[Key]) -> dict[Key, Any]:
         if field == "remaining":
             return self.inventory.free_at(keys)
         if field == "fence":
@@ -222,7 +220,7 @@ class HeldLocks(InventoryQuerySet[HeldLock]):
             return self.inventory.map_holders(keys, HOLDER_VALUES[field])
         return {key: getattr(key, field) for key in keys} if field in Key._fields else {}
 
-    def _rows(self, keys: list[Key]) -> list[HeldLock]:
+    def _rows(self, keys: Sequence[Key]) -> list[HeldLock]:
         found = self.inventory.look(keys)
         waiting = self.inventory.count_waiters(list(found))
         return [
@@ -249,7 +247,7 @@ class BeatRuns(InventoryQuerySet[BeatRun]):
             if self.using in (None, key.using) and (self.ids is None or str(key) in self.ids) and self._fits(key.name)
         ]
 
-    def _order_by(self, field: str, keys: list[Key]) -> dict[Key, Any]:
+    def _order_by(self, field: str, keys: Sequence[Key]) -> dict[Key, Any]:
         """Unknown times come first."""
         if field not in (known.name for known in fields(RunInfo)):
             return {}
@@ -257,7 +255,7 @@ class BeatRuns(InventoryQuerySet[BeatRun]):
         values = {key: getattr(runs[key], field) for key in keys}
         return {key: (value is not None, value) for key, value in values.items()}
 
-    def _rows(self, keys: list[Key]) -> list[BeatRun]:
+    def _rows(self, keys: Sequence[Key]) -> list[BeatRun]:
         runs = self.inventory.runs()
         found = [BeatRun(id=str(key), **_printable(asdict(runs[key]))) for key in keys]
         for row in found:

@@ -77,7 +77,7 @@ PORTION = 5000  # locks
 
 def each_with_waiters(inventory: Inventory) -> Iterator[tuple[SeenLock, int | None]]:
     """The same of all that is locked, of which there may be millions: one portion after the other, and none is kept."""
-    keys = inventory.each_key()
+    keys = iter(inventory.keys())
     while portion := list(islice(keys, PORTION)):
         yield from look_with_waiters(inventory, portion)
 

@@ -8,9 +8,9 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from heapq import merge
-from itertools import repeat
+from itertools import islice, repeat
 from operator import attrgetter
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar, overload
 from urllib.parse import quote, unquote
 
 from django.core.exceptions import ImproperlyConfigured
@@ -45,7 +45,49 @@ class Key(NamedTuple):
         return f"{quote(self.using, safe='')}/{name}"
 
 
-_new_key: Callable[[tuple[str, str]], Key] = partial(tuple.__new__, Key)
+new_key: Callable[[tuple[str, str]], Key] = partial(tuple.__new__, Key)  # in a third of the time
+
+
+class KeyList(Sequence[Key]):
+    """Keys by name, each made when it is asked for: a million of them would take longer than all the rest of a page.
+
+    ``names``: in order, by alias.
+    """
+
+    def __init__(self, names: Mapping[str, Sequence[str]]) -> None:
+        self.names = {alias: names[alias] for alias in sorted(names) if names[alias]}
+
+    def __len__(self) -> int:
+        return sum(map(len, self.names.values()))
+
+    def __iter__(self) -> Iterator[Key]:
+        of_each = [map(new_key, zip(repeat(alias), names)) for alias, names in self.names.items()]
+        return of_each[0] if len(of_each) == 1 else merge(*of_each, key=attrgetter("name"))
+
+    @overload
+    def __getitem__(self, index: int) -> Key: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Key]: ...
+
+    def __getitem__(self, index: int | slice) -> Key | list[Key]:
+        if isinstance(index, int):
+            return self[index : index + 1 or None][0]
+        if len(self.names) == 1:
+            [(alias, names)] = self.names.items()
+            return list(KeyList({alias: names[index]}))
+        return list(islice(self, *index.indices(len(self))))
+
+    def only(self, using: str | None, prefix: str) -> KeyList:
+        """Those whose names begin so; ``using``: of one alias."""
+        found = self.names if using is None else {using: self.names.get(using, ())}
+        return KeyList({alias: names[_beginning(prefix, names)] for alias, names in found.items()})
+
+
+def _beginning(prefix: str, names: Sequence[str]) -> slice:
+    """Where the names stand that begin so, of those in order."""
+    begin = bisect_left(names, prefix)
+    return slice(begin, bisect_left(names, True, begin, key=lambda name: not name.startswith(prefix)))
 
 
 class LeaseKey(NamedTuple):
@@ -101,7 +143,7 @@ class Inventory:
         except ImproperlyConfigured as error:
             self.aliases = []
             self._fail(SETTING, error)
-        self._keys: list[Key] | None = None
+        self._keys: KeyList | None = None
         self._seen: dict[Key, SeenLock | None] = {}
         self._runs: dict[Key, RunInfo] | None = None
 
@@ -110,19 +152,11 @@ class Inventory:
         """Whether any backend keeps its locks on several nodes."""
         return any(self._ask(alias, lambda backend: backend.node_count) for alias in self.aliases)
 
-    def keys(self) -> list[Key]:
+    def keys(self) -> KeyList:
         """What is locked, by name; without the package's own locks, unless the prefix asks for them."""
         if self._keys is None:
-            names = self._names()
-            # A million of them by their class would take a third of the time of a page.
-            found = [key for alias in sorted(names) for key in map(_new_key, zip(repeat(alias), names[alias]))]
-            self._keys = sorted(found, key=attrgetter("name"))  # fast, as each alias is in order already
+            self._keys = KeyList(self._names())
         return self._keys
-
-    def each_key(self) -> Iterator[Key]:
-        """The same, but none is kept."""
-        names = self._names()
-        return merge(*(map(partial(Key, alias), names[alias]) for alias in sorted(names)), key=attrgetter("name"))
 
     def _names(self) -> dict[str, list[str]]:
         """In order, by alias."""
@@ -132,10 +166,8 @@ class Inventory:
         )
         for found in names.values():
             found.sort()
-            if not self.prefix.startswith(OWN):  # those stand together
-                begin = bisect_left(found, OWN)
-                end = bisect_left(found, True, begin, key=lambda name: not name.startswith(OWN))
-                del found[begin:end]
+            if not self.prefix.startswith(OWN):
+                del found[_beginning(OWN, found)]
         return names
 
     def look(self, keys: Iterable[Key]) -> dict[Key, SeenLock]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from django_distlock.monitoring import inventory
+from django_distlock.monitoring.inventory import Key
 from tests.support.admin_pages import hold, names_in
 
 pytestmark = pytest.mark.django_db
@@ -62,3 +64,31 @@ def test_only_the_locks_of_the_page_are_looked_at(operator, valkey_locks, monkey
     asked.clear()
     assert names_in(operator.get(LIST, {"o": "2", "p": 2})) == [f"n:{number:03}" for number in range(100, 120)]
     assert asked == [("remaining", 120), ("look", 20)]
+
+
+@pytest.mark.parametrize("query", [{}, {"prefix": "n:"}, {"p": "2", "using": "default"}])
+def test_only_the_locks_of_the_page_have_keys(operator, valkey_locks, monkeypatch, query):
+    """Of a million, to make them takes longer than all the rest."""
+    for number in range(300):
+        hold(valkey_locks, f"n:{number:03}")
+    made, make = [], inventory.new_key
+    monkeypatch.setattr(inventory, "new_key", lambda parts: made.append(parts) or make(parts))
+    assert len(names_in(operator.get(LIST, query))) == 100
+    assert len({*made}) == 100
+
+
+def test_keys_of_several_backends_stand_by_name():
+    names = {"b": ["", "a:1", "a:2", "a;", "c"], "none": [], "a": ["a:1", "b"]}
+    keys = inventory.KeyList(names)
+    every = sorted(
+        (Key(using, name) for using in names for name in names[using]), key=lambda key: (key.name, key.using)
+    )
+    assert [*keys] == every
+    assert len(keys) == len(every)
+    assert [keys[2:5], keys[5:], keys[:-1], keys[9:]] == [every[2:5], every[5:], every[:-1], []]
+    assert [keys[0], keys[-1]] == [every[0], every[-1]]
+    for using in (None, "a", "b", "none", "unknown"):
+        for prefix in ("", "a", "a:", "b", "d"):
+            fitting = [key for key in every if using in (None, key.using) and key.name.startswith(prefix)]
+            found = keys.only(using, prefix)
+            assert [[*found], len(found), found[1:3]] == [fitting, len(fitting), fitting[1:3]]

@@ -214,7 +214,7 @@ class RedisBackend(GeneratorBackend, RunsBackend):
         return ()
 
     def _page(self, listing: Listing, command: Command) -> Steps[Iterable[str]]:
-        return list(listing.new_names(self._operations.only((yield Call("send", (command,))))))
+        return listing.new_names(self._operations.only((yield Call("send", (command,)))))
 
     def _diagnose(self) -> Steps[list[CheckResult]]:
         began, nodes, known = wall_clock(), [], None

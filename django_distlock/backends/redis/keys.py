@@ -62,11 +62,12 @@ class Keys:
         return [names] if names else []
 
     def pattern(self, kind: str, start: str) -> str:
-        """For SCAN: keys of a kind whose names begin so. It may find other keys, which ``name_in`` leaves out."""
+        """For SCAN: keys of a kind whose names begin so. It may find other keys, which ``names_in`` leaves out."""
         return literally(f"{self.prefix}{kind}:{start}") + "*"
 
-    def name_in(self, kind: str, start: str, key: str) -> str | None:
-        return key.removeprefix(f"{self.prefix}{kind}:")
+    def names_in(self, kind: str, start: str, keys: Iterable[str]) -> list[str]:
+        prefix = f"{self.prefix}{kind}:"
+        return [key.removeprefix(prefix) for key in keys]
 
 
 class ClusterKeys(Keys):
@@ -125,10 +126,10 @@ class ClusterKeys(Keys):
     def pattern(self, kind: str, start: str) -> str:
         return f"{literally(f'{self.prefix}{kind}:')}{{*}}:{literally(start)}*"
 
-    def name_in(self, kind: str, start: str, key: str) -> str | None:
-        """None for a key that another number of shards made."""
-        name = self.locked_by(key)
-        return name if name.startswith(start) and key == self._of_kind(kind, name) else None
+    def names_in(self, kind: str, start: str, keys: Iterable[str]) -> list[str]:
+        """Without those that another number of shards made."""
+        names = [(key, self.locked_by(key)) for key in keys]
+        return [name for key, name in names if name.startswith(start) and key == self._of_kind(kind, name)]
 
     def slot_of_shard(self, shard: int) -> int:
         return slot_of(f"{{{shard}}}")
@@ -172,13 +173,13 @@ class Listing:
             if self._cursor == b"0":
                 return
 
-    def new_names(self, reply: Sequence[Any]) -> Iterator[str]:
-        self._cursor, keys = reply
-        for key in keys:
-            try:
-                name = self._keys.name_in(self._kind, self._start, key.decode())
-            except UnicodeDecodeError:
-                continue  # no lock has such a key
-            if name is not None and name not in self._seen:
-                self._seen.add(name)
-                yield name
+    def new_names(self, reply: Sequence[Any]) -> list[str]:
+        self._cursor, found = reply
+        try:
+            keys = [key.decode() for key in found]
+        except UnicodeDecodeError:  # no lock has such a key
+            keys = [text for key in found if (text := key.decode(errors="replace")).encode() == key]
+        names = dict.fromkeys(self._keys.names_in(self._kind, self._start, keys))
+        new = [name for name in names if name not in self._seen]
+        self._seen.update(new)
+        return new

@@ -8,7 +8,7 @@ import shutil
 import sys
 import time
 from argparse import SUPPRESS, ArgumentTypeError
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from math import inf, nan
 from typing import Any
@@ -186,7 +186,7 @@ class Command(BaseCommand):
             raise CommandError("An empty --prefix means all locks. They are freed after asking alone.", returncode=2)
         inventory = Inventory(self.aliases, options["prefix"] or "")
         if options["prefix"] is None:
-            keys = [Key(alias, options["name"]) for alias in inventory.aliases]
+            keys: Sequence[Key] = [Key(alias, options["name"]) for alias in inventory.aliases]
         else:
             keys = inventory.keys()
         found = look_with_waiters(inventory, keys)
