@@ -354,7 +354,7 @@ def _set_up_session(wrapper: Wrapper) -> bool:
 
 def address(settings: Mapping[str, Any]) -> tuple[Any, ...]:
     """Which database it is."""
-    return tuple(settings[key] for key in ("NAME", "HOST", "PORT", "USER"))
+    return settings["NAME"], settings["HOST"], settings["PORT"], settings["USER"]
 
 
 def _close(wrapper: Wrapper) -> None:
