@@ -30,7 +30,9 @@ from .topology import Topology, server_topology
 logger = logging.getLogger("django_distlock")
 
 LONGEST_LOOK_INTERVAL = 8.0  # seconds: a third of the queue_ttl, and LOOK in release.lua
-RENEWALS = 10_000  # in one round trip: a server does them in some 50 ms, and serves others meanwhile
+# In one round trip, which takes a server some 80 ms. It reads them in parts and serves others in between: a PING waits
+# for 7 ms then, and for 4 ms beside a thousand, as measured.
+RENEWALS = 10_000
 
 
 class RedisBackend(GeneratorBackend, RunsBackend):
