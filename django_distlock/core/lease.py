@@ -41,7 +41,7 @@ class LeaseRenewer(Protocol):
     """Who keeps leases alive and cleans up behind callers that cannot (see renewal.py)."""
 
     def unregister(self, lease: Lease) -> bool: ...
-    def wake(self, name: str) -> None: ...
+    def wake(self, name: str, *, only_first: bool = False) -> None: ...
     def release_in_background(self, request: LockRequest, *, cooldown: float = 0.0) -> bool: ...
 
 
@@ -338,6 +338,7 @@ class Lease:
         except BaseException:
             self._release_after_interrupt()
             raise
+        self._renewer.wake(self.name, only_first=True)
         if not released:
             raise self._lost_before_release()
         if self._proof:
@@ -356,6 +357,7 @@ class Lease:
         except BaseException:
             self._release_after_interrupt()
             raise
+        self._renewer.wake(self.name, only_first=True)
         if not released:
             raise self._lost_before_release()
         if self._proof:
@@ -377,8 +379,7 @@ class Lease:
     def _release_retainer(self, retainer: object, *, promptly: bool = True) -> None:
         """What it was held for after it was left is over: release it if that was the last.
 
-        Nobody can be told of errors, so they are logged. ``promptly=False``: in the background, without
-        waiting for anything; the garbage collector calls.
+        Nobody can be told of errors, so they are logged. ``promptly=False``: in the background; the collector calls.
         """
         if not self._drop_retainer(retainer) or self._retainer_deadlines or self._hold_count or self._ended:
             return

@@ -70,11 +70,13 @@ class LocalQueue:
             lines = [list(line) for line in self._lines.values()]
         return [request for line in lines for request in line if request.inbox]
 
-    def wake(self, name: str) -> None:
-        """Let all look whether they may go on."""
+    def wake(self, name: str, *, only_first: bool = False) -> None:
+        """Let all look whether they may go on, or the leader."""
+        if name not in self._lines:  # most locks are wanted by one
+            return
         with self._guard:
             line = list(self._lines.get(name, ()))
-        for request in line:
+        for request in line[: 1 if only_first else None]:
             request.event.set()
 
     def has_successor(self, request: LockRequest) -> bool:
@@ -82,7 +84,7 @@ class LocalQueue:
             return len(self._lines[request.name]) > 1
 
     def leave(self, request: LockRequest, *, hand_place_on: bool, again: bool = False) -> None:
-        """Wake the next leader.
+        """Wake the next leader; where this one was granted the lock, its release does that.
 
         ``again``: it was interrupted and has done an unknown part of this.
         """
@@ -106,7 +108,7 @@ class LocalQueue:
             if request.is_inherited and (successor := next((one for one in line if one.token == request.token), None)):
                 self._succeed(successor)
                 successor.event.set()
-            if was_first:
+            if was_first and hand_place_on:
                 first.event.set()
 
     def _first_responsive(self, line: deque[LockRequest]) -> LockRequest:

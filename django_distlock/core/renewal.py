@@ -95,9 +95,9 @@ class Renewer:
             self._new.pop(token, None)
             return known is not None
 
-    def wake(self, name: str) -> None:
-        """Let the waiters of this process look whether they may enter."""
-        self._queue.wake(name)
+    def wake(self, name: str, *, only_first: bool = False) -> None:
+        """Let the waiters of this process look whether they may enter, or the first of them."""
+        self._queue.wake(name, only_first=only_first)
 
     @property
     def is_cleaning(self) -> bool:
@@ -109,12 +109,12 @@ class Renewer:
 
         ``cooldown``: seconds the lock shall stay taken from now.
 
-        The garbage collector may call it, from anywhere. Does nothing in a forked child: what its parent asked for,
-        the parent takes back.
+        The garbage collector may call it, from anywhere. In a forked child it does nothing: its parent takes that back.
         """
         if self._pid != fork.pid():
             return False
         self._cleaner.add(request, cooldown)
+        self._queue.wake(request.name, only_first=True)
         return True
 
     def release_all(self) -> None:

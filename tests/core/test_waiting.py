@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from contextlib import contextmanager
+from itertools import pairwise
 
 import pytest
 
@@ -19,7 +20,7 @@ from django_distlock.types import Grant, Holder, new_token
 from django_distlock.utils.clock import clock
 from tests.support.leases import deadline_of
 from tests.support.stores import LOCMEM
-from tests.support.tools import PATIENCE, eventually, lock_request, renewer_of
+from tests.support.tools import PATIENCE, eventually, lock_request, queue_of, renewer_of
 
 pytestmark = pytest.mark.slow
 
@@ -432,3 +433,32 @@ def test_a_place_is_given_back_in_the_background_once_the_time_is_over(valkey_lo
     eventually(lambda: releasing)
     assert [name for name, thread in releasing if thread is threading.current_thread()] == []
     eventually(lambda: backend.count_waiters(["name"]) == [0])
+
+
+def test_the_next_of_a_process_asks_when_the_lock_is_released_and_not_before(monkeypatch):
+    """While one of its own process has the lock, the store would only say so."""
+    backend, asked, got_in = locks["default"], [], []
+    acquire = type(backend).acquire
+
+    def counted(self, request, *, queue):
+        asked.append(request.token)
+        return acquire(self, request, queue=queue)
+
+    def wait():
+        with lock("name", wait=PATIENCE):
+            got_in.append(time.monotonic())
+            time.sleep(0.05)
+
+    holder = lock("name")
+    assert holder.acquire()
+    waiting = [threading.Thread(target=wait) for _ in range(5)]
+    for thread in waiting:
+        thread.start()
+    eventually(lambda: queue_of(backend).length("name") == 5)
+    time.sleep(0.1)  # until the first of them has asked
+    monkeypatch.setattr(type(backend), "acquire", counted)
+    holder.release()
+    for thread in waiting:
+        thread.join(PATIENCE)
+    assert len(got_in) == len(asked) == 5  # each once, when its predecessor had left
+    assert max(after - before for before, after in pairwise(got_in)) < 0.5  # a second if it had to look by itself
