@@ -262,21 +262,66 @@ class AsyncClient:
     ) -> Reply:
         if not commands:
             return NOTHING  # asyncio's transports choke on an empty chunk: such a one is never closed
-        began = clock()
-        limits = timeout, deadline, began, queue_deadline
-        attempts, step = None, longest_step(self._timing, self._timeout, timeout, deadline, began)
+        idle, sent_at = self._idle, clock()
+        limits = timeout, deadline, sent_at, queue_deadline
+        attempts: ServerAttempts | None = None
+        step = longest_step(self._timing, self._timeout, timeout, deadline, sent_at)
         while True:
             if not self._permits.take():
                 attempts = attempts or self._new_attempts(*limits)
                 await self._wait_for_permit(attempts)
+                sent_at = clock()
             try:
-                outcome = await self._attempt(commands, attempts, limits, step)
+                cancelled = _cancellations()
+                while True:
+                    connection: Any = None
+                    was_idle = False
+                    try:
+                        free, since = idle.pop() if idle else (None, -inf)
+                        if sent_at - since < self._timing.idle_trusted:
+                            connection = free
+                        else:
+                            attempts = attempts or self._new_attempts(*limits)
+                            connection = await self._standing(free, since, sent_at)
+                            was_idle = connection is not None
+                            timeout = attempts.connect_timeout()
+                            connection = connection or await self._location.aconnected(timeout=timeout)
+                        if attempts:
+                            step = attempts.step_timeout(was_idle=was_idle)
+                        packed = commands[0].packed if len(commands) == 1 else b"".join(map(_packed, commands))
+                        replies = await connection.exchange(packed, len(commands), step)
+                        if NoScriptError in map(type, replies):
+                            attempts = attempts or self._new_attempts(*limits)
+                            step = attempts.step_timeout(was_idle=was_idle)
+                            await self._repeat_forgotten(connection, commands, replies, step)
+                    except BaseException as error:
+                        if connection is not None:
+                            await hang_up(connection)
+                        _check_cancelled(cancelled)
+                        attempts = attempts or self._new_attempts(*limits)
+                        self._after_failure(error, connection, attempts, sent_at, was_idle=was_idle)
+                        await self._close_idle()
+                        if attempts.pause:
+                            break
+                        sent_at = clock()
+                    else:
+                        self._answered_at = now = clock()
+                        self._silent_since = inf
+                        if self._keeps:
+                            idle.append((connection, now))
+                            while idle and now - idle[0][1] > self._timing.idle_kept:
+                                await hang_up(idle.popleft()[0])
+                        else:
+                            await hang_up(connection)
+                        _check_cancelled(cancelled)
+                        reply = Reply(replies, sent_at)
+                        if attempts:
+                            reply.in_doubt, reply.queued_for = attempts.in_doubt, attempts.queued_for
+                        return reply
             finally:
                 self._permits.put()
-            if isinstance(outcome, Reply):
-                return outcome
-            attempts = outcome
             await asyncio.sleep(attempts.pause)
+            sent_at = clock()
 
     async def _wait_for_permit(self, attempts: ServerAttempts) -> None:
         queued_at = clock()
@@ -286,69 +331,36 @@ class AsyncClient:
                 break
         attempts.extend_for_queueing(queued_at, clock())
 
-    async def _attempt(
-        self, commands: Sequence[Command], attempts: ServerAttempts | None, limits: Limits, step: float
-    ) -> Reply | ServerAttempts:
-        cancelled = _cancellations()
-        while True:
-            sent_at, connection, was_idle = clock(), None, False
-            try:
-                connection, was_idle = await self._idle_connection(sent_at)
-                if connection is None or was_idle:
-                    attempts = attempts or self._new_attempts(*limits)
-                    connection = connection or await self._location.aconnected(timeout=attempts.connect_timeout())
-                timeout = step if attempts is None else attempts.step_timeout(was_idle=was_idle)
-                replies = await connection.exchange(b"".join(map(_packed, commands)), len(commands), timeout)
-                if NoScriptError in map(type, replies):
-                    forgotten, again = _to_repeat(commands, replies)
-                    attempts = attempts or self._new_attempts(*limits)
-                    timeout = attempts.step_timeout(was_idle=was_idle)
-                    try:
-                        fresh = (await connection.exchange(b"".join(again), len(again), timeout))[-len(forgotten) :]
-                    except NotSent as error:
-                        raise ConnectionError(str(error)) from error
-                    for index, reply in zip(forgotten, fresh, strict=True):
-                        replies[index] = reply
-            except BaseException as error:
-                if connection is not None:
-                    await hang_up(connection)
-                _check_cancelled(cancelled)
-                attempts, pause = attempts or self._new_attempts(*limits), None
-                try:
-                    pause = attempts.pause_before_retry(error, was_sent=connection is not None, was_idle=was_idle)
-                finally:
-                    # 0: at once; None: the error was raised
-                    if pause != 0 and self._answered_at < sent_at and is_silence(error) and self._silent_since == inf:
-                        self._silent_since = clock()
-                        self._permits.wake()
-                await self._close_idle()
-                if pause:
-                    return attempts
-            else:
-                self._answered_at = now = clock()
-                self._silent_since = inf
-                if self._keeps:
-                    self._idle.append((connection, now))
-                    while self._idle and now - self._idle[0][1] > self._timing.idle_kept:
-                        await hang_up(self._idle.popleft()[0])
-                else:
-                    await hang_up(connection)
-                _check_cancelled(cancelled)
-                reply = Reply(replies, sent_at)
-                if attempts:
-                    reply.in_doubt, reply.queued_for = attempts.in_doubt, attempts.queued_for
-                return reply
+    @staticmethod
+    async def _repeat_forgotten(connection: Any, commands: Sequence[Command], replies: list[Any], step: float) -> None:
+        forgotten, again = _to_repeat(commands, replies)
+        try:
+            fresh = (await connection.exchange(b"".join(again), len(again), step))[-len(forgotten) :]
+        except NotSent as error:
+            raise ConnectionError(str(error)) from error
+        for index, reply in zip(forgotten, fresh, strict=True):
+            replies[index] = reply
 
-    async def _idle_connection(self, now: float) -> tuple[Any, bool]:
-        while self._idle:
-            connection, since = self._idle.pop()
-            age = now - since
-            if age < self._timing.idle_trusted:
-                return connection, False
-            if age < self._timing.idle_kept and not await self._is_stale(connection):
-                return connection, True
+    def _after_failure(
+        self, error: BaseException, connection: Any, attempts: ServerAttempts, sent_at: float, *, was_idle: bool
+    ) -> None:
+        pause = None
+        try:
+            pause = attempts.pause_before_retry(error, was_sent=connection is not None, was_idle=was_idle)
+        finally:
+            # 0: at once; None: the error was raised
+            if pause != 0 and self._answered_at < sent_at and is_silence(error) and self._silent_since == inf:
+                self._silent_since = clock()
+                self._permits.wake()
+            del error  # see ServerAttempts.pause_before_retry()
+
+    async def _standing(self, connection: Any, since: float, now: float) -> Any:
+        while connection is not None:
+            if now - since < self._timing.idle_kept and not await self._is_stale(connection):
+                break
             await hang_up(connection)
-        return None, False
+            connection, since = self._idle.pop() if self._idle else (None, -inf)
+        return connection
 
     @staticmethod
     async def _is_stale(connection: Any) -> bool:
