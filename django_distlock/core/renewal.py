@@ -169,12 +169,12 @@ class Renewer:
         try:
             self._take_due(warns_if_late=True)
             while not self._waiting.keys() <= tried:
-                now = clock()  # those that ran out while others were tried are told at once
-                self._put_back([lease for lease in self._waiting.values() if now >= lease._deadline])
                 wanted = [lease for token, lease in self._waiting.items() if token not in failed]
                 for batch in _batches(sorted(wanted, key=_deadline), self._backend.timing.renewal_batch):
                     tried.update(map(_token, batch))
                     failed |= yield from self._renew_together(batch)
+                now = clock()  # those that ran out while others were tried are told at once
+                self._put_back([lease for lease in self._waiting.values() if now >= lease._deadline])
                 self._take_due()
         finally:
             self._put_back(list(self._waiting.values()))

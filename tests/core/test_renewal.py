@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
+from itertools import count
 
 import pytest
 
@@ -300,6 +301,17 @@ def test_an_interrupt_of_its_end_leaves_it_to_be_renewed_or_forgotten(alone, ren
         assert renewer.renew() is None, where
         assert renewer.latest(name) is None, where
     assert len(leases) > 5
+    hold.forget()
+
+
+@pytest.mark.parametrize("stops_at", range(1, 12))
+def test_a_process_that_is_stopped_between_two_looks_at_the_clock_goes_on(alone, renewer, hold, monkeypatch, stops_at):
+    looks = count(1)
+    lease = hold("name", 60)
+    monkeypatch.setattr(renewal, "clock", lambda: clock() + 60 * (next(looks) >= stops_at))
+    renewer.renew()
+    monkeypatch.setattr(renewal, "clock", clock)
+    assert (renewer.get(lease.token) is None) == (lease.state is State.LOST)
     hold.forget()
 
 
