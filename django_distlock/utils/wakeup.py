@@ -53,10 +53,12 @@ class WakeEvent:
         """
         deadline, self._wake = clock() + timeout, wake
         try:
-            while not self._is_set and (left := deadline - clock()) > 0:
+            while True:
+                left = deadline - clock()
+                if self._is_set or left <= 0:
+                    return self._is_set
                 if not sleep(left):
                     return self.wait(deadline - clock())
-            return self._is_set
         finally:
             self._wake = None
             self._is_set = False

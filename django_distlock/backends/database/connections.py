@@ -12,7 +12,9 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache, partial
+from itertools import compress
 from math import ceil
+from operator import not_
 from pathlib import Path
 from typing import Any
 
@@ -231,11 +233,12 @@ class Pool:
         fork.notice()
         with self._no_fork():
             with self._guard:  # others go on with the rest meanwhile
-                old = [wrapper for since, wrapper in self._idle if self._is_old(since, wrapper)]
-                self._idle = [(since, wrapper) for since, wrapper in self._idle if wrapper not in old]
+                are_old = [self._is_old(since, wrapper) for since, wrapper in self._idle]
+                old = list(compress(self._idle, are_old))
+                self._idle = list(compress(self._idle, map(not_, are_old)))
                 for _, wrapper in self._idle:
                     wrapper.health_check_done = False
-            for wrapper in old:
+            for _, wrapper in old:
                 _close(wrapper)
 
     def _no_fork(self) -> AbstractContextManager[None]:

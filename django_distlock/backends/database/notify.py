@@ -194,7 +194,7 @@ class PostgresListener(WakeupListener):
                 return
             wrapper.is_torn, connection = True, wrapper.connection.pgconn
             connection.consume_input()
-            while message := connection.notifies():
+            for message in iter(connection.notifies, None):
                 self._receive(message.extra.decode())
             wrapper.is_torn = False
 

@@ -307,10 +307,10 @@ class AsyncClient:
                     else:
                         self._answered_at = now = clock()
                         self._silent_since = inf
+                        if idle:
+                            await self._close_old(now)
                         if self._keeps:
                             idle.append((connection, now))
-                            while idle and now - idle[0][1] > self._timing.idle_kept:
-                                await hang_up(idle.popleft()[0])
                         else:
                             await hang_up(connection)
                         _check_cancelled(cancelled)
@@ -382,6 +382,10 @@ class AsyncClient:
         """The loop ends. What is still sent by others that end with it goes over connections of its own."""
         self._keeps = False
         await self._close_idle()
+
+    async def _close_old(self, now: float) -> None:
+        while self._idle and now - self._idle[0][1] > self._timing.idle_kept:
+            await hang_up(self._idle.popleft()[0])
 
     async def _close_idle(self) -> None:
         while self._idle:
