@@ -307,6 +307,7 @@ class Lease:
     def _mark_lost(self, reason: str, *, log: bool = True) -> None:
         """The lease is over without a release: called once, by whoever dropped it from its renewer."""
         self._ended = State.LOST
+        self._renewer.wake(self.name, only_first=True)
         if log:
             self._log_loss(reason)
         self._send_in_background(signals.lock_lost, reason=reason)
@@ -333,12 +334,12 @@ class Lease:
         """
         try:
             released = self._backend.release(self._request, self._begin_release())
+            self._renewer.wake(self.name, only_first=True)
         except (LockLost, LockNotHeld):
             raise
         except BaseException:
             self._release_after_interrupt()
             raise
-        self._renewer.wake(self.name, only_first=True)
         if not released:
             raise self._lost_before_release()
         if self._proof:
@@ -352,12 +353,12 @@ class Lease:
         """``release()`` for tasks. Cancelled, it is finished in the background."""
         try:
             released = await self._backend.arelease(self._request, self._begin_release())
+            self._renewer.wake(self.name, only_first=True)
         except (LockLost, LockNotHeld):
             raise
         except BaseException:
             self._release_after_interrupt()
             raise
-        self._renewer.wake(self.name, only_first=True)
         if not released:
             raise self._lost_before_release()
         if self._proof:
@@ -397,8 +398,7 @@ class Lease:
                 f"The lock {self.name!r} is held by process {self._pid}, which forked this one; only that one"
                 " releases it."
             )
-        ended = self._ended
-        is_lost = clock() >= self._deadline if ended is None else ended is State.LOST
+        is_lost = clock() >= self._deadline if self._ended is None else self._ended is State.LOST
         dropped = self._renewer.unregister(self)
         if is_lost:
             if dropped:

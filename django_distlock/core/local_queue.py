@@ -75,8 +75,9 @@ class LocalQueue:
         if name not in self._lines:  # most locks are wanted by one
             return
         with self._guard:
-            line = list(self._lines.get(name, ()))
-        for request in line[: 1 if only_first else None]:
+            line = self._lines.get(name, deque())
+            woken = [self._first_responsive(line)] if only_first and line else list(line)
+        for request in woken:
             request.event.set()
 
     def has_successor(self, request: LockRequest) -> bool:
@@ -84,7 +85,7 @@ class LocalQueue:
             return len(self._lines[request.name]) > 1
 
     def leave(self, request: LockRequest, *, hand_place_on: bool, again: bool = False) -> None:
-        """Wake the next leader; where this one was granted the lock, its release does that.
+        """Wake the next leader; where this one was granted the lock, the end of its lease does that.
 
         ``again``: it was interrupted and has done an unknown part of this.
         """

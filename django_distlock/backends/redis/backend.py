@@ -176,7 +176,7 @@ class RedisBackend(GeneratorBackend, RunsBackend):
         if type(answer) is int:
             # "Not the holder" on a repeat means that the first attempt, whose reply was lost, did it.
             return answer > 0 or reply.in_doubt
-        raise self._explain(answer)
+        raise self._explain(answer, InDoubt if reply.in_doubt else LockBackendError)
 
     def _renew(self, wanted: Sequence[tuple[LockRequest, float]], timeout: float | None) -> Steps[list[bool | None]]:
         queue_deadline = NOT_WAITING

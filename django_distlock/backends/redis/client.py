@@ -144,9 +144,9 @@ class Client:
                     else:
                         self._answered_at = now = clock()
                         self._silent_since = inf
-                        if idle:
-                            self._close_old(now)
                         idle.append((connection, now))
+                        if len(idle) > 1:
+                            self._close_old(now)
                         reply = Reply(replies, sent_at)
                         if attempts:
                             reply.in_doubt, reply.queued_for = attempts.in_doubt, attempts.queued_for
@@ -284,8 +284,8 @@ class AsyncClient:
                             attempts = attempts or self._new_attempts(*limits)
                             connection = await self._standing(free, since, sent_at)
                             was_idle = connection is not None
-                            timeout = attempts.connect_timeout()
-                            connection = connection or await self._location.aconnected(timeout=timeout)
+                            if connection is None:
+                                connection = await self._location.aconnected(timeout=attempts.connect_timeout())
                         if attempts:
                             step = attempts.step_timeout(was_idle=was_idle)
                         packed = commands[0].packed if len(commands) == 1 else b"".join(map(_packed, commands))
@@ -307,10 +307,9 @@ class AsyncClient:
                     else:
                         self._answered_at = now = clock()
                         self._silent_since = inf
-                        if idle:
-                            await self._close_old(now)
                         if self._keeps:
                             idle.append((connection, now))
+                            await self._close_old(now)
                         else:
                             await hang_up(connection)
                         _check_cancelled(cancelled)

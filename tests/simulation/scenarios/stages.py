@@ -109,13 +109,15 @@ class Stage:
         self._keep(f"{name}: {' '.join(map(_text, words))[:80]}", normal(words, reply))
         return reply
 
-    def call(self, name: str, command: Command) -> bytes:
-        """One of the package's commands."""
-        self.pass_time()
-        words = [*command.packed.decode().split("\r\n")[2::2]]
-        self._wires[name].send(command.packed)
-        reply = self._wires[name].receive()
-        self._keep(f"{name}: {' '.join(words)}", normal(tuple(words), reply))
+    def call(self, name: str, *commands: Command) -> bytes:
+        """Those of the package for one call; the reply to the last of them."""
+        reply = b""
+        for command in commands:
+            self.pass_time()
+            words = [*command.packed.decode().split("\r\n")[2::2]]
+            self._wires[name].send(command.packed)
+            reply = self._wires[name].receive()
+            self._keep(f"{name}: {' '.join(words)}", normal(tuple(words), reply))
         return reply
 
     def load(self, name: str, *scripts: Script) -> None:
