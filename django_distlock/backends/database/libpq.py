@@ -32,9 +32,10 @@ class Libpq:
             if uses == prepare_after:
                 connection.send_prepare(statement.name, statement.sql_of_libpq)
                 self._result()
+                self._uses[statement.name] = uses + 1  # now: one that is rolled back is sent again
             connection.send_query_prepared(statement.name, values, formats)
         result = self._result()
-        if uses <= (prepare_after or 0):
+        if uses < (prepare_after or 0):
             self._uses[statement.name] = uses + 1
         if not result.ntuples:
             return None

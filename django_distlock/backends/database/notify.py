@@ -124,7 +124,7 @@ class PostgresListener(WakeupListener):
             try:
                 self._receive_all(wrapper, min(seconds, self._timing.listener_nap))
                 return True
-            except Exception as error:
+            except Error as error:  # another one is of a handler of a signal
                 wrapper.failure = error
         self._leave(wrapper)
         return False
@@ -148,11 +148,16 @@ class PostgresListener(WakeupListener):
     # In the thread
 
     def connect(self) -> Any:
-        wrapper = self._pool.open_until(clock() + 2 * self._pool.timeout)
+        selector = selectors.DefaultSelector()  # first: it may fail. Unlike select() it knows descriptors from 1024 on
+        try:
+            wrapper = self._pool.open_until(clock() + 2 * self._pool.timeout)
+        except BaseException:
+            selector.close()
+            raise
         wrapper.reader = Post()
         wrapper.failure = None  # that a waiter has met
         wrapper.is_torn = False  # while messages are taken out
-        wrapper.selector = selectors.DefaultSelector()  # unlike select() it knows descriptors from 1024 on
+        wrapper.selector = selector
         for source in (wrapper.connection, self._woken):
             wrapper.selector.register(source, selectors.EVENT_READ)
         return wrapper
@@ -202,8 +207,8 @@ class PostgresListener(WakeupListener):
         """By whom nobody reads; else that one does it when it leaves."""
         self._wake_reader()
         if wrapper.reader.take():
+            wrapper.selector.close()  # first, says gevent
             self._pool.close(wrapper)
-            wrapper.selector.close()
 
     def _receive(self, text: str) -> None:
         if text == "?":

@@ -132,8 +132,9 @@ class TestReaders:
             for waiter in waiters.values():
                 waiter.end()
 
-    def test_one_that_is_interrupted_leaves_it_to_others(self, postgres_locks, no_looks):
-        class Interrupted(BaseException):
+    @pytest.mark.parametrize("kind", [BaseException, Exception])
+    def test_one_that_is_interrupted_leaves_it_to_others(self, postgres_locks, no_looks, kind):
+        class Interrupted(kind):
             pass
 
         def interrupt(*_):
