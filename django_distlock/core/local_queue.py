@@ -89,6 +89,7 @@ class LocalQueue:
 
         ``again``: it was interrupted and has done an unknown part of this.
         """
+        successor = None
         with self._guard:
             line = self._lines.get(request.name) or deque()
             was_first = again
@@ -103,14 +104,16 @@ class LocalQueue:
             first = self._first_responsive(line)
             # A process has one place, so not if the next one has its own; and not to one that is about to leave.
             if hand_place_on and request.inbox and not (request.is_inherited or first.inbox or first.in_doubt):
-                successor = next((one for one in line if not (one.asking or one.inbox or one.in_doubt)), None)
-                if successor:
-                    successor.inherit(request)
-            if request.is_inherited and (successor := next((one for one in line if one.token == request.token), None)):
-                self._succeed(successor)
-                successor.event.set()
-            if was_first and hand_place_on:
-                first.event.set()
+                follower = next((one for one in line if not (one.asking or one.inbox or one.in_doubt)), None)
+                if follower:
+                    follower.inherit(request)
+            if request.is_inherited:
+                successor = next((one for one in line if one.token == request.token), None)
+        if successor:  # outside, because it may start a thread, in which the garbage collector may end a wait
+            self._succeed(successor)
+            successor.event.set()
+        if was_first and hand_place_on:
+            first.event.set()
 
     def _first_responsive(self, line: deque[LockRequest]) -> LockRequest:
         """Puts unresponsive ones behind; they keep their own places in the store."""

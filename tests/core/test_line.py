@@ -8,8 +8,10 @@ import threading
 import pytest
 
 from django_distlock import lock, locks
+from django_distlock.backends.common.timing import Timing
+from django_distlock.core.local_queue import LocalQueue
 from django_distlock.types import Grant
-from tests.support.tools import aeventually, backend_on, eventually, lock_request, queue_of
+from tests.support.tools import PATIENCE, aeventually, backend_on, eventually, lock_request, queue_of
 
 LONG = 60  # seconds that no sound test waits
 
@@ -60,3 +62,22 @@ def test_threads_get_in_as_they_came_though_the_first_is_not_answered_yet(proxy,
     for thread in threads:
         thread.join(LONG)
     assert order == list(range(8))
+
+
+def test_a_wait_ends_beside_one_that_hands_its_place_on():
+    """The heir's backend may start a thread, in which the garbage collector ends other waits before it goes on."""
+
+    def succeed(request):
+        ends = threading.Thread(target=queue.leave, args=(other,), kwargs={"hand_place_on": True}, daemon=True)
+        ends.start()
+        ends.join(PATIENCE)
+        ended.append(not ends.is_alive())
+
+    ended, queue = [], LocalQueue(Timing(), succeed)
+    leader, heir, other = lock_request("name"), lock_request("name"), lock_request("other")
+    for request in (leader, heir, other):
+        queue.take_turn(request, joins=True)
+    leader.inbox, heir.asking = "inbox", False
+    queue.leave(leader, hand_place_on=True)
+    assert heir.token == leader.token
+    assert ended == [True]
