@@ -65,7 +65,7 @@ class Renewer:
         self._unknown: list[tuple[Lease, object]] = []  # with the reasons, to be logged together
         self._lost: list[tuple[Lease, str]] = []
         self._worker = Worker(f"distlock-renewal-{backend.alias}", self.renew, lambda: bool(self._leases))
-        self._cleaner = Cleaner(backend)
+        self._cleaner = Cleaner(backend, queue)
 
     def register(self, lease: Lease) -> None:
         self._leases[lease.token] = self._by_name[lease.name] = self._new[lease.token] = lease
@@ -114,7 +114,6 @@ class Renewer:
         if self._pid != fork.pid():
             return False
         self._cleaner.add(request, cooldown)
-        self._queue.wake(request.name, only_first=True)
         return True
 
     def release_all(self) -> None:
@@ -398,8 +397,8 @@ class PendingRelease:
 class Cleaner:
     """Releases in the background, in a thread of its own, so that renewal never waits for it."""
 
-    def __init__(self, backend: BaseLockBackend) -> None:
-        self._backend = backend
+    def __init__(self, backend: BaseLockBackend, queue: LocalQueue) -> None:
+        self._backend, self._queue = backend, queue
         self._pending: dict[str, PendingRelease] = {}
         self._worker = Worker(f"distlock-cleaning-{backend.alias}", self.release)
 
@@ -447,4 +446,5 @@ class Cleaner:
                 logger.error("Lock %r could not be given back; its TTL has freed it: %s", name, error)
             if self._pending.get(token) is pending:  # and was not given up once more meanwhile
                 del self._pending[token]
+            self._queue.wake(name, only_first=True)
         return clock() + self._backend.timing.retry_delay if self._pending else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 import weakref
 from itertools import count
 
@@ -202,6 +203,22 @@ def test_a_store_that_is_away_costs_two_lines(busy, hold, caplog, monkeypatch):
     assert doubt.startswith("Renewal of 20 locks of 'default' failed; the first of them, 'name 19', is lost in ")
     assert loss.startswith("20 locks of 'default' were lost. The one that was held longest, 'name 0', was lost: ")
     assert {lease.state for lease in leases} == {"lost"}
+
+
+def test_who_waits_is_woken_when_what_is_given_up_in_the_background_is_free(locmem_locks, renewer, monkeypatch):
+    """Not before: it would look for nothing, and not again."""
+    release, was_free = locmem_locks.release, []
+
+    def wake(queue, name, *, only_first):
+        was_free.append(locmem_locks.look([name]) == [None])
+
+    monkeypatch.setattr(locmem_locks, "release", lambda *arguments: time.sleep(0.1) or release(*arguments))
+    monkeypatch.setattr(LocalQueue, "wake", wake)
+    request = lock_request("name", 60)
+    locmem_locks.acquire(request, queue=False)
+    assert renewer.release_in_background(request)
+    eventually(lambda: was_free)
+    assert was_free == [True]
 
 
 def test_a_lease_that_is_about_to_be_told_as_lost_is_lost(locmem_locks, monkeypatch):
