@@ -115,7 +115,7 @@ class Holder(_HolderFields):
         execution = execution or current_execution()
         thread = execution.get_name() if isinstance(execution, asyncio.Task) else execution.name  # type: ignore[attr-defined]
         host, pid, thread, label = _here(fork.pid(), thread, label)
-        return tuple.__new__(cls, (host, pid, thread, label, int(wall_clock() * 1000) / 1000, message))
+        return tuple.__new__(cls, (host, pid, thread, label, _now(), message))
 
     def from_now(self) -> Self:
         return self._replace(since=_now())

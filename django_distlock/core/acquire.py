@@ -163,21 +163,19 @@ class Acquisition:
 
         Returns the signal to send with ``about()``; None where nothing is to be told or nobody listens.
         """
-        if isinstance(answer, Lease):
+        if is_new := isinstance(answer, Lease):
             self.lease = lease = answer
             self._service.renewer.register(lease)
-            signal = signals.lock_acquired
         else:
             self.busy = answer
             if (entered := self._enterable(answer)) is None:
                 return signals.lock_busy if signals.lock_busy.receivers else None
             self.lease = lease = entered
             lease._pass_to(self._execution)
-            signal = None
         remember(lease)
         self._hold = hold = Hold(self._execution, self._required, self._terms.reentrant)
-        self._holds.enter(hold, lease, again=signal is None)
-        return signal if signal and signal.receivers else None
+        self._holds.enter(hold, lease, again=not is_new)
+        return signals.lock_acquired if is_new and signals.lock_acquired.receivers else None
 
     def about(self) -> dict[str, Any]:
         """What the signal that ``conclude()`` returned carries."""

@@ -16,10 +16,6 @@ class WakeEvent:
     _is_set = False  # since the last wait
     _wake: Callable[[], object] | None = None  # while it is waited for
 
-    @property
-    def is_set(self) -> bool:
-        return self._is_set
-
     def set(self) -> None:
         self._is_set = True
         if wake := self._wake:

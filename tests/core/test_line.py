@@ -7,10 +7,12 @@ import threading
 
 import pytest
 
-from django_distlock import lock, locks
+from django_distlock import LockLost, lock, locks
 from django_distlock.backends.common.timing import Timing
 from django_distlock.core.local_queue import LocalQueue
 from django_distlock.types import Grant
+from django_distlock.utils.clock import clock
+from tests.support.leases import request_of
 from tests.support.tools import PATIENCE, aeventually, backend_on, eventually, lock_request, queue_of
 
 LONG = 60  # seconds that no sound test waits
@@ -81,3 +83,37 @@ def test_a_wait_ends_beside_one_that_hands_its_place_on():
     queue.leave(leader, hand_place_on=True)
     assert heir.token == leader.token
     assert ended == [True]
+
+
+class TestTheEndOfALease:
+    """Who waits in the same process is woken by it, and does not find out at its next look."""
+
+    @pytest.fixture
+    def held(self, locmem_locks):
+        """A lease that one waits for who does not respond, and one who does."""
+        queue, waiters = queue_of(locmem_locks), [lock_request(), lock_request()]
+        with lock("name", on_lost="log") as lease:
+            for waiter in waiters:
+                queue.take_turn(waiter, joins=True)
+            waiters[0].last_active_at = clock() - LONG
+            yield lease, *waiters
+            for waiter in waiters:
+                queue.leave(waiter, hand_place_on=False)
+
+    @staticmethod
+    def was_woken(request):
+        return request.event.wait(0)
+
+    def test_by_a_release_wakes_the_first_who_responds(self, held):
+        lease, stuck, waiter = held
+        lease.release()
+        assert self.was_woken(waiter)
+        assert not self.was_woken(stuck)
+
+    def test_by_its_loss_wakes_the_first_who_responds(self, held, locmem_locks):
+        lease, stuck, waiter = held
+        assert locmem_locks.release(request_of(lease), force=True)
+        with pytest.raises(LockLost):
+            lease.renew()
+        assert self.was_woken(waiter)
+        assert not self.was_woken(stuck)

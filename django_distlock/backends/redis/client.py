@@ -61,6 +61,12 @@ def _to_repeat(commands: Sequence[Command], replies: Sequence[Any]) -> tuple[lis
     return forgotten, loads + [commands[index].packed for index in forgotten]
 
 
+def _put_in(replies: list[Any], forgotten: Sequence[int], fresh: Sequence[Any]) -> None:
+    """What came for the commands that were repeated; before that, for the scripts that were loaded for them."""
+    for index, reply in zip(forgotten, fresh[-len(forgotten) :], strict=True):
+        replies[index] = reply
+
+
 class Client:
     """For threads. Opens at most ``max_connections``. No single step, such as a reply, lasts longer than ``timeout``.
 
@@ -174,11 +180,9 @@ class Client:
     def _repeat_forgotten(connection: Any, commands: Sequence[Command], replies: list[Any], step: float | None) -> None:
         forgotten, again = _to_repeat(commands, replies)
         try:
-            fresh = connection.exchange(b"".join(again), len(again), step)[-len(forgotten) :]
+            _put_in(replies, forgotten, connection.exchange(b"".join(again), len(again), step))
         except NotSent as error:  # but others of the commands were
             raise ConnectionError(str(error)) from error
-        for index, reply in zip(forgotten, fresh, strict=True):
-            replies[index] = reply
 
     def _after_failure(
         self, error: BaseException, connection: Any, attempts: ServerAttempts, sent_at: float, *, was_idle: bool
@@ -334,11 +338,9 @@ class AsyncClient:
     async def _repeat_forgotten(connection: Any, commands: Sequence[Command], replies: list[Any], step: float) -> None:
         forgotten, again = _to_repeat(commands, replies)
         try:
-            fresh = (await connection.exchange(b"".join(again), len(again), step))[-len(forgotten) :]
+            _put_in(replies, forgotten, await connection.exchange(b"".join(again), len(again), step))
         except NotSent as error:
             raise ConnectionError(str(error)) from error
-        for index, reply in zip(forgotten, fresh, strict=True):
-            replies[index] = reply
 
     def _after_failure(
         self, error: BaseException, connection: Any, attempts: ServerAttempts, sent_at: float, *, was_idle: bool

@@ -206,8 +206,8 @@ class Nodes:
         Raises MaxConnectionsError where all connections are in use by others, or what the others failed with where the
         nodes do not answer them.
         """
-        fork.notice()  # a child must not talk on its parent's connections
-        pid, permits, idle = fork.pid(), self._permits, self._idle
+        pid = fork.pid()  # first: a child must not talk on its parent's connections
+        permits, idle = self._permits, self._idle
         deadline = clock() + limits.connect_timeout
         permit = self._permit(permits, deadline, limits, pid)
         try:

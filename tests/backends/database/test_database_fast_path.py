@@ -6,12 +6,15 @@ import random
 from dataclasses import replace
 from functools import partial
 
+import psycopg
 import pytest
 
 from django_distlock.backends.common import state
 from django_distlock.backends.common.state import CLAIMED, FREE, HELD, RESTING, Attempt, Row, Waiter, microseconds
 from django_distlock.backends.common.timing import Timing
+from django_distlock.backends.database.libpq import Libpq
 from django_distlock.backends.database.sql import Statements
+from django_distlock.backends.database.statement import Statement
 from django_distlock.types import new_token
 from tests.support.databases import fast_path_for, operations_for, run_in, statements_for
 
@@ -132,3 +135,19 @@ def test_a_repeated_attempt_gets_no_second_place(backend):
     ask(backend, TOKENS[1])
     assert ask(backend, TOKENS[1]) is None
     assert len(run_in(backend, lambda it: statements_for(backend).read(it, KEY)).waiters) == 1
+
+
+def test_a_statement_that_failed_when_it_was_prepared_is_not_prepared_again(postgres):
+    """The server has it from then on, whatever became of the transaction."""
+    statement = Statement("SELECT 6 / %s::int")
+    with psycopg.connect(
+        host=postgres.folder, user="tests", dbname="postgres", autocommit=True, prepare_threshold=1
+    ) as connection:
+        libpq = Libpq(connection)
+        assert libpq.fetch_one(statement, [2]) == [3]
+        with pytest.raises(psycopg.errors.DivisionByZero):
+            libpq.fetch_one(statement, [0])
+        assert libpq.fetch_one(statement, [2]) == [3]
+        assert [row[0] for row in connection.execute("SELECT name FROM pg_prepared_statements")] == [
+            statement.name.decode()
+        ]

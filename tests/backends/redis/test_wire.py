@@ -10,15 +10,16 @@ from math import inf
 from typing import Any
 
 import pytest
-from redis.exceptions import ConnectionError, NoScriptError, TimeoutError
+from redis.exceptions import ConnectionError, NoScriptError, ResponseError, TimeoutError
 
 from django_distlock.backends.common.attempts import InDoubt
 from django_distlock.backends.common.timing import Timing
-from django_distlock.backends.redis.client import AsyncClient, Client
+from django_distlock.backends.redis.client import AsyncClient, Client, Reply
 from django_distlock.backends.redis.errors import NotSent
 from django_distlock.backends.redis.scripts import Command, pack
 from django_distlock.utils.clock import clock
 from tests.support.inside import make_silent, permits_of
+from tests.support.tools import lock_request
 
 COMMAND = Command(pack("PING"))
 
@@ -198,3 +199,19 @@ def test_a_repetition_that_was_not_sent_leaves_doubt_about_the_rest():
         assert (await client.asend(COMMAND, COMMAND)).in_doubt
 
     asyncio.run(main())
+
+
+def test_a_release_that_is_refused_after_it_went_unanswered_is_in_doubt(valkey_locks, monkeypatch):
+    """As in a Cluster, where the second attempt may go to another node."""
+    refused = Reply([ResponseError("not today")], 0.0)
+    refused.in_doubt = True
+
+    async def asend(*_: Any, **__: Any) -> Reply:
+        return refused
+
+    monkeypatch.setattr(Client, "send", lambda *_, **__: refused)
+    with pytest.raises(InDoubt, match="not today"):
+        valkey_locks.release(lock_request())
+    monkeypatch.setattr(AsyncClient, "asend", asend)
+    with pytest.raises(InDoubt, match="not today"):
+        asyncio.run(valkey_locks.arelease(lock_request()))

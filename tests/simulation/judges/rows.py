@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from math import inf
+from math import ceil, inf, log
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django_distlock.backends.common.state import CLAIMED, FREE, HELD, Waiter, waiters_from_text
 from django_distlock.backends.common.timing import Timing
+from django_distlock.backends.database.polling import GROWTH
 
 from .leases import DRIFT, GRAIN, OWN_NAMES
 
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 DECIDES = 2.0  # seconds at most between the look of a call at the row and its change
 MOST_LOOKS = 14  # of a waiter at a lock that does not move, in WINDOW seconds
 LOOKS_AT_FIRST = 10  # of who begins to wait, while its pauses grow
-LOOKS_AT_FIRST_IN_FILE = 26  # from 0.3 ms by 1.3 to 0.25 s
+# The pauses at a file begin shorter: so many more looks until they are as long as the first one elsewhere.
+MORE_IN_FILE = ceil(log(Timing.poll_interval_shortest / Timing.poll_interval_shortest_of_file, GROWTH))
 LOOKS_AT_END = 2  # of a waiter when a lease was to end, which is before the usual look where it is that short
 WINDOW = 2.0
 SETTLES = 1.0  # seconds in which the pauses of a waiter grow
@@ -141,7 +143,7 @@ class RowJudge:
             looks.recent.popleft()
         newcomers = self._simulation.newcomers(process, self._name, self._now - WINDOW - SETTLES)
         ends = WINDOW / self._lasts if 0.0 < self._lasts < Timing.look_interval else 0.0
-        at_first = LOOKS_AT_FIRST_IN_FILE if self._simulation.world.name == "sqlite" else LOOKS_AT_FIRST
+        at_first = LOOKS_AT_FIRST + (MORE_IN_FILE if self._simulation.world.name == "sqlite" else 0)
         most = MOST_LOOKS + at_first * newcomers + LOOKS_AT_END * ends
         if self._now - looks.since > SETTLES + WINDOW and len(looks.recent) > most:
             self._fail(f"S11: {process} polls: {len(looks.recent)} looks in {WINDOW:g} s")
