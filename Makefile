@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BACKEND ?= redis
 BIN := $(VENV)/bin
+# Tests start hundreds of programs, and all of them would compile the package anew.
+unexport PYTHONDONTWRITEBYTECODE
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
