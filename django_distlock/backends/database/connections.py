@@ -415,12 +415,15 @@ def _after_fork() -> None:
 
 
 def _socket_of(wrapper: Wrapper) -> int | None:
-    """Its descriptor; None where there is none, or the driver does not show it."""
+    """Its descriptor; None where there is none any more, or the driver does not show it."""
     raw = wrapper.connection
     if raw is None or wrapper.vendor == "sqlite":
         return None
     if hasattr(raw, "fileno"):
-        return int(raw.fileno())
+        try:
+            return int(raw.fileno())
+        except wrapper.Database.Error:  # it is closed
+            return None
     own = getattr(raw, "_sock", None)  # PyMySQL
     return None if own is None else int(own.fileno())
 

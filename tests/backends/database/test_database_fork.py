@@ -13,7 +13,7 @@ import pytest
 
 from django_distlock import lock, locks
 from django_distlock.backends.database.sqlite import TemporaryFile
-from tests.support.databases import ALIAS
+from tests.support.databases import ALIAS, open_connections
 from tests.support.programs import FORKS, in_a_fork
 from tests.support.stores import DATABASE
 from tests.support.tools import PATIENCE
@@ -151,3 +151,13 @@ def test_a_child_closes_no_connection_of_its_parent(postgres_locks, close, kind)
     assert in_a_fork(getattr(pool, close), FORKS[kind]) == "None"
     pool.timing.database_idle_kept = 60.0  # now it may be used
     assert session() == before
+
+
+def test_a_child_begins_anew_though_its_parents_connection_was_closed_by_its_driver(postgres_locks, monkeypatch):
+    """Which then has no descriptor, and says so with an error."""
+    failures = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda failure: failures.append(repr(failure.exc_value)))
+    postgres_locks.look(["name"])
+    for wrapper in open_connections(postgres_locks):
+        wrapper.connection.close()
+    assert in_a_fork(lambda: (failures, postgres_locks.look(["name"]))) == "([], [None])"
