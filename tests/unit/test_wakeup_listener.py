@@ -84,7 +84,7 @@ class TestACrowd:
 class Listener(WakeupListener):
     """On a connection that is a list of tokens."""
 
-    connection_errors = (Away,)
+    connection_error = Away
 
     def __init__(self, timing):
         self.connected_at, self.fails, self.meanwhile = [], False, lambda: None
@@ -109,9 +109,6 @@ class Listener(WakeupListener):
 
     def disconnect(self, connection):
         connection.append("disconnected")
-
-    def _interrupt(self):
-        self.stop()
 
     def _inbox_of(self, request):
         return "inbox"

@@ -1,4 +1,4 @@
-"""What wakes waiters: a thread that reads a subscription and sets the events of those whose turn has come."""
+"""What wakes waiters: a subscription, whose reader sets the events of those whose turn has come."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from math import inf
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 from weakref import WeakValueDictionary
 
 from ...types import LockRequest
@@ -15,7 +15,11 @@ from ...utils import fork
 from ...utils.clock import clock
 from ...utils.drive import Call, Steps, drive
 from ...utils.threads import Worker
+from ...utils.wakeup import WakeEvent
 from .timing import Timing
+
+if TYPE_CHECKING:
+    from .readers import Readers
 
 logger = logging.getLogger("django_distlock")
 
@@ -60,11 +64,15 @@ class WakeupListener(ABC):
 
     A hint is a hint: the truth is the lease in the store. Where nothing can be heard, waiters look by themselves.
     A store says how to connect, subscribe, read and disconnect; all but the last are calls of ``steps()``.
+
+    Where the store has ``readers()``, a thread that waits reads by itself, for all, if none before it does. Then the
+    listener's own thread reads where only tasks wait, and where nobody does.
     """
 
-    connection_errors: ClassVar[tuple[type[Exception], ...]]  # of a connection that was lost
+    connection_error: ClassVar[type[Exception]]  # of the store's driver, if not OSError
 
     _connection: Any = None  # the one that is subscribed
+    _readers: Readers | None = None  # of it
 
     def __init__(self, name: str, timing: Timing, waiters: Waiters | None = None) -> None:
         self._name = name
@@ -82,13 +90,17 @@ class WakeupListener(ABC):
 
     def _reset_after_fork(self) -> None:
         """Also in a forked child: what stands there is the parent's."""
-        self._connection = None
+        self._connection = self._readers = None
+        self._tasks: dict[str, None] = {}  # tokens of those that wait
+        self._rest = WakeEvent()  # ends that of the thread
         self.is_ready = False  # whether waiters are woken
         self._touched_at = -inf  # when a waiter was here last
         self._not_before = -inf  # when the next subscription may be made
         self._resubscribe = False
         self._has_told = False  # that the thread cannot be started
-        self._to_wake: list[str] = []  # tokens of those that are to look, though nobody said that their turn has come
+        self._to_wake: dict[
+            str, None
+        ] = {}  # tokens of those that are to look, though nobody said that their turn has come
         self._wakes_more_at = -inf
 
     # For waiters
@@ -112,13 +124,38 @@ class WakeupListener(ABC):
         if self._is_wanted:
             self._worker.nudge(self._not_before)
 
+    def wait(self, request: LockRequest, timeout: float) -> None:
+        """Until the event of the request is set, at the latest after ``timeout`` seconds."""
+        readers = self._readers
+        if readers is None or not (self.is_ready and request.inbox):
+            request.event.wait(timeout)
+            return
+        try:
+            readers.wait(request.event, timeout, self._timing.listener_nap)
+        finally:
+            if self._tasks or readers.failure:
+                self._rest.set()
+
+    async def await_wake(self, request: LockRequest, timeout: float) -> None:
+        """``wait()`` for tasks, which never read."""
+        try:
+            if request.inbox:
+                self._tasks[request.token] = None
+                self._rest.set()
+            await request.event.await_set(timeout)
+        finally:
+            self._tasks.pop(request.token, None)
+
     def stop(self) -> None:
         """Nobody will wait any more; the thread notices within ``listener_nap``."""
         self._touched_at = -inf
 
-    @abstractmethod
     def _interrupt(self) -> None:
         """End the thread, also while it reads: the interpreter exits."""
+        self._touched_at = -inf
+        self._rest.set()
+        if self._readers:
+            self._readers.wake()
 
     def _on_refusal(self, error: RuntimeError) -> None:
         if not self._has_told:
@@ -143,11 +180,12 @@ class WakeupListener(ABC):
 
     def steps(self) -> Steps[None]:
         """One subscription, from its connection to its end."""
-        connection, pid = None, os.getpid()
+        connection, readers, pid = None, None, os.getpid()
         try:
             connection = yield Call("connect")
             if not fork.is_copy(pid):
-                self._connection, self._resubscribe = connection, False
+                readers = self.readers(connection)
+                self._connection, self._readers, self._resubscribe = connection, readers, False
                 yield Call("subscribe", (connection,))
             while self._connection is connection and self._is_wanted and not self._resubscribe:
                 nap = min(self._timing.listener_nap, self._wake_some())
@@ -156,25 +194,38 @@ class WakeupListener(ABC):
             if fork.is_copy(pid):
                 return
             self._note_failure(error)
-            if not isinstance(error, self.connection_errors):
+            if not self._is_loss(error):
                 raise
         finally:
             if not fork.is_copy(pid):
-                self.is_ready, self._connection, self._to_wake = False, None, []  # after the next one all look anew
+                self.is_ready, self._connection, self._readers = False, None, None
+                self._to_wake.clear()  # after the next one all look anew
                 self._not_before = clock() + self._timing.resubscribe_after
-            if connection is not None:
+                if readers:
+                    readers.end()
+            if connection is not None and (readers is None or fork.is_copy(pid)):
                 self.disconnect(connection)
+
+    def _is_loss(self, error: Exception) -> bool:
+        """Of the connection."""
+        return isinstance(error, self.connection_error | OSError)
 
     @abstractmethod
     def connect(self) -> Any: ...
+
+    def readers(self, connection: Any) -> Readers | None:
+        """None where the thread alone reads, by ``read()``."""
+        return None
 
     @abstractmethod
     def subscribe(self, connection: Any) -> None:
         """Calls ``_mark_ready()`` when that has come through, or ``read()`` does."""
 
-    @abstractmethod
     def read(self, connection: Any, timeout: float) -> None:
-        """Wake those that are named by what comes within ``timeout`` seconds."""
+        """Wake those that are named by what comes within ``timeout`` seconds, or rest where others read."""
+        readers = self._readers
+        if readers and not readers.read_if_missed(timeout, self._timing.listener_nap, is_wanted=bool(self._tasks)):
+            self._rest.wait(timeout)
 
     @abstractmethod
     def disconnect(self, connection: Any) -> None: ...
@@ -189,7 +240,7 @@ class WakeupListener(ABC):
         self._let_look(self._waiters)
 
     def _let_look(self, requests: Iterable[LockRequest]) -> None:
-        self._to_wake = list(dict.fromkeys([*self._to_wake, *(request.token for request in requests)]))
+        self._to_wake.update(dict.fromkeys([request.token for request in requests]))
         self._wake_some()
 
     def _wake_some(self) -> float:
@@ -199,11 +250,11 @@ class WakeupListener(ABC):
         if (now := clock()) >= self._wakes_more_at:
             self._wakes_more_at = now + SPREAD / PORTIONS
             portion = max(AT_ONCE, len(self._waiters) // PORTIONS)
-            woken, self._to_wake = self._to_wake[:portion], self._to_wake[portion:]
-            for token in woken:
+            for token in [*self._to_wake][:portion]:
+                self._to_wake.pop(token, None)
                 self._waiters.wake(token)
         return max(0.0, self._wakes_more_at - now)
 
     def _note_failure(self, error: Exception) -> None:
-        if isinstance(error, self.connection_errors):
+        if self._is_loss(error):
             logger.debug("The listener of %r lost its connection: %s", self._name, error)

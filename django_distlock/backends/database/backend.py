@@ -169,7 +169,7 @@ class DatabaseBackend(ThreadedBackend, RunsBackend):
                 request.event.wait(backoff.remaining)
                 return
             if self._listener and self._listener.is_ready:
-                self._listener.wait_for_message(request, backoff.remaining)
+                self._listener.wait(request, backoff.remaining)
                 return
             if request.event.wait(backoff.next_pause()):
                 return
@@ -185,7 +185,7 @@ class DatabaseBackend(ThreadedBackend, RunsBackend):
                 await request.event.await_set(backoff.remaining)
                 return
             if self._listener and self._listener.is_ready:
-                await self._listener.await_message(request, backoff.remaining)
+                await self._listener.await_wake(request, backoff.remaining)
                 return
             if await request.event.await_set(backoff.next_pause()):
                 return

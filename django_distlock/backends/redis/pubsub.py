@@ -33,7 +33,7 @@ class RedisListener(WakeupListener):
     own inbox, so that silence can be told from a dead connection.
     """
 
-    connection_errors = (RedisError, OSError)
+    connection_error = RedisError
     in_cluster = False
 
     def __init__(
@@ -110,7 +110,7 @@ class RedisListener(WakeupListener):
         self._wake_starters()
 
     def _interrupt(self) -> None:
-        self.stop()
+        super()._interrupt()
         with suppress(AttributeError, OSError):
             # redis-py has no public way to wake who reads
             self._connection._sock.shutdown(socket.SHUT_RDWR)  # noqa: SLF001
@@ -171,7 +171,7 @@ class RedisListener(WakeupListener):
 
     def _note_failure(self, error: Exception) -> None:
         super()._note_failure(error)
-        failure = error if isinstance(error, self.connection_errors) else NoListener(str(error))
+        failure = error if self._is_loss(error) else NoListener(str(error))
         self.is_ready, self._failure = False, failure
         if not is_transient(failure):
             self._wake_starters()  # no use in waiting for it
