@@ -49,7 +49,7 @@ def steps() -> Mapping[str, Sequence[Cut]]:
         return True
 
     return {
-        "the name is checked": [Cut(lock, "checked_name", lambda name: name)],
+        "the name is checked": [Cut(lock, "fixed_name", lambda name: name)],
         "whose it is": [Cut(lock, "sync_owner", lambda: thread)],
         "the holder": [Cut(lock, "holder_here", lambda *_: holder)],
         "the holder's text": [Cut(Holder, "to_text", lambda _: text)],

@@ -13,25 +13,15 @@ from django.core.exceptions import ImproperlyConfigured
 
 from .backends.base import BaseLockBackend
 from .celery.config import BEAT_SETTING, REMEMBER_SETTING, BeatSettings, remember_tasks_for
-from .core.registry import SETTING, locks
+from .core.registry import SETTING, TAG, locks
 
-TAG = "locks"
 RUSHED = 1.0  # seconds of TTL below which an ordinary pause of a process costs the lock
 
 
 @register(TAG)
 def check_setting(**_: Any) -> list[CheckMessage]:
-    """What is wrong with the setting on any machine."""
+    """What is wrong with the setting on any machine, where it is there (``registry.check_presence``)."""
     found: list[CheckMessage] = list(_errors())
-    if not hasattr(settings, SETTING):
-        found.append(
-            Warning(
-                f"{SETTING} is not set: locks exclude the threads and tasks of one process, and no other process.",
-                hint="Name a backend, for example {'default': {'BACKEND':"
-                " 'django_distlock.backends.redis.RedisBackend', 'LOCATION': 'redis://127.0.0.1:6379/0'}}.",
-                id="distlock.W001",
-            )
-        )
     backends = list(_backends())
     for backend in backends:
         found += [*_terms(backend), *backend.check_settings()]
@@ -68,10 +58,12 @@ def _text(value: object) -> str:
 
 
 def _aliases() -> list[str]:
-    try:
-        return list(locks)
-    except ImproperlyConfigured:
+    if not hasattr(settings, SETTING):
         return []
+    try:
+        return list(locks) or ["default"]
+    except ImproperlyConfigured:
+        return ["default"]  # which says why
 
 
 def _backends() -> Iterator[BaseLockBackend]:
@@ -83,7 +75,7 @@ def _backends() -> Iterator[BaseLockBackend]:
 
 
 def _errors() -> Iterator[CheckMessage]:
-    for alias in _aliases() or ["default"]:
+    for alias in _aliases():
         try:
             locks[alias]  # builds it
         except ImproperlyConfigured as error:

@@ -21,6 +21,14 @@ class NoRows(models.Manager[Any]):
         return super().get_queryset().none()
 
 
+class NotByQueries(models.QuerySet[Any]):
+    """Raises RuntimeError when it is evaluated, because no database has these rows; an empty answer would be wrong."""
+
+    @property
+    def db(self) -> str:
+        raise RuntimeError(f"{self.model.__name__} has no table, so it cannot be queried. {self.model.source}")
+
+
 class HeldLock(models.Model):
     """One lease in a snapshot. It has no table: monitoring/inventory.py makes the rows.
 
@@ -45,8 +53,10 @@ class HeldLock(models.Model):
     fence: models.BigIntegerField[int, int] = models.BigIntegerField(_("fencing number"))
     waiting: models.PositiveIntegerField[int | None, int | None] = models.PositiveIntegerField(_("waiting"), null=True)
 
-    objects = NoRows()
+    nothing = NoRows()  # the first one, which Django takes
+    objects = NotByQueries.as_manager()
 
+    source = "Who holds which lock is told by locks[alias].held(), of django_distlock."
     info: LockInfo
 
     class Meta:
@@ -55,7 +65,7 @@ class HeldLock(models.Model):
         verbose_name = _("held lock")
         verbose_name_plural = _("held locks")
         ordering: ClassVar[Any] = ("name", "using")
-        base_manager_name = "objects"
+        base_manager_name = "nothing"
 
     def __str__(self) -> str:
         return self.name
@@ -98,7 +108,10 @@ class BeatRun(models.Model):
         _("next expected"), null=True
     )
 
-    objects = NoRows()
+    nothing = NoRows()
+    objects = NotByQueries.as_manager()
+
+    source = "When the entries of beat last ran is told by locks[alias].runs(), of django_distlock."
 
     class Meta:
         managed = False
@@ -106,7 +119,7 @@ class BeatRun(models.Model):
         verbose_name = _("beat run")
         verbose_name_plural = _("beat runs")
         ordering: ClassVar[Any] = ("entry", "using")
-        base_manager_name = "objects"
+        base_manager_name = "nothing"
 
     def __str__(self) -> str:
         return self.entry

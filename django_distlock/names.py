@@ -20,6 +20,8 @@ _SHORTENED = re.compile(rf".{{{_KEPT}}}~[0-9a-f]{{64}}", re.DOTALL)
 
 OWN = "django_distlock."  # the locks by which this package remembers something begin with this
 
+_UNFILLED = re.compile(r"\{(?:(?:\d+|[^\W\d]\w*)(?:[.\[!:][^{}]*)?)?\}")
+
 _ALWAYS_ESCAPED = "%:{}"
 _DELIMITERS = ":{}"  # never in an escaped value, so that they tell where it ends
 _PLAIN = (str, int)  # what most values are; each names what it is
@@ -61,12 +63,28 @@ def check_name(name: object, *, own: bool = False) -> str:
     return f"{name[:_KEPT]}~{hashlib.sha256(encoded).hexdigest()}"
 
 
-_checked = lru_cache(maxsize=1024)(check_name)
+def _fixed_name(name: object) -> str:
+    text = name if isinstance(name, str) else ""
+    for field in _UNFILLED.finditer(text):
+        if text.count("{", 0, field.start()) > text.count("}", 0, field.start()):
+            continue  # inside of others, as in JSON
+        raise InvalidLockName(
+            f"The name {text[:60]!r} has the field {field[0]!r}, which nothing fills, so that it would be one lock for"
+            ' all. Give the values: lock("order:{}", pk) is the lock of @distributed_lock("order:{pk}"). Or write an'
+            " f-string."
+        )
+    return check_name(name)
 
 
-def checked_name(name: str) -> str:
-    """``check_name()`` of one that is often asked for."""
-    return _checked(name) if type(name) is str else check_name(name)
+_fixed = lru_cache(maxsize=1024)(_fixed_name)
+
+
+def fixed_name(name: str) -> str:
+    """``check_name()`` of a name that no values fill, which is often asked for.
+
+    Raises InvalidLockName for a field such as ``{pk}``, too, which nothing fills. Other braces are text, as in JSON.
+    """
+    return _fixed(name) if type(name) is str else _fixed_name(name)
 
 
 def own_name(template: str, *values: object) -> str:
@@ -81,19 +99,18 @@ def _too_long(text: str) -> UnusableLockName:
     )
 
 
-def stored_name(text: str) -> str:
-    """What ``check_name`` returns, also for what it has returned already, and for names of this package's own locks:
-    for names that people copy from a list.
+def stored_name(text: str, *, own: bool = True) -> str:
+    """What ``check_name`` returns, also for what it has returned already: for names that people copy from a list.
 
     Raises InvalidLockName.
     """
-    return text if _SHORTENED.fullmatch(text) else check_name(text, own=True)
+    return text if _SHORTENED.fullmatch(text) else check_name(text, own=own)
 
 
 def render(template: str, values: tuple[object, ...]) -> str:
     """Fill ``{}`` or ``{0}`` fields by position. Without values the text is the name as it stands."""
     if not values or not isinstance(template, str):
-        return check_name(template)
+        return fixed_name(template)
     return check_name(parse(template).fill(_by_position(template, values)))
 
 

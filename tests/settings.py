@@ -16,5 +16,6 @@ INSTALLED_APPS = [
     *(["django_celery_beat"] if find_spec("django_celery_beat") else []),
 ]
 DATABASES = {alias: {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"} for alias in ("default", "other")}
+DISTRIBUTED_LOCKS = {"default": {"BACKEND": "django_distlock.backends.locmem.LocMemBackend"}}
 STATIC_URL = "/static/"
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"

@@ -14,10 +14,10 @@ from typing import Unpack
 from django.utils.asyncio import async_unsafe
 
 from ..exceptions import LockError, LockNotHeld, LockTimeout
-from ..names import checked_name, render
+from ..names import fixed_name, render, stored_name
 from ..options import DEFAULTS, LockOptions, Options, settled
 from ..signals import asend_signal, send_signal
-from ..types import Holder, LockRequest, current_execution
+from ..types import Holder, LockInfo, LockRequest, current_execution
 from ..utils.drive import adrive, drive
 from . import transactions
 from .acquire import Acquisition, execution_kind, seconds_to_wait
@@ -42,13 +42,15 @@ def sync_owner() -> object:
     return current_execution()  # DJANGO_ALLOW_ASYNC_UNSAFE is set; then the task owns it
 
 
-def lock(name: str, /, *values: object, using: str = DEFAULT_ALIAS, **options: Unpack[LockOptions]) -> Lock:
+def lock(name: str | LockInfo, /, *values: object, using: str = DEFAULT_ALIAS, **options: Unpack[LockOptions]) -> Lock:
     """A handle on the lock of that name; nothing is asked of the store yet.
 
     ``values`` fill the fields of the name, escaped as the decorator's templates do:
-    ``lock("order:{}", pk)`` is the lock of ``@distributed_lock("order:{pk}")``.
+    ``lock("order:{}", pk)`` is the lock of ``@distributed_lock("order:{pk}")``. In place of a name, a LockInfo that
+    ``held()`` has shown stands for its lock.
 
-    ``using``: alias in the setting ``DISTRIBUTED_LOCKS``. The options below default to its entry.
+    ``using``: alias in the setting ``DISTRIBUTED_LOCKS``; that of a LockInfo is its own. The options below default to
+    its entry.
 
     - ``ttl`` (30): seconds the store keeps a lease that nobody renews.
     - ``wait`` (10): seconds to wait for a busy lock; 0 does not wait, None waits as long as it takes.
@@ -67,11 +69,14 @@ def lock(name: str, /, *values: object, using: str = DEFAULT_ALIAS, **options: U
       TransactionManagementError there; "ignore" frees the lock at the end of ``with``, before COMMIT.
     - ``label``: what people read as the purpose of the holder; default: the program that runs.
 
-    Raises InvalidLockName, ValueError for a value out of range, TypeError for an unknown option.
+    Raises InvalidLockName, also for a field that no value fills, ValueError for a value out of range, TypeError for an
+    unknown option.
     """
-    return Lock(
-        render(name, values) if values else checked_name(name), using, settled(**options) if options else DEFAULTS
-    )
+    if isinstance(name, LockInfo):
+        using, name = name.using, stored_name(name.name, own=False)
+    else:
+        name = render(name, values) if values else fixed_name(name)
+    return Lock(name, using, settled(**options) if options else DEFAULTS)
 
 
 class Lock:
@@ -282,13 +287,12 @@ class Lock:
         for lease in self._holds.leases():
             if lease.state in (State.HELD, State.UNKNOWN) and not sys.is_finalizing():
                 lease._stop_renewal()
-                warnings.warn(
-                    f"A handle of lock {self.name!r} ({self.using}) was dropped while it held the lock, which now"
-                    " runs out by its TTL. Use 'with', or keep the handle and release it.",
-                    ResourceWarning,
-                    stacklevel=2,
-                    source=self,
+                message = (
+                    f"A handle of lock {self.name!r} ({self.using}) was dropped while it held the lock, which now runs"
+                    " out by its TTL. Write 'with lock(...)', or keep the handle and release it."
                 )
+                logger.warning("%s Held by %s.", message, lease.holder)  # few see a ResourceWarning
+                warnings.warn(message, ResourceWarning, stacklevel=2, source=self)
 
 
 assumed_depth = 0  # how many tests that run now assume that every lock is held; see testing.assume_locked()

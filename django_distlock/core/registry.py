@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import re
 import sys
 import threading
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Any
 from weakref import WeakSet
 
 from django.conf import settings
+from django.core.checks import CheckMessage, Error, Warning, register
 from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
@@ -25,8 +28,49 @@ from .renewal import Renewer
 
 SETTING = "DISTRIBUTED_LOCKS"
 DEFAULT_ALIAS = "default"
-DEFAULT_SETTING = {DEFAULT_ALIAS: {"BACKEND": "django_distlock.backends.locmem.LocMemBackend"}}
+LOCAL_MEMORY = "django_distlock.backends.locmem.LocMemBackend"
 LONGEST_END = 1.0  # seconds that the exit waits for threads of ours
+TAG = "distlock"  # of the system checks
+
+EXAMPLE = """\
+DISTRIBUTED_LOCKS = {
+    "default": {"BACKEND": "django_distlock.backends.redis.RedisBackend", "LOCATION": "redis://127.0.0.1:6379/0"},
+}"""
+
+logger = logging.getLogger("django_distlock")
+
+
+@register(TAG)
+def check_presence(**_: Any) -> list[CheckMessage]:
+    """Whether the setting is there. It stands here to be made also where the app is not in INSTALLED_APPS."""
+    if hasattr(settings, SETTING):
+        return []
+    problem = f"{SETTING} is not set{_look_alikes()}. Without it, locks exclude no other process."
+    hint = f"Name a backend that all processes share:\n\n{EXAMPLE}\n\nFor one process alone, name {LOCAL_MEMORY!r}."
+    if _may_do_without():
+        return [Warning(problem, hint=hint, id="distlock.W001")]
+    return [Error(problem, hint=f"{hint} Only with DEBUG, and in tests, it may be absent.", id="distlock.E005")]
+
+
+def _look_alikes() -> str:
+    from difflib import get_close_matches  # which hardly any process needs
+
+    names = [name for name in dir(settings) if name.isupper() and not name.startswith(f"{SETTING}_")]
+    found = [name for name in names if "DISTLOCK" in name or "DISTRIBUTED_LOCK" in name]
+    found += get_close_matches(SETTING, [name for name in names if name not in found])
+    return f", but {' and '.join(found)} {'is' if len(found) == 1 else 'are'}" if found else ""
+
+
+def _may_do_without() -> bool:
+    """Whether somebody develops or tests here."""
+    tests = sys.modules.get("django.test.utils")
+    return settings.DEBUG or hasattr(getattr(tests, "_TestState", None), "saved_data")
+
+
+@cache
+def warn_of_local_memory() -> None:
+    for message in check_presence():
+        logger.warning("%s %s", message.msg, message.hint)
 
 
 class Service:
@@ -64,7 +108,12 @@ class LockBackends:
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        configured = getattr(settings, SETTING, DEFAULT_SETTING)
+        if not hasattr(settings, SETTING):
+            for message in check_presence():
+                if message.is_serious():
+                    raise InvalidLockBackend(f"{message.msg} {message.hint}")
+            return {DEFAULT_ALIAS: {"BACKEND": LOCAL_MEMORY}}
+        configured = getattr(settings, SETTING)
         if not isinstance(configured, Mapping):
             raise InvalidLockBackend(f"{SETTING} is {quoted(configured)}; it is a dict of lock backends by alias.")
         return configured
@@ -88,6 +137,8 @@ class LockBackends:
 
     def _build(self, alias: str) -> BaseLockBackend:
         configured = self.settings
+        if not hasattr(settings, SETTING):
+            warn_of_local_memory()
         if alias not in configured:
             known = ", ".join(map(repr, configured)) or "none"
             raise LockBackendDoesNotExist(f"{SETTING} has no alias {quoted(alias)}. Known: {known}.")

@@ -9,6 +9,7 @@ from ..core import transactions
 from ..core.registry import DEFAULT_ALIAS
 from ..options import LockOptions, Options
 from . import key, task_context
+from .http import respond
 from .wrapper import LockedCallable, Skip
 
 P = ParamSpec("P")
@@ -117,7 +118,11 @@ def distributed_lock(
     if hold_until not in ("response", "return"):
         raise ValueError(f"hold_until is {hold_until!r}; choose 'response' or 'return'.")
     given = Options({"wait": 0, **options})
-    answer = skip() if on_busy == "skip" else on_busy
+    answer = on_busy
+    if on_busy in ("skip", skip):
+        answer = skip()
+    elif on_busy is respond:
+        answer = respond()
     return lambda function: _decorated(function, name, using, answer, hold_until, given)
 
 

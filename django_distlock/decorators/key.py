@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import functools
 import inspect
+import logging
 import sys
 from collections.abc import Callable
 from types import FunctionType
@@ -15,6 +16,8 @@ from asgiref.sync import iscoroutinefunction
 from .. import names
 from ..exceptions import InvalidLockName
 from . import task_context
+
+logger = logging.getLogger("django_distlock")
 
 
 class Kind(enum.Enum):
@@ -87,13 +90,12 @@ def make_key(function: Callable[..., Any], name: Any) -> Callable[[tuple[Any, ..
     if callable(name):
         return lambda args, kwargs: names.check_name(name(*args, **kwargs))
     if name is None:
-        whole = names.check_name(dotted_path(function))
-        return lambda args, kwargs: whole
+        return _whole_function(function)
     if not isinstance(name, str) or not name:
         names.check_name(name)  # says why
     template = names.parse(name)
     if not template.arguments:
-        constant = names.check_name(template.fill({}))
+        constant = names.fixed_name(template.fill({}))
         return lambda args, kwargs: constant
     fixed: tuple[Any, ...] = ()
     preset: dict[str, Any] = {}
@@ -117,6 +119,25 @@ def make_key(function: Callable[..., Any], name: Any) -> Callable[[tuple[Any, ..
         return names.check_name(template.fill({**others, **arguments}))
 
     return filled
+
+
+def _whole_function(function: Callable[..., Any]) -> Callable[[tuple[Any, ...], dict[str, Any]], str]:
+    """One name for all calls."""
+    path = dotted_path(function)
+    whole, told = names.check_name(path), False
+
+    def name(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        nonlocal told
+        if not told and len(args) == 1 and type(args[0]) is FunctionType and not kwargs:
+            told = True
+            logger.warning(
+                "%s is under @distributed_lock, and was called with the function %s alone. If it was to make the names"
+                " of locks for that one, write @distributed_lock(name=%s).",
+                path, dotted_path(args[0]), path.rpartition(".")[2],
+            )  # fmt: skip
+        return whole
+
+    return name
 
 
 _REQUIRED = inspect.Parameter.empty

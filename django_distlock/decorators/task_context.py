@@ -32,13 +32,31 @@ def label(args: tuple[Any, ...]) -> str:
     return f"{result.task.module_path}[{result.id}]"
 
 
+# By the module that a process has loaded where it uses them: the class of its tasks, and what makes them of functions.
+TASKS = (
+    ("celery.app.task", "Task", "@shared_task"),
+    ("django.tasks.base", "Task", "@task"),
+    ("dramatiq.actor", "Actor", "@dramatiq.actor"),
+    ("huey.api", "TaskWrapper", "@huey.task()"),
+)
+
+
 def refuse_task(function: Any) -> None:
-    """Raises TypeError for a task that @shared_task or @task has made of a function."""
-    for module, decorator in (("celery.app.task", "@shared_task"), ("django.tasks.base", "@task")):
+    """Raises TypeError for a task that a decorator of a task queue has made of a function."""
+    for module, kind, decorator in TASKS:
         known = sys.modules.get(module)
-        if known is not None and isinstance(function, known.Task):
-            raise TypeError(
-                f"@distributed_lock was put above {decorator}, on the task {function.name}, where it would guard calls"
-                f" of the task object and no run in a worker. Put it below: first {decorator}, then @distributed_lock,"
-                " then the function."
-            )
+        if known is not None and isinstance(function, getattr(known, kind)):
+            raise TypeError(_refusal(decorator, function))
+    # RQ's @job leaves a function, which has a method delay() then.
+    if "rq.decorators" in sys.modules and hasattr(function, "delay"):
+        raise TypeError(_refusal("@job", function))
+
+
+def _refusal(decorator: str, task: Any) -> str:
+    names = [getattr(task, attribute, None) for attribute in ("name", "actor_name", "__name__")]
+    names.append(getattr(getattr(task, "func", None), "__name__", None))  # Huey's
+    return (
+        f"@distributed_lock was put above {decorator}, on the task {next(filter(None, names))}, where it would guard"
+        f" calls of the task object and no run in a worker. Put it below: first {decorator}, then @distributed_lock,"
+        " then the function."
+    )

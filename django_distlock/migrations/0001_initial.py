@@ -39,7 +39,7 @@ class Migration(migrations.Migration):
                 "ordering": ("name", "using"),
                 "managed": False,
                 "default_permissions": ("view", "release"),
-                "base_manager_name": "objects",
+                "base_manager_name": "nothing",
             },
         ),
         migrations.CreateModel(
@@ -58,7 +58,7 @@ class Migration(migrations.Migration):
                 "ordering": ("entry", "using"),
                 "managed": False,
                 "default_permissions": ("view",),
-                "base_manager_name": "objects",
+                "base_manager_name": "nothing",
             },
         ),
         migrations.CreateModel(

@@ -180,7 +180,7 @@ class HeldLocks(InventoryQuerySet[HeldLock]):
 
     def as_queryset(self) -> QuerySet[HeldLock]:
         """The rows as a real queryset, for code that asks for its class."""
-        queryset = HeldLock.objects.none()
+        queryset = HeldLock.nothing.none()
         queryset._result_cache = self.rows()  # noqa: SLF001 - Django has no public way
         return queryset
 

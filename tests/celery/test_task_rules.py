@@ -297,7 +297,7 @@ class TestPause:
 @pytest.mark.parametrize("imported", ["", "import celery"])
 def test_celery_is_reached_by_tasks_alone(imported):
     code = (
-        f"import sys; from django.conf import settings; settings.configure(); {imported}\n"
+        f"import sys; from django.conf import settings; settings.configure(DEBUG=True); {imported}\n"
         "from django_distlock import distributed_lock\n"
         "distributed_lock('name', on_busy='retry')(lambda: None)()\n"
         f"assert ('celery' in sys.modules) == {bool(imported)}\n"

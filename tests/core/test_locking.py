@@ -843,12 +843,14 @@ class TestNothingIsLeftBehind:
         monkeypatch.undo()
         assert len(list(locks["default"].held())) == 1
 
-    def test_a_handle_dropped_while_it_holds_stops_renewing_and_warns(self):
+    def test_a_handle_dropped_while_it_holds_stops_renewing_and_warns(self, caplog):
         handle = lock("name", ttl=0.3)
         handle.acquire()
         with pytest.warns(ResourceWarning, match="'name' .* was dropped while it held the lock"):
             del handle
             gc.collect()
+        [record] = caplog.records
+        assert "was dropped while it held the lock, which now runs out by its TTL. Write 'with lock" in record.message
         eventually(lambda: not lock("name").locked(), 3)
 
     def test_handles_and_leases_are_garbage_when_they_are_done(self):

@@ -389,9 +389,10 @@ class TestBusy:
             problem = LockNotAcquired("busy", retry_after=left)
             assert respond()(problem, RequestFactory().get("/"))["Retry-After"] == told
 
-    def test_respond_needs_a_request(self):
+    @pytest.mark.parametrize("on_busy", [respond(), respond], ids=["called", "as it is"])
+    def test_respond_needs_a_request(self, on_busy):
         with pytest.raises(TypeError, match="answers requests, and this call has none"):
-            distributed_lock("name", on_busy=respond())(nothing)()
+            distributed_lock("name", on_busy=on_busy)(nothing)()
 
     @pytest.mark.parametrize("status", [200, "409", None, 600])
     def test_respond_refuses_other_statuses(self, status):

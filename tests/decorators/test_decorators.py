@@ -277,6 +277,7 @@ class TestBusy:
     def test_skip(self):
         assert distributed_lock("name", on_busy="skip")(must_not_run)() is None
         assert distributed_lock("name", on_busy=skip("nothing done"))(must_not_run)() == "nothing done"
+        assert distributed_lock("name", on_busy=skip)(must_not_run)() is None
 
     def test_a_callable_answers(self):
         @distributed_lock("name", on_busy=lambda busy, order_id, note: (busy.holder.label, order_id, note))
@@ -498,3 +499,16 @@ class TestRefusals:
             distributed_lock("name", hold_until="end")
         with pytest.raises(TypeError, match="is given as name="):
             distributed_lock(must_not_run, hold_until="return")
+
+
+def test_a_function_that_was_to_make_names_is_told_from_one_that_is_guarded(caplog):
+    @distributed_lock
+    def make_key(order_id):
+        return f"order:{order_id}"
+
+    make_key(1)
+    assert not caplog.records
+    for _ in range(2):
+        make_key(must_not_run)
+    [record] = caplog.records
+    assert "write @distributed_lock(name=make_key)" in record.message

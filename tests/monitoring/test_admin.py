@@ -13,11 +13,12 @@ from django.contrib.admin.utils import quote
 from django.contrib.auth.models import User
 from django.core.management import call_command
 from django.db import connection, transaction
+from django.db.models import QuerySet
 from django.test import Client
 from django.urls import reverse
 
 from django_distlock import locks
-from django_distlock.models import HeldLock
+from django_distlock.models import BeatRun, HeldLock
 from django_distlock.signals import lock_forced
 from django_distlock.types import Grant
 from tests.support.admin_pages import LIST, hold, key_of, login, names_in, release, said
@@ -486,6 +487,20 @@ def test_no_migration_is_missing():
     call_command("makemigrations", "distlock", check=True, dry_run=True, verbosity=0)
 
 
+@pytest.mark.parametrize(
+    "evaluate",
+    [
+        list, len, bool, repr, QuerySet.count, QuerySet.exists, QuerySet.first, QuerySet.delete, QuerySet.iterator,
+        lambda rows: rows.update(using="x"), lambda rows: rows.values_list("using").get(),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize(("model", "source"), [(HeldLock, "held()"), (BeatRun, "runs()")])
+def test_a_query_raises_and_says_who_tells(model, source, evaluate):
+    rows = model.objects.filter(using="default")
+    with pytest.raises(RuntimeError, match="has no table, so it cannot be queried") as caught:
+        evaluate(rows)
+    assert f"locks[alias].{source}" in str(caught.value)
+
+
 def test_no_table_is_made():
-    assert list(HeldLock.objects.all()) == []
     assert HeldLock._meta.db_table not in connection.introspection.table_names()

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import logging
+import subprocess
 import sys
+import textwrap
 from types import ModuleType
 
+import django.test.utils
 import pytest
 from django.apps import apps
-from django.conf import settings as project
 from django.core.checks import run_checks
+from django.core.exceptions import ImproperlyConfigured
 from django.core.management import call_command
+from django.core.management.base import SystemCheckError
 
+from django_distlock import lock, locks
 from django_distlock.checks import TAG
+from django_distlock.core.registry import warn_of_local_memory
 from tests.support.stores import DATABASE, REDLOCK
 
 REDIS = {"BACKEND": "django_distlock.backends.redis.RedisBackend", "LOCATION": "redis://nowhere.invalid:6379/3"}
@@ -43,9 +49,88 @@ def test_silent_when_all_is_well(found):
     assert found({"default": LOCMEM}) == []
 
 
-def test_without_the_setting(settings):
-    assert not hasattr(project, "DISTRIBUTED_LOCKS")
-    assert [message.id for message in run_checks(tags=[TAG])] == ["distlock.W001"]
+class TestWithoutTheSetting:
+    """Nobody finds out from silence that locks exclude no other process."""
+
+    @pytest.fixture(autouse=True)
+    def absent(self, settings):
+        del settings.DISTRIBUTED_LOCKS
+        warn_of_local_memory.cache_clear()
+        yield settings
+        locks.close()
+
+    @pytest.fixture
+    def deployed(self, monkeypatch):
+        """As where neither DEBUG is on nor a test runner has set up its environment."""
+        monkeypatch.delattr(django.test.utils._TestState, "saved_data")
+
+    @staticmethod
+    def acquire():
+        with lock("name"):
+            pass
+
+    def test_who_tests_has_local_memory_and_one_warning(self, caplog):
+        assert [message.id for message in run_checks(tags=[TAG])] == ["distlock.W001"]
+        assert not caplog.records
+        self.acquire()
+        locks.close()
+        self.acquire()
+        [record] = caplog.records
+        assert record.levelname == "WARNING"
+        assert "DISTRIBUTED_LOCKS is not set" in record.getMessage()
+
+    def test_who_develops_has_the_same(self, deployed, settings, caplog):
+        settings.DEBUG = True
+        self.acquire()
+        assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+    def test_local_memory_that_is_written_down_is_silent(self, deployed, settings, caplog):
+        settings.DISTRIBUTED_LOCKS = {"default": LOCMEM}
+        self.acquire()
+        assert run_checks(tags=[TAG]) == []
+        assert not caplog.records
+
+    def test_who_deploys_is_stopped(self, deployed):
+        [message] = run_checks(tags=[TAG])
+        assert message.id == "distlock.E005"
+        with pytest.raises(SystemCheckError, match="DISTRIBUTED_LOCKS is not set"):
+            call_command("check")
+
+    def test_what_was_deployed_refuses_the_first_lock(self, deployed):
+        with pytest.raises(ImproperlyConfigured) as caught:
+            self.acquire()
+        assert 'DISTRIBUTED_LOCKS = {\n    "default": {"BACKEND": ' in str(caught.value)
+
+    def test_what_was_deployed_logs_it_when_it_starts(self, deployed, caplog):
+        apps.get_app_config("distlock").ready()
+        [record] = caplog.records
+        assert record.levelname == "ERROR"
+        assert "DISTRIBUTED_LOCKS is not set" in record.getMessage()
+
+    def test_who_deploys_without_the_app_is_stopped_too(self):
+        program = """
+            from django.conf import settings
+            settings.configure()
+            import django, django_distlock
+            django.setup()
+            from django.core.management import call_command
+            call_command("check")
+            """
+        done = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 1
+        assert "(distlock.E005) DISTRIBUTED_LOCKS is not set" in done.stderr
+
+    @pytest.mark.parametrize("name", ["DISTRIBUTED_LOCK", "DISTRIBUTE_LOCKS", "DISTLOCK", "DJANGO_DISTLOCK_BACKENDS"])
+    def test_a_misspelt_one_is_found(self, settings, name):
+        setattr(settings, name, {"default": LOCMEM})
+        [message] = run_checks(tags=[TAG])
+        assert f"but {name} is" in message.msg
+
+    def test_the_settings_of_beat_are_none_that_is_misspelt(self, settings):
+        settings.DISTRIBUTED_LOCKS_BEAT = {}
+        assert "but" not in run_checks(tags=[TAG])[0].msg
 
 
 @pytest.mark.parametrize(

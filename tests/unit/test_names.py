@@ -11,7 +11,8 @@ from django.http import QueryDict
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from django_distlock import InvalidLockName
+from django_distlock import InvalidLockName, LockInfo, assert_locked, distributed_lock, lock, locks
+from django_distlock.exceptions import UnusableLockName
 from django_distlock.names import LONGEST_VERBATIM, OWN, check_name, own_name, parse, render, stored_name
 
 text = st.text(st.characters(exclude_categories=["Cs"]))
@@ -72,7 +73,7 @@ class TestRendering:
         ("template", "values", "name"),
         [
             ("plain", (), "plain"),
-            ("with {braces} but no values", (), "with {braces} but no values"),
+            ("with { braces } but no values", (), "with { braces } but no values"),
             ("order:{}", (42,), "order:42"),
             ("order:{0}", (42,), "order:42"),
             ("{1}:{0}", ("a", "b"), "b:a"),
@@ -125,6 +126,48 @@ def test_equal_dicts_of_other_classes_name_one_lock_but_for_those_that_are_in_an
     assert render("report:{}", (OrderedDict(one),)) != render("report:{}", (OrderedDict(other),))
     tags = [render("report:{}", (QueryDict(text),)) for text in ("tag=1&tag=2", "tag=2", "tag=1&tag=2")]
     assert tags[0] == tags[2] != tags[1]
+
+
+class TestFieldsThatNothingFills:
+    """One lock for all is not what was meant."""
+
+    @pytest.mark.parametrize(
+        "name",
+        ["order:{}", "{0}", "{0.pk}", "order:{id}", "{order.pk}", "{args[0]}", "{id!r}", "{id:05d}", '{"a": 1}:{id}'],
+    )
+    def test_are_refused(self, name):
+        escaped = name.replace("{", "{{").replace("}", "}}")
+        for ask in (lock, assert_locked, lambda _: distributed_lock(name=escaped)(len)):
+            with pytest.raises(InvalidLockName, match=r"which nothing fills.*f-string"):
+                ask(name)
+
+    @pytest.mark.parametrize(
+        "name", ['{"a": 1}', '{"a": {}, "b": [{}]}', "{1, 2}", "a { b } c", "{'id': 5}", "}{", "{", "{:}", "{0a}"]
+    )
+    def test_other_braces_are_text(self, name):
+        assert lock(name).name == name
+
+    def test_what_was_taken_by_such_a_name_is_found_by_what_shows_it(self, locmem_locks):
+        @distributed_lock(name=lambda: "order:{id}")
+        def hold():
+            [info] = locmem_locks.held()
+            assert lock(info).name == "order:{id}"
+            assert lock(info).locked()
+
+        hold()
+
+    def test_a_lock_that_is_shown_is_that_of_its_alias(self, settings, locmem_locks):
+        settings.DISTRIBUTED_LOCKS = dict.fromkeys(("default", "other"), settings.DISTRIBUTED_LOCKS["default"])
+        name = "n" * 300
+        with lock(name, using="other") as lease:
+            [info] = locks["other"].held()
+            handle = lock(info, wait=0)
+            assert (handle.name, handle.using) == (lease.name, "other")
+            assert handle.locked()
+
+    def test_locks_of_the_package_are_shown_and_not_taken(self):
+        with pytest.raises(UnusableLockName, match="begins with 'django_distlock.'"):
+            lock(LockInfo(own_name("run:{}", 1), "default", None, 1, 1.0))
 
 
 class TestRefusals:

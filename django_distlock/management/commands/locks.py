@@ -94,10 +94,11 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         using = options.get("using")
         try:
-            if using is not None and using not in locks:
-                raise CommandError(f"There is no backend {using!r}. Known: {', '.join(locks)}.", returncode=2)
+            known = list(locks)
         except ImproperlyConfigured as error:
             raise CommandError(str(error), returncode=UNREACHABLE) from error
+        if using is not None and using not in known:
+            raise CommandError(f"There is no backend {using!r}. Known: {', '.join(known)}.", returncode=2)
         self.aliases = None if using is None else [using]
         self.as_json = options.get("json", False)
         action: Callable[..., None] = getattr(self, f"do_{options.get('action') or 'list'}")
