@@ -1,4 +1,4 @@
-"""A statement that is prepared by what it will be sent with, and sent by the shortest way that its driver has."""
+"""A statement in the form that each driver takes, sent by the shortest way that the driver has."""
 
 from __future__ import annotations
 
