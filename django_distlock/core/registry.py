@@ -109,9 +109,9 @@ class LockBackends:
     @property
     def settings(self) -> Mapping[str, Any]:
         if not hasattr(settings, SETTING):
-            for message in check_presence():
-                if message.is_serious():
-                    raise InvalidLockBackend(f"{message.msg} {message.hint}")
+            if not _may_do_without():
+                [message] = check_presence()
+                raise InvalidLockBackend(f"{message.msg} {message.hint}")
             return {DEFAULT_ALIAS: {"BACKEND": LOCAL_MEMORY}}
         configured = getattr(settings, SETTING)
         if not isinstance(configured, Mapping):

@@ -98,9 +98,7 @@ class WakeupListener(ABC):
         self._not_before = -inf  # when the next subscription may be made
         self._resubscribe = False
         self._has_told = False  # that the thread cannot be started
-        self._to_wake: dict[
-            str, None
-        ] = {}  # tokens of those that are to look, though nobody said that their turn has come
+        self._to_wake: dict[str, None] = {}  # tokens of those that are to look, though nobody named them
         self._wakes_more_at = -inf
 
     # For waiters
