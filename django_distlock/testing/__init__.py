@@ -13,14 +13,13 @@ from ..backends.base import BaseLockBackend
 from ..core import lock
 from ..core.holds import is_entered
 from ..core.lease import Lease
-from ..core.registry import DEFAULT_ALIAS, SETTING, locks
+from ..core.registry import DEFAULT_ALIAS, LOCAL_MEMORY, SETTING, locks
 from ..core.renewal import mark_lost
 from ..exceptions import LockNotAcquired
 from ..names import render
 from ..options import OPTION_KEYS, check_ttl
 from ..types import Grant, Holder, LockInfo, LockRequest, new_token
 
-LOCAL_MEMORY = "django_distlock.backends.locmem.LocMemBackend"
 LOSS = "a test let it be lost"
 
 
@@ -40,13 +39,14 @@ class override_locks(TestContextDecorator):  # noqa: N801 - named as override_se
         self._defaults = defaults
 
     def enable(self) -> None:
+        configured = locks.settings if hasattr(settings, SETTING) else {DEFAULT_ALIAS: {}}
         entries = {
             alias: {
                 **{key: entry[key] for key in OPTION_KEYS if key in entry},
                 **self._defaults,
                 "BACKEND": self._backend,
             }
-            for alias, entry in locks.settings.items()
+            for alias, entry in configured.items()
         }
         self._override = override_settings(**{SETTING: entries})
         self._override.enable()

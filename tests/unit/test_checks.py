@@ -19,6 +19,7 @@ from django.core.management.base import SystemCheckError
 from django_distlock import lock, locks
 from django_distlock.checks import TAG
 from django_distlock.core.registry import warn_of_local_memory
+from django_distlock.testing import override_locks
 from tests.support.stores import DATABASE, REDLOCK
 
 REDIS = {"BACKEND": "django_distlock.backends.redis.RedisBackend", "LOCATION": "redis://nowhere.invalid:6379/3"}
@@ -100,6 +101,11 @@ class TestWithoutTheSetting:
         with pytest.raises(ImproperlyConfigured) as caught:
             self.acquire()
         assert 'DISTRIBUTED_LOCKS = {\n    "default": {"BACKEND": ' in str(caught.value)
+
+    def test_a_test_runner_that_sets_nothing_up_has_the_locks_of_the_test_kit(self, deployed, caplog):
+        with override_locks():
+            self.acquire()
+        assert not caplog.records
 
     def test_what_was_deployed_logs_it_when_it_starts(self, deployed, caplog):
         apps.get_app_config("distlock").ready()
