@@ -64,7 +64,7 @@ def check_name(name: object, *, own: bool = False) -> str:
 
 
 def _fixed_name(name: object) -> str:
-    text = name if isinstance(name, str) else ""
+    checked, text = check_name(name), str(name)
     for field in _UNFILLED.finditer(text):
         if text.count("{", 0, field.start()) > text.count("}", 0, field.start()):
             continue  # inside of others, as in JSON
@@ -73,7 +73,7 @@ def _fixed_name(name: object) -> str:
             ' all. Give the values: lock("order:{}", pk) is the lock of @distributed_lock("order:{pk}"). Or write an'
             " f-string."
         )
-    return check_name(name)
+    return checked
 
 
 _fixed = lru_cache(maxsize=1024)(_fixed_name)
@@ -104,7 +104,9 @@ def stored_name(text: str, *, own: bool = True) -> str:
 
     Raises InvalidLockName.
     """
-    return text if _SHORTENED.fullmatch(text) else check_name(text, own=own)
+    if _SHORTENED.fullmatch(text) and (own or not text.startswith(OWN)):
+        return text
+    return check_name(text, own=own)
 
 
 def render(template: str, values: tuple[object, ...]) -> str:

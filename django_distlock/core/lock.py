@@ -73,6 +73,8 @@ def lock(name: str | LockInfo, /, *values: object, using: str = DEFAULT_ALIAS, *
     unknown option.
     """
     if isinstance(name, LockInfo):
+        if values or using not in (DEFAULT_ALIAS, name.using):
+            raise TypeError("A LockInfo names its lock and its backend: it takes neither values nor another using=.")
         using, name = name.using, stored_name(name.name, own=False)
     else:
         name = render(name, values) if values else fixed_name(name)

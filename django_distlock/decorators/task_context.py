@@ -45,7 +45,7 @@ def refuse_task(function: Any) -> None:
     """Raises TypeError for a task that a decorator of a task queue has made of a function."""
     for module, kind, decorator in TASKS:
         known = sys.modules.get(module)
-        if known is not None and isinstance(function, getattr(known, kind)):
+        if known is not None and isinstance(function, getattr(known, kind, ())):
             raise TypeError(_refusal(decorator, function))
     # RQ's @job leaves a function, which has a method delay() then.
     if "rq.decorators" in sys.modules and hasattr(function, "delay"):
@@ -55,8 +55,9 @@ def refuse_task(function: Any) -> None:
 def _refusal(decorator: str, task: Any) -> str:
     names = [getattr(task, attribute, None) for attribute in ("name", "actor_name", "__name__")]
     names.append(getattr(getattr(task, "func", None), "__name__", None))  # Huey's
+    name = next(filter(None, names), repr(task))
     return (
-        f"@distributed_lock was put above {decorator}, on the task {next(filter(None, names))}, where it would guard"
+        f"@distributed_lock was put above {decorator}, on the task {name}, where it would guard"
         f" calls of the task object and no run in a worker. Put it below: first {decorator}, then @distributed_lock,"
         " then the function."
     )

@@ -165,9 +165,15 @@ class TestFieldsThatNothingFills:
             assert (handle.name, handle.using) == (lease.name, "other")
             assert handle.locked()
 
-    def test_locks_of_the_package_are_shown_and_not_taken(self):
-        with pytest.raises(UnusableLockName, match="begins with 'django_distlock.'"):
-            lock(LockInfo(own_name("run:{}", 1), "default", None, 1, 1.0))
+    @pytest.mark.parametrize("value", ["x", "x" * 300])
+    def test_locks_of_the_package_are_shown_and_not_taken(self, value):
+        with pytest.raises(UnusableLockName, match=r"begins with 'django_distlock\.'"):
+            lock(LockInfo(own_name("run:{}", value), "default", None, 1, 1.0))
+
+    @pytest.mark.parametrize(("values", "options"), [((5,), {}), ((), {"using": "nope"})])
+    def test_what_is_shown_takes_no_values_and_no_other_backend(self, values, options):
+        with pytest.raises(TypeError, match="takes neither values nor another using"):
+            lock(LockInfo("name", "default", None, 1, 1.0), *values, **options)
 
 
 class TestRefusals:

@@ -187,3 +187,16 @@ def test_an_interrupt_leaves_the_line_to_no_one_who_waits_no_more(is_first):
     assert finish()
     assert left == []
     assert points > 15
+
+
+def test_a_forked_child_leaves_to_its_parent_what_the_connection_tells():
+    connection = Connection()
+    assert connection.is_free()
+    connection.tell("a")
+    connection.readers.forget()
+    connection.events["a"] = WakeEvent()
+    connection.readers.wait(connection.events["a"], 0.05, 0.01)
+    assert connection.readers_of == []
+    assert connection.closed == 0
+    assert connection.ours.recv(1) == b"a"
+    connection.close()

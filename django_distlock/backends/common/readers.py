@@ -119,6 +119,11 @@ class Readers:
             place.wake()
         self._pass_on()
 
+    def forget(self) -> None:
+        """In a forked child: the connection is the parent's. Who waits here was copied, and reads it no more."""
+        self._is_over = True
+        self._closing.clear()
+
     def wake(self) -> None:
         """Who reads."""
         with suppress(OSError):

@@ -90,6 +90,8 @@ class WakeupListener(ABC):
 
     def _reset_after_fork(self) -> None:
         """Also in a forked child: what stands there is the parent's."""
+        if self._readers:
+            self._readers.forget()
         self._connection = self._readers = None
         self._tasks: dict[str, None] = {}  # tokens of those that wait
         self._rest = WakeEvent()  # ends that of the thread
@@ -136,13 +138,14 @@ class WakeupListener(ABC):
 
     async def await_wake(self, request: LockRequest, timeout: float) -> None:
         """``wait()`` for tasks, which never read."""
+        token = request.token
         try:
             if request.inbox:
-                self._tasks[request.token] = None
+                self._tasks[token] = None
                 self._rest.set()
             await request.event.await_set(timeout)
         finally:
-            self._tasks.pop(request.token, None)
+            self._tasks.pop(token, None)
 
     def stop(self) -> None:
         """Nobody will wait any more; the thread notices within ``listener_nap``."""
