@@ -3,6 +3,7 @@
 import logging
 
 from django.apps import AppConfig
+from django.core.checks import CheckMessage
 
 logger = logging.getLogger("django_distlock")
 
@@ -19,8 +20,8 @@ class DistlockConfig(AppConfig):
 
         task_context.identify_messages()  # also of a process that sends tasks by their names
 
-        for message in (*check_presence(), *checks.uwsgi_without_threads()):  # where it serves, nobody runs the checks
-            if message.is_serious():
-                logger.error("%s %s", message.msg, message.hint)
-            elif message.id != "distlock.W001":  # that one is told when a lock is first asked for
-                logger.warning("%s %s", message.msg, message.hint)
+        # Where it serves, nobody runs the checks.
+        for error in filter(CheckMessage.is_serious, check_presence()):  # else the first lock tells it
+            logger.error("%s %s", error.msg, error.hint)
+        for warning in checks.uwsgi_without_threads():
+            logger.warning("%s %s", warning.msg, warning.hint)

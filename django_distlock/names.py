@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -65,15 +66,34 @@ def check_name(name: object, *, own: bool = False) -> str:
 
 def _fixed_name(name: object) -> str:
     checked, text = check_name(name), str(name)
-    for field in _UNFILLED.finditer(text):
-        if text.count("{", 0, field.start()) > text.count("}", 0, field.start()):
-            continue  # inside of others, as in JSON
+    if (field := _unfilled_field(text)) and not _ends_in_json(text):
         raise InvalidLockName(
-            f"The name {text[:60]!r} has the field {field[0]!r}, which nothing fills, so that it would be one lock for"
+            f"The name {text[:60]!r} has the field {field!r}, which nothing fills, so that it would be one lock for"
             ' all. Give the values: lock("order:{}", pk) is the lock of @distributed_lock("order:{pk}"). Or write an'
             " f-string."
         )
     return checked
+
+
+def _unfilled_field(text: str) -> str | None:
+    """The first one that is not inside of other braces."""
+    depth = end = 0
+    for field in _UNFILLED.finditer(text):
+        depth += text.count("{", end, field.start()) - text.count("}", end, field.start())
+        if depth <= 0:
+            return field[0]
+        end = field.end()
+    return None
+
+
+def _ends_in_json(text: str) -> bool:
+    """Whether that begins at the first bracket. ``{}`` alone does not count."""
+    value = re.sub(r"^[^{\[]*", "", text)
+    try:
+        json.loads(value)
+    except (ValueError, RecursionError):
+        return False
+    return value.strip() != "{}"
 
 
 _fixed = lru_cache(maxsize=1024)(_fixed_name)

@@ -108,12 +108,21 @@ class LocalQueue:
                 if follower:
                     follower.inherit(request)
             if request.is_inherited:
-                successor = next((one for one in line if one.token == request.token), None)
-        if successor:  # outside, because it may start a thread, in which the garbage collector may end a wait
+                successor = self._heir_of(request)
+        while successor:  # outside, because it may start a thread, in which the garbage collector may end a wait
             self._succeed(successor)
             successor.event.set()
+            informed, successor = successor, self._heir_of(request)
+            if successor is informed:  # else it has left meanwhile, and the next one may have been told before it was
+                break
         if was_first and hand_place_on:
             first.event.set()
+
+    def _heir_of(self, request: LockRequest) -> LockRequest | None:
+        """Who stands in the line with its token."""
+        with self._guard:
+            line = self._lines.get(request.name, ())
+            return next((one for one in line if one is not request and one.token == request.token), None)
 
     def _first_responsive(self, line: deque[LockRequest]) -> LockRequest:
         """Puts unresponsive ones behind; they keep their own places in the store."""

@@ -19,6 +19,7 @@ from ..options import DEFAULTS, LockOptions, Options, settled
 from ..signals import asend_signal, send_signal
 from ..types import Holder, LockInfo, LockRequest, current_execution
 from ..utils.drive import adrive, drive
+from ..utils.threads import start_thread
 from . import transactions
 from .acquire import Acquisition, execution_kind, seconds_to_wait
 from .holds import Hold, Holds, NothingToLeave, acquired_here
@@ -293,7 +294,8 @@ class Lock:
                     f"A handle of lock {self.name!r} ({self.using}) was dropped while it held the lock, which now runs"
                     " out by its TTL. Write 'with lock(...)', or keep the handle and release it."
                 )
-                logger.warning("%s Held by %s.", message, lease.holder)  # few see a ResourceWarning
+                # Few see a ResourceWarning. In a thread, because this one may be inside of a handler of logs.
+                start_thread("distlock-dropped", logger.warning, "%s Held by %s.", message, lease.holder)
                 warnings.warn(message, ResourceWarning, stacklevel=2, source=self)
 
 

@@ -33,7 +33,7 @@ def label(args: tuple[Any, ...]) -> str:
 
 
 # By the module that a process has loaded where it uses them: the class of its tasks, and what makes them of functions.
-TASKS = (
+TASK_CLASSES = (
     ("celery.app.task", "Task", "@shared_task"),
     ("django.tasks.base", "Task", "@task"),
     ("dramatiq.actor", "Actor", "@dramatiq.actor"),
@@ -43,12 +43,12 @@ TASKS = (
 
 def refuse_task(function: Any) -> None:
     """Raises TypeError for a task that a decorator of a task queue has made of a function."""
-    for module, kind, decorator in TASKS:
+    for module, kind, decorator in TASK_CLASSES:
         known = sys.modules.get(module)
         if known is not None and isinstance(function, getattr(known, kind, ())):
             raise TypeError(_refusal(decorator, function))
     # RQ's @job leaves a function, which has a method delay() then.
-    if "rq.decorators" in sys.modules and hasattr(function, "delay"):
+    if getattr(getattr(function, "delay", None), "__globals__", {}).get("__name__") == "rq.decorators":
         raise TypeError(_refusal("@job", function))
 
 

@@ -85,6 +85,23 @@ def test_a_wait_ends_beside_one_that_hands_its_place_on():
     assert ended == [True]
 
 
+def test_the_heir_is_told_last_where_one_before_it_leaves_as_it_is_told():
+    def succeed(request):
+        if request is brief and not told:
+            told.append(None)
+            queue.leave(brief, hand_place_on=True)
+        told.append(request)
+
+    told, queue = [], LocalQueue(Timing(), succeed)
+    leader, brief, heir = (lock_request("name") for _ in range(3))
+    for request in (leader, brief, heir):
+        queue.take_turn(request, joins=True)
+    leader.inbox, brief.asking, heir.asking = "inbox", False, False
+    queue.leave(leader, hand_place_on=True)
+    assert heir.token == leader.token
+    assert told == [None, heir, brief, heir]
+
+
 class TestTheEndOfALease:
     """Who waits in the same process is woken by it, and does not find out at its next look."""
 

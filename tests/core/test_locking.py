@@ -849,9 +849,26 @@ class TestNothingIsLeftBehind:
         with pytest.warns(ResourceWarning, match="'name' .* was dropped while it held the lock"):
             del handle
             gc.collect()
+        eventually(lambda: caplog.records)
         [told] = [record.message for record in caplog.records if record.levelname == "WARNING"]
         assert "was dropped while it held the lock, which now runs out by its TTL. Write 'with lock" in told
         eventually(lambda: not lock("name").locked(), 3)
+
+    def test_a_handle_may_be_dropped_inside_of_a_handler_of_logs(self, caplog, monkeypatch):
+        """Whose locks need not be reentrant, as those of a queue are not; the garbage collector comes at any point."""
+        guard = threading.Lock()
+
+        def emit(record):
+            with guard:
+                emitted.append(record)
+
+        emitted, handle = [], lock("name", ttl=0.3)
+        monkeypatch.setattr(caplog.handler, "emit", emit)
+        handle.acquire()
+        with guard, pytest.warns(ResourceWarning, match="was dropped"):
+            del handle
+            gc.collect()
+        eventually(lambda: emitted)
 
     def test_handles_and_leases_are_garbage_when_they_are_done(self):
         handle = lock("name")

@@ -34,6 +34,15 @@ def test_above_it_is_refused(mark):
     assert f"first {mark}, then @distributed_lock" in str(caught.value)
 
 
+def test_a_function_with_another_delay_is_none_of_theirs(locmem_locks):
+    def poll():
+        return held_names()
+
+    for delay in (2.0, lambda: None):
+        poll.delay = delay
+        assert distributed_lock("name")(poll)() == ["name"]
+
+
 @pytest.mark.parametrize(
     ("mark", "run"),
     [("@dramatiq.actor", lambda task: task()), ("@huey.task()", lambda task: task()()), ("@job", lambda task: task())],

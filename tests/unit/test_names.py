@@ -133,7 +133,19 @@ class TestFieldsThatNothingFills:
 
     @pytest.mark.parametrize(
         "name",
-        ["order:{}", "{0}", "{0.pk}", "order:{id}", "{order.pk}", "{args[0]}", "{id!r}", "{id:05d}", '{"a": 1}:{id}'],
+        [
+            "order:{}",
+            "{0}",
+            "{0.pk}",
+            "order:{id}",
+            "{order.pk}",
+            "{args[0]}",
+            "{id!r}",
+            "{id:05d}",
+            '{"a": 1}:{id}',
+            "[{id}]",
+            "[" * 5000 + "{}",
+        ],
     )
     def test_are_refused(self, name):
         escaped = name.replace("{", "{{").replace("}", "}}")
@@ -142,10 +154,14 @@ class TestFieldsThatNothingFills:
                 ask(name)
 
     @pytest.mark.parametrize(
-        "name", ['{"a": 1}', '{"a": {}, "b": [{}]}', "{1, 2}", "a { b } c", "{'id': 5}", "}{", "{", "{:}", "{0a}"]
+        "name",
+        [
+            *('{"a": 1}', '{"a": {}, "b": [{}]}', "[{}]", "report:[{}]", '{"a": "}", "b": "{id}"}'),
+            *("{1, 2}", "a { b } c", "{'id': 5}", "}{", "{", "{:}", "{0a}"),
+        ],
     )
     def test_other_braces_are_text(self, name):
-        assert lock(name).name == name
+        assert lock(name).name == check_name(name)
 
     def test_what_was_taken_by_such_a_name_is_found_by_what_shows_it(self, locmem_locks):
         @distributed_lock(name=lambda: "order:{id}")

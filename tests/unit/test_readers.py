@@ -25,7 +25,8 @@ class Connection:
         self.ours.setblocking(False)
         self.events, self.readers_of, self.closed = {}, [], 0
         self.meanwhile = lambda: None
-        self.readers = Readers(self.ours, self.take, self.close, Away)
+        self.lost = threading.Event()
+        self.readers = Readers(self.ours, self.take, self.close, Away, on_failure=self.lost.set)
 
     def take(self):
         self.meanwhile()
@@ -117,23 +118,29 @@ def test_all_wait_on_where_the_connection_is_lost(connection):
     waiting = [connection.wait(name) for name in "abc"]
     eventually(lambda: not connection.is_free())
     connection.theirs.close()
-    eventually(lambda: connection.readers.failure)
+    assert connection.lost.wait(PATIENCE)
     with pytest.raises(Away):
         connection.is_free()
-    for event in connection.events.values():
-        event.set()
-    end(*waiting)
+    for name, thread in zip("abc", waiting, strict=True):
+        assert thread.is_alive()
+        connection.events[name].set()
+        end(thread)
 
 
 def test_one_that_is_over_is_closed_by_the_last_one_in_the_line():
-    connection = Connection()
+    connection, taking, may_go_on = Connection(), threading.Event(), threading.Event()
     waiting = [connection.wait(name) for name in "abc"]
     eventually(lambda: not connection.is_free())
+    connection.meanwhile = lambda: taking.set() or may_go_on.wait(PATIENCE)
+    connection.tell("a")
+    assert taking.wait(PATIENCE)
     connection.readers.end()
-    eventually(lambda: connection.closed)
-    for event in connection.events.values():
-        event.set()
-    end(*waiting)
+    for name in "bc":
+        connection.events[name].set()
+    end(*waiting[1:])
+    assert connection.closed == 0
+    may_go_on.set()
+    end(waiting[0])
     assert connection.closed == 1
 
 

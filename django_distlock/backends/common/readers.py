@@ -42,14 +42,15 @@ class Readers:
 
     The others sleep until they are first. So nobody needs another thread to be woken who waits alone.
 
-    A place is given up by one call, the first one of a ``finally``: there no interrupt comes between, so the line is
-    never left to a thread that waits no more. The last one in the line closes a connection that is over.
+    A place is given up by one call, the first one of a ``finally``: there no interrupt comes between, so no thread that
+    waits no more stays in the line. Where one strikes before the next is woken, that one wakes after its nap. The last
+    one in the line closes a connection that is over.
     """
 
     failure: Exception | None = None  # that a waiter has met
     left_at = -inf  # when a waiter last was in the line
     _is_over = False
-    _is_torn = False  # while what has come is taken out
+    _is_torn = False  # while what has come is taken out, and for ever where that was interrupted
     _is_drained = False  # nothing is left that has come already
 
     def __init__(
@@ -58,13 +59,15 @@ class Readers:
         take: Callable[[], object],
         close: Callable[[], object],
         error: type[Exception],
+        on_failure: Callable[[], object],
     ) -> None:
         """``source``: what can be read when something has come. ``take``: takes that out, waits for nothing.
 
-        ``error``: the class of what ``take`` raises where the connection is lost.
+        ``error``: the class of what ``take`` raises where the connection is lost. ``on_failure``: called as soon as a
+        waiter has met that.
         """
-        self._take, self._error = take, error
-        self._closing = {"close": close}
+        self._take, self._error, self._on_failure = take, error, on_failure
+        self._closing = {"close": close}  # a dict, from which one thread alone can take it
         self._line: dict[Place, None] = {}
         self._selector = selectors.DefaultSelector()  # unlike select() it knows descriptors from 1024 on
         self._woken, self._waker = socket.socketpair()
@@ -154,6 +157,7 @@ class Readers:
                 return True
         except self._error as error:  # another one is of a handler of a signal
             self.failure = error
+            self._on_failure()
         self._line.pop(place, None)
         self._pass_on()
         return False

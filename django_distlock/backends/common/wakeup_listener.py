@@ -133,7 +133,7 @@ class WakeupListener(ABC):
         try:
             readers.wait(request.event, timeout, self._timing.listener_nap)
         finally:
-            if self._tasks or readers.failure:
+            if self._tasks:
                 self._rest.set()
 
     async def await_wake(self, request: LockRequest, timeout: float) -> None:
@@ -215,7 +215,7 @@ class WakeupListener(ABC):
     def connect(self) -> Any: ...
 
     def readers(self, connection: Any) -> Readers | None:
-        """None where the thread alone reads, by ``read()``."""
+        """None where the thread alone reads, by ``read()``. Their failure ends its rest."""
         return None
 
     @abstractmethod

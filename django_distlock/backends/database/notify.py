@@ -69,7 +69,8 @@ class PostgresListener(WakeupListener):
     def readers(self, wrapper: Any) -> Readers:
         with wrapper.wrap_database_errors:
             source = wrapper.connection.fileno()
-        return Readers(source, partial(self._take, wrapper), partial(self.disconnect, wrapper), Error)
+        take, close = partial(self._take, wrapper), partial(self.disconnect, wrapper)
+        return Readers(source, take, close, Error, on_failure=self._rest.set)
 
     def subscribe(self, wrapper: Any) -> None:
         within = self._timing.echo_timeout
