@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -31,10 +32,23 @@ def fork_in_c() -> int:
     usual = sys.getswitchinterval()
     sys.setswitchinterval(60)  # a child in which a thread of its parent were waited for to run would hang
     try:
-        time.sleep(0.02)
+        time.sleep(0.02)  # for which one may have been waiting, and on a busy machine it says so later
+        for _ in range(500):
+            if _others_sleep():
+                break
+            time.sleep(0.01)
         return int(ctypes.PyDLL(None).fork())
     finally:
         sys.setswitchinterval(usual)
+
+
+def _others_sleep() -> bool:
+    """Whether the kernel lets no other thread of this process run."""
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(OSError):  # it has ended
+            if int(task.name) != threading.get_native_id() and b") R " in (task / "stat").read_bytes():
+                return False
+    return True
 
 
 FORKS: dict[str, Callable[[], int]] = {"python": os.fork, "c": fork_in_c}
