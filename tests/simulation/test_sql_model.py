@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from functools import partial
 
 import psycopg
@@ -347,6 +348,7 @@ def test_model_of_mariadb_answers_as_the_server(real_mariadb, monkeypatch):
             return cursor.fetchone()
 
     def is_waiting(raw):
+        time.sleep(0.15)  # who asks again within a tenth of a second is told the same again
         where = f"WHERE trx_mysql_thread_id = {raw.thread_id()}"
         return ask(f"SELECT trx_state FROM information_schema.innodb_trx {where}") == ("LOCK WAIT",)
 
