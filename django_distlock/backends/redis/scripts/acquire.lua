@@ -13,7 +13,6 @@
 local LOOK = 1000
 local token, holder, ttl, mode, place = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5]
 local me = token .. ' ' .. ARGV[6]
-local LEASE, QUEUE, RETIRED, LAST = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 
 -- What others wrote there counts for nothing, and so does a number that doubles do not tell from the next one.
 local function counted(value)
@@ -24,36 +23,37 @@ end
 local function number()
   local time = redis.call('TIME')
   local now = time[1] * 1000000 + time[2]
-  local last = counted(redis.call('SET', LAST, string.format('%016.0f', now), 'GET'))
+  local last = counted(redis.call('SET', KEYS[4], string.format('%016.0f', now), 'GET'))
   if last >= now then
     now = last + 1
-    redis.call('SET', LAST, string.format('%016.0f', now))
+    redis.call('SET', KEYS[4], string.format('%016.0f', now))
   end
   return string.format('%016.0f', now)
 end
 
 local function publish(inbox, text)
-  local verb = string.sub(inbox, 1, 1) == 'S' and 'SPUBLISH' or 'PUBLISH'
-  return redis.call(verb, string.sub(inbox, 2), text)
+  local channel = string.sub(inbox, 2)
+  if string.sub(inbox, 1, 1) == 'S' then return redis.call('SPUBLISH', channel, text) end
+  return redis.call('PUBLISH', channel, text)
 end
 
 local function tell(member)
-  return publish(string.sub(member, 28), string.sub(member, 1, 26) .. ' ' .. LEASE)
+  return publish(string.sub(member, 28), string.sub(member, 1, 26) .. ' ' .. KEYS[1])
 end
 
 local function wake_first() -- who looks at the end of the lease must know of one that comes before its next look
   repeat
-    local first = redis.call('ZRANGE', QUEUE, 0, 0)[1]
+    local first = redis.call('ZRANGE', KEYS[2], 0, 0)[1]
     local is_dead = first and tell(first) == 0
-    if is_dead then redis.call('ZREM', QUEUE, first) end
+    if is_dead then redis.call('ZREM', KEYS[2], first) end
   until not is_dead
 end
 
 local function retired()
-  return redis.call('ZSCORE', RETIRED, token) and true
+  return redis.call('ZSCORE', KEYS[3], token) and true
 end
 
-local lease = redis.call('GET', LEASE)
+local lease = redis.call('GET', KEYS[1])
 
 if lease and string.sub(lease, 1, 27) == token .. ' ' then
   local state, fence = string.sub(lease, 28, 28), string.sub(lease, 30, 45)
@@ -61,41 +61,41 @@ if lease and string.sub(lease, 1, 27) == token .. ' ' then
   if state == 'c' then
     if retired() then return -1 end
   else
-    ttl = math.max(ttl, redis.call('PTTL', LEASE)) -- a late duplicate must not shorten it
+    ttl = math.max(ttl, redis.call('PTTL', KEYS[1])) -- a late duplicate must not shorten it
   end
   -- The holder is written each time, because another process may have adopted the lease.
-  redis.call('SET', LEASE, token .. ' h ' .. fence .. ' ' .. holder, 'PX', ttl)
+  redis.call('SET', KEYS[1], token .. ' h ' .. fence .. ' ' .. holder, 'PX', ttl)
   if state == 'c' and ttl < LOOK then wake_first() end
   return tonumber(fence)
 end
 
 if not lease then
-  local mine = redis.call('EXISTS', QUEUE, RETIRED) == 0
+  local mine = redis.call('EXISTS', KEYS[2], KEYS[3]) == 0
   if not mine then
     if retired() then return -1 end
-    if place ~= '' then redis.call('ZADD', QUEUE, 'LT', place, me) end
+    if place ~= '' then redis.call('ZADD', KEYS[2], 'LT', place, me) end
     repeat -- whoever finds the lock free hands it to the first who listens, and has no turn before it
-      local head = redis.call('ZPOPMIN', QUEUE)[1]
+      local head = redis.call('ZPOPMIN', KEYS[2])[1]
       local first = head and string.sub(head, 1, 26)
       if not head or first == token then
         mine = true
       elseif tell(head) > 0 then
         lease = first .. ' c ' .. number() .. ' '
-        redis.call('SET', LEASE, lease, 'PX', ARGV[7])
+        redis.call('SET', KEYS[1], lease, 'PX', ARGV[7])
       end
     until mine or lease
   end
   if mine then
     local fence = number()
-    redis.call('SET', LEASE, token .. ' h ' .. fence .. ' ' .. holder, 'PX', ttl)
+    redis.call('SET', KEYS[1], token .. ' h ' .. fence .. ' ' .. holder, 'PX', ttl)
     if ttl < LOOK then wake_first() end
     return tonumber(fence)
   end
 end
 
 if mode == 'try' or mode == 'last' then
-  local left = redis.call('PTTL', LEASE)
-  if mode == 'last' and redis.call('ZREM', QUEUE, me) == 1 and left < LOOK then wake_first() end
+  local left = redis.call('PTTL', KEYS[1])
+  if mode == 'last' and redis.call('ZREM', KEYS[2], me) == 1 and left < LOOK then wake_first() end
   return {'', left, lease, -1}
 end
 -- A "wait" that arrives after its caller has left may leave a place behind; what that is handed, is handed back.
@@ -103,16 +103,16 @@ if mode ~= 'wait' and retired() then return -1 end
 
 local ears = -1
 if mode == 'look' then
-  redis.call('ZADD', QUEUE, 'LT', place, me) -- a waiter that was dropped comes back to its place
+  redis.call('ZADD', KEYS[2], 'LT', place, me) -- a waiter that was dropped comes back to its place
   ears = publish(ARGV[6], '?')
 else
-  place = mode == 'again' and redis.call('ZSCORE', QUEUE, me)
+  place = mode == 'again' and redis.call('ZSCORE', KEYS[2], me)
   if not place then
     place = number()
-    if redis.call('ZADD', QUEUE, 'NX', place, me) == 0 then place = redis.call('ZSCORE', QUEUE, me) end
+    if redis.call('ZADD', KEYS[2], 'NX', place, me) == 0 then place = redis.call('ZSCORE', KEYS[2], me) end
   end
   place = string.format('%016.0f', tonumber(place))
 end
-redis.call('PEXPIRE', QUEUE, ARGV[8])
-local is_first = redis.call('ZRANK', QUEUE, me) == 0
-return {place, is_first and redis.call('PTTL', LEASE) or -1, lease, ears}
+redis.call('PEXPIRE', KEYS[2], ARGV[8])
+local is_first = redis.call('ZRANK', KEYS[2], me) == 0
+return {place, is_first and redis.call('PTTL', KEYS[1]) or -1, lease, ears}

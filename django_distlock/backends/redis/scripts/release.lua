@@ -7,20 +7,19 @@
 --       7 1 = an operator frees the lock even in its cooldown; else 0
 -- reply 2 handed on | 1 released | 0 the token did not hold the lock; its place, if any, is gone
 local token, cooldown, retire, inbox = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
-local LEASE, QUEUE, RETIRED, LAST = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local LOOK = 8000 -- ms after which each waiter looks by itself at the latest
 
 local function tell(member)
-  local first, inbox = string.sub(member, 1, 26), string.sub(member, 28)
-  local verb = string.sub(inbox, 1, 1) == 'S' and 'SPUBLISH' or 'PUBLISH'
-  return redis.call(verb, string.sub(inbox, 2), first .. ' ' .. LEASE)
+  local channel, text = string.sub(member, 29), string.sub(member, 1, 26) .. ' ' .. KEYS[1]
+  if string.sub(member, 28, 28) == 'S' then return redis.call('SPUBLISH', channel, text) end
+  return redis.call('PUBLISH', channel, text)
 end
 
 local function wake_first() -- who looks at the end of the lease must know of one that comes before its next look
   repeat
-    local first = redis.call('ZRANGE', QUEUE, 0, 0)[1]
+    local first = redis.call('ZRANGE', KEYS[2], 0, 0)[1]
     local is_dead = first and tell(first) == 0
-    if is_dead then redis.call('ZREM', QUEUE, first) end
+    if is_dead then redis.call('ZREM', KEYS[2], first) end
   until not is_dead
 end
 
@@ -33,31 +32,31 @@ end
 if retire > 0 then
   local time = redis.call('TIME')
   local now = time[1] * 1000 + math.floor(time[2] / 1000)
-  redis.call('ZREMRANGEBYSCORE', RETIRED, '-inf', now)
-  redis.call('ZADD', RETIRED, 'GT', now + retire, token)
-  if redis.call('PTTL', RETIRED) < retire then redis.call('PEXPIRE', RETIRED, retire) end
+  redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', now)
+  redis.call('ZADD', KEYS[3], 'GT', now + retire, token)
+  if redis.call('PTTL', KEYS[3]) < retire then redis.call('PEXPIRE', KEYS[3], retire) end
 end
 
-local lease = redis.call('GETRANGE', LEASE, 0, 44)
+local lease = redis.call('GETRANGE', KEYS[1], 0, 44)
 if string.sub(lease, 1, 27) ~= token .. ' ' then
-  local left = inbox ~= '' and redis.call('ZREM', QUEUE, token .. ' ' .. inbox) == 1
-  if left and redis.call('PTTL', LEASE) < LOOK then wake_first() end
+  local left = inbox ~= '' and redis.call('ZREM', KEYS[2], token .. ' ' .. inbox) == 1
+  if left and redis.call('PTTL', KEYS[1]) < LOOK then wake_first() end
   return 0
 end
 local state = string.sub(lease, 28, 28)
 if ARGV[6] == '1' and state ~= 'c' then return 0 end
 if state == 'r' and ARGV[7] ~= '1' then return 1 end
 if cooldown > 0 and state == 'h' then
-  redis.call('SETRANGE', LEASE, 27, 'r')
-  redis.call('PEXPIRE', LEASE, cooldown)
+  redis.call('SETRANGE', KEYS[1], 27, 'r')
+  redis.call('PEXPIRE', KEYS[1], cooldown)
   if cooldown < LOOK then wake_first() end
   return 1
 end
 
 while true do
-  local head = redis.call('ZPOPMIN', QUEUE)[1]
+  local head = redis.call('ZPOPMIN', KEYS[2])[1]
   if not head then
-    redis.call('DEL', LEASE)
+    redis.call('DEL', KEYS[1])
     return 1
   end
   local first = string.sub(head, 1, 26)
@@ -65,12 +64,12 @@ while true do
     -- Not the place, though it is a number, too: in a split brain another master may have granted a larger one since.
     local time = redis.call('TIME')
     local fence = time[1] * 1000000 + time[2]
-    local last = counted(redis.call('SET', LAST, string.format('%016.0f', fence), 'GET'))
+    local last = counted(redis.call('SET', KEYS[4], string.format('%016.0f', fence), 'GET'))
     if last >= fence then
       fence = last + 1
-      redis.call('SET', LAST, string.format('%016.0f', fence))
+      redis.call('SET', KEYS[4], string.format('%016.0f', fence))
     end
-    redis.call('SET', LEASE, first .. ' c ' .. string.format('%016.0f', fence) .. ' ', 'PX', ARGV[5])
+    redis.call('SET', KEYS[1], first .. ' c ' .. string.format('%016.0f', fence) .. ' ', 'PX', ARGV[5])
     return 2
   end
 end

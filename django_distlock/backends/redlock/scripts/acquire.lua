@@ -6,7 +6,6 @@
 -- reply fencing number: granted for the ttl | -1 this token was retired | {ms the lease has left, lease} taken
 -- A number is 16 digits.
 local token, ttl, proposed, keep = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[4]), ARGV[5] == 'keep'
-local LEASE, RETIRED, LAST = KEYS[1], KEYS[2], KEYS[3]
 
 -- What others wrote there counts for nothing, and so does a number that doubles do not tell from the next one.
 local function counted(value)
@@ -14,24 +13,24 @@ local function counted(value)
   return number and number < 2^53 and number or 0
 end
 
-local lease = redis.call('GET', LEASE)
+local lease = redis.call('GET', KEYS[1])
 local mine = lease and string.sub(lease, 1, 27) == token .. ' '
 
-if lease and not mine then return {redis.call('PTTL', LEASE), lease} end
+if lease and not mine then return {redis.call('PTTL', KEYS[1]), lease} end
 if mine and string.sub(lease, 28, 28) == 'r' then return -1 end
 if mine and not keep then
   -- The holder is written each time, because another process may have adopted the lease.
-  ttl = math.max(ttl, redis.call('PTTL', LEASE))
-  redis.call('SET', LEASE, string.sub(lease, 1, 46) .. ARGV[3], 'PX', ttl)
+  ttl = math.max(ttl, redis.call('PTTL', KEYS[1]))
+  redis.call('SET', KEYS[1], string.sub(lease, 1, 46) .. ARGV[3], 'PX', ttl)
   return tonumber(string.sub(lease, 30, 45))
 end
-if not mine and redis.call('ZSCORE', RETIRED, token) then return -1 end
+if not mine and redis.call('ZSCORE', KEYS[2], token) then return -1 end
 
-local last = counted(redis.call('GET', LAST))
+local last = counted(redis.call('GET', KEYS[3]))
 local fence = proposed
 if not keep and fence <= last then fence = last + 1 end
 local number = string.format('%016.0f', fence)
-if fence > last then redis.call('SET', LAST, number) end
-if mine then ttl = math.max(ttl, redis.call('PTTL', LEASE)) end
-redis.call('SET', LEASE, token .. ' h ' .. number .. ' ' .. ARGV[3], 'PX', ttl)
+if fence > last then redis.call('SET', KEYS[3], number) end
+if mine then ttl = math.max(ttl, redis.call('PTTL', KEYS[1])) end
+redis.call('SET', KEYS[1], token .. ' h ' .. number .. ' ' .. ARGV[3], 'PX', ttl)
 return fence

@@ -5,23 +5,22 @@
 --       4 1 = an operator frees the lock even in its cooldown; else 0
 -- reply 1 released | 0 the token did not hold the lock here
 local token, cooldown, retire = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
-local LEASE, RETIRED = KEYS[1], KEYS[2]
 
 if retire > 0 then
   local time = redis.call('TIME')
   local now = time[1] * 1000 + math.floor(time[2] / 1000)
-  redis.call('ZREMRANGEBYSCORE', RETIRED, '-inf', now)
-  redis.call('ZADD', RETIRED, 'GT', now + retire, token)
-  if redis.call('PTTL', RETIRED) < retire then redis.call('PEXPIRE', RETIRED, retire) end
+  redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', now)
+  redis.call('ZADD', KEYS[2], 'GT', now + retire, token)
+  if redis.call('PTTL', KEYS[2]) < retire then redis.call('PEXPIRE', KEYS[2], retire) end
 end
 
-local head = redis.call('GETRANGE', LEASE, 0, 27)
+local head = redis.call('GETRANGE', KEYS[1], 0, 27)
 if string.sub(head, 1, 27) ~= token .. ' ' then return 0 end
 if string.sub(head, 28, 28) == 'r' and ARGV[4] ~= '1' then return 1 end
 if cooldown > 0 then
-  redis.call('SETRANGE', LEASE, 27, 'r')
-  redis.call('PEXPIRE', LEASE, cooldown)
+  redis.call('SETRANGE', KEYS[1], 27, 'r')
+  redis.call('PEXPIRE', KEYS[1], cooldown)
 else
-  redis.call('DEL', LEASE)
+  redis.call('DEL', KEYS[1])
 end
 return 1
