@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import pytest
 import redis
-from django.core.management import CommandError, call_command
+from django.core.management import CommandError, call_command, load_command_class
 
 from django_distlock import locks
 from django_distlock.monitoring import formatting
@@ -33,7 +33,34 @@ def test_list_is_a_table(backend):
     assert re.fullmatch(r"order:1  default  POST /pay +7@web-3 +1\d s +5\d s +0", second)
     assert count == "2 held"
     assert said("list", "order:").splitlines()[-1] == "1 held"
-    assert said("list", "nothing").splitlines() == ["0 held"]
+    assert said("list", "nothing").splitlines() == ["0 held whose names begin with 'nothing'"]
+
+
+def test_what_is_no_action_is_the_prefix_of_a_list(backend):
+    hold(backend, "order:1")
+    hold(backend, "mail:2")
+    for arguments in (["order:"], ["list", "order:"], ["--json", "order:"], ["order:", "--json"]):
+        assert "order:1" in said(*arguments)
+        assert "mail:2" not in said(*arguments)
+
+
+@pytest.mark.parametrize("action", ["chek", "relase", "lists"])
+def test_a_misspelt_action_lists_nothing(backend, action):
+    """A probe that is to check would always be content."""
+    with pytest.raises(CommandError, match=f"no action '{action}': say (check|release|list), or list {action} for"):
+        call_command("locks", action)
+
+
+@pytest.mark.parametrize("place", ["before", "behind"])
+@pytest.mark.parametrize("action", [["list"], ["show", "order:1"], ["release", "order:1", "--no-input"], ["check"]])
+def test_the_options_of_every_command_stand_before_the_action_or_behind_it(backend, action, place):
+    hold(backend, "order:1")
+    options = ["--settings", "tests.settings", "--pythonpath", ".", "-v", "2", "--traceback"]
+    arguments = [*options, *action] if place == "before" else [*action, *options]
+    said(*arguments)
+    parsed = load_command_class("django_distlock", "locks").create_parser("manage.py", "locks").parse_args(arguments)
+    assert (parsed.settings, parsed.pythonpath, parsed.verbosity) == ("tests.settings", ".", 2)
+    assert parsed.traceback
 
 
 def test_locks_that_are_held_long_are_marked(settings):
@@ -288,6 +315,8 @@ def test_a_backend_that_is_down(two, settings):
     assert "Lock backend 'gone'" in said("release", "order:1", "--no-input", code=3)
     assert two["batch"].look(["order:1"]) != [None]
     assert "There is no backend 'nope'" in said("--using", "nope", code=2)
+    assert "held" not in said("--using", "gone", code=3)  # nobody knows
+    assert json.loads(said("--using", "gone", "--json", code=3).splitlines()[0]) == []
 
 
 def test_wrong_settings(settings):
@@ -300,7 +329,7 @@ def test_wrong_settings(settings):
 
 @pytest.mark.parametrize("every", ["0", "-1", "nan", "inf", "1e9", "soon"])
 def test_an_interval_that_cannot_be_waited_for(every):
-    with pytest.raises(CommandError, match="is not a number of seconds from 0.01 to a day"):
+    with pytest.raises(CommandError, match="is no length of time from 0.01s to 1d"):
         call_command("locks", "list", "--watch", every)
 
 

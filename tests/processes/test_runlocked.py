@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -102,6 +103,40 @@ def test_busy(run, valkey_locks):
     assert "held by the other one" in errors
 
 
+def test_busy_with_an_exit_code_of_your_own(run, valkey_locks):
+    hold(valkey_locks, "backup", label="the other one")
+    returncode, out, errors = ended(run("backup", "--busy-exit-code", "3", "--", "echo", "ran"))
+    assert (returncode, out) == (3, "")
+    assert "held by the other one" in errors
+
+
+@pytest.mark.parametrize(("options", "code"), [([], 0), (["--busy-exit-code", "0"], 0), (["--busy-exit-code", "3"], 3)])
+def test_a_busy_lock_is_skipped_quietly(run, valkey_locks, options, code):
+    hold(valkey_locks, "backup", label="the other one")
+    told = run("backup", "--on-busy", "skip", *options, "--", "echo", "ran")
+    quiet = run("backup", "--on-busy", "skip", "-v", "0", *options, "--", "echo", "ran")
+    returncode, out, errors = ended(told)
+    assert (returncode, out) == (code, "")
+    assert re.fullmatch(r"Skipped: The lock 'backup' .* held by the other one .*\n", errors)
+    assert ended(quiet) == (code, "", "")
+
+
+def test_only_a_busy_lock_is_skipped(run, store):
+    skip = ["--on-busy", "skip", "-v", "0"]
+    assert ended(run("backup", *skip, "--", "sh", "-c", "exit 5"))[0] == 5
+    assert ended(run("backup", *skip, "--", "echo", "ran", url="unix:///no/such/socket"))[0] == 69
+
+
+def test_with_min_hold_a_quick_program_runs_once_where_several_hosts_start_it(run, valkey_locks):
+    """Also on a host that starts it when it has ended elsewhere."""
+    arguments = ["backup", "--min-hold", "5m", "--on-busy", "skip", "-v", "0", "--", "echo", "ran"]
+    assert ended(run(*arguments)) == (0, "ran\n", "")
+    [info] = valkey_locks.look(["backup"])
+    assert info.resting
+    assert 200 < info.remaining <= 300
+    assert ended(run(*arguments)) == (0, "", "")
+
+
 def test_wait(run, valkey_locks, store):
     other = hold(valkey_locks, "backup")
     process = run("backup", "--wait", "forever", "--", "echo", "ran")
@@ -197,6 +232,9 @@ def test_the_store_is_down(run):
         ["", "--", "true"],
         ["x", "--ttl", "0", "--", "true"],
         ["x", "--wait", "soon", "--", "true"],
+        ["x", "--min-hold", "5x", "--", "true"],
+        ["x", "--on-busy", "retry", "--", "true"],
+        ["x", "--busy-exit-code", "256", "--", "true"],
         ["x", "--grace", "-1", "--", "true"],
         ["x", "--grace", "nan", "--", "true"],
         ["x"],

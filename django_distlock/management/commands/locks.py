@@ -7,14 +7,14 @@ import os
 import shutil
 import sys
 import time
-from argparse import SUPPRESS, ArgumentTypeError
+from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError, Namespace, _SubParsersAction
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from difflib import get_close_matches
 from functools import partial
-from math import inf, nan
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.base import BaseCommand, CommandError, CommandParser, DjangoHelpFormatter
 
 from ... import locks
 from ...exceptions import InvalidLockName, LockBackendError
@@ -36,10 +36,37 @@ from ...types import CheckResult, Level
 from ...utils.clock import sleep
 from ...utils.parallel import ask_in_parallel
 from ...utils.text import printable
+from ..durations import METAVAR, Duration
 
 FAILED = 1  # the lock is not held, the release did not free it, the check found errors, no backend keeps rows
 UNREACHABLE = 3  # a backend does not answer, or its settings are wrong
 MONTH = 30 * 86_400.0  # seconds
+
+
+class AnyWord(dict[str, ArgumentParser]):
+    """The parsers of the actions, as argparse knows them: among the choices is every word, because of prefixes."""
+
+    def __contains__(self, word: object) -> bool:
+        return True
+
+
+class Actions(_SubParsersAction):  # type: ignore[type-arg]
+    """The actions of the command. What is none of them is the prefix of a list, unless it looks like one misspelt."""
+
+    def add_parser(self, name: str, **kwargs: Any) -> ArgumentParser:
+        parser: ArgumentParser = super().add_parser(name, **kwargs)
+        self.choices = AnyWord({**self.choices, name: parser})
+        return parser
+
+    def __call__(
+        self, parser: ArgumentParser, namespace: Namespace, values: Any, option_string: str | None = None
+    ) -> None:
+        first, actions = values[0], list(self.choices)
+        if first not in actions:
+            if meant := get_close_matches(first, actions, n=1, cutoff=0.8):
+                parser.error(f"There is no action {first!r}: say {meant[0]}, or list {first} for names that begin so.")
+            values = ["list", *values]
+        super().__call__(parser, namespace, values, option_string)
 
 
 class Command(BaseCommand):
@@ -51,39 +78,50 @@ class Command(BaseCommand):
     )
 
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
+        self.base_arguments: list[tuple[Any, Any]] = []
         return super().create_parser(prog_name, subcommand, epilog=self.epilog, **kwargs)
+
+    def add_base_argument(self, parser: CommandParser, *args: Any, **kwargs: Any) -> None:
+        """Django's options, such as ``--settings``. They are kept for the actions, behind which they may stand, too."""
+        self.base_arguments.append((args, kwargs))
+        super().add_base_argument(parser, *args, **kwargs)
 
     def add_arguments(self, parser: CommandParser) -> None:
         self._add_common(parser)
-        actions = parser.add_subparsers(dest="action", metavar="list|show|release|prune|check", title="actions")
-        listing = actions.add_parser("list", help="what is locked now (the default)")
+        actions = parser.add_subparsers(
+            dest="action", metavar="list|show|release|prune|check", title="actions", action=Actions
+        )
+        add_action = partial(actions.add_parser, formatter_class=DjangoHelpFormatter)
+        listing = add_action("list", help="what is locked now (the default; 'locks PREFIX' is 'locks list PREFIX')")
         listing.add_argument("prefix", nargs="?", default="", help="only names that begin with this")
         listing.add_argument(
             "--watch",
             nargs="?",
-            type=_seconds,
+            type=Duration("0.01s", "1d"),
             const=2.0,
-            metavar="SECONDS",
-            help="draw again, every 2 seconds or so many",
+            metavar=METAVAR,
+            help="draw again, every 2 seconds or after this time",
         )
-        showing = actions.add_parser("show", help="one lock in full")
+        showing = add_action("show", help="one lock in full")
         showing.add_argument("name", type=_name)
-        releasing = actions.add_parser("release", help="free locks, whoever holds them")
+        releasing = add_action("release", help="free locks, whoever holds them")
         which = releasing.add_mutually_exclusive_group(required=True)
         which.add_argument("name", nargs="?", type=_name, help="exactly this lock")
         which.add_argument("--prefix", help="all locks whose names begin with this")
         releasing.add_argument("--no-input", "--noinput", action="store_false", dest="interactive", help="do not ask")
-        pruning = actions.add_parser("prune", help="delete the rows that databases keep of free locks and of old runs")
+        pruning = add_action("prune", help="delete the rows that databases keep of free locks and of old runs")
         pruning.add_argument(
             "--older-than",
-            type=_age,
+            type=Duration(),
             default=MONTH,
-            metavar="SECONDS",
-            help="of locks that nobody has held, and runs that ran out, so long ago; 30 days unless told",
+            metavar=METAVAR,
+            help="of locks that nobody has held, and runs that ran out, for this time; default: 30d",
         )
-        checking = actions.add_parser("check", help="whether the stores can be trusted with locks; asks them")
+        checking = add_action("check", help="whether the stores can be trusted with locks; asks them")
         for action in (listing, showing, releasing, pruning, checking):
             self._add_common(action)
+            for names, options in self.base_arguments:
+                super().add_base_argument(action, *names, **{**options, "default": SUPPRESS})
 
     @staticmethod
     def _add_common(parser: Any) -> None:
@@ -130,12 +168,17 @@ class Command(BaseCommand):
             shown = keys[: max(1, lines - 5)] if watched and self.stdout.isatty() else keys
             found = look_with_waiters(inventory, shown)
             text = self._table(found, columns if self.stdout.isatty() else None)
-            hidden = len(keys) - len(shown)
-            count = f"{len(found) + hidden} held" + (f", {hidden} of them not shown" if hidden else "")
+            summary = []
+            if set(inventory.errors) != set(inventory.aliases):  # otherwise nobody could be asked
+                hidden = len(keys) - len(shown)
+                begin = f" whose names begin with {prefix!r}" if prefix and not keys else ""
+                summary += [f"{len(found) + hidden} held{begin}", *([f"{hidden} of them not shown"] if hidden else [])]
             if watched:
-                count += f", at {time.strftime('%H:%M:%S')}. Ctrl-C ends."
+                summary.append(f"at {time.strftime('%H:%M:%S')}. Ctrl-C ends.")
+            if summary:
+                text.append(", ".join(summary))
             clear = "\033[H\033[2J" if watched and self.stdout.isatty() else ""
-            self.stdout.write(clear + "\n".join([*text, count]))
+            self.stdout.write(clear + "\n".join(text), ending="\n" if text else "")
         if watched:
             self.stdout.flush()
             for error in inventory.errors.values():
@@ -363,21 +406,3 @@ def _name(text: str) -> str:
         return stored_name(text)
     except InvalidLockName as error:
         raise ArgumentTypeError(str(error)) from error
-
-
-def _age(text: str) -> float:
-    return _number(text, 0.0, inf, "a number of seconds, 0 or more")
-
-
-def _seconds(text: str) -> float:
-    return _number(text, 0.01, 86_400.0, "a number of seconds from 0.01 to a day")
-
-
-def _number(text: str, least: float, most: float, what: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = nan
-    if not least <= number <= most or number == inf:
-        raise ArgumentTypeError(f"{text!r} is not {what}")
-    return number

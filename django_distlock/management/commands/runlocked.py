@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from argparse import SUPPRESS, ArgumentTypeError
-from math import nan
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
@@ -18,6 +18,7 @@ from ... import lock
 from ...core.lease import Lease, State
 from ...exceptions import InvalidLockName, LockBackendError, LockNotAcquired
 from ...utils.clock import clock, sleep
+from ..durations import METAVAR, Duration
 
 # Exit codes, as in sysexits.h and shells
 STORE_DOWN = 69
@@ -34,7 +35,6 @@ FORWARDED = [
     if hasattr(signal, name)
 ]
 SENT_BY_TERMINAL = [number for number in FORWARDED if number.name in ("SIGINT", "SIGQUIT")]
-LONGEST_GRACE = 86_400.0  # seconds
 POLL_INTERVAL = 0.1  # seconds
 
 
@@ -45,8 +45,9 @@ class Command(BaseCommand):
     )
     requires_system_checks: list[str] = []  # noqa: RUF012 - Django's own way
     epilog = (
-        f"Exit codes: the program's own; {BY_SIGNAL} + n if signal n ended it; {BUSY} the lock is busy; {LOST} the lock"
-        f" was lost; {STORE_DOWN} the store does not answer; {NOT_FOUND} or {NOT_EXECUTABLE} no such program."
+        f"Exit codes: the program's own; {BY_SIGNAL} + n if signal n ended it; {BUSY} the lock is busy, unless"
+        f" --on-busy or --busy-exit-code say otherwise; {LOST} the lock was lost;"
+        f" {STORE_DOWN} the store does not answer; {NOT_FOUND} or {NOT_EXECUTABLE} no such program."
     )
 
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
@@ -58,24 +59,38 @@ class Command(BaseCommand):
         parser.add_argument("--using", default="default", metavar="ALIAS", help="of the backend")
         parser.add_argument(
             "--wait",
-            type=_seconds_or_forever,
+            type=Duration(or_forever=True),
             default=0.0,
-            metavar="SECONDS",
+            metavar=METAVAR,
             help="for a busy lock; 'forever'; default: not at all",
         )
         parser.add_argument(
-            "--ttl", type=float, default=SUPPRESS, metavar="SECONDS", help="that the store keeps it without renewal"
+            "--on-busy",
+            choices=["fail", "skip"],
+            default="fail",
+            help=f"fail, the default, ends with exit code {BUSY}; skip ends with 0 and says so, but not with -v 0",
         )
         parser.add_argument(
-            "--max-hold", type=_seconds_or_forever, default=SUPPRESS, metavar="SECONDS",
+            "--busy-exit-code", type=_exit_code, metavar="CODE", help="to end with if the lock is busy, from 0 to 255"
+        )
+        parser.add_argument(
+            "--min-hold", type=Duration(), default=SUPPRESS, metavar=METAVAR,
+            help="for which the lock stays taken after it was acquired, also when the program ends sooner",
+        )  # fmt: skip
+        parser.add_argument(
+            "--ttl", type=Duration(), default=SUPPRESS, metavar=METAVAR, help="that the store keeps it without renewal"
+        )
+        parser.add_argument(
+            "--max-hold", type=Duration(or_forever=True), default=SUPPRESS, metavar=METAVAR,
             help="after which it is renewed no more; 'forever': no bound",
         )  # fmt: skip
         parser.add_argument(
-            "--grace", type=_grace, default=10.0, metavar="SECONDS", help="between SIGTERM and SIGKILL; default: 10"
-        )
+            "--grace", type=Duration(most="1d"), default=10.0, metavar=METAVAR,
+            help="between SIGTERM and SIGKILL; default: 10s",
+        )  # fmt: skip
 
     def handle(self, *, name: str, program: list[str], using: str, grace: float, **options: Any) -> None:
-        terms = {option: options[option] for option in ("wait", "ttl", "max_hold") if option in options}
+        terms = {option: options[option] for option in ("wait", "ttl", "min_hold", "max_hold") if option in options}
         try:
             # "log": when the lock is released the program has ended, and its exit code says more.
             mutex = lock(name, using=using, on_lost="log", label=Path(program[0]).name, **terms)
@@ -85,7 +100,8 @@ class Command(BaseCommand):
             with Signals() as signals, mutex as lease:
                 code = self._run(program, lease, signals, grace)
         except LockNotAcquired as error:
-            raise CommandError(str(error), returncode=BUSY) from error
+            self._end_busy(error, options)
+            return
         except LockBackendError as error:
             raise CommandError(str(error), returncode=STORE_DOWN) from error
         except ImproperlyConfigured as error:
@@ -97,6 +113,15 @@ class Command(BaseCommand):
         if code:
             how = f"ended with exit code {code}" if code > 0 else f"was ended by {signal.Signals(-code).name}"
             raise CommandError(f"{program[0]} {how}.", returncode=code if code > 0 else BY_SIGNAL - code)
+
+    def _end_busy(self, error: LockNotAcquired, options: dict[str, Any]) -> None:
+        is_skipped, code = options["on_busy"] == "skip", options["busy_exit_code"]
+        if not is_skipped:
+            raise CommandError(str(error), returncode=BUSY if code is None else code) from error
+        if options["verbosity"] > 0:
+            self.stderr.write(f"Skipped: {error}", style_func=str)
+        if code:
+            sys.exit(code)
 
     def _run(self, program: list[str], lease: Lease, signals: Signals, grace: float) -> int:
         environment = {**os.environ, "DISTLOCK_NAME": lease.name, "DISTLOCK_FENCE": str(lease.fence)}
@@ -231,18 +256,7 @@ def _foreground() -> int | None:
         os.close(terminal)
 
 
-def _seconds_or_forever(text: str) -> float | None:
-    try:
-        return None if text == "forever" else float(text)
-    except ValueError:
-        raise ArgumentTypeError(f"{text!r} is neither a number of seconds nor 'forever'") from None
-
-
-def _grace(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = nan
-    if not 0 <= seconds <= LONGEST_GRACE:
-        raise ArgumentTypeError(f"{text!r} is not a number of seconds from 0 to a day")
-    return seconds
+def _exit_code(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text) <= 255):
+        raise ArgumentTypeError(f"{text!r} is no exit code: write a number from 0 to 255.")
+    return int(text)
