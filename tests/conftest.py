@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -57,14 +58,19 @@ TESTS = Path(__file__).parent
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """Two per processor: the tests wait for servers and for time to pass more than they compute."""
-    return 2 * (os.cpu_count() or 1)
+    """Four per processor: the tests wait for servers and for time to pass more than they compute."""
+    return 4 * (os.cpu_count() or 1)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.parent.relative_to(TESTS).as_posix() in SLOW:
             item.add_marker("slow")
+
+
+def pytest_collection_finish() -> None:
+    """What was collected lives to the end, so those who look for garbage, as many tests do, need not look at it."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
