@@ -84,16 +84,16 @@ clean:
 	rm -rf build dist docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
 	find django_distlock tests example_project benchmarks -name __pycache__ -prune -exec rm -rf {} +
 
-# django-celery-beat does not allow the newest Django, with which it works; what it needs is among the tests' packages.
-$(VENV)/.ready: pyproject.toml setup.cfg
+# django-celery-beat does not allow the newest Django, with which it works; what it needs is in requirements/test.txt.
+$(VENV)/.ready: pyproject.toml setup.cfg requirements/test.txt requirements/demo.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed: make PYTHON=...")'
 	@echo "Making the environment in $(VENV), a minute the first time…"
 	@$(PYTHON) -m venv $(VENV)
-	@$(INSTALL) -e ".[test,demo]" $(WITH)
+	@$(INSTALL) -e . -r requirements/test.txt -r requirements/demo.txt $(WITH)
 	@$(INSTALL) --no-deps "django-celery-beat>=2.9"
 	@touch $@
 
-$(VENV)/.ready-%: $(VENV)/.ready
+$(VENV)/.ready-%: $(VENV)/.ready requirements/%.txt
 	@echo "Adding the tools for $*…"
-	@$(INSTALL) -e ".[$*]"
+	@$(INSTALL) -r requirements/$*.txt
 	@touch $@

@@ -23,7 +23,7 @@ from .schedule_store import ScheduleStore, next_time
 if celery.VERSION[:2] < (5, 7):
     raise ImproperlyConfigured(
         f"The beat schedulers of django-distlock need Celery 5.7 or later, this is {celery.__version__}: its beat waits"
-        ' at an entry that another beat has sent. pip install "django-distlock[celery]"'
+        ' at an entry that another beat has sent. pip install "django-distlock[beat]"'
     )
 
 RETRY = 1.0  # seconds before a store is asked again that failed, or that waits for what other beats know

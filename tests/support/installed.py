@@ -41,6 +41,12 @@ def test_it_is_the_installed_one_and_its_version_is_told_once():
     assert (Path(django_distlock.__file__).parent / "py.typed").exists()
 
 
+def test_it_offers_no_tools_and_bounds_nothing_above():
+    metadata = importlib.metadata.metadata("django-distlock")
+    assert sorted(metadata.get_all("Provides-Extra")) == ["beat", "celery", "django-redis"]
+    assert [needed for needed in metadata.get_all("Requires-Dist") if "<" in needed] == []
+
+
 def test_locks_are_passed_on(server, settings_of):
     with settings_of(server), lock("name") as lease:
         text = lease.detach()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 from tests.support.programs import ROOT
 
+GRAFTED = ["benchmarks", "docs", "example_project", "requirements", "tests/deeper"]
 BY_CHANCE = [
     "db.sqlite3", "db.sqlite3-locks", "db.sqlite3-locks-wal", "db.sqlite3-journal", "dump.rdb", "appendonly.aof",
     "debug.log", ".env", ".env.local", "server.pem", "server.key", "server.crt",
@@ -29,7 +31,7 @@ packages = []
 def test_databases_and_secrets_that_lie_in_the_tree_are_left_out(tmp_path: Path) -> None:
     shutil.copy(ROOT / "MANIFEST.in", tmp_path)
     (tmp_path / "pyproject.toml").write_text(PROJECT)
-    for folder in ("", "benchmarks", "docs", "example_project", "tests/deeper"):
+    for folder in ("", *GRAFTED):
         (tmp_path / folder).mkdir(parents=True, exist_ok=True)
         for name in ["kept.txt", *BY_CHANCE]:
             (tmp_path / folder / name).touch()
@@ -38,7 +40,11 @@ def test_databases_and_secrets_that_lie_in_the_tree_are_left_out(tmp_path: Path)
     [made] = (tmp_path / "made").iterdir()
     with tarfile.open(made) as archive:
         names = [member.name.partition("/")[2] for member in archive.getmembers() if member.isfile()]
-    assert sorted(name for name in names if name.endswith("kept.txt")) == [
-        f"{folder}/kept.txt" for folder in ("benchmarks", "docs", "example_project", "tests/deeper")
-    ]
+    assert sorted(name for name in names if name.endswith("kept.txt")) == [f"{folder}/kept.txt" for folder in GRAFTED]
     assert [name for name in names if Path(name).name in BY_CHANCE] == []
+
+
+def test_each_target_of_make_has_the_requirements_that_it_names() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    named = {*re.findall(r"requirements/(\w+)\.txt", makefile), *re.findall(r"\.ready-(\w+)", makefile), "lowest"}
+    assert {path.stem for path in (ROOT / "requirements").iterdir()} == named
