@@ -3,30 +3,37 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Iterable, Sequence
-from itertools import chain
+from datetime import datetime, timedelta
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from django.conf import settings
 from django.contrib import admin, messages
-from django.contrib.admin import actions
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
-from django.contrib.admin.models import DELETION, LogEntry
+from django.contrib.admin.models import CHANGE, LogEntry
+from django.contrib.admin.options import get_content_type_for_model
+from django.contrib.admin.utils import quote, unquote
+from django.contrib.admin.views.main import PAGE_VAR
 from django.core.exceptions import PermissionDenied
 from django.db import DatabaseError, router, transaction
+from django.middleware.csrf import get_token
 from django.shortcuts import redirect
+from django.template.loader import get_template
+from django.template.response import TemplateResponse
 from django.urls import reverse
-from django.utils.html import format_html
+from django.utils.formats import localize_input
+from django.utils.html import format_html, format_html_join
+from django.utils.timezone import localtime
 from django.utils.translation import gettext as __
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext
 
 from .exceptions import LockBackendError
 from .models import BeatRun, HeldLock
+from .monitoring.admin_filters import BackendFilter, PrefixFilter, inventory_of
 from .monitoring.admin_querysets import BeatRuns, HeldLocks
 from .monitoring.inventory import (
-    Inventory,
     LeaseKey,
     force_release,
     format_duration,
@@ -42,43 +49,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("django_distlock")
 
-BACKEND_DOWN = "distlock-down"  # the CSS class of such a message, which the script looks for
-
-
-def inventory_of(request: HttpRequest) -> Inventory:
-    """The snapshot of this request."""
-    if not hasattr(request, "distlock_inventory"):
-        request.distlock_inventory = Inventory()  # type: ignore[attr-defined]
-    return cast(Inventory, request.distlock_inventory)  # type: ignore[attr-defined]
-
-
-class CountedFilter(admin.SimpleListFilter):
-    """A filter whose facets are counted without a database."""
-
-    def get_facet_queryset(self, changelist: Any) -> dict[str, int]:
-        rows = changelist.get_queryset(self.request, exclude_parameters=self.expected_parameters())
-        counted = Counter(map(self.choice_of, rows.keys()))
-        return {f"{index}__c": counted[choice] for index, (choice, _) in enumerate(self.lookup_choices)}
-
-    @staticmethod
-    def choice_of(key: Any) -> str:
-        raise NotImplementedError
-
-
-class BackendFilter(CountedFilter):
-    title = _("backend")
-    parameter_name = "using"
-
-    @staticmethod
-    def choice_of(key: Any) -> str:
-        return cast(str, key.using)
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        aliases = inventory_of(request).aliases
-        return [(alias, alias) for alias in aliases] if len(aliases) > 1 else []
-
-    def queryset(self, request: HttpRequest, queryset: Any) -> Any:
-        return queryset.filter(using=self.value()) if self.value() is not None else None
+ABOUT_BACKEND = "distlock-backend"  # the CSS class of messages that a refresh takes away or brings again
 
 
 class InventoryAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # takes none at run time
@@ -99,24 +70,31 @@ class InventoryAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # takes none 
     def get_search_results(self, request: HttpRequest, queryset: Any, search_term: str) -> tuple[Any, bool]:
         return queryset.search(search_term), False
 
+    def get_list_display(self, request: HttpRequest) -> Any:
+        shown = super().get_list_display(request)
+        return shown if len(inventory_of(request).aliases) > 1 else [name for name in shown if name != "using"]
+
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
         response = super().changelist_view(request, {"title": self.list_title, **(extra_context or {})})
-        self.show_errors(request)
+        self.show_errors(request, response)
         return response
 
     def changeform_view(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
         response = super().changeform_view(request, *args, **kwargs)
-        self.show_errors(request)
+        self.show_errors(request, response)
         return response
 
-    def show_errors(self, request: HttpRequest) -> None:
+    def show_errors(self, request: HttpRequest, response: HttpResponse) -> None:
+        """One message for each backend that did not answer; none with a redirect to a list, which asks again."""
+        if response.status_code != HTTPStatus.OK:
+            return
         inventory = inventory_of(request)
-        for alias, error in inventory.errors.items():
+        for alias, error in sorted(inventory.errors.items()):
             if alias in inventory.misconfigured:  # settings are shown to readers of the log alone
                 logger.error("%s", error)
             reason = _("its settings are wrong, see the log") if alias in inventory.misconfigured else error
             text = self.not_shown % {"alias": alias, "error": reason}
-            self.message_user(request, text, messages.ERROR, BACKEND_DOWN)
+            self.message_user(request, text, messages.ERROR, ABOUT_BACKEND)
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False
@@ -125,32 +103,13 @@ class InventoryAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # takes none 
         return False
 
 
-MOST_PREFIXES = 20  # in the filter, those with the most locks
 MOST_AT_ONCE = 1000  # locks on the confirmation page, if DATA_UPLOAD_MAX_NUMBER_FIELDS allows as many
 OTHER_FIELDS = 10  # that the confirmation page sends beside one for each lock
 _WARNING = _(
     "Whoever holds a lock is not stopped by this: it learns of it when it renews, and others may hold it before."
 )
-
-
-class PrefixFilter(CountedFilter):
-    """A filter by the part of the name before the first colon."""
-
-    title = _("prefix")
-    parameter_name = "prefix"
-
-    @staticmethod
-    def choice_of(key: Any) -> str:
-        return cast(str, key.name[: key.name.find(":") + 1])
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        names = chain.from_iterable(inventory_of(request).keys().names.values())
-        counted = Counter([name[: name.find(":") + 1] for name in names])
-        counted.pop("", None)
-        return [(prefix, printable(prefix)) for prefix in sorted(dict(counted.most_common(MOST_PREFIXES)))]
-
-    def queryset(self, request: HttpRequest, queryset: Any) -> Any:
-        return queryset.filter(name__startswith=self.value()) if self.value() else None
+# Not every theme shows ``content`` by itself.
+QUESTION = '{% extends "admin/base_site.html" %}{% block content %}{{ content }}{% endblock %}'
 
 
 @admin.register(HeldLock)
@@ -162,13 +121,13 @@ class HeldLockAdmin(InventoryAdmin):
 
     list_title = _("Held locks")
     not_shown = _("The locks of “%(alias)s” are not shown, or not all of them: %(error)s")
-    list_display = ("name", "left", "held_for", "queue", "label", "process", "using", "fence")
+    list_display = ("name", "label", "process", "held_for", "left", "queue", "using")
     list_filter = (BackendFilter, PrefixFilter)
     search_fields = ("name", "label", "holder")
     search_help_text = _("Searches names, labels and holders.")
     actions = ("delete_selected",)
-    fields = ("name", "using", "state", "label", "holder", "granted_at", "held_for", "left", "fence", "queue")
-    readonly_fields = (*fields, "nodes")
+    fields = ("name", "using", "state", "label", "holder", "granted", "held_for", "left", "fence", "queue")
+    readonly_fields = (*fields, "nodes", "release")
 
     class Media:
         css: ClassVar[dict[str, Sequence[str]]] = {"all": ("django_distlock/held_locks.css",)}
@@ -182,6 +141,10 @@ class HeldLockAdmin(InventoryAdmin):
         holder = row.info.holder
         process = f"{holder.host}, pid {holder.pid}" if holder else ""
         return process if row.state == HeldLock.State.HELD else f"{process} ({row.state_text})".lstrip()
+
+    @admin.display(description=_("granted at"))
+    def granted(self, row: HeldLock) -> str | None:
+        return _moment(row.granted_at)
 
     @admin.display(description=_("held for"), ordering="-granted_at")
     def held_for(self, row: HeldLock) -> str | None:
@@ -203,6 +166,11 @@ class HeldLockAdmin(InventoryAdmin):
     def nodes(self, row: HeldLock) -> str:
         return holding_nodes(row.info)
 
+    @admin.display(description=_("release"))
+    def release(self, row: HeldLock) -> str:
+        question = self._url("delete", quote(row.pk))
+        return format_html('<a class="button distlock-release" href="{}">{}</a>', question, __("Release this lock…"))
+
     # Rows and columns
 
     def get_list_display(self, request: HttpRequest) -> Any:
@@ -210,26 +178,47 @@ class HeldLockAdmin(InventoryAdmin):
         return (*shown, "nodes") if inventory_of(request).has_quorums and "nodes" not in shown else shown
 
     def get_fields(self, request: HttpRequest, obj: HeldLock | None = None) -> Any:
-        shown = super().get_fields(request, obj)
-        return shown if obj is None or obj.info.nodes is None else (*shown, "nodes")
+        shown = [*super().get_fields(request, obj)]
+        if obj is not None and obj.info.nodes is not None:
+            shown.append("nodes")
+        return [*shown, "release"] if self.has_release_permission(request) else shown
 
     def get_queryset(self, request: HttpRequest) -> Any:
         return HeldLocks(inventory_of(request))
 
-    def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> HeldLock | None:
-        row: HeldLock | None = super().get_object(request, object_id, from_field)
-        if row is None:
-            self._report_changed_locks(request, [object_id])
-        return row
+    # Pages
 
-    def delete_view(
+    def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Without Django's link, which says "Delete": see ``release``."""
+        return super().render_change_form(request, context | {"show_delete": False}, *args, **kwargs)
+
+    def history_view(
         self, request: HttpRequest, object_id: str, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
-        response = super().delete_view(
-            request, object_id, {"title": __("Release lock"), "subtitle": _WARNING, **(extra_context or {})}
-        )
-        self.show_errors(request)
-        return response
+        """What was released under this name. The lease itself, which is still there, has no history."""
+        response: Any = super().history_view(request, object_id, extra_context)
+        if response.status_code == HTTPStatus.OK:
+            entries = LogEntry.objects.filter(
+                content_type=get_content_type_for_model(self.model),
+                change_message__contains=_named(response.context_data["object"]),
+            )
+            page = self.get_paginator(
+                request, entries.select_related("user").order_by("action_time"), self.list_per_page
+            ).get_page(request.GET.get(PAGE_VAR))
+            response.context_data |= {
+                "action_list": page,
+                "page_range": page.paginator.get_elided_page_range(page.number),
+                "pagination_required": page.has_other_pages(),
+            }
+        return cast("HttpResponse", response)
+
+    def _get_obj_does_not_exist_redirect(self, request: HttpRequest, opts: Any, object_id: str) -> HttpResponse:
+        self._report_changed_locks(request, [unquote(object_id)])
+        return redirect(self._url("changelist"))
+
+    def _url(self, page: str, *arguments: str) -> str:
+        name = f"admin:{self.opts.app_label}_{self.opts.model_name}_{page}"
+        return reverse(name, args=arguments, current_app=self.admin_site.name)
 
     # Permissions. Only code acquires locks; people look, and release.
 
@@ -254,22 +243,38 @@ class HeldLockAdmin(InventoryAdmin):
             rows = HeldLocks(inventory_of(request)).filter(pk__in=ids).rows()
             self._report_changed_locks(request, ids)
             self._release(request, rows)
-            self.show_errors(request)
             return None
         most = min(MOST_AT_ONCE, (settings.DATA_UPLOAD_MAX_NUMBER_FIELDS or MOST_AT_ONCE) - OTHER_FIELDS)
         if (count := queryset.count()) > most:
             text = __("%(count)d locks are selected; the first %(most)d can be released now, the rest after that.")
             self.message_user(request, text % {"count": count, "most": most}, messages.WARNING)
             queryset = queryset[:most]
-        response: Any = actions.delete_selected(self, request, queryset.as_queryset())
-        if response is not None:
-            response.context_data |= {"title": __("Release locks"), "subtitle": _WARNING}
-        return cast("HttpResponse | None", response)
+        rows = queryset.rows()
+        fields = [("action", "delete_selected"), *((ACTION_CHECKBOX_NAME, row.pk) for row in rows)]
+        return self._question(request, rows, fields, __("Release locks"))
 
-    def get_deleted_objects(self, objs: Any, request: HttpRequest) -> Any:
-        lines = [_described(row) for row in objs]
-        lacking = set() if self.has_release_permission(request) else {str(self.opts.verbose_name)}
-        return lines, {str(self.opts.verbose_name_plural): len(lines)}, lacking, []
+    def render_delete_form(self, request: HttpRequest, context: dict[str, Any]) -> HttpResponse:
+        return self._question(request, [context["object"]], [], __("Release lock"))
+
+    def _question(
+        self, request: HttpRequest, rows: Sequence[HeldLock], fields: Sequence[tuple[str, str]], title: str
+    ) -> HttpResponse:
+        """The page that asks whether to release these locks; ``fields``: what its form sends beside the answer."""
+        hidden = [("csrfmiddlewaretoken", get_token(request)), ("post", "yes"), *fields]
+        content = format_html(
+            '<div class="delete-confirmation"><p>{}</p><ul>{}</ul><form method="post"><div>{}'
+            '<input type="submit" value="{}"> <a href="{}" class="button cancel-link">{}</a></div></form></div>',
+            _WARNING,
+            format_html_join("", "<li>{}</li>", ((_described(row),) for row in rows)),
+            format_html_join("", '<input type="hidden" name="{}" value="{}">', hidden),
+            __("Yes, release"),
+            self._url("changelist"),
+            __("No, take me back"),
+        )
+        request.current_app = self.admin_site.name
+        context = {**self.admin_site.each_context(request), "title": title, "opts": self.opts, "content": content}
+        engine: Any = cast(Any, get_template("admin/base_site.html")).backend
+        return TemplateResponse(request, engine.from_string(QUESTION), context)
 
     def log_deletions(self, request: HttpRequest, queryset: Any) -> None:  # type: ignore[override]
         """Nothing: Django logs before it deletes, and a lock may have changed hands. See ``_release``."""
@@ -282,8 +287,7 @@ class HeldLockAdmin(InventoryAdmin):
 
     def response_delete(self, request: HttpRequest, obj_display: str, obj_id: Any) -> Any:
         """Back to the list; what became of the lock is said already."""
-        name = f"admin:{self.opts.app_label}_{self.opts.model_name}_changelist"
-        return redirect(reverse(name, current_app=self.admin_site.name))
+        return redirect(self._url("changelist"))
 
     def _release(self, request: HttpRequest, rows: Iterable[HeldLock]) -> None:
         """Release each lock whose lease on the page still holds it. Only those are logged and reported as released."""
@@ -291,20 +295,23 @@ class HeldLockAdmin(InventoryAdmin):
             raise PermissionDenied
         released: list[HeldLock] = []
         kept: list[HeldLock] = []
-        unlogged: list[HeldLock] = []
+        failed: dict[str, str] = {}
+        left: list[HeldLock] = []
         by = f"{cast(Any, request).user.get_username()} in the admin"
-        errors = inventory_of(request).errors
-        for row in rows:
-            if row.using in errors:
-                continue
-            try:
-                freed = force_release(row.info, by=by)
-            except LockBackendError as error:
-                errors[row.using] = str(error)
-            else:
-                (released if freed else kept).append(row)
-                if freed and not self._log(request, row):
-                    unlogged.append(row)
+        try:
+            for row in rows:
+                if row.using in failed:
+                    left.append(row)
+                    continue
+                try:
+                    freed = force_release(row.info, by=by)
+                except LockBackendError as error:
+                    failed[row.using] = str(error)
+                    left.append(row)
+                else:
+                    (released if freed else kept).append(row)
+        finally:  # no error keeps what was released from the log
+            is_logged = not released or self._log(request, released)
         if released:
             text = ngettext(
                 "Released %(count)d lock: %(names)s.", "Released %(count)d locks: %(names)s.", len(released)
@@ -313,23 +320,33 @@ class HeldLockAdmin(InventoryAdmin):
         if kept:
             text = __("Nothing to release: %(names)s was freed or changed hands meanwhile.")
             self.message_user(request, text % {"names": _names(kept)}, messages.WARNING)
-        if unlogged:
+        if left:
+            text = __("Not released: %(names)s. %(errors)s")
+            about = {"names": _names(left), "errors": " ".join(failed.values())}
+            self.message_user(request, text % about, messages.ERROR)
+        if not is_logged:
             text = __("The admin's log has no entry of this: %(names)s.")
-            self.message_user(request, text % {"names": _names(unlogged)}, messages.ERROR)
+            self.message_user(request, text % {"names": _names(released)}, messages.ERROR)
 
-    def _log(self, request: HttpRequest, row: HeldLock) -> bool:
-        """One entry at once, so that a later error keeps no release from the log. Whether it was written."""
+    def _log(self, request: HttpRequest, rows: Sequence[HeldLock]) -> bool:
+        """One entry for all. Whether it was written."""
         user = cast(Any, request).user
-        message = __("Released while held by %(holder)s.") % {"holder": row.info.holder or __("nobody yet")}
+        held = [
+            __("%(lock)s, held by %(holder)s") % {"lock": _named(row), "holder": row.info.holder or __("nobody yet")}
+            for row in rows
+        ]
         try:
             with transaction.atomic(using=router.db_for_write(LogEntry)):
-                LogEntry.objects.log_actions(user.pk, cast(Any, [row]), DELETION, message, single_object=True)
+                LogEntry.objects.create(
+                    user_id=user.pk,
+                    content_type=get_content_type_for_model(self.model),
+                    object_repr=(__("Released: %(names)s") % {"names": _names(rows)})[:200],
+                    action_flag=CHANGE,
+                    change_message=__("Released: %(locks)s.") % {"locks": "; ".join(held)},
+                )
         except DatabaseError:
             logger.exception(
-                "The release of lock %r (%s) by %s is not in the admin's log",
-                row.info.name,
-                row.using,
-                user.get_username(),
+                "The release of %s by %s is not in the admin's log", ", ".join(map(_named, rows)), user.get_username()
             )
             return False
         return True
@@ -337,18 +354,26 @@ class HeldLockAdmin(InventoryAdmin):
     def _report_changed_locks(self, request: HttpRequest, ids: Iterable[str]) -> None:
         """Say why leases that were on the page are gone."""
         inventory = inventory_of(request)
-        leases = [lease for text in ids if (lease := LeaseKey.read(text)) and lease.lock.using not in inventory.errors]
+        leases = [lease for text in ids if (lease := LeaseKey.read(text))]
         now = inventory.look([lease.lock for lease in leases])
-        others = [lease.lock.name for lease in leases if (seen := now.get(lease.lock)) and seen.lease != lease]
-        free = [
-            lease.lock.name for lease in leases if lease.lock not in now and lease.lock.using not in inventory.errors
-        ]
+        others: list[str] = []
+        free: list[str] = []
+        unknown: list[str] = []
+        for lease in leases:
+            seen = now.get(lease.lock)
+            if seen and seen.lease != lease:
+                others.append(lease.lock.name)
+            elif not seen:
+                (unknown if lease.lock.using in inventory.errors else free).append(lease.lock.name)
         if others:
-            text = __("Kept, because others hold them by now: %(names)s.")
+            text = __("Others hold them by now: %(names)s.")
             self.message_user(request, text % {"names": _shortened(others)}, messages.WARNING)
         if free:
-            text = __("Free already: %(names)s.")
+            text = __("Free by now: %(names)s.")
             self.message_user(request, text % {"names": _shortened(free)}, messages.INFO)
+        if unknown:
+            text = __("The backend does not tell who holds them: %(names)s.")
+            self.message_user(request, text % {"names": _shortened(unknown)}, messages.WARNING)
 
 
 @admin.register(BeatRun)
@@ -357,13 +382,21 @@ class BeatRunAdmin(InventoryAdmin):
 
     list_title = _("Beat runs")
     not_shown = _("The runs of “%(alias)s” are not shown, or not all of them: %(error)s")
-    list_display = ("entry", "using", "last_run_at", "host", "next_run_at")
+    list_display = ("entry", "using", "last_run", "host", "next_run")
     list_filter = (BackendFilter,)
     search_fields = ("entry",)
     search_help_text = _("Searches the names of entries.")
     actions = None
     fields = list_display
     readonly_fields = fields
+
+    @admin.display(description=_("last run"), ordering="last_run_at")
+    def last_run(self, row: BeatRun) -> str | None:
+        return _moment(row.last_run_at)
+
+    @admin.display(description=_("next expected"), ordering="next_run_at")
+    def next_run(self, row: BeatRun) -> str | None:
+        return _moment(row.next_run_at)
 
     def get_queryset(self, request: HttpRequest) -> Any:
         return BeatRuns(inventory_of(request))
@@ -372,12 +405,24 @@ class BeatRunAdmin(InventoryAdmin):
         return False
 
 
+def _moment(moment: datetime | None) -> str | None:
+    """To the nearest second: Celery sends what is due at three some milliseconds before."""
+    if moment is None:
+        return None
+    return str(localize_input(localtime(moment + timedelta(seconds=0.5)).replace(microsecond=0)))
+
+
 def _ticking(seconds: float | None, step: int) -> str | None:
     """Text that the script counts up (1) or down (-1)."""
     if seconds is None:
         return None
     attributes = '<span class="distlock-seconds" data-seconds="{}" data-step="{}">{}</span>'
     return format_html(attributes, f"{seconds:.3f}", step, format_duration(seconds))
+
+
+def _named(row: HeldLock) -> str:
+    """As entries of the log name a lock, which its history looks for."""
+    return f"“{row.name}” ({row.using})"
 
 
 def _described(row: HeldLock) -> str:

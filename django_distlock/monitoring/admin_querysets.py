@@ -8,7 +8,7 @@ from math import isinf
 from typing import Any, ClassVar, Generic, Self, TypeVar, cast
 
 from django.core.exceptions import FieldError
-from django.db.models import Model, Q, QuerySet
+from django.db.models import Model, Q
 from django.utils.text import capfirst
 
 from ..celery.schedule_store import RunInfo
@@ -177,12 +177,6 @@ class HeldLocks(InventoryQuerySet[HeldLock]):
     prefix: str = ""
 
     model = HeldLock
-
-    def as_queryset(self) -> QuerySet[HeldLock]:
-        """The rows as a real queryset, for code that asks for its class."""
-        queryset = HeldLock.nothing.none()
-        queryset._result_cache = self.rows()  # noqa: SLF001 - Django has no public way
-        return queryset
 
     def _where(self, lookup: str, value: Any) -> Self:
         """By ``pk``, ``pk__in``, ``using`` and ``name__startswith``."""

@@ -18,7 +18,10 @@ from django.test import Client
 from django.urls import reverse
 
 from django_distlock import locks
+from django_distlock.exceptions import LockBackendError
 from django_distlock.models import BeatRun, HeldLock
+from django_distlock.monitoring.admin_querysets import HeldLocks
+from django_distlock.monitoring.inventory import Inventory
 from django_distlock.signals import lock_forced
 from django_distlock.types import Grant
 from tests.support.admin_pages import LIST, hold, key_of, login, names_in, release, said
@@ -64,14 +67,15 @@ def test_the_list_shows_who_holds_what(operator, backend):
     page = operator.get(LIST)
     assert names_in(page) == ["order:7"]
     text = page.content.decode()
-    for shown in ("POST /orders/7/pay", "web-3, pid 123", "12 s", "59 s", "default", "1 held lock"):
+    for shown in ("POST /orders/7/pay", "web-3, pid 123", "12 s", "59 s", "1 held lock"):
         assert shown in text
+    assert "column-using" not in text  # of one backend
 
 
 def test_what_the_package_keeps_for_itself_is_not_listed(operator, backend):
     hold(backend, "order:1")
     hold(backend, "django_distlock.handover:1")
-    for query in ({}, {"q": "1"}, {"o": "5"}, {"prefix": "django_distlock."}):
+    for query in ({}, {"q": "1"}, {"o": "2"}, {"prefix": "django_distlock."}):
         assert "handover" not in operator.get(LIST, query).content.decode()
 
 
@@ -91,13 +95,28 @@ def test_tokens_are_on_no_page(operator, backend):
 
 @pytest.mark.parametrize(
     ("order", "names"),
-    [("1", "abc"), ("-1", "cba"), ("2", "bca"), ("-2", "acb"), ("3", "cab"), ("-3", "bac"), ("5", "bca"), ("8", "abc")],
+    [
+        ("1", "abc"),
+        ("-1", "cba"),
+        ("2", "bca"),
+        ("-2", "acb"),
+        ("4", "cab"),
+        ("-4", "bac"),
+        ("5", "bca"),
+        ("-5", "acb"),
+    ],
 )
 def test_columns_sort(operator, backend, order, names):
     hold(backend, "a", ttl=90, label="z", ago=20)
     hold(backend, "b", ttl=30, label="x", ago=30)
     hold(backend, "c", ttl=60, label="y", ago=10)
     assert names_in(operator.get(LIST, {"o": order})) == list(names)
+
+
+def test_a_list_of_one_s_own_may_sort_by_numbers(pages, backend):
+    for name in "bca":
+        hold(backend, name)
+    assert [row.name for row in HeldLocks(Inventory()).order_by("-fence")] == ["a", "c", "b"]
 
 
 def test_search_looks_at_names_labels_and_holders(operator, backend):
@@ -216,49 +235,67 @@ def test_release_asks_first_and_says_what_it_did(operator, backend, forced):
     answer = release(operator, ids)
     assert said(answer) == ["success: Released 2 locks: order:1, order:2."]
     assert list(backend.names()) == ["order:3"]
-    entries = LogEntry.objects.order_by("object_repr")
-    assert [(entry.object_repr, entry.is_deletion()) for entry in entries] == [("order:1", True), ("order:2", True)]
-    assert "POST /pay" in entries[0].change_message
+    entry = LogEntry.objects.get()  # one for all
+    assert (entry.object_repr, entry.is_change()) == ("Released: order:1, order:2", True)
+    assert entry.change_message == (
+        "Released: “order:1” (default), held by POST /pay (pid 4711 on web-1, MainThread);"
+        " “order:2” (default), held by shop.tasks.report (pid 4711 on web-1, MainThread)."
+    )
     assert [(about["name"], about["using"], about["by"]) for about in forced] == [
         ("order:1", "default", "operator in the admin"),
         ("order:2", "default", "operator in the admin"),
     ]
 
 
-def test_each_release_has_its_entry_in_the_log_whatever_its_name_is(operator, backend):
+def test_a_release_has_its_entry_in_the_log_whatever_the_names_are(operator, backend):
     """Databases refuse some characters: PostgreSQL a NUL."""
-    names = ["a\x00b", "order:1", "order:2\x1b[2J"]
+    names = ["a\x00b", "order:1", "order:2\x1b[2J", *(f"{number:03}" * 60 for number in range(20))]
     for name in names:
         hold(backend, name, label="x\x00y", host="\x00")
     answer = release(operator, [key_of(backend, name) for name in names])
-    assert said(answer) == [r"success: Released 3 locks: a\x00b, order:1, order:2\x1b[2J."]
-    entries = LogEntry.objects.order_by("object_repr")
-    assert [entry.object_repr for entry in entries] == [r"a\x00b", "order:1", r"order:2\x1b[2J"]
-    for entry in entries:
-        assert all(text.isprintable() for text in (entry.object_repr, entry.object_id, entry.change_message))
+    assert said(answer)[0].startswith("success: Released 23 locks: 000000")
+    entry = LogEntry.objects.get()
+    assert len(entry.object_repr) == 200
+    for name in (r"“a\x00b” (default)", r"“order:2\x1b[2J” (default)"):
+        assert name in entry.change_message
+    assert all(text.isprintable() for text in (entry.object_repr, entry.change_message))
 
 
-def test_an_entry_that_the_database_refuses_keeps_no_other_from_the_log(operator, backend, monkeypatch, caplog):
-    for number in (1, 2, 3):
+def test_an_entry_that_the_database_refuses(operator, backend, monkeypatch, caplog):
+    """The locks are released, and whoever did it is told that the log does not say so."""
+    for number in (1, 2):
         hold(backend, f"order:{number}")
-    write = LogEntry.objects.log_actions
 
-    def refuse(user, rows, *about, **more):
-        with transaction.atomic(savepoint=False):  # as bulk_create(); what fails in it breaks the transaction around it
-            if rows[0].name == "order:1":
-                with connection.cursor() as cursor:
-                    cursor.execute("SELECT nothing FROM nowhere")
-            return write(user, rows, *about, **more)
+    def refuse(**values):
+        with transaction.atomic(savepoint=False), connection.cursor() as cursor:  # breaks the transaction around it
+            cursor.execute("SELECT nothing FROM nowhere")
 
-    monkeypatch.setattr(LogEntry.objects, "log_actions", refuse)
-    answer = release(operator, [key_of(backend, f"order:{number}") for number in (1, 2, 3)])
+    monkeypatch.setattr(LogEntry.objects, "create", refuse)
+    answer = release(operator, [key_of(backend, f"order:{number}") for number in (1, 2)])
     assert said(answer) == [
-        "success: Released 3 locks: order:1, order:2, order:3.",
-        "error: The admin's log has no entry of this: order:1.",
+        "success: Released 2 locks: order:1, order:2.",
+        "error: The admin's log has no entry of this: order:1, order:2.",
     ]
-    assert {entry.object_repr for entry in LogEntry.objects.all()} == {"order:2", "order:3"}
-    assert "The release of lock 'order:1' (default) by operator is not in the admin's log" in caplog.text
+    assert (
+        "The release of “order:1” (default), “order:2” (default) by operator is not in the admin's log" in caplog.text
+    )
     assert list(backend.names()) == []
+
+
+def test_what_was_released_before_an_error_is_in_the_log(operator, backend, monkeypatch):
+    for number in (1, 2):
+        hold(backend, f"order:{number}")
+    free = backend.release
+
+    def fail(request, *about, **more):
+        if request.name == "order:2":
+            raise ZeroDivisionError
+        return free(request, *about, **more)
+
+    monkeypatch.setattr(backend, "release", fail)
+    with pytest.raises(ZeroDivisionError):
+        release(operator, [key_of(backend, f"order:{number}") for number in (1, 2)])
+    assert LogEntry.objects.get().object_repr == "Released: order:1"
 
 
 def test_a_lock_that_changed_hands_is_kept(operator, backend, forced):
@@ -271,8 +308,8 @@ def test_a_lock_that_changed_hands_is_kept(operator, backend, forced):
     second = hold(backend, "order:1", label="the next one")
     answer = release(operator, ids)
     assert said(answer) == [
-        "warning: Kept, because others hold them by now: order:1.",
-        "info: Free already: order:2.",
+        "warning: Others hold them by now: order:1.",
+        "info: Free by now: order:2.",
     ]
     assert backend.look(["order:1"])[0].token == second.token
     assert LogEntry.objects.count() == 0
@@ -305,7 +342,7 @@ def test_release_by_the_page_of_the_lock(operator, backend):
     answer = operator.post(url, {"post": "yes"}, follow=True)
     assert answer.redirect_chain == [(LIST, 302)]
     assert said(answer) == ["success: Released 1 lock: order:1."]
-    assert LogEntry.objects.get().object_repr == "order:1"
+    assert LogEntry.objects.get().object_repr == "Released: order:1"
     assert backend.look(["order:1"]) == [None]
 
 
@@ -315,7 +352,8 @@ def test_release_by_the_page_of_a_lock_that_changed_hands(operator, backend):
     backend.release(first)
     hold(backend, "order:1")
     answer = operator.post(url, {"post": "yes"}, follow=True)
-    assert "warning: Kept, because others hold them by now: order:1." in said(answer)
+    assert answer.redirect_chain == [(LIST, 302)]
+    assert said(answer) == ["warning: Others hold them by now: order:1."]
     assert backend.look(["order:1"]) != [None]
     assert LogEntry.objects.count() == 0
 
@@ -347,6 +385,56 @@ def test_more_locks_than_a_form_may_have_fields(operator, backend, settings):
     assert len(ids) == 50
     assert said(release(operator, ids))[0].startswith("success: Released 50 locks")
     assert len(list(backend.names())) == 70
+    assert LogEntry.objects.count() == 1
+
+
+def without_spaces(page) -> str:
+    return " ".join(re.sub("<[^>]*>", " ", page.content.decode()).split())
+
+
+def test_locks_are_released_and_not_deleted(operator, backend):
+    hold(backend, "order:1")
+    hold(backend, "order:2")
+    key, other = key_of(backend, "order:1"), key_of(backend, "order:2")
+    url = {page: reverse(f"admin:distlock_heldlock_{page}", args=[quote(key)]) for page in ("change", "delete")}
+    lock = operator.get(url["change"])
+    assert f'href="{html.escape(url["delete"])}">Release this lock…</a>' in lock.content.decode()
+    for page in (
+        operator.get(LIST),
+        lock,
+        operator.get(url["delete"]),
+        operator.post(LIST, {"action": "delete_selected", "_selected_action": [key]}),
+        release(operator, [key]),
+        operator.get(reverse("admin:distlock_heldlock_history", args=[quote(other)])),
+        operator.get("/admin/"),
+    ):
+        assert page.status_code == 200
+        assert "elet" not in without_spaces(page)
+    assert "Released: “order:1” (default), held by" in str(LogEntry.objects.get())
+
+
+def test_the_history_of_a_lock_is_what_was_released_under_its_name(operator, backend):
+    for names in (["order:1"], ["order:1", "order:2"], ["order:2", "border:1"]):
+        for name in names:
+            hold(backend, name)
+        release(operator, [key_of(backend, name) for name in names])
+    hold(backend, "order:1")
+    history = operator.get(reverse("admin:distlock_heldlock_history", args=[quote(key_of(backend, "order:1"))]))
+    assert [entry.object_repr for entry in history.context["action_list"]] == [
+        "Released: order:1",
+        "Released: order:1, order:2",
+    ]
+    assert "2 entries" in without_spaces(history)
+
+
+def test_a_lock_that_is_gone_leads_to_the_list(operator, backend):
+    taken = hold(backend, "order:1")
+    key = key_of(backend, "order:1")
+    backend.release(taken)
+    for page in ("change", "delete", "history"):
+        answer = operator.get(reverse(f"admin:distlock_heldlock_{page}", args=[quote(key)]), follow=True)
+        assert answer.redirect_chain == [(LIST, 302)]
+        assert said(answer) == ["info: Free by now: order:1."]
 
 
 def test_confirmed_is_only_what_the_page_has_shown(operator, backend):
@@ -423,17 +511,47 @@ def test_a_backend_that_is_down_is_named_and_the_others_are_listed(operator, hal
     for query in ({}, {"q": "order"}, {"o": "2"}, {"_facets": "True"}):
         page = operator.get(LIST, query)
         assert names_in(page) == ["order:1"]
-        errors = "".join(said(page))
-        assert "“gone” are not shown" in errors
-        assert "/nowhere/at/all.sock" in errors
-        assert "“wrong” are not shown" in errors
+        gone, wrong = said(page)
+        assert "“gone” are not shown" in gone
+        assert "/nowhere/at/all.sock" in gone
+        assert "“wrong” are not shown" in wrong
+
+
+def test_a_release_says_once_of_each_backend_that_it_is_down(operator, half_down):
+    released, gone, wrong = said(release(operator, [key_of(locks["default"], "order:1")]))
+    assert released == "success: Released 1 lock: order:1."
+    assert "“gone” are not shown" in gone
+    assert "“wrong” are not shown" in wrong
 
 
 def test_release_from_a_backend_that_is_down_says_so(operator, half_down):
     answer = release(operator, [f"gone/order:2@{'0' * 16}", key_of(locks["default"], "order:1")])
-    assert "success: Released 1 lock: order:1." in said(answer)
-    assert any("“gone”" in message for message in said(answer))
-    assert not any("order:2" in message for message in said(answer))
+    assert said(answer)[:2] == [
+        "warning: The backend does not tell who holds them: order:2.",
+        "success: Released 1 lock: order:1.",
+    ]
+    assert len(said(answer)) == 4
+
+
+def test_a_backend_that_goes_down_during_a_release(operator, backend, monkeypatch):
+    for number in (1, 2, 3):
+        hold(backend, f"order:{number}")
+    free = backend.release
+    asked = []
+
+    def fail(request, *about, **more):
+        asked.append(request.name)
+        if request.name == "order:2":
+            raise LockBackendError("The server does not answer.")
+        return free(request, *about, **more)
+
+    monkeypatch.setattr(backend, "release", fail)
+    answer = release(operator, [key_of(backend, f"order:{number}") for number in (1, 2, 3)])
+    assert said(answer) == [
+        "success: Released 1 lock: order:1.",
+        "error: Not released: order:2, order:3. The server does not answer.",
+    ]
+    assert asked == ["order:1", "order:2"]
 
 
 def test_the_whole_setting_wrong(operator, settings):

@@ -20,6 +20,7 @@ pytestmark = [
 ]
 
 
+TWO_PAGES = ("change", "delete")
 urlpatterns = [path("grappelli/", include("grappelli.urls")), *admin_urls.urlpatterns]
 
 
@@ -54,7 +55,10 @@ def test_list_search_filter_and_release(theme, client, valkey_locks):
     assert names_in(client.get(LIST, {"q": "order"})) == ["order:1"]
     assert names_in(client.get(LIST, {"prefix": "mail:", "_facets": "True"})) == ["mail:1"]
     key = key_of(valkey_locks, "order:1")
-    assert client.get(reverse("admin:distlock_heldlock_change", args=[quote(key)])).status_code == 200
+    lock, alone = (client.get(reverse(f"admin:distlock_heldlock_{page}", args=[quote(key)])) for page in TWO_PAGES)
+    assert "Release this lock…" in lock.content.decode()
+    assert "Delete" not in lock.content.decode()
+    assert "Yes, release" in alone.content.decode()
     question = client.post(LIST, {"action": "delete_selected", "_selected_action": [key]})
     assert f'value="{key}"' in question.content.decode()
     assert said(release(client, [key])) == ["success: Released 1 lock: order:1."]

@@ -3,7 +3,7 @@
 {
     const EVERY = 5000; // ms between two looks at the list, at least
     const REST = 4; // times as long as a look took: very many locks, or a backend that hangs, keep the site busy
-    const DOWN = "distlock-down"; // class of a message that a backend is down
+    const ABOUT_BACKEND = "distlock-backend"; // class of messages that each look brings anew
     const PAUSED = "distlock-paused"; // where this tab keeps that it was paused
 
     // Counted from when the answer came, on a clock that nobody sets.
@@ -84,7 +84,7 @@
     }
 
     function replaceMessages(page) {
-        for (const old of document.querySelectorAll(`.messagelist .${DOWN}`)) {
+        for (const old of document.querySelectorAll(`.messagelist .${ABOUT_BACKEND}`)) {
             old.remove();
         }
         const fresh = page.querySelector(".messagelist");

@@ -1,0 +1,71 @@
+"""The filters of the admin's lists, which count in an inventory."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import chain
+from typing import Any, cast
+
+from django.contrib import admin
+from django.utils.translation import gettext_lazy as _
+
+from ..utils.text import printable
+from .inventory import Inventory
+
+MOST_PREFIXES = 20  # in the filter, those with the most locks
+
+
+def inventory_of(request: Any) -> Inventory:
+    """The snapshot of this request."""
+    if not hasattr(request, "distlock_inventory"):
+        request.distlock_inventory = Inventory()
+    return cast(Inventory, request.distlock_inventory)
+
+
+class CountedFilter(admin.SimpleListFilter):
+    """A filter whose facets are counted without a database."""
+
+    def get_facet_queryset(self, changelist: Any) -> dict[str, int]:
+        rows = changelist.get_queryset(self.request, exclude_parameters=self.expected_parameters())
+        counted = Counter(map(self.choice_of, rows.keys()))
+        return {f"{index}__c": counted[choice] for index, (choice, _) in enumerate(self.lookup_choices)}
+
+    @staticmethod
+    def choice_of(key: Any) -> str:
+        raise NotImplementedError
+
+
+class BackendFilter(CountedFilter):
+    title = _("backend")
+    parameter_name = "using"
+
+    @staticmethod
+    def choice_of(key: Any) -> str:
+        return cast(str, key.using)
+
+    def lookups(self, request: Any, model_admin: Any) -> list[tuple[str, str]]:
+        aliases = inventory_of(request).aliases
+        return [(alias, alias) for alias in aliases] if len(aliases) > 1 else []
+
+    def queryset(self, request: Any, queryset: Any) -> Any:
+        return queryset.filter(using=self.value()) if self.value() is not None else None
+
+
+class PrefixFilter(CountedFilter):
+    """A filter by the part of the name before the first colon."""
+
+    title = _("prefix")
+    parameter_name = "prefix"
+
+    @staticmethod
+    def choice_of(key: Any) -> str:
+        return cast(str, key.name[: key.name.find(":") + 1])
+
+    def lookups(self, request: Any, model_admin: Any) -> list[tuple[str, str]]:
+        names = chain.from_iterable(inventory_of(request).keys().names.values())
+        counted = Counter([name[: name.find(":") + 1] for name in names])
+        counted.pop("", None)
+        return [(prefix, printable(prefix)) for prefix in sorted(dict(counted.most_common(MOST_PREFIXES)))]
+
+    def queryset(self, request: Any, queryset: Any) -> Any:
+        return queryset.filter(name__startswith=self.value()) if self.value() else None
