@@ -5,7 +5,7 @@ from .core.lease import Lease, State
 from .core.lock import Lock, assert_locked, lock
 from .core.registry import LockBackends, locks
 from .decorators import distributed_lock, skip
-from .decorators.http import respond
+from .decorators.answers import respond
 from .exceptions import (
     InvalidLockBackend,
     InvalidLockName,

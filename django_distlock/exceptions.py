@@ -20,6 +20,7 @@ class LockNotAcquired(LockError):
 
     ``retry_after``: seconds until the holder's lease runs out unless renewed, or None.
     ``holder``: who has it, as far as the store could tell, or None.
+    ``resting``: its holder is done, and it is free after ``retry_after``, at the end of its ``min_hold``.
     """
 
     def __init__(
@@ -28,10 +29,12 @@ class LockNotAcquired(LockError):
         *,
         retry_after: float | None = None,
         holder: Holder | None = None,
+        resting: bool = False,
     ) -> None:
         super().__init__(message)
         self.retry_after = retry_after
         self.holder = holder
+        self.resting = resting
 
 
 class LockTimeout(LockNotAcquired):

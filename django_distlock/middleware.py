@@ -7,7 +7,7 @@ from typing import Any
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 
-from .decorators import http
+from .decorators import answers
 from .exceptions import LockBackendError, LockNotAcquired, UnusableLockName
 
 
@@ -31,5 +31,5 @@ class LockMiddleware:
 
     def process_exception(self, request: Any, problem: Exception) -> Any:
         if isinstance(problem, LockNotAcquired | LockBackendError | UnusableLockName):
-            return http.DEFAULT.answer(request, problem)
+            return answers.DEFAULT.answer(request, problem)
         return None

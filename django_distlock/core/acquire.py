@@ -222,11 +222,11 @@ class Acquisition:
                 " itself. Use reentrant=True if it may enter again."
             )
         message = f"The lock {self._lock_text} is busy: {_described(busy)}"
+        kind = LockNotAcquired
+        if self._timeout != 0:
+            kind, message = LockTimeout, f"{message}, after {clock() - self._began:.1f} s of waiting"
         retry_after = busy.remaining if busy.remaining < inf else None
-        if self._timeout == 0:
-            raise LockNotAcquired(message, retry_after=retry_after, holder=busy.holder)
-        waited = f"{clock() - self._began:.1f} s of waiting"
-        raise LockTimeout(f"{message}, after {waited}", retry_after=retry_after, holder=busy.holder)
+        raise kind(message, retry_after=retry_after, holder=busy.holder, resting=busy.resting)
 
     async def find_transactions_around(self) -> None:
         """Find out what is open around the task, where the lock may depend on it.

@@ -9,7 +9,7 @@ from ..core import transactions
 from ..core.registry import DEFAULT_ALIAS
 from ..options import LockOptions, Options
 from . import key, task_context
-from .http import respond
+from .answers import respond
 from .wrapper import LockedCallable, Skip
 
 P = ParamSpec("P")

@@ -1,26 +1,21 @@
-"""Requests and responses: the request of a call, whether the call is its view, the answer, and unfinished responses."""
+"""Requests and responses: the request of a call, whether the call is its view, and unfinished responses."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
 import inspect
-import logging
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
-from importlib import import_module
-from math import ceil
 from typing import Any
 from weakref import ref
 
 from asgiref.sync import iscoroutinefunction
-from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.http import HttpRequest
 from django.http.response import HttpResponseBase
-from django.shortcuts import render
 
 from ..core.holds import ResponseRetainer
 from ..core.lease import Lease
-from ..exceptions import LockNotAcquired, UnusableLockName
 from ..types import shown
 
 
@@ -133,90 +128,6 @@ def _unwrapped(function: Any) -> Iterator[Any]:
     while function is not None:
         yield function
         function = function.func if isinstance(function, functools.partial) else getattr(function, "__wrapped__", None)
-
-
-logger = logging.getLogger("django_distlock")
-
-
-class Respond:
-    """An answer to a request whose lock is not acquired. See ``respond()``."""
-
-    __slots__ = ("status", "template_name")
-
-    def __init__(self, status: int = 409, template_name: str | None = None) -> None:
-        self.status = status
-        self.template_name = template_name
-
-    def __call__(self, problem: Exception, /, *args: Any, **kwargs: Any) -> HttpResponse:
-        if (request := request_of(args, kwargs)) is None:
-            raise TypeError("on_busy=respond(...) answers requests, and this call has none.") from problem
-        return self.answer(request, problem)
-
-    def answer(self, request: Any, problem: Exception, view: str = "") -> HttpResponse:
-        """The response, which names neither the lock nor its holder.
-
-        A busy lock has the status of this object, a store that is down 503, a value of the client that cannot be in the
-        name of a lock 400. ``view``: for the log if there is no route.
-        """
-        if isinstance(problem, UnusableLockName):
-            logger.warning("%s is answered 400: %s", label(request, view), problem)
-            return self._with_format(request, problem, 400, {"detail": "Bad request."})
-        if isinstance(problem, LockNotAcquired):
-            seconds = max(1, ceil(problem.retry_after or 0))
-            text = "Busy, try again."
-            content: dict[str, Any] = {"detail": text, "retry_after": seconds}
-            return self._with_format(request, problem, self.status, content)
-        logger.error("%s is answered 503: %s", label(request, view), problem, exc_info=problem)
-        return self._with_format(request, problem, 503, {"detail": "Not available just now, try again later."})
-
-    def _with_format(self, request: Any, problem: Exception, status: int, content: dict[str, Any]) -> HttpResponse:
-        seconds = content.get("retry_after")
-        if is_rest_framework(request):
-            raise _api_exception(content["detail"], status, seconds) from problem
-        other = "text/html" if self.template_name else "text/plain"
-        # The first one is for clients without a preference.
-        types = ["application/json", other] if is_for_programs(request) else [other, "application/json"]
-        if request.get_preferred_type(types) == "application/json":
-            response: HttpResponse = JsonResponse(content, status=status)
-        elif self.template_name:
-            response = render(request, self.template_name, {**content, "status": status}, status=status)
-        else:
-            response = HttpResponse(
-                _plain_text(status, seconds), status=status, content_type="text/plain; charset=utf-8"
-            )
-        if seconds:
-            response["Retry-After"] = str(seconds)
-        return response
-
-
-def respond(*, status: int = 409, template_name: str | None = None) -> Respond:
-    """For ``on_busy`` of a view: answer with this status, and ``Retry-After`` in whole seconds.
-
-    Clients that prefer JSON get ``detail`` and ``retry_after``; others the rendered template, with these and
-    ``status`` in its context, or a line of text. In Django REST framework its own exceptions are raised, so that the
-    project's exception handler and renderers make the answer. A dead store is answered 503 in the same form.
-    """
-    if status not in range(400, 600):
-        raise ValueError(f"status is {status!r}; a busy lock is answered by an HTTP status from 400 to 599.")
-    return Respond(status, template_name)
-
-
-DEFAULT = Respond()
-
-
-def _plain_text(status: int, seconds: int | None) -> str:
-    if status == 400 and seconds is None:
-        return "Bad request.\n"
-    if seconds is None:
-        return "Not available just now. Please try again later.\n"
-    return f"Somebody else is at this just now. Please try again in {seconds} s.\n"
-
-
-def _api_exception(detail: str, status: int, seconds: int | None) -> Any:
-    error = import_module("rest_framework.exceptions").APIException(detail, code="busy" if seconds else "unavailable")
-    error.status_code = status
-    error.wait = seconds  # becomes Retry-After, as with throttling
-    return error
 
 
 def is_response(result: Any) -> bool:

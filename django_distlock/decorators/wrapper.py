@@ -16,7 +16,7 @@ from ..core.lock import Lock
 from ..exceptions import LockBackendError, LockNotAcquired, UnusableLockName
 from ..options import Options
 from ..types import shown
-from . import http, key, task_context
+from . import answers, http, key, task_context
 
 logger = logging.getLogger("django_distlock")
 
@@ -170,12 +170,12 @@ class LockedCallable:
             if callable(self._on_busy):
                 return self._on_busy(problem, *args, **kwargs)
         if self._on_busy not in ("raise", "retry") and request is not None and http.is_view(request, self.decorated):
-            form = self._on_busy if isinstance(self._on_busy, http.Respond) else http.DEFAULT
+            form = self._on_busy if isinstance(self._on_busy, answers.Respond) else answers.DEFAULT
             return form.answer(request, problem, self._view())
         raise problem
 
     async def _aanswer(self, problem: Exception, request: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if isinstance(self._on_busy, http.Respond):  # templates may do what must not be done in an event loop
+        if isinstance(self._on_busy, answers.Respond):  # templates may do what must not be done in an event loop
             return await sync_to_async(self._answer)(problem, request, args, kwargs)
         result = self._answer(problem, request, args, kwargs)
         return await result if inspect.isawaitable(result) else result

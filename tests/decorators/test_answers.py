@@ -6,6 +6,7 @@ import asyncio
 import functools
 import json
 import threading
+from datetime import timedelta
 
 import ninja
 import pytest
@@ -17,6 +18,8 @@ from django.urls import path
 from django.utils.decorators import method_decorator
 from django.views import View
 from rest_framework.decorators import action, api_view
+from rest_framework.exceptions import APIException
+from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.routers import SimpleRouter
 from rest_framework.views import APIView
@@ -31,6 +34,13 @@ pytestmark = [pytest.mark.usefixtures("backend"), pytest.mark.urls("tests.decora
 locked = distributed_lock("name")
 JSON = {"accept": "application/json"}
 BROWSER = {"accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
+
+
+BUSY = "This is already being processed. Try again in a moment."
+
+
+def busy_answer(response):
+    return {"detail": BUSY, "code": "busy", "retry_after": int(response["Retry-After"])}
 
 
 def held_names(*_):
@@ -311,23 +321,22 @@ class TestBusy:
         response = ask(url)
         assert response.status_code == 409
         assert response["Content-Type"] == "text/plain; charset=utf-8"
-        assert 1 <= int(response["Retry-After"]) <= 30
+        assert 1 <= int(response["Retry-After"]) <= 3
 
     @pytest.mark.parametrize("ask", [get, aget])
     @pytest.mark.parametrize("url", ["rest", "rest-function", "rest-set/"])
     def test_rest_framework_answers_by_its_own_exceptions(self, ask, url):
         response = ask(url)
         assert response.status_code == 409
-        assert response.data == {"detail": "Busy, try again."}
-        assert response.data["detail"].code == "busy"
-        assert 1 <= int(response["Retry-After"]) <= 30
+        assert response.data == response.json() == busy_answer(response)
+        assert 1 <= int(response["Retry-After"]) <= 3
 
     @pytest.mark.parametrize("ask", [get, aget])
     @pytest.mark.parametrize("url", ["rest-dispatch", "rest-outside"])
     def test_around_rest_framework_the_answer_is_json_too(self, ask, url):
         response = ask(url)
         assert response.status_code == 409
-        assert response.json() == {"detail": "Busy, try again.", "retry_after": int(response["Retry-After"])}
+        assert response.json() == busy_answer(response)
 
     @pytest.mark.parametrize("url", ["helps-itself", "rest-set/helped/"])
     def test_a_method_that_another_one_calls_raises(self, url):
@@ -351,7 +360,7 @@ class TestBusy:
                     "loaders": [
                         (
                             "django.template.loaders.locmem.Loader",
-                            {PAGE: "{{ status }}: {{ detail }} {{ retry_after }} {{ request.path }}"},
+                            {PAGE: "{{ status }}: {{ detail }} {{ code }} {{ retry_after }} {{ request.path }}"},
                         )
                     ],
                     "context_processors": ["django.template.context_processors.request"],
@@ -361,18 +370,19 @@ class TestBusy:
         response = ask(url, **BROWSER)
         assert response.status_code == 409
         assert response["Content-Type"] == "text/html; charset=utf-8"
-        seconds = response["Retry-After"]
-        assert response.content.decode() == f"409: Busy, try again. {seconds} /{url}"
-        assert ask(url, **JSON).json() == {"detail": "Busy, try again.", "retry_after": int(seconds)}
+        assert response.content.decode() == f"409: {BUSY} busy {response['Retry-After']} /{url}"
+        response = ask(url, **JSON)
+        assert response.json() == busy_answer(response)
 
     @pytest.mark.parametrize(
         ("accept", "kind"),
         [
             ("application/json", "application/json"),
             ("application/json, text/plain, */*", "application/json"),
-            ("text/html, application/json;q=0.9", "application/json"),
+            ("text/html, application/json;q=0.9", "text/html; charset=utf-8"),
             ("*/*", "text/plain; charset=utf-8"),
-            (BROWSER["accept"], "text/plain; charset=utf-8"),
+            (BROWSER["accept"], "text/html; charset=utf-8"),
+            ("image/*", "text/plain; charset=utf-8"),
             ("text/plain, application/json;q=0.5", "text/plain; charset=utf-8"),
         ],
     )
@@ -384,10 +394,49 @@ class TestBusy:
             get("raise")
         assert get("skip").content == b"skipped"
 
-    def test_seconds_are_whole_and_rounded_up(self, monkeypatch):
-        for left, told in [(0.2, "1"), (1.0, "1"), (1.01, "2"), (29.97, "30"), (None, "1")]:
-            problem = LockNotAcquired("busy", retry_after=left)
-            assert respond()(problem, RequestFactory().get("/"))["Retry-After"] == told
+    def test_a_browser_shows_a_page(self):
+        page = get("plain", **BROWSER).content.decode()
+        assert page.startswith("<!doctype html>")
+        assert f"<p>{BUSY}</p>" in page
+        assert "name" not in page.replace('name="viewport"', "")
+
+    def test_those_who_were_refused_together_come_back_one_after_another(self):
+        """When a holder is done its lease does not tell, which is renewed."""
+        told = {get("plain")["Retry-After"] for _ in range(100)}
+        assert told == {"1", "2", "3"}
+
+    @pytest.mark.parametrize(("left", "told"), [(0.2, "1"), (1.0, "1"), (1.01, "2"), (29.97, "30")])
+    def test_a_lock_that_rests_is_free_at_a_known_time(self, left, told):
+        problem = LockNotAcquired("busy", retry_after=left, resting=True)
+        assert respond()(problem, RequestFactory().get("/"))["Retry-After"] == told
+
+    def test_text_seconds_and_status_of_your_own(self):
+        def detail(busy, request):
+            return f"<{request.method}> {busy.retry_after:.0f}"
+
+        form = respond(
+            detail=detail, retry_after=lambda busy, request: timedelta(minutes=1), status=lambda busy, request: 429
+        )
+        busy = LockNotAcquired("busy", retry_after=7)
+        response = form(busy, RequestFactory().get("/", headers=JSON))
+        assert (response.status_code, response["Retry-After"]) == (429, "60")
+        assert json.loads(response.content) == {"detail": "<GET> 7", "code": "busy", "retry_after": 60}
+        assert b"<p>&lt;GET&gt; 7</p>" in form(busy, RequestFactory().get("/", headers=BROWSER)).content
+        assert respond(retry_after=0)(busy, RequestFactory().get("/"))["Retry-After"] == "0"
+        assert respond(retry_after=lambda *_: None)(busy, RequestFactory().get("/"))["Retry-After"] in {"1", "2", "3"}
+
+    @pytest.mark.parametrize("seconds", [-1, "5", float("inf"), float("nan"), timedelta(-1)])
+    def test_seconds_that_cannot_be(self, seconds):
+        with pytest.raises(ValueError, match="retry_after is .*a number of seconds from 0 on, or a timedelta"):
+            respond(retry_after=seconds)
+        with pytest.raises(ValueError, match="retry_after is "):
+            respond(retry_after=lambda *_: seconds)(LockNotAcquired("busy"), RequestFactory().get("/"))
+
+    def test_handlers_of_rest_framework_may_ask_for_codes(self):
+        with pytest.raises(APIException) as caught:
+            respond()(LockNotAcquired("busy"), Request(RequestFactory().get("/")))
+        assert set(caught.value.get_codes().values()) == {"busy"}
+        assert caught.value.get_full_details()["detail"] == {"message": BUSY, "code": "busy"}
 
     @pytest.mark.parametrize("on_busy", [respond(), respond], ids=["called", "as it is"])
     def test_respond_needs_a_request(self, on_busy):
@@ -416,7 +465,7 @@ class TestBusyNinja:
     def test_operations_answer_409_in_json(self, ask, url):
         response = ask(url)
         assert response.status_code == 409
-        assert response.json() == {"detail": "Busy, try again.", "retry_after": int(response["Retry-After"])}
+        assert response.json() == busy_answer(response)
 
     def test_one_that_another_calls_raises(self):
         with pytest.raises(LockNotAcquired):
@@ -450,14 +499,14 @@ class TestMiddleware:
     def test_answers_409_to_busy_locks(self, ask, url, busy):
         response = ask(url)
         assert response.status_code == 409
-        assert 1 <= int(response["Retry-After"]) <= 30
+        assert 1 <= int(response["Retry-After"]) <= 3
         assert ask(url, **JSON).json()["retry_after"] >= 1
 
     @pytest.mark.parametrize("url", ["rest-with-lock", "rest-set/helped/"])
     def test_in_json_to_apis(self, ask, url, busy):
         response = ask(url)
         assert response.status_code == 409
-        assert response.json()["detail"] == "Busy, try again."
+        assert response.json() == busy_answer(response)
 
     def test_answers_503_to_a_dead_store(self, ask, down):
         assert ask("with-lock").status_code == 503
@@ -507,7 +556,7 @@ class TestValuesThatNameNoLock:
         request = RequestFactory().get("/", headers=JSON)
         for response in (named(request, value), asyncio.run(anamed(request, value))):
             assert response.status_code == 400
-            assert json.loads(response.content) == {"detail": "Bad request."}
+            assert json.loads(response.content) == {"detail": "Bad request.", "code": "invalid"}
         assert named(RequestFactory().get("/"), value).content == b"Bad request.\n"
         assert "GET tests.decorators.test_answers.named is answered 400: " in caplog.text
         with pytest.raises(InvalidLockName):

@@ -14,7 +14,7 @@ PACKAGE = {
     "core": [
         "acquire", "adoption", "holds", "lease", "local_queue", "lock", "registry", "renewal", "transactions",
     ],
-    "decorators": ["http", "key", "task_context", "wrapper"],
+    "decorators": ["answers", "http", "key", "task_context", "wrapper"],
     "utils": ["clock", "drive", "fork", "text", "threads", "wakeup"],
 }  # fmt: skip
 SERVER = {

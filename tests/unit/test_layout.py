@@ -153,7 +153,7 @@ def test_drivers_are_imported_by_their_backend_alone():
 def test_one_module_knows_http():
     """Beside the admin, which Django calls with requests."""
     knowing = {name for name in MODULES if any(imported.startswith("django.http") for imported in imports(name))}
-    assert knowing == {"admin", "decorators.http"}
+    assert knowing == {"admin", "decorators.answers", "decorators.http"}
 
 
 @pytest.mark.parametrize("name", sorted(MODULES))

@@ -1,0 +1,169 @@
+"""What a request is answered when its lock is busy or the store is down."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from datetime import timedelta
+from importlib import import_module
+from math import ceil
+from random import randint
+from typing import Any
+
+from django.http import HttpResponse, JsonResponse
+from django.shortcuts import render
+from django.utils.html import format_html
+
+from ..exceptions import LockNotAcquired, UnusableLockName
+from .http import is_for_programs, is_rest_framework, label, request_of
+
+BUSY = "This is already being processed. Try again in a moment."
+UNAVAILABLE = "This is not available just now. Try again later."
+INVALID = "Bad request."
+
+PAGE = """\
+<!doctype html>
+<html lang="en">
+<head><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{0}</title></head>
+<body><p>{0}</p></body>
+</html>
+"""
+
+logger = logging.getLogger("django_distlock")
+
+OfProblem = Callable[[LockNotAcquired, Any], Any]  # gets the request, too
+
+
+class Respond:
+    """An answer to a request whose lock is not acquired. See ``respond()``."""
+
+    __slots__ = ("detail", "retry_after", "status", "template_name")
+
+    def __init__(
+        self,
+        status: int | OfProblem = 409,
+        template_name: str | None = None,
+        retry_after: float | timedelta | OfProblem | None = None,
+        detail: str | OfProblem = BUSY,
+    ) -> None:
+        self.status = status if callable(status) else _checked_status(status)
+        self.template_name = template_name
+        self.retry_after = retry_after if callable(retry_after) else _checked_seconds(retry_after)
+        self.detail = detail
+
+    def __call__(self, problem: Exception, /, *args: Any, **kwargs: Any) -> HttpResponse:
+        if (request := request_of(args, kwargs)) is None:
+            raise TypeError("on_busy=respond(...) answers requests, and this call has none.") from problem
+        return self.answer(request, problem)
+
+    def answer(self, request: Any, problem: Exception, view: str = "") -> HttpResponse:
+        """The response, which names neither the lock nor its holder.
+
+        A busy lock has the status of this object, a store that is down 503, a value of the client that cannot be in the
+        name of a lock 400. ``view``: for the log if there is no route.
+        """
+        if isinstance(problem, LockNotAcquired):
+            return self._when_busy(request, problem)
+        if isinstance(problem, UnusableLockName):
+            logger.warning("%s is answered 400: %s", label(request, view), problem)
+            return self._with_format(request, problem, 400, {"detail": INVALID, "code": "invalid"})
+        logger.error("%s is answered 503: %s", label(request, view), problem, exc_info=problem)
+        return self._with_format(request, problem, 503, {"detail": UNAVAILABLE, "code": "unavailable"})
+
+    def _when_busy(self, request: Any, busy: LockNotAcquired) -> HttpResponse:
+        def given(value: Any) -> Any:
+            return value(busy, request) if callable(value) else value
+
+        seconds = _checked_seconds(given(self.retry_after))
+        if seconds is None:
+            seconds = _seconds_until_free(busy)
+        content = {"detail": str(given(self.detail)), "code": "busy", "retry_after": seconds}
+        return self._with_format(request, busy, _checked_status(given(self.status)), content)
+
+    def _with_format(self, request: Any, problem: Exception, status: int, content: dict[str, Any]) -> HttpResponse:
+        if is_rest_framework(request):
+            raise _api_exception(status, content) from problem
+        # The first one is for clients without a preference.
+        texts = ["text/html"] if self.template_name else ["text/plain", "text/html"]
+        kinds = ["application/json", *texts] if is_for_programs(request) else [*texts, "application/json"]
+        kind = request.get_preferred_type(kinds) or kinds[0]
+        if kind == "application/json":
+            response: HttpResponse = JsonResponse(content, status=status)
+        elif self.template_name:
+            response = render(request, self.template_name, {**content, "status": status}, status=status)
+        else:
+            text = format_html(PAGE, content["detail"]) if kind == "text/html" else f"{content['detail']}\n"
+            response = HttpResponse(text, status=status, content_type=f"{kind}; charset=utf-8")
+        if "retry_after" in content:
+            response["Retry-After"] = str(content["retry_after"])
+        return response
+
+
+def respond(
+    *,
+    status: int | OfProblem = 409,
+    detail: str | OfProblem = BUSY,
+    retry_after: float | timedelta | OfProblem | None = None,
+    template_name: str | None = None,
+) -> Respond:
+    """For ``on_busy`` of a view: how a request is answered whose lock is busy.
+
+    - ``status``: of HTTP, from 400 to 599.
+    - ``detail``: what people read.
+    - ``retry_after``: seconds, or a timedelta, for ``Retry-After``, rounded up. Default: 1 to 3 by chance, because
+      nobody knows when a holder is done, and those who were refused together should not come back together; for a
+      lock that rests for its ``min_hold``, the time until it is free.
+    - ``template_name``: of a page for browsers. Its context: ``detail``, ``code``, ``retry_after``, ``status``.
+
+    ``status``, ``detail`` and ``retry_after`` may be callables, which get the LockNotAcquired and the request.
+
+    Clients that prefer JSON, and those of APIs, get ``detail``, ``code`` ("busy") and ``retry_after``; browsers a page;
+    others a line of text. In Django REST framework its own exceptions are raised, so that the project's exception
+    handler and renderers make the answer. A store that is down is answered 503 in the same form, with the code
+    "unavailable" and no ``retry_after``.
+
+    Raises ValueError for a status or seconds that cannot be.
+    """
+    return Respond(status, template_name, retry_after, detail)
+
+
+def _checked_status(status: Any) -> int:
+    if status not in range(400, 600):
+        raise ValueError(f"status is {status!r}; a busy lock is answered by an HTTP status from 400 to 599.")
+    return int(status)
+
+
+def _checked_seconds(retry_after: Any) -> int | None:
+    if retry_after is None:
+        return None
+    seconds = retry_after.total_seconds() if isinstance(retry_after, timedelta) else retry_after
+    if not isinstance(seconds, int | float) or not 0 <= seconds < float("inf"):
+        raise ValueError(f"retry_after is {retry_after!r}; it is a number of seconds from 0 on, or a timedelta.")
+    return ceil(seconds)
+
+
+def _seconds_until_free(busy: LockNotAcquired) -> int:
+    if busy.resting and busy.retry_after is not None:
+        return max(1, ceil(busy.retry_after))
+    return randint(1, 3)
+
+
+class _Seconds(int):
+    """As whoever asks an APIException for its codes expects of each detail."""
+
+    code = "busy"
+
+
+def _api_exception(status: int, content: dict[str, Any]) -> Any:
+    exceptions = import_module("rest_framework.exceptions")
+    code = content["code"]
+    error = exceptions.APIException(content["detail"], code)
+    error.status_code = status
+    error.detail = {key: exceptions.ErrorDetail(content[key], code) for key in ("detail", "code")}
+    if "retry_after" in content:
+        error.wait = content["retry_after"]  # becomes Retry-After, as with throttling
+        error.detail["retry_after"] = _Seconds(error.wait)
+    return error
+
+
+DEFAULT = Respond()
