@@ -46,7 +46,7 @@ def current_execution() -> object:
 
 
 @lru_cache(maxsize=1)
-def _program() -> str:
+def program() -> str:
     """What this process was started as, without arguments that may be secret: "manage.py migrate"."""
     name = PurePath(sys.argv[0]).name if sys.argv else ""
     if name == "__main__.py":
@@ -75,7 +75,7 @@ def shown(text: str) -> str:
 
 @lru_cache(maxsize=256)
 def _here(pid: int, thread: str, label: str) -> tuple[str, int, str, str]:
-    return _hostname, pid, shown(thread), shown(label or _program())
+    return _hostname, pid, shown(thread), shown(label or program())
 
 
 @lru_cache(maxsize=256)

@@ -22,6 +22,7 @@ from celery.utils.quorum_queues import detect_quorum_queues  # type: ignore[impo
 from kombu.exceptions import OperationalError
 
 from .. import names
+from ..core import labels
 from ..core.lease import Lease, State, raises_when_lost
 from ..core.registry import locks
 from ..exceptions import LockBackendError, LockNotAcquired
@@ -52,8 +53,7 @@ class Run:
 
     @property
     def label(self) -> str:
-        """Name and id, as in Celery's own log. A task that is called like a function has no id."""
-        return shown(f"{self._task.name}[{self._request.id}]" if self._request.id else self._task.name)
+        return shown(labels.of_task(self._task))
 
     def retry(self, busy: LockNotAcquired) -> NoReturn:
         """Send the task again, to run later, without counting it as one of its ``max_retries``.

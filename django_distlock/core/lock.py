@@ -20,7 +20,7 @@ from ..signals import asend_signal, send_signal
 from ..types import Holder, LockInfo, LockRequest, current_execution
 from ..utils.drive import adrive, drive
 from ..utils.threads import start_thread
-from . import transactions
+from . import labels, transactions
 from .acquire import Acquisition, execution_kind, seconds_to_wait
 from .holds import Hold, Holds, NothingToLeave, acquired_here
 from .lease import Lease, State, logger
@@ -68,7 +68,8 @@ def lock(name: str | LockInfo, /, *values: object, using: str = DEFAULT_ALIAS, *
       lock until the outermost transaction is committed or rolled back, so that the next holder reads what
       was written; the same transaction may enter it again meanwhile. "refuse" raises
       TransactionManagementError there; "ignore" frees the lock at the end of ``with``, before COMMIT.
-    - ``label``: what people read as the purpose of the holder; default: the program that runs.
+    - ``label``: what people read as the purpose of the holder. Default: name and id of the task of Celery that runs,
+      else the command of ``manage.py``, else the function that called ``lock()``.
 
     Raises InvalidLockName, also for a field that no value fills, ValueError for a value out of range, TypeError for an
     unknown option.
@@ -79,7 +80,9 @@ def lock(name: str | LockInfo, /, *values: object, using: str = DEFAULT_ALIAS, *
         using, name = name.using, stored_name(name.name, own=False)
     else:
         name = render(name, values) if values else fixed_name(name)
-    return Lock(name, using, settled(**options) if options else DEFAULTS)
+    frame = sys._getframe(1)
+    caller = frame.f_globals.get("__name__", ""), frame.f_code.co_qualname
+    return Lock(name, using, settled(**options) if options else DEFAULTS, caller=caller)
 
 
 class Lock:
@@ -91,11 +94,20 @@ class Lock:
 
     _holds = Holds()  # of one that was not made to the end
 
-    def __init__(self, name: str, using: str, options: Options, label: str = "", message: str = "") -> None:
+    def __init__(
+        self,
+        name: str,
+        using: str,
+        options: Options,
+        label: str = "",
+        message: str = "",
+        caller: tuple[str, str] = ("", ""),
+    ) -> None:
         self.name = name
         self.using = using
         self.label = label
         self._message = message
+        self._caller = caller
         self._options = options
         self._holds = Holds()
 
@@ -212,7 +224,8 @@ class Lock:
         service = service_of(self.using)
         terms = self._options.terms(service.backend.terms) if self._options.given else service.backend.terms
         seconds = terms.wait if blocking and timeout == -1 else seconds_to_wait(blocking, timeout)
-        holder = holder_here(self.label or terms.label, execution, self._message)
+        label = self.label or terms.label or labels.here(*self._caller)
+        holder = holder_here(label, execution, self._message)
         request = LockRequest(self.name, max(terms.ttl, terms.min_hold), holder)
         return Acquisition(service, request, seconds, terms, self._holds, execution, required=required)
 

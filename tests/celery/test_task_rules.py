@@ -131,6 +131,14 @@ class TestRunning:
 
         assert work.apply(task_id="the-id").get() == ["tests.with_helper[the-id]"] * 2
 
+    def test_a_lock_inside_of_a_task_has_the_tasks_name(self, app):
+        @app.task(name="tests.with_lock")
+        def work():
+            with lock("name"):
+                return labels()
+
+        assert work.apply(task_id="the-id").get() == ["tests.with_lock[the-id]"]
+
     def test_a_label_of_ones_own_stands_before_it(self, app):
         @app.task(name="tests.labelled")
         @distributed_lock("name", label="nightly report")

@@ -61,10 +61,12 @@ def in_a_thread(work):
 
 @pytest.fixture
 def heard():
-    """Every signal by its name, with its arguments."""
+    """Every signal about the lock "heard", with its arguments. Locks of other tests may be lost meanwhile."""
     news = []
     names = ("lock_acquired", "lock_busy", "lock_released", "lock_lost")
-    receivers = {name: lambda _name=name, **about: news.append((_name, about)) for name in names}
+    receivers = {
+        name: lambda _name=name, **about: about["name"] == "heard" and news.append((_name, about)) for name in names
+    }
     for name, receiver in receivers.items():
         getattr(lock_signals, name).connect(receiver)
     yield news
@@ -483,14 +485,19 @@ class TestTimes:
         asyncio.run(main())
 
     def test_without_renewal_the_ttl_is_all_there_is(self, heard, caplog):
-        with pytest.raises(LockLost), lock("name", ttl=0.5, renew=False) as lease:
+        with pytest.raises(LockLost), lock("heard", ttl=0.5, renew=False) as lease:
             eventually(lambda: lease.state is State.LOST)
             assert lease.remaining == 0
             with pytest.raises(LockLost):
                 lease.ensure_held()
             eventually(lambda: len(heard) == 2)
         name, about = heard[-1]
-        assert (name, about["name"], about["lease"], about["reason"]) == ("lock_lost", "name", lease, "its TTL ran out")
+        assert (name, about["name"], about["lease"], about["reason"]) == (
+            "lock_lost",
+            "heard",
+            lease,
+            "its TTL ran out",
+        )
         eventually(lambda: "was lost: its TTL ran out" in caplog.text)
 
     def test_the_local_deadline_comes_before_the_stores(self):
@@ -721,17 +728,17 @@ class TestABackendThatMisbehaves:
 
 class TestSignals:
     def test_acquired_and_released(self, calls, heard, backend):
-        handle = lock("name")
+        handle = lock("heard")
         calls(handle).acquire()
         calls(handle).release()
         assert [name for name, _ in heard] == ["lock_acquired", "lock_released"]
         for _, about in heard:
-            assert (about["sender"], about["name"], about["using"]) == (type(backend), "name", "default")
-            assert about["lease"].name == "name"
+            assert (about["sender"], about["name"], about["using"]) == (type(backend), "heard", "default")
+            assert about["lease"].name == "heard"
 
     def test_busy(self, calls, heard):
-        hold_elsewhere(label="somebody")
-        calls(lock("name")).acquire(timeout=0.05)
+        hold_elsewhere("heard", label="somebody")
+        calls(lock("heard")).acquire(timeout=0.05)
         [(name, about)] = heard
         assert name == "lock_busy"
         assert about["holder"].label == "somebody"

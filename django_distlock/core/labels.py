@@ -1,0 +1,33 @@
+"""What people read as the purpose of a holder that has named none."""
+
+from __future__ import annotations
+
+import sys
+from functools import lru_cache
+from typing import Any
+
+from ..types import program
+
+SERVERS = ("runserver", "runserver_plus")  # commands in whose process requests are answered
+
+
+def here(module: str, function: str) -> str:
+    """The task of Celery that runs here, else the command of Django, else the function that asked for the lock."""
+    if (celery := sys.modules.get("celery._state")) and (task := celery.get_current_task()):
+        return of_task(task)
+    return of_function(module, function)
+
+
+def of_task(task: Any) -> str:
+    """Name and id, as in Celery's own log. A task that is called like a function has no id."""
+    return f"{task.name}[{task.request.id}]" if task.request.id else str(task.name)
+
+
+@lru_cache(maxsize=1024)
+def of_function(module: str, function: str) -> str:
+    """The name of the program alone would be that of a server, such as gunicorn, in most processes."""
+    running = program()
+    _, _, command = running.partition(" ")
+    if module == "__main__" or (command and command not in SERVERS):
+        return running
+    return module if function == "<module>" else f"{module}.{function}"
