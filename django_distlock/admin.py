@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
-from datetime import datetime, timedelta
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
@@ -22,17 +21,17 @@ from django.shortcuts import redirect
 from django.template.loader import get_template
 from django.template.response import TemplateResponse
 from django.urls import reverse
-from django.utils.formats import localize_input
 from django.utils.html import format_html, format_html_join
-from django.utils.timezone import localtime
 from django.utils.translation import gettext as __
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext
 
+from .celery.config import is_beat_used
 from .exceptions import LockBackendError
 from .models import BeatRun, HeldLock
 from .monitoring.admin_filters import BackendFilter, PrefixFilter, inventory_of
 from .monitoring.admin_querysets import BeatRuns, HeldLocks
+from .monitoring.admin_texts import described, moment, named, names_of, shortened, ticking
 from .monitoring.inventory import (
     LeaseKey,
     force_release,
@@ -41,7 +40,6 @@ from .monitoring.inventory import (
     holding_nodes,
     long_held,
 )
-from .utils.text import printable
 
 if TYPE_CHECKING:
     from django.http import HttpRequest, HttpResponse
@@ -61,6 +59,10 @@ class InventoryAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # takes none 
     list_title: _StrPromise
     not_shown: _StrPromise
 
+    class Media:
+        css: ClassVar[dict[str, Sequence[str]]] = {"all": ("django_distlock/held_locks.css",)}
+        js = ("admin/js/actions.js", "django_distlock/held_locks.js")  # in this order
+
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Any:
         """Check the permission first: Django looks up the object before, and reports one that is gone."""
         if not self.has_view_permission(request):
@@ -73,6 +75,10 @@ class InventoryAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # takes none 
     def get_list_display(self, request: HttpRequest) -> Any:
         shown = super().get_list_display(request)
         return shown if len(inventory_of(request).aliases) > 1 else [name for name in shown if name != "using"]
+
+    def get_sortable_by(self, request: HttpRequest) -> Any:
+        """Not by backend, for which there is a filter: the mark of the order takes the room of a word."""
+        return [name for name in super().get_sortable_by(request) if name != "using"]
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
         response = super().changelist_view(request, {"title": self.list_title, **(extra_context or {})})
@@ -121,7 +127,7 @@ class HeldLockAdmin(InventoryAdmin):
 
     list_title = _("Held locks")
     not_shown = _("The locks of “%(alias)s” are not shown, or not all of them: %(error)s")
-    list_display = ("name", "label", "process", "held_for", "left", "queue", "using")
+    list_display = ("name", "held_by", "held_for", "left", "queue", "using")
     list_filter = (BackendFilter, PrefixFilter)
     search_fields = ("name", "label", "holder")
     search_help_text = _("Searches names, labels and holders.")
@@ -129,34 +135,32 @@ class HeldLockAdmin(InventoryAdmin):
     fields = ("name", "using", "state", "label", "holder", "granted", "held_for", "left", "fence", "queue")
     readonly_fields = (*fields, "nodes", "release")
 
-    class Media:
-        css: ClassVar[dict[str, Sequence[str]]] = {"all": ("django_distlock/held_locks.css",)}
-        js = ("admin/js/actions.js", "django_distlock/held_locks.js")  # in this order
-
     # Columns
 
-    @admin.display(description=_("holder"), ordering="holder")
-    def process(self, row: HeldLock) -> str:
+    @admin.display(description=_("holder"), ordering="label")
+    def held_by(self, row: HeldLock) -> str:
         """Without the thread, for which there is no room in the list."""
         holder = row.info.holder
         process = f"{holder.host}, pid {holder.pid}" if holder else ""
-        return process if row.state == HeldLock.State.HELD else f"{process} ({row.state_text})".lstrip()
+        if row.state != HeldLock.State.HELD:
+            process = f"{process} ({row.state_text})".lstrip()
+        return format_html('{} <span class="distlock-process">{}</span>', row.label, process)
 
     @admin.display(description=_("granted at"))
     def granted(self, row: HeldLock) -> str | None:
-        return _moment(row.granted_at)
+        return moment(row.granted_at)
 
     @admin.display(description=_("held for"), ordering="-granted_at")
     def held_for(self, row: HeldLock) -> str | None:
-        ticking, bound = _ticking(held_for(row.info), 1), long_held(row.info)
-        if ticking is None or bound is None:
-            return ticking
+        text, bound = ticking(held_for(row.info), 1), long_held(row.info)
+        if text is None or bound is None:
+            return text
         meaning = __("longer than LONG_HELD, %(time)s") % {"time": format_duration(bound)}
-        return format_html('{} <strong class="distlock-long" title="{}">{}</strong>', ticking, meaning, __("long"))
+        return format_html('{} <strong class="distlock-long" title="{}">{}</strong>', text, meaning, __("long"))
 
     @admin.display(description=_("time left"), ordering="remaining")
     def left(self, row: HeldLock) -> str | None:
-        return _ticking(row.remaining, -1)
+        return ticking(row.remaining, -1)
 
     @admin.display(description=_("waiting"))
     def queue(self, row: HeldLock) -> int | None:
@@ -188,6 +192,22 @@ class HeldLockAdmin(InventoryAdmin):
 
     # Pages
 
+    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
+        response: Any = super().changelist_view(request, extra_context)
+        if response.status_code == HTTPStatus.OK and "cl" in response.context_data:
+            self._say_what_is_seen(request)
+        return cast("HttpResponse", response)
+
+    def _say_what_is_seen(self, request: HttpRequest) -> None:
+        inventory = inventory_of(request)
+        asked = [f"“{alias}”" for alias in inventory.aliases if alias not in inventory.errors]
+        if asked and not inventory.keys():
+            text = __("Nothing is locked in %(aliases)s. A lock is listed for as long as somebody holds it.")
+            self.message_user(request, text % {"aliases": ", ".join(asked)}, messages.INFO, ABOUT_BACKEND)
+        for alias in inventory.local_aliases:
+            text = __("“%(alias)s” is in local memory: locks that other processes hold cannot be seen here.")
+            self.message_user(request, text % {"alias": alias}, messages.WARNING, ABOUT_BACKEND)
+
     def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Without Django's link, which says "Delete": see ``release``."""
         return super().render_change_form(request, context | {"show_delete": False}, *args, **kwargs)
@@ -200,7 +220,7 @@ class HeldLockAdmin(InventoryAdmin):
         if response.status_code == HTTPStatus.OK:
             entries = LogEntry.objects.filter(
                 content_type=get_content_type_for_model(self.model),
-                change_message__contains=_named(response.context_data["object"]),
+                change_message__contains=named(response.context_data["object"]),
             )
             page = self.get_paginator(
                 request, entries.select_related("user").order_by("action_time"), self.list_per_page
@@ -265,7 +285,7 @@ class HeldLockAdmin(InventoryAdmin):
             '<div class="delete-confirmation"><p>{}</p><ul>{}</ul><form method="post"><div>{}'
             '<input type="submit" value="{}"> <a href="{}" class="button cancel-link">{}</a></div></form></div>',
             _WARNING,
-            format_html_join("", "<li>{}</li>", ((_described(row),) for row in rows)),
+            format_html_join("", "<li>{}</li>", ((described(row),) for row in rows)),
             format_html_join("", '<input type="hidden" name="{}" value="{}">', hidden),
             __("Yes, release"),
             self._url("changelist"),
@@ -316,23 +336,23 @@ class HeldLockAdmin(InventoryAdmin):
             text = ngettext(
                 "Released %(count)d lock: %(names)s.", "Released %(count)d locks: %(names)s.", len(released)
             )
-            self.message_user(request, text % {"count": len(released), "names": _names(released)}, messages.SUCCESS)
+            self.message_user(request, text % {"count": len(released), "names": names_of(released)}, messages.SUCCESS)
         if kept:
             text = __("Nothing to release: %(names)s was freed or changed hands meanwhile.")
-            self.message_user(request, text % {"names": _names(kept)}, messages.WARNING)
+            self.message_user(request, text % {"names": names_of(kept)}, messages.WARNING)
         if left:
             text = __("Not released: %(names)s. %(errors)s")
-            about = {"names": _names(left), "errors": " ".join(failed.values())}
+            about = {"names": names_of(left), "errors": " ".join(failed.values())}
             self.message_user(request, text % about, messages.ERROR)
         if not is_logged:
             text = __("The admin's log has no entry of this: %(names)s.")
-            self.message_user(request, text % {"names": _names(released)}, messages.ERROR)
+            self.message_user(request, text % {"names": names_of(released)}, messages.ERROR)
 
     def _log(self, request: HttpRequest, rows: Sequence[HeldLock]) -> bool:
         """One entry for all. Whether it was written."""
         user = cast(Any, request).user
         held = [
-            __("%(lock)s, held by %(holder)s") % {"lock": _named(row), "holder": row.info.holder or __("nobody yet")}
+            __("%(lock)s, held by %(holder)s") % {"lock": named(row), "holder": row.info.holder or __("nobody yet")}
             for row in rows
         ]
         try:
@@ -340,13 +360,13 @@ class HeldLockAdmin(InventoryAdmin):
                 LogEntry.objects.create(
                     user_id=user.pk,
                     content_type=get_content_type_for_model(self.model),
-                    object_repr=(__("Released: %(names)s") % {"names": _names(rows)})[:200],
+                    object_repr=(__("Released: %(names)s") % {"names": names_of(rows)})[:200],
                     action_flag=CHANGE,
                     change_message=__("Released: %(locks)s.") % {"locks": "; ".join(held)},
                 )
         except DatabaseError:
             logger.exception(
-                "The release of %s by %s is not in the admin's log", ", ".join(map(_named, rows)), user.get_username()
+                "The release of %s by %s is not in the admin's log", ", ".join(map(named, rows)), user.get_username()
             )
             return False
         return True
@@ -367,13 +387,13 @@ class HeldLockAdmin(InventoryAdmin):
                 (unknown if lease.lock.using in inventory.errors else free).append(lease.lock.name)
         if others:
             text = __("Others hold them by now: %(names)s.")
-            self.message_user(request, text % {"names": _shortened(others)}, messages.WARNING)
+            self.message_user(request, text % {"names": shortened(others)}, messages.WARNING)
         if free:
             text = __("Free by now: %(names)s.")
-            self.message_user(request, text % {"names": _shortened(free)}, messages.INFO)
+            self.message_user(request, text % {"names": shortened(free)}, messages.INFO)
         if unknown:
             text = __("The backend does not tell who holds them: %(names)s.")
-            self.message_user(request, text % {"names": _shortened(unknown)}, messages.WARNING)
+            self.message_user(request, text % {"names": shortened(unknown)}, messages.WARNING)
 
 
 @admin.register(BeatRun)
@@ -392,50 +412,18 @@ class BeatRunAdmin(InventoryAdmin):
 
     @admin.display(description=_("last run"), ordering="last_run_at")
     def last_run(self, row: BeatRun) -> str | None:
-        return _moment(row.last_run_at)
+        return moment(row.last_run_at)
 
     @admin.display(description=_("next expected"), ordering="next_run_at")
     def next_run(self, row: BeatRun) -> str | None:
-        return _moment(row.next_run_at)
+        return moment(row.next_run_at)
 
     def get_queryset(self, request: HttpRequest) -> Any:
         return BeatRuns(inventory_of(request))
 
+    def get_model_perms(self, request: HttpRequest) -> dict[str, bool]:
+        """None where beat is not used: the index then leaves the page out."""
+        return super().get_model_perms(request) if is_beat_used() else {}
+
     def has_delete_permission(self, request: HttpRequest, obj: BeatRun | None = None) -> bool:
         return False
-
-
-def _moment(moment: datetime | None) -> str | None:
-    """To the nearest second: Celery sends what is due at three some milliseconds before."""
-    if moment is None:
-        return None
-    return str(localize_input(localtime(moment + timedelta(seconds=0.5)).replace(microsecond=0)))
-
-
-def _ticking(seconds: float | None, step: int) -> str | None:
-    """Text that the script counts up (1) or down (-1)."""
-    if seconds is None:
-        return None
-    attributes = '<span class="distlock-seconds" data-seconds="{}" data-step="{}">{}</span>'
-    return format_html(attributes, f"{seconds:.3f}", step, format_duration(seconds))
-
-
-def _named(row: HeldLock) -> str:
-    """As entries of the log name a lock, which its history looks for."""
-    return f"“{row.name}” ({row.using})"
-
-
-def _described(row: HeldLock) -> str:
-    line = f"{row.name} ({row.using}): {row.info.holder or row.state_text}"
-    if row.granted_at:
-        line += __(", for %(time)s") % {"time": format_duration(held_for(row.info) or 0.0)}
-    return line
-
-
-def _names(rows: Sequence[HeldLock]) -> str:
-    return _shortened([row.name for row in rows])
-
-
-def _shortened(names: Sequence[str], most: int = 10) -> str:
-    shown = ", ".join(map(printable, names[:most]))
-    return shown if len(names) <= most else f"{shown}, … ({len(names)})"

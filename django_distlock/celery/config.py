@@ -52,6 +52,12 @@ class BeatSettings(NamedTuple):
         return backend
 
 
+def is_beat_used() -> bool:
+    """Whether the settings say so: of this package, or of Celery, whose names may have any prefix."""
+    schedulers = [str(getattr(settings, name)) for name in dir(settings) if name.endswith("BEAT_SCHEDULER")]
+    return hasattr(settings, BEAT_SETTING) or any("distlock" in scheduler for scheduler in schedulers)
+
+
 def remember_tasks_for() -> float:
     """Seconds for which a task that is acknowledged late is known to be done, unless the broker asks for more.
 

@@ -152,6 +152,15 @@ class Inventory:
         """Whether any backend keeps its locks on several nodes."""
         return any(self._ask(alias, lambda backend: backend.node_count) for alias in self.aliases)
 
+    @property
+    def local_aliases(self) -> list[str]:
+        """Those whose locks are in the memory of each process, which shows its own."""
+
+        def is_local(backend: BaseLockBackend) -> bool:
+            return backend.supports_exclusion and not backend.supports_processes
+
+        return [alias for alias in self.aliases if self._ask(alias, is_local)]
+
     def keys(self) -> KeyList:
         """What is locked, by name; without the package's own locks, unless the prefix asks for them."""
         if self._keys is None:

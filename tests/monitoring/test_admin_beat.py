@@ -158,6 +158,23 @@ def test_there_is_one_permission_and_it_allows_to_look(pages, backend):
     assert entries_in(viewer.get(LIST)) == ["shop:report"]
 
 
+@pytest.mark.parametrize(
+    ("settings_of_project", "is_listed"),
+    [
+        ({}, False),
+        ({"DISTRIBUTED_LOCKS_BEAT": {}}, True),
+        ({"CELERY_BEAT_SCHEDULER": "distlock_memory"}, True),
+        ({"SHOP_BEAT_SCHEDULER": "django_distlock.celery.beat:DistlockScheduler"}, True),
+        ({"CELERY_BEAT_SCHEDULER": "django_celery_beat.schedulers:DatabaseScheduler"}, False),
+    ],
+)
+def test_the_index_has_the_page_where_beat_is_used(operator, backend, settings, settings_of_project, is_listed):
+    for name, value in settings_of_project.items():
+        setattr(settings, name, value)
+    assert (LIST in operator.get("/admin/").content.decode()) is is_listed
+    assert operator.get(LIST).status_code == 200
+
+
 def test_others_see_nothing(pages, backend):
     assert login("view_heldlock").get(LIST).status_code == 403
 

@@ -20,7 +20,7 @@ from pytest_django.live_server_helper import LiveServer
 from django_distlock import locks
 from tests.support.admin_pages import MIDDLEWARE, hold, use_admin
 from tests.support.browser import Browser
-from tests.support.stores import LOCMEM, REDIS
+from tests.support.stores import REDIS
 from tests.support.tools import PATIENCE, eventually, lock_request
 
 pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
@@ -66,7 +66,7 @@ def own_scripts_only(get_response):
 def backend(valkey, store, settings):
     settings.DISTRIBUTED_LOCKS = {
         "default": {"BACKEND": REDIS, "LOCATION": valkey.url},
-        "batch": {"BACKEND": LOCMEM},
+        "batch": {"BACKEND": REDIS, "LOCATION": valkey.url, "KEY_PREFIX": "batch"},
     }
     yield locks["default"]
     locks.close()
@@ -169,6 +169,38 @@ def test_paused_it_stays_as_it_is(page, backend):
     page.click(".distlock-refresh button")
     page.poll(lambda: page.texts(NAMES) == ["order:1", "order:2"])
     assert page.text(".distlock-refresh").startswith("Pause")
+
+
+def test_the_page_of_a_lock_follows_its_renewal_until_it_is_free(page, backend):
+    taken = hold(backend, "order:1", ttl=20)
+    page.open(page.address)
+    page.click(f"{NAMES} a")
+    page.until("document.querySelector('.distlock-release') !== null")
+    page.run("document.querySelector('.distlock-release').focus()")
+    backend.renew([(taken, 50.0)])
+    page.poll(lambda: int(page.text(".field-left .distlock-seconds").split()[0]) > 40)
+    assert page.run("document.activeElement.className") == "button distlock-release"  # the refresh kept it
+    waiter = lock_request("order:1")
+    backend.acquire(waiter, queue=True)
+    page.poll(lambda: page.text(".field-queue .readonly") == "1")
+    backend.release(waiter)
+    backend.release(taken)
+    page.poll(lambda: page.texts(".messagelist li") == ["Free by now: order:1."])
+    assert page.texts(".distlock-seconds") == ["-", "-"]
+    page.run("new Promise((done) => setTimeout(done, 5500))")
+    assert page.texts(".messagelist li") == ["Free by now: order:1."]
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_all_columns_fit(page, some_locks, width):
+    page.resize(width, 800, phone=width < 800)
+    page.open(page.address)
+    assert page.run("document.querySelector('#changelist-filter') !== null")
+    room, needed = page.run(
+        "['.results', '#result_list'].map((part) => document.querySelector(part).getBoundingClientRect().width)"
+    )
+    assert needed <= room
+    assert page.run("document.documentElement.scrollWidth") <= width
 
 
 def test_from_an_empty_list_to_a_full_one_and_back(page, backend):

@@ -8,6 +8,7 @@ from typing import Any
 from django.contrib.auth.models import Permission, User
 from django.test import Client
 
+from django_distlock.admin import ABOUT_BACKEND
 from django_distlock.backends.base import BaseLockBackend
 from django_distlock.monitoring.inventory import Key, LeaseKey
 from django_distlock.types import Holder, LockRequest
@@ -59,7 +60,21 @@ def login(*permissions: str) -> Client:
 
 
 def said(page) -> list[str]:
-    return [f"{message.level_tag}: {message}" for message in page.context["messages"]]
+    """Without the notes."""
+    return [_text(message) for message in page.context["messages"] if not _is_note(message)]
+
+
+def notes(page) -> list[str]:
+    """What a list says of itself."""
+    return [_text(message) for message in page.context["messages"] if _is_note(message)]
+
+
+def _text(message) -> str:
+    return f"{message.level_tag}: {message}"
+
+
+def _is_note(message) -> bool:
+    return message.extra_tags == ABOUT_BACKEND and message.level_tag != "error"
 
 
 def names_in(page) -> list[str]:

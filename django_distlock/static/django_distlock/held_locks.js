@@ -1,12 +1,13 @@
-/* The page "Held locks": times that tick, and a list that refreshes itself and keeps what is selected. */
+/* The pages of locks and of beat: times that tick, and a page that refreshes itself and keeps what is selected. */
 "use strict";
 {
-    const EVERY = 5000; // ms between two looks at the list, at least
+    const ONE = "#heldlock_form, #beatrun_form"; // the page of one lock, or of one entry of beat
+    const EVERY = 5000; // ms between two looks at the store, at least
     const REST = 4; // times as long as a look took: very many locks, or a backend that hangs, keep the site busy
     const ABOUT_BACKEND = "distlock-backend"; // class of messages that each look brings anew
     const PAUSED = "distlock-paused"; // where this tab keeps that it was paused
 
-    // Counted from when the answer came, on a clock that nobody sets.
+    // Counted from when the answer came, on a clock that nobody sets. Null if nothing is known any more.
     let seenAt = performance.getEntriesByType("navigation")[0]?.responseStart || performance.now();
 
     function inWords(seconds) {
@@ -25,10 +26,10 @@
     }
 
     function tick() {
-        const passed = (performance.now() - seenAt) / 1000;
         for (const element of document.querySelectorAll(".distlock-seconds")) {
             const { seconds, step } = element.dataset;
-            const text = inWords(Math.max(0, Number(seconds) + Number(step) * passed));
+            const passed = (performance.now() - seenAt) / 1000;
+            const text = seenAt === null ? "-" : inWords(Math.max(0, Number(seconds) + Number(step) * passed));
             if (element.textContent !== text) {
                 element.textContent = text;
             }
@@ -83,6 +84,22 @@
         }
     }
 
+    // The elements stay where the page has as many as before, and with them what is focused or marked.
+    function replaceValues(form, fresh) {
+        const elements = form.querySelectorAll("*");
+        const changed = fresh.querySelectorAll("*");
+        if (elements.length !== changed.length) {
+            form.replaceChildren(...fresh.childNodes);
+            return;
+        }
+        elements.forEach((element, index) => {
+            Object.assign(element.dataset, changed[index].dataset);
+            if (!element.children.length && element.textContent !== changed[index].textContent) {
+                element.textContent = changed[index].textContent;
+            }
+        });
+    }
+
     function replaceMessages(page) {
         for (const old of document.querySelectorAll(`.messagelist .${ABOUT_BACKEND}`)) {
             old.remove();
@@ -118,16 +135,36 @@
             throw new Error(response.statusText || String(response.status));
         }
         const page = new DOMParser().parseFromString(await response.text(), "text/html");
+        const one = document.querySelector(ONE);
         const table = document.getElementById("result_list");
-        const fresh = page.getElementById("result_list");
-        if (Boolean(table) !== Boolean(fresh) || (response.redirected && response.url !== location.href)) {
+        const freshOne = page.querySelector(ONE);
+        const freshTable = page.getElementById("result_list");
+        if (one && page.getElementById("changelist-form")) {
+            // It is gone, or its backend does not answer: the messages of the list say which.
+            for (const note of page.querySelectorAll(`.messagelist .${ABOUT_BACKEND}:not(.error)`)) {
+                note.remove(); // of the list itself
+            }
+            for (const message of page.querySelectorAll(".messagelist > *")) {
+                message.classList.add(ABOUT_BACKEND);
+            }
+            replaceMessages(page);
+            one.classList.add("distlock-stale");
+            seenAt = null;
+            tick();
+            return;
+        }
+        const isOther = response.redirected && response.url !== location.href;
+        if (isOther || Boolean(one) !== Boolean(freshOne) || Boolean(table) !== Boolean(freshTable)) {
             location.reload(); // from or to an empty list, or to the login: another page altogether
             return;
         }
         seenAt = at;
         replaceMessages(page);
-        if (table) {
-            replaceRows(table, fresh);
+        if (one) {
+            one.classList.remove("distlock-stale");
+            replaceValues(one, freshOne);
+        } else if (table) {
+            replaceRows(table, freshTable);
             replaceCounts(page);
         }
         tick();
@@ -135,7 +172,7 @@
 
     function addControls() {
         const list = document.getElementById("result_list");
-        const form = document.getElementById("changelist-form") || list?.closest("form");
+        const form = document.querySelector(`#changelist-form, ${ONE}`) || list?.closest("form");
         if (!form) {
             return;
         }
@@ -146,7 +183,7 @@
         button.type = "button";
         note.setAttribute("role", "status");
         controls.append(button, note);
-        form.prepend(controls);
+        form.before(controls);
 
         let paused = sessionStorage.getItem(PAUSED) === "1";
         let asking = false;
@@ -156,7 +193,7 @@
         function show() {
             const seconds = Math.round(every / 1000);
             button.textContent = paused ? "Resume" : "Pause";
-            note.textContent = paused ? "The list is not refreshed." : `The list is refreshed every ${seconds} s.`;
+            note.textContent = paused ? "The page is not refreshed." : `The page is refreshed every ${seconds} s.`;
         }
 
         async function look() {
@@ -171,7 +208,7 @@
                 every = Math.max(EVERY, REST * (performance.now() - began));
                 show();
             } catch (error) {
-                note.textContent = `The list could not be refreshed: ${error.message}. It is tried again.`;
+                note.textContent = `The page could not be refreshed: ${error.message}. It is tried again.`;
             } finally {
                 asking = false;
                 next = setTimeout(look, every);
@@ -191,9 +228,7 @@
     function start() {
         tick();
         setInterval(tick, 250);
-        if (document.body.classList.contains("change-list") || document.getElementById("changelist-form")) {
-            addControls();
-        }
+        addControls();
     }
 
     if (document.readyState === "loading") {

@@ -1,0 +1,51 @@
+"""Texts of the admin's pages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+
+from django.utils.formats import localize_input
+from django.utils.html import format_html
+from django.utils.timezone import localtime
+from django.utils.translation import gettext as _
+
+from ..models import HeldLock
+from ..utils.text import printable
+from .inventory import format_duration, held_for
+
+
+def moment(exact: datetime | None) -> str | None:
+    """To the nearest second: Celery sends what is due at three some milliseconds before."""
+    if exact is None:
+        return None
+    return str(localize_input(localtime(exact + timedelta(seconds=0.5)).replace(microsecond=0)))
+
+
+def ticking(seconds: float | None, step: int) -> str | None:
+    """Text that the script counts up (1) or down (-1)."""
+    if seconds is None:
+        return None
+    attributes = '<span class="distlock-seconds" data-seconds="{}" data-step="{}">{}</span>'
+    return format_html(attributes, f"{seconds:.3f}", step, format_duration(seconds))
+
+
+def named(row: HeldLock) -> str:
+    """As entries of the log name a lock, which its history looks for."""
+    return f"“{row.name}” ({row.using})"
+
+
+def described(row: HeldLock) -> str:
+    line = f"{row.name} ({row.using}): {row.info.holder or row.state_text}"
+    if row.granted_at:
+        line += _(", for %(time)s") % {"time": format_duration(held_for(row.info) or 0.0)}
+    return line
+
+
+def names_of(rows: Sequence[HeldLock]) -> str:
+    return shortened([row.name for row in rows])
+
+
+def shortened(names: Sequence[str], most: int = 10) -> str:
+    shown = ", ".join(map(printable, names[:most]))
+    return shown if len(names) <= most else f"{shown}, … ({len(names)})"
