@@ -147,7 +147,7 @@ class TestWrongSettings:
             ),
             (
                 {"default": {"BACKEND": REDIS, "OPTIONS": {"Socket_Timeout": 1}}},
-                "unknown option 'Socket_Timeout'. RedisBackend knows: failover_timeout, max_connections, ",
+                "unknown option 'Socket_Timeout'. RedisBackend knows: credential_provider, failover_timeout, ",
             ),
             ({"default": {"BACKEND": LOCMEM, "TTL": 0}}, "DISTRIBUTED_LOCKS['default'] is not usable: ttl is 0."),
             ({"default": {"BACKEND": LOCMEM, "WAIT": -5}}, "DISTRIBUTED_LOCKS['default'] is not usable: wait is -5."),
@@ -158,7 +158,28 @@ class TestWrongSettings:
             ({"default": {"BACKEND": REDIS, "LOCATION": None}}, "['LOCATION'] is None. It is a URL such as redis://"),
             ({"default": {"BACKEND": REDIS, "LOCATION": "redis://h:port/0"}}, "is a URL that redis-py cannot read"),
             ({"default": {"BACKEND": REDIS, "LOCATION": "cache:nope"}}, "but CACHES has no alias 'nope'"),
-            ({"default": {"BACKEND": REDIS, "LOCATION": "cache:default"}}, "is no django-redis cache. Give a URL"),
+            (
+                {"default": {"BACKEND": REDIS, "LOCATION": "cache:default"}},
+                "is no cache in Redis, neither Django's nor that of django-redis. Give a URL",
+            ),
+            (
+                {"default": {"BACKEND": REDIS, "OPTIONS": {"credential_provider": "nowhere.Provider"}}},
+                "['credential_provider'] is 'nowhere.Provider', of which no provider can be made: No module named",
+            ),
+            (
+                {"default": {"BACKEND": REDIS, "OPTIONS": {"credential_provider": "redis.Redis"}}},
+                "['credential_provider'] is 'redis.Redis'; it is a redis.CredentialProvider, or the dotted path of one",
+            ),
+            (
+                {
+                    "default": {
+                        "BACKEND": REDIS,
+                        "LOCATION": "redis://:secret@h",
+                        "OPTIONS": {"credential_provider": "redis.credentials.UsernamePasswordCredentialProvider"},
+                    }
+                },
+                "['LOCATION'] names a user or a password, and OPTIONS has a 'credential_provider', which names others",
+            ),
             ({"default": {"BACKEND": REDIS, "KEY_PREFIX": "a{b}"}}, "['KEY_PREFIX'] is 'a{b}'. It is the text"),
             ({"default": {"BACKEND": REDIS, "KEY_PREFIX": ""}}, "['KEY_PREFIX'] is ''"),
             (

@@ -20,6 +20,7 @@ from ..common.attempts import InDoubt
 from ..common.per_loop import PerLoop
 from ..twins import GeneratorBackend
 from .client import Reply
+from .config import read_credentials
 from .errors import CLUSTER_BACKEND, explain
 from .keys import LEASES, MOST_ROUNDS, RUNS, SCAN_STEP, Listing
 from .operations import Operations
@@ -46,6 +47,7 @@ class RedisBackend(GeneratorBackend, RunsBackend):
     options: ClassVar[Mapping[str, Any]] = {
         "socket_timeout": 2.0, "socket_connect_timeout": 2.0, "max_connections": 50,
         "sentinels": None, "service_name": None, "sentinel_kwargs": None, "failover_timeout": 30.0,
+        "credential_provider": None,
     }  # fmt: skip
     options_elsewhere: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("cluster", "shards", "address_remap"), f"Take it out; for a Cluster, name {CLUSTER_BACKEND!r} in BACKEND."
@@ -63,7 +65,7 @@ class RedisBackend(GeneratorBackend, RunsBackend):
                 raise InvalidLockBackend(f"{self.setting('OPTIONS')}[{option!r}] is {quoted(value)}; it is {needed}.")
         self.timing.renewal_batch, self.timing.look_interval_longest = RENEWALS, LONGEST_LOOK_INTERVAL
         timeouts = {key: float(self.option[key]) for key in ("socket_timeout", "socket_connect_timeout")}
-        topology = self._topology(timeouts)
+        topology = self._topology({**timeouts, **read_credentials(self)})
         self.location, self.keys = topology.location, topology.keys
         self._client, self._async_clients = topology.client, PerLoop(topology.new_async_client)
         self._listener, self._diagnostics = topology.listener, topology.diagnostics
@@ -71,8 +73,8 @@ class RedisBackend(GeneratorBackend, RunsBackend):
             alias, self.keys, self.location.text, self.setting("KEY_PREFIX"), self.timing, self._explain
         )
 
-    def _topology(self, timeouts: Mapping[str, float]) -> Topology:
-        return server_topology(self, timeouts, self._hand_back)
+    def _topology(self, arguments: Mapping[str, Any]) -> Topology:
+        return server_topology(self, arguments, self._hand_back)
 
     # A lock is acquired and released by one command each. Generators would take longer than all the rest of that.
 

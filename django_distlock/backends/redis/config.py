@@ -10,7 +10,9 @@ from typing import Any
 from weakref import WeakSet
 
 import redis
-from django.core.cache import InvalidCacheBackendError
+from django.core.cache import InvalidCacheBackendError, caches
+from django.core.cache.backends.redis import RedisCache
+from django.utils.module_loading import import_string
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
 from redis.retry import Retry
@@ -20,6 +22,7 @@ from ...exceptions import InvalidLockBackend
 from ...utils import fork
 from ...utils.clock import clock
 from ...utils.text import printable, quoted
+from ..base import BaseLockBackend
 from .connection import hang_up, ours, twin
 from .errors import EndedTls, is_about_leaving
 from .exchange import RunningFor
@@ -111,7 +114,12 @@ class Location:
         _connections.add(connection)
         connection.connect_deadline = min(deadline, clock() + arguments["socket_connect_timeout"])
         try:
-            connection.connect()
+            try:
+                connection.connect()
+            except redis.AuthenticationError:
+                if not self._has_provider:
+                    raise
+                connection.connect()  # the password may have been changed just now
         except Exception as error:
             if better := self._better(error):
                 raise better from error
@@ -128,7 +136,12 @@ class Location:
         try:
             # A bit longer than the socket may take, which has more to say of what took so long.
             async with RunningFor(min(timeout, sum(usual)) + MARGIN, "Timeout connecting to server"):
-                await connection.connect()
+                try:
+                    await connection.connect()
+                except redis.AuthenticationError:
+                    if not self._has_provider:
+                        raise
+                    await connection.connect()
         except BaseException as error:
             await hang_up(connection)  # redis-py forgets that where the other side ended TLS, or a task was cancelled
             if isinstance(error, Exception) and (better := self._better(error)):
@@ -139,12 +152,16 @@ class Location:
     def close(self) -> None:
         """Nobody needs the server any more."""
 
+    @property
+    def _has_provider(self) -> bool:
+        """Whether user and password are asked for, and may be others each time."""
+        return self.arguments.get("credential_provider") is not None
+
     def _better(self, error: Exception) -> Exception | None:
         """One that says more of why there is no connection."""
         if not isinstance(error, redis.RedisError | OSError):
             # Whatever a credential provider raises means that there is no connection.
-            of_provider = self.arguments.get("credential_provider")
-            return redis.ConnectionError(f"{type(error).__name__}: {error}") if of_provider else None
+            return redis.ConnectionError(f"{type(error).__name__}: {error}") if self._has_provider else None
         is_tls = issubclass(self.connection_class, redis.SSLConnection)
         return EndedTls(str(error)) if is_tls and is_about_leaving(error) else None
 
@@ -176,8 +193,36 @@ def server_of(arguments: Mapping[str, Any]) -> tuple[object, ...]:
     return "127.0.0.1" if host == "localhost" else host, int(arguments.get("port", 6379)), database
 
 
-def read_location(location: object, setting: str, timeouts: Mapping[str, float]) -> Location:
-    """Raises InvalidLockBackend for a location that is neither a URL nor a django-redis cache."""
+def read_credentials(backend: BaseLockBackend) -> dict[str, Any]:
+    """The argument of connections that the option ``credential_provider`` is: what asks for user and password."""
+    given = provider = backend.option["credential_provider"]
+    if given is None:
+        return {}
+    where = f"{backend.setting('OPTIONS')}['credential_provider']"
+    try:
+        provider = import_string(given) if isinstance(given, str) else given
+        provider = provider() if isinstance(provider, type) else provider
+    except (ImportError, TypeError) as error:
+        raise InvalidLockBackend(f"{where} is {quoted(given)}, of which no provider can be made: {error}.") from error
+    if not all(callable(getattr(provider, name, None)) for name in ("get_credentials", "get_credentials_async")):
+        raise InvalidLockBackend(
+            f"{where} is {quoted(given)}; it is a redis.CredentialProvider, or the dotted path of one or of its class."
+        )
+    return {"credential_provider": provider}
+
+
+def completed(arguments: Mapping[str, Any], own: Mapping[str, Any], setting: str) -> dict[str, Any]:
+    """The arguments of connections with those of ours: timeouts, and who is asked for user and password."""
+    if "credential_provider" in own and (arguments.get("username") or arguments.get("password")):
+        raise InvalidLockBackend(
+            f"{setting} names a user or a password, and OPTIONS has a 'credential_provider', which names others."
+            " Take one of them out."
+        )
+    return {**arguments, **own}
+
+
+def read_location(location: object, setting: str, own: Mapping[str, Any]) -> Location:
+    """``own``: see ``completed()``. Raises InvalidLockBackend for what is neither a URL nor a cache in Redis."""
     if isinstance(location, str) and location.startswith("cache:"):
         kind, arguments = _of_cache(location.removeprefix("cache:"), setting)
     elif isinstance(location, str) and location.startswith(SCHEMES):
@@ -185,9 +230,9 @@ def read_location(location: object, setting: str, timeouts: Mapping[str, float])
     else:
         raise InvalidLockBackend(
             f"{setting} is {quoted(location)}. It is a URL such as redis://127.0.0.1:6379/0 (or rediss://,"
-            ' unix://), or "cache:default" for the server of that django-redis cache.'
+            ' unix://), or "cache:default" for the server of that cache.'
         )
-    arguments = {**arguments, **timeouts}
+    arguments = completed(arguments, own, setting)
     return Location(_readable(arguments, issubclass(kind, redis.SSLConnection)), ours(kind), arguments)
 
 
@@ -214,21 +259,24 @@ def _of_cache(cache: str, setting: str) -> tuple[type[Any], dict[str, Any]]:
 
 
 def pool_of_cache(cache: str, setting: str) -> Any:
-    """The connection pool of a django-redis cache, to its primary."""
+    """The connection pool of a cache in Redis, Django's or that of django-redis, to its primary."""
     named = quoted(f"cache:{cache}")
+    if cache not in caches.settings:
+        raise InvalidLockBackend(f"{setting} is {named}, but CACHES has no alias {quoted(cache)}.")
+    try:
+        known: Any = caches[cache]
+    except InvalidCacheBackendError as error:
+        raise InvalidLockBackend(f"{setting} is {named}, which cannot be had: {error}.") from error
+    if isinstance(known, RedisCache):
+        return known._cache.get_client(write=True).connection_pool  # noqa: SLF001 - Django has no public way
     try:
         from django_redis import get_redis_connection  # type: ignore[import-untyped]
-    except ImportError as error:
-        raise InvalidLockBackend(
-            f'{setting} is {named}, which needs django-redis: pip install "django-distlock[django-redis]".'
-        ) from error
-    try:
+
         return get_redis_connection(cache, write=True).connection_pool
-    except InvalidCacheBackendError as error:
-        raise InvalidLockBackend(f"{setting} is {named}, but CACHES has no alias {quoted(cache)}.") from error
-    except NotImplementedError as error:
+    except (ImportError, NotImplementedError) as error:
         raise InvalidLockBackend(
-            f"{setting} is {named}, but CACHES[{cache!r}] is no django-redis cache. Give a URL instead."
+            f"{setting} is {named}, but CACHES[{cache!r}] is no cache in Redis, neither Django's nor that of"
+            " django-redis. Give a URL instead."
         ) from error
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from redis.sentinel import SentinelConnectionPool
 
@@ -33,23 +33,23 @@ class Topology(NamedTuple):
 
 
 def server_topology(
-    backend: BaseLockBackend, timeouts: Mapping[str, float], hand_back: Callable[[str, str], None]
+    backend: BaseLockBackend, own: Mapping[str, Any], hand_back: Callable[[str, str], None]
 ) -> Topology:
     keys = Keys(read_prefix(backend))
-    location = _location(backend, timeouts)
-    shared = (location, backend.option["max_connections"], timeouts["socket_timeout"], backend.timing)
+    location = _location(backend, own)
+    shared = (location, backend.option["max_connections"], own["socket_timeout"], backend.timing)
     listener = RedisListener(location, lambda: keys.inbox(new_token()), hand_back, backend.alias, backend.timing)
     diagnostics = Diagnostics(location, keys.prefix, backend.terms, backend.setting("OPTIONS"))
     return Topology(location, keys, Client(*shared), partial(AsyncClient, *shared), listener, diagnostics)
 
 
-def _location(backend: BaseLockBackend, timeouts: Mapping[str, float]) -> Location:
+def _location(backend: BaseLockBackend, own: Mapping[str, Any]) -> Location:
     given, setting = backend.settings.get("LOCATION", DEFAULT), backend.setting("LOCATION")
     if all(backend.option[option] is None for option in SENTINEL_OPTIONS):
         is_cache = isinstance(given, str) and given.startswith("cache:")
         pool = pool_of_cache(given.removeprefix("cache:"), setting) if is_cache else None
         if not isinstance(pool, SentinelConnectionPool):
-            return read_location(given, setting, timeouts)
+            return read_location(given, setting, own)
     from .sentinel.config import find_location  # which few processes need
 
-    return find_location(backend, timeouts)
+    return find_location(backend, own)

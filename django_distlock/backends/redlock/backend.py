@@ -53,6 +53,7 @@ class RedlockBackend(GeneratorBackend):
         "retry_delay": (0.05, 0.25),
         "socket_connect_timeout": 2.0,
         "max_connections": 50,
+        "credential_provider": None,
     }
 
     def __init__(self, alias: str, settings: Mapping[str, Any]) -> None:

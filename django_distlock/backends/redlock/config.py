@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ...exceptions import InvalidLockBackend
 from ...utils.text import quoted
 from ..base import BaseLockBackend
-from ..redis.config import Location, read_location
+from ..redis.config import Location, read_credentials, read_location
 
 
 def check_options(backend: BaseLockBackend) -> None:
@@ -18,6 +18,8 @@ def check_options(backend: BaseLockBackend) -> None:
                 fits = isinstance(value, tuple | list) and len(value) == 2 and all(map(_is_seconds, value))
                 fits = fits and 0 < value[0] <= value[1]
                 needed = "two numbers of seconds, the shortest and the longest delay between two tries"
+            case "credential_provider":
+                continue  # read_credentials() does
             case "max_connections":
                 fits = isinstance(value, int) and not isinstance(value, bool) and value > 0
                 needed = "a whole number above 0"
@@ -38,11 +40,12 @@ def read_locations(backend: BaseLockBackend) -> list[Location]:
             f"{where} is {quoted(given)}. RedlockBackend needs a list of at least 3 servers that know nothing of each"
             " other, better 5: a majority of them holds each lock. For one server use RedisBackend."
         )
-    timeouts = {
+    own = {
         "socket_timeout": float(backend.option["node_timeout"] or 1.0),  # for the rest of a reply that has begun
         "socket_connect_timeout": float(backend.option["socket_connect_timeout"]),
+        **read_credentials(backend),
     }
-    locations = [read_location(url, f"{where}[{index}]", timeouts) for index, url in enumerate(given)]
+    locations = [read_location(url, f"{where}[{index}]", own) for index, url in enumerate(given)]
     by_server: dict[tuple[object, ...], Location] = {}
     for location in locations:
         *server, _ = location.server  # whichever of its databases

@@ -779,6 +779,19 @@ class TestLocations:
             assert backend.location.arguments["socket_timeout"] == 1.5
             assert backend.location.arguments["socket_connect_timeout"] == 2.0
 
+    def test_a_cache_of_django_lends_its_first_server(self, valkey, store, settings):
+        settings.CACHES = {
+            "default": {
+                "BACKEND": "django.core.cache.backends.redis.RedisCache",
+                "LOCATION": [valkey.url, "redis://replica.invalid"],
+                "OPTIONS": {"db": 3, "socket_timeout": None},
+            }
+        }
+        backend = point_at(settings, "cache:default")
+        assert backend.location.arguments["socket_timeout"] == 2.0
+        with lock("name"), redis.Redis.from_url(valkey.url, db=3) as third:
+            assert third.exists("lock:name")
+
     def test_locks_do_not_go_when_a_cache_is_cleared_that_has_another_database(self, valkey, store, settings):
         from django.core.cache import caches
 

@@ -17,6 +17,7 @@ class RedisClusterBackend(RedisBackend):
     options: ClassVar[Mapping[str, Any]] = {
         "socket_timeout": 2.0, "socket_connect_timeout": 2.0, "max_connections": 50, "failover_timeout": 30.0,
         "shards": 64, "address_remap": None,
+        "credential_provider": None,
     }  # fmt: skip
     options_elsewhere: ClassVar[Mapping[str, str]] = {
         "cluster": "This backend is always for a Cluster; take it out.",
@@ -25,8 +26,8 @@ class RedisClusterBackend(RedisBackend):
     in_cluster = True
     _listener: ClusterListener
 
-    def _topology(self, timeouts: Mapping[str, float]) -> Topology:
-        return cluster_topology(self, timeouts, self._hand_back)
+    def _topology(self, arguments: Mapping[str, Any]) -> Topology:
+        return cluster_topology(self, arguments, self._hand_back)
 
     def is_listening(self, name: str) -> bool:
         return self._listener.hears(name)

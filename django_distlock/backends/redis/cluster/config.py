@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 from ....exceptions import InvalidLockBackend
 from ...base import BaseLockBackend
@@ -17,12 +18,12 @@ from .routing import Address, Remap, SlotMap
 
 
 def cluster_topology(
-    backend: BaseLockBackend, timeouts: Mapping[str, float], hand_back: Callable[[str, str], None]
+    backend: BaseLockBackend, own: Mapping[str, Any], hand_back: Callable[[str, str], None]
 ) -> Topology:
     keys = ClusterKeys(read_prefix(backend), _read_shards(backend))
-    location, seeds = _read_seeds(backend, timeouts)
+    location, seeds = _read_seeds(backend, own)
     slots = SlotMap(keys.slots(), seeds, backend.timing, _read_remap(backend))
-    shared = (location, slots, backend.option["max_connections"], timeouts["socket_timeout"])
+    shared = (location, slots, backend.option["max_connections"], own["socket_timeout"])
     client = ClusterClient(*shared)
     listener = ClusterListener(client, slots, keys, location, hand_back, backend.alias, backend.timing)
     diagnostics = ClusterDiagnostics(location, seeds, keys, backend.terms, backend.setting("OPTIONS"))
@@ -49,13 +50,13 @@ def _read_remap(backend: BaseLockBackend) -> Remap | None:
     return remap
 
 
-def _read_seeds(backend: BaseLockBackend, timeouts: Mapping[str, float]) -> tuple[Location, list[Address]]:
+def _read_seeds(backend: BaseLockBackend, own: Mapping[str, Any]) -> tuple[Location, list[Address]]:
     """The location of any node, and the addresses of some, which know the others."""
     setting, given = backend.setting("LOCATION"), backend.settings.get("LOCATION", "redis://127.0.0.1:6379/0")
     several = list(given) if isinstance(given, list | tuple) else [given]
     if not several:
         raise InvalidLockBackend(f"{setting} is empty. It is the URL of a node of the Cluster, or a list of URLs.")
-    locations = [read_location(one, setting, timeouts) for one in several]
+    locations = [read_location(one, setting, own) for one in several]
     seeds = [_address(location, setting) for location in locations]
     first, *others = [_at_any_node(location) for location in locations]
     if any(other != first for other in others):

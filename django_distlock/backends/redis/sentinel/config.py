@@ -11,7 +11,7 @@ from redis.sentinel import SentinelConnectionPool
 from ....exceptions import InvalidLockBackend
 from ....utils.text import quoted
 from ...base import BaseLockBackend
-from ..config import DEFAULT, SCHEMES, Location, arguments_of_url, lent, pool_of_cache, read_location
+from ..config import DEFAULT, SCHEMES, Location, arguments_of_url, completed, lent, pool_of_cache, read_location
 from ..connection import TcpConnection, TlsConnection
 from .connection import MasterLocation
 from .discovery import Sentinels
@@ -19,7 +19,7 @@ from .discovery import Sentinels
 SENTINEL_TIMEOUT = 0.5  # seconds for an answer of a sentinel, unless sentinel_kwargs say otherwise
 
 
-def find_location(backend: BaseLockBackend, timeouts: Mapping[str, float]) -> Location:
+def find_location(backend: BaseLockBackend, own: Mapping[str, Any]) -> Location:
     """Raises InvalidLockBackend, which names what to change."""
     given = backend.settings.get("LOCATION", DEFAULT)
     setting = backend.setting("LOCATION")
@@ -29,8 +29,8 @@ def find_location(backend: BaseLockBackend, timeouts: Mapping[str, float]) -> Lo
         if is_cache and isinstance(
             pool := pool_of_cache(given.removeprefix("cache:"), setting), SentinelConnectionPool
         ):
-            return _location_of_pool(pool, timeouts, backend)
-        return read_location(given, setting, timeouts)
+            return _location_of_pool(pool, own, backend)
+        return read_location(given, setting, own)
     if is_cache:
         raise InvalidLockBackend(
             f"{setting} is {quoted(given)}, so that cache says where the sentinels are; take 'sentinels' out of"
@@ -39,7 +39,7 @@ def find_location(backend: BaseLockBackend, timeouts: Mapping[str, float]) -> Lo
     service, arguments, tls = _master(backend, backend.settings.get("LOCATION"))
     sentinels = Sentinels(service, _sentinels(backend), backend.timing)
     return MasterLocation.of(
-        sentinels, {**arguments, **timeouts}, tls=tls, failover_timeout=backend.option["failover_timeout"]
+        sentinels, completed(arguments, own, setting), tls=tls, failover_timeout=backend.option["failover_timeout"]
     )
 
 
@@ -125,10 +125,8 @@ def _sentinel(options: Mapping[str, Any]) -> Location:
     return location
 
 
-def _location_of_pool(
-    pool: SentinelConnectionPool, timeouts: Mapping[str, float], backend: BaseLockBackend
-) -> Location:
-    """The sentinels and the master of a django-redis cache."""
+def _location_of_pool(pool: SentinelConnectionPool, own: Mapping[str, Any], backend: BaseLockBackend) -> Location:
+    """The sentinels and the master of a cache."""
     known = []
     for client in pool.sentinel_manager.sentinels:
         their_pool = client.connection_pool
@@ -138,7 +136,7 @@ def _location_of_pool(
     arguments = {key: value for key, value in lent(pool).items() if key not in ("host", "port")}
     return MasterLocation.of(
         Sentinels(pool.service_name, known, backend.timing),
-        {**arguments, **timeouts},
+        completed(arguments, own, backend.setting("LOCATION")),
         tls=issubclass(pool.connection_class, redis.SSLConnection),
         failover_timeout=backend.option["failover_timeout"],
     )
