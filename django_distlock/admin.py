@@ -114,8 +114,11 @@ OTHER_FIELDS = 10  # that the confirmation page sends beside one for each lock
 _WARNING = _(
     "Whoever holds a lock is not stopped by this: it learns of it when it renews, and others may hold it before."
 )
-# Not every theme shows ``content`` by itself.
-QUESTION = '{% extends "admin/base_site.html" %}{% block content %}{{ content }}{% endblock %}'
+# The frame of the site, in any theme: not each of them shows ``content``, or makes buttons look like such.
+QUESTION = """{% extends "admin/base_site.html" %}{% load static %}
+{% block extrahead %}{{ block.super }}<link rel="stylesheet" href="{% static 'django_distlock/held_locks.css' %}"
+{% if csp_nonce %}nonce="{{ csp_nonce }}"{% endif %}>{% endblock %}
+{% block content %}{{ content }}{% endblock %}"""
 
 
 @admin.register(HeldLock)
@@ -282,8 +285,10 @@ class HeldLockAdmin(InventoryAdmin):
         """The page that asks whether to release these locks; ``fields``: what its form sends beside the answer."""
         hidden = [("csrfmiddlewaretoken", get_token(request)), ("post", "yes"), *fields]
         content = format_html(
-            '<div class="delete-confirmation"><p>{}</p><ul>{}</ul><form method="post"><div>{}'
-            '<input type="submit" value="{}"> <a href="{}" class="button cancel-link">{}</a></div></form></div>',
+            '<div class="delete-confirmation"><p>{} {}</p><ul>{}</ul><form method="post"><div>{}'
+            '<input type="submit" class="distlock-release" value="{}">'
+            ' <a href="{}" class="button cancel-link">{}</a></div></form></div>',
+            ngettext("Release this lock?", "Release these %(count)d locks?", len(rows)) % {"count": len(rows)},
             _WARNING,
             format_html_join("", "<li>{}</li>", ((described(row),) for row in rows)),
             format_html_join("", '<input type="hidden" name="{}" value="{}">', hidden),

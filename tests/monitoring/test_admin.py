@@ -229,6 +229,7 @@ def test_release_asks_first_and_says_what_it_did(operator, backend, forced):
     ids = [key_of(backend, "order:1"), key_of(backend, "order:2")]
     question = operator.post(LIST, {"action": "delete_selected", "index": 0, "_selected_action": ids})
     text = question.content.decode()
+    assert "Release these 2 locks? Whoever holds a lock is not stopped" in text
     assert "order:1 (default): POST /pay (pid 4711 on web-1, MainThread)" in text
     assert re.findall(r'name="_selected_action" value="([^"]+)"', text) == ids
     assert sorted(backend.names()) == ["order:1", "order:2", "order:3"]
@@ -338,7 +339,7 @@ def test_a_lock_that_changes_hands_while_it_is_released_is_kept(operator, backen
 def test_release_by_the_page_of_the_lock(operator, backend):
     hold(backend, "order:1")
     url = reverse("admin:distlock_heldlock_delete", args=[quote(key_of(backend, "order:1"))])
-    assert "Release lock" in operator.get(url).content.decode()
+    assert "Release this lock?" in operator.get(url).content.decode()
     answer = operator.post(url, {"post": "yes"}, follow=True)
     assert answer.redirect_chain == [(LIST, 302)]
     assert said(answer) == ["success: Released 1 lock: order:1."]
@@ -552,6 +553,16 @@ def test_release_from_a_backend_that_is_down_says_so(operator, half_down):
         "success: Released 1 lock: order:1.",
     ]
     assert len(said(answer)) == 4
+
+
+def test_the_page_of_a_lock_whose_backend_is_down_leads_to_the_list_which_says_so(operator, half_down):
+    url = reverse("admin:distlock_heldlock_change", args=[quote(f"gone/order:2@{'0' * 16}")])
+    answer = operator.get(url, follow=True)
+    assert answer.redirect_chain == [(LIST, 302)]
+    unknown, gone, wrong = said(answer)
+    assert unknown == "warning: The backend does not tell who holds them: order:2."
+    assert "“gone” are not shown" in gone
+    assert "“wrong” are not shown" in wrong
 
 
 def test_a_backend_that_goes_down_during_a_release(operator, backend, monkeypatch):

@@ -2,6 +2,7 @@
 "use strict";
 {
     const ONE = "#heldlock_form, #beatrun_form"; // the page of one lock, or of one entry of beat
+    const CONTROLS = ".distlock-refresh"; // what this adds to a page
     const EVERY = 5000; // ms between two looks at the store, at least
     const REST = 4; // times as long as a look took: very many locks, or a backend that hangs, keep the site busy
     const ABOUT_BACKEND = "distlock-backend"; // class of messages that each look brings anew
@@ -86,10 +87,10 @@
 
     // The elements stay where the page has as many as before, and with them what is focused or marked.
     function replaceValues(form, fresh) {
-        const elements = form.querySelectorAll("*");
+        const elements = form.querySelectorAll(`:not(${CONTROLS}, ${CONTROLS} *)`);
         const changed = fresh.querySelectorAll("*");
         if (elements.length !== changed.length) {
-            form.replaceChildren(...fresh.childNodes);
+            form.replaceChildren(form.querySelector(CONTROLS), ...fresh.childNodes);
             return;
         }
         elements.forEach((element, index) => {
@@ -183,7 +184,7 @@
         button.type = "button";
         note.setAttribute("role", "status");
         controls.append(button, note);
-        form.before(controls);
+        form.prepend(controls);
 
         let paused = sessionStorage.getItem(PAUSED) === "1";
         let asking = false;
