@@ -2,7 +2,7 @@
 
 from .core.adoption import AdoptedLease, aadopt, adopt
 from .core.lease import Lease, State
-from .core.lock import Lock, assert_locked, lock
+from .core.lock import Lock, assert_locked, current_lease, lock
 from .core.registry import LockBackends, locks
 from .decorators import distributed_lock, skip
 from .decorators.answers import respond
@@ -43,6 +43,7 @@ __all__ = [
     "aadopt",
     "adopt",
     "assert_locked",
+    "current_lease",
     "distributed_lock",
     "lock",
     "locks",

@@ -27,6 +27,7 @@ from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext
 
 from .celery.config import is_beat_used
+from .core.forced import force_release
 from .exceptions import LockBackendError
 from .models import BeatRun, HeldLock
 from .monitoring.admin_filters import BackendFilter, PrefixFilter, inventory_of
@@ -34,7 +35,6 @@ from .monitoring.admin_querysets import BeatRuns, HeldLocks
 from .monitoring.admin_texts import described, moment, named, names_of, shortened, ticking
 from .monitoring.inventory import (
     LeaseKey,
-    force_release,
     format_duration,
     held_for,
     holding_nodes,

@@ -325,11 +325,11 @@ class Acquisition:
         return lease if lease and lease._hold_count and self._is_own(lease) else None
 
     def _is_own(self, lease: Lease) -> bool:
-        return lease._is_live and lease._belongs_to(self._execution) and remembers(lease)
+        return lease.is_held and lease._belongs_to(self._execution) and remembers(lease)
 
     def _is_deferred(self, lease: Lease) -> bool:
         """Whether it was left already, and is held for a transaction that is open here."""
-        if lease._hold_count or not lease._retainers or not lease._is_live:
+        if lease._hold_count or not lease._retainers or not lease.is_held:
             return False
         return any(transaction in lease._retainers for transaction in self._open_transactions())
 

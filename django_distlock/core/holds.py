@@ -102,6 +102,12 @@ class Holds(list[Hold]):
     def leases(self) -> list[Lease]:
         return [hold.lease for hold in list(self) if hold.lease]
 
+    def latest(self) -> Lease | None:
+        """That of this very thread or task, else of any, as far as it stands."""
+        mine = [hold.lease for hold in _of(current_execution(), list(self))]
+        standing = [lease for lease in (*self.leases(), *mine) if lease and lease.is_held]
+        return standing[-1] if standing else None
+
     def depth(self) -> int:
         """How often this very thread or task is in."""
         return sum(hold.lease is not None for hold in _of(current_execution(), list(self)))
@@ -110,7 +116,7 @@ class Holds(list[Hold]):
         """Nobody releases leases that ran out, where a lock is taken once per TTL. Those of others say so to them."""
         for hold in list(self):
             lease = hold.lease
-            if hold.by_with or (lease and lease._is_live):
+            if hold.by_with or (lease and lease.is_held):
                 continue
             if lease is None or hold.execution is execution or _is_over(hold.execution):
                 with suppress(ValueError):  # another thread was quicker
@@ -190,7 +196,7 @@ def remember(lease: Lease) -> None:
         before = before[1]
     spare = before[2] - 1 if before else SPARE
     if not spare:
-        live = [known for known in acquired_here() if known._is_live]
+        live = [known for known in acquired_here() if known.is_held]
         spare, before = max(SPARE, len(live)), None
         for known in reversed(live):
             before = ref(known), before, spare

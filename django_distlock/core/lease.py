@@ -149,33 +149,33 @@ class Lease:
     @property
     def remaining(self) -> float:
         """Seconds until the holder must stop unless the lease is renewed before; 0.0 once it ended."""
-        return max(0.0, self._deadline - clock()) if self._is_live else 0.0
+        return max(0.0, self._deadline - clock()) if self.is_held else 0.0
 
     @property
     def state(self) -> State:
         """Told from what this process knows, without asking the store. In a forked child: lost."""
         if self._ended:
             return self._ended
-        if not self._is_live:
+        if not self.is_held:
             return State.LOST
         return State.UNKNOWN if self._is_unknown else State.HELD
 
     @property
-    def _is_live(self) -> bool:
+    def is_held(self) -> bool:
         """Whether the lease certainly holds at this moment, in this process."""
         return self._ended is None and clock() < self._deadline and self._pid == fork.pid()
 
     @property
     def _is_free(self) -> bool:
         """Whether its holder has left it and nothing else needs it. A lost one is free, to be told at once."""
-        return not self._hold_count and not (self._retainer_deadlines and self._is_live)
+        return not self._hold_count and not (self._retainer_deadlines and self.is_held)
 
     def ensure_held(self) -> None:
         """Return if the lease certainly holds at this moment, by the local clock; no I/O.
 
         Raises LockLost, or LockNotHeld after a release.
         """
-        if self._is_live:
+        if self.is_held:
             return
         if self._ended is RELEASED:
             raise self._over_error()
@@ -209,7 +209,7 @@ class Lease:
             raise LockBackendError(
                 f"No majority of nodes says whether the lock {self.name!r} stands; it is not renewed."
             )
-        if renewed and self._is_live:
+        if renewed and self.is_held:
             self._extend(sent_at, ttl)
         elif self._renewer.unregister(self):  # else it was released or detached meanwhile, or is known to be lost
             if renewed:

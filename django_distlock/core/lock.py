@@ -22,6 +22,7 @@ from ..utils.drive import adrive, drive
 from ..utils.threads import start_thread
 from . import labels, transactions
 from .acquire import Acquisition, execution_kind, seconds_to_wait
+from .forced import aforce_release, force_release
 from .holds import Hold, Holds, NothingToLeave, acquired_here
 from .lease import Lease, State, logger
 from .registry import DEFAULT_ALIAS, locks
@@ -159,6 +160,11 @@ class Lock:
             self._drop_hold(hold)
             raise
 
+    @property
+    def lease(self) -> Lease | None:
+        """That of this thread or task by this handle, else the handle's last one that is held; None without any."""
+        return self._holds.latest()
+
     def locked(self) -> bool:
         """Whether anybody holds the lock now, as the store says."""
         refuse_in_event_loop()
@@ -167,6 +173,21 @@ class Lock:
     async def alocked(self) -> bool:
         """``locked()`` for tasks."""
         return await locks[self.using].alook([self.name]) != [None]
+
+    def force_release(self, *, by: str = "") -> bool:
+        """Free the lock, whoever holds it in whichever process. False if nobody does, or somebody else by now.
+
+        Its holder is told at its next renewal, and may work until then. ``by``: who does it, for the log and the signal
+        ``lock_forced``; default: as the label of a holder. Raises LockBackendError.
+        """
+        refuse_in_event_loop()
+        [info] = locks[self.using].look([self.name])
+        return info is not None and force_release(info, by=by or labels.here(*self._caller))
+
+    async def aforce_release(self, *, by: str = "") -> bool:
+        """``force_release()`` for tasks."""
+        [info] = await locks[self.using].alook([self.name])
+        return info is not None and await aforce_release(info, by=by or labels.here(*self._caller))
 
     def __enter__(self) -> Lease:
         acquisition = self._acquire(self._acquisition(sync_owner(), required=True))
@@ -325,14 +346,39 @@ def assert_locked(name: str, /, *values: object, using: str = DEFAULT_ALIAS) -> 
     Raises LockLost when the caller held the lock and lost it, LockNotHeld when it does not hold it, InvalidLockName.
     """
     if assumed_depth:
-        return
+        return None
     name = render(name, values)
-    mine = [lease for lease in acquired_here() if lease.name == name and lease.using == using]
-    if any(lease._is_live for lease in mine):
-        return
-    if mine and mine[0].state is State.LOST and mine[0]._hold_count:  # the latest; one that was left is not held anyway
-        mine[0].ensure_held()
+    if lease := _latest_here(name, using):
+        return lease.ensure_held()
     raise LockNotHeld(
         f"This code must run under the lock {name!r} ({using}), which its caller does not hold. Call it inside"
         " 'with lock(...)' or below @distributed_lock; in a unit test, inside testing.assume_locked()."
     )
+
+
+def current_lease(name: str | None = None, /, *values: object, using: str = DEFAULT_ALIAS) -> Lease:
+    """The lease under which the caller runs: that of the innermost ``with lock(...)`` or ``@distributed_lock``.
+
+    With a ``name``, whose fields the ``values`` fill, that of the lock of this name. Local, no I/O. Who counts as the
+    caller is told at ``assert_locked()``. A lost lease is returned, too, as long as its holder has not left it.
+
+    Raises LockNotHeld where there is none, InvalidLockName.
+    """
+    wanted = None if name is None else render(name, values)
+    if lease := _latest_here(wanted, using):
+        return lease
+    what = "no lock" if wanted is None else f"not the lock {wanted!r} ({using})"
+    raise LockNotHeld(
+        f"This code holds {what}. Call it inside 'with lock(...)' or below @distributed_lock. A new thread holds what"
+        " it acquires itself, unless it runs in a copy of its caller's context."
+    )
+
+
+def _latest_here(name: str | None, using: str) -> Lease | None:
+    """What this context has acquired last of it and still has: one that stands, or was lost before it was left."""
+    for lease in acquired_here():
+        if (name is None or (lease.name == name and lease.using == using)) and (
+            lease.is_held or (lease.state is State.LOST and lease._hold_count)
+        ):
+            return lease
+    return None

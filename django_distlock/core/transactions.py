@@ -90,7 +90,7 @@ def retain_until_commit(lease: Lease) -> None:
     With autocommit off, the end of ``atomic()`` is no COMMIT, and Django tells of none.
     """
     for connection in _initialized():
-        if _is_open(connection) and connection.commit_on_exit and lease._is_live:
+        if _is_open(connection) and connection.commit_on_exit and lease.is_held:
             opened = ref(connection)
             if opened not in lease._retainers:
                 _give(connection, Deferral(lease, opened))
@@ -99,7 +99,7 @@ def retain_until_commit(lease: Lease) -> None:
 async def aretain_until_commit(lease: Lease) -> None:
     """``retain_until_commit()`` for tasks. Cancelled, it is finished by the thread that has the transactions."""
     retain_until_commit(lease)
-    if not _is_awaited_by_a_thread() or not lease._is_live:
+    if not _is_awaited_by_a_thread() or not lease.is_held:
         return
     # Belongs to what that thread is given to do, which may be dropped undone when the thread waits no more.
     meanwhile = Retainer(lease)

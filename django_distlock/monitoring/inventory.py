@@ -15,16 +15,14 @@ from urllib.parse import quote, unquote
 
 from django.core.exceptions import ImproperlyConfigured
 
-from .. import signals
 from ..backends.base import BaseLockBackend
 from ..celery.schedule_store import RunInfo, recorded_runs
 from ..core.registry import SETTING, locks
 from ..exceptions import LockBackendError
 from ..names import OWN
-from ..types import Holder, LockInfo, LockRequest
+from ..types import Holder, LockInfo
 from ..utils.clock import clock, wall_clock
 from ..utils.parallel import ask_in_parallel
-from ..utils.text import printable
 
 logger = logging.getLogger("django_distlock")
 
@@ -277,23 +275,6 @@ class Inventory:
         self.errors[alias] = str(error)
         if isinstance(error, ImproperlyConfigured):
             self.misconfigured.add(alias)
-
-
-def force_release(info: LockInfo, *, by: str) -> bool:
-    """Free the lock if the lease in ``info`` still holds it. False if it was freed or changed hands meanwhile.
-
-    ``by``: who does it, for the log and the signal ``lock_forced``. Raises LockBackendError.
-    """
-    holder = info.holder or Holder.here()
-    backend = locks[info.using]
-    freed = backend.release(LockRequest(info.name, 0.0, holder, token=info.token), force=True)
-    if freed:
-        logger.warning(
-            "Lock %r (%s) was freed by %s. It was held by %s, fencing number %d.",
-            info.name, info.using, printable(by), info.holder or "a waiter that had not taken it yet", info.fence,
-        )  # fmt: skip
-        signals.send_signal(signals.lock_forced, type(backend), name=info.name, using=info.using, info=info, by=by)
-    return freed
 
 
 def held_for(info: LockInfo) -> float | None:

@@ -12,8 +12,19 @@ from contextvars import copy_context
 import pytest
 from asgiref.sync import async_to_sync, sync_to_async
 
-from django_distlock import InvalidLockName, LockLost, LockNotHeld, aadopt, adopt, assert_locked, distributed_lock, lock
+from django_distlock import (
+    InvalidLockName,
+    LockLost,
+    LockNotHeld,
+    aadopt,
+    adopt,
+    assert_locked,
+    current_lease,
+    distributed_lock,
+    lock,
+)
 from django_distlock.core.holds import remember, remembers
+from django_distlock.signals import lock_forced
 from django_distlock.testing import assume_locked, held_elsewhere, lose
 
 pytestmark = pytest.mark.usefixtures("backend")
@@ -178,10 +189,112 @@ class TestTheSwitch:
         assert guarded()
 
 
+class TestTheCurrentLease:
+    def test_is_that_of_the_innermost_lock(self):
+        with lock("outer") as outer:
+            assert current_lease() is outer
+            with lock("order:{}", 7) as inner:
+                assert current_lease() is inner
+                assert current_lease("outer") is outer
+                assert current_lease("order:{}", 7) is inner
+            assert current_lease() is outer
+        with pytest.raises(LockNotHeld, match="This code holds no lock"):
+            current_lease()
+
+    def test_of_another_name_is_none(self):
+        with lock("order:{}", 7), pytest.raises(LockNotHeld, match=r"not the lock 'order:8' \(default\)"):
+            current_lease("order:{}", 8)
+        with lock("name"), pytest.raises(LockNotHeld, match=r"not the lock 'name' \(other\)"):
+            current_lease("name", using="other")
+
+    def test_of_a_decorated_function(self):
+        assert distributed_lock("order:{pk}")(lambda pk: current_lease().name)(7) == "order:7"
+
+    def test_is_seen_by_tasks_and_threads_that_have_the_context(self):
+        async def child():
+            return current_lease()
+
+        async def main():
+            async with lock("name") as lease:
+                found = [await child(), await asyncio.create_task(child()), await sync_to_async(current_lease)()]
+                assert found == [lease] * 3
+            with pytest.raises(LockNotHeld):
+                current_lease()
+
+        asyncio.run(main())
+        with lock("name") as lease, ThreadPoolExecutor() as pool:
+            assert pool.submit(copy_context().run, current_lease).result() is lease
+            with pytest.raises(LockNotHeld, match="A new thread holds what it acquires itself"):
+                pool.submit(current_lease).result()
+
+    def test_that_was_lost_says_so_until_it_is_left(self):
+        with pytest.raises(LockLost), lock("name") as lease:
+            lose(lease)
+            assert current_lease() is lease
+            assert not lease.is_held
+            with pytest.raises(LockLost):
+                current_lease().ensure_held()
+        with pytest.raises(LockNotHeld):
+            current_lease()
+
+    def test_in_a_generator(self):
+        @distributed_lock("name")
+        def rows():
+            for _ in range(3):
+                yield current_lease().name
+
+        assert list(rows()) == ["name"] * 3
+        with pytest.raises(LockNotHeld):
+            current_lease()
+
+
+class TestTheLeaseOfAHandle:
+    def test_is_there_from_acquire_to_release(self, calls):
+        handle = lock("name")
+        assert handle.lease is None
+        calls(handle).acquire()
+        assert handle.lease.is_held
+        assert handle.lease.name == "name"
+        calls(handle).release()
+        assert handle.lease is None
+
+    def test_of_another_thread_is_seen_where_this_one_has_none(self):
+        handle = lock("name")
+        with handle as lease, ThreadPoolExecutor() as pool:
+            assert pool.submit(lambda: handle.lease).result() is lease
+
+    def test_that_was_lost_is_none(self):
+        handle = lock("name", on_lost="log")
+        with handle as lease:
+            lose(lease)
+            assert handle.lease is None
+
+
+class TestForce:
+    def test_frees_it_whoever_holds_it(self, calls, caplog):
+        told = []
+        receiver = lambda **about: told.append((about["name"], about["by"]))  # noqa: E731 - kept by this name
+        lock_forced.connect(receiver)
+        with held_elsewhere("name"):
+            assert calls(lock("name")).force_release(by="the operator") is True
+            assert not calls(lock("name")).locked()
+        lock_forced.disconnect(receiver)
+        assert told == [("name", "the operator")]
+        assert "Lock 'name' (default) was freed by the operator. It was held by somebody else" in caplog.text
+
+    def test_of_a_free_lock_frees_nothing(self, calls):
+        assert calls(lock("name")).force_release() is False
+
+    def test_names_who_did_it(self, calls, caplog):
+        with held_elsewhere("name"):
+            calls(lock("name")).force_release()
+        assert f"was freed by {__name__}.TestForce.test_names_who_did_it." in caplog.text
+
+
 class Held:
     """Of a lease."""
 
-    _is_live = True
+    is_held = True
     _ended = None
 
 

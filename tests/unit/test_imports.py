@@ -12,7 +12,8 @@ PACKAGE = {
     "backends": ["base", "common"],
     "backends.common": ["selftest", "timing"],
     "core": [
-        "acquire", "adoption", "holds", "labels", "lease", "local_queue", "lock", "registry", "renewal", "transactions",
+        "acquire", "adoption", "forced", "holds", "labels", "lease", "local_queue", "lock", "registry", "renewal",
+        "transactions",
     ],
     "decorators": ["answers", "http", "key", "task_context", "wrapper"],
     "utils": ["clock", "drive", "fork", "text", "threads", "wakeup"],

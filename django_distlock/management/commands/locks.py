@@ -17,6 +17,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser, DjangoHelpFormatter
 
 from ... import locks
+from ...core.forced import force_release
 from ...exceptions import InvalidLockName, LockBackendError
 from ...monitoring import formatting
 from ...monitoring.diagnostics import capabilities_result
@@ -25,7 +26,6 @@ from ...monitoring.inventory import (
     Inventory,
     Key,
     SeenLock,
-    force_release,
     format_duration,
     held_for,
     holding_nodes,
