@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from datetime import timedelta
 from functools import lru_cache
 from typing import Any, Literal, TypedDict
+
+from .utils import other_words
 
 SHORTEST_TTL = 0.01
 LONGEST_TTL = 10 * 366 * 86_400.0
 
 
-Check = Callable[[str, object], object]  # of a name and a value; raises ValueError that says what to write
+Check = Callable[[str, Any], Any]  # of a name and a value, which it returns; raises ValueError that says what to write
 
 
 class Seconds:
-    """The check of a length of time, which is at most ten years. Returns what it was given.
+    """The check of a length of time, which is at most ten years: a number of seconds, or a timedelta.
 
     ``meaning``: what follows on "the number of seconds". ``least``: so many or more. ``above``: more than so many.
     ``or_none``: None is allowed, too.
@@ -32,28 +35,32 @@ class Seconds:
     def __call__(self, name: str, value: object) -> float | None:
         if value is None and self.or_none:
             return None
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if is_number and self.least <= value <= LONGEST_TTL and value > self.above:  # type: ignore[operator]
-            return value  # type: ignore[return-value]
+        seconds = value.total_seconds() if isinstance(value, timedelta) else value
+        is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+        if is_number and self.least <= seconds <= LONGEST_TTL and seconds > self.above:  # type: ignore[operator]
+            return seconds  # type: ignore[return-value]
         raise ValueError(f"{name} is {value!r}. It is the number of seconds {self.meaning}")
 
 
 def _choice(*choices: str, hint: str) -> Check:
-    def check(name: str, value: object) -> None:
+    def check(name: str, value: object) -> object:
         if value not in choices:
             raise ValueError(f"{name} is {value!r}; choose {hint}.")
+        return value
 
     return check
 
 
-def _flag(name: str, value: object) -> None:
+def _flag(name: str, value: object) -> object:
     if not isinstance(value, bool):
         raise ValueError(f"{name} is {value!r}; choose True or False.")
+    return value
 
 
-def _label(name: str, value: object) -> None:
+def _label(name: str, value: object) -> object:
     if not isinstance(value, str):
         raise ValueError(f"{name} is {value!r}; it is a text for people that says what holds the lock.")
+    return value
 
 
 TTL = Seconds(
@@ -113,7 +120,7 @@ class Terms:
 
     def __post_init__(self) -> None:
         for name, check in _CHECKS:
-            check(name, getattr(self, name))
+            object.__setattr__(self, name, check(name, getattr(self, name)))
 
 
 _CHECKS: list[tuple[str, Check]] = [(option.name, option.metadata["check"]) for option in fields(Terms)]
@@ -127,26 +134,15 @@ class LockOptions(TypedDict, total=False):
     What is not given comes from the alias' settings.
     """
 
-    ttl: float
-    wait: float | None
+    ttl: float | timedelta
+    wait: float | timedelta | None
     renew: bool
-    max_hold: float | None
-    min_hold: float
+    max_hold: float | timedelta | None
+    min_hold: float | timedelta
     reentrant: bool
     on_lost: Literal["raise", "log"]
     in_atomic: Literal["defer", "refuse", "ignore"]
     label: str
-
-
-_MISTAKEN = {
-    "timeout": "ttl or wait? ttl=30 is how long the store keeps a lease nobody renews (what redis-py calls timeout);"
-    " wait=5 is how long to wait for a busy lock.",
-    "blocking_timeout": "ttl or wait? wait=5 is how long to wait for a busy lock; ttl=30 is how long the store keeps"
-    " a lease nobody renews.",
-    "blocking": "wait=0 does not wait for a busy lock; wait=None waits as long as it takes.",
-    "expire": "ttl=30 is how long the store keeps a lease nobody renews.",
-    "auto_renewal": "renew=True keeps the lease alive while its holder lives; it is the default.",
-}
 
 
 class Options:
@@ -158,7 +154,7 @@ class Options:
     def __init__(self, given: Mapping[str, Any]) -> None:
         for option in given:
             if option not in _KNOWN:
-                hint = _MISTAKEN.get(option) or f"The options are {', '.join(_KNOWN)}, using."
+                hint = other_words.OPTIONS.get(option) or f"The options are {', '.join(_KNOWN)}, using."
                 raise TypeError(f"A lock has no option {option!r}: {hint}")
         self.own = Terms(**given)  # also tells bad values where they are written, not where they are first used
         self.given = given

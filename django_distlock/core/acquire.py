@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from math import inf
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -365,8 +365,10 @@ def execution_kind() -> str:
     return "thread" if isinstance(current_execution(), threading.Thread) else "task"
 
 
-def seconds_to_wait(blocking: bool, timeout: float) -> float:
-    """threading.Lock's rules for the arguments of acquire(), where they are given."""
+def seconds_to_wait(blocking: bool, timeout: float | timedelta) -> float:
+    """threading.Lock's rules for the arguments of acquire(), where they are given. ``timeout``: a timedelta, too."""
+    if isinstance(timeout, timedelta):
+        timeout = timeout.total_seconds()
     if not blocking:
         if timeout != -1:
             raise ValueError("A lock that does not block takes no timeout.")

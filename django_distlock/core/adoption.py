@@ -16,10 +16,10 @@ from ..exceptions import LockLost, LockNotHeld
 from ..names import own_name
 from ..options import SHORTEST_TTL, Options, Terms
 from ..types import NOT_WAITING, Grant, Holder, LockInfo, LockRequest, current_execution
-from ..utils.clock import clock, wall_clock
+from ..utils.clock import clock, safe_deadline, wall_clock
 from ..utils.drive import Call, Steps, adrive, drive
 from .holds import Hold, remember
-from .lease import Lease, safe_deadline
+from .lease import Lease
 from .lock import Lock, refuse_in_event_loop
 from .registry import Service, locks
 

@@ -8,7 +8,7 @@ import logging
 import threading
 from collections.abc import Set
 from dataclasses import asdict
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from math import inf
 from random import random
 from typing import TYPE_CHECKING, Protocol
@@ -19,7 +19,8 @@ from ..exceptions import LockBackendError, LockError, LockLost, LockNotHeld
 from ..options import SHORTEST_TTL, Terms, check_ttl
 from ..types import Grant, Holder, LockRequest, new_token
 from ..utils import fork
-from ..utils.clock import clock, wall_clock
+from ..utils.clock import clock, safe_deadline, wall_clock
+from ..utils.other_words import refuse_attribute
 
 if TYPE_CHECKING:
     from django.dispatch import Signal
@@ -27,14 +28,6 @@ if TYPE_CHECKING:
     from ..backends.base import BaseLockBackend
 
 logger = logging.getLogger("django_distlock")
-
-
-def safe_deadline(sent_at: float, ttl: float) -> float:
-    """Until when a lease asked for at ``sent_at`` certainly holds, though the store's clock may run faster.
-
-    The allowance for that drift, 1 % of the TTL and 2 ms, is the one of the Redlock algorithm.
-    """
-    return sent_at + ttl * 0.99 - 0.002
 
 
 class LeaseRenewer(Protocol):
@@ -181,7 +174,7 @@ class Lease:
             raise self._over_error()
         raise self._lost_error()
 
-    def renew(self, ttl: float | None = None) -> None:
+    def renew(self, ttl: float | timedelta | None = None) -> None:
         """Let the lease last ``ttl`` seconds (default: its TTL) from now, whatever its max_hold; it is never shortened.
 
         Raises LockLost, LockNotHeld after a release or detach(), LockBackendError when the store does not answer.
@@ -191,14 +184,14 @@ class Lease:
         [renewed] = self._backend.renew([(self._request, ttl)])
         self._was_renewed(renewed, sent_at, ttl)
 
-    async def arenew(self, ttl: float | None = None) -> None:
+    async def arenew(self, ttl: float | timedelta | None = None) -> None:
         """``renew()`` for tasks."""
         ttl = self._renewable(ttl)
         sent_at = clock()
         [renewed] = await self._backend.arenew([(self._request, ttl)])
         self._was_renewed(renewed, sent_at, ttl)
 
-    def _renewable(self, ttl: float | None) -> float:
+    def _renewable(self, ttl: float | timedelta | None) -> float:
         self.ensure_held()
         ttl = self.ttl if ttl is None else check_ttl(ttl)
         self._request.longest_ttl = max(self._request.longest_ttl, ttl)  # the store may do it, whatever it answers
@@ -440,6 +433,9 @@ class Lease:
             f"The lock {self.name!r} ({self.using}) was lost while {self.holder} held it: somebody else may have"
             " held it since. Undo or check what was done, or compare fencing numbers where it is stored."
         )
+
+    if not TYPE_CHECKING:
+        __getattr__ = refuse_attribute
 
     def __repr__(self) -> str:
         return f"<Lease {self.name!r} using {self.using!r} fence={self.fence} {self.state}>"

@@ -8,8 +8,9 @@ import warnings
 from asyncio import _get_running_loop
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import timedelta
 from types import TracebackType
-from typing import Unpack
+from typing import TYPE_CHECKING, NoReturn, Unpack
 
 from django.utils.asyncio import async_unsafe
 
@@ -19,6 +20,7 @@ from ..options import DEFAULTS, LockOptions, Options, settled
 from ..signals import asend_signal, send_signal
 from ..types import Holder, LockInfo, LockRequest, current_execution
 from ..utils.drive import adrive, drive
+from ..utils.other_words import refuse_attribute
 from ..utils.threads import start_thread
 from . import labels, transactions
 from .acquire import Acquisition, execution_kind, seconds_to_wait
@@ -52,7 +54,7 @@ def lock(name: str | LockInfo, /, *values: object, using: str = DEFAULT_ALIAS, *
     ``held()`` has shown stands for its lock.
 
     ``using``: alias in the setting ``DISTRIBUTED_LOCKS``; that of a LockInfo is its own. The options below default to
-    its entry.
+    its entry. Seconds may be a ``timedelta``.
 
     - ``ttl`` (30): seconds the store keeps a lease that nobody renews.
     - ``wait`` (10): seconds to wait for a busy lock; 0 does not wait, None waits as long as it takes.
@@ -112,14 +114,14 @@ class Lock:
         self._options = options
         self._holds = Holds()
 
-    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+    def acquire(self, blocking: bool = True, timeout: float | timedelta = -1) -> bool:
         """True when the lock is held now, False when it stayed busy.
 
         ``timeout``: seconds to wait; -1 means the lock's own ``wait``. Raises LockBackendError.
         """
         return self._acquire(self._acquisition(sync_owner(), blocking, timeout)).lease is not None
 
-    async def aacquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+    async def aacquire(self, blocking: bool = True, timeout: float | timedelta = -1) -> bool:
         """``acquire()`` for tasks. Cancelled, it leaves nothing behind."""
         return (await self._aacquire(self._acquisition(current_execution(), blocking, timeout))).lease is not None
 
@@ -240,7 +242,7 @@ class Lock:
             raise
 
     def _acquisition(
-        self, execution: object, blocking: bool = True, timeout: float = -1, *, required: bool = False
+        self, execution: object, blocking: bool = True, timeout: float | timedelta = -1, *, required: bool = False
     ) -> Acquisition:
         service = service_of(self.using)
         terms = self._options.terms(service.backend.terms) if self._options.given else service.backend.terms
@@ -312,6 +314,15 @@ class Lock:
         for _ in range(count):
             if not self.acquire():
                 raise LockTimeout(f"The lock {self.name!r} ({self.using}) stayed busy after a wait for a condition.")
+
+    def __await__(self) -> NoReturn:
+        raise TypeError("A lock is entered by 'async with lock(...)', or taken by 'await lock(...).aacquire()'.")
+
+    def __call__(self, *args: object, **kwargs: object) -> NoReturn:
+        raise TypeError("A lock is entered by 'with lock(...)'. The decorator is @distributed_lock(...).")
+
+    if not TYPE_CHECKING:
+        __getattr__ = refuse_attribute
 
     def __repr__(self) -> str:
         status = "locked" if self._holds.leases() else "unlocked"

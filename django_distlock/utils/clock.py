@@ -27,5 +27,13 @@ def wall_clock_us() -> int:
     return time.time_ns() // 1000
 
 
+def safe_deadline(sent_at: float, ttl: float) -> float:
+    """Until when a lease asked for at ``sent_at`` certainly holds, though the store's clock may run faster.
+
+    The allowance for that drift, 1 % of the TTL and 2 ms, is the one of the Redlock algorithm.
+    """
+    return sent_at + ttl * 0.99 - 0.002
+
+
 def sleep(seconds: float) -> None:
     time.sleep(seconds)  # looked up now: gevent replaces it

@@ -10,6 +10,7 @@ import pickle
 import threading
 import time
 import weakref
+from datetime import timedelta
 
 import pytest
 from django.core.exceptions import SynchronousOnlyOperation
@@ -724,6 +725,66 @@ class TestABackendThatMisbehaves:
             eventually(lambda: lease.state is State.LOST)
             monkeypatch.undo()
         assert "distlock-renewal-default cannot be started" in caplog.text
+
+
+class TestLengthsOfTime:
+    def test_may_be_timedeltas(self, calls, settings):
+        with lock("name", ttl=timedelta(minutes=1), max_hold=timedelta(hours=1), wait=timedelta(0)) as lease:
+            assert 58 < lease.remaining <= 60
+            lease.renew(ttl=timedelta(minutes=2))
+            assert 110 < lease.remaining <= 120
+            assert calls(lock("name")).acquire(timeout=timedelta(milliseconds=1)) is False
+        with pytest.raises(ValueError, match="ttl is datetime.timedelta"):
+            lock("name", ttl=timedelta(-1))
+
+    def test_may_be_timedeltas_in_settings(self, settings):
+        entry = {
+            **settings.DISTRIBUTED_LOCKS["default"],
+            "TTL": timedelta(minutes=1),
+            "LONG_HELD": timedelta(seconds=5),
+        }
+        settings.DISTRIBUTED_LOCKS = {"default": entry}
+        assert locks["default"].terms.ttl == 60.0
+        assert locks["default"].long_held == 5.0
+
+
+class TestWordsOfOtherLibraries:
+    """Are answered by those of this one."""
+
+    @pytest.mark.parametrize(
+        ("word", "answer"),
+        [
+            ("extend", r"lease\.renew\(ttl=60\)"),
+            ("reacquire", r"lease\.renew\(\)"),
+            ("owned", r"lease\.is_held"),
+            ("remainTimeToLive", r"lease\.remaining"),
+            ("tryLock", r"acquire\(timeout=0\)"),
+            ("force_unlock", r"lock\.force_release\(\)"),
+        ],
+    )
+    def test_on_handles_and_leases(self, word, answer):
+        handle = lock("name")
+        with handle as lease:
+            for thing in (handle, lease):
+                with pytest.raises(AttributeError, match=f"has no attribute '{word}': .*{answer}"):
+                    getattr(thing, word)
+                assert not hasattr(thing, word)
+
+    def test_others_are_no_words_of_anybody(self):
+        with pytest.raises(AttributeError, match="'Lock' object has no attribute 'nothing'$"):
+            lock("name").nothing  # noqa: B018 - it raises
+
+    def test_a_lock_is_neither_awaited_nor_a_decorator(self):
+        async def main():
+            await lock("name")
+
+        with pytest.raises(TypeError, match=r"'async with lock\(\.\.\.\)', or taken by 'await lock"):
+            asyncio.run(main())
+        with pytest.raises(TypeError, match=r"The decorator is @distributed_lock"):
+
+            @lock("name")
+            def work():
+                pass
 
 
 class TestSignals:

@@ -16,7 +16,7 @@ PACKAGE = {
         "transactions",
     ],
     "decorators": ["answers", "http", "key", "task_context", "wrapper"],
-    "utils": ["clock", "drive", "fork", "text", "threads", "wakeup"],
+    "utils": ["clock", "drive", "fork", "other_words", "text", "threads", "wakeup"],
 }  # fmt: skip
 SERVER = {
     "backends": ["redis", "twins"],

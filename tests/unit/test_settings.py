@@ -7,7 +7,8 @@ import subprocess
 import sys
 import threading
 from dataclasses import fields
-from typing import get_type_hints
+from datetime import timedelta
+from typing import get_args, get_type_hints
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
@@ -80,7 +81,9 @@ def test_there_is_one_list_of_options():
     """In the documentation, and for type checkers, which cannot read it."""
     names = [option.name for option in fields(Terms)]
     hints = get_type_hints(Terms)
-    assert get_type_hints(LockOptions) == {name: hints[name] for name in names}
+    seconds = {name for name in names if float in (hints[name], *get_args(hints[name]))}
+    given = {name: hints[name] | timedelta if name in seconds else hints[name] for name in names}
+    assert get_type_hints(LockOptions) == given
     assert re.findall(r"^ *- ``(\w+)``", lock.__doc__, re.MULTILINE) == names
     page = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
     [told] = re.findall(r"The other options of `lock\(\)` have no key here: ([^.]*)\.", page)

@@ -16,8 +16,8 @@ from django_distlock import LockBackendError, LockLost, State, lock, locks
 from django_distlock.backends.redis import pubsub
 from django_distlock.backends.redis.config import Location
 from django_distlock.backends.redis.operations import ACQUIRE, RELEASE, RENEW, Operations
-from django_distlock.core.lease import safe_deadline
 from django_distlock.types import Grant, LockInfo
+from django_distlock.utils.clock import safe_deadline
 from django_distlock.utils.wakeup import WakeEvent
 from tests.support.inside import clients_of_loops
 from tests.support.tools import eventually, lock_request

@@ -1,0 +1,48 @@
+"""What other lock libraries call things, and what they are called here: for errors that somebody new meets."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+# redis-py, python-redis-lock, Redisson, threading
+
+OPTIONS = {
+    "timeout": "ttl or wait? ttl=30 is how long the store keeps a lease nobody renews (what redis-py calls timeout);"
+    " wait=5 is how long to wait for a busy lock.",
+    "blocking_timeout": "ttl or wait? wait=5 is how long to wait for a busy lock; ttl=30 is how long the store keeps"
+    " a lease nobody renews.",
+    "blocking": "wait=0 does not wait for a busy lock; wait=None waits as long as it takes.",
+    "expire": "ttl=30 is how long the store keeps a lease nobody renews.",
+    "lease_time": "ttl=30 is how long the store keeps a lease nobody renews.",
+    "wait_time": "wait=5 is how long to wait for a busy lock.",
+    "auto_renewal": "renew=True keeps the lease alive while its holder lives; it is the default.",
+    "id": "label= says what holds the lock; its token is made anew for each lease.",
+    "sleep": "who waits is woken when the lock is free; there is nothing to set.",
+    "thread_local": "each acquisition has a lease of its own, so a handle may be shared by threads and tasks.",
+    "redis": 'using="default" names an alias of DISTRIBUTED_LOCKS, which says where the store is.',
+}
+
+ATTRIBUTES = {
+    "extend": "lease.renew(ttl=60) lets it end 60 seconds from now; by default it is renewed by itself",
+    "reacquire": "lease.renew() lets it end a whole TTL from now; by default it is renewed by itself",
+    "refresh": "lease.renew() lets it end a whole TTL from now; by default it is renewed by itself",
+    "owned": "lease.is_held says whether it is held here",
+    "is_held_by_current_thread": "lease.is_held says whether it is held here",
+    "expire": "lease.remaining is how many seconds it has left",
+    "remain_time_to_live": "lease.remaining is how many seconds it has left",
+    "id": "lease.token is its secret, lease.holder who has it",
+    "get_owner_id": "lease.holder is who has it; locks[alias].look([name]) asks the store for that of others",
+    "is_locked": "lock.locked() asks the store whether anybody holds it",
+    "try_lock": "lock.acquire(timeout=0) does not wait",
+    "unlock": "release() gives it up",
+    "force_unlock": "lock.force_release() frees it, whoever holds it",
+    "reset": "lock.force_release() frees it, whoever holds it",
+    "reset_all": "manage.py locks release --all frees all of them",
+}
+
+
+def refuse_attribute(thing: object, attribute: str) -> NoReturn:
+    """As ``__getattr__``. Names in the way of Java are known, too."""
+    hint = ATTRIBUTES.get("".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in attribute), "")
+    text = f"{type(thing).__name__!r} object has no attribute {attribute!r}" + (f": {hint}." if hint else "")
+    raise AttributeError(text, name=attribute, obj=thing)
