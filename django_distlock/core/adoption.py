@@ -6,6 +6,7 @@ valid; so a message that is delivered twice does not make two holders.
 
 from __future__ import annotations
 
+import copyreg
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -168,3 +169,14 @@ class Adoption:
         if self._renewer.get(self.lease.token) is self.lease:
             self._renewer.unregister(self.lease)
         self._renewer.release_in_background(self._proof)
+
+
+def _refuse_to_copy(lease: Lease) -> str:
+    raise TypeError(
+        "A lease belongs to the process that acquired it. Send the text of lease.detach() elsewhere, and"
+        " adopt() it there."
+    )
+
+
+for kind in (Lease, AdoptedLease):
+    copyreg.pickle(kind, _refuse_to_copy)

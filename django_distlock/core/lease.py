@@ -387,10 +387,7 @@ class Lease:
 
     def _begin_release(self) -> float:
         if self._pid != fork.pid():
-            raise LockNotHeld(
-                f"The lock {self.name!r} is held by process {self._pid}, which forked this one; only that one"
-                " releases it."
-            )
+            raise LockNotHeld(f"The lease of {self.name!r} belongs to process {self._pid}, which forked this one.")
         is_lost = clock() >= self._deadline if self._ended is None else self._ended is State.LOST
         dropped = self._renewer.unregister(self)
         if is_lost:
@@ -429,6 +426,8 @@ class Lease:
         return LockNotHeld(f"The lock {self.name!r} was released already.")
 
     def _lost_error(self) -> LockLost:
+        if self._pid != fork.pid():
+            return LockLost(f"The lease of {self.name!r} belongs to process {self._pid}, which forked this one.")
         return LockLost(
             f"The lock {self.name!r} ({self.using}) was lost while {self.holder} held it: somebody else may have"
             " held it since. Undo or check what was done, or compare fencing numbers where it is stored."

@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from django.conf import settings
@@ -116,7 +116,16 @@ class LockBackends:
         configured = getattr(settings, SETTING)
         if not isinstance(configured, Mapping):
             raise InvalidLockBackend(f"{SETTING} is {quoted(configured)}; it is a dict of lock backends by alias.")
+        if isinstance(configured.get("BACKEND"), str):
+            raise InvalidLockBackend(f"{SETTING} is one backend; it is a dict of them by alias:\n\n{EXAMPLE}")
         return configured
+
+    if not TYPE_CHECKING:  # for which every attribute would be there
+
+        def __getattr__(self, name: str) -> None:
+            raise AttributeError(
+                f"There is no locks.{name}. Name a backend by its alias, such as locks['default'].held()."
+            )
 
     def __getitem__(self, alias: str) -> BaseLockBackend:
         return self.service(alias).backend

@@ -6,6 +6,7 @@ import asyncio
 import html
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -799,6 +800,16 @@ def another_version(settings, text):
 def adopted_before(settings, text):
     adopt(text)
     return text
+
+
+@pytest.mark.parametrize("send", [pickle.dumps, copy])
+def test_a_lease_that_is_copied_says_how_it_is_passed_on(backend, send):
+    with lock("name") as lease:
+        with pytest.raises(TypeError, match=r"lease.detach\(\) elsewhere, and adopt\(\) it there"):
+            send(lease)
+        text = lease.detach()
+    with adopt(text) as adopted, pytest.raises(TypeError, match="belongs to the process that acquired it"):
+        send(adopted)
 
 
 @pytest.fixture

@@ -55,7 +55,9 @@ class TestAChild:
             assert in_a_fork(lambda: lease.state, fork) == "lost"
             assert "LockNotHeld" in in_a_fork(handle.release, fork)
             assert "LockNotHeld" in in_a_fork(lease.release, fork)
-            assert "LockLost" in in_a_fork(lease.ensure_held, fork)
+            refusal = in_a_fork(lease.ensure_held, fork)
+            assert "LockLost" in refusal
+            assert f"belongs to process {os.getpid()}, which forked this one" in refusal
             assert locks["default"].look(["name"])[0].token == lease.token
             lease.ensure_held()
 

@@ -133,11 +133,38 @@ class TestDefaultsOfAnAlias:
             assert (terms.reentrant, terms.on_lost) == (False, "raise")
 
 
+def test_a_backend_is_asked_by_its_alias():
+    for name in ("held", "default"):
+        with pytest.raises(
+            AttributeError, match=f"There is no locks.{name}. Name a backend by its alias, such as locks"
+        ):
+            getattr(locks, name)
+
+
+def test_the_database_backend_without_the_app_says_what_to_do():
+    """Also in a process that has imported none of its models yet."""
+    program = """
+import django
+from django.conf import settings
+entry = {"BACKEND": "django_distlock.backends.database.DatabaseBackend"}
+settings.configure(SECRET_KEY="x", DISTRIBUTED_LOCKS={"default": entry})
+django.setup()
+from django_distlock import lock
+lock("name").acquire()
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert "keeps locks in a table of the app 'django_distlock': add it to INSTALLED_APPS" in done.stderr
+
+
 class TestWrongSettings:
     @pytest.mark.parametrize(
         ("setting", "message"),
         [
             ([], "DISTRIBUTED_LOCKS is []; it is a dict"),
+            (
+                {"BACKEND": LOCMEM},
+                "DISTRIBUTED_LOCKS is one backend; it is a dict of them by alias:\n\nDISTRIBUTED_LOCKS = {",
+            ),
             ({"default": {}}, "DISTRIBUTED_LOCKS['default'] has no 'BACKEND'. Name one by its dotted path"),
             ({"default": "redis://"}, "DISTRIBUTED_LOCKS['default'] has no 'BACKEND'"),
             ({"default": {"BACKEND": "django_distlock.backends.redis.Reddis"}}, "cannot be imported: "),

@@ -1,5 +1,9 @@
 """Locks in a table of any Django database."""
 
-from .backend import DatabaseBackend
+from .app import check_app
+
+check_app()  # first: what Django says of models without an app does not say what to do
+
+from .backend import DatabaseBackend  # noqa: E402
 
 __all__ = ["DatabaseBackend"]

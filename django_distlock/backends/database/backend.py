@@ -20,8 +20,9 @@ from ..base import STEP, RunsBackend
 from ..common.attempts import InDoubt
 from ..common.state import CLAIMED, DIGITS, HELD, RESTING, Attempt, microseconds
 from ..twins import ThreadedBackend
+from .app import check_app
 from .calls import Calls
-from .config import check_app, read_location, read_prefix, read_timeout, settings_checks
+from .config import read_location, read_prefix, read_timeout, settings_checks
 from .connections import Pool, address
 from .errors import explain
 from .fast_path import has_returning
@@ -53,7 +54,7 @@ class DatabaseBackend(ThreadedBackend, RunsBackend):
 
     def __init__(self, alias: str, settings: Mapping[str, Any]) -> None:
         super().__init__(alias, settings)
-        check_app(self)
+        check_app()
         self.prefix = read_prefix(self)
         self._timeout = read_timeout(self)
         self.location, self.vendor = read_location(self)

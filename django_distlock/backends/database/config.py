@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import inf
 
-from django.apps import apps
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning
 from django.db import connections, router
@@ -19,14 +18,6 @@ from .sql import CLOCKS
 from .sqlite import databases_in
 
 LONGEST_PREFIX = 100  # bytes
-
-
-def check_app(backend: BaseLockBackend) -> None:
-    if not apps.is_installed("django_distlock"):
-        raise InvalidLockBackend(
-            f"DISTRIBUTED_LOCKS[{backend.alias!r}] keeps locks in a table of the app 'django_distlock': add it to"
-            " INSTALLED_APPS and run manage.py migrate."
-        )
 
 
 def read_prefix(backend: BaseLockBackend) -> str:
