@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from django.core.exceptions import ImproperlyConfigured
 
+from .formats import NEWER
+
 if TYPE_CHECKING:
     from .types import Holder
 
@@ -98,6 +100,13 @@ class UnreadableRun(RunRefused):
             f" ({datetime.now(UTC):%Y-%m-%d %H:%M} UTC by the clock of this host). Correct that clock if it is wrong."
             f" Only if it is right, delete what is there{remedy}."
         )
+
+
+class NewerRun(UnreadableRun):
+    """A newer version of the package wrote it."""
+
+    def __init__(self, place: str) -> None:
+        RunRefused.__init__(self, f"{place} {NEWER}.")
 
 
 class ClockIsAhead(RunRefused):

@@ -19,6 +19,7 @@ from pathlib import PurePath
 from types import MappingProxyType
 from typing import Any, NamedTuple, Self
 
+from .formats import FORMAT
 from .utils import fork
 from .utils.clock import clock, wall_clock
 from .utils.text import bounded, printable
@@ -295,13 +296,14 @@ class LastRun(NamedTuple):
     token: str = ""
 
     def to_text(self) -> str:
-        return json.dumps([self.at, self.token, self.next_at, self.host], separators=(",", ":"))
+        return FORMAT + json.dumps([self.at, self.token, self.next_at, self.host], separators=(",", ":"))
 
     @classmethod
     def from_text(cls, text: str | bytes) -> Self:
         """Raises ValueError for a text that ``to_text`` did not write, and for a run more than a day from now."""
+        text = text if isinstance(text, str) else text.decode()
         try:
-            found = json.loads(text)
+            found = json.loads(text.removeprefix(FORMAT)) if text.startswith(FORMAT) else None
         except RecursionError:
             found = None
         match found:

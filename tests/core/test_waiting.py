@@ -31,7 +31,7 @@ QUEUE = "lock|q:name"
 @pytest.fixture
 def held_elsewhere(store):
     """The lock ``name`` is held by another process."""
-    store.set(HELD, f"{new_token()} h {1:016d} {Holder.here('other').to_text()}", px=60_000)
+    store.set(HELD, f"1 {new_token()} h {1:016d} {Holder.here('other').to_text()}", px=60_000)
 
 
 class TimeLimit(Exception):

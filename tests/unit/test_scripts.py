@@ -23,7 +23,7 @@ WITHOUT_KEYS = {"TIME", "PUBLISH", "SPUBLISH"}  # a channel is no key
 OF_KEYS_ALONE = {"EXISTS", "DEL"}
 OTHERS = {
     "GET", "GETRANGE", "PEXPIRE", "PTTL", "SET", "SETRANGE",
-    "ZADD", "ZPOPMIN", "ZRANGE", "ZRANK", "ZREM", "ZREMRANGEBYSCORE", "ZSCORE",
+    "ZADD", "ZRANGE", "ZRANK", "ZREM", "ZREMRANGEBYSCORE", "ZSCORE",
 }  # fmt: skip
 
 

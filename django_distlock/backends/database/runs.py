@@ -6,7 +6,8 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from ...exceptions import ClockIsAhead, LockBackendError, UnreadableRun
+from ...exceptions import ClockIsAhead, LockBackendError, NewerRun, UnreadableRun
+from ...formats import is_newer
 from ...models import DatabaseRun
 from ...types import DAY, LastRun
 from ...utils.clock import clock
@@ -166,6 +167,8 @@ def _stamp(name: bytes, text: str) -> LastRun:
     try:
         return LastRun.from_text(text)
     except ValueError:
+        if is_newer(text):
+            raise NewerRun(f"The row {name.decode()!r} of {TABLE}") from None
         raise UnreadableRun(f"The row {name.decode()!r} of {TABLE}") from None
 
 

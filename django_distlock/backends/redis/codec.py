@@ -1,4 +1,4 @@
-"""Reads what the scripts write into the key of a lock: token, state, fencing number, and ``Holder.to_text()``."""
+"""Reads what the scripts write into the key of a lock: format, token, state, fencing number, ``Holder.to_text()``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NOT_ASKED = -1  # instead of the ms that are left
 
 # The state is h (held), c (handed to a waiter that has not taken it yet) or r (released, resting for its min_hold).
 LEASE = re.compile(
-    rb"(?P<token>[0-9a-f]{%d}) (?P<state>[hcr]) (?P<fence>\d{16,19}) (?P<holder>.*)" % TOKEN_LENGTH, re.DOTALL
+    rb"1 (?P<token>[0-9a-f]{%d}) (?P<state>[hcr]) (?P<fence>\d{16,19}) (?P<holder>.*)" % TOKEN_LENGTH, re.DOTALL
 )
 
 

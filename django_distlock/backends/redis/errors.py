@@ -29,6 +29,7 @@ from redis.exceptions import (
 )
 
 from ...exceptions import LockBackendError
+from ...formats import NEWER
 from ...utils.text import printable
 
 if TYPE_CHECKING:
@@ -79,7 +80,9 @@ class SentinelRefusal(ConnectionError):
 
 
 # Redis 6.2 has the reason in the midst of the text when a script met it; redis-py takes some away at the beginning.
-_REASON = re.compile(r"(?:^|-)(BUSY|LOADING|MASTERDOWN|MISCONF|NOPERM|NOREPLICAS|OOM|READONLY|UNBLOCKED|WRONGTYPE) ")
+_REASON = re.compile(
+    r"(?:^|-)(BUSY|LOADING|MASTERDOWN|MISCONF|NEWER|NOPERM|NOREPLICAS|OOM|READONLY|UNBLOCKED|WRONGTYPE) "
+)
 _BY_CLASS = {
     BusyLoadingError: "LOADING",
     MasterDownError: "MASTERDOWN",
@@ -170,6 +173,10 @@ def is_wrong_type(reply: object) -> bool:
     return isinstance(reply, Exception) and reason(reply) == "WRONGTYPE"
 
 
+def is_newer_value(reply: object) -> bool:
+    return isinstance(reply, Exception) and reason(reply) == "NEWER"
+
+
 def explain(
     error: Exception,
     backend: BaseLockBackend,
@@ -239,6 +246,8 @@ def _advice_on_refusal(reason: str, backend: BaseLockBackend) -> str:
             )
         case "READONLY" | "MASTERDOWN" | "UNBLOCKED":
             return f"this server is a read-only replica; point {backend.setting('LOCATION')} at the primary."
+        case "NEWER":
+            return f"what it has {NEWER}."
         case "OOM":
             return "the server is out of memory and takes no more keys; raise its maxmemory or free some."
         case "MISCONF":

@@ -9,12 +9,13 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
-from ...exceptions import ClockIsAhead, LockBackendError, UnreadableRun
+from ...exceptions import ClockIsAhead, LockBackendError, NewerRun, UnreadableRun
+from ...formats import NEWER, is_newer
 from ...types import Holder, LastRun, LockInfo, LockRequest
 from ..common.timing import Timing
 from .client import Reply
 from .codec import read_holder, read_lease, read_remaining
-from .errors import is_wrong_type
+from .errors import is_newer_value, is_wrong_type
 from .keys import Keys
 from .scripts import Command, PackedKeys, Script, milliseconds, pack, pack_parts
 
@@ -130,7 +131,7 @@ class Operations:
         """Who is in the way of an acquisition."""
         if info := read_lease(self._alias, name, value, left):
             return info
-        raise self._foreign_value(name)
+        raise self._unreadable(name, value)
 
     def renewed(self, reply: Reply) -> list[bool | None]:
         """A node that refuses must not hide what became of leases elsewhere; raises where that is all there is."""
@@ -167,6 +168,8 @@ class Operations:
         return [None if is_wrong_type(value) else self.checked(value) for value in reply.values]
 
     def claimed_run(self, name: str, reply: Reply, ahead: float) -> LastRun | None:
+        if is_newer_value(reply.values[0]):
+            raise self._newer_run(name)
         value = self.only(reply)
         if isinstance(value, int) and value > 0:
             raise ClockIsAhead(value / 1000, ahead)
@@ -188,7 +191,7 @@ class Operations:
         if not is_wrong_type(value):
             info = read_lease(self._alias, name, self.checked(value), self.checked(left))
         if info is None:
-            logger.error("%s", self._foreign_value(name))
+            logger.error("%s", self._unreadable(name, value))
         return info
 
     def _run(self, name: str, value: Any) -> LastRun | None:
@@ -198,16 +201,24 @@ class Operations:
             if isinstance(value, bytes):
                 return LastRun.from_text(value)
         except ValueError:
-            pass
+            if is_newer(value):
+                raise self._newer_run(name) from None
         raise UnreadableRun(
             f"The key {self._keys.run(name)!r} at {self._where}",
             f", or give the locks a prefix of their own in {self._prefix_setting}",
         )
 
-    def _foreign_value(self, name: str) -> LockBackendError:
-        error = LockBackendError(
-            f"The key {self._keys.lease(name)!r} at {self._where} holds something that is no lock. Delete it,"
-            f" or give the locks a prefix of their own in {self._prefix_setting}."
-        )
+    def _newer_run(self, name: str) -> NewerRun:
+        return NewerRun(f"The key {self._keys.run(name)!r} at {self._where}")
+
+    def _unreadable(self, name: str, value: Any) -> LockBackendError:
+        key = f"The key {self._keys.lease(name)!r} at {self._where}"
+        if isinstance(value, bytes) and is_newer(value):
+            error = LockBackendError(f"{key} {NEWER}.")
+        else:
+            error = LockBackendError(
+                f"{key} holds something that is no lock. Delete it, or give the locks a prefix of their own in"
+                f" {self._prefix_setting}."
+            )
         error.is_final = True
         return error

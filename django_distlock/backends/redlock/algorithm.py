@@ -9,6 +9,7 @@ from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
 from ...exceptions import LockBackendError
+from ...formats import NEWER
 from ...types import Grant, LockInfo, LockRequest
 from ...utils.clock import clock
 from ..redis.errors import is_wrong_type
@@ -110,15 +111,18 @@ class Redlock:
             observed.add(self.alias, name, lease, left)
         if best := observed.best():
             return best
-        error = self.foreign_value(name)  # none of the copies was a lease
+        error = self.unreadable(name, observed)  # none of the copies was a lease
         refused = len(votes.taken) + sum(map(is_final, votes.failed.values()))
         error.is_final = refused > self.size - self.majority
         raise error
 
-    def foreign_value(self, name: str) -> LockBackendError:
+    def unreadable(self, name: str, observed: Observation) -> LockBackendError:
+        key = f"The key {f'{self.prefix}:{name}'!r} on nodes of {self.alias!r}"
+        if observed.is_newer:
+            return LockBackendError(f"{key} {NEWER}.")
         return LockBackendError(
-            f"The key {f'{self.prefix}:{name}'!r} on nodes of {self.alias!r} holds something that is no lock. Delete"
-            f" it, or give the locks a prefix of their own in DISTRIBUTED_LOCKS[{self.alias!r}]['KEY_PREFIX']."
+            f"{key} holds something that is no lock. Delete it, or give the locks a prefix of their own in"
+            f" DISTRIBUTED_LOCKS[{self.alias!r}]['KEY_PREFIX']."
         )
 
     # Release

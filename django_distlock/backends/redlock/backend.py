@@ -129,7 +129,7 @@ class RedlockBackend(GeneratorBackend):
         found = yield from self._run(partial(self._redlock.look, names), self._limits())
         for name, observed in zip(names, found, strict=True):
             if observed.foreign:
-                logger.error("%s", self._redlock.foreign_value(name))
+                logger.error("%s", self._redlock.unreadable(name, observed))
         return [observed.held for observed in found]
 
     def _pages(self, prefix: str) -> Iterator[Steps[Iterable[str]]]:

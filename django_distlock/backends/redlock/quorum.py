@@ -15,6 +15,7 @@ from typing import Any
 from redis.exceptions import ResponseError
 
 from ...exceptions import LockBackendError
+from ...formats import is_newer
 from ...types import LockInfo
 from ...utils.clock import wall_clock_us
 from ..redis.codec import read_lease
@@ -149,7 +150,8 @@ class Observation:
     copies: list[LockInfo] = field(default_factory=list)
     free: int = 0
     failed: int = 0
-    foreign: bool = False  # a node has something under the name that no lock wrote
+    foreign: bool = False  # a node has something under the name that no lock wrote, or a newer version did
+    is_newer: bool = False  # the latter
 
     def add(self, alias: str, name: str, value: Any, left: Any) -> None:
         if isinstance(value, Exception) or isinstance(left, Exception):
@@ -162,6 +164,7 @@ class Observation:
         else:
             self.failed += 1
             self.foreign = True
+            self.is_newer = self.is_newer or is_newer(value)
 
     def best(self) -> LockInfo | None:
         """The lease with the most copies, once, with their number."""

@@ -338,7 +338,7 @@ class TestStoreDown:
             proxy.refuse()
 
         other = lock_request(ttl=60)
-        store.set("lock:name", f"{other.token} h {1:016d} {other.holder.to_text()}", px=60_000)
+        store.set("lock:name", f"1 {other.token} h {1:016d} {other.holder.to_text()}", px=60_000)
         with ThreadPoolExecutor(1) as threads:
             refused = threads.submit(refuse_when_it_waits)
             with pytest.raises(LockBackendError, match="does not answer"):

@@ -18,13 +18,14 @@ from django_distlock import LockBackendError, LockNotAcquired, lock, locks
 from django_distlock.backends.redis.codec import read_holder, read_lease
 from django_distlock.backends.redis.keys import ClusterKeys, Keys, Listing
 from django_distlock.backends.redlock.quorum import Observation
+from django_distlock.formats import FORMAT
 from django_distlock.types import Holder, LastRun
 from tests.support.admin_pages import hold, names_in
 from tests.support.tools import lock_request
 
 pytestmark = pytest.mark.slow
 
-TOKEN = b"a" * 26
+TOKEN = b"1 " + b"a" * 26
 FENCE = b"1700000000000000"
 HOLDER = b'["web-1",7,"MainThread","report",%s]'
 UNREADABLE = {
@@ -100,9 +101,9 @@ def test_any_value_is_a_lease_or_none(value, left):
     st.text()
     | st.binary()
     | any_json.map(json.dumps)
-    | st.tuples(numbers, st.text(), numbers, st.text()).map(json.dumps)
+    | st.tuples(numbers, st.text(), numbers, st.text()).map(lambda found: FORMAT + json.dumps(found))
 )
-@example("[" * 5000)
+@example(FORMAT + "[" * 5000)
 def test_any_text_is_a_run_of_beat_or_a_value_error(text):
     try:
         stamp = LastRun.from_text(text)

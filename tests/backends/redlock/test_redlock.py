@@ -83,7 +83,7 @@ def prepare(nodes, name, pattern):
     other, holder = new_token(), lock_request().holder.to_text()
     for node, state in zip(nodes, pattern, strict=True):
         if state == TAKEN:
-            node.set(f"lock:{name}", f"{other} h {7:016} {holder}", px=60_000)
+            node.set(f"lock:{name}", f"1 {other} h {7:016} {holder}", px=60_000)
         elif state == FAILED:
             node.rpush(f"lock:{name}", "no lock")
     return other
@@ -92,7 +92,7 @@ def prepare(nodes, name, pattern):
 def stands(node, name):
     """The token under the name, if any; it may be given back between the two commands."""
     value = node.get(f"lock:{name}") if node.type(f"lock:{name}") == "string" else None
-    return value[:26] if value else None
+    return value[2:28] if value else None
 
 
 def run_on_nodes(backend, steps, timeout):
@@ -535,8 +535,8 @@ def test_an_adoption_knows_its_lease_by_whatever_numbers_the_nodes_have_for_it(n
     spread(locks["default"], request_of(first))
     prepare(nodes[:2], "name", [TAKEN, TAKEN])
     for node in nodes[3:]:  # where the lease was granted late, after a larger number
-        token, state, number, holder = node.get("lock:name").split(" ", 3)
-        node.set("lock:name", f"{token} {state} {int(number) + 1:016} {holder}", keepttl=True)
+        number, token, state, fence, holder = node.get("lock:name").split(" ", 4)
+        node.set("lock:name", f"{number} {token} {state} {int(fence) + 1:016} {holder}", keepttl=True)
     lease = adopt(first.detach())
     assert lease.fence == first.fence
     lease.release()

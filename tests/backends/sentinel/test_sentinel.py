@@ -310,7 +310,7 @@ class TestFailoverWhileWaiting:
         for waiter in (second, first):
             assert isinstance(backend.acquire(waiter, queue=True), LockInfo)
         with new.client() as client:
-            waiting = [member.split()[0] for member in client.zrange("lock|q:name", 0, -1)]
+            waiting = [member.split()[1] for member in client.zrange("lock|q:name", 0, -1)]
         assert waiting == [first.token, second.token]
         backend.release(holder)
         assert isinstance(eventually(lambda: granted(backend.acquire(first, queue=True))), Grant)

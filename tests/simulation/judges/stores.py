@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from django_distlock.backends.common.timing import Timing
 from django_distlock.backends.redis.keys import Keys
 from django_distlock.backends.redis.operations import ACQUIRE, RELEASE, RENEW
-from django_distlock.types import TOKEN_LENGTH
 
 from ..servers.resp import ServerError
 from .leases import DRIFT, LeaseJudge
@@ -163,11 +162,14 @@ class StoreJudge:
         store = self.server.store
         lease, key = None, self.keys.lease(name)
         if isinstance(value := store.peek(key), str):
-            token, state, fence, _ = value.split(" ", 3)
+            _format, token, state, fence, _holder = value.split(" ", 4)
             lease = StoredLease(token, state, int(fence), store.expires_at(key))
         queue = store.peek(self.keys.queue(name)) or {}
-        places = {member[:TOKEN_LENGTH]: place for member, place in queue.items()}
-        return LockState(lease, places, {member[:TOKEN_LENGTH]: member[TOKEN_LENGTH + 1 :] for member in queue})
+        places, inboxes = {}, {}
+        for entry, place in queue.items():
+            _format, token, _slots, waiter = entry.split(" ", 3)
+            places[token], inboxes[token] = place, waiter.rpartition("|")[0]
+        return LockState(lease, places, inboxes)
 
     def listeners(self, inbox: str) -> int:
         """How many connections hear what is said there, as far as the server knows."""

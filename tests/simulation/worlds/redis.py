@@ -76,7 +76,7 @@ def left_in(server: Server) -> Collection[str]:
 def holder_in(server: Server, key: str) -> str:
     """The token of the lease under that key, if it is held."""
     value = server.store.peek(key)
-    token, state = value.split(" ", 2)[:2] if isinstance(value, str) else ("", "")
+    token, state = value.split(" ", 3)[1:3] if isinstance(value, str) else ("", "")
     return token if state == "h" else ""
 
 

@@ -1,5 +1,5 @@
 -- Try, wait in the queue, look, or take the last chance. Safe to repeat with the same token.
--- KEYS  1 lease  2 queue (zset: place -> "token inbox")  3 retired tokens (zset: token by its end)  4 last fencing number
+-- KEYS  1 lease  2 queue (zset: place -> entry)  3 retired tokens (zset: token by its end)  4 last fencing number
 -- ARGV  1 token (26 bytes)  2 holder  3 ttl in ms  4 mode  5 place ('' = none yet)  6 inbox ('' = none)
 --       7 grant in ms: how long a waiter has to take what it was handed  8 ms for which a queue without looks is kept
 -- modes try: never queue | wait: queue if busy | again: the same after an attempt that went unanswered
@@ -7,12 +7,21 @@
 --       last: at the caller's deadline, take it if it can be had, else leave the queue
 -- reply fencing number: granted for the ttl | -1 this token was retired
 --       {place, ms the lease has left (-1 = others come first), lease, listeners of the own inbox (-1 = not asked)} busy
--- An inbox is "S" or "P" (sharded or plain pub/sub) and a channel. A number is 16 digits.
+--       | error NEWER: what stands there has a larger format, and stays as it is
+-- A lease is "1 token state number holder", an entry "1 token slots inbox|thread": 1 is the format, slots are 4 digits, and
+-- thread is empty yet. An inbox is "S" or "P" (sharded or plain pub/sub) and a channel, which has one bar in it. A number is
+-- 16 digits.
 -- ms after which each waiter looks by itself, but in a process that waits for very many names. For those it would be 8000,
 -- and each hand-over of a lock with so short a TTL would cost one more message and one more look.
 local LOOK = 1000
+local NEWER = {err = 'NEWER written by a newer version'}
 local token, holder, ttl, mode, place = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5]
-local me = token .. ' ' .. ARGV[6]
+local mine = '1 ' .. token .. ' '
+local me = mine .. '0001 ' .. ARGV[6] .. '|'
+
+local function is_newer(value)
+  return value and string.find(value, '^[2-9] ')
+end
 
 -- What others wrote there counts for nothing, and so does a number that doubles do not tell from the next one.
 local function counted(value)
@@ -37,14 +46,19 @@ local function publish(inbox, text)
   return redis.call('PUBLISH', channel, text)
 end
 
-local function tell(member)
-  return publish(string.sub(member, 28), string.sub(member, 1, 26) .. ' ' .. KEYS[1])
+local function head() -- of the queue
+  return redis.call('ZRANGE', KEYS[2], 0, 0)[1]
+end
+
+local function tell(entry)
+  local inbox = string.match(entry, '^[^|]*|[^|]*', 35) or ''
+  return publish(inbox, string.sub(entry, 3, 28) .. ' ' .. KEYS[1])
 end
 
 local function wake_first() -- who looks at the end of the lease must know of one that comes before its next look
   repeat
-    local first = redis.call('ZRANGE', KEYS[2], 0, 0)[1]
-    local is_dead = first and tell(first) == 0
+    local first = head()
+    local is_dead = first and not is_newer(first) and tell(first) == 0
     if is_dead then redis.call('ZREM', KEYS[2], first) end
   until not is_dead
 end
@@ -55,8 +69,8 @@ end
 
 local lease = redis.call('GET', KEYS[1])
 
-if lease and string.sub(lease, 1, 27) == token .. ' ' then
-  local state, fence = string.sub(lease, 28, 28), string.sub(lease, 30, 45)
+if lease and string.sub(lease, 1, 29) == mine then
+  local state, fence = string.sub(lease, 30, 30), string.sub(lease, 32, 47)
   if state == 'r' then return -1 end
   if state == 'c' then
     if retired() then return -1 end
@@ -64,30 +78,33 @@ if lease and string.sub(lease, 1, 27) == token .. ' ' then
     ttl = math.max(ttl, redis.call('PTTL', KEYS[1])) -- a late duplicate must not shorten it
   end
   -- The holder is written each time, because another process may have adopted the lease.
-  redis.call('SET', KEYS[1], token .. ' h ' .. fence .. ' ' .. holder, 'PX', ttl)
+  redis.call('SET', KEYS[1], mine .. 'h ' .. fence .. ' ' .. holder, 'PX', ttl)
   if state == 'c' and ttl < LOOK then wake_first() end
   return tonumber(fence)
 end
+if is_newer(lease) then return NEWER end
 
 if not lease then
-  local mine = redis.call('EXISTS', KEYS[2], KEYS[3]) == 0
-  if not mine then
+  local is_mine = redis.call('EXISTS', KEYS[2], KEYS[3]) == 0
+  if not is_mine then
     if retired() then return -1 end
+    if is_newer(head()) then return NEWER end
     if place ~= '' then redis.call('ZADD', KEYS[2], 'LT', place, me) end
     repeat -- whoever finds the lock free hands it to the first who listens, and has no turn before it
-      local head = redis.call('ZPOPMIN', KEYS[2])[1]
-      local first = head and string.sub(head, 1, 26)
-      if not head or first == token then
-        mine = true
-      elseif tell(head) > 0 then
-        lease = first .. ' c ' .. number() .. ' '
+      local first = head()
+      if is_newer(first) then return NEWER end
+      if first then redis.call('ZREM', KEYS[2], first) end
+      if not first or string.sub(first, 1, 29) == mine then
+        is_mine = true
+      elseif tell(first) > 0 then
+        lease = string.sub(first, 1, 29) .. 'c ' .. number() .. ' '
         redis.call('SET', KEYS[1], lease, 'PX', ARGV[7])
       end
-    until mine or lease
+    until is_mine or lease
   end
-  if mine then
+  if is_mine then
     local fence = number()
-    redis.call('SET', KEYS[1], token .. ' h ' .. fence .. ' ' .. holder, 'PX', ttl)
+    redis.call('SET', KEYS[1], mine .. 'h ' .. fence .. ' ' .. holder, 'PX', ttl)
     if ttl < LOOK then wake_first() end
     return tonumber(fence)
   end

@@ -1,24 +1,37 @@
 -- Give up a lease, hand a grant back, or leave the queue. Hands the lock to the first waiter who listens. Safe to repeat.
--- KEYS  1 lease  2 queue (zset: place -> "token inbox")  3 retired tokens (zset: token by its end)  4 last fencing number
+-- KEYS  1 lease  2 queue (zset: place -> entry)  3 retired tokens (zset: token by its end)  4 last fencing number
 -- ARGV  1 token  2 cooldown in ms: how long the lock stays taken (0 = given up at once)
 --       3 ms for which the token is retired, because a command that carries it may still arrive (0 = none can)
 --       4 inbox ('' = the token never queued)  5 grant in ms: how long a waiter has to take what it was handed
 --       6 1 = hand back: what is still being handed over, but never a lease that somebody has taken since; else 0
 --       7 1 = an operator frees the lock even in its cooldown; else 0
 -- reply 2 handed on | 1 released | 0 the token did not hold the lock; its place, if any, is gone
+--       | error NEWER: what stands there has a larger format, and stays as it is
+-- Leases and entries: see acquire.lua
 local token, cooldown, retire, inbox = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
+local mine = '1 ' .. token .. ' '
+local NEWER = {err = 'NEWER written by a newer version'}
 local LOOK = 8000 -- ms after which each waiter looks by itself at the latest
 
-local function tell(member)
-  local channel, text = string.sub(member, 29), string.sub(member, 1, 26) .. ' ' .. KEYS[1]
-  if string.sub(member, 28, 28) == 'S' then return redis.call('SPUBLISH', channel, text) end
+local function is_newer(value)
+  return value and string.find(value, '^[2-9] ')
+end
+
+local function head() -- of the queue
+  return redis.call('ZRANGE', KEYS[2], 0, 0)[1]
+end
+
+local function tell(entry)
+  local inbox = string.match(entry, '^[^|]*|[^|]*', 35) or ''
+  local channel, text = string.sub(inbox, 2), string.sub(entry, 3, 28) .. ' ' .. KEYS[1]
+  if string.sub(inbox, 1, 1) == 'S' then return redis.call('SPUBLISH', channel, text) end
   return redis.call('PUBLISH', channel, text)
 end
 
 local function wake_first() -- who looks at the end of the lease must know of one that comes before its next look
   repeat
-    local first = redis.call('ZRANGE', KEYS[2], 0, 0)[1]
-    local is_dead = first and tell(first) == 0
+    local first = head()
+    local is_dead = first and not is_newer(first) and tell(first) == 0
     if is_dead then redis.call('ZREM', KEYS[2], first) end
   until not is_dead
 end
@@ -29,6 +42,9 @@ local function counted(value)
   return number and number < 2^53 and number or 0
 end
 
+local lease, first = redis.call('GETRANGE', KEYS[1], 0, 46), head()
+if is_newer(lease) or is_newer(first) then return NEWER end
+
 if retire > 0 then
   local time = redis.call('TIME')
   local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -37,30 +53,24 @@ if retire > 0 then
   if redis.call('PTTL', KEYS[3]) < retire then redis.call('PEXPIRE', KEYS[3], retire) end
 end
 
-local lease = redis.call('GETRANGE', KEYS[1], 0, 44)
-if string.sub(lease, 1, 27) ~= token .. ' ' then
-  local left = inbox ~= '' and redis.call('ZREM', KEYS[2], token .. ' ' .. inbox) == 1
+if string.sub(lease, 1, 29) ~= mine then
+  local left = inbox ~= '' and redis.call('ZREM', KEYS[2], mine .. '0001 ' .. inbox .. '|') == 1
   if left and redis.call('PTTL', KEYS[1]) < LOOK then wake_first() end
   return 0
 end
-local state = string.sub(lease, 28, 28)
+local state = string.sub(lease, 30, 30)
 if ARGV[6] == '1' and state ~= 'c' then return 0 end
 if state == 'r' and ARGV[7] ~= '1' then return 1 end
 if cooldown > 0 and state == 'h' then
-  redis.call('SETRANGE', KEYS[1], 27, 'r')
+  redis.call('SETRANGE', KEYS[1], 29, 'r')
   redis.call('PEXPIRE', KEYS[1], cooldown)
   if cooldown < LOOK then wake_first() end
   return 1
 end
 
-while true do
-  local head = redis.call('ZPOPMIN', KEYS[2])[1]
-  if not head then
-    redis.call('DEL', KEYS[1])
-    return 1
-  end
-  local first = string.sub(head, 1, 26)
-  if first ~= token and tell(head) > 0 then
+while first do
+  redis.call('ZREM', KEYS[2], first)
+  if string.sub(first, 1, 29) ~= mine and tell(first) > 0 then
     -- Not the place, though it is a number, too: in a split brain another master may have granted a larger one since.
     local time = redis.call('TIME')
     local fence = time[1] * 1000000 + time[2]
@@ -69,7 +79,12 @@ while true do
       fence = last + 1
       redis.call('SET', KEYS[4], string.format('%016.0f', fence))
     end
-    redis.call('SET', KEYS[1], first .. ' c ' .. string.format('%016.0f', fence) .. ' ', 'PX', ARGV[5])
+    local number = string.format('%016.0f', fence)
+    redis.call('SET', KEYS[1], string.sub(first, 1, 29) .. 'c ' .. number .. ' ', 'PX', ARGV[5])
     return 2
   end
+  first = head()
+  if is_newer(first) then return NEWER end
 end
+redis.call('DEL', KEYS[1])
+return 1

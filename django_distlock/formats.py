@@ -1,0 +1,15 @@
+"""The number at the beginning of each stored value, which tells how the rest is written.
+
+A version of the package leaves a value with a larger number than it knows as it is, and raises an error.
+"""
+
+from __future__ import annotations
+
+FORMAT = "1 "
+NEWER = "was written by a newer version of django-distlock; bring all processes to that version"
+
+
+def is_newer(value: str | bytes) -> bool:
+    """Whether a later version of the package wrote it."""
+    head = value[:2] if isinstance(value, str) else value[:2].decode("latin-1")
+    return head[1:] == " " and FORMAT < head <= "9 "
