@@ -28,7 +28,7 @@ from django_distlock import (
     locks,
 )
 from django_distlock.backends.common.timing import Timing
-from django_distlock.monitoring.inventory import force_release
+from django_distlock.core.forced import force_release
 from django_distlock.signals import lock_released
 from tests.support.tools import PATIENCE, aeventually, eventually, in_a_thread, queue_of
 

@@ -19,7 +19,7 @@ from django.views import View
 from django.views.decorators.csrf import csrf_exempt
 
 from django_distlock import LockBackendError, LockLost, distributed_lock, lock, locks
-from django_distlock.monitoring.inventory import force_release
+from django_distlock.core.forced import force_release
 from tests.support.tools import eventually, in_a_thread
 from tests.support.views import logged
 

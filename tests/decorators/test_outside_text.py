@@ -20,7 +20,7 @@ from django_distlock.backends.redis import RedisBackend
 from django_distlock.backends.redis.cluster.routing import Address
 from django_distlock.backends.redis.config import Location
 from django_distlock.backends.redis.sentinel.discovery import Master
-from django_distlock.monitoring.inventory import force_release
+from django_distlock.core.forced import force_release
 from django_distlock.types import Holder
 from django_distlock.utils.text import bounded, printable
 from tests.support.admin_pages import hold

@@ -12,7 +12,7 @@ from django.http import HttpRequest, StreamingHttpResponse
 from django.test import RequestFactory
 
 from django_distlock import Lease, aadopt, adopt, distributed_lock, lock, locks
-from django_distlock.monitoring.inventory import force_release
+from django_distlock.core.forced import force_release
 
 from .plan import Event
 

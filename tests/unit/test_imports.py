@@ -8,7 +8,7 @@ import sys
 import pytest
 
 PACKAGE = {
-    "": ["core", "decorators", "exceptions", "names", "options", "signals", "types", "utils", "backends"],
+    "": ["core", "decorators", "exceptions", "formats", "names", "options", "signals", "types", "utils", "backends"],
     "backends": ["base", "common"],
     "backends.common": ["selftest", "timing"],
     "core": [
