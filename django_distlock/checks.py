@@ -14,6 +14,7 @@ from django.core.exceptions import ImproperlyConfigured
 from .backends.base import BaseLockBackend
 from .celery.config import BEAT_SETTING, REMEMBER_SETTING, BeatSettings, remember_tasks_for
 from .core.registry import SETTING, TAG, locks
+from .options import NEEDLESS
 
 RUSHED = 1.0  # seconds of TTL below which an ordinary pause of a process costs the lock
 
@@ -113,6 +114,12 @@ def _terms(backend: BaseLockBackend) -> Iterator[CheckMessage]:
             " longer than the TTL, as any process does now and then, loses its locks.",
             hint="Raise TTL; renewal lets a long one end soon after its holder died.",
             id="distlock.W004",
+        )
+    if terms.has_needless_ttl:
+        yield Warning(
+            f"{where}: TTL is {terms.ttl:g}. {NEEDLESS}",
+            hint="Is it meant to be seconds? 30 fits most work, however long that takes.",
+            id="distlock.W006",
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
@@ -12,7 +13,11 @@ from .utils import other_words
 
 SHORTEST_TTL = 0.01
 LONGEST_TTL = 10 * 366 * 86_400.0
+NEEDLESS_TTL = 3600.0  # seconds, above which a TTL that is renewed was hardly meant, or not in seconds
 
+NEEDLESS = "A holder that is killed blocks others for its whole TTL, and renewal lets a short one last."
+
+logger = logging.getLogger("django_distlock")
 
 Check = Callable[[str, Any], Any]  # of a name and a value, which it returns; raises ValueError that says what to write
 
@@ -118,6 +123,10 @@ class Terms:
     )  # fmt: skip
     label: str = _option("", _label)
 
+    @property
+    def has_needless_ttl(self) -> bool:
+        return self.renew and self.ttl > NEEDLESS_TTL
+
     def __post_init__(self) -> None:
         for name, check in _CHECKS:
             object.__setattr__(self, name, check(name, getattr(self, name)))
@@ -157,6 +166,8 @@ class Options:
                 hint = other_words.OPTIONS.get(option) or f"The options are {', '.join(_KNOWN)}, using."
                 raise TypeError(f"A lock has no option {option!r}: {hint}")
         self.own = Terms(**given)  # also tells bad values where they are written, not where they are first used
+        if self.own.has_needless_ttl:
+            logger.warning("%s Is ttl=%g meant to be seconds?", NEEDLESS, self.own.ttl)
         self.given = given
         self._last: tuple[Terms, Terms] | None = None
 

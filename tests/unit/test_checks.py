@@ -233,6 +233,8 @@ def test_a_ttl_that_is_never_renewed(found):
 
 def test_a_ttl_that_is_too_short_for_renewal(found):
     assert found({"default": {**LOCMEM, "TTL": 0.5}}) == ["distlock.W004"]
+    assert found({"default": {**LOCMEM, "TTL": 30_000}}) == ["distlock.W006"]  # of milliseconds
+    assert found({"default": {**LOCMEM, "TTL": 30_000, "RENEW": False}}) == []
     assert found({"default": {**LOCMEM, "TTL": 0.5, "RENEW": False}}) == []
 
 

@@ -133,6 +133,14 @@ class TestDefaultsOfAnAlias:
             assert (terms.reentrant, terms.on_lost) == (False, "raise")
 
 
+def test_a_ttl_that_looks_like_milliseconds_is_logged_once(caplog):
+    for _ in range(2):
+        lock("name", ttl=31_234)
+    lock("name", ttl=31_234, renew=False)
+    lock("name", ttl=3600)
+    assert [record.message.partition(". ")[2] for record in caplog.records] == ["Is ttl=31234 meant to be seconds?"]
+
+
 def test_a_backend_is_asked_by_its_alias():
     for name in ("held", "default"):
         with pytest.raises(
