@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import timedelta
 from functools import lru_cache
 from typing import Any, Literal, TypedDict
 
+from .exceptions import LockLost
 from .utils import other_words
 
 SHORTEST_TTL = 0.01
@@ -54,6 +55,12 @@ def _choice(*choices: str, hint: str) -> Check:
         return value
 
     return check
+
+
+def _on_lost(name: str, value: object) -> object:
+    if value not in ("raise", "log") and not callable(value):
+        raise ValueError(f"{name} is {value!r}; choose 'raise', 'log' or something to call, which gets the LockLost.")
+    return value
 
 
 def _flag(name: str, value: object) -> object:
@@ -112,7 +119,7 @@ class Terms:
         has_key=True,
     )
     reentrant: bool = _option(False, _flag)
-    on_lost: Literal["raise", "log"] = _option("raise", _choice("raise", "log", hint="'raise' or 'log'"))
+    on_lost: Literal["raise", "log"] | Callable[[LockLost], object] = _option("raise", _on_lost)  # noqa: RUF009 - it is a field
     in_atomic: Literal["defer", "refuse", "ignore"] = _option(
         "defer",
         _choice(
@@ -126,6 +133,10 @@ class Terms:
     @property
     def has_needless_ttl(self) -> bool:
         return self.renew and self.ttl > NEEDLESS_TTL
+
+    def elsewhere(self) -> dict[str, Any]:
+        """In another process, which does not have what is to be called here."""
+        return {**asdict(self), "on_lost": "raise" if callable(self.on_lost) else self.on_lost}
 
     def __post_init__(self) -> None:
         for name, check in _CHECKS:
@@ -149,7 +160,7 @@ class LockOptions(TypedDict, total=False):
     max_hold: float | timedelta | None
     min_hold: float | timedelta
     reentrant: bool
-    on_lost: Literal["raise", "log"]
+    on_lost: Literal["raise", "log"] | Callable[[LockLost], object]
     in_atomic: Literal["defer", "refuse", "ignore"]
     label: str
 

@@ -7,7 +7,6 @@ import enum
 import logging
 import threading
 from collections.abc import Set
-from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from math import inf
 from random import random
@@ -238,7 +237,7 @@ class Lease:
             remaining=self.remaining,
             until=wall_clock() + self.remaining,
             text_id=new_token(),
-            terms=asdict(self._terms),
+            terms=self._terms.elsewhere(),
         ).to_text()
         self._mark_detached()
         return text

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NoReturn, Unpack
 
 from django.utils.asyncio import async_unsafe
 
-from ..exceptions import LockError, LockNotHeld, LockTimeout
+from ..exceptions import LockError, LockLost, LockNotHeld, LockTimeout
 from ..names import fixed_name, render, stored_name
 from ..options import DEFAULTS, LockOptions, Options, settled
 from ..signals import asend_signal, send_signal
@@ -66,7 +66,7 @@ def lock(name: str | LockInfo, /, *values: object, using: str = DEFAULT_ALIAS, *
     - ``reentrant`` (False): the thread or task that holds the lock may enter it again. Otherwise ``with``
       raises LockReentry there.
     - ``on_lost`` ("raise"): leaving ``with`` after the lease was lost raises LockLost, unless the body
-      raised; "log" never raises at the end of ``with``.
+      raised; "log" never raises at the end of ``with``; a callable gets the LockLost there, also if the body raised.
     - ``in_atomic`` ("defer"): what becomes of a ``with`` inside ``transaction.atomic()``. "defer" keeps the
       lock until the outermost transaction is committed or rolled back, so that the next holder reads what
       was written; the same transaction may enter it again meanwhile. "refuse" raises
@@ -283,9 +283,13 @@ class Lock:
 
     def _raise_or_log(self, problem: LockError, body_error: BaseException | None) -> None:
         """An error at the end of ``with`` never takes the place of one that the body raised."""
-        if body_error is None and self._options.own.on_lost == "raise":
+        on_lost = self._options.own.on_lost
+        if body_error is None and on_lost == "raise":
             raise problem
-        logger.error("%s", problem)
+        if callable(on_lost) and isinstance(problem, LockLost):
+            on_lost(problem)
+        else:
+            logger.error("%s", problem)
 
     def _not_held(self) -> LockNotHeld:
         return LockNotHeld(f"The lock {self.name!r} ({self.using}) is not held by this handle and {execution_kind()}.")

@@ -23,11 +23,13 @@ from django_distlock import (
     LockReentry,
     LockTimeout,
     State,
+    adopt,
     lock,
     locks,
 )
 from django_distlock import signals as lock_signals
 from django_distlock.core.acquire import Acquisition
+from django_distlock.testing import alose, lose
 from django_distlock.types import Grant, current_execution
 from tests.support.leases import lease_of, request_of, wait_for_renewal
 from tests.support.tools import backend_on, eventually, lock_request, renewer_of
@@ -727,9 +729,49 @@ class TestABackendThatMisbehaves:
         assert "distlock-renewal-default cannot be started" in caplog.text
 
 
+class TestACallableForTheLoss:
+    @pytest.fixture
+    def told(self):
+        return []
+
+    def test_gets_the_error_at_the_end_of_with(self, told):
+        with lock("name", on_lost=told.append) as lease:
+            lose(lease)
+            assert told == []
+        [problem] = told
+        assert isinstance(problem, LockLost)
+
+    def test_of_async_with(self, told):
+        async def main():
+            async with lock("name", on_lost=told.append) as lease:
+                await alose(lease)
+
+        asyncio.run(main())
+        assert len(told) == 1
+
+    def test_also_if_the_body_raised(self, told):
+        with pytest.raises(ZeroDivisionError), lock("name", on_lost=told.append) as lease:
+            lose(lease)
+            raise ZeroDivisionError
+        assert len(told) == 1
+
+    def test_is_not_asked_for_what_was_not_lost(self, told):
+        with lock("name", on_lost=told.append):
+            pass
+        assert told == []
+
+    def test_stays_behind_when_the_lease_goes_to_another_process(self, told):
+        handle = lock("name", on_lost=told.append)
+        handle.acquire()
+        text = handle.lease.detach()
+        with pytest.raises(LockLost), adopt(text) as adopted:
+            lose(adopted)
+        assert told == []
+
+
 class TestLengthsOfTime:
     def test_may_be_timedeltas(self, calls, settings):
-        with lock("name", ttl=timedelta(minutes=1), max_hold=timedelta(hours=1), wait=timedelta(0)) as lease:
+        with lock("name", ttl=timedelta(minutes=1), max_hold=timedelta(hours=1), wait=timedelta(seconds=9)) as lease:
             assert 58 < lease.remaining <= 60
             lease.renew(ttl=timedelta(minutes=2))
             assert 110 < lease.remaining <= 120
@@ -967,7 +1009,7 @@ class TestBadInput:
             ({"max_hold": 0}, "max_hold is 0"),
             ({"min_hold": -1}, "min_hold is -1"),
             ({"min_hold": None}, "min_hold is None"),
-            ({"on_lost": "explode"}, "on_lost is 'explode'; choose 'raise' or 'log'"),
+            ({"on_lost": "explode"}, "on_lost is 'explode'; choose 'raise', 'log' or something to call"),
             ({"renew": "yes"}, "renew is 'yes'; choose True or False"),
             ({"label": 5}, "label is 5"),
         ],
