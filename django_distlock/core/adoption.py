@@ -89,7 +89,7 @@ def adopt(text: str) -> AdoptedLease:
 
     Raises LockLost when the lease has ended meanwhile, by its TTL or by a release; LockNotHeld for a text that was
     adopted already or that ``detach()`` did not make; LockBackendError when the store does not answer (the text can
-    then be adopted later).
+    then be adopted later), and when a newer version of the package detached the lease.
     """
     refuse_in_event_loop()
     adoption = Adoption(text)

@@ -8,7 +8,8 @@ from typing import Any, Self
 from django.core import signing
 from django.views.decorators.debug import sensitive_variables
 
-from ..exceptions import LockLost, LockNotHeld
+from ..exceptions import LockBackendError, LockLost, LockNotHeld
+from ..formats import FORMAT, NEWER
 from ..options import Terms
 from ..utils.clock import wall_clock
 
@@ -39,18 +40,23 @@ class Detached:
     @sensitive_variables()  # all: those of signing, which it calls, have the text under names of their own
     def from_text(cls, text: str) -> Self:
         try:
-            detached = cls(**signing.Signer(salt=SALT).unsign_object(text))
+            number, fields = signing.Signer(salt=SALT).unsign_object(text)
+            if number > int(FORMAT):
+                error = LockBackendError(f"This detached lease {NEWER}.")
+                error.is_final = True
+                raise error
+            detached = cls(**fields)
             Terms(**detached.terms)
-        except signing.BadSignature as error:
+        except signing.BadSignature as wrong:
             raise LockNotHeld(
                 "This text is no detached lease: its signature is wrong. It must come from Lease.detach() unchanged,"
                 " and both processes need the same SECRET_KEY (or SECRET_KEY_FALLBACKS)."
-            ) from error
-        except (TypeError, ValueError) as error:
+            ) from wrong
+        except (TypeError, ValueError) as wrong:
             raise LockNotHeld(
                 "This lease was detached by another version of django-distlock. Let the processes that pass leases to"
                 " each other run the same one."
-            ) from error
+            ) from wrong
         return detached
 
     @property
@@ -67,4 +73,4 @@ class Detached:
         )
 
     def to_text(self) -> str:
-        return signing.Signer(salt=SALT).sign_object(asdict(self))
+        return signing.Signer(salt=SALT).sign_object([int(FORMAT), asdict(self)])

@@ -581,7 +581,13 @@ class TestRefusing:
         with pytest.raises(LockNotHeld, match="signature"):
             worker.adopt(signing.dumps({"name": "name"}))
         with pytest.raises(LockNotHeld, match="another version"):
-            worker.adopt(signing.Signer(salt=SALT).sign_object({"name": "name"}))
+            worker.adopt(signing.Signer(salt=SALT).sign_object([1, {"name": "name"}]))
+
+    def test_what_a_newer_version_detached_is_refused(self, backend, worker):
+        text = signing.Signer(salt=SALT).sign_object([2, "in another way"])
+        with pytest.raises(LockBackendError, match="written by a newer version") as caught:
+            worker.adopt(text)
+        assert caught.value.is_final
 
     def test_the_keys_must_be_the_same_and_may_be_rotated(self, backend, worker, settings):
         text = detached()

@@ -13,7 +13,7 @@ from django.db import connections, transaction
 from django_distlock import LockBackendError, locks, types
 from django_distlock.backends.database import sqlite
 from django_distlock.celery.schedule_store import ScheduleStore, recorded_runs
-from django_distlock.exceptions import UnreadableRun
+from django_distlock.exceptions import NewerRun, UnreadableRun
 from django_distlock.models import DatabaseRun
 from django_distlock.types import LastRun
 from tests.support.databases import ALIAS, through
@@ -126,6 +126,18 @@ def test_a_foreign_value_is_told_and_the_other_entries_are_well(stamp, postgres_
     assert f"The row 'lock:bad' of {TABLE} holds something that is no run of beat" in told.message
     with pytest.raises(UnreadableRun, match="no run of beat"):
         postgres_locks.claim_run("bad", LastRun(99.0), LastRun(110.0, token="mine"), 60)
+
+
+def test_what_a_newer_version_wrote_is_left_as_it_is(backend):
+    stamp = LastRun(100.0)
+    backend.claim_run("entry", stamp, stamp, 60)
+    with backend.pool.connection(1) as connection, connection.cursor() as cursor:
+        cursor.execute(f"UPDATE {TABLE} SET stamp = '2 more', settled_at = 0")
+    with pytest.raises(NewerRun, match="written by a newer version"):
+        backend.claim_run("entry", stamp, LastRun(110.0, token="mine"), 60)
+    with backend.pool.connection(1) as connection, connection.cursor() as cursor:
+        cursor.execute(f"SELECT stamp, ran_at FROM {TABLE}")
+        assert cursor.fetchone() == ("2 more", 100_000_000)
 
 
 def test_a_run_of_a_day_to_come_is_refused(backend):
