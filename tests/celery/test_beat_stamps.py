@@ -19,10 +19,10 @@ pytestmark = pytest.mark.slow
 KEY = "lock|r:fleet:victim"
 BAD = {
     "garbage": "something else",
-    "deep": "[" * 200_000,
-    "a huge time": '[1e18,"t",null,"h"]',
-    "NaN": '[NaN,"t",null,"h"]',
-    "the year 2999": '[32472144000.0,"t",null,"h"]',
+    "deep": "1 " + "[" * 200_000,
+    "a huge time": '1 [1e18,"t",null,"h"]',
+    "NaN": '1 [NaN,"t",null,"h"]',
+    "the year 2999": '1 [32472144000.0,"t",null,"h"]',
 }
 
 

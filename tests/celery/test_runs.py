@@ -21,6 +21,7 @@ from django_distlock.backends.redis import RedisBackend
 from django_distlock.backends.redlock import RedlockBackend
 from django_distlock.celery.schedule_store import NEVER, ScheduleStore, recorded_runs
 from django_distlock.exceptions import UnreadableRun
+from django_distlock.formats import FORMAT
 from django_distlock.types import LastRun
 from tests.support.inside import runs_of
 from tests.support.programs import ROOT
@@ -152,16 +153,16 @@ def test_a_run_that_a_row_or_a_file_tells_has_nothing_of_another_one(locmem_lock
 UNREADABLE = {
     "garbage": b"something else",
     "another kind of key": None,
-    "deep": b"[" * 200_000,
+    "deep": b"1 " + b"[" * 200_000,
     "bytes": b"\xff\xfe[",
-    "a huge time": b'[1e18,"t",null,"h"]',
-    "NaN": b'[NaN,"t",null,"h"]',
-    "infinity": b'[Infinity,"t",null,"h"]',
-    "400 digits": b"[" + b"9" * 400 + b',"t",null,"h"]',
-    "another form": b'{"at": 1.0}',
-    "no times": b'["1.0","t",null,"h"]',
-    "days ahead": b'[%d.0,"t",null,"h"]' % (time.time() + 2 * 86_400),
-    "the year 2999": b'[32472144000.0,"t",null,"h"]',
+    "a huge time": b'1 [1e18,"t",null,"h"]',
+    "NaN": b'1 [NaN,"t",null,"h"]',
+    "infinity": b'1 [Infinity,"t",null,"h"]',
+    "400 digits": b"1 [" + b"9" * 400 + b',"t",null,"h"]',
+    "another form": b'1 {"at": 1.0}',
+    "no times": b'1 ["1.0","t",null,"h"]',
+    "days ahead": b'1 [%d.0,"t",null,"h"]' % (time.time() + 2 * 86_400),
+    "the year 2999": b'1 [32472144000.0,"t",null,"h"]',
 }
 
 
@@ -200,7 +201,7 @@ def test_a_foreign_value_is_told_and_not_touched_and_the_other_entries_are_well(
 
 
 def test_the_host_of_a_run_is_printable_whatever_was_written(valkey_locks, store):
-    store.set("lock|r:shop:entry", json.dumps([1.0, "t", 1e300, "web\x1b[2J\r\n\ud800"]))
+    store.set("lock|r:shop:entry", FORMAT + json.dumps([1.0, "t", 1e300, "web\x1b[2J\r\n\ud800"]))
     [run] = recorded_runs("default")
     assert run.next_run_at is None
     assert run.host == "web\\x1b[2J\\r\\n\\ud800"

@@ -800,7 +800,8 @@ def another_alias(settings, text):
 
 def another_version(settings, text):
     signer = signing.Signer(salt=SALT)
-    return signer.sign_object({**signer.unsign_object(text), "terms": {"of": "tomorrow"}})
+    number, fields = signer.unsign_object(text)
+    return signer.sign_object([number, {**fields, "terms": {"of": "tomorrow"}}])
 
 
 def adopted_before(settings, text):

@@ -113,7 +113,9 @@ def test_without_its_table(postgres_locks):
         execute(f"ALTER TABLE elsewhere RENAME TO {TABLE}")
 
 
-@pytest.mark.parametrize("stamp", ["something else", "[" * 200_000, '[1e18,"t",null,"h"]', '[NaN,"t",null,"h"]'])
+@pytest.mark.parametrize(
+    "stamp", ["something else", "1 " + "[" * 200_000, '1 [1e18,"t",null,"h"]', '1 [NaN,"t",null,"h"]']
+)
 def test_a_foreign_value_is_told_and_the_other_entries_are_well(stamp, postgres_locks, caplog):
     bad, good = LastRun(100.0), LastRun(101.0)
     for entry, known in (("bad", bad), ("good", good)):

@@ -13,11 +13,12 @@ from typing import Any
 
 import redis
 
+from django_distlock.formats import FORMAT
 from example_project.valkey import Valkey
 
 from .verdict import EVERYBODY, Claim, Span
 
-STAMP = re.compile(r"SET \S+\|r:fleet:(.+) (\[.*\]) PX \d+")
+STAMP = re.compile(rf"SET \S+\|r:fleet:(.+) {FORMAT}(\[.*\]) PX \d+")
 UNSETTLED = re.compile(r"SET \S+\|n:fleet:(.+)  PX (\d+)")
 STALL = 0.1  # seconds
 OVER = "the witness may go"
