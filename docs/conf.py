@@ -8,7 +8,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import django
 from django.conf import settings
 
-settings.configure(INSTALLED_APPS=["django_distlock"])
+settings.configure(
+    INSTALLED_APPS=["django_distlock"],
+    DISTRIBUTED_LOCKS={"default": {"BACKEND": "django_distlock.backends.locmem.LocMemBackend"}},
+)
 django.setup()
 
 import django_distlock  # noqa: E402 - needs the settings
