@@ -19,7 +19,7 @@ from ..options import SHORTEST_TTL, Terms, check_ttl
 from ..types import Grant, Holder, LockRequest, new_token
 from ..utils import fork
 from ..utils.clock import clock, safe_deadline, wall_clock
-from ..utils.other_words import refuse_attribute
+from ..utils.other_words import answer_other_words
 
 if TYPE_CHECKING:
     from django.dispatch import Signal
@@ -49,6 +49,7 @@ class State(enum.StrEnum):
 RELEASED = State.RELEASED  # an enum takes long to find its members
 
 
+@answer_other_words
 class Lease:
     """One acquisition of one lock. Ends by ``release()``, or when its TTL runs out unrenewed.
 
@@ -431,9 +432,6 @@ class Lease:
             f"The lock {self.name!r} ({self.using}) was lost while {self.holder} held it: somebody else may have"
             " held it since. Undo or check what was done, or compare fencing numbers where it is stored."
         )
-
-    if not TYPE_CHECKING:
-        __getattr__ = refuse_attribute
 
     def __repr__(self) -> str:
         return f"<Lease {self.name!r} using {self.using!r} fence={self.fence} {self.state}>"

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from types import TracebackType
-from typing import TYPE_CHECKING, NoReturn, Unpack
+from typing import NoReturn, Unpack
 
 from django.utils.asyncio import async_unsafe
 
@@ -20,7 +20,7 @@ from ..options import DEFAULTS, LockOptions, Options, settled
 from ..signals import asend_signal, send_signal
 from ..types import Holder, LockInfo, LockRequest, current_execution
 from ..utils.drive import adrive, drive
-from ..utils.other_words import refuse_attribute
+from ..utils.other_words import answer_other_words
 from ..utils.threads import start_thread
 from . import labels, transactions
 from .acquire import Acquisition, execution_kind, seconds_to_wait
@@ -88,6 +88,7 @@ def lock(name: str | LockInfo, /, *values: object, using: str = DEFAULT_ALIAS, *
     return Lock(name, using, settled(**options) if options else DEFAULTS, caller=caller)
 
 
+@answer_other_words
 class Lock:
     """threading.Lock's protocol over all processes, with an ``a`` twin for each call.
 
@@ -324,9 +325,6 @@ class Lock:
 
     def __call__(self, *args: object, **kwargs: object) -> NoReturn:
         raise TypeError("A lock is entered by 'with lock(...)'. The decorator is @distributed_lock(...).")
-
-    if not TYPE_CHECKING:
-        __getattr__ = refuse_attribute
 
     def __repr__(self) -> str:
         status = "locked" if self._holds.leases() else "unlocked"

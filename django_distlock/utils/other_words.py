@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
+from typing import NoReturn, TypeVar
+
+T = TypeVar("T")
 
 # redis-py, python-redis-lock, Redisson, threading
 
@@ -41,8 +43,24 @@ ATTRIBUTES = {
 }
 
 
-def refuse_attribute(thing: object, attribute: str) -> NoReturn:
-    """As ``__getattr__``. Names in the way of Java are known, too."""
-    hint = ATTRIBUTES.get("".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in attribute), "")
-    text = f"{type(thing).__name__!r} object has no attribute {attribute!r}" + (f": {hint}." if hint else "")
-    raise AttributeError(text, name=attribute, obj=thing)
+class OtherWord:
+    """An attribute that is not there: whoever asks for it is told its name here.
+
+    Not ``__getattr__()``, with which Python would find all other attributes more slowly.
+    """
+
+    def __init__(self, word: str, hint: str) -> None:
+        self._word, self._hint = word, hint
+
+    def __get__(self, thing: object, kind: type) -> NoReturn:
+        text = f"{kind.__name__!r} object has no attribute {self._word!r}: {self._hint}."
+        raise AttributeError(text, name=self._word, obj=thing)
+
+
+def answer_other_words(kind: type[T]) -> type[T]:
+    """For a class whose objects are asked by the words of other libraries, also in the way of Java."""
+    for word, hint in ATTRIBUTES.items():
+        first, *others = word.split("_")
+        for spelt in {word, first + "".join(other.capitalize() for other in others)}:
+            setattr(kind, spelt, OtherWord(spelt, hint))
+    return kind
