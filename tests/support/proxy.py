@@ -107,12 +107,15 @@ class Proxy:
             writer.close()
             await writer.wait_closed()
 
+    def _passage(self, client: Stream, server: Stream) -> Passage:
+        return Passage(self, client, server)
+
     async def _connected(self, client: socket.socket) -> None:
         ends: list[Stream] = []
         try:
             ends.append(await asyncio.open_unix_connection(sock=client))
             ends.append(await asyncio.open_unix_connection(self.server))
-            await Passage(self, *ends).run()
+            await self._passage(*ends).run()
         except (asyncio.CancelledError, OSError):
             pass  # either end went away, or the proxy refuses now
         finally:

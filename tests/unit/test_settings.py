@@ -219,6 +219,12 @@ class TestWrongSettings:
                 "['LOCATION'] names a user or a password, and OPTIONS has a 'credential_provider', which names others",
             ),
             ({"default": {"BACKEND": REDIS, "KEY_PREFIX": "a{b}"}}, "['KEY_PREFIX'] is 'a{b}'. It is the text"),
+            ({"default": {"BACKEND": REDIS, "KEY_PREFIX": "{}"}}, "without '{', '}' and '|', or all of it in one pair"),
+            ({"default": {"BACKEND": REDIS, "KEY_PREFIX": "{a}{b}"}}, "['KEY_PREFIX'] is '{a}{b}'"),
+            (
+                {"default": {"BACKEND": f"{REDIS[:-12]}RedisClusterBackend", "KEY_PREFIX": "{a}"}},
+                "without '{', '}' and '|'.",
+            ),
             ({"default": {"BACKEND": REDIS, "KEY_PREFIX": ""}}, "['KEY_PREFIX'] is ''"),
             (
                 {"default": {"BACKEND": REDIS, "OPTIONS": {"socket_timeout": None}}},

@@ -284,6 +284,11 @@ def _advice_on_slots(error: Exception, backend: BaseLockBackend, in_cluster: boo
                 "the slot of these locks moves from node to node, which takes longer than"
                 f" {backend.setting('OPTIONS')}['socket_timeout']."
             )
+        case ClusterCrossSlotError() if not in_cluster and backend.node_count is None:
+            return (
+                f"this server is a node of a Cluster; {_for_cluster(backend)} If it is a proxy before one, write"
+                f" {backend.setting('KEY_PREFIX')} in braces, '{{lock}}'."
+            )
         case ClusterDownError() | AskError() | TryAgainError() | ClusterCrossSlotError() if not in_cluster:
             return f"this server is a node of a Cluster; {_for_cluster(backend)}"
         case ResponseError() if "cluster support disabled" in str(error):

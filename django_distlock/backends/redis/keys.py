@@ -13,12 +13,16 @@ from ..base import BaseLockBackend
 from .scripts import Command, pack
 
 
-def read_prefix(backend: BaseLockBackend) -> str:
+def read_prefix(backend: BaseLockBackend, *, takes_braces: bool = False) -> str:
+    """``takes_braces``: the whole prefix may stand in braces, so that all keys lie in one slot."""
     prefix = backend.settings.get("KEY_PREFIX", "lock")
-    if not isinstance(prefix, str) or not prefix or set(prefix) & set("{}|"):
+    is_braced = takes_braces and isinstance(prefix, str) and prefix.startswith("{") and prefix.endswith("}")
+    within = prefix[1:-1] if is_braced else prefix
+    if not isinstance(prefix, str) or not within or set(within) & set("{}|"):
+        more = ", or all of it in one pair of braces" if takes_braces else ""
         raise InvalidLockBackend(
             f"{backend.setting('KEY_PREFIX')} is {prefix!r}. It is the text that keys of locks begin with,"
-            " without '{', '}' and '|'."
+            f" without '{{', '}}' and '|'{more}."
         )
     return prefix
 

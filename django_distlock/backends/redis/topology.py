@@ -35,7 +35,7 @@ class Topology(NamedTuple):
 def server_topology(
     backend: BaseLockBackend, own: Mapping[str, Any], hand_back: Callable[[str, str], None]
 ) -> Topology:
-    keys = Keys(read_prefix(backend))
+    keys = Keys(read_prefix(backend, takes_braces=True))
     location = _location(backend, own)
     shared = (location, backend.option["max_connections"], own["socket_timeout"], backend.timing)
     listener = RedisListener(location, lambda: keys.inbox(new_token()), hand_back, backend.alias, backend.timing)
