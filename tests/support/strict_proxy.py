@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import re
 import tomllib
 from collections.abc import Sequence
 from functools import lru_cache
@@ -16,6 +17,7 @@ from tests.support.proxy import Passage, Proxy, Stream
 
 REFUSALS = tomllib.loads(Path(__file__).with_name("managed_services.toml").read_text())["refusals"]
 COMMANDS = {command: line["service"] for line in REFUSALS for command in line.get("commands", ())}
+PUBLISH = re.compile(r"redis\.call\('S?PUBLISH', [^()]*\)")
 OF_KEYS_ALONE = {"DEL", "EXISTS", "MGET", "TOUCH", "UNLINK"}
 
 wrong_in = lru_cache(wrong_calls)
@@ -27,11 +29,16 @@ def service_with(rule: str) -> str:
 
 
 class StrictProxy(Proxy):
-    """``refused``: what it answered with an error. It knows only the scripts that were loaded through it."""
+    """``refused``: what it answered with an error. It knows only the scripts that were loaded through it.
+
+    ``publishes``: what scripts have in the place of a call of PUBLISH, ``{}``, such as ``({} and 0)``, which delivers
+    the message and counts nobody. To be set before scripts are loaded.
+    """
 
     def __init__(self, server: Path, folder: Path) -> None:
         super().__init__(server, folder)
         self.refused: list[str] = []
+        self.publishes = ""
         self._scripts: dict[str, str] = {}
 
     def _passage(self, client: Stream, server: Stream) -> Passage:
@@ -43,12 +50,16 @@ class StrictProxy(Proxy):
         verb = " ".join(words[:2] if words[0].upper() in ("SCRIPT", "CLIENT", "ACL", "CLUSTER") else words[:1]).upper()
         if verb in ("EVAL", "SCRIPT LOAD"):
             text = words[1 if verb == "EVAL" else 2]
-            self._scripts[hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()] = text
+            self._scripts[digest(text)] = text
         if verb == "EVALSHA" and words[1] not in self._scripts:
             return error_reply("NOSCRIPT No matching script.")
         if why := self._refusal(verb, words):
             self.refused.append(why)
             return error_reply(f"ERR {why}")
+        if self.publishes and verb == "SCRIPT LOAD":
+            return pack(*command[:2], self._published(words[2]))
+        if self.publishes and verb == "EVALSHA":
+            return pack(command[0], digest(self._published(self._scripts[words[1]])), *command[2:])
         return pack(*command)
 
     def _refusal(self, verb: str, words: Sequence[str]) -> str:
@@ -65,6 +76,9 @@ class StrictProxy(Proxy):
         if len({slot_of(key) for key in keys}) > 1:
             return f"{service_with('one slot')}: keys of {verb} must be in the same slot"
         return ""
+
+    def _published(self, script: str) -> str:
+        return PUBLISH.sub(lambda call: self.publishes.format(call.group()), script)
 
 
 class StrictPassage(Passage):
@@ -83,6 +97,10 @@ class StrictPassage(Passage):
     async def _number(reader: asyncio.StreamReader) -> int:
         """How many parts a command has, or bytes a part."""
         return int((await reader.readuntil(b"\r\n"))[1:])
+
+
+def digest(script: str) -> str:
+    return hashlib.sha1(script.encode(), usedforsecurity=False).hexdigest()
 
 
 def error_reply(text: str) -> bytes:
