@@ -173,9 +173,10 @@ def unreadable(request, valkey_locks, store):
     with redis.Redis.from_url(locks["default"].location.text, socket_timeout=5) as client:
         if value is None:
             client.rpush(key, "x")
-            return lambda: client.type(key) == b"list"
-        client.set(key, value)
-        return lambda: client.get(key) == value
+            yield lambda: client.type(key) == b"list"
+        else:
+            client.set(key, value)
+            yield lambda: client.get(key) == value
 
 
 @pytest.mark.parametrize("unreadable", UNREADABLE, indirect=True)
