@@ -16,6 +16,7 @@ from django.test import RequestFactory
 from django_distlock import LockLost, State, adopt, distributed_lock, lock, locks
 from django_distlock.core.renewal import Renewer
 from django_distlock.signals import lock_held_long, lock_lost, lock_released
+from django_distlock.testing import lose
 from tests.support.stores import LOCMEM
 from tests.support.tools import PATIENCE, eventually
 
@@ -123,8 +124,8 @@ class TestLongHeld:
             pass
         with lock("resting", min_hold=30):
             pass
-        with pytest.raises(LockLost), lock("lost", ttl=0.1, renew=False) as lease:
-            eventually(lambda: lease.state is State.LOST)
+        with pytest.raises(LockLost), lock("lost") as lease:
+            lose(lease)
         with lock("other"):
             eventually(lambda: told)
         assert [about["name"] for about in told] == ["other"]

@@ -23,6 +23,7 @@ from django_distlock import (
     LockNotHeld,
     LockReentry,
     LockTimeout,
+    current_lease,
     distributed_lock,
     lock,
     locks,
@@ -30,6 +31,7 @@ from django_distlock import (
 from django_distlock.backends.common.timing import Timing
 from django_distlock.core.forced import force_release
 from django_distlock.signals import lock_released
+from django_distlock.testing import lose
 from tests.support.tools import PATIENCE, aeventually, eventually, in_a_thread, queue_of
 
 LONG = 60  # seconds that no sound test waits
@@ -651,7 +653,7 @@ class TestWhilePending:
     def test_lost_before_the_end_of_the_body_it_rolls_back(self, guarded):
         with pytest.raises(LockLost):
             with transaction.atomic():
-                guarded(lambda: (Group.objects.create(name="lost"), time.sleep(0.3)), ttl=0.1, renew=False)
+                guarded(lambda: (Group.objects.create(name="lost"), lose(current_lease())))
         assert not Group.objects.exists()
 
     def test_lost_while_pending_it_is_logged(self, guarded, caplog):

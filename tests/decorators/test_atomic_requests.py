@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import time
 
 import pytest
 from django.contrib.auth.models import Group
@@ -18,8 +17,9 @@ from django.utils.decorators import method_decorator
 from django.views import View
 from django.views.decorators.csrf import csrf_exempt
 
-from django_distlock import LockBackendError, LockLost, distributed_lock, lock, locks
+from django_distlock import LockBackendError, LockLost, current_lease, distributed_lock, lock, locks
 from django_distlock.core.forced import force_release
+from django_distlock.testing import lose
 from tests.support.tools import eventually, in_a_thread
 from tests.support.views import logged
 
@@ -113,14 +113,14 @@ def unmarked(request):
     return noting(request)
 
 
-@distributed_lock("name", ttl=0.1, renew=False)
+@distributed_lock("name")
 def losing(request):
     Group.objects.create(name="lost")
-    time.sleep(0.3)
+    lose(current_lease())
     return HttpResponse("done")
 
 
-@distributed_lock("name", ttl=0.1, renew=False, on_lost="log")
+@distributed_lock("name", on_lost="log")
 def losing_quietly(request):
     return losing.__wrapped__(request)
 

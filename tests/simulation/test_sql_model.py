@@ -139,17 +139,19 @@ def limits(sessions, steps, settings):
         do("other", steps.execute("ROLLBACK"))
 
 
-def deadlock(sessions, steps, first, second):
-    """``first`` and ``second``: in which order the two that wait for each other get their answers."""
+def deadlock(sessions, steps, late_check="SELECT 1", early_check="SELECT 1"):
+    """The one that waits second finds it. The checks set when a server looks for it that does not look at once."""
     do, begin, end = sessions.do, sessions.begin, sessions.end
+    do("one", steps.execute(late_check))
     do("one", steps.execute("BEGIN"))
     do("other", steps.execute("BEGIN"))
     do("one", steps.set_holder(b"a", "one has changed"))
     do("other", steps.set_holder(b"b", "other has changed"))
     begin("one", steps.set_holder(b"b", "one"))
+    do("other", steps.execute(early_check))
     sessions.start("other", steps.set_holder(b"a", "other"))
-    end(first)
-    end(second)
+    end("other")
+    end("one")
     do("one", steps.execute("SELECT 1"))
     do("one", steps.execute("ROLLBACK"))
     do("other", steps.execute("ROLLBACK"))
@@ -217,7 +219,7 @@ def on_postgresql(sessions):
 
     rows_are_made(sessions, steps)
     limits(sessions, steps, {"lock_timeout": ("200", "0"), "statement_timeout": ("200", "0")})
-    deadlock(sessions, steps, "one", "other")
+    deadlock(sessions, steps, "SET deadlock_timeout = 600000", "SET deadlock_timeout = 50")
     do("one", steps.execute("SET default_transaction_read_only = on"))
     do("one", steps.renew((b"a", ONE)))
     do("one", steps.acquire(b"a", OTHER))
@@ -242,7 +244,7 @@ def on_mariadb(sessions):
     rows_are_locked(sessions, steps)
     rows_are_made(sessions, steps)
     limits(sessions, steps, {"innodb_lock_wait_timeout": ("1", "50"), "max_statement_time": ("0.2", "0")})
-    deadlock(sessions, steps, "other", "one")
+    deadlock(sessions, steps)
     do("one", steps.execute("SET SESSION TRANSACTION READ ONLY"))
     do("one", steps.renew((b"a", ONE)))
     do("one", steps.look(b"a"))

@@ -104,5 +104,6 @@ def in_a_fork(work: Callable[[], object], fork: Callable[[], int] = os.fork) -> 
     os.close(writer)
     with os.fdopen(reader) as answer:
         text = answer.read()
-    os.waitpid(pid, 0)
+    _, status = os.waitpid(pid, 0)
+    assert status == 0, f"the child ended with {os.waitstatus_to_exitcode(status)} and said {text!r}"
     return text

@@ -154,7 +154,7 @@ class PostgresSession(Session):
 
     def _set(self, sql: str) -> None:
         """Of all sessions: it is enough for one test at a time."""
-        if found := re.fullmatch(r"SET (lock|statement)_timeout = '?(\d+)(?:ms)?'?", sql):
+        if found := re.fullmatch(r"SET (deadlock|lock|statement)_timeout = '?(\d+)(?:ms)?'?", sql):
             setattr(self.server, f"{found[1]}_timeout", int(found[2]) / 1000)
         elif found := re.fullmatch(r"SET default_transaction_read_only = (on|off)", sql):
             (self.server.states.add if found[1] == "on" else self.server.states.discard)("READONLY")
