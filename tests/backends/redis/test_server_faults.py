@@ -122,7 +122,7 @@ class TestBlocked:
         with lock("held", ttl=9) as lease:
             with self.busy(server, "EVAL", "while true do end", 0):
                 with pytest.raises(LockBackendError, match="a script keeps the server busy; end it with SCRIPT KILL"):
-                    calls(lock("name")).acquire()
+                    calls(lock("name", wait=0.5)).acquire()
                 client(server).script_kill()
             lease.renew()
 
