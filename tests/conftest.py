@@ -34,7 +34,7 @@ from tests.support.postgres import Postgres
 from tests.support.programs import Programs
 from tests.support.proxy import Proxy
 from tests.support.rabbitmq import RabbitMQ
-from tests.support.requirements import missing
+from tests.support.requirements import left_out, missing
 from tests.support.stores import DATABASE, LOCMEM, REDIS, REDIS_CLUSTER, REDLOCK
 from tests.support.terminal import Terminal
 from tests.support.tools import backend_on, eventually, renewer_of
@@ -71,6 +71,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     """What was collected lives to the end, so those who look for garbage, as many tests do, need not look at it."""
     gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # below all else
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterator[None]:
+    yield
+    skipped = terminalreporter.stats.get("skipped", [])
+    if without := left_out(str(report.longrepr[-1]) for report in skipped):
+        terminalreporter.write_line(f"Left out for want of programs: {without}", yellow=True)
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
+from collections import Counter
+from collections.abc import Iterable
 
 import pytest
 
@@ -14,3 +17,11 @@ def missing(what: str, how: str) -> None:
     if what in REQUIRED:
         pytest.fail(f"DISTLOCK_REQUIRE asks for {what}, which is missing: {how}")
     pytest.skip(f"{what} is missing: {how}")
+
+
+def left_out(reasons: Iterable[str]) -> str:
+    """What was skipped for want of programs, and how to have them, in one line; "" for nothing."""
+    found = (re.search(r"(\S+) is missing: (.+)", reason) for reason in reasons)
+    counts = Counter((match[1], match[2]) for match in found if match)
+    programs = (f"{what} (tests: {count}; {how})" for (what, how), count in sorted(counts.items()))
+    return ", ".join(programs)
