@@ -9,7 +9,7 @@ unexport PYTHONDONTWRITEBYTECODE
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test quick soak simulate bench lint types docs screenshots dist clean
+.PHONY: help demo serve test quick coverage soak simulate bench lint types docs screenshots dist clean
 
 help:
 	@echo "make demo    a shop oversells without the lock, and does not with it; three beats share a schedule (a minute)"
@@ -17,6 +17,7 @@ help:
 	@echo "make serve   the same shop, to click through until Ctrl-C; PORT=8000 chooses the port"
 	@echo "make test    the tests; ARGS='-k renewal -x' goes to pytest"
 	@echo "make quick   the part of them that is done in a minute or two"
+	@echo "make coverage   the tests, and which lines and branches of the package they do not reach"
 	@echo "make soak    every store is harmed for ten minutes; ARGS='--store redis --minutes 1' for less"
 	@echo "make simulate   the whole package in simulated worlds, a minute each; ARGS='--world redis --minutes 10' or"
 	@echo "             ARGS='--world sentinel --seed 7 --trace' for one run again"
@@ -42,6 +43,12 @@ test: $(VENV)/.ready
 
 quick: $(VENV)/.ready
 	$(BIN)/python -m pytest --numprocesses auto --dist worksteal -m "not slow" $(ARGS)
+
+coverage: $(VENV)/.ready-coverage
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest --numprocesses auto --dist worksteal $(ARGS)
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report
 
 soak: $(VENV)/.ready
 	@$(BIN)/python -m tests.soak $(ARGS)
