@@ -141,6 +141,8 @@ class DatabaseLock(models.Model):
     """
 
     name = KeyField(primary_key=True, max_length=LONGEST_KEY)  # KEY_PREFIX, a colon, and the name, in UTF-8
+    # Of the columns from token on, but for fence, expires and careful_until, which never change their meaning
+    format: models.SmallIntegerField[int, int] = models.SmallIntegerField()
     version: models.BigIntegerField[int, int] = models.BigIntegerField()  # grows with every change
     token: models.CharField[str, str] = models.CharField(max_length=26)  # of the lease; empty when the lock is free
     state: models.CharField[str, str] = models.CharField(max_length=1)  # h, c, r or f, as state.py says

@@ -65,6 +65,7 @@ class Migration(migrations.Migration):
             name="DatabaseLock",
             fields=[
                 ("name", django_distlock.models.KeyField(max_length=1000, primary_key=True, serialize=False)),
+                ("format", models.SmallIntegerField()),
                 ("version", models.BigIntegerField()),
                 ("token", models.CharField(max_length=26)),
                 ("state", models.CharField(max_length=1)),

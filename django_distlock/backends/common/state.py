@@ -20,9 +20,14 @@ HELD, CLAIMED, RESTING, FREE = "h", "c", "r", "f"
 # Of a waiter's record, which has always the same length, so that SQL finds its parts by their position.
 DIGITS = 16  # microseconds of Unix time, for another two hundred years
 INBOX_LENGTH = 12
-RECORD_LENGTH = DIGITS + DIGITS + TOKEN_LENGTH + INBOX_LENGTH
-RECORD = re.compile(f"([0-9]{{{DIGITS}}})([0-9]{{{DIGITS}}})(.{{{TOKEN_LENGTH}}})(.{{{INBOX_LENGTH}}})", re.DOTALL)
-RECORDS = re.compile(f"(?:[0-9]{{{2 * DIGITS}}}.{{{TOKEN_LENGTH + INBOX_LENGTH}}})*", re.DOTALL)
+SLOTS_LENGTH = 4
+THREAD_LENGTH = 16  # 64 bits in hexadecimal
+RECORD_LENGTH = DIGITS + DIGITS + TOKEN_LENGTH + INBOX_LENGTH + SLOTS_LENGTH + THREAD_LENGTH
+_RECORD = (
+    f"([0-9]{{{DIGITS}}})([0-9]{{{DIGITS}}})(.{{{TOKEN_LENGTH}}})(.{{{INBOX_LENGTH}}})([0-9]{{{SLOTS_LENGTH}}})"
+    f"(.{{{THREAD_LENGTH}}})"
+)
+RECORD, RECORDS = re.compile(_RECORD, re.DOTALL), re.compile(f"(?:{_RECORD})*", re.DOTALL)
 
 
 def microseconds(seconds: float) -> int:
@@ -31,12 +36,18 @@ def microseconds(seconds: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Waiter:
-    """A place in the queue. ``seen``: when the waiter last showed that it is alive."""
+    """A place in the queue.
+
+    ``seen``: when the waiter last showed that it is alive. ``slots``: how many it wants; ``thread``: the thread or task
+    that waits, unknown yet.
+    """
 
     place: int
     token: str
     inbox: str
     seen: int
+    slots: int = 1
+    thread: str = ""
 
 
 @dataclass(slots=True)
@@ -206,11 +217,17 @@ def release(row: Row, token: str, cooldown: int = 0, retire: int = 0, force: boo
 
 
 def waiters_to_text(waiters: list[Waiter]) -> str:
-    """Place, seen, token and inbox of each, in the order of their places."""
+    """Place, seen, token, inbox, slots and thread of each, in the order of their places."""
     return "".join(
-        f"{one.place:0{DIGITS}}{one.seen:0{DIGITS}}{one.token:<{TOKEN_LENGTH}}{one.inbox:<{INBOX_LENGTH}}"
+        f"{one.place:0{DIGITS}}{one.seen:0{DIGITS}}{one.token:<{TOKEN_LENGTH}}"
+        + end_of_record(one.inbox, one.slots, one.thread)
         for one in waiters
     )
+
+
+def end_of_record(inbox: str, slots: int = 1, thread: str = "") -> str:
+    """What comes after the token."""
+    return f"{inbox:<{INBOX_LENGTH}}{slots:0{SLOTS_LENGTH}}{thread:<{THREAD_LENGTH}}"
 
 
 def waiters_from_text(text: str) -> list[Waiter]:
@@ -223,8 +240,8 @@ def waiters_from_text(text: str) -> list[Waiter]:
 def _waiter(record: str) -> Waiter:
     if not (found := RECORD.fullmatch(record)):
         raise ValueError(f"not a waiter: {record!r}")
-    place, seen, token, inbox = found.groups()
-    return Waiter(int(place), token.rstrip(), inbox.rstrip(), int(seen))
+    place, seen, token, inbox, slots, thread = found.groups()
+    return Waiter(int(place), token.rstrip(), inbox.rstrip(), int(seen), int(slots), thread.rstrip())
 
 
 def retired_to_text(retired: dict[str, int]) -> str:

@@ -14,6 +14,7 @@ from django.core.checks import CheckMessage
 from django.db import connections
 
 from ...exceptions import InvalidLockName, LockBackendError
+from ...formats import NUMBER
 from ...models import LONGEST_KEY
 from ...types import Grant, Holder, LastRun, LockInfo, LockRequest
 from ..base import STEP, RunsBackend
@@ -24,13 +25,13 @@ from .app import check_app
 from .calls import Calls
 from .config import read_location, read_prefix, read_timeout, settings_checks
 from .connections import Pool, address
-from .errors import explain
+from .errors import explain, final
 from .fast_path import has_returning
 from .notify import PostgresListener, can_listen
 from .operations import Operations
 from .polling import PollBackoff
 from .runs import Runs
-from .sql import QueuePosition, Statements, unreadable
+from .sql import QueuePosition, Statements, misread, newer_row, unreadable_row
 from .sqlite import TemporaryFile, is_in_memory, own_file
 
 logger = logging.getLogger("django_distlock")
@@ -217,13 +218,26 @@ class DatabaseBackend(ThreadedBackend, RunsBackend):
 
     # Many locks
 
-    def renew(self, wanted: Sequence[tuple[LockRequest, float]], *, timeout: float | None = None) -> list[bool]:
+    def renew(self, wanted: Sequence[tuple[LockRequest, float]], *, timeout: float | None = None) -> list[bool | None]:
         held: set[str] = set()
+        newer: set[bytes] = set()
         by_ttl = sorted(wanted, key=lambda one: one[1])
         for ttl, leases in groupby(by_ttl, key=lambda one: one[1]):
             for batch in self._batches([(self._key(request.name), request.token) for request, _ in leases]):
                 held |= self._run(partial(self._sql.renew, leases=batch, ttl=microseconds(ttl)), timeout)
-        return [request.token in held for request, _ in wanted]
+                if others := [key for key, token in batch if token not in held]:
+                    newer |= self._run(partial(self._sql.newer, names=others), timeout)
+        renewed = [self._is_renewed(request, held, newer) for request, _ in wanted]
+        if newer and all(still_held is None for still_held in renewed):
+            raise final(newer_row(min(newer)))
+        for key in newer:
+            logger.warning("Some leases are not renewed now: %s", newer_row(key))
+        return renewed
+
+    def _is_renewed(self, request: LockRequest, held: set[str], newer: set[bytes]) -> bool | None:
+        if request.token in held:
+            return True
+        return None if self._key(request.name) in newer else False
 
     def names(self, prefix: str = "") -> Iterator[str]:
         begin, last = self._key(prefix), b""
@@ -319,17 +333,18 @@ class DatabaseBackend(ThreadedBackend, RunsBackend):
             try:
                 yield self._name(key)
             except UnicodeDecodeError:
-                logger.error("%s", unreadable(key))
+                logger.error("%s", unreadable_row(key))
 
     def _name(self, key: bytes) -> str:
         return key.decode()[len(self.prefix) + 1 :]
 
     def _info_of(self, name: str, about: Sequence[Any]) -> LockInfo | None:
         """None where the row cannot be read."""
-        token, state, fence, remaining, holder = about
-        if state in (HELD, CLAIMED, RESTING) and type(fence) is int and type(remaining) is int:
+        written_in, token, state, fence, remaining, holder = about
+        is_known = written_in == NUMBER and state in (HELD, CLAIMED, RESTING)
+        if is_known and type(fence) is int and type(remaining) is int:
             return self._info(name, str(token), state, fence, remaining, str(holder))
-        logger.error("%s", unreadable(self._key(name)))
+        logger.error("%s", misread(self._key(name), written_in))
         return None
 
     def _info(self, name: str, token: str, state: str, fence: int, remaining: float, holder: str) -> LockInfo:

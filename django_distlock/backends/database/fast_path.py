@@ -1,7 +1,7 @@
 """The fast path: to acquire and release a lock in one statement, where the database has RETURNING.
 
-A statement does nothing where more counts than the token, the expiry and the queue of the row: then the algorithm of
-``common.state`` decides, by compare-and-swap.
+A statement does nothing where more counts than the token, the expiry and the queue of the row, or where a newer version
+wrote it: then the algorithm of ``common.state`` decides, by compare-and-swap.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import sqlite3
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from ...formats import NUMBER
 from ...types import TOKEN_LENGTH
 from ..common.state import (
     CLAIMED,
@@ -20,6 +21,7 @@ from ..common.state import (
     RECORD_LENGTH,
     RECORDS,
     Attempt,
+    end_of_record,
     microseconds,
 )
 from ..common.timing import Timing
@@ -92,7 +94,7 @@ class FastPath:
             }
             is_new = f"own.token <> excluded.token AND {self._strpos}(own.waiters, excluded.token) = 0"
             condition = f"CASE WHEN {is_free} THEN {living} = '' ELSE {is_new} END"
-        condition += f" AND {self._strpos}(own.retired, excluded.token) = 0"
+        condition += f" AND {self._strpos}(own.retired, excluded.token) = 0 AND own.format = {NUMBER}"
         return self._updating(_assigned({"version": version, **changes}), condition)
 
     def _updating(self, assigned: str, condition: str) -> str:
@@ -100,7 +102,7 @@ class FastPath:
         if self._has_one_writer:
             return (
                 f"INSERT INTO {TABLE} AS own ({COLUMNS})"
-                f" VALUES (%s, {self._now}, %s, '{HELD}', {self._now}, {self._now} + %s, %s, '', '', 0)"
+                f" VALUES (%s, {NUMBER}, {self._now}, %s, '{HELD}', {self._now}, {self._now} + %s, %s, '', '', 0)"
                 f" ON CONFLICT (name) DO UPDATE SET {assigned} WHERE {condition}"
                 f" RETURNING {found.replace('own.', '')}"
             )
@@ -126,7 +128,7 @@ class FastPath:
         }
         return (
             f"UPDATE {TABLE} SET {_assigned(changes)} WHERE name = %s AND token = %s"
-            f" AND state IN ('{HELD}', '{CLAIMED}') AND expires > {self._now}"
+            f" AND state IN ('{HELD}', '{CLAIMED}') AND expires > {self._now} AND format = {NUMBER}"
             f" RETURNING fence, token, state, expires - {self._now}, holder, waiters"
         )
 
@@ -141,7 +143,7 @@ class FastPath:
         }
         return (
             f"UPDATE {TABLE} SET {_assigned(changes)} WHERE name = %s AND {found} > 0"
-            f" AND state <> '{FREE}' AND expires > {self._now}"
+            f" AND state <> '{FREE}' AND expires > {self._now} AND format = {NUMBER}"
             f" RETURNING fence, token, state, expires - {self._now}, holder, waiters"
             f"{'' if self._has_one_writer else f', {ASYNCHRONOUS}'}"
         )
@@ -165,7 +167,7 @@ class FastPath:
         released = (
             f"UPDATE {TABLE} SET {_assigned(changes)}"
             f" WHERE name = %s AND token = %s AND state = '{HELD}' AND expires > {now}"
-            f" AND (waiters = '' OR {seen} > CAST({now} - %s AS text))"
+            f" AND (waiters = '' OR {seen} > CAST({now} - %s AS text)) AND format = {NUMBER}"
         )
         if not self._notifies:
             return f"{released} RETURNING 1"
@@ -181,7 +183,7 @@ class FastPath:
             found = found or self._refresh.fetch_one(connection, [token, token, self._waiter_ttl, name, token])
         else:
             row: list[Any] = [name, token, attempt.ttl, attempt.holder]
-            waiter = [f"{attempt.inbox:<{INBOX_LENGTH}}", self._waiter_ttl] if attempt.queue else []
+            waiter = [end_of_record(attempt.inbox), self._waiter_ttl] if attempt.queue else []
             taking = self._join if attempt.queue else self._take
             # In the order in which they stand there
             found = taking.fetch_one(connection, [*row, *waiter] if self._has_one_writer else [*waiter, *row])

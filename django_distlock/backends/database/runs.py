@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...exceptions import ClockIsAhead, LockBackendError, NewerRun, UnreadableRun
-from ...formats import FORMAT, is_newer
+from ...formats import LARGEST, NUMBER, is_newer
 from ...models import DatabaseRun
 from ...types import DAY, LastRun
 from ...utils.clock import clock
@@ -32,7 +32,7 @@ class Runs:
         self._timeout, self._timing = timeout, timing
         now = CLOCKS[vendor]
         is_kept = f"name = %s AND expires > {now}"
-        is_newer = f"substr(stamp, 1, 1) BETWEEN '{int(FORMAT) + 1}' AND '9'"
+        is_newer = f"substr(stamp, 1, 1) BETWEEN '{NUMBER + 1}' AND '{LARGEST}'"
         may_move = f"(ran_at <= %s OR token = %s) AND (settled_at <= {now} OR %s <= %s) AND NOT ({is_newer})"
         # ran_at comes last: MySQL compares with what was assigned before.
         self._move = (

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from ...formats import LARGEST, NEWER, NUMBER, is_newer_number
 from ...models import DatabaseLock
 from ..common.state import (
     FREE,
@@ -60,7 +61,7 @@ logger = logging.getLogger("django_distlock")
 
 TABLE = DatabaseLock._meta.db_table
 CHANNEL = "distlock_"  # and the inbox of the waiter
-COLUMNS = "name, version, token, state, fence, expires, holder, waiters, retired, careful_until"
+COLUMNS = "name, format, version, token, state, fence, expires, holder, waiters, retired, careful_until"
 
 # Microseconds of Unix time at this moment; now() of PostgreSQL would be when the transaction began, and MySQL's
 # local time repeats an hour each autumn. SQLite gets the function from the connection.
@@ -93,33 +94,43 @@ class Statements:
         self._has_returning = has_returning
         self._notifies = vendor == "postgresql"
         self._read = Statement(
-            f"SELECT {now}, version, token, state, fence, expires, holder, waiters, retired"
+            f"SELECT {now}, format, version, token, state, fence, expires, holder, waiters, retired, careful_until"
             f" FROM (SELECT 1 AS one) AS always LEFT JOIN {TABLE} ON name = %s"
         )
         self._insert = insert_unless_there(vendor, TABLE, COLUMNS, placeholders(COLUMNS.split(", ")))
         self._replace = (
-            f"UPDATE {TABLE} SET version = %s, token = %s, state = %s, fence = %s, expires = %s, holder = %s,"
-            " waiters = %s, retired = %s, careful_until = %s WHERE name = %s AND version = %s"
+            f"UPDATE {TABLE} SET format = {NUMBER}, version = %s, token = %s, state = %s, fence = %s, expires = %s,"
+            " holder = %s, waiters = %s, retired = %s, careful_until = %s WHERE name = %s AND version = %s"
         )
         self._renew = (
             f"UPDATE {TABLE} SET version = version + 1, expires = {greatest}(expires, {now} + %s)"
             f" WHERE name IN ({{many}}) AND token IN ({{many}}) AND state = '{HELD}' AND expires > {now}"
+            f" AND format = {NUMBER}"
         )
         self._still_held = (
             f"SELECT token FROM {TABLE} WHERE name IN ({{many}}) AND token IN ({{many}}) AND state = '{HELD}'"
-            f" AND expires > {now}"
+            f" AND expires > {now} AND format = {NUMBER}"
+        )
+        self._newer = (
+            f"SELECT name FROM {TABLE} WHERE name IN ({{many}}) AND format BETWEEN {NUMBER + 1} AND {LARGEST}"
+            f" AND (expires > {now} OR careful_until > {now})"
         )
         found = f"{'strpos' if vendor == 'postgresql' else 'instr'}(waiters, %s)"
-        self._position = Statement(f"SELECT token, expires <= {now}, fence, {found} FROM {TABLE} WHERE name = %s")
+        self._position = Statement(
+            f"SELECT token, expires <= {now} OR format <> {NUMBER}, fence, {found} FROM {TABLE} WHERE name = %s"
+        )
         self._names = (
             f"SELECT name FROM {TABLE} WHERE name >= %s AND name > %s AND name < %s AND expires > {now}"
             f" AND state <> '{FREE}' ORDER BY name LIMIT %s"
         )
         self._look = (
-            f"SELECT name, token, state, fence, expires - {now}, holder FROM {TABLE} WHERE name IN ({{many}})"
+            f"SELECT name, format, token, state, fence, expires - {now}, holder FROM {TABLE} WHERE name IN ({{many}})"
             f" AND expires > {now} AND state <> '{FREE}'"
         )
-        self._waiters = f"SELECT name, waiters, {now} FROM {TABLE} WHERE name IN ({{many}}) AND waiters <> ''"
+        self._waiters = (
+            f"SELECT name, format, waiters, {now} FROM {TABLE} WHERE name IN ({{many}}) AND waiters <> ''"
+            f" AND careful_until > {now}"
+        )
         is_old = f"expires <= {now} - %s AND fence < {now} - %s AND careful_until <= {now} - %s"
         self.pruning = Pruning(TABLE, is_old, 3)
 
@@ -128,15 +139,21 @@ class Statements:
     def read(self, connection: Any, name: bytes) -> Row:
         found = self._read.fetch_one(connection, [name])
         assert found
-        now, version, token, state, fence, expires, holder, waiters, retired = found
+        now, written_in, version, token, state, fence, expires, holder, waiters, retired, careful_until = found
         if version is None:
             return Row(int(now), timing=self._timing)
+        # SQLite keeps anything in any column
+        are_numbers = {*map(type, (version, fence, expires, careful_until))} == {int}
+        if are_numbers and is_newer_number(written_in):
+            if max(expires, careful_until) > now:
+                raise final(newer_row(name))
+            return Row(int(now), version, fence=fence, timing=self._timing)  # nothing else in it counts any more
         try:
-            queue, retired_tokens = waiters_from_text(waiters), retired_from_text(retired)
-            if not {type(version), type(fence), type(expires)} == {int}:  # SQLite keeps anything in any column
+            if not are_numbers or written_in != NUMBER:
                 raise ValueError("not numbers")
+            queue, retired_tokens = waiters_from_text(waiters), retired_from_text(retired)
         except (TypeError, ValueError) as error:
-            raise final(unreadable(name)) from error
+            raise final(unreadable_row(name)) from error
         return Row(int(now), version, token, state, fence, expires, holder, queue, retired_tokens, self._timing)
 
     def write(self, connection: Any, name: bytes, row: Row, notify: Waiter | None = None) -> bool:
@@ -147,7 +164,7 @@ class Statements:
         changed += [waiters_to_text(row.waiters), retired_to_text(row.retired), row.careful_until]
         with connection.cursor() as cursor:
             if not row.version:
-                cursor.execute(self._insert, [binary, version, *changed])
+                cursor.execute(self._insert, [binary, NUMBER, version, *changed])
             elif notify and self._notifies:
                 # In one statement: a change that is not made notifies nobody.
                 cursor.execute(
@@ -165,7 +182,7 @@ class Statements:
         try:
             return QueuePosition(False, int(found[2]), found[3] // RECORD_LENGTH)
         except (TypeError, ValueError) as error:
-            raise final(unreadable(name)) from error
+            raise final(unreadable_row(name)) from error
 
     # Many
 
@@ -182,6 +199,14 @@ class Statements:
                 cursor.execute(self._still_held.format(many=many), parameters)
             return {token for (token,) in cursor.fetchall()}
 
+    def newer(self, connection: Any, names: Sequence[bytes]) -> set[bytes]:
+        """Those that are locked, or waited for, in a format of a newer version."""
+        with connection.cursor() as cursor:
+            cursor.execute(
+                self._newer.format(many=placeholders(names)), [connection.Database.Binary(name) for name in names]
+            )
+            return {bytes(name) for (name,) in cursor.fetchall()}
+
     def names(self, connection: Any, prefix: bytes, after: bytes, limit: int) -> list[bytes]:
         """Names that are locked now and begin with ``prefix``, in order, after the key ``after``."""
         bounds = map(connection.Database.Binary, (prefix, after, end_of(prefix)))
@@ -189,8 +214,8 @@ class Statements:
             cursor.execute(self._names, [*bounds, limit])
             return [bytes(name) for (name,) in cursor.fetchall()]
 
-    def look(self, connection: Any, names: Sequence[bytes]) -> dict[bytes, tuple[str, str, int, int, str]]:
-        """Token, state, fencing number, microseconds left and holder of each that is locked."""
+    def look(self, connection: Any, names: Sequence[bytes]) -> dict[bytes, tuple[int, str, str, int, int, str]]:
+        """Format, token, state, fencing number, microseconds left and holder of each that is locked."""
         with connection.cursor() as cursor:
             cursor.execute(
                 self._look.format(many=placeholders(names)), [connection.Database.Binary(name) for name in names]
@@ -203,20 +228,32 @@ class Statements:
             cursor.execute(
                 self._waiters.format(many=placeholders(names)), [connection.Database.Binary(name) for name in names]
             )
-            return {bytes(name): self._count(bytes(name), text, now) for name, text, now in cursor.fetchall()}
+            return {bytes(name): self._count(bytes(name), *about) for name, *about in cursor.fetchall()}
 
-    def _count(self, name: bytes, text: str, now: int) -> int | None:
+    def _count(self, name: bytes, written_in: int, text: str, now: int) -> int | None:
+        if written_in != NUMBER:
+            logger.error("%s", misread(name, written_in))
+            return None
         try:
             return len(Row(now, waiters=waiters_from_text(text), timing=self._timing).live_waiters)
         except (TypeError, ValueError):
-            logger.error("%s", unreadable(name))
+            logger.error("%s", unreadable_row(name))
             return None
 
 
-def unreadable(name: bytes) -> str:
+def unreadable_row(name: bytes) -> str:
     """The message about a row that something else has written."""
     shown = name.decode(errors="backslashreplace")
     return f"The row {shown!r} of {TABLE} holds something that is no lock. Delete it."
+
+
+def newer_row(name: bytes) -> str:
+    return f"The row {name.decode(errors='backslashreplace')!r} of {TABLE} {NEWER}."
+
+
+def misread(name: bytes, written_in: object) -> str:
+    """The message about a row of another format."""
+    return newer_row(name) if is_newer_number(written_in) else unreadable_row(name)
 
 
 def insert_unless_there(vendor: str, table: str, columns: str, values: str) -> str:

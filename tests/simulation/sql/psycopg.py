@@ -25,7 +25,7 @@ BROKEN = (
     "server closed the connection unexpectedly\n\tThis probably means the server terminated abnormally"
     "\n\tbefore or while processing the request."
 )
-NUMBERS = {"version", "fence", "expires", "careful_until"}  # columns, also where there is no row
+NUMBERS = {"format", "version", "fence", "expires", "careful_until"}  # columns, also where there is no row
 REFUSED = "Connection refused\n\tIs the server running on that host and accepting TCP/IP connections?"
 
 
