@@ -9,7 +9,7 @@ from django.core import signing
 from django.views.decorators.debug import sensitive_variables
 
 from ..exceptions import LockBackendError, LockLost, LockNotHeld
-from ..formats import FORMAT, NEWER
+from ..formats import NEWER, NUMBER
 from ..options import Terms
 from ..utils.clock import wall_clock
 
@@ -41,7 +41,7 @@ class Detached:
     def from_text(cls, text: str) -> Self:
         try:
             number, fields = signing.Signer(salt=SALT).unsign_object(text)
-            if number > int(FORMAT):
+            if number > NUMBER:
                 error = LockBackendError(f"This detached lease {NEWER}.")
                 error.is_final = True
                 raise error
@@ -73,4 +73,4 @@ class Detached:
         )
 
     def to_text(self) -> str:
-        return signing.Signer(salt=SALT).sign_object([int(FORMAT), asdict(self)])
+        return signing.Signer(salt=SALT).sign_object([NUMBER, asdict(self)])

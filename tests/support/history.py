@@ -21,6 +21,7 @@ from django_distlock import signals
 from django_distlock.backends.base import BaseLockBackend
 from django_distlock.backends.redis import RedisBackend, RedisClusterBackend
 from django_distlock.core.lease import Lease
+from django_distlock.exceptions import LockBackendError, LockError, LockTimeout
 from django_distlock.types import Grant, LockInfo, LockRequest
 from django_distlock.utils.clock import clock
 
@@ -33,8 +34,9 @@ class Event:
     """Something that a process did or learned, at a moment of ``clock()``, which all processes share.
 
     ``kind``: ``place`` (a waiter learned its place in the store's queue), ``grant`` (``sent``: before the request
-    that was answered), ``renewal``, ``release`` (before the request is sent), ``loss``, or ``disturbed`` (the
-    process, or EVERYBODY, was killed, stopped, continued or cut off).
+    that was answered), ``renewal``, ``release`` (before the request is sent), ``loss``, ``failure`` (the
+    store refused, or a wait was over: see ``text``), or ``disturbed`` (the process, or EVERYBODY, was killed, stopped,
+    continued or cut off).
     """
 
     kind: str
@@ -45,6 +47,7 @@ class Event:
     place: str = ""
     sent: float = 0.0
     deadline: float = 0.0
+    text: str = ""
 
 
 class Journal:
@@ -79,6 +82,10 @@ class Journal:
 
     def lost(self, lease: Lease, **_: Any) -> None:
         self.write("loss", name=lease.name, fence=lease.fence)
+
+    def failed(self, error: LockError) -> None:
+        if isinstance(error, LockBackendError | LockTimeout):
+            self.write("failure", text=f"{type(error).__name__}: {error}")
 
 
 class RecordedLease(Lease):
@@ -184,7 +191,7 @@ def overlaps(events: Iterable[Event]) -> list[float]:
 def _by_name(events: Iterable[Event]) -> dict[str, list[Event]]:
     by_name: dict[str, list[Event]] = defaultdict(list)
     for event in events:
-        if event.kind not in ("disturbed", "call"):
+        if event.kind not in ("disturbed", "call", "failure"):
             by_name[event.name].append(event)
     return by_name
 

@@ -108,13 +108,15 @@ def thread():
         try:
             with lock(random.choice(names), **terms()):
                 time.sleep(hold())
-        except LockError:
+        except LockError as error:
+            journal.failed(error)
             time.sleep(pause)
 async def one():
     try:
         async with lock(random.choice(names), **terms()):
             await asyncio.sleep(hold())
-    except LockError:
+    except LockError as error:
+        journal.failed(error)
         await asyncio.sleep(pause)
 async def tasks():
     while goes_on():

@@ -1,0 +1,93 @@
+"""How a new format is rolled out: releases that read and write different ones work beside each other, under accidents.
+
+First a release that reads format 2, and writes 1 as before; then one that writes 2. The first release, which reads
+1 alone, says what it meets where it stays too long. ``DISTLOCK_SOAK=600`` makes a run last ten minutes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+
+import pytest
+
+from tests.support.accidents import Accidents
+from tests.support.checkouts import copy_that_reads_both
+from tests.support.history import faults, left_behind
+from tests.support.peers import PROLOGUE, RANDOM_CALLS, Peer
+from tests.support.programs import ROOT
+from tests.support.tools import PATIENCE, eventually
+
+pytestmark = pytest.mark.slow
+
+SOAK = float(os.environ.get("DISTLOCK_SOAK", "2"))
+NEWER = "was written by a newer version of django-distlock; bring all processes to that version"
+
+# Each wait is far longer than it may take, so that one whose end comes was lost.
+WORKER = f"""
+folder, seed = order.split(" ")
+names, waits, ttls = ("one", "one", "two"), (0, 60), (0.3, 0.6, 1.2)
+holds, pause, threads = (0, 0.001, 0.005, 0.02, 0.1), 0.001, 2
+def begin():
+    say("at work")
+    return told()
+{RANDOM_CALLS}
+say("out")
+"""
+
+
+@pytest.fixture(scope="module")
+def releases(tmp_path_factory):
+    return {
+        "reads 1": ROOT,
+        "reads both": copy_that_reads_both(tmp_path_factory.mktemp("both"), writes=1),
+        "writes 2": copy_that_reads_both(tmp_path_factory.mktemp("second"), writes=2),
+    }
+
+
+@pytest.fixture
+def peers(valkey, store, releases):
+    """Starts processes of a release, and returns them when they are ready."""
+    started = []
+
+    def start(release):
+        where = f"import sys; sys.path.insert(0, {str(releases[release])!r})\n"
+        is_there = "import django_distlock; assert django_distlock.__file__.startswith(sys.path[0])\n"
+        started.append(Peer(valkey.url, WORKER, 30.0, where + is_there + PROLOGUE))
+        return started[-1]
+
+    yield start
+    for peer in started:
+        peer.end()
+
+
+@pytest.mark.parametrize("deploy", [("reads 1", "reads both"), ("reads both", "writes 2")])
+def test_a_deploy(peers, store, tmp_path, deploy):
+    """Nobody is told of the other release."""
+    events = run([peers(release) for release in deploy * 2], store, tmp_path)
+    assert failures(events) == {}
+
+
+def test_a_process_that_missed_the_first_deploy_says_so(peers, store, tmp_path):
+    """The others work on. They wait longer, for what it cannot hand on runs out."""
+    old = [peers("reads 1") for _ in range(2)]
+    events = run([*old, peers("reads both"), peers("writes 2"), peers("writes 2")], store, tmp_path)
+    told = failures(events)
+    assert told
+    assert {pid for pid, _ in told} <= {peer.process.pid for peer in old}
+    assert all(NEWER in text for _, text in told)
+
+
+def run(fleet, store, folder):
+    for peer in fleet:
+        peer.says("ready", 3 * PATIENCE)
+    events = Accidents(fleet, folder, spared=len(fleet) - 1).run(SOAK, grants=30)
+    assert faults(events) == []
+    assert len({event.pid for event in events if event.kind == "grant"}) >= len(fleet) - 1
+    eventually(lambda: not left_behind(store.keys()), 2 * PATIENCE)
+    return events
+
+
+def failures(events):
+    """How often each process was told what."""
+    return Counter((event.pid, event.text) for event in events if event.kind == "failure")

@@ -1,0 +1,39 @@
+"""Copies of the package that know a second format of what locks keep in Redis, as later releases will."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+from tests.support.programs import ROOT
+
+SCRIPTS = "backends/redis/scripts"
+NEWER = {r"'\^\[2-9\] '": "'^[3-9] '"}
+HAND_ON = {
+    r"local mine = '1 ' \.\.": "local mine = 'OWN ' ..",
+    r"string\.sub\((\w+), 1, 29\) (==|~=) mine": r"string.sub(\1, 3, 29) \2 token .. ' '",
+    r"string\.sub\(first, 1, 29\) \.\. 'c '": "'OWN ' .. string.sub(first, 3, 29) .. 'c '",
+}
+# In a copy that writes OWN. The two formats differ by their number alone.
+CHANGES = {
+    f"{SCRIPTS}/acquire.lua": NEWER | HAND_ON,
+    f"{SCRIPTS}/release.lua": NEWER | HAND_ON,
+    f"{SCRIPTS}/renew.lua": NEWER | {r"lease ~= '1 ' \.\. ARGV\[1\]": "string.sub(lease, 3) ~= ARGV[1]"},
+    "formats.py": {"NUMBER, LARGEST = 1, 9": "NUMBER, LARGEST = OWN, 9", "FORMAT < head": '"2 " < head'},
+    "backends/redis/codec.py": {r'rb"1 \(': 'rb"[12] ('},
+}
+
+
+def copy_that_reads_both(folder: Path, *, writes: int) -> Path:
+    """A folder for ``sys.path`` with a copy that writes format 1 or 2."""
+    package = folder / "django_distlock"
+    shutil.copytree(ROOT / "django_distlock", package, ignore=shutil.ignore_patterns("__pycache__"))
+    for name, changes in CHANGES.items():
+        text = (package / name).read_text()
+        for old, new in changes.items():
+            text, count = re.subn(old, new.replace("OWN", str(writes)), text)
+            assert count, f"{name} has no {old}"
+        assert writes == 1 or "'1 '" not in text, f"{name} has the number at a place that is not known here"
+        (package / name).write_text(text)
+    return folder
