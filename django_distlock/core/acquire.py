@@ -109,6 +109,8 @@ class Acquisition:
                                 raise self._copied_error()
                             if isinstance(answer, Grant) or is_last or self._is_over(answer):
                                 break
+                            if not self._is_busy:
+                                self._warn_of_reentry(answer)
                             self._is_busy = True
                             if self._is_leader and not wants_place:
                                 retry = 0.0
@@ -216,15 +218,17 @@ class Acquisition:
         """Raise what a busy lock means for a caller who must have it."""
         busy = self.busy
         assert busy
-        if self._own_lease(busy):
+        if lease := self._own_lease(busy):
+            also = ", as to the one that is held" if lease._terms.reentrant else ""
             raise LockReentry(
                 f"The lock {self._lock_text} is held by this very {execution_kind()} already, which would wait for"
-                " itself. Use reentrant=True if it may enter again."
+                " itself. Call what is to run inside without the lock; or give reentrant=True to the lock that is"
+                f" entered again{also}."
             )
-        message = f"The lock {self._lock_text} is busy: {_described(busy)}"
-        kind = LockNotAcquired
+        kind, state = LockNotAcquired, "is busy"
         if self._timeout != 0:
-            kind, message = LockTimeout, f"{message}, after {clock() - self._began:.1f} s of waiting"
+            kind, state = LockTimeout, f"stayed busy for {clock() - self._began:.1f} s"
+        message = f"The lock {self._lock_text} {state}: {_described(busy)}"
         retry_after = busy.remaining if busy.remaining < inf else None
         raise kind(message, retry_after=retry_after, holder=busy.holder, resting=busy.resting)
 
@@ -275,6 +279,15 @@ class Acquisition:
         if clock() >= self._deadline or self._enterable(busy):
             return True
         return self._required and self._own_lease(busy) is not None  # it would wait for itself
+
+    def _warn_of_reentry(self, busy: LockInfo) -> None:
+        """As with threading.Lock, ``acquire()`` may wait for its own thread: another one may release the lock."""
+        if self._own_lease(busy):
+            logger.warning(
+                "The lock %s is waited for by the very %s that holds it. Unless another one releases it meanwhile, this"
+                " acquire() ends without it.",
+                self._lock_text, execution_kind(),
+            )  # fmt: skip
 
     def _wait(self, how: str, seconds: float) -> Call:
         self.request.asking = False
@@ -348,10 +361,12 @@ class Acquisition:
 def _described(busy: LockInfo) -> str:
     if not busy.holder:
         return "it is being handed over"
-    state = "resting after" if busy.resting else "held by"
-    left = f", {busy.remaining:.1f} s left unless renewed" if busy.remaining < inf else ""
-    since = datetime.fromtimestamp(busy.holder.since, UTC)
-    return f"{state} {busy.holder}{_on_nodes(busy)} since {since:%Y-%m-%d %H:%M:%S} UTC{left}"
+    since = f"{datetime.fromtimestamp(busy.holder.since, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    left = f"{busy.remaining:.1f} s left"
+    if busy.resting:
+        return f"it rests for the min_hold of {busy.holder}{_on_nodes(busy)}, which took it at {since}; {left}"
+    ends = f", {left} unless renewed" if busy.remaining < inf else ""
+    return f"held by {busy.holder}{_on_nodes(busy)} since {since}{ends}"
 
 
 def _on_nodes(busy: LockInfo) -> str:

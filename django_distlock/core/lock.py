@@ -64,7 +64,7 @@ def lock(name: str | LockInfo, /, *values: object, using: str = DEFAULT_ALIAS, *
     - ``min_hold`` (0): seconds the lock stays taken after it was granted, however soon it is released, and also if
       its holder is killed: it may be longer than ``ttl``, and the first lease then lasts as long.
     - ``reentrant`` (False): the thread or task that holds the lock may enter it again. Otherwise ``with``
-      raises LockReentry there.
+      raises LockReentry there. It is the inner lock that needs it.
     - ``on_lost`` ("raise"): leaving ``with`` after the lease was lost raises LockLost, unless the body
       raised; "log" never raises at the end of ``with``; a callable gets the LockLost there, also if the body raised.
     - ``in_atomic`` ("defer"): what becomes of a ``with`` inside ``transaction.atomic()``. "defer" keeps the
@@ -118,7 +118,8 @@ class Lock:
     def acquire(self, blocking: bool = True, timeout: float | timedelta = -1) -> bool:
         """True when the lock is held now, False when it stayed busy.
 
-        ``timeout``: seconds to wait; -1 means the lock's own ``wait``. Raises LockBackendError.
+        ``timeout``: seconds to wait; -1 means the lock's own ``wait``. A thread that waits for what it holds itself is
+        warned by the log: another thread may release it, as with threading.Lock. Raises LockBackendError.
         """
         return self._acquire(self._acquisition(sync_owner(), blocking, timeout)).lease is not None
 
@@ -293,7 +294,10 @@ class Lock:
             logger.error("%s", problem)
 
     def _not_held(self) -> LockNotHeld:
-        return LockNotHeld(f"The lock {self.name!r} ({self.using}) is not held by this handle and {execution_kind()}.")
+        return LockNotHeld(
+            f"The lock {self.name!r} ({self.using}) is not held by this handle and {execution_kind()}: acquire() was not"
+            " called or returned False, or it was released already."
+        )
 
     def _drop_hold(self, hold: Hold | None, *, by_with: bool = False) -> None:
         """A release was interrupted, and nobody repeats it: drop the hold, so that the lease ends with its TTL."""

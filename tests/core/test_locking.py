@@ -133,7 +133,7 @@ class TestTheProtocolOfThreadingLock:
             calls(lock("name")).acquire(**arguments)
 
     def test_release_of_what_is_not_held(self, calls):
-        with pytest.raises(LockNotHeld, match="'name' .* not held by this handle") as caught:
+        with pytest.raises(LockNotHeld, match="not held by this handle .*acquire.. .* returned False") as caught:
             calls(lock("name")).release()
         assert isinstance(caught.value, RuntimeError)
 
@@ -226,7 +226,7 @@ class TestWith:
 
     def test_a_lock_that_stays_busy_raises_lock_timeout(self):
         hold_elsewhere()
-        with pytest.raises(LockTimeout, match=r"after 0\.\d s of waiting") as caught, lock("name", wait=0.1):
+        with pytest.raises(LockTimeout, match=r"stayed busy for 0\.\d s: held by") as caught, lock("name", wait=0.1):
             pytest.fail("the body ran")
         assert not isinstance(caught.value, TimeoutError)
 
@@ -381,7 +381,8 @@ class TestReentry:
     def test_waiting_for_oneself_is_told_at_once(self):
         with lock("name"):
             began = time.monotonic()
-            with pytest.raises(LockReentry, match="this very thread already.*reentrant=True"), lock("name", wait=60):
+            message = "this very thread already.*without the lock; or give reentrant=True to .* entered again\\.$"
+            with pytest.raises(LockReentry, match=message), lock("name", wait=60):
                 pytest.fail("the body ran")
             assert time.monotonic() - began < 5
             assert lock("name").acquire(blocking=False) is False
@@ -396,6 +397,38 @@ class TestReentry:
             assert not await lock("name").alocked()
 
         asyncio.run(main())
+
+    @pytest.mark.parametrize("of", [lambda handle: handle, lambda handle: lock("name", wait=60)], ids=["same", "other"])
+    def test_acquire_waits_for_another_thread_to_release_what_its_own_holds_and_says_so(self, caplog, of):
+        """As threading.Lock does."""
+        handle = lock("name")
+        assert handle.acquire()
+        assert of(handle).acquire(blocking=False) is False
+        assert not caplog.messages
+        assert of(handle).acquire(timeout=0.1) is False
+        told = "The lock 'name' (default) is waited for by the very thread that holds it."
+        assert [message for message in caplog.messages if message.startswith(told)]
+        releasing = threading.Timer(0.1, handle.release)
+        releasing.start()
+        again = of(handle)
+        assert again.acquire(timeout=60)
+        releasing.join()
+        again.release()
+
+    def test_a_task_that_waits_by_acquire_is_warned(self, caplog):
+        async def main():
+            async with lock("name"):
+                assert await lock("name").aacquire(timeout=0.1) is False
+
+        asyncio.run(main())
+        assert "by the very task that holds it" in caplog.text
+
+    def test_the_inner_lock_is_the_one_that_is_reentrant(self):
+        with lock("name", reentrant=True):
+            with pytest.raises(LockReentry, match="entered again, as to the one that is held"), lock("name"):
+                pytest.fail("the body ran")
+        with lock("name"), lock("name", reentrant=True):
+            pass
 
     def test_another_thread_is_no_reentry(self):
         with lock("name"):
@@ -528,6 +561,8 @@ class TestTimes:
             pass
         assert lock("name").locked()
         assert lock("name").acquire(blocking=False) is False
+        with pytest.raises(LockNotAcquired, match=r"rests for the min_hold of .*, which took it at .*; \d\.\d s left$"):
+            lock("name", wait=0).__enter__()
         eventually(lambda: not lock("name").locked())
 
     def test_min_hold_that_has_passed_frees_at_once(self):
