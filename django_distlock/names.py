@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,6 +28,8 @@ _ALWAYS_ESCAPED = "%:{}"
 _DELIMITERS = ":{}"  # never in an escaped value, so that they tell where it ends
 _PLAIN = (str, int)  # what most values are; each names what it is
 _IN_ESCAPES = "%0123456789ABCDEF"  # "%XX" is written with these, so they do not
+
+logger = logging.getLogger("django_distlock")
 
 
 def check_name(name: object, *, own: bool = False) -> str:
@@ -164,6 +167,8 @@ class Template:
     and values whose ``str()`` differs give different names.
     """
 
+    _has_told_of_none = False
+
     def __init__(self, text: str) -> None:
         self.text = text
         self.parts: list[tuple[str, str]] = []  # literal text, then the field behind it ("" at the end)
@@ -232,17 +237,42 @@ class Template:
         try:
             value = self._lookups[field](arguments)
         except (AttributeError, LookupError, TypeError, ValueError) as error:
+            reason = f"{type(error).__name__}: {error}"
+            if _argument_of(field) not in arguments:
+                reason = f"this call has only {', '.join(arguments)}" if arguments else "this call has no arguments"
             raise InvalidLockName(
-                f"The template {self.text!r} asks for {field!r}, which cannot be had: {type(error).__name__}: {error}."
+                f"The template {self.text!r} asks for {field!r}, which cannot be had: {reason}."
             ) from error
         try:
-            return str(value if type(value) in _PLAIN else self._ordered(field, value, is_inside=False))
+            return str(value if type(value) in _PLAIN else self._usable(field, value, arguments))
         except InvalidLockName:
             raise
         except ValueError as error:  # a number of more digits than Python writes
             raise UnusableLockName(
                 f"The template {self.text!r} was given a value for {field!r} that has no text: {error}."
             ) from error
+
+    def _usable(self, field: str, value: Any, arguments: Mapping[str, object]) -> Any:
+        if value is None:
+            self._tell_of_none(field, arguments)
+        return self._ordered(field, value, is_inside=False)
+
+    def _tell_of_none(self, field: str, arguments: Mapping[str, object]) -> None:
+        """Refuse the primary key of an object that has none yet, and ask once whether another None is meant."""
+        path, _, attribute = field.rpartition(".")
+        meta = getattr(_lookup(path)(arguments), "_meta", None) if path else None
+        if (key := getattr(meta, "pk", None)) and attribute in ("pk", key.name, key.attname):
+            raise InvalidLockName(
+                f"The template {self.text!r} was given an object of {meta} for {field!r} that is not saved and has no"
+                " primary key yet, so that it would be one lock for all of them. Save it before."
+            )
+        if not self._has_told_of_none:
+            self._has_told_of_none = True
+            logger.warning(
+                "The template %r was given None for %r, so that it is one lock for all that have none, such as objects"
+                " that are not saved, or visitors who are not logged in. If that is meant, give it a text instead.",
+                self.text, field,
+            )  # fmt: skip
 
     def _check(self, field: str, value: Any, *, is_inside: bool) -> None:
         if hasattr(value, "_meta") and hasattr(value, "pk"):

@@ -295,8 +295,8 @@ class Lock:
 
     def _not_held(self) -> LockNotHeld:
         return LockNotHeld(
-            f"The lock {self.name!r} ({self.using}) is not held by this handle and {execution_kind()}: acquire() was not"
-            " called or returned False, or it was released already."
+            f"The lock {self.name!r} ({self.using}) is not held by this handle and {execution_kind()}: acquire() was"
+            " not called or returned False, or it was released already."
         )
 
     def _drop_hold(self, hold: Hold | None, *, by_with: bool = False) -> None:

@@ -114,7 +114,9 @@ def distributed_lock(
         raise TypeError(f"@distributed_lock was given two names, {function!r} and {name!r}.")
     name = function if name is None else name
     if on_busy not in (None, "raise", "skip", "retry") and not callable(on_busy):
-        raise ValueError(f"on_busy is {on_busy!r}; choose 'raise', 'skip', 'retry', skip(value) or a callable.")
+        raise ValueError(
+            f"on_busy is {on_busy!r}; choose 'raise', 'skip', 'retry', skip(value), respond(...) or a callable."
+        )
     if hold_until not in ("response", "return"):
         raise ValueError(f"hold_until is {hold_until!r}; choose 'response' or 'return'.")
     given = Options({"wait": 0, **options})

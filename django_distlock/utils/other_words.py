@@ -14,17 +14,43 @@ OPTIONS = {
     "blocking_timeout": "ttl or wait? wait=5 is how long to wait for a busy lock; ttl=30 is how long the store keeps"
     " a lease nobody renews.",
     "blocking": "wait=0 does not wait for a busy lock; wait=None waits as long as it takes.",
-    "expire": "ttl=30 is how long the store keeps a lease nobody renews.",
-    "lease_time": "ttl=30 is how long the store keeps a lease nobody renews.",
+    **dict.fromkeys(
+        ("expire", "expiry", "lease_time", "lock_timeout"), "ttl=30 is how long the store keeps a lease nobody renews."
+    ),
     "wait_time": "wait=5 is how long to wait for a busy lock.",
     "auto_renewal": "renew=True keeps the lease alive while its holder lives; it is the default.",
     "id": "label= says what holds the lock; its token is made anew for each lease.",
     "sleep": "who waits is woken when the lock is free; there is nothing to set.",
     "thread_local": "each acquisition has a lease of its own, so a handle may be shared by threads and tasks.",
-    "redis": 'using="default" names an alias of DISTRIBUTED_LOCKS, which says where the store is.',
+    **dict.fromkeys(
+        ("alias", "backend", "redis"),
+        'using="default" names an alias of DISTRIBUTED_LOCKS, which says where the store is.',
+    ),
+    **dict.fromkeys(
+        ("hold_until", "on_busy"),
+        "it is one of @distributed_lock. Where the lock is busy, 'with' raises LockNotAcquired or LockTimeout, and"
+        " acquire() returns False.",
+    ),
 }
 
+# Those of a lease that a handle is asked for. A class that has one of these words itself answers by that.
+OF_LEASES = (
+    "detach",
+    "ensure_held",
+    "fence",
+    "granted_at",
+    "holder",
+    "is_held",
+    "remaining",
+    "renew",
+    "state",
+    "token",
+)
 ATTRIBUTES = {
+    **{word: f"its lease has it: lock.lease.{word}, or 'with lock(...) as lease'" for word in OF_LEASES},
+    "acquire": "lock(name).acquire() makes a lease, which is one acquisition",
+    "acquired": "lease.is_held says whether it is held here",
+    "locked": "lock.locked() asks the store whether anybody holds it",
     "extend": "lease.renew(ttl=60) lets it end 60 seconds from now; by default it is renewed by itself",
     "reacquire": "lease.renew() lets it end a whole TTL from now; by default it is renewed by itself",
     "refresh": "lease.renew() lets it end a whole TTL from now; by default it is renewed by itself",
@@ -59,7 +85,10 @@ class OtherWord:
 
 def answer_other_words(kind: type[T]) -> type[T]:
     """For a class whose objects are asked by the words of other libraries, also in the way of Java."""
+    own = {*dir(kind), *kind.__annotations__}
     for word, hint in ATTRIBUTES.items():
+        if word in own:
+            continue
         first, *others = word.split("_")
         for spelt in {word, first + "".join(other.capitalize() for other in others)}:
             setattr(kind, spelt, OtherWord(spelt, hint))

@@ -31,6 +31,7 @@ from django_distlock import signals as lock_signals
 from django_distlock.core.acquire import Acquisition
 from django_distlock.testing import alose, lose
 from django_distlock.types import Grant, current_execution
+from django_distlock.utils.other_words import OF_LEASES
 from tests.support.leases import lease_of, request_of, wait_for_renewal
 from tests.support.tools import backend_on, eventually, lock_request, renewer_of
 
@@ -847,6 +848,21 @@ class TestWordsOfOtherLibraries:
                     getattr(thing, word)
                 assert not hasattr(thing, word)
 
+    def test_what_a_lease_has_is_asked_of_its_handle(self):
+        handle = lock("name")
+        with handle as lease:
+            for word in OF_LEASES:
+                assert hasattr(lease, word)
+                with pytest.raises(AttributeError, match=rf"its lease has it: lock\.lease\.{word}, or 'with lock"):
+                    getattr(handle, word)
+            for word, answer in (
+                ("acquired", r"lease\.is_held"),
+                ("locked", r"lock\.locked"),
+                ("acquire", "makes a lease"),
+            ):
+                with pytest.raises(AttributeError, match=answer):
+                    getattr(lease, word)
+
     def test_others_are_no_words_of_anybody(self):
         with pytest.raises(AttributeError, match="'Lock' object has no attribute 'nothing'$"):
             lock("name").nothing  # noqa: B018 - it raises
@@ -1058,6 +1074,9 @@ class TestBadInput:
         [
             ("timeout", "has no option 'timeout': ttl or wait?"),
             ("blocking_timeout", "has no option 'blocking_timeout': ttl or wait?"),
+            ("lock_timeout", "has no option 'lock_timeout': ttl=30 is"),
+            ("on_busy", "has no option 'on_busy': it is one of @distributed_lock"),
+            ("alias", "has no option 'alias': using="),
             ("tll", "has no option 'tll': The options are ttl, wait, renew"),
         ],
     )

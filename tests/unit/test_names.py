@@ -6,7 +6,7 @@ from collections import Counter, OrderedDict, defaultdict, namedtuple
 from functools import partial
 
 import pytest
-from django.contrib.auth.models import User
+from django.contrib.auth.models import AnonymousUser, User
 from django.http import QueryDict
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
@@ -239,6 +239,8 @@ class TestRefusals:
             ("{0.upper}", ("x",), "was given something to call for '0.upper'"),
             ("{}", (print,), "was given something to call for '0'"),
             ("order:{}", (User(pk=1),), "was given a model instance for '0'; its text may change"),
+            ("user:{0.pk}", (User(),), "was given an object of auth.user for '0.pk' that is not saved and has no"),
+            ("user:{0.id}", (User(),), "one lock for all of them. Save it before."),
         ],
     )
     def test_what_cannot_name_a_lock(self, template, values, message):
@@ -246,6 +248,22 @@ class TestRefusals:
             render(template, values)
         assert message in str(caught.value)
         assert repr(template) in str(caught.value)
+
+    def test_none_is_taken_and_asked_about_once_for_each_template(self, caplog):
+        form = type("Form", (), {"_meta": object(), "pk": None})()
+        told = (
+            "was given None for {!r}, so that it is one lock for all that have none, such as objects that are not saved"
+        )
+        for template, value, field in (
+            ("of none:{}", None, "0"),
+            ("of nobody:{0.last_login}", User(pk=1), "0.last_login"),
+            ("of nothing:{0.pk}", AnonymousUser(), "0.pk"),
+            ("of no model:{0.pk}", form, "0.pk"),
+        ):
+            caplog.clear()
+            assert {render(template, (value,)) for _ in range(2)} == {f"{template.partition(':')[0]}:None"}
+            [message] = caplog.messages
+            assert message.startswith(f"The template {template!r} {told.format(field)}")
 
     def test_no_value_makes_the_name_of_a_lock_that_lists_leave_out(self):
         for template, value in (("{}", "django_distlock.x"), ("{}.{}", "django_distlock"), ("{}:edit", f"{OWN}done")):
