@@ -3,7 +3,7 @@
 import logging
 
 from django.apps import AppConfig
-from django.core.checks import CheckMessage
+from django.core.checks import ERROR
 
 logger = logging.getLogger("django_distlock")
 
@@ -15,13 +15,12 @@ class DistlockConfig(AppConfig):
 
     def ready(self) -> None:
         from . import checks  # which registers them
-        from .core.registry import check_presence
+        from .core.registry import tell_of_absence
         from .decorators import task_context
 
         task_context.identify_messages()  # also of a process that sends tasks by their names
 
         # Where it serves, nobody runs the checks.
-        for error in filter(CheckMessage.is_serious, check_presence()):  # else the first lock tells it
-            logger.error("%s %s", error.msg, error.hint)
+        tell_of_absence(least=ERROR)  # what is less the first lock tells
         for warning in checks.uwsgi_without_threads():
             logger.warning("%s %s", warning.msg, warning.hint)

@@ -10,10 +10,14 @@ from typing import Any
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning, register
 from django.core.exceptions import ImproperlyConfigured
+from django.template import TemplateDoesNotExist, TemplateSyntaxError
+from django.template.loader import get_template
+from django.urls import get_resolver
 
 from .backends.base import BaseLockBackend
 from .celery.config import BEAT_SETTING, REMEMBER_SETTING, BeatSettings, remember_tasks_for
-from .core.registry import SETTING, TAG, locks
+from .core.registry import SETTING, TAG, aliases_to_check, locks
+from .decorators import answers
 from .options import NEEDLESS
 
 RUSHED = 1.0  # seconds of TTL below which an ordinary pause of a process costs the lock
@@ -21,12 +25,12 @@ RUSHED = 1.0  # seconds of TTL below which an ordinary pause of a process costs 
 
 @register(TAG)
 def check_setting(**_: Any) -> list[CheckMessage]:
-    """What is wrong with the setting on any machine, where it is there (``registry.check_presence``)."""
-    found: list[CheckMessage] = list(_errors())
+    """What is wrong on any machine with backends that can be made (else ``registry`` tells)."""
+    found: list[CheckMessage] = []
     backends = list(_backends())
     for backend in backends:
         found += [*_terms(backend), *backend.check_settings()]
-    return [*found, *_same_locks(backends), *_beat(), *_tasks(), *uwsgi_without_threads()]
+    return [*found, *_same_locks(backends), *_beat(), *_tasks(), *_templates(), *uwsgi_without_threads()]
 
 
 @register(TAG, deploy=True)
@@ -58,29 +62,12 @@ def _text(value: object) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
 
 
-def _aliases() -> list[str]:
-    if not hasattr(settings, SETTING):
-        return []
-    try:
-        return list(locks) or ["default"]
-    except ImproperlyConfigured:
-        return ["default"]  # which says why
-
-
 def _backends() -> Iterator[BaseLockBackend]:
-    for alias in _aliases():
+    for alias in aliases_to_check():
         try:
             yield locks[alias]
         except ImproperlyConfigured:
-            continue  # reported by _errors
-
-
-def _errors() -> Iterator[CheckMessage]:
-    for alias in _aliases():
-        try:
-            locks[alias]  # builds it
-        except ImproperlyConfigured as error:
-            yield Error(str(error), id="distlock.E001")
+            continue  # check_entries() tells
 
 
 def _beat() -> Iterator[CheckMessage]:
@@ -97,6 +84,21 @@ def _tasks() -> Iterator[CheckMessage]:
             remember_tasks_for()
         except ImproperlyConfigured as error:
             yield Error(str(error), id="distlock.E004")
+
+
+def _templates() -> Iterator[CheckMessage]:
+    """Those of answers are rendered when a lock is busy, which hardly anybody tries."""
+    if getattr(settings, "ROOT_URLCONF", None):
+        _ = get_resolver().url_patterns  # which imports the views
+    for name in sorted(answers.named_templates):
+        try:
+            get_template(name)
+        except (TemplateDoesNotExist, TemplateSyntaxError) as error:
+            yield Warning(
+                f"respond(template_name={name!r}): the template cannot be used. {type(error).__name__}: {error}.",
+                hint="Requests whose lock is busy would be answered 500. Make it, or correct the name.",
+                id="distlock.W007",
+            )
 
 
 def _terms(backend: BaseLockBackend) -> Iterator[CheckMessage]:

@@ -20,7 +20,7 @@ from ..utils.drive import Call, Steps
 from . import transactions
 from .holds import Hold, Holds, remember, remembers
 from .lease import Lease
-from .registry import Service
+from .registry import Service, is_tested
 
 if TYPE_CHECKING:
     from django.dispatch import Signal
@@ -31,6 +31,11 @@ MOST_LATE_GRANTS = 3  # after so many grants that came too late to be of use, it
 SHORTEST_RETRY = 0.2  # seconds after which a waiter asks again a store that failed; doubled up to the look_interval
 AFTER_EXPIRY = 0.002  # seconds to let pass after a lease runs out, so that one look finds it gone
 TRANSACTIONS_TIMEOUT = 1.0  # seconds for the calling thread to name its open transactions, also where nobody waits
+
+HINT_OF_TESTS = (
+    "Tests need no server: django_distlock.testing.override_locks(), and the fixture local_locks of pytest, keep locks"
+    " in local memory."
+)
 
 
 class Acquisition:
@@ -192,6 +197,8 @@ class Acquisition:
         A second interrupt may strike in here. Then it is called once more.
         """
         renewer = self._service.renewer
+        if isinstance(error, LockBackendError) and is_tested() and HINT_OF_TESTS not in getattr(error, "__notes__", ()):
+            error.add_note(HINT_OF_TESTS)
         if self._is_in_line:
             self._service.queue.leave(self.request, hand_place_on=True, again=True)
         if self._hold:

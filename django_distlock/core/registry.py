@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from django.conf import settings
-from django.core.checks import CheckMessage, Error, Warning, register
+from django.core.checks import WARNING, CheckMessage, Error, Warning, register
+from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
@@ -63,14 +64,47 @@ def _look_alikes() -> str:
 
 def _may_do_without() -> bool:
     """Whether somebody develops or tests here."""
+    return settings.DEBUG or is_tested()
+
+
+def is_tested() -> bool:
+    """Whether a test runner has set up its environment here."""
     tests = sys.modules.get("django.test.utils")
-    return settings.DEBUG or hasattr(getattr(tests, "_TestState", None), "saved_data")
+    return hasattr(getattr(tests, "_TestState", None), "saved_data")
 
 
 @cache
-def warn_of_local_memory() -> None:
+def log_once(level: int, text: str) -> None:
+    logger.log(level, "%s", text)
+
+
+def tell_of_absence(least: int = WARNING) -> None:
+    """Log what check_presence() says, once per process. ``least``: the level from which on."""
     for message in check_presence():
-        logger.warning("%s %s", message.msg, message.hint)
+        if message.level >= least:
+            log_once(message.level, f"{message.msg} {message.hint}")
+
+
+def aliases_to_check() -> list[str]:
+    """Also of a setting that cannot be read: whoever asks for the backend is told why."""
+    if not hasattr(settings, SETTING):
+        return []
+    try:
+        return list(locks) or [DEFAULT_ALIAS]
+    except ImproperlyConfigured:
+        return [DEFAULT_ALIAS]
+
+
+@register(TAG)
+def check_entries(**_: Any) -> list[CheckMessage]:
+    """Whether a backend can be made of each entry. It stands here as check_presence() does."""
+    found: list[CheckMessage] = []
+    for alias in aliases_to_check():
+        try:
+            locks[alias]  # builds it
+        except ImproperlyConfigured as error:
+            found.append(Error(str(error), id="distlock.E001"))
+    return found
 
 
 class Service:
@@ -110,6 +144,7 @@ class LockBackends:
     def settings(self) -> Mapping[str, Any]:
         if not hasattr(settings, SETTING):
             if not _may_do_without():
+                tell_of_absence()  # Django writes no error of a request to the log of a server without DEBUG
                 [message] = check_presence()
                 raise InvalidLockBackend(f"{message.msg} {message.hint}")
             return {DEFAULT_ALIAS: {"BACKEND": LOCAL_MEMORY}}
@@ -147,7 +182,7 @@ class LockBackends:
     def _build(self, alias: str) -> BaseLockBackend:
         configured = self.settings
         if not hasattr(settings, SETTING):
-            warn_of_local_memory()
+            tell_of_absence()
         if alias not in configured:
             known = ", ".join(map(repr, configured)) or "none"
             raise LockBackendDoesNotExist(f"{SETTING} has no alias {quoted(alias)}. Known: {known}.")
@@ -161,7 +196,9 @@ class LockBackends:
         try:
             backend = import_string(path)
         except ImportError as error:
-            raise InvalidLockBackend(f"{SETTING}[{alias!r}]['BACKEND'] cannot be imported: {error}.") from error
+            raise InvalidLockBackend(
+                f"{SETTING}[{alias!r}]['BACKEND'] cannot be imported: {error}. {example}"
+            ) from error
         if not (isinstance(backend, type) and issubclass(backend, BaseLockBackend)):
             raise InvalidLockBackend(f"{SETTING}[{alias!r}]['BACKEND'] is {path}, which is no lock backend.")
         return backend(alias, entry)

@@ -31,6 +31,8 @@ PAGE = """\
 
 logger = logging.getLogger("django_distlock")
 
+named_templates: set[str] = set()  # by the answers of this process; the system checks look for them
+
 OfProblem = Callable[[LockNotAcquired, Any], Any]  # gets the request, too
 
 
@@ -48,6 +50,8 @@ class Respond:
     ) -> None:
         self.status = status if callable(status) else _checked_status(status)
         self.template_name = template_name
+        if template_name:
+            named_templates.add(template_name)
         self.retry_after = retry_after if callable(retry_after) else _checked_seconds(retry_after)
         self.detail = detail
 

@@ -16,15 +16,25 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management import call_command
 from django.core.management.base import SystemCheckError
 
-from django_distlock import lock, locks
+from django_distlock import lock, locks, respond
 from django_distlock.checks import TAG
-from django_distlock.core.registry import warn_of_local_memory
+from django_distlock.core.registry import log_once
+from django_distlock.decorators import answers
 from django_distlock.testing import override_locks
+from tests.support.programs import ROOT
 from tests.support.stores import DATABASE, REDLOCK
 
 REDIS = {"BACKEND": "django_distlock.backends.redis.RedisBackend", "LOCATION": "redis://nowhere.invalid:6379/3"}
 LOCMEM = {"BACKEND": "django_distlock.backends.locmem.LocMemBackend"}
 DUMMY = {"BACKEND": "django_distlock.backends.dummy.DummyBackend"}
+
+
+@pytest.fixture(autouse=True)
+def named_templates(monkeypatch):
+    """No others than those of the test: the process may have loaded views of any test."""
+    names = set()
+    monkeypatch.setattr(answers, "named_templates", names)
+    return names
 
 
 @pytest.fixture
@@ -56,7 +66,7 @@ class TestWithoutTheSetting:
     @pytest.fixture(autouse=True)
     def absent(self, settings):
         del settings.DISTRIBUTED_LOCKS
-        warn_of_local_memory.cache_clear()
+        log_once.cache_clear()
         yield settings
         locks.close()
 
@@ -97,10 +107,13 @@ class TestWithoutTheSetting:
         with pytest.raises(SystemCheckError, match="DISTRIBUTED_LOCKS is not set"):
             call_command("check")
 
-    def test_what_was_deployed_refuses_the_first_lock(self, deployed):
-        with pytest.raises(ImproperlyConfigured) as caught:
-            self.acquire()
-        assert 'DISTRIBUTED_LOCKS = {\n    "default": {"BACKEND": ' in str(caught.value)
+    def test_what_was_deployed_refuses_each_lock_and_logs_it_once(self, deployed, caplog):
+        """Django writes no error of a request to the log of a server without DEBUG."""
+        for _ in range(2):
+            with pytest.raises(ImproperlyConfigured) as caught:
+                self.acquire()
+            assert 'DISTRIBUTED_LOCKS = {\n    "default": {"BACKEND": ' in str(caught.value)
+        assert [(record.levelname, record.getMessage()) for record in caplog.records] == [("ERROR", str(caught.value))]
 
     def test_a_test_runner_that_sets_nothing_up_has_the_locks_of_the_test_kit(self, deployed, caplog):
         with override_locks():
@@ -114,19 +127,7 @@ class TestWithoutTheSetting:
         assert "DISTRIBUTED_LOCKS is not set" in record.getMessage()
 
     def test_who_deploys_without_the_app_is_stopped_too(self):
-        program = """
-            from django.conf import settings
-            settings.configure()
-            import django, django_distlock
-            django.setup()
-            from django.core.management import call_command
-            call_command("check")
-            """
-        done = subprocess.run(
-            [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=60
-        )
-        assert done.returncode == 1
-        assert "(distlock.E005) DISTRIBUTED_LOCKS is not set" in done.stderr
+        assert "(distlock.E005) DISTRIBUTED_LOCKS is not set" in refused_by_check_without_the_app("")
 
     @pytest.mark.parametrize("name", ["DISTRIBUTED_LOCK", "DISTRIBUTE_LOCKS", "DISTLOCK", "DJANGO_DISTLOCK_BACKENDS"])
     def test_a_misspelt_one_is_found(self, settings, name):
@@ -139,6 +140,32 @@ class TestWithoutTheSetting:
         assert "but" not in run_checks(tags=[TAG])[0].msg
 
 
+def said_by_check(settings, folder=""):
+    program = f"""
+        import sys
+        sys.path.insert(0, {str(folder)!r})
+        from django.conf import settings
+        settings.configure({settings})
+        import django, django_distlock
+        django.setup()
+        from django.core.management import call_command
+        call_command("check")
+        """
+    program = textwrap.dedent(program)
+    return subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
+
+
+def refused_by_check_without_the_app(settings):
+    done = said_by_check(settings)
+    assert done.returncode == 1
+    return done.stderr
+
+
+def test_a_wrong_entry_is_told_also_where_the_app_is_missing():
+    told = refused_by_check_without_the_app("DISTRIBUTED_LOCKS={'default': {'BACKEND': 'nowhere.Backend'}}")
+    assert "(distlock.E001) DISTRIBUTED_LOCKS['default']['BACKEND'] cannot be imported" in told
+
+
 @pytest.mark.parametrize(
     ("setting", "said"),
     [
@@ -147,7 +174,7 @@ class TestWithoutTheSetting:
         ({"default": {**REDIS, "location": "x"}}, "unknown key 'location'"),
         ({"default": {**REDIS, "OPTIONS": {"socket_timeot": 1}}}, "unknown option 'socket_timeot'"),
         ({"default": {**REDIS, "TTL": 0}}, "ttl is 0"),
-        ({"default": {"BACKEND": "nowhere.Backend"}}, "cannot be imported"),
+        ({"default": {"BACKEND": "nowhere.Backend"}}, "No module named 'nowhere'. Name one by its dotted path"),
     ],
 )
 def test_a_wrong_entry(settings, setting, said):
@@ -183,6 +210,28 @@ def test_a_time_to_remember_tasks_that_is_none(found):
     assert found({"default": REDIS}, DISTRIBUTED_LOCKS_REMEMBER_TASKS=3600) == []
     for wrong in (0, -1, None, "3600", True, float("inf"), float("nan")):
         assert found({"default": REDIS}, DISTRIBUTED_LOCKS_REMEMBER_TASKS=wrong) == ["distlock.E004"]
+
+
+def test_templates_of_answers_that_cannot_be_used(found, named_templates, settings, tmp_path):
+    (tmp_path / "good.html").write_text("{{ detail }}")
+    (tmp_path / "wrong.html").write_text("{% nothing %}")
+    settings.TEMPLATES = [{"BACKEND": "django.template.backends.django.DjangoTemplates", "DIRS": [tmp_path]}]
+    respond(template_name="good.html")
+    assert found({"default": REDIS}) == []
+    respond(template_name="missing.html")
+    respond(template_name="wrong.html")
+    assert found({"default": REDIS}) == ["distlock.W007", "distlock.W007"]
+    said = [message.msg for message in run_checks(tags=[TAG])]
+    assert "'missing.html'): the template cannot be used. TemplateDoesNotExist" in said[0]
+    assert "'wrong.html'): the template cannot be used. TemplateSyntaxError" in said[1]
+
+
+def test_templates_of_views_that_nothing_has_imported_yet(tmp_path):
+    (tmp_path / "late_urls.py").write_text(
+        "from django_distlock import respond\nrespond(template_name='missing.html')\nurlpatterns = []"
+    )
+    told = said_by_check("INSTALLED_APPS=['django_distlock'], ROOT_URLCONF='late_urls', DISTRIBUTED_LOCKS={}", tmp_path)
+    assert "(distlock.W007)" in told.stderr
 
 
 def test_two_aliases_of_the_same_locks(found):

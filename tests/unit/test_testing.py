@@ -292,8 +292,8 @@ class TestUnfinished(LockBackendContract):
 def run_pytest(tmp_path):
     """Runs the tests of a project that has the plugin, in a process of its own."""
 
-    def run(tests, *plugins, settings="shop_settings"):
-        (tmp_path / "shop_settings.py").write_text(SETTINGS)
+    def run(tests, *plugins, settings="shop_settings", settings_end=""):
+        (tmp_path / "shop_settings.py").write_text(SETTINGS + settings_end)
         (tmp_path / "test_shop.py").write_text(tests)
         folder = Path(django_distlock.__file__).parent.parent
         environment = os.environ | {
@@ -311,7 +311,33 @@ def run_pytest(tmp_path):
     return run
 
 
+WITHOUT_A_SERVER = """
+from django.http import HttpResponse
+from django.test import RequestFactory
+from django_distlock import distributed_lock, lock
+
+@distributed_lock("order:{order_id}")
+def pay(request, order_id):
+    return HttpResponse("paid")
+
+def test_a_view():
+    assert pay(RequestFactory().post("/"), order_id=42).status_code == 200
+
+def test_a_lock():
+    with lock("name"):
+        pass
+"""
+
+
 class TestPlugin:
+    def test_who_tests_without_a_server_is_told_of_local_locks(self, run_pytest):
+        nowhere = 'DISTRIBUTED_LOCKS["default"] = {"BACKEND": "django_distlock.backends.redis.RedisBackend"}\n'
+        nowhere += 'DISTRIBUTED_LOCKS["default"]["LOCATION"] = "unix:///nowhere"\n'
+        told = run_pytest(WITHOUT_A_SERVER, "pytest_django.plugin", settings_end=nowhere)
+        assert "2 failed" in told
+        hint = "Tests need no server: django_distlock.testing.override_locks(), and the fixture local_locks"
+        assert told.count(hint) == 2, told
+
     def test_tests_that_leave_locks_held_fail_and_do_not_disturb_the_next(self, run_pytest):
         told = run_pytest(RESULTS, "pytest_django")
         assert "8 passed, 2 errors" in told
