@@ -158,6 +158,7 @@ class LockRequest:
     ``in_doubt``: a command with this token got no reply and may still arrive at the store.
     ``held_fence``: the number with which its token has the lock already, and is only to be shown with another holder.
     An attempt that fails gives nothing back. 0: it is not held.
+    ``ahead``: how many stand before it in the store's queue, where it has to poll.
     ``inbox``: where the store tells this waiter that the lock was handed to it; "" before it queued.
     ``place``: its place in the store's queue, to which it comes back when it was dropped.
     ``deadline``: until when its caller waits, on ``clock()``; NOT_WAITING: a call takes the time of the backend.
@@ -176,6 +177,7 @@ class LockRequest:
     inbox: str
     place: str
     # Most requests are granted at once, and have nothing of their own but these.
+    ahead: int = 0
     held_fence: int = 0
     deadline: float = inf
     longest_ttl: float = 0.0

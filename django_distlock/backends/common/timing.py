@@ -16,6 +16,8 @@ class Timing:
     # In a process that waits for more names at once than it can look at in a second, each has its look as much later.
     looks_per_second = 1250  # of all names
     look_interval_longest = 1.0
+    # In Redis, of a waiter that cannot be told of its turn: for itself and each one before it, up to look_interval
+    poll_interval_by_place = 0.1
     unresponsive_after = 3.0  # after which a leader that does nothing is passed over: its event loop is stuck or gone
 
     # Calls of stores
@@ -58,7 +60,8 @@ class Timing:
     listener_nap = 0.2  # after which a listener looks whether it is to end or to subscribe anew, if it hears nothing
     resubscribe_after = 0.2  # before another subscription, whatever ended the last one
     echo_timeout = 2.0  # in which a listener must hear what was said to it; else its connection is taken for dead
-    deaf_for = 60.0  # for which a pooler that passes on no notifications is not tried again
+    # For which what passes on no notifications, or tells scripts not who hears them, is not tried again
+    deaf_for = 60.0
 
     # Databases
     database_idle_kept = 20.0  # after which a connection is closed that nobody used

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import chain, islice
 from typing import Any, ClassVar, NoReturn
 
@@ -23,7 +24,7 @@ from .client import Reply
 from .config import read_credentials
 from .errors import CLUSTER_BACKEND, explain
 from .keys import LEASES, MOST_ROUNDS, RUNS, SCAN_STEP, Listing
-from .operations import Operations
+from .operations import POLLS, Operations
 from .pubsub import NoListener
 from .scripts import Command
 from .topology import Topology, server_topology
@@ -69,6 +70,7 @@ class RedisBackend(GeneratorBackend, RunsBackend):
         self.location, self.keys = topology.location, topology.keys
         self._client, self._async_clients = topology.client, PerLoop(topology.new_async_client)
         self._listener, self._diagnostics = topology.listener, topology.diagnostics
+        self._pollers: set[str] = set()  # tokens of those that pause between two looks
         self._operations = Operations(
             alias, self.keys, self.location.text, self.setting("KEY_PREFIX"), self.timing, self._explain
         )
@@ -80,7 +82,7 @@ class RedisBackend(GeneratorBackend, RunsBackend):
 
     def acquire(self, request: LockRequest, *, queue: bool) -> Grant | LockInfo:
         if queue and not request.inbox:
-            queue = drive(self._listen(request), self._client, self._translated)
+            drive(self._listen(request), self._client, self._translated)
         command = self._to_acquire(request, queue)
         try:
             reply = self._client.send(command, deadline=request.deadline)
@@ -91,7 +93,7 @@ class RedisBackend(GeneratorBackend, RunsBackend):
     async def aacquire(self, request: LockRequest, *, queue: bool) -> Grant | LockInfo:
         client = await self._async_clients.get()
         if queue and not request.inbox:
-            queue = await adrive(self._listen(request), client, self._translated)
+            await adrive(self._listen(request), client, self._translated)
         command = self._to_acquire(request, queue)
         try:
             reply = await client.asend(command, deadline=request.deadline)
@@ -99,19 +101,34 @@ class RedisBackend(GeneratorBackend, RunsBackend):
             self._raise_unanswered(request, error)
         return self._answered(request, reply)
 
-    def _listen(self, request: LockRequest) -> Steps[bool]:
-        """False if nobody can listen here, so that a place in the queue is of no use."""
-        if not self.is_listening(request.name):
+    def _listen(self, request: LockRequest) -> Steps[None]:
+        """Give the request an inbox, before the store knows of it."""
+        if (yield from self._can_be_told(request)):
+            self._listener.expect(request)
+        else:
+            request.inbox = POLLS
+
+    def _can_be_told(self, request: LockRequest) -> Steps[bool]:
+        """Whether a script may hand it the lock: somebody listens here, and scripts are told so."""
+        name, listener = request.name, self._listener
+        if listener.is_deaf(name):
+            return False
+        if not self._hears(name):
             try:
-                yield Call("locate", (self.keys.lease(request.name),))
-                yield Call("start", (request.name, self._time_to_listen(request)), on=self._listener)
+                yield Call("locate", (self.keys.lease(name),))
+                yield Call("start", (name, self._time_to_listen(request)), on=listener)
             except NoListener:
                 return False
-        self._listener.expect(request)  # before the store knows of it
-        return True
+        if not listener.is_counted(name):
+            question = self._operations.ears(name, listener.inbox(name))
+            reply = yield Call("send", (question,), {"deadline": request.deadline})
+            if not reply.is_by_next_owner:
+                listener.note_count(name, self._operations.counts_ears(reply))
+        counted: bool = listener.is_counted(name)
+        return counted
 
     def _to_acquire(self, request: LockRequest, queue: bool) -> Command:
-        if queue and request.place:
+        if queue and request.place and request.inbox != POLLS:
             self._listener.will_look(request)
         return self._operations.acquire(request, queue)
 
@@ -137,6 +154,8 @@ class RedisBackend(GeneratorBackend, RunsBackend):
             if not place:
                 self._listener.forget(request)
                 request.inbox = ""
+            elif request.inbox == POLLS:
+                request.ahead = ears
             elif ears >= 0 and not reply.is_by_next_owner:
                 self._listener.looked(request, ears, reply.sent_at)
             return self._operations.busy(request.name, value, left)
@@ -145,11 +164,38 @@ class RedisBackend(GeneratorBackend, RunsBackend):
 
     def is_listening(self, name: str) -> bool:
         """Most locks are free, so the subscription is made when one turns out to be busy."""
+        return self._hears(name) or self._listener.is_deaf(name)
+
+    def _hears(self, name: str) -> bool:
         is_ready: bool = self._listener.is_ready
         return is_ready
 
+    def wait_for_turn(self, request: LockRequest, timeout: float) -> None:
+        with self._polling(request, timeout) as seconds:
+            self.pause(request, seconds)
+
+    async def await_for_turn(self, request: LockRequest, timeout: float) -> None:
+        with self._polling(request, timeout) as seconds:
+            await self.apause(request, seconds)
+
+    @contextmanager
+    def _polling(self, request: LockRequest, timeout: float) -> Iterator[float]:
+        """Seconds until its next look: the sooner, the fewer stand before one that polls."""
+        if request.inbox != POLLS:
+            yield timeout
+            return
+        timing = self.timing
+        self._pollers.add(request.token)
+        try:
+            busiest = len(self._pollers) / timing.looks_per_second
+            by_place = timing.poll_interval_by_place * (request.ahead + 1)
+            yield min(timeout, timing.look_interval, max(by_place, busiest))
+        finally:
+            self._pollers.discard(request.token)
+
     def succeed(self, successor: LockRequest) -> None:
-        self._listener.expect(successor)
+        if successor.inbox != POLLS:
+            self._listener.expect(successor)
 
     def places(self, queued: Sequence[LockRequest]) -> list[LockRequest]:
         return [request.copy(is_offer=True) for request in queued]

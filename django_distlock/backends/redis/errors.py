@@ -177,6 +177,11 @@ def is_newer_value(reply: object) -> bool:
     return isinstance(reply, Exception) and reason(reply) == "NEWER"
 
 
+def is_of_publishing(reply: object) -> bool:
+    """Whether a script that does nothing but publish failed, and neither for a right nor for what passes."""
+    return isinstance(reply, ResponseError) and not (reason(reply) or is_transient(reply, in_cluster=True))
+
+
 def explain(
     error: Exception,
     backend: BaseLockBackend,

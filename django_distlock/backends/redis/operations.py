@@ -15,14 +15,16 @@ from ...types import Holder, LastRun, LockInfo, LockRequest
 from ..common.timing import Timing
 from .client import Reply
 from .codec import read_holder, read_lease, read_remaining
-from .errors import is_newer_value, is_wrong_type
+from .errors import is_newer_value, is_of_publishing, is_wrong_type
 from .keys import Keys
 from .scripts import Command, PackedKeys, Script, milliseconds, pack, pack_parts
 
 ACQUIRE, RELEASE = Script("acquire", keys=4, arguments=8), Script("release", keys=4, arguments=7)
+EARS = Script("ears", keys=1, arguments=1)
 RENEW, CLAIM_RUN = Script("renew", keys=1, arguments=2), Script("claim_run", keys=2, arguments=8)
 
 GONE = -2  # says PTTL
+POLLS = "polls"  # the inbox of a waiter that cannot be told of its turn
 
 logger = logging.getLogger("django_distlock")
 
@@ -72,7 +74,7 @@ class Operations:
         first, keys = self._of_lock(request.name)
         token = request.token.encode()
         release = Command(b"%b%b$%d\r\n%b\r\n%b" % (RELEASE.head, keys, len(token), token, options), RELEASE, first)
-        if not request.inbox:
+        if request.inbox in ("", POLLS):
             return [release]
         # Others wait, probably. A server writes first to those for whom it had something last. One that owes a reply
         # already when the script publishes writes to the waiter before it answers the caller.
@@ -85,6 +87,9 @@ class Operations:
     def _pack_release_options(self, cooldown: float, retire: float, inbox: str, is_offer: bool, force: bool) -> bytes:
         grant_ttl = milliseconds(self._timing.grant_ttl)
         return pack_parts(milliseconds(cooldown), milliseconds(retire), inbox, grant_ttl, int(is_offer), int(force))
+
+    def ears(self, name: str, inbox: str) -> Command:
+        return EARS.call(PackedKeys.of(self._keys.lease(name)), inbox)
 
     def renew(self, wanted: Sequence[tuple[LockRequest, float]]) -> list[Command]:
         lease, options = self._keys.lease, {ttl: pack_parts(milliseconds(ttl)) for ttl in {ttl for _, ttl in wanted}}
@@ -132,6 +137,16 @@ class Operations:
         if info := read_lease(self._alias, name, value, left):
             return info
         raise self._unreadable(name, value)
+
+    def counts_ears(self, reply: Reply) -> bool | None:
+        """Whether scripts are told who hears a message. None: nobody does, and who listens may just not be there."""
+        value = reply.values[0]
+        if is_of_publishing(value):
+            return False
+        heard, anyway = self.checked(value)
+        if heard > anyway:
+            return True
+        return False if anyway else None
 
     def renewed(self, reply: Reply) -> list[bool | None]:
         """A node that refuses must not hide what became of leases elsewhere; raises where that is all there is."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from math import inf
 from typing import Any
 
 from redis.exceptions import RedisError, ResponseError, TimeoutError
@@ -17,6 +19,8 @@ from ..common.wakeup_listener import Waiters, WakeupListener
 from .config import Location
 from .errors import is_transient
 from .scripts import pack
+
+logger = logging.getLogger("django_distlock")
 
 # Sharded first: a plain pattern subscriber, such as a monitor, would make dead waiters look alive.
 KINDS = (("SSUBSCRIBE", "S"), ("SUBSCRIBE", "P"))
@@ -61,6 +65,10 @@ class RedisListener(WakeupListener):
         self._inbox = ""
         self._heard_at = 0.0  # when something came last
         self._asked_at = 0.0  # when the look was sent whose echo is still to come, if that is later
+        self._is_counted = False  # this subscription, by the scripts of the server
+        self._was_missed = False  # the one before it
+        self._deaf_until = -inf  # waiters poll
+        self._has_told_of_counts = False
 
     def start(self, name: str, timeout: float) -> None:
         """Return when the subscription stands.
@@ -118,6 +126,37 @@ class RedisListener(WakeupListener):
     def _inbox_of(self, request: LockRequest) -> str:
         return self._inbox
 
+    # Whether a hand-over can be trusted to have been heard
+
+    def is_counted(self, name: str) -> bool:
+        return self._is_counted
+
+    def is_deaf(self, name: str) -> bool:
+        return clock() < self._deaf_until
+
+    def inbox(self, name: str) -> str:
+        return self._inbox
+
+    def note_count(self, name: str, counts: bool | None) -> None:
+        """What was found out about this subscription. None: nobody seemed to listen.
+
+        It may have ended, or the server not be the one any more that scripts run on: that is believed of two only.
+        """
+        if counts:
+            self._is_counted, self._was_missed = True, False
+        elif counts is None and (self._resubscribe or not self._was_missed):
+            self._was_missed = self._resubscribe = True
+        else:
+            self._deaf_until = clock() + self._timing.deaf_for
+            if not self._has_told_of_counts:
+                self._has_told_of_counts = True
+                logger.warning(
+                    "Scripts at the server of the locks of %r are not told who receives a message, so nobody can be"
+                    " handed a lock there: waiters look every 0.1 to 1 s instead, in their order. A proxy before the"
+                    " server may be the reason.",
+                    self._name,
+                )
+
     def will_look(self, request: LockRequest) -> None:
         """A look is about to be sent."""
         self.touch()
@@ -157,7 +196,7 @@ class RedisListener(WakeupListener):
         connection.disconnect()
 
     def _mark_ready(self) -> None:
-        self._heard_at, self._failure = clock(), None
+        self._heard_at, self._failure, self._is_counted = clock(), None, False
         super()._mark_ready()
 
     def _receive(self, message: Any) -> None:

@@ -78,8 +78,23 @@ class ClusterListener:
             if not self.hears(name):
                 node.raise_failure(deadline, timeout)
 
+    def is_counted(self, name: str) -> bool:
+        node = self._find(name)
+        return node is not None and node.is_counted(name)
+
+    def is_deaf(self, name: str) -> bool:
+        node = self._find(name)
+        return node is not None and node.is_deaf(name)
+
+    def inbox(self, name: str) -> str:
+        return self.kind + self._inbox(name)
+
+    def note_count(self, name: str, counts: bool | None) -> None:
+        if node := self._find(name):
+            node.note_count(name, counts)
+
     def expect(self, request: LockRequest) -> None:
-        request.inbox = request.inbox or self.kind + self._inbox(request.name)
+        request.inbox = request.inbox or self.inbox(request.name)
         self.waiters.add(request)
         if node := self._find(request.name):
             node.touch()

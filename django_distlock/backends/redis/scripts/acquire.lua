@@ -1,16 +1,21 @@
 -- Try, wait in the queue, look, or take the last chance. Safe to repeat with the same token.
--- KEYS  1 lease  2 queue (zset: place -> entry)  3 retired tokens (zset: token by its end)  4 last fencing number
--- ARGV  1 token (26 bytes)  2 holder  3 ttl in ms  4 mode  5 place ('' = none yet)  6 inbox ('' = none)
---       7 grant in ms: how long a waiter has to take what it was handed  8 ms for which a queue without looks is kept
+-- KEYS  1 lease  2 queue (zset: place -> entry)  3 retired tokens, and looks of waiters that poll: "?" and the token
+--       (zset: by their end)  4 last fencing number
+-- ARGV  1 token (26 bytes)  2 holder  3 ttl in ms  4 mode  5 place ('' = none yet)
+--       6 inbox ('' = none; 'polls' = a waiter that cannot be told, so nothing is handed to it)
+--       7 grant in ms: how long a waiter has to take what it was handed, and how long the look of one that polls counts
+--       8 ms for which a queue without looks is kept
 -- modes try: never queue | wait: queue if busy | again: the same after an attempt that went unanswered
 --       look: from the queue, each second or after a hint
 --       last: at the caller's deadline, take it if it can be had, else leave the queue
 -- reply fencing number: granted for the ttl | -1 this token was retired
---       {place, ms the lease has left (-1 = others come first), lease, listeners of the own inbox (-1 = not asked)} busy
+--       {place, ms the lease has left (-1 = others come first), lease, listeners of the own inbox (-1 = not asked), or
+--       how many stand before one that polls} busy. Where the lock is free, and the first in the queue polls, "lease" is
+--       what it would be if it had been handed over
 --       | error NEWER: what stands there has a larger format, and stays as it is
 -- A lease is "1 token state number holder", an entry "1 token slots inbox|thread": 1 is the format, slots are 4 digits, and
--- thread is empty yet. An inbox is "S" or "P" (sharded or plain pub/sub) and a channel, which has one bar in it. A number is
--- 16 digits.
+-- thread is empty yet. An inbox is "polls", or "S" or "P" (sharded or plain pub/sub) and a channel, which has one bar in it.
+-- A number is 16 digits.
 -- ms after which each waiter looks by itself, but in a process that waits for very many names. For those it would be 8000,
 -- and each hand-over of a lock with so short a TTL would cost one more message and one more look.
 local LOOK = 1000
@@ -18,6 +23,7 @@ local NEWER = {err = 'NEWER written by a newer version'}
 local token, holder, ttl, mode, place = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5]
 local mine = '1 ' .. token .. ' '
 local me = mine .. '0001 ' .. ARGV[6] .. '|'
+local is_polling = ARGV[6] == 'polls'
 
 local function is_newer(value)
   return value and string.find(value, '^[2-9] ')
@@ -55,10 +61,29 @@ local function tell(entry)
   return publish(inbox, string.sub(entry, 3, 28) .. ' ' .. KEYS[1])
 end
 
+local function ms()
+  local time = redis.call('TIME')
+  return time[1] * 1000 + math.floor(time[2] / 1000)
+end
+
+local function polls(entry)
+  return string.sub(entry, 35, 40) == 'polls|'
+end
+
+local function waited_for(entry) -- ms for which the last look of one that polls still counts, or false
+  local left = tonumber(redis.call('ZSCORE', KEYS[3], '?' .. string.sub(entry, 3, 28)) or 0) - ms()
+  return left > 0 and left
+end
+
+local function is_gone(entry)
+  if polls(entry) then return not waited_for(entry) end
+  return tell(entry) == 0
+end
+
 local function wake_first() -- who looks at the end of the lease must know of one that comes before its next look
   repeat
     local first = head()
-    local is_dead = first and not is_newer(first) and tell(first) == 0
+    local is_dead = first and not is_newer(first) and is_gone(first)
     if is_dead then redis.call('ZREM', KEYS[2], first) end
   until not is_dead
 end
@@ -84,6 +109,7 @@ if lease and string.sub(lease, 1, 29) == mine then
 end
 if is_newer(lease) then return NEWER end
 
+local left
 if not lease then
   local is_mine = redis.call('EXISTS', KEYS[2], KEYS[3]) == 0
   if not is_mine then
@@ -93,16 +119,21 @@ if not lease then
     repeat -- whoever finds the lock free hands it to the first who listens, and has no turn before it
       local first = head()
       if is_newer(first) then return NEWER end
+      is_mine = not first or string.sub(first, 1, 29) == mine
+      left = not is_mine and polls(first) and waited_for(first)
+      if left then -- it takes the lock by itself
+        lease = string.sub(first, 1, 29) .. 'c 0000000000000000 '
+        break
+      end
       if first then redis.call('ZREM', KEYS[2], first) end
-      if not first or string.sub(first, 1, 29) == mine then
-        is_mine = true
-      elseif tell(first) > 0 then
+      if not is_mine and not polls(first) and tell(first) > 0 then
         lease = string.sub(first, 1, 29) .. 'c ' .. number() .. ' '
         redis.call('SET', KEYS[1], lease, 'PX', ARGV[7])
       end
     until is_mine or lease
   end
   if is_mine then
+    if is_polling then redis.call('ZREM', KEYS[3], '?' .. token) end
     local fence = number()
     redis.call('SET', KEYS[1], mine .. 'h ' .. fence .. ' ' .. holder, 'PX', ttl)
     if ttl < LOOK then wake_first() end
@@ -111,17 +142,18 @@ if not lease then
 end
 
 if mode == 'try' or mode == 'last' then
-  local left = redis.call('PTTL', KEYS[1])
+  left = left or redis.call('PTTL', KEYS[1])
+  if mode == 'last' and is_polling then redis.call('ZREM', KEYS[3], '?' .. token) end
   if mode == 'last' and redis.call('ZREM', KEYS[2], me) == 1 and left < LOOK then wake_first() end
   return {'', left, lease, -1}
 end
 -- A "wait" that arrives after its caller has left may leave a place behind; what that is handed, is handed back.
-if mode ~= 'wait' and retired() then return -1 end
+if (mode ~= 'wait' or is_polling) and retired() then return -1 end
 
 local ears = -1
 if mode == 'look' then
   redis.call('ZADD', KEYS[2], 'LT', place, me) -- a waiter that was dropped comes back to its place
-  ears = publish(ARGV[6], '?')
+  if not is_polling then ears = publish(ARGV[6], '?') end
 else
   place = mode == 'again' and redis.call('ZSCORE', KEYS[2], me)
   if not place then
@@ -131,5 +163,12 @@ else
   place = string.format('%016.0f', tonumber(place))
 end
 redis.call('PEXPIRE', KEYS[2], ARGV[8])
-local is_first = redis.call('ZRANK', KEYS[2], me) == 0
-return {place, is_first and redis.call('PTTL', KEYS[1]) or -1, lease, ears}
+local ahead = redis.call('ZRANK', KEYS[2], me)
+if is_polling then
+  local now, counts = ms(), tonumber(ARGV[7])
+  redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', now)
+  redis.call('ZADD', KEYS[3], now + counts, '?' .. token)
+  if redis.call('PTTL', KEYS[3]) < counts then redis.call('PEXPIRE', KEYS[3], counts) end
+  ears = ahead
+end
+return {place, ahead == 0 and redis.call('PTTL', KEYS[1]) or -1, lease, ears}

@@ -1,11 +1,13 @@
 -- Give up a lease, hand a grant back, or leave the queue. Hands the lock to the first waiter who listens. Safe to repeat.
--- KEYS  1 lease  2 queue (zset: place -> entry)  3 retired tokens (zset: token by its end)  4 last fencing number
+-- KEYS  1 lease  2 queue (zset: place -> entry)  3 retired tokens, and looks of waiters that poll: "?" and the token
+--       (zset: by their end)  4 last fencing number
 -- ARGV  1 token  2 cooldown in ms: how long the lock stays taken (0 = given up at once)
 --       3 ms for which the token is retired, because a command that carries it may still arrive (0 = none can)
 --       4 inbox ('' = the token never queued)  5 grant in ms: how long a waiter has to take what it was handed
 --       6 1 = hand back: what is still being handed over, but never a lease that somebody has taken since; else 0
 --       7 1 = an operator frees the lock even in its cooldown; else 0
--- reply 2 handed on | 1 released | 0 the token did not hold the lock; its place, if any, is gone
+-- reply 2 handed on | 1 released; the first waiter takes it by itself, if that one polls
+--       | 0 the token did not hold the lock; its place, if any, is gone
 --       | error NEWER: what stands there has a larger format, and stays as it is
 -- Leases and entries: see acquire.lua
 local token, cooldown, retire, inbox = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
@@ -28,10 +30,25 @@ local function tell(entry)
   return redis.call('PUBLISH', channel, text)
 end
 
+local function polls(entry)
+  return string.sub(entry, 35, 40) == 'polls|'
+end
+
+local function looked(entry) -- one that polls, lately
+  local time = redis.call('TIME')
+  local counts_until = redis.call('ZSCORE', KEYS[3], '?' .. string.sub(entry, 3, 28))
+  return counts_until and tonumber(counts_until) > time[1] * 1000 + math.floor(time[2] / 1000)
+end
+
+local function is_gone(entry)
+  if polls(entry) then return not looked(entry) end
+  return tell(entry) == 0
+end
+
 local function wake_first() -- who looks at the end of the lease must know of one that comes before its next look
   repeat
     local first = head()
-    local is_dead = first and not is_newer(first) and tell(first) == 0
+    local is_dead = first and not is_newer(first) and is_gone(first)
     if is_dead then redis.call('ZREM', KEYS[2], first) end
   until not is_dead
 end
@@ -53,6 +70,7 @@ if retire > 0 then
   if redis.call('PTTL', KEYS[3]) < retire then redis.call('PEXPIRE', KEYS[3], retire) end
 end
 
+if inbox == 'polls' then redis.call('ZREM', KEYS[3], '?' .. token) end
 if string.sub(lease, 1, 29) ~= mine then
   local left = inbox ~= '' and redis.call('ZREM', KEYS[2], mine .. '0001 ' .. inbox .. '|') == 1
   if left and redis.call('PTTL', KEYS[1]) < LOOK then wake_first() end
@@ -69,8 +87,10 @@ if cooldown > 0 and state == 'h' then
 end
 
 while first do
+  local is_other = string.sub(first, 1, 29) ~= mine
+  if is_other and polls(first) and looked(first) then break end -- it takes the lock by itself
   redis.call('ZREM', KEYS[2], first)
-  if string.sub(first, 1, 29) ~= mine and tell(first) > 0 then
+  if is_other and not polls(first) and tell(first) > 0 then
     -- Not the place, though it is a number, too: in a split brain another master may have granted a larger one since.
     local time = redis.call('TIME')
     local fence = time[1] * 1000000 + time[2]
