@@ -27,6 +27,7 @@ from example_project.valkey import Valkey
 from tests.support import mariadb as mariadb_server
 from tests.support import postgres as postgres_server
 from tests.support import rabbitmq as rabbitmq_server
+from tests.support.callers import Caller
 from tests.support.cluster import Cluster
 from tests.support.databases import known_database
 from tests.support.mariadb import MariaDB
@@ -37,7 +38,7 @@ from tests.support.rabbitmq import RabbitMQ
 from tests.support.requirements import left_out, missing
 from tests.support.stores import DATABASE, LOCMEM, REDIS, REDIS_CLUSTER, REDLOCK
 from tests.support.terminal import Terminal
-from tests.support.tools import backend_on, eventually, renewer_of
+from tests.support.tools import PATIENCE, backend_on, eventually, renewer_of
 
 # As the plugin does where it is installed
 pytest.register_assert_rewrite("django_distlock.testing.contract", "django_distlock.testing.runs_contract")
@@ -269,6 +270,24 @@ def calls(request: pytest.FixtureRequest) -> Iterator[Callable[[Any], Any]]:
     """Wraps an object so that ``wrapped.method()`` calls the method, or its ``a`` twin."""
     with calling(request.param) as wrap:
         yield wrap
+
+
+@pytest.fixture
+def callers() -> Iterator[Callable[..., Caller]]:
+    """Starts callers, and ends those that a failed test leaves."""
+    started: list[Caller] = []
+
+    def start(*args: Any, **options: Any) -> Caller:
+        started.append(Caller(*args, **options))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.go.set()
+        one.cancel()
+    for one in started:
+        one.thread.join(2 * PATIENCE)
+        assert not one.thread.is_alive()
 
 
 @pytest.fixture

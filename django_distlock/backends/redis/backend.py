@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import chain, islice
 from typing import Any, ClassVar, NoReturn
 
@@ -17,11 +17,13 @@ from ...utils.clock import clock, wall_clock
 from ...utils.drive import Call, Steps, adrive, drive
 from ...utils.text import quoted
 from ..base import RunsBackend
+from ..common import selftest
 from ..common.attempts import InDoubt
 from ..common.per_loop import PerLoop
 from ..twins import GeneratorBackend
 from .client import Reply
 from .config import read_credentials
+from .diagnostics import waiting_result
 from .errors import CLUSTER_BACKEND, explain
 from .keys import LEASES, MOST_ROUNDS, RUNS, SCAN_STEP, Listing
 from .operations import POLLS, Operations
@@ -274,7 +276,10 @@ class RedisBackend(GeneratorBackend, RunsBackend):
             if not further:
                 break
         reply = yield Call("send", self._diagnostics.questions(nodes))
-        return self._diagnostics.results(nodes, reply.values, (began + wall_clock()) / 2)
+        found = self._diagnostics.results(nodes, reply.values, (began + wall_clock()) / 2)
+        with suppress(LockBackendError):  # of which the self-test tells
+            found.append(waiting_result(is_told=(yield from self._can_be_told(selftest.new_request()))))
+        return found
 
     # The runs of beat
 

@@ -130,6 +130,15 @@ def _shared(aliases: Sequence[str]) -> str:
     return f"CACHES[{aliases[0]!r}] is in the same database: cache.clear() would free all locks."
 
 
+def waiting_result(*, is_told: bool) -> CheckResult:
+    """``is_told``: whether scripts may hand a lock to those who wait here."""
+    if is_told:
+        return CheckResult(Level.OK, "waiting", "Waiters are woken by messages.")
+    message = "Scripts are not told who receives a message, so nobody is handed a lock: waiters look every 0.1 to 1 s."
+    hint = "Behind a proxy that is so; an address that leads to the server itself lets waiters be woken."
+    return CheckResult(Level.INFO, "waiting", message, hint)
+
+
 # Without asking the server
 
 

@@ -36,6 +36,7 @@ def test_a_server_that_is_fine(checked, own_valkey, settings):
     assert set(levels(checked(server.url)).values()) == {"ok"}
     assert set(checked(server.url)) == {
         "reachable", "latency", "clock", "version", "eviction", "memory", "persistence", "replicas", "cache",
+        "waiting",
     }  # fmt: skip
 
 

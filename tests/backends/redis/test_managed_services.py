@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
-
 import pytest
 import redis
 from redis.exceptions import ResponseError
@@ -41,43 +38,6 @@ class TestContract(LockBackendContract, RunsContract):
     def backend(self, strict_locks, strict_proxy):
         yield strict_locks
         assert not [why for why in strict_proxy.refused if "CLIENT SETINFO" not in why]  # redis-py's own
-
-
-ALIASES = ("first", "second", "third")
-
-
-class TestUntrueCounts:
-    """Where scripts are told a wrong number of receivers, or messages get lost. Each alias stands for a process."""
-
-    @pytest.mark.parametrize(
-        ("publishes", "in_order"),
-        [("({} and 0)", False), ("0", False), ("({} and 1)", True), ("1", True)],
-        ids=["none", "none, and lost", "one", "one, and lost"],
-    )
-    def test_each_waiter_has_its_turn(self, strict_proxy, store, settings, publishes, in_order):
-        strict_proxy.publishes = publishes
-        entry = {"BACKEND": REDIS, "LOCATION": strict_proxy.url, "KEY_PREFIX": "{lock}"}
-        settings.DISTRIBUTED_LOCKS = dict.fromkeys(("default", *ALIASES), entry)
-        holder, order, inside = lock("name"), [], threading.Semaphore()
-        holder.acquire()
-
-        def wait(alias):
-            with lock("name", wait=20, using=alias):
-                assert inside.acquire(blocking=False)
-                order.append(alias)
-                inside.release()
-
-        threads = [threading.Thread(target=wait, args=(alias,)) for alias in ALIASES]
-        for number, thread in enumerate(threads, 1):
-            thread.start()
-            eventually(lambda: store.zcard("{lock}|q:name") == number)  # noqa: B023
-        began = time.monotonic()
-        holder.release()
-        for thread in threads:
-            thread.join(20)
-        assert time.monotonic() - began < 5
-        assert (order if in_order else sorted(order, key=ALIASES.index)) == [*ALIASES]
-        locks.close()
 
 
 def test_keys_in_several_slots_are_told_of(valkey_cluster, settings, calls):

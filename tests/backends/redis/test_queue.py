@@ -13,12 +13,11 @@ import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from itertools import count
 
 import pytest
 import redis
 
-from django_distlock import LockBackendError, LockLost, State, adopt, lock, locks
+from django_distlock import LockBackendError, State, adopt, lock, locks
 from django_distlock.backends.common.timing import Timing
 from django_distlock.backends.redis import pubsub as listening
 from django_distlock.backends.redis import topology
@@ -78,94 +77,6 @@ def lasting_places(monkeypatch):
 def caller(request, callers):
     """Starts callers of one kind."""
     return lambda *args, **options: callers(*args, as_task=request.param == "task", **options)
-
-
-@pytest.fixture
-def callers():
-    """Starts callers, and ends those that a failed test leaves."""
-    started = []
-
-    def start(*args, **options):
-        started.append(Caller(*args, **options))
-        return started[-1]
-
-    yield start
-    for one in started:
-        one.go.set()
-        one.cancel()
-    for one in started:
-        one.thread.join(2 * PATIENCE)
-        assert not one.thread.is_alive()
-
-
-class Caller:
-    """A thread, or a task in an event loop of its own, that acquires a lock, holds it until told, and releases it."""
-
-    numbers = count(1)
-
-    def __init__(self, using="default", *, wait=LONG, ttl=30.0, as_task=False, name="name", stays=True):
-        self.handle = lock(name, using=using, wait=wait, ttl=ttl, on_lost="log")
-        self.go = threading.Event()
-        self.ended = threading.Event()
-        self.outcome = None  # "in", "late", "cancelled" or an error
-        self.decided_at = 0.0
-        self.number = 0  # in the order in which they got in
-        if not stays:
-            self.go.set()
-        self._task = None
-        self.thread = threading.Thread(target=self._as_task if as_task else self._as_thread)
-        self.thread.start()
-
-    def _decided(self, outcome):
-        self.decided_at = time.monotonic()
-        if outcome == "in":
-            self.number = next(self.numbers)
-        self.outcome = outcome
-        return outcome == "in"
-
-    def _as_thread(self):
-        try:
-            if self._decided("in" if self.handle.acquire() else "late"):
-                self.go.wait()
-                self.handle.release()
-        except LockBackendError as error:
-            self._decided(error)
-        except LockLost:
-            pass
-        finally:
-            self.ended.set()
-
-    def _as_task(self):
-        asyncio.run(self._main())
-
-    async def _main(self):
-        self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
-        try:
-            if self._decided("in" if await self.handle.aacquire() else "late"):
-                while not self.go.is_set():
-                    await asyncio.sleep(0.002)
-                await self.handle.arelease()
-        except LockBackendError as error:
-            self._decided(error)
-        except LockLost:
-            pass
-        except asyncio.CancelledError:
-            self._decided("cancelled")
-        finally:
-            self.ended.set()
-
-    def cancel(self):
-        if self._task and not self.ended.is_set():
-            self._loop.call_soon_threadsafe(self._task.cancel)
-
-    def gets_in(self, within=PATIENCE):
-        """Return the moment; fail if it does not happen."""
-        assert eventually(lambda: self.outcome, within) == "in"
-        return self.decided_at
-
-    def leaves(self):
-        self.go.set()
-        assert self.ended.wait(PATIENCE)
 
 
 def in_queue(store, number):
