@@ -49,7 +49,7 @@ def test_promises_are_kept_and_the_same_seed_is_the_same_run():
 @pytest.mark.parametrize("change", read(LISTS / "protocol.toml"), ids=lambda change: change.name)
 def test_a_broken_script_is_found(change):
     with change.environment() as environment:
-        options = ("--world", "redis", "--seed", change.seed, "--runs", MOST_RUNS, "--as-drawn")
+        options = ("--world", change.worlds[0], "--seed", change.seed, "--runs", MOST_RUNS, "--as-drawn")
         code, told, [outcome] = simulate(*options, environment=environment)
     assert (code, len(outcome["findings"])) == (1, 1), told
     assert "the simulation itself failed" not in outcome["findings"][0]["kind"], told

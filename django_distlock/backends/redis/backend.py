@@ -115,7 +115,7 @@ class RedisBackend(GeneratorBackend, RunsBackend):
         name, listener = request.name, self._listener
         if listener.is_deaf(name):
             return False
-        if not self._hears(name):
+        if not self.is_listening(name):
             try:
                 yield Call("locate", (self.keys.lease(name),))
                 yield Call("start", (name, self._time_to_listen(request)), on=listener)
@@ -166,9 +166,6 @@ class RedisBackend(GeneratorBackend, RunsBackend):
 
     def is_listening(self, name: str) -> bool:
         """Most locks are free, so the subscription is made when one turns out to be busy."""
-        return self._hears(name) or self._listener.is_deaf(name)
-
-    def _hears(self, name: str) -> bool:
         is_ready: bool = self._listener.is_ready
         return is_ready
 

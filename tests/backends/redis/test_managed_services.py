@@ -9,9 +9,13 @@ from redis.exceptions import ResponseError
 from django_distlock import LockBackendError, lock, locks
 from django_distlock.testing.contract import LockBackendContract
 from django_distlock.testing.runs_contract import RunsContract
+from tests.support.programs import ROOT
 from tests.support.stores import REDIS
 from tests.support.strict_proxy import COMMANDS, REFUSALS, StrictProxy
 from tests.support.tools import eventually, renewer_of
+
+
+FORMER_SCRIPTS = ROOT / "tests" / "support" / "former_scripts"
 
 
 @pytest.fixture
@@ -74,6 +78,14 @@ class TestProxy:
         sha = client.script_load(text)
         with pytest.raises(ResponseError, match="^(Alibaba Cloud|Amazon|Dragonfly)"):
             client.evalsha(sha, len(keys), *keys)
+
+    @pytest.mark.parametrize("path", sorted(FORMER_SCRIPTS.glob("*.lua")), ids=lambda path: path.stem)
+    def test_scripts_that_keep_keys_in_variables_are_refused(self, client, path):
+        """Those of commit b3cd76a, before this package wrote each key into the call."""
+        sha = client.script_load(path.read_text())
+        keys = [f"{{lock}}{number}" for number in range(4)]
+        with pytest.raises(ResponseError, match="^Alibaba Cloud Tair: bad Lua script: "):
+            client.evalsha(sha, 4, *keys, *["1"] * 8)
 
     @pytest.mark.parametrize("command", COMMANDS)
     def test_commands_are_refused(self, client, command):

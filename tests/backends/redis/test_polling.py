@@ -264,6 +264,25 @@ class TestFindingOut:
                 locks["first"].release(request)
                 eventually(lambda: locks["first"].is_listening("name"))
 
+    def test_what_was_found_out_is_not_asked_again_by_each(self, start, store):
+        proxy = start(UNTRUE["none"])
+        backend = locks["first"]
+
+        def wait():
+            request = lock_request("name")
+            backend.acquire(request, queue=True)
+            backend.release(request)
+
+        with lock("name"):
+            wait()
+            eventually(lambda: not backend.is_listening("name"))
+            wait()
+            opened = proxy.accepted
+            assert backend.is_listening("name")
+            for _ in range(3):
+                wait()
+        assert proxy.accepted == opened
+
     @pytest.mark.parametrize("mode", ["one", "refused"])
     def test_what_is_known_is_asked_again_after_a_while(self, start, store, monkeypatch, mode):
         monkeypatch.setattr(Timing, "deaf_for", 0.2)

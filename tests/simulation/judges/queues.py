@@ -8,6 +8,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from django_distlock.backends.common.timing import Timing
+from django_distlock.backends.redis.operations import POLLS
 from django_distlock.types import Holder
 
 from .leases import GRAIN
@@ -34,7 +35,7 @@ class Waiter:
 
 @dataclass
 class Handed:
-    """The lock, to a waiter that has not taken it yet."""
+    """The lock, to a waiter that has not taken it yet; or left to one."""
 
     token: str
     at: float
@@ -47,6 +48,7 @@ class Looks:
     """Of one token."""
 
     last: float = -inf
+    pause: float = SOONEST * Timing.look_interval  # until the next one
     lease_ends_at: float = inf  # as it was told
     unexplained: defaultdict[str, deque[float]] = field(default_factory=lambda: defaultdict(deque))  # by who waits
 
@@ -63,6 +65,7 @@ class QueueJudge:
         self._askers: dict[str, Process] = {}
         self._looks: dict[str, Looks] = {}
         self._handed: Handed | None = None
+        self._free: Handed | None = None  # to one that polls
         self._unwanted_since: dict[str, float] = {}  # places of tokens for which nobody waits
         self._ended_at = inf  # the lease, unless it is renewed
         self._taken_until = -inf
@@ -77,7 +80,7 @@ class QueueJudge:
             self._note_attempt(executed)
         elif executed.script == "release":
             self._note_release(executed)
-        self._note_drops(before, after)
+        self._note_drops(executed)
         if after.lease and (before.lease is None or before.lease.token != after.lease.token):
             self._judge_grant(executed, after.lease)
         if after.lease is None or after.lease.state != "c":
@@ -95,6 +98,7 @@ class QueueJudge:
 
     def watch(self) -> None:
         self._judge_handed()
+        self._judge_free()
         self._judge_places()
 
     def taken_until(self) -> float:
@@ -116,6 +120,9 @@ class QueueJudge:
             if token not in self._left and executed.process.is_alive:
                 inbox = executed.words[5]
                 self._waiters[token] = Waiter(executed.process, self._places[token], inbox, executed.at)
+                counts_for = executed.after.looks.get(token, 0.0) if executed.is_polling else Timing.grant_ttl
+                if abs(counts_for - Timing.grant_ttl) > GRAIN:
+                    self._fail(f"S10: the look of {token[:6]} counts for {counts_for:.3f} s")
         elif executed.mode == "last" and executed.is_answered:
             self._leave(executed)
 
@@ -131,9 +138,10 @@ class QueueJudge:
         if executed.is_answered and not executed.is_forced:
             self._leave(executed)
         if had and after.lease is None:
-            for token, inbox in before.inboxes.items():
-                if token != executed.token and self._store.listeners(inbox):
-                    self._fail(f"S10: {executed.token[:6]} freed the lock, and it was not handed to {token[:6]}")
+            others = [token for token in before.places if token != executed.token]
+            first = next((one for one in sorted(others, key=before.places.__getitem__) if self._is_there(before, one)), "")
+            if first and before.inboxes[first] != POLLS:
+                self._fail(f"S10: {executed.token[:6]} freed the lock, and it was not handed to {first[:6]}")
 
     def _leave(self, executed: Executed) -> None:
         self._waiters.pop(executed.token, None)
@@ -159,16 +167,20 @@ class QueueJudge:
                 self._fail(f"S4: nobody waits under the place of {token[:6]} since {since:.3f} s")
         self._unwanted_since = unwanted
 
-    def _note_drops(self, before: LockState, after: LockState) -> None:
+    def _note_drops(self, executed: Executed) -> None:
+        before, after = executed.before, executed.after
+        expected = {executed.token, after.lease.token if after.lease else ""}
         for token in before.places.keys() - after.places.keys():
-            if (waiter := self._waiters.get(token)) and not self._store.listeners(waiter.inbox):
+            if (waiter := self._waiters.get(token)) and not self._is_there(before, token):
                 waiter.is_present = False
+            elif waiter and waiter.inbox == POLLS and token not in expected:
+                self._fail(f"S10: {token[:6]} was dropped, though its look counts")
 
     def _judge_grant(self, executed: Executed, lease: StoredLease) -> None:
         place = self._places.get(lease.token, inf)
         for token, waiter in self._waiters.items():
             stays = waiter.is_present and executed.at - waiter.looked_at < Timing.queue_ttl - GRAIN
-            if token != lease.token and stays and waiter.place < place and self._store.listeners(waiter.inbox):
+            if token != lease.token and stays and waiter.place < place and self._is_there(executed.before, token):
                 self._fail(f"S10: {lease.token[:6]} was granted the lock before {token[:6]}, which came earlier")
         if lease.state == "c":
             self._note_handed(executed, lease.token)
@@ -193,6 +205,24 @@ class QueueJudge:
             if lease is None or (lease.token, lease.state) == (handed.token, "c"):
                 self._fail(f"S11: {handed.token[:6]} was handed the lock at {handed.at:.3f} s and did not take it")
 
+    def _is_there(self, state: LockState, token: str) -> bool:
+        return state.is_there(token, self._store.listeners)
+
+    def _judge_free(self) -> None:
+        """S11: the first in the queue takes a lock that was freed, if it polls."""
+        state = self._store.state(self._name)
+        waiter = self._waiters.get(state.first)
+        if state.lease or waiter is None or waiter.inbox != POLLS:
+            self._free = None
+            return
+        if self._free is None or self._free.token != state.first:
+            self._free = Handed(state.first, self._store.now, waiter.process, waiter.process.stopped_for)
+        free, late = self._free, self._store.now - self._free.at
+        if late < self._store.soon + Timing.look_interval + Timing.retry_delay:
+            return
+        if waiter.process.stopped_for == free.stopped_before and self._store.is_undisturbed(waiter.process, free.at):
+            self._fail(f"S11: the lock is free for {late:.3f} s, and {free.token[:6]}, which polls, did not take it")
+
     def _judge_promptness(self, before: LockState) -> None:
         """S11: the first of the queue looks when the lease ends."""
         late = self._store.now - self._ended_at
@@ -209,7 +239,7 @@ class QueueJudge:
         looks = self._looks.setdefault(executed.token, Looks())
         is_explained = (
             executed.mode != "look"
-            or executed.at - looks.last > SOONEST * Timing.look_interval - GRAIN - self._store.simulation.distance
+            or executed.at - looks.last > looks.pause - GRAIN - self._store.simulation.distance
             or executed.at > looks.lease_ends_at - GRAIN
             or (executed.before.lease is not None and executed.before.lease.token == executed.token)
         )
@@ -222,6 +252,8 @@ class QueueJudge:
             if len(unexplained) > MOST_LOOKS:
                 self._fail(f"S11: {executed.token[:6]} polls: {len(unexplained)} looks in {WINDOW:g} s")
         looks.last = executed.at
+        if executed.is_polling:
+            looks.pause = SOONEST * min(Timing.look_interval, Timing.poll_interval_by_place * (executed.ahead + 1))
         looks.lease_ends_at = executed.at + executed.left if executed.place is not None else inf
 
     def _fail(self, text: str) -> None:

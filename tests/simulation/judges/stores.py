@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django_distlock.backends.common.timing import Timing
 from django_distlock.backends.redis.keys import Keys
-from django_distlock.backends.redis.operations import ACQUIRE, RELEASE, RENEW
+from django_distlock.backends.redis.operations import ACQUIRE, POLLS, RELEASE, RENEW
 
 from ..servers.resp import ServerError
 from .leases import DRIFT, LeaseJudge
@@ -40,11 +40,18 @@ class StoredLease(NamedTuple):
 
 
 class LockState(NamedTuple):
-    """``places``, ``inboxes``: of those in the queue, by token."""
+    """``places``, ``inboxes``: of those in the queue, by token. ``looks``: seconds for which the look of one that polls
+    still counts."""
 
     lease: StoredLease | None
     places: Mapping[str, float]
     inboxes: Mapping[str, str]
+    looks: Mapping[str, float]
+
+    def is_there(self, token: str, listeners: Callable[[str], int]) -> bool:
+        """Whether a script may take it for one that waits."""
+        inbox = self.inboxes.get(token, "")
+        return token in self.looks if inbox == POLLS else bool(listeners(inbox))
 
     @property
     def first(self) -> str:
@@ -94,6 +101,15 @@ class Executed(NamedTuple):
             return "", -1
         place, left, _lease, _ears = self.reply
         return place, left
+
+    @property
+    def ahead(self) -> int:
+        """How many stand before one that polls, as it was told."""
+        return int(self.reply[3]) if self.place is not None else 0
+
+    @property
+    def is_polling(self) -> bool:
+        return self.script == "acquire" and self.words[5] == POLLS
 
     # Of acquire
 
@@ -145,7 +161,7 @@ class StoreJudge:
         self._lost_data_at = -inf
         self._subscribed: dict[Process, Socket] = {}  # the last connection of each that subscribed
         self._listened_at: dict[Process, float] = {}  # when somebody waited there for messages
-        self._begun: tuple[str, LockState] = ("", LockState(None, {}, {}))
+        self._begun: tuple[str, LockState] = ("", LockState(None, {}, {}, {}))
 
     @property
     def now(self) -> float:
@@ -169,7 +185,10 @@ class StoreJudge:
         for entry, place in queue.items():
             _format, token, _slots, waiter = entry.split(" ", 3)
             places[token], inboxes[token] = place, waiter.rpartition("|")[0]
-        return LockState(lease, places, inboxes)
+        counts_until = store.peek(self.keys.of_lock(name)[2]) or {}
+        now = store.micros() // 1000
+        looks = {member[1:]: (end - now) / 1000 for member, end in counts_until.items() if member[0] == "?" and end > now}
+        return LockState(lease, places, inboxes, looks)
 
     def listeners(self, inbox: str) -> int:
         """How many connections hear what is said there, as far as the server knows."""
@@ -201,7 +220,7 @@ class StoreJudge:
     def begins(self, session: Session, command: Sequence[str]) -> None:
         if name := self._name(command):
             self._begun = name, self.state(name)
-            if _script(command) == "acquire" and command[3:][int(command[2]) + 5]:
+            if _script(command) == "acquire" and command[3:][int(command[2]) + 5] not in ("", POLLS):
                 self._listened_at[session.socket.process] = self.now
         elif command[0].upper() in ("SSUBSCRIBE", "SUBSCRIBE"):
             self._judge_subscription(session.socket)

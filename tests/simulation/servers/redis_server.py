@@ -27,6 +27,7 @@ class Server(ConnectionCommands):
     """A server on a host of its own.
 
     ``states``: names of REFUSALS and WRITE_REFUSALS, and "OOM". ``latency``: seconds that each command takes.
+    ``told``: what PUBLISH returns, or raises; of a channel, and what sends the message and counts.
     ``password``, ``maxclients``, ``maxmemory`` (bytes, 0: any), ``min_replicas``: as in its configuration.
     """
 
@@ -43,12 +44,13 @@ class Server(ConnectionCommands):
         self.is_paused = False
         self._pauses = 0
         self.latency = 0.0
+        self.told: Callable[[str, Callable[[], int]], int] = lambda channel, publish: publish()
         self.password = ""
         self.maxclients = 10_000
         self.maxmemory = 0
         self.min_replicas = 0
         self.started_at = self.scheduler.now
-        self.store = Store(lambda: self.scheduler.now, self.publish, self.check_in_script)
+        self.store = Store(lambda: self.scheduler.now, self._publish, self.check_in_script)
         self.scripts: dict[str, str] = {}
         self._turns: deque[Session] = deque()
         self._is_busy = False  # with the first of these
@@ -256,6 +258,9 @@ class Server(ConnectionCommands):
         if self.store.knows(spec.name):
             return self.store.execute(spec.name, *words)
         return getattr(self, _method(spec.name))(session, *words)
+
+    def _publish(self, kind: str, channel: str, text: str) -> int:
+        return self.told(channel, lambda: self.publish(kind, channel, text))
 
     # Scripts
 

@@ -6,6 +6,7 @@ from .lines import InterruptsWorld, ThreadsWorld
 from .mariadb import MariaDBWorld
 from .memory import MemoryWorld
 from .postgresql import PostgresWorld
+from .proxied import ProxiedWorld
 from .quorum import QuorumWorld
 from .redis import RedisWorld
 from .sentinel import SentinelWorld
@@ -16,6 +17,7 @@ ALL: tuple[type[World], ...] = (
     RedisWorld,
     ThreadsWorld,
     InterruptsWorld,
+    ProxiedWorld,
     SentinelWorld,
     QuorumWorld,
     ClusterWorld,

@@ -11,6 +11,7 @@ from django_distlock.backends.redis.keys import ClusterKeys
 
 from ..judges.subscriptions import SubscriptionJudge
 from ..plan import ENDS, HORIZON, MANY_NAMES, MOST_FAULT, NAMES, PROFILES, Fault, Profile, lasts
+from ..servers.misleading import mislead_some
 from ..servers.cluster_bus import slot_of
 from ..servers.redis_cluster import Cluster, Node
 from .islands import Islands
@@ -90,6 +91,7 @@ class ClusterWorld(ServersWorld):
         for node in self.cluster.nodes:
             node.on_promote = self._promoted
         self._subscriptions = SubscriptionJudge(simulation)
+        self._is_misled = mislead_some(self.cluster.nodes, random.Random(f"told {simulation.seed}"))
         self.scheduler.at(STEP, self._look)
 
     def setting(self) -> dict[str, Any]:
@@ -110,7 +112,8 @@ class ClusterWorld(ServersWorld):
         self._subscriptions.closes(socket)
 
     def watch(self) -> None:
-        self._subscriptions.watch()
+        if not self._is_misled:  # else a subscription that seems not to be heard is made again
+            self._subscriptions.watch()
 
     def holders(self) -> Mapping[str, str] | None:
         """None while a slot has no owner, or is on its way."""

@@ -12,6 +12,7 @@ from django_distlock import LockBackendError
 from django_distlock.backends.redis.sentinel.discovery import Master
 
 from ..plan import ENDS, HORIZON, PROFILES, Fault, Profile, lasts
+from ..servers.misleading import mislead_some
 from ..servers.replication import ReplicatedServer
 from ..servers.sentinels import Sentinel, watched
 from .islands import Islands
@@ -84,6 +85,7 @@ class SentinelWorld(ServersWorld):
         self._named: tuple[object, float] = (None, 0.0)  # whom most sentinels name as the primary, and since when
         self._ends_connections = False  # of processes to the primary that is cut off, when it has a successor
         self._draw_cut_off(random.Random(f"sentinel {simulation.seed}"))
+        mislead_some(self.data.values(), random.Random(f"told {simulation.seed}"))
         self.scheduler.at(0.0, self._look)  # replicas do not follow yet
 
     def setting(self) -> dict[str, Any]:

@@ -29,5 +29,5 @@ class RedisClusterBackend(RedisBackend):
     def _topology(self, arguments: Mapping[str, Any]) -> Topology:
         return cluster_topology(self, arguments, self._hand_back)
 
-    def _hears(self, name: str) -> bool:
+    def is_listening(self, name: str) -> bool:
         return self._listener.hears(name)
