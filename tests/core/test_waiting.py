@@ -12,6 +12,7 @@ from itertools import pairwise
 import pytest
 
 from django_distlock import LockBackendError, LockNotAcquired, lock, locks
+from django_distlock.backends.common.timing import Timing
 from django_distlock.backends.redis import pubsub as listening
 from django_distlock.core.acquire import Acquisition
 from django_distlock.core.lease import Lease
@@ -19,7 +20,7 @@ from django_distlock.testing.tools import WAYS, calling
 from django_distlock.types import Grant, Holder, new_token
 from django_distlock.utils.clock import clock
 from tests.support.leases import deadline_of
-from tests.support.stores import LOCMEM
+from tests.support.stores import LOCMEM, REDIS
 from tests.support.tools import PATIENCE, eventually, lock_request, queue_of, renewer_of
 
 pytestmark = pytest.mark.slow
@@ -364,6 +365,22 @@ class TestWithoutThreads:
         else:
             asyncio.run(_hold(second))
         assert "cannot be started: can't start new thread" in caplog.text
+
+    def test_waiters_of_redis_keep_their_order(self, valkey, store, settings, no_more_threads, callers, monkeypatch):
+        """They poll."""
+        monkeypatch.setattr(Timing, "grant_ttl", 60.0)  # for which a look counts
+        aliases = ("default", "first", "second")
+        settings.DISTRIBUTED_LOCKS = {alias: {"BACKEND": REDIS, "LOCATION": valkey.url} for alias in aliases}
+        waiters = []
+        with lock("name"):
+            for alias in aliases[1:]:
+                waiters.append(callers(alias))
+                eventually(lambda: store.zcard(QUEUE) == len(waiters))
+            assert all(entry.endswith(" polls|") for entry in store.zrange(QUEUE, 0, -1))
+        for waiter in waiters:
+            waiter.gets_in()
+            waiter.leaves()
+        locks.close()
 
     def test_tasks_are_told_by_a_database(self, sqlite_locks, no_more_threads):
         with pytest.raises(LockBackendError, match="can't start new thread"):

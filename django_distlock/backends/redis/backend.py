@@ -72,7 +72,7 @@ class RedisBackend(GeneratorBackend, RunsBackend):
         self.location, self.keys = topology.location, topology.keys
         self._client, self._async_clients = topology.client, PerLoop(topology.new_async_client)
         self._listener, self._diagnostics = topology.listener, topology.diagnostics
-        self._pollers: set[str] = set()  # tokens of those that pause between two looks
+        self._pausing: set[str] = set()  # tokens of those that poll, while they pause
         self._operations = Operations(
             alias, self.keys, self.location.text, self.setting("KEY_PREFIX"), self.timing, self._explain
         )
@@ -184,13 +184,13 @@ class RedisBackend(GeneratorBackend, RunsBackend):
             yield timeout
             return
         timing = self.timing
-        self._pollers.add(request.token)
+        self._pausing.add(request.token)
         try:
-            busiest = len(self._pollers) / timing.looks_per_second
+            busiest = len(self._pausing) / timing.looks_per_second
             by_place = timing.poll_interval_by_place * (request.ahead + 1)
             yield min(timeout, timing.look_interval, max(by_place, busiest))
         finally:
-            self._pollers.discard(request.token)
+            self._pausing.discard(request.token)
 
     def succeed(self, successor: LockRequest) -> None:
         if successor.inbox != POLLS:

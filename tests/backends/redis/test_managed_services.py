@@ -14,7 +14,6 @@ from tests.support.stores import REDIS
 from tests.support.strict_proxy import COMMANDS, REFUSALS, StrictProxy
 from tests.support.tools import eventually, renewer_of
 
-
 FORMER_SCRIPTS = ROOT / "tests" / "support" / "former_scripts"
 
 

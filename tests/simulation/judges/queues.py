@@ -138,8 +138,8 @@ class QueueJudge:
         if executed.is_answered and not executed.is_forced:
             self._leave(executed)
         if had and after.lease is None:
-            others = [token for token in before.places if token != executed.token]
-            first = next((one for one in sorted(others, key=before.places.__getitem__) if self._is_there(before, one)), "")
+            others = [token for token in before.places if token != executed.token and self._is_there(before, token)]
+            first = min(others, key=before.places.__getitem__, default="")
             if first and before.inboxes[first] != POLLS:
                 self._fail(f"S10: {executed.token[:6]} freed the lock, and it was not handed to {first[:6]}")
 

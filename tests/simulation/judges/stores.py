@@ -185,9 +185,8 @@ class StoreJudge:
         for entry, place in queue.items():
             _format, token, _slots, waiter = entry.split(" ", 3)
             places[token], inboxes[token] = place, waiter.rpartition("|")[0]
-        counts_until = store.peek(self.keys.of_lock(name)[2]) or {}
-        now = store.micros() // 1000
-        looks = {member[1:]: (end - now) / 1000 for member, end in counts_until.items() if member[0] == "?" and end > now}
+        ends, now = store.peek(self.keys.of_lock(name)[2]) or {}, store.micros() // 1000
+        looks = {token[1:]: (end - now) / 1000 for token, end in ends.items() if token[0] == "?" and end > now}
         return LockState(lease, places, inboxes, looks)
 
     def listeners(self, inbox: str) -> int:

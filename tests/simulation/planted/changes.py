@@ -17,7 +17,9 @@ PACKAGE = "django_distlock"
 LISTS = Path(__file__).parent
 MUTANTS = LISTS / "mutants.toml"
 
-WORLDS = ("memory", "redis", "threads", "interrupts", "proxied", "sentinel", "quorum", "cluster", "postgresql", "mariadb")
+WORLDS = (
+    "memory", "redis", "threads", "interrupts", "proxied", "sentinel", "quorum", "cluster", "postgresql", "mariadb",
+)  # fmt: skip
 
 
 class DoesNotApply(Exception):

@@ -11,8 +11,8 @@ from django_distlock.backends.redis.keys import ClusterKeys
 
 from ..judges.subscriptions import SubscriptionJudge
 from ..plan import ENDS, HORIZON, MANY_NAMES, MOST_FAULT, NAMES, PROFILES, Fault, Profile, lasts
-from ..servers.misleading import mislead_some
 from ..servers.cluster_bus import slot_of
+from ..servers.misleading import mislead_some
 from ..servers.redis_cluster import Cluster, Node
 from .islands import Islands
 from .redis import FAILOVER_TIMEOUT, ServersWorld, holder_in, left_in
