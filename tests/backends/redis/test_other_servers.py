@@ -10,14 +10,15 @@ import pytest
 import redis
 
 from django_distlock import LockBackendError, LockLost, State, lock, locks
+from django_distlock.backends.redis.operations import POLLS
 from django_distlock.testing.contract import LockBackendContract
 from django_distlock.testing.runs_contract import RunsContract
-from django_distlock.types import Level
+from django_distlock.types import Grant, Level, LockInfo
 from example_project.valkey import Valkey
 from tests.support import servers
 from tests.support.servers import program_of
 from tests.support.stores import REDIS
-from tests.support.tools import eventually, queue_of
+from tests.support.tools import eventually, lock_request, queue_of
 
 pytestmark = pytest.mark.slow
 
@@ -83,6 +84,21 @@ class TestQueue:
             thread.join(10)
         assert order == [0, 1, 2, 3]
         assert time.monotonic() - began < 0.9
+
+    def test_waiters_that_poll_go_first_and_leave_nothing(self, on_server, client, calls):
+        wrapped = calls(on_server)
+        first, second, newcomer = (lock_request("name") for _ in range(3))
+        first.inbox = second.inbox = POLLS
+        with lock("name"):
+            for waiter in (first, second):
+                assert isinstance(wrapped.acquire(waiter, queue=True), LockInfo)
+        assert client.get("lock:name") is None
+        for waiter, queue in ((newcomer, False), (second, True)):
+            assert isinstance(wrapped.acquire(waiter, queue=queue), LockInfo)
+        for waiter in (first, second):
+            assert isinstance(wrapped.acquire(waiter, queue=True), Grant)
+            assert wrapped.release(waiter)
+        assert client.keys() == ["lock|f"]
 
     def test_scripts_that_the_server_forgot_are_loaded_again(self, on_server, client, calls):
         for _ in range(2):

@@ -6,6 +6,7 @@ otherwise.
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 from contextlib import suppress
@@ -15,7 +16,9 @@ import pytest
 from django_distlock import LockBackendError, LockTimeout, lock, locks, signals
 from django_distlock.backends.common.timing import Timing
 from django_distlock.types import Grant, Level, LockInfo
-from tests.support.history import Journal, Recording, faults, grants_in, left_behind, read
+from tests.support.accidents import Accidents
+from tests.support.history import SETTLING, Journal, Recording, faults, grants_in, left_behind, read
+from tests.support.peers import PROLOGUE, RANDOM_WORKER, Peer
 from tests.support.strict_proxy import StrictProxy
 from tests.support.tools import PATIENCE, eventually, lock_request
 
@@ -34,6 +37,12 @@ OF_SOME = "({} * (string.byte(channel, -1) % 2))"
 ALIASES = ("first", "second", "third", "fourth")
 RECORDING = "tests.support.history.RecordingBackend"
 POLLS = "polls"
+SOAK = float(os.environ.get("DISTLOCK_SOAK", "4"))
+# A look counts for as long as the judge gives a waiter that was disturbed to come back.
+COUNTS = f"from django_distlock.backends.common.timing import Timing; Timing.grant_ttl = {SETTLING}"
+BEHIND_PROXY = PROLOGUE.replace('"LOCATION": ', '"KEY_PREFIX": "{lock}", "LOCATION": ').replace(
+    "from django_distlock import *", f"from django_distlock import *\n{COUNTS}"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -117,6 +126,21 @@ class TestOrder:
         for waiter in waiters:
             waiter.gets_in()
             waiter.leaves()
+        nothing_is_left(store)
+
+    def test_random_processes_and_accidents(self, start, store, tmp_path):
+        """S1, S4, S10, S12 of everything at once, whatever happens to processes."""
+        proxy, peers = start(UNTRUE["none"]), []
+        try:
+            peers += [Peer(proxy.url, RANDOM_WORKER, 30.0, BEHIND_PROXY) for _ in range(6)]
+            for peer in peers:
+                peer.says("ready", 3 * PATIENCE)
+            events = Accidents(peers, tmp_path, spared=4).run(SOAK, grants=30)
+        finally:
+            for peer in peers:
+                peer.end()
+        assert faults(events) == []
+        assert len([event for event in events if event.kind == "grant"]) >= 30
         nothing_is_left(store)
 
     def test_newcomers_do_not_overtake_the_first_that_polls(self, start, store):
@@ -243,8 +267,9 @@ class TestLeaving:
 class TestFindingOut:
     """Whether scripts are told who receives a message, by each process for its own subscription."""
 
-    def test_where_they_are_told_the_lock_is_handed_on(self, start, store, callers):
-        start("")
+    @pytest.mark.parametrize("publishes", ["", "({} + 1)"], ids=["alone", "with somebody who hears everything"])
+    def test_where_they_are_told_the_lock_is_handed_on(self, start, store, callers, publishes):
+        start(publishes)
         with lock("name"):
             waiter = callers("first", wait=PATIENCE)
             eventually(lambda: entries(store))
