@@ -1010,10 +1010,11 @@ class TestNothingIsLeftBehind:
         with pytest.warns(ResourceWarning, match="'name' .* was dropped while it held the lock"):
             del handle
             gc.collect()
-        eventually(lambda: caplog.records)
-        [told] = [record.message for record in caplog.records if record.levelname == "WARNING"]
-        assert "was dropped while it held the lock, which now runs out by its TTL. Write 'with lock" in told
-        eventually(lambda: not lock("name").locked(), 3)
+        told = "was dropped while it held the lock, which now runs out by its TTL. Write 'with lock"
+        # Where the machine is busy, late renewals are logged, too.
+        eventually(lambda: [message for message in caplog.messages if told in message])
+        assert caplog.text.count(told) == 1
+        eventually(lambda: not lock("name").locked())
 
     def test_a_handle_may_be_dropped_inside_of_a_handler_of_logs(self, caplog, monkeypatch):
         """Whose locks need not be reentrant, as those of a queue are not; the garbage collector comes at any point."""
