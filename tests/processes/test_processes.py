@@ -98,7 +98,9 @@ class TestEndOfAHolder:
 
     def test_exiting_it_says_nothing(self, program):
         holder = program(
-            "mutex = lock('name'); mutex.acquire(); lock('name', wait=0.1).acquire(); locks.close()",
+            "import threading; mutex = lock('name'); mutex.acquire()\n"
+            "waiter = threading.Thread(target=lock('name', wait=0.1).acquire); waiter.start(); waiter.join()\n"
+            "locks.close()",
             stderr=subprocess.PIPE,
         )
         assert holder.stderr.read() == ""

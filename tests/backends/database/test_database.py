@@ -145,8 +145,8 @@ class TestTestCase:
     @pytest.mark.django_db
     def test_dumps_and_checks_know_nothing_of_the_rows(self):
         DatabaseLock.objects.create(
-            name=b"lock:x", format=1, version=1, token="", state="f", fence=1, expires=1, holder="", waiters="", retired="",
-            careful_until=0,
+            name=b"lock:x", format=1, version=1, token="", state="f", fence=1, expires=1, holder="", waiters="",
+            retired="", careful_until=0,
         )  # fmt: skip
         out = io.StringIO()
         call_command("dumpdata", "distlock", stdout=out)

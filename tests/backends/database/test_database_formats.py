@@ -163,7 +163,7 @@ def test_the_entry_of_a_waiter(backend):
     assert text.endswith(f"0001{'':16}")
     assert len(text) == RECORD_LENGTH
     backend.acquire(second, queue=True)
-    filled = row_of(backend)["waiters"].replace(f"0001{'':16}", written := f"0005{'7f00deadbeef':16}")
+    filled = row_of(backend)["waiters"].replace(f"0001{'':16}", f"0005{'7f00deadbeef':16}")
     put(backend, waiters=filled)
     stranger = lock_request()
     stranger.in_doubt = True

@@ -13,8 +13,12 @@ from django_distlock.models import ROWS_OF_DATABASE_BACKEND
 from .statements import Part
 
 Key = tuple[str, bytes]  # of a row: its table and name
-TYPES = {"BinaryField": "BLOB PRIMARY KEY", "KeyField": "BLOB PRIMARY KEY", "BigIntegerField": "INTEGER",
-         "SmallIntegerField": "INTEGER"}
+TYPES = {
+    "BinaryField": "BLOB PRIMARY KEY",
+    "KeyField": "BLOB PRIMARY KEY",
+    "BigIntegerField": "INTEGER",
+    "SmallIntegerField": "INTEGER",
+}
 
 
 class Rows(NamedTuple):
