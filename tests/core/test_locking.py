@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import ctypes
 import gc
 import logging
@@ -242,6 +243,13 @@ class TestWith:
             asyncio.run(enter(0))
         with pytest.raises(LockTimeout):
             asyncio.run(enter(0.05))
+
+    def test_a_handle_is_copied_as_one_that_holds_nothing(self):
+        for copied in (copy.deepcopy(lock("name", wait=0)), pickle.loads(pickle.dumps(lock("name", wait=0)))):
+            with lock("name"):
+                assert (copied.lease, in_a_thread(copied.acquire)) == (None, False)
+            with copied as lease:
+                lease.ensure_held()
 
     def test_errors_survive_pickling(self):
         hold_elsewhere()
