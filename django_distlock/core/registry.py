@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 from django.conf import settings
 from django.core.checks import WARNING, CheckMessage, Error, Warning, register
@@ -124,7 +124,8 @@ class LockBackends:
 
     def __init__(self) -> None:
         self._inherited: list[Mapping[str, Service]] = []
-        self._renewers: WeakSet[Renewer] = WeakSet()  # also of aliases that the settings name no more
+        # Also of aliases that the settings name no more, in the order in which they were made
+        self._renewers: WeakKeyDictionary[Renewer, None] = WeakKeyDictionary()
         self._reset()
         fork.in_child(self._begin_anew)
 
@@ -174,7 +175,7 @@ class LockBackends:
             services = self._services  # what is built from settings that close() drops meanwhile serves this call alone
             if alias not in services:
                 service = Service(self._build(alias))
-                self._renewers.add(service.renewer)
+                self._renewers[service.renewer] = None
                 _watch_the_exit()
                 services.setdefault(alias, service)  # a signal handler may have built one meanwhile
             return services[alias]
