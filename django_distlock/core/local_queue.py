@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable
 from random import random
 
@@ -23,21 +22,22 @@ class LocalQueue:
         """``succeed`` gets each request that goes on with the place of another one in the store."""
         self._timing, self._succeed = timing, succeed
         self._guard = threading.RLock()  # the garbage collector may end a wait while this very thread is inside
-        self._lines: dict[str, deque[LockRequest]] = {}
+        self._lines: dict[str, list[LockRequest]] = {}  # a new one is put in by anybody; else by who has the guard
 
     def take_turn(self, request: LockRequest, *, joins: bool) -> bool:
         """Mark it as asking the store if it is the leader or has a place there. Whether it is the leader.
 
         ``joins``: it comes only now.
         """
-        with self._guard:
-            request.last_active_at = clock()
-            line = self._lines.get(request.name)
-            if line is None:
-                self._lines[request.name] = deque((request,))
-                request.asking = True
+        request.last_active_at = clock()
+        alone = [request]
+        if joins:
+            request.asking = True  # first: it inherits nothing then
+            if self._lines.setdefault(request.name, alone) is alone:  # most locks are wanted by one
                 return True
-            if joins:
+        with self._guard:
+            line = self._lines.setdefault(request.name, alone)
+            if joins and line is not alone:
                 line.append(request)
             is_leader = line[0] is request or self._first_responsive(line) is request
             request.asking = is_leader or bool(request.inbox)
@@ -75,7 +75,7 @@ class LocalQueue:
         if name not in self._lines:  # most locks are wanted by one
             return
         with self._guard:
-            line = self._lines.get(name, deque())
+            line = self._lines.get(name, [])
             woken = [self._first_responsive(line)] if only_first and line else list(line)
         for request in woken:
             request.event.set()
@@ -91,12 +91,9 @@ class LocalQueue:
         """
         successor = None
         with self._guard:
-            line = self._lines.get(request.name) or deque()
-            was_first = again
-            if line and line[0] is request:
-                line.popleft()
-                was_first = True
-            elif request in line:
+            line = self._lines.get(request.name, [])
+            was_first = again or bool(line and line[0] is request)
+            if request in line:
                 line.remove(request)
             if not line:
                 self._lines.pop(request.name, None)
@@ -124,11 +121,11 @@ class LocalQueue:
             line = self._lines.get(request.name, ())
             return next((one for one in line if one is not request and one.token == request.token), None)
 
-    def _first_responsive(self, line: deque[LockRequest]) -> LockRequest:
+    def _first_responsive(self, line: list[LockRequest]) -> LockRequest:
         """Puts unresponsive ones behind; they keep their own places in the store."""
         now = clock()
         for _ in range(len(line)):
             if now - line[0].last_active_at <= self._timing.unresponsive_after:
                 break
-            line.rotate(-1)
+            line[:] = line[1:] + line[:1]  # in one step, which no interrupt splits
         return line[0]

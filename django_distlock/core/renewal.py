@@ -54,6 +54,7 @@ class Renewer:
     def __init__(self, backend: BaseLockBackend, queue: LocalQueue) -> None:
         self._backend = backend
         self._queue = queue
+        self.wake = queue.wake  # lets the waiters of this process look whether they may enter, or the first of them
         self._pid = fork.pid()
         self._guard = threading.RLock()
         self._leases: dict[str, Lease] = {}
@@ -94,10 +95,6 @@ class Renewer:
             known = self._leases.pop(token, None)
             self._new.pop(token, None)
             return known is not None
-
-    def wake(self, name: str, *, only_first: bool = False) -> None:
-        """Let the waiters of this process look whether they may enter, or the first of them."""
-        self._queue.wake(name, only_first=only_first)
 
     @property
     def is_cleaning(self) -> bool:
