@@ -16,7 +16,7 @@ from django.urls import get_resolver
 
 from .backends.base import BaseLockBackend
 from .celery.config import BEAT_SETTING, REMEMBER_SETTING, BeatSettings, remember_tasks_for
-from .core.registry import SETTING, TAG, aliases_to_check, locks
+from .core.registry import DEFAULT_ALIAS, SETTING, TAG, aliases_to_check, locks
 from .decorators import answers
 from .options import NEEDLESS
 
@@ -116,6 +116,13 @@ def _terms(backend: BaseLockBackend) -> Iterator[CheckMessage]:
             " longer than the TTL, as any process does now and then, loses its locks.",
             hint="Raise TTL; renewal lets a long one end soon after its holder died.",
             id="distlock.W004",
+        )
+    if terms.on_unavailable == "run" and backend.alias == DEFAULT_ALIAS:
+        yield Warning(
+            f"{where}: ON_UNAVAILABLE is 'run', so while its store is down every lock that names no other alias lets"
+            " its holder go on without it, also one that guards data.",
+            hint='Give locks that only save work an alias of their own, or say on_unavailable="run" at each.',
+            id="distlock.W008",
         )
     if terms.has_needless_ttl:
         yield Warning(

@@ -128,6 +128,15 @@ class Terms:
             " 'ignore' (free the lock before COMMIT)",
         ),
     )  # fmt: skip
+    on_unavailable: Literal["raise", "run"] = _option(
+        "raise",
+        _choice(
+            "raise", "run",
+            hint="'raise' (LockBackendError) or 'run' (go on without the lock); 'skip', 'retry' and something to call"
+            " are for on_unavailable= of @distributed_lock alone",
+        ),
+        has_key=True,
+    )  # fmt: skip
     label: str = _option("", _label)
 
     @property
@@ -148,7 +157,7 @@ _KNOWN = tuple(name for name, _ in _CHECKS)
 OPTION_KEYS = tuple(option.name.upper() for option in fields(Terms) if option.metadata["has_key"])
 
 
-class LockOptions(TypedDict, total=False):
+class CommonOptions(TypedDict, total=False):
     """Keywords of ``lock()`` and ``@distributed_lock``, as type checkers need them: the fields of ``Terms``.
 
     What is not given comes from the alias' settings.
@@ -163,6 +172,12 @@ class LockOptions(TypedDict, total=False):
     on_lost: Literal["raise", "log"] | Callable[[LockLost], object]
     in_atomic: Literal["defer", "refuse", "ignore"]
     label: str
+
+
+class LockOptions(CommonOptions, total=False):
+    """Those of ``lock()``. The decorator has more to choose from when the store is down."""
+
+    on_unavailable: Literal["raise", "run"]
 
 
 class Options:

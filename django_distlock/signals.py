@@ -4,6 +4,7 @@ Every signal's ``sender`` is the class of the backend; ``name`` and ``using`` sa
 
 ``lock_acquired`` and ``lock_released`` carry ``lease``.
 ``lock_busy`` carries ``holder`` (a Holder or None) and ``waited`` (seconds).
+``lock_unavailable`` carries ``error`` (a LockBackendError) and ``lease`` (with which the caller goes on, or None).
 ``lock_lost`` carries ``lease`` and ``reason`` (text).
 ``lock_held_long`` carries ``lease`` and ``held`` (seconds since it was granted).
 ``lock_forced`` carries ``info`` (a LockInfo: the lease that an operator ended) and ``by`` (text: who did it).
@@ -22,6 +23,7 @@ from .utils.threads import Worker
 
 lock_acquired = Signal()
 lock_busy = Signal()
+lock_unavailable = Signal()
 lock_released = Signal()
 lock_lost = Signal()
 lock_held_long = Signal()

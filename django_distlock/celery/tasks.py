@@ -36,7 +36,7 @@ SHORTEST_PAUSE = 0.1
 VISIBILITY_TIMEOUT = 3600.0  # seconds, where the broker's options name none; kombu's for Redis
 MARK_TTL = 10.0  # seconds of the lease that becomes a mark
 
-REQUEUES = "distlock_requeues"  # header of a message: how often it was sent again because of a busy lock
+REQUEUES = "distlock_requeues"  # header of a message: how often it was sent again for want of its lock
 FLAGGING_TRANSPORTS = ("amqp", "redis")  # which mark what they deliver again
 
 logger = logging.getLogger("django_distlock")
@@ -55,15 +55,15 @@ class Run:
     def label(self) -> str:
         return shown(labels.of_task(self._task))
 
-    def retry(self, busy: LockNotAcquired) -> NoReturn:
+    def retry(self, problem: LockNotAcquired | LockBackendError) -> NoReturn:
         """Send the task again, to run later, without counting it as one of its ``max_retries``.
 
         Raises Retry. A task that no worker runs (eager, or called like a function) raises the error itself.
         """
         if not self._is_in_worker:
-            raise busy
-        signature, pause = self._send_again(busy)
-        raise Retry(exc=busy, when=pause, sig=signature)
+            raise problem
+        signature, pause = self._send_again(problem)
+        raise Retry(exc=problem, when=pause, sig=signature)
 
     def handle_busy(self, lock: Any, busy: LockNotAcquired, *, retries: bool) -> None:
         """Raises Ignore if the task is done already, or if another delivery of it has the lock; then it is sent again.
@@ -98,7 +98,8 @@ class Run:
             return
         if self._task.acks_late and self._is_in_worker:
             remember_tasks_for()  # a wrong setting raises before the work: afterwards it would turn it into a failure
-        self._stop_if_done(lease.name, lease.using)
+        if lease.state is not State.UNAVAILABLE:  # else the store, which was just asked in vain, cannot tell
+            self._stop_if_done(lease.name, lease.using)
         outer, self._request.lease = getattr(self._request, "lease", None), lease
         try:
             yield
@@ -130,10 +131,11 @@ class Run:
     def _headers(self) -> dict[str, Any]:
         return self._request.headers or {}
 
-    def _send_again(self, busy: LockNotAcquired) -> tuple[Any, float]:
+    def _send_again(self, problem: LockNotAcquired | LockBackendError) -> tuple[Any, float]:
         """Raises Reject, by which nothing is recorded, if the broker does not take the message."""
         app, requeues = self._task.app, int(self._headers.get(REQUEUES, 0))
-        pause = pause_before(requeues, busy.retry_after, _visibility_timeout(app), is_whole=_delays_whole_seconds(app))
+        remaining = problem.retry_after if isinstance(problem, LockNotAcquired) else None
+        pause = pause_before(requeues, remaining, _visibility_timeout(app), is_whole=_delays_whole_seconds(app))
         signature = self._task.signature_from_request(
             self._request,
             countdown=pause,
@@ -181,7 +183,7 @@ def _retries_of(mark: LockInfo) -> float:
 def pause_before(
     requeues: int, holder_remaining: float | None, visibility_timeout: float, *, is_whole: bool = False
 ) -> float:
-    """Seconds until a task that found its lock busy is tried again, after so many requeues.
+    """Seconds until a task that did not get its lock is tried again, after so many requeues.
 
     At most as long as the lease of the holder, and 5 s; shorter at first, and random, so that tasks that were busy
     together do not come back together. After the visibility timeout the message would be delivered twice.

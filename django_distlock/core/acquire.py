@@ -21,6 +21,7 @@ from . import transactions
 from .holds import Hold, Holds, remember, remembers
 from .lease import Lease
 from .registry import Service, is_tested
+from .ungranted import UngrantedLease
 
 if TYPE_CHECKING:
     from django.dispatch import Signal
@@ -170,23 +171,49 @@ class Acquisition:
 
         Returns the signal to send with ``about()``; None where nothing is to be told or nobody listens.
         """
-        if is_new := isinstance(answer, Lease):
-            self.lease = lease = answer
-            self._service.renewer.register(lease)
-        else:
+        if isinstance(answer, LockInfo):
             self.busy = answer
-            if (entered := self._enterable(answer)) is None:
-                return signals.lock_busy if signals.lock_busy.receivers else None
-            self.lease = lease = entered
-            lease._pass_to(self._execution)
+            if own := self._enterable(self._service.renewer.get(answer.token)):
+                self._enter(own)
+                return None
+            return signals.lock_busy if signals.lock_busy.receivers else None
+        self.lease = lease = answer
+        self._service.renewer.register(lease)
         remember(lease)
         self._hold = hold = Hold(self._execution, self._required, self._terms.reentrant)
-        self._holds.enter(hold, lease, again=not is_new)
-        return signals.lock_acquired if is_new and signals.lock_acquired.receivers else None
+        self._holds.enter(hold, lease)
+        return signals.lock_acquired if signals.lock_acquired.receivers else None
 
-    def about(self) -> dict[str, Any]:
-        """What the signal that ``conclude()`` returned carries."""
+    def conclude_unanswered(self, error: LockBackendError) -> Signal | None:
+        """The same where ``steps()`` raised: enter what the caller goes on with, if anything.
+
+        With ``on_unavailable="run"`` that is its own lease, where it may enter one again, or one that was not granted.
+        But an error that somebody has to correct does not pass as an outage does.
+        """
+        if self._terms.on_unavailable == "run" and not error.is_final and self.request.holder.pid == fork.pid():
+            self.undo(error)
+            lease = self._enterable(self._service.renewer.latest(self.request.name))
+            if lease is None:
+                logger.warning("%s runs without the lock %s: %s", self.request.holder, self._lock_text, error)
+                lease = UngrantedLease(
+                    self.backend, self.request, self._terms, self._service.renewer, self._execution, error
+                )
+            self._enter(lease)
+        return signals.lock_unavailable if signals.lock_unavailable.receivers else None
+
+    def _enter(self, lease: Lease) -> None:
+        """One that was not granted now."""
+        self.lease = lease
+        lease._pass_to(self._execution)
+        remember(lease)
+        self._hold = hold = Hold(self._execution, self._required, self._terms.reentrant)
+        self._holds.enter(hold, lease, again=True)
+
+    def about(self, error: LockBackendError | None = None) -> dict[str, Any]:
+        """What the signal carries that ``conclude()`` or ``conclude_unanswered()`` returned."""
         about: dict[str, Any] = {"name": self.request.name, "using": self._using}
+        if error:
+            return {**about, "error": error, "lease": self.lease}
         if self.lease:
             return {**about, "lease": self.lease}
         return {**about, "holder": self.busy and self.busy.holder, "waited": clock() - self._began}
@@ -283,7 +310,7 @@ class Acquisition:
 
     def _is_over(self, busy: LockInfo) -> bool:
         """Whether there is no use in waiting."""
-        if clock() >= self._deadline or self._enterable(busy):
+        if clock() >= self._deadline or self._enterable(self._service.renewer.get(busy.token)):
             return True
         return self._required and self._own_lease(busy) is not None  # it would wait for itself
 
@@ -329,9 +356,8 @@ class Acquisition:
 
     # Whose the lock is that is in the way
 
-    def _enterable(self, busy: LockInfo) -> Lease | None:
-        """The lease that is in the way and that may be entered again."""
-        lease = self._service.renewer.get(busy.token)
+    def _enterable(self, lease: Lease | None) -> Lease | None:
+        """The lease that has the lock, if it may be entered again."""
         if lease and (self._is_deferred(lease) or (self._terms.reentrant and self._is_own(lease))):
             return lease
         return None

@@ -23,6 +23,7 @@ from .holds import Hold, remember
 from .lease import Lease
 from .lock import Lock, refuse_in_event_loop
 from .registry import Service, locks
+from .ungranted import UngrantedLease
 
 if TYPE_CHECKING:
     from .detached import Detached
@@ -178,5 +179,5 @@ def _refuse_to_copy(lease: Lease) -> str:
     )
 
 
-for kind in (Lease, AdoptedLease):
+for kind in (Lease, AdoptedLease, UngrantedLease):
     copyreg.pickle(kind, _refuse_to_copy)

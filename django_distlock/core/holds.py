@@ -105,7 +105,7 @@ class Holds(list[Hold]):
     def latest(self) -> Lease | None:
         """That of this very thread or task, else of any, as far as it stands."""
         mine = [hold.lease for hold in _of(current_execution(), list(self))]
-        standing = [lease for lease in (*self.leases(), *mine) if lease and lease.is_held]
+        standing = [lease for lease in (*self.leases(), *mine) if lease and not lease._is_over]
         return standing[-1] if standing else None
 
     def depth(self) -> int:
@@ -116,7 +116,7 @@ class Holds(list[Hold]):
         """Nobody releases leases that ran out, where a lock is taken once per TTL. Those of others say so to them."""
         for hold in list(self):
             lease = hold.lease
-            if hold.by_with or (lease and lease.is_held):
+            if hold.by_with or (lease and not lease._is_over):
                 continue
             if lease is None or hold.execution is execution or _is_over(hold.execution):
                 with suppress(ValueError):  # another thread was quicker

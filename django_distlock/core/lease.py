@@ -44,6 +44,7 @@ class State(enum.StrEnum):
     UNKNOWN = "unknown"  # the store does not answer; the lease stands until its deadline
     LOST = "lost"
     RELEASED = "released"
+    UNAVAILABLE = "unavailable"  # the store could not be asked, and ``on_unavailable="run"`` goes on without the lock
 
 
 RELEASED = State.RELEASED  # an enum takes long to find its members
@@ -157,6 +158,11 @@ class Lease:
     def is_held(self) -> bool:
         """Whether the lease certainly holds at this moment, in this process."""
         return self._ended is None and clock() < self._deadline and self._pid == fork.pid()
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether its holder goes on by it no more."""
+        return not self.is_held
 
     @property
     def _is_free(self) -> bool:
@@ -439,4 +445,4 @@ class Lease:
 
 def raises_when_lost(lease: Lease) -> bool:
     """Whether the end of its ``with`` raises LockLost if it was lost."""
-    return lease._terms.on_lost == "raise"
+    return lease._terms.on_lost == "raise" and lease._ended is not State.UNAVAILABLE

@@ -14,7 +14,7 @@ from typing import NoReturn, Unpack
 
 from django.utils.asyncio import async_unsafe
 
-from ..exceptions import LockError, LockLost, LockNotHeld, LockTimeout
+from ..exceptions import LockBackendError, LockError, LockLost, LockNotHeld, LockTimeout
 from ..names import fixed_name, render, stored_name
 from ..options import DEFAULTS, LockOptions, Options, settled
 from ..signals import asend_signal, send_signal
@@ -71,6 +71,9 @@ def lock(name: str | LockInfo, /, *values: object, using: str = DEFAULT_ALIAS, *
       lock until the outermost transaction is committed or rolled back, so that the next holder reads what
       was written; the same transaction may enter it again meanwhile. "refuse" raises
       TransactionManagementError there; "ignore" frees the lock at the end of ``with``, before COMMIT.
+    - ``on_unavailable`` ("raise"): what becomes of it when the store cannot be asked. "raise" raises
+      LockBackendError; "run" goes on *without* the lock, for locks that only save work: the lease has the state
+      "unavailable" and is never held. What somebody has to correct (``LockBackendError.is_final``) is raised anyway.
     - ``label``: what people read as the purpose of the holder. Default: name and id of the task of Celery that runs,
       else the command of ``manage.py``, else the function that called ``lock()``.
 
@@ -119,7 +122,8 @@ class Lock:
         """True when the lock is held now, False when it stayed busy.
 
         ``timeout``: seconds to wait; -1 means the lock's own ``wait``. A thread that waits for what it holds itself is
-        warned by the log: another thread may release it, as with threading.Lock. Raises LockBackendError.
+        warned by the log: another thread may release it, as with threading.Lock. Raises LockBackendError;
+        with ``on_unavailable="run"`` it is True instead, and ``lease.is_held`` False.
         """
         return self._acquire(self._acquisition(sync_owner(), blocking, timeout)).lease is not None
 
@@ -166,7 +170,10 @@ class Lock:
 
     @property
     def lease(self) -> Lease | None:
-        """That of this thread or task by this handle, else the handle's last one that is held; None without any."""
+        """That of this thread or task by this handle, else the handle's last one that is held; None without any.
+
+        One that was not granted counts (``on_unavailable="run"``).
+        """
         return self._holds.latest()
 
     def locked(self) -> bool:
@@ -256,9 +263,16 @@ class Lock:
 
     def _acquire(self, acquisition: Acquisition) -> Acquisition:
         try:
-            answer = drive(acquisition.steps(), acquisition.backend)
-            if signal := acquisition.conclude(answer):
-                send_signal(signal, type(acquisition.backend), **acquisition.about())
+            try:
+                answer = drive(acquisition.steps(), acquisition.backend)
+            except LockBackendError as error:
+                if signal := acquisition.conclude_unanswered(error):
+                    send_signal(signal, type(acquisition.backend), **acquisition.about(error))
+                if acquisition.lease is None:
+                    raise
+            else:
+                if signal := acquisition.conclude(answer):
+                    send_signal(signal, type(acquisition.backend), **acquisition.about())
         except BaseException as error:
             try:
                 acquisition.undo(error)
@@ -271,9 +285,16 @@ class Lock:
     async def _aacquire(self, acquisition: Acquisition) -> Acquisition:
         try:
             await acquisition.find_transactions_around()
-            answer = await adrive(acquisition.steps(), acquisition.backend)
-            if signal := acquisition.conclude(answer):
-                await asend_signal(signal, type(acquisition.backend), **acquisition.about())
+            try:
+                answer = await adrive(acquisition.steps(), acquisition.backend)
+            except LockBackendError as error:
+                if signal := acquisition.conclude_unanswered(error):
+                    await asend_signal(signal, type(acquisition.backend), **acquisition.about(error))
+                if acquisition.lease is None:
+                    raise
+            else:
+                if signal := acquisition.conclude(answer):
+                    await asend_signal(signal, type(acquisition.backend), **acquisition.about())
         except BaseException as error:  # cancelled: the caller will never know that the lock was granted
             try:
                 acquisition.undo(error)
@@ -331,7 +352,8 @@ class Lock:
         raise TypeError("A lock is entered by 'with lock(...)'. The decorator is @distributed_lock(...).")
 
     def __repr__(self) -> str:
-        status = "locked" if self._holds.leases() else "unlocked"
+        is_locked = any(lease.state is not State.UNAVAILABLE for lease in self._holds.leases())
+        status = "locked" if is_locked else "unlocked"
         class_name = f"{type(self).__module__}.{type(self).__qualname__}"
         return f"<{status} {class_name} object {self.name!r} using {self.using!r} at {id(self):#x}>"
 
@@ -360,7 +382,8 @@ def assert_locked(name: str, /, *values: object, using: str = DEFAULT_ALIAS) -> 
     started it: as context variables do, a lock reaches into ``sync_to_async`` and ``async_to_sync``, and into child
     tasks, but not into new threads. ``values`` fill the fields of the name as those of ``lock()`` do.
 
-    Raises LockLost when the caller held the lock and lost it, LockNotHeld when it does not hold it, InvalidLockName.
+    Raises LockLost when the caller held the lock and lost it, LockNotHeld when it does not hold it, also where it runs
+    without it (``on_unavailable="run"``), InvalidLockName.
     """
     if assumed_depth:
         return None
@@ -377,7 +400,8 @@ def current_lease(name: str | None = None, /, *values: object, using: str = DEFA
     """The lease under which the caller runs: that of the innermost ``with lock(...)`` or ``@distributed_lock``.
 
     With a ``name``, whose fields the ``values`` fill, that of the lock of this name. Local, no I/O. Who counts as the
-    caller is told at ``assert_locked()``. A lost lease is returned, too, as long as its holder has not left it.
+    caller is told at ``assert_locked()``. A lease that was lost, or not granted (``on_unavailable="run"``), is
+    returned, too, as long as its holder has not left it: ``is_held`` tells.
 
     Raises LockNotHeld where there is none, InvalidLockName.
     """
@@ -395,7 +419,7 @@ def _latest_here(name: str | None, using: str) -> Lease | None:
     """What this context has acquired last of it and still has: one that stands, or was lost before it was left."""
     for lease in acquired_here():
         if (name is None or (lease.name == name and lease.using == using)) and (
-            lease.is_held or (lease.state is State.LOST and lease._hold_count)
+            not lease._is_over or (lease.state is State.LOST and lease._hold_count)
         ):
             return lease
     return None

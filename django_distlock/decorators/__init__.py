@@ -7,7 +7,7 @@ from typing import Any, Literal, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 from ..core import transactions
 from ..core.registry import DEFAULT_ALIAS
-from ..options import LockOptions, Options
+from ..options import CommonOptions, Options
 from . import key, task_context
 from .answers import respond
 from .wrapper import LockedCallable, Skip
@@ -16,10 +16,11 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 OnBusy = Literal["raise", "retry"] | Callable[..., Any] | None
+OnUnavailable = Literal["raise", "run", "retry"] | Callable[..., Any] | None
 
 
 def skip(value: Any = None) -> Callable[..., Any]:
-    """For ``on_busy``: a call that finds the lock busy does nothing and returns ``value``."""
+    """For ``on_busy`` and ``on_unavailable``: a call that does not get the lock does nothing and returns ``value``."""
     return Skip(value)
 
 
@@ -40,19 +41,41 @@ def distributed_lock(function: Callable[P, R], /) -> Callable[P, R]: ...
 def distributed_lock(
     name: str | None = None,
     *,
-    on_busy: Literal["skip"],
     using: str = DEFAULT_ALIAS,
+    on_busy: Literal["skip"],
+    on_unavailable: OnUnavailable | Literal["skip"] = None,
     hold_until: Literal["response", "return"] = "response",
-    **options: Unpack[LockOptions],
+    **options: Unpack[CommonOptions],
 ) -> Skipping: ...
 @overload
 def distributed_lock(
     *,
     name: Callable[..., str],
-    on_busy: Literal["skip"],
     using: str = DEFAULT_ALIAS,
+    on_busy: Literal["skip"],
+    on_unavailable: OnUnavailable | Literal["skip"] = None,
     hold_until: Literal["response", "return"] = "response",
-    **options: Unpack[LockOptions],
+    **options: Unpack[CommonOptions],
+) -> Skipping: ...
+@overload
+def distributed_lock(
+    name: str | None = None,
+    *,
+    using: str = DEFAULT_ALIAS,
+    on_busy: OnBusy | Literal["skip"] = None,
+    on_unavailable: Literal["skip"],
+    hold_until: Literal["response", "return"] = "response",
+    **options: Unpack[CommonOptions],
+) -> Skipping: ...
+@overload
+def distributed_lock(
+    *,
+    name: Callable[..., str],
+    using: str = DEFAULT_ALIAS,
+    on_busy: OnBusy | Literal["skip"] = None,
+    on_unavailable: Literal["skip"],
+    hold_until: Literal["response", "return"] = "response",
+    **options: Unpack[CommonOptions],
 ) -> Skipping: ...
 @overload
 def distributed_lock(
@@ -60,8 +83,9 @@ def distributed_lock(
     *,
     using: str = DEFAULT_ALIAS,
     on_busy: OnBusy = None,
+    on_unavailable: OnUnavailable = None,
     hold_until: Literal["response", "return"] = "response",
-    **options: Unpack[LockOptions],
+    **options: Unpack[CommonOptions],
 ) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
 @overload
 def distributed_lock(
@@ -69,8 +93,9 @@ def distributed_lock(
     name: Callable[..., str],
     using: str = DEFAULT_ALIAS,
     on_busy: OnBusy = None,
+    on_unavailable: OnUnavailable = None,
     hold_until: Literal["response", "return"] = "response",
-    **options: Unpack[LockOptions],
+    **options: Unpack[CommonOptions],
 ) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
 def distributed_lock(
     function: Any = None,
@@ -79,8 +104,9 @@ def distributed_lock(
     name: Any = None,
     using: str = DEFAULT_ALIAS,
     on_busy: OnBusy | Literal["skip"] = None,
+    on_unavailable: OnUnavailable | Literal["skip"] = None,
     hold_until: Literal["response", "return"] = "response",
-    **options: Unpack[LockOptions],
+    **options: Unpack[CommonOptions],
 ) -> Any:
     """Run the function only while its lock is held.
 
@@ -93,7 +119,13 @@ def distributed_lock(
     **kwargs)`` answers in the function's place. ``"retry"``, below ``@shared_task``, sends the Celery task
     again for later, which is none of its ``max_retries``; where no worker runs it, it raises. By default the
     view of a request answers 409 Conflict with ``Retry-After``, which ``respond(...)`` changes, and everything
-    else raises. A view whose store is down answers 503, unless ``on_busy="raise"``.
+    else raises.
+
+    ``on_unavailable``: what a call does whose store cannot be asked. ``"raise"`` raises LockBackendError; ``"run"``
+    calls the function *without* the lock, as ``lock()`` tells; ``"skip"``, ``skip(value)`` and a callable are as with
+    ``on_busy``, and so is ``"retry"``, which coroutine functions and generators do not have. An error that somebody
+    has to correct (``LockBackendError.is_final``) is none of these. By default it is the ``ON_UNAVAILABLE`` of the
+    alias; unless that is "run", a view answers 503 (with ``on_busy="raise"`` it raises), and everything else raises.
 
     ``hold_until``: a response whose content is made after the view has returned (streaming, file, unrendered
     template) holds the lock until that is done or it is closed; ``"return"`` frees the lock before.
@@ -107,9 +139,10 @@ def distributed_lock(
     does not have, ValueError and TypeError for options, all where the function is decorated.
     """
     if function is not None and not isinstance(function, str):
-        if getattr(function, "__name__", "") == "<lambda>" or name or options or on_busy or hold_until != "response":
+        has_more = name or options or on_busy or on_unavailable or hold_until != "response"
+        if getattr(function, "__name__", "") == "<lambda>" or has_more:
             raise TypeError("A callable that makes the name is given as name=: @distributed_lock(name=lambda pk: ...).")
-        return _decorated(function, None, using, None, "response", Options({"wait": 0}))
+        return _decorated(function, None, using, None, None, "response", Options({"wait": 0}))
     if function is not None and name is not None:
         raise TypeError(f"@distributed_lock was given two names, {function!r} and {name!r}.")
     name = function if name is None else name
@@ -117,15 +150,24 @@ def distributed_lock(
         raise ValueError(
             f"on_busy is {on_busy!r}; choose 'raise', 'skip', 'retry', skip(value), respond(...) or a callable."
         )
+    if on_unavailable not in (None, "raise", "run", "skip", "retry") and not callable(on_unavailable):
+        raise ValueError(
+            f"on_unavailable is {on_unavailable!r}; choose 'raise', 'run', 'skip', 'retry', skip(value) or a callable."
+        )
     if hold_until not in ("response", "return"):
         raise ValueError(f"hold_until is {hold_until!r}; choose 'response' or 'return'.")
-    given = Options({"wait": 0, **options})
-    answer = on_busy
-    if on_busy in ("skip", skip):
-        answer = skip()
-    elif on_busy is respond:
-        answer = respond()
-    return lambda function: _decorated(function, name, using, answer, hold_until, given)
+    terms: dict[str, Any] = {"wait": 0, **options}
+    if on_unavailable is not None:
+        terms["on_unavailable"] = "run" if on_unavailable == "run" else "raise"
+    given, choices = Options(terms), (_in_full(on_busy), None if on_unavailable == "run" else _in_full(on_unavailable))
+    return lambda function: _decorated(function, name, using, *choices, hold_until, given)
+
+
+def _in_full(choice: Any) -> Any:
+    """With what is to be called in the place of its short form."""
+    if choice in ("skip", skip):
+        return skip()
+    return respond() if choice is respond else choice
 
 
 def _decorated(function: Any, *how: Any) -> Any:

@@ -57,7 +57,7 @@ class Respond:
 
     def __call__(self, problem: Exception, /, *args: Any, **kwargs: Any) -> HttpResponse:
         if (request := request_of(args, kwargs)) is None:
-            raise TypeError("on_busy=respond(...) answers requests, and this call has none.") from problem
+            raise TypeError("respond(...) answers requests, and this call has none.") from problem
         return self.answer(request, problem)
 
     def answer(self, request: Any, problem: Exception, view: str = "") -> HttpResponse:

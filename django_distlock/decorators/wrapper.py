@@ -13,7 +13,7 @@ from asgiref.sync import sync_to_async
 from ..core import transactions
 from ..core.lease import Lease
 from ..core.lock import Lock
-from ..exceptions import LockBackendError, LockNotAcquired, UnusableLockName
+from ..exceptions import LockBackendError, LockError, LockNotAcquired, UnusableLockName
 from ..options import Options
 from ..types import shown
 from . import answers, http, key, task_context
@@ -22,14 +22,14 @@ logger = logging.getLogger("django_distlock")
 
 
 class Skip:
-    """An ``on_busy`` that returns a value. The skipped call is logged."""
+    """An ``on_busy`` or ``on_unavailable`` that returns a value. The skipped call is logged."""
 
     __slots__ = ("value",)
 
     def __init__(self, value: Any = None) -> None:
         self.value = value
 
-    def __call__(self, busy: LockNotAcquired, /, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, problem: LockError, /, *args: Any, **kwargs: Any) -> Any:
         return self.value
 
 
@@ -44,6 +44,7 @@ class LockedCallable:
         name: Any,
         using: str,
         on_busy: Any,
+        on_unavailable: Any,
         hold_until: Literal["response", "return"],
         options: Options,
     ) -> None:
@@ -53,10 +54,16 @@ class LockedCallable:
         self._make_key = key.make_key(function, name)
         self._using = using
         self._on_busy = on_busy
+        self._on_unavailable = on_unavailable  # None also for "run", which the lock itself does
         self._hold_until = hold_until
         self._options = options
         self._given_label = str(options.given.get("label", ""))
         self.takes_over = options.given.get("in_atomic") != "ignore"
+        if on_unavailable == "retry" and self.kind is not key.Kind.FUNCTION:
+            raise ValueError(
+                f"on_unavailable is 'retry', which sends tasks of Celery again, and {key.dotted_path(function)} is"
+                f" no function that could be one: choose 'raise', 'run', 'skip', skip(value) or a callable."
+            )
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if http.is_async_dispatch(self.function, args):
@@ -162,20 +169,31 @@ class LockedCallable:
         self, problem: Exception, request: Any, args: tuple[Any, ...], kwargs: dict[str, Any], run: Any = None
     ) -> Any:
         """The result in place of that of the function. Raises the problem itself if there is none."""
-        if isinstance(problem, LockNotAcquired):
-            if run and self._on_busy == "retry":
-                run.retry(problem)
-            if isinstance(self._on_busy, Skip):
-                logger.info("%s is skipped. %s", shown(self._label(args, request, run)), problem)
-            if callable(self._on_busy):
-                return self._on_busy(problem, *args, **kwargs)
-        if self._on_busy not in ("raise", "retry") and request is not None and http.is_view(request, self.decorated):
+        choice = self._chosen(problem)
+        if run and choice == "retry":
+            run.retry(problem)
+        if isinstance(choice, Skip):
+            level = logging.INFO if isinstance(problem, LockNotAcquired) else logging.WARNING
+            logger.log(level, "%s is skipped. %s", shown(self._label(args, request, run)), problem)
+        if callable(choice):
+            return choice(problem, *args, **kwargs)
+        if choice is None and request is not None and http.is_view(request, self.decorated):
             form = self._on_busy if isinstance(self._on_busy, answers.Respond) else answers.DEFAULT
             return form.answer(request, problem, self._view())
         raise problem
 
+    def _chosen(self, problem: Exception) -> Any:
+        """What is to be done about it: "raise", "retry", or what is to be called. None: nobody said."""
+        if isinstance(problem, LockNotAcquired):
+            return self._on_busy
+        choice = self._on_unavailable
+        if choice is not None and isinstance(problem, LockBackendError) and (choice == "raise" or not problem.is_final):
+            return choice
+        return "raise" if self._on_busy in ("raise", "retry") else None
+
     async def _aanswer(self, problem: Exception, request: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if isinstance(self._on_busy, answers.Respond):  # templates may do what must not be done in an event loop
+        if isinstance(self._on_busy, answers.Respond) or isinstance(self._on_unavailable, answers.Respond):
+            # Templates may do what must not be done in an event loop
             return await sync_to_async(self._answer)(problem, request, args, kwargs)
         result = self._answer(problem, request, args, kwargs)
         return await result if inspect.isawaitable(result) else result

@@ -1,9 +1,10 @@
-"""For the tests of projects with locks: locks without a server, another holder, a loss, code that runs under a lock."""
+"""For the tests of projects with locks: no server, another holder, a loss, an outage, code that runs under a lock."""
 
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
+from unittest import mock
 
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
@@ -15,12 +16,16 @@ from ..core.holds import is_entered
 from ..core.lease import Lease
 from ..core.registry import DEFAULT_ALIAS, LOCAL_MEMORY, SETTING, locks
 from ..core.renewal import mark_lost
-from ..exceptions import LockNotAcquired
+from ..exceptions import LockBackendError, LockNotAcquired
 from ..names import render
 from ..options import OPTION_KEYS, check_ttl
 from ..types import Grant, Holder, LockInfo, LockRequest, new_token
 
 LOSS = "a test let it be lost"
+ASKING = (  # methods of a backend, which have twins or not
+    "acquire", "release", "renew", "names", "list_names", "look", "holders", "remaining", "count_waiters", "prune",
+    "claim_run", "find_runs", "runs",
+)  # fmt: skip
 
 
 class override_locks(TestContextDecorator):  # noqa: N801 - named as override_settings is
@@ -149,6 +154,31 @@ def _request_of(lease: Lease) -> LockRequest:
     return LockRequest(lease.name, lease.ttl, lease.holder, token=lease.token)
 
 
+class store_down(TestContextDecorator):  # noqa: N801 - named as override_settings is
+    """The store of an alias does not answer: all that this process asks of it raises LockBackendError, at once.
+
+    A context manager, and a decorator for functions, ``async def`` and test cases. Inside ``override_locks()`` no
+    server is needed. A lease that was acquired before is "unknown" from its next renewal on, and lost at its deadline;
+    its release raises, too, and is repeated in the background until the store is back.
+    """
+
+    def __init__(self, using: str = DEFAULT_ALIAS) -> None:
+        super().__init__()
+        self._using = using
+
+    def enable(self) -> None:
+        backend = locks[self._using]
+        asking = [name for method in ASKING for name in (method, f"a{method}") if hasattr(backend, name)]
+        self._patch = mock.patch.multiple(backend, **dict.fromkeys(asking, self._refuse))
+        self._patch.start()
+
+    def disable(self) -> None:
+        self._patch.stop()
+
+    def _refuse(self, *args: object, **kwargs: object) -> NoReturn:
+        raise LockBackendError(f"Lock backend {self._using!r} does not answer: a test let its store be down.")
+
+
 class assume_locked(TestContextDecorator):  # noqa: N801 - named as override_settings is
     """``assert_locked()`` passes for every name, in all threads: for unit tests of code that runs under a lock.
 
@@ -170,4 +200,13 @@ def held_here() -> list[Lease]:
     return [lease for lease in locks.leases() if is_entered(lease)]
 
 
-__all__ = ["alose", "assume_locked", "held_elsewhere", "held_here", "lose", "override_locks", "separate_locks"]
+__all__ = [
+    "alose",
+    "assume_locked",
+    "held_elsewhere",
+    "held_here",
+    "lose",
+    "override_locks",
+    "separate_locks",
+    "store_down",
+]

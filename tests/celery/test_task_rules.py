@@ -16,10 +16,20 @@ from celery import Task as CeleryTask
 from celery.app.trace import build_tracer
 from celery.exceptions import Ignore, Retry
 
-from django_distlock import Lock, LockLost, LockNotAcquired, distributed_lock, lock, locks
+from django_distlock import (
+    Lock,
+    LockBackendError,
+    LockLost,
+    LockNotAcquired,
+    LockNotHeld,
+    distributed_lock,
+    lock,
+    locks,
+)
 from django_distlock.celery.messages import HEADER
 from django_distlock.celery.tasks import REQUEUES, Run, pause_before
 from django_distlock.options import settled
+from django_distlock.testing import store_down
 from tests.support.leases import request_of
 
 pytestmark = pytest.mark.usefixtures("locmem_locks")
@@ -199,6 +209,44 @@ class TestBusy:
         assert copy.retry_after == caught.value.retry_after > 25
 
 
+class TestUnavailable:
+    @pytest.fixture
+    def work(self, app):
+        @app.task(max_retries=0)
+        @distributed_lock("name", on_unavailable="retry")
+        def work():
+            return "done"
+
+        return work
+
+    @pytest.mark.parametrize("call", [lambda work: work(), lambda work: work.apply().get()])
+    def test_where_no_worker_runs_it_retry_raises(self, work, call):
+        with store_down(), pytest.raises(LockBackendError):
+            call(work)
+        assert call(work) == "done"
+
+    def test_what_can_be_no_task_is_refused(self):
+        async def coroutine(): ...
+
+        def generator():
+            yield
+
+        for function in (coroutine, generator):
+            with pytest.raises(ValueError, match="on_unavailable is 'retry', which sends tasks of Celery again, and "):
+                distributed_lock("name", on_unavailable="retry")(function)
+
+    def test_the_task_has_its_lease(self, app):
+        @app.task(bind=True, acks_late=True)
+        @distributed_lock("name", on_unavailable="run")
+        def work(self):
+            with pytest.raises(LockNotHeld):
+                self.request.lease.ensure_held()
+            return self.request.lease.fence, self.request.lease.is_held
+
+        with store_down():
+            assert work.apply().get() == (0, False)
+
+
 class TestSentAgain:
     """A run as a worker makes it, with what is published in a list."""
 
@@ -246,6 +294,15 @@ class TestSentAgain:
         pauses = [options["countdown"] for options in run.sent]
         assert all(pause.is_integer() for pause in pauses) == read.startswith("amqp")
         assert [pause >= 1 for pause in pauses] == [read.startswith("amqp"), read.startswith("amqp"), True]
+
+    def test_so_does_one_whose_store_is_away_with_growing_pauses(self, run):
+        for requeues in (0, 9):
+            with pytest.raises(Retry) as caught:
+                run(retries=2, headers={REQUEUES: requeues}).retry(LockBackendError("away"))
+            assert isinstance(caught.value.exc, LockBackendError)
+        assert [options["retries"] for options in run.sent] == [2, 2]
+        assert [options["headers"][REQUEUES] for options in run.sent] == [1, 10]
+        assert run.sent[0]["countdown"] <= 0.5 < 2.5 <= run.sent[1]["countdown"] <= 5
 
     def test_it_does_not_meet_others(self, run):
         run(retries=1).handle_busy(lock("name"), self.busy("other-id."), retries=False)

@@ -351,6 +351,34 @@ class TestBusy:
         assert len(worker.journal(name, "run")) == 2
 
 
+class TestStoreAway:
+    """No run ends as a failure because its store does not answer, where it is said what to do then."""
+
+    def test_a_retry_waits_until_it_is_back_with_no_retry_to_spend(self, worker, name, server):
+        task_id = worker.send("late_store", name)
+        eventually(lambda: len(worker.journal(name, "unavailable")) >= 3)
+        worker.late.symlink_to(server.socket)
+        assert worker.ended(task_id)["result"] == name
+        [run] = worker.journal(name, "run")
+        assert run["fence"] > 0
+        assert run["retries"] == 0
+
+    def test_it_runs_without_the_lock_and_its_mark(self, worker, name):
+        assert worker.ended(worker.send("away_run", name))["status"] == "SUCCESS"
+        [run] = worker.journal(name, "run")
+        assert (run["fence"], run["state"]) == (0, "unavailable")
+        assert [told["runs"] for told in worker.journal(name, "unavailable")] == [True]
+
+    def test_a_skipped_run_succeeds_and_is_warned_of(self, worker, name):
+        task_id = worker.send("away_skip", name)
+        result = worker.ended(task_id)
+        assert (result["status"], result["result"]) == ("SUCCESS", None)
+        assert worker.journal(name, "run") == []
+        [line] = [line for line in worker.log().splitlines() if f"away_skip[{task_id}] is skipped" in line]
+        assert "WARNING" in line
+        assert "does not answer" in line
+
+
 class TestCanvas:
     """Tasks whose lock is free are what they are without one."""
 

@@ -8,6 +8,7 @@ import ctypes
 import gc
 import logging
 import pickle
+import re
 import threading
 import time
 import weakref
@@ -1071,11 +1072,12 @@ class TestBadInput:
             ({"min_hold": None}, "min_hold is None"),
             ({"on_lost": "explode"}, "on_lost is 'explode'; choose 'raise', 'log' or something to call"),
             ({"renew": "yes"}, "renew is 'yes'; choose True or False"),
+            ({"on_unavailable": "retry"}, "on_unavailable is 'retry'; choose 'raise' (LockBackendError) or 'run'"),
             ({"label": 5}, "label is 5"),
         ],
     )
     def test_values_out_of_range_are_told_at_once(self, options, message):
-        with pytest.raises(ValueError, match="^" + message.replace(".", r"\.")):
+        with pytest.raises(ValueError, match="^" + re.escape(message)):
             lock("name", **options)
 
     @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from django.views.decorators.csrf import csrf_exempt
 
 from django_distlock import LockBackendError, LockLost, current_lease, distributed_lock, lock, locks
 from django_distlock.core.forced import force_release
-from django_distlock.testing import lose
+from django_distlock.testing import lose, store_down
 from tests.support.tools import eventually, in_a_thread
 from tests.support.views import logged
 
@@ -125,6 +125,13 @@ def losing_quietly(request):
     return losing.__wrapped__(request)
 
 
+@distributed_lock("name", on_unavailable="run")
+def running(request):
+    seen["open"] = [each.alias for each in connections.all() if each.in_atomic_block]
+    Group.objects.create(name="written without the lock")
+    return HttpResponse("done")
+
+
 urlpatterns = [
     path("function/", noting),
     path("wrapped/", logged(csrf_exempt(noting))),
@@ -143,6 +150,7 @@ urlpatterns = [
     path("refuse/", distributed_lock("name", in_atomic="refuse")(note)),
     path("losing/", losing),
     path("losing-quietly/", losing_quietly),
+    path("running/", running),
     path("async/", async_view),
     path("async-class/", AsyncView.as_view()),
 ]
@@ -173,6 +181,13 @@ def test_elsewhere_django_opens_the_transaction(url):
     assert Client().get(f"/{url}/").status_code == 200
     assert seen == {"open": ["default"], "depth": 1, "held": ["name"], "at_commit": []}
     assert held_names() == []
+
+
+def test_a_view_that_runs_without_its_lock_commits():
+    with store_down():
+        assert Client().get("/running/").status_code == 200
+    assert seen["open"] == ["default"]
+    assert Group.objects.get().name == "written without the lock"
 
 
 def test_of_two_decorators_on_one_view_one_opens_the_transaction():

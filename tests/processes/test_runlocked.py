@@ -12,7 +12,9 @@ import time
 from pathlib import Path
 
 import pytest
+from django.core.management import CommandError, call_command
 
+from django_distlock.testing import override_locks, store_down
 from tests.support.admin_pages import hold
 from tests.support.programs import ROOT
 from tests.support.tools import PATIENCE, eventually
@@ -224,6 +226,11 @@ def test_the_store_is_down(run):
     returncode, out, errors = ended(run("backup", "--", "echo", "ran", url="unix:///no/such/socket"))
     assert (returncode, out) == (69, "")
     assert "does not answer" in errors
+
+
+def test_no_program_runs_without_its_lock_whatever_the_alias_says():
+    with override_locks(ON_UNAVAILABLE="run"), store_down(), pytest.raises(CommandError, match="does not answer"):
+        call_command("runlocked", "backup", "--", "echo", "ran")
 
 
 @pytest.mark.parametrize(

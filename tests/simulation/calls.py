@@ -13,6 +13,7 @@ from django.test import RequestFactory
 
 from django_distlock import Lease, aadopt, adopt, distributed_lock, lock, locks
 from django_distlock.core.forced import force_release
+from django_distlock.core.lease import State
 
 from .plan import Event
 
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 
 LOOKS_FOR_TEXTS, PAUSE = 60, 0.05  # seconds between two looks
 PARTS = 4  # of the content of a response
-OPTIONS = ("ttl", "wait", "renew", "min_hold", "max_hold", "reentrant")
+OPTIONS = ("ttl", "wait", "renew", "min_hold", "max_hold", "reentrant", "on_unavailable")
+WITHOUT_LOCK = ("works", "raises")  # what is done by a body that runs without it
 
 
 class BodyError(Exception):
@@ -313,6 +315,8 @@ class Calls:
     # With the lock
 
     def _work(self, process: Process, lease: Lease, about: Mapping[str, Any]) -> None:
+        if lease.state is State.UNAVAILABLE:
+            about = {key: about[key] for key in WITHOUT_LOCK if key in about}
         self._sleep(about["works"] / 2)
         if "renews" in about:
             with self._judges.renewing(process, lease):
@@ -320,7 +324,8 @@ class Calls:
         if inside := about.get("inside"):
             self._simulation.reached("enters again")
             with self._judges.inside(process, inside), self._handle(process, {**about, "wait": 1}, inside) as other:
-                self._judges.granted(other, {**about, "name": inside})
+                if other.state is not State.UNAVAILABLE:
+                    self._judges.granted(other, {**about, "name": inside})
                 self._sleep(0.05)
         self._sleep(about["works"] / 2)
         if about.get("renewed_meanwhile"):
@@ -328,6 +333,8 @@ class Calls:
         self._end_work(process, lease, about)
 
     async def _awork(self, process: Process, lease: Lease, about: Mapping[str, Any]) -> None:
+        if lease.state is State.UNAVAILABLE:
+            about = {key: about[key] for key in WITHOUT_LOCK if key in about}
         await asyncio.sleep(about["works"] / 2)
         if "renews" in about:
             with self._judges.renewing(process, lease):
@@ -336,7 +343,8 @@ class Calls:
             self._simulation.reached("enters again")
             with self._judges.inside(process, inside):
                 async with self._handle(process, {**about, "wait": 1}, inside) as other:
-                    self._judges.granted(other, {**about, "name": inside})
+                    if other.state is not State.UNAVAILABLE:
+                        self._judges.granted(other, {**about, "name": inside})
                     await asyncio.sleep(0.05)
         await asyncio.sleep(about["works"] / 2)
         if about.get("renewed_meanwhile"):

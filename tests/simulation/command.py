@@ -189,7 +189,8 @@ def _tell(totals: Totals, options: argparse.Namespace) -> bool:
     unmet = totals.unmet() if totals.runs >= ENOUGH else []
     print(
         f"{totals.world}: {totals.runs} runs, {totals.hours:.2f} hours, {totals.counts['calls']} calls,"
-        f" {totals.counts['grants']} grants, {totals.counts['faults']} faults, {len(found)} findings"
+        f" {totals.counts['grants']} grants, {totals.counts['ungranted']} that went on without the lock,"
+        f" {totals.counts['faults']} faults, {len(found)} findings"
     )
     for fault in totals.faults:
         print(f"  {fault:12}", *(f"{operation} {totals.met[fault, operation]:6}" for operation in totals.operations))

@@ -19,6 +19,7 @@ PROCESSES = [f"p{number}" for number in range(MOST_PROCESSES)]
 NAMES = "abc"  # of locks, mostly
 MANY_NAMES = ascii_lowercase
 OPERATIONS = ("acquire", "wait", "renew", "release")
+ACQUIRING = ("with", "acquire", "poll", "responds")
 
 
 @dataclass(frozen=True)
@@ -255,6 +256,7 @@ RESPONSE_MAX_HOLD = 6.0  # seconds for which a response keeps the lock of its vi
 RESPONSES_SHARE, MOST_RESPONSES = 0.4, 6  # of runs, and in one
 FORKS_SHARE, MOST_FORKS = 0.4, 3  # the same
 LISTS_SHARE, MOST_LISTS = 0.4, 4  # the same
+OUTAGES_SHARE, RUNNING_SHARE = 0.5, 0.5  # of runs; and of the calls in one that go on without the lock in an outage
 LOST_LISTS_SHARE = 0.3  # of lists, whose process reaches no server when it asks for them
 AIMED = 4  # faults of a run of the first profile that are aimed at an operation, each seed at others
 
@@ -312,6 +314,7 @@ def draw_plan(
             about = {**fault.draw(chance), "during": operation}
             plan.append(Event(round(chance.uniform(0, within), 3), kind, who, about))
     plan += _draw_responses(seed, profile, processes, names, ttls)
+    plan = _let_run(seed, plan)
     if fork:
         plan += _draw_forks(seed, fork, processes, operations)
     plan += _draw_lists(seed, profile, names, faults.get("partition"))
@@ -339,6 +342,18 @@ def _draw_responses(
         if about["in_task"] and chance.random() < profile.cancel_share:
             about["cancelled_after"] = round(chance.uniform(0.0, 6.0), 3)
         yield Event(round(chance.uniform(0.0, HORIZON), 3), "responds", chance.choice(processes), about)
+
+
+def _let_run(seed: int, plan: Sequence[Event]) -> list[Event]:
+    """Calls of some runs go on without the lock where the store cannot be asked. From chance of its own, too."""
+    chance = random.Random(f"outages {seed}")
+    share = RUNNING_SHARE if chance.random() < OUTAGES_SHARE else 0.0
+    return [
+        replace(event, about={**event.about, "on_unavailable": "run"})
+        if event.what in ACQUIRING and chance.random() < share
+        else event
+        for event in plan
+    ]
 
 
 def _draw_forks(seed: int, fork: Fault, processes: Sequence[str], operations: Sequence[str]) -> Iterator[Event]:

@@ -42,6 +42,7 @@ MOST_WAITING = 300.0  # seconds after the faults in which everybody is served or
 OF_EXECUTION = ("in_task", "cancelled_after", "struck_at", "struck_after")  # not of the call itself
 CLOSES = 5.0  # seconds in which what a process closes is closed
 SETTLES = 45.0  # seconds in which background threads end that have nothing to do
+KEPT = ("Lease", "AdoptedLease", "UngrantedLease", "LockRequest", "Acquisition", "Hold", "Adoption")  # while needed
 OPERATIONS = {"acquire": "acquire", "wait_for_turn": "wait", "pause": "wait", "renew": "renew", "release": "release"}
 
 
@@ -588,7 +589,8 @@ class Simulation:
             type(thing).__name__
             for thing in gc.get_objects()
             if type(thing).__module__.startswith("django_distlock")
-            and type(thing).__name__ in ("Lease", "AdoptedLease", "LockRequest", "Acquisition", "Hold", "Adoption")
+            and type(thing).__name__
+            in KEPT
         )
         if left:
             raise Violation(f"objects are left in memory: {dict(left)}")

@@ -16,7 +16,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management import call_command
 from django.core.management.base import SystemCheckError
 
-from django_distlock import lock, locks, respond
+from django_distlock import InvalidLockBackend, lock, locks, respond
 from django_distlock.checks import TAG
 from django_distlock.core.registry import log_once
 from django_distlock.decorators import answers
@@ -285,6 +285,21 @@ def test_a_ttl_that_is_too_short_for_renewal(found):
     assert found({"default": {**LOCMEM, "TTL": 30_000}}) == ["distlock.W006"]  # of milliseconds
     assert found({"default": {**LOCMEM, "TTL": 30_000, "RENEW": False}}) == []
     assert found({"default": {**LOCMEM, "TTL": 0.5, "RENEW": False}}) == []
+
+
+def test_locks_that_are_gone_on_without_by_default(found):
+    running = {**LOCMEM, "ON_UNAVAILABLE": "run"}
+    assert found({"default": running}) == ["distlock.W008"]
+    assert found({"default": LOCMEM, "cache": running}) == []
+    assert found({"default": {**LOCMEM, "ON_UNAVAILABLE": "raise"}}) == []
+
+
+def test_what_only_a_call_can_do_is_no_default_of_an_alias(found):
+    assert found({"default": {**LOCMEM, "ON_UNAVAILABLE": "skip"}}) == ["distlock.E001"]
+    with pytest.raises(
+        InvalidLockBackend, match=r"'default'\] is not usable: on_unavailable is 'skip'; .* of @distributed_lock alone"
+    ):
+        locks["default"]
 
 
 def test_a_ttl_that_is_too_short_for_the_timeouts(found):

@@ -13,7 +13,7 @@ PACKAGE = {
     "backends.common": ["selftest", "timing"],
     "core": [
         "acquire", "adoption", "forced", "holds", "labels", "lease", "local_queue", "lock", "registry", "renewal",
-        "transactions",
+        "transactions", "ungranted",
     ],
     "decorators": ["answers", "http", "key", "task_context", "wrapper"],
     "utils": ["clock", "drive", "fork", "other_words", "text", "threads", "wakeup"],

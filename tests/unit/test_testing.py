@@ -17,7 +17,17 @@ from django.core.exceptions import ImproperlyConfigured
 from django.test import SimpleTestCase, TestCase
 
 import django_distlock
-from django_distlock import LockLost, LockNotAcquired, LockNotHeld, LockTimeout, State, assert_locked, lock, locks
+from django_distlock import (
+    LockBackendError,
+    LockLost,
+    LockNotAcquired,
+    LockNotHeld,
+    LockTimeout,
+    State,
+    assert_locked,
+    lock,
+    locks,
+)
 from django_distlock.backends.dummy import DummyBackend
 from django_distlock.backends.locmem import LocMemBackend
 from django_distlock.signals import lock_lost
@@ -30,9 +40,10 @@ from django_distlock.testing import (
     override_locks,
     plugin,
     separate_locks,
+    store_down,
 )
 from tests.support.programs import ROOT
-from tests.support.tools import PATIENCE, eventually
+from tests.support.tools import PATIENCE, eventually, lock_request
 
 pytestmark = pytest.mark.slow
 
@@ -151,6 +162,88 @@ class TestHeldElsewhere:
     def test_with_the_dummy_nobody_can_hold_anything(self):
         told = pytest.raises(ImproperlyConfigured, match="DummyBackend.*override_locks")
         with override_locks(DUMMY), told, held_elsewhere("name"):
+            pass
+
+
+@pytest.mark.usefixtures("backend")
+class TestStoreDown:
+    def test_all_that_is_asked_of_it_says_so(self, calls):
+        backend = calls(locks["default"])
+        request = lock_request()
+        with store_down():
+            for ask in (
+                lambda: backend.acquire(request, queue=True),
+                lambda: backend.release(request),
+                lambda: backend.renew([(request, 5.0)]),
+                lambda: backend.names(),
+                lambda: backend.list_names(),
+                lambda: backend.look(["name"]),
+                lambda: backend.held(),
+                lambda: backend.holders(["name"]),
+                lambda: backend.remaining(["name"]),
+                lambda: backend.count_waiters(["name"]),
+                lambda: calls(lock("name")).acquire(),
+                lambda: calls(lock("name")).locked(),
+            ):
+                with pytest.raises(LockBackendError, match="'default' does not answer: a test let its store be down"):
+                    ask()
+        assert backend.look(["name"]) == [None]
+
+    def test_runs_of_beat_and_the_self_test_too(self, locmem_locks):
+        with store_down():
+            assert [result.is_error for result in locks["default"].check()] == [True]
+        with store_down(), pytest.raises(LockBackendError):
+            locks["default"].find_runs(["entry"])
+
+    def test_of_one_alias(self, settings):
+        entry = {"BACKEND": "django_distlock.backends.locmem.LocMemBackend"}
+        settings.DISTRIBUTED_LOCKS = {"default": entry, "other": entry}
+        with store_down("other"), lock("name"), pytest.raises(LockBackendError):
+            lock("name", using="other").acquire()
+
+    def test_what_is_held_is_unknown_and_then_lost(self):
+        with pytest.raises(LockLost), lock("name", ttl=1.0) as lease, store_down():
+            eventually(lambda: lease.state is State.UNKNOWN)
+            eventually(lambda: lease.state is State.LOST)
+
+    def test_what_is_released_meanwhile_is_free_afterwards(self):
+        mutex, down = lock("name"), store_down()
+        assert mutex.acquire()
+        with down, pytest.raises(LockBackendError):
+            mutex.release()
+        eventually(lambda: not lock("name").locked())
+
+    def test_as_a_decorator(self):
+        @store_down()
+        def plain():
+            return lock("name").acquire()
+
+        @store_down()
+        async def in_a_task():
+            return await lock("name").aacquire()
+
+        @store_down()
+        class Case(SimpleTestCase):
+            def test(self):
+                with pytest.raises(LockBackendError):
+                    lock("name").acquire()
+
+        for call in (plain, lambda: asyncio.run(in_a_task())):
+            with pytest.raises(LockBackendError):
+                call()
+        result = unittest.TestResult()
+        unittest.defaultTestLoader.loadTestsFromTestCase(Case).run(result)
+        assert (result.testsRun, result.failures, result.errors) == (1, [], [])
+        with lock("name"):
+            pass
+
+    def test_twice_it_is_down_until_both_have_ended(self):
+        with store_down():
+            with store_down():
+                pass
+            with pytest.raises(LockBackendError):
+                lock("name").acquire()
+        with lock("name"):
             pass
 
 

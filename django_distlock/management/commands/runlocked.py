@@ -93,7 +93,9 @@ class Command(BaseCommand):
         terms = {option: options[option] for option in ("wait", "ttl", "min_hold", "max_hold") if option in options}
         try:
             # "log": when the lock is released the program has ended, and its exit code says more.
-            mutex = lock(name, using=using, on_lost="log", label=Path(program[0]).name, **terms)
+            # "raise": a command whose name says "locked" never runs a program without its lock.
+            label = Path(program[0]).name
+            mutex = lock(name, using=using, on_lost="log", on_unavailable="raise", label=label, **terms)
         except (InvalidLockName, ValueError) as error:
             raise CommandError(str(error), returncode=2) from error
         try:

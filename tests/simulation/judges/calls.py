@@ -11,7 +11,17 @@ from itertools import combinations
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from django_distlock import Lease, LockBackendError, LockLost, LockNotAcquired, LockNotHeld, LockReentry, locks
+from django_distlock import (
+    Lease,
+    LockBackendError,
+    LockLost,
+    LockNotAcquired,
+    LockNotHeld,
+    LockReentry,
+    State,
+    locks,
+    signals,
+)
 from django_distlock.core.acquire import MOST_LATE_GRANTS
 from django_distlock.core.adoption import CLOCKS_DIFFER
 from django_distlock.core.holds import acquired_here
@@ -59,6 +69,7 @@ class Judge:
         self.granted_at = self.began
         self.is_waiting = True
         self.is_leaving = False
+        self.was_told_of_outage = False
         self.lease: Lease | None = None
         self.passed: Passed | None = None  # what it adopts
         self.runs_out_at = inf  # nearly: its lease, unless it is renewed
@@ -86,6 +97,9 @@ class Judge:
 
     def got(self, lease: Lease | None) -> None:
         self._answered()
+        if lease and lease.state is State.UNAVAILABLE:
+            self._judge_ungranted(lease)
+            return
         self.lease, self.granted_at = lease, self._judges.now
         if lease:
             self.runs_out_at = self._judges.now + NEARLY * lease.remaining
@@ -99,11 +113,26 @@ class Judge:
         """The lease that it was just given; None where it is over already. Others may have a later one by now."""
         given = [lease for lease in acquired_here() if (lease.using, lease.name) == (process.name, name)]
         lease = max((lease for lease in locks.leases() if lease in given), key=lambda lease: lease.fence, default=None)
+        lease = lease or next((lease for lease in given if lease.state is State.UNAVAILABLE), None)
         if lease:
             self.got(lease)
         else:
             self._answered()
         return lease
+
+    def _judge_ungranted(self, lease: Lease) -> None:
+        """S16: who goes on without the lock is no holder. From now on, nobody knows what the store has of its token."""
+        self._judges.runs_without(lease)
+        if self.about.get("on_unavailable") != "run" or not self.was_told_of_outage:
+            self._judges.fail(f"S16: {self}: goes on without the lock, and was not told why")
+        if lease.is_held or lease.remaining or lease.fence or lease in locks.leases():
+            self._judges.fail(f"S16: {self}: {lease!r} was not granted, and is taken for one that was")
+        for ask in (lease.ensure_held, lease.renew, lease.detach):
+            try:
+                ask()
+            except LockNotHeld:
+                continue
+            self._judges.fail(f"S16: {self}: {ask.__name__}() of {lease!r} says nothing")
 
     def _judge_busy(self) -> None:
         """S16: "busy" is told of a lock that somebody had."""
@@ -166,15 +195,7 @@ class Judge:
             case LockBackendError():
                 if self.is_waiting:
                     self._answered()
-                judges.told(error)
-                is_explained = self.is_far or judges.was_paused(self) or judges.was_freed_in_part(self)
-                is_explained = is_explained or judges.patience(error, self.about.get("wait", 0)) == inf
-                if not is_explained and not judges.calls_may_fail(self.began, self.process):
-                    judges.fail(f"{self}: {error!r}, though nothing failed")
-                if error.is_final and not judges.may_be_final(error):
-                    judges.fail(f"S16: {self}: told that this does not pass by itself: {error!r}")
-                if self.lease is None and not error.is_final:
-                    self._judge_patience(error)
+                self.judge_outage(error)
             case LockLost():
                 if not judges.may_be_lost(self):
                     judges.fail(f"S5: {self}: {error!r}, though nothing was lost")
@@ -185,6 +206,19 @@ class Judge:
                     judges.fail(f"{self}: {error!r}")
             case _:
                 judges.fail(f"{self}: {type(error).__name__}: {error}", error)
+
+    def judge_outage(self, error: LockBackendError) -> None:
+        """S16: something has failed where a store could not be asked."""
+        judges, self.was_told_of_outage = self._judges, True
+        judges.told(error)
+        is_explained = self.is_far or judges.was_paused(self) or judges.was_freed_in_part(self)
+        is_explained = is_explained or judges.patience(error, self.about.get("wait", 0)) == inf
+        if not is_explained and not judges.calls_may_fail(self.began, self.process):
+            judges.fail(f"{self}: {error!r}, though nothing failed")
+        if error.is_final and not judges.may_be_final(error):
+            judges.fail(f"S16: {self}: told that this does not pass by itself: {error!r}")
+        if self.lease is None and not error.is_final:
+            self._judge_patience(error)
 
     def _judge_patience(self, error: LockBackendError) -> None:
         """S16: a caller who waits is not failed by what may pass meanwhile."""
@@ -217,6 +251,8 @@ class Judges:
         self.holders = HolderJudge(self, simulation)
         self.pace = PaceJudge(simulation)
         simulation.network.connects, simulation.network.closes = self.pace.connects, self.pace.closes
+        signals.lock_unavailable.connect(self._unavailable, weak=False)
+        signals.lock_unavailable.asend_robust = self._aunavailable  # type: ignore[method-assign] - of this signal alone
         handler = logging.Handler()
         handler.emit = self._logged  # type: ignore[method-assign]
         for name in ("django_distlock", "asyncio"):
@@ -380,6 +416,23 @@ class Judges:
                 self.fail(f"S12: {lease} has a number that is not above {self._fences[lease.name]}")
             self._fences[lease.name] = max(lease.fence, self._fences[lease.name])
         self.check_exclusion()
+
+    def runs_without(self, lease: Lease) -> None:
+        self._simulation.tell(f"{lease.using} runs without {lease.name} {lease.token[:6]}")
+        self._simulation.counts["ungranted"] += 1
+
+    def _unavailable(self, error: LockBackendError, lease: Lease | None, **about: Any) -> None:
+        """Whoever fails raises the error."""
+        if lease is None or lease.state is not State.UNAVAILABLE:
+            return
+        execution = current_execution()
+        for judge in self._judging:
+            if judge.is_waiting and judge.execution is execution and "wait" in judge.about:
+                judge.judge_outage(error)
+
+    async def _aunavailable(self, sender: type, **about: Any) -> None:
+        """For tasks: Django would call the receiver in a thread of the system."""
+        self._unavailable(**about)
 
     def detaching(self, lease: Lease) -> Passed:
         self._simulation.tell(f"{lease.using} detaches {lease.name} {lease.token[:6]}")

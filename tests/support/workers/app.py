@@ -14,7 +14,7 @@ from django.conf import settings
 from django.dispatch import receiver
 
 from django_distlock import LockLost, distributed_lock, lock
-from django_distlock.signals import lock_busy, lock_lost
+from django_distlock.signals import lock_busy, lock_lost, lock_unavailable
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.support.workers.settings")
 app = Celery("workers")
@@ -112,6 +112,26 @@ def retrying(self, name):
     return name
 
 
+@shared_task(name="late_store", bind=True, max_retries=0)
+@distributed_lock("job:{name}", using="late", ttl=2, on_unavailable="retry")
+def late_store(self, name):
+    write(name, "run", fence=self.request.lease.fence, retries=self.request.retries)
+    return name
+
+
+@shared_task(name="away_run", bind=True, acks_late=True)
+@distributed_lock("job:{name}", using="away", on_unavailable="run")
+def away_run(self, name):
+    write(name, "run", fence=self.request.lease.fence, state=self.request.lease.state)
+    return name
+
+
+@shared_task(name="away_skip")
+@distributed_lock("job:{name}", using="away", on_unavailable="skip")
+def away_skip(name):
+    write(name, "run")
+
+
 @shared_task(name="fails_then_works", bind=True)
 @distributed_lock("job:{name}", ttl=2, on_busy="skip")
 def fails_then_works(self, name):
@@ -188,6 +208,11 @@ def compose(how, name):
 @receiver(lock_busy)
 def tell_busy(name, holder, **_):
     write(name.removeprefix("job:"), "busy", holder=holder and holder.label)
+
+
+@receiver(lock_unavailable)
+def tell_unavailable(name, error, lease, **_):
+    write(name.removeprefix("job:"), "unavailable", runs=lease is not None)
 
 
 @receiver(lock_lost)

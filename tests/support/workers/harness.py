@@ -31,8 +31,10 @@ class Worker:
         self.server, self.pool = server, pool
         self.name = f"{pool}@{uuid.uuid4().hex[:8]}"
         self.queue = queue or self.name
+        self.late = folder / "late"  # where the server can be reached once it is linked there
         self.plan = {
             "locks": server.url,
+            "late": f"unix://{self.late}?db=0",
             "journal": f"unix://{server.socket}?db=3",
             "broker": f"redis+socket://{server.socket}?virtual_host=1",
             "results": f"redis+socket://{server.socket}?virtual_host=2",

@@ -10,6 +10,8 @@ USE_TZ = True
 INSTALLED_APPS = ["django_distlock"]
 DISTRIBUTED_LOCKS = {
     "default": {"BACKEND": "django_distlock.backends.redis.RedisBackend", "LOCATION": PLAN["locks"]},
+    "away": {"BACKEND": "django_distlock.backends.redis.RedisBackend", "LOCATION": "unix:///nowhere"},
+    "late": {"BACKEND": "django_distlock.backends.redis.RedisBackend", "LOCATION": PLAN["late"]},
 }
 CELERY_BROKER_URL = PLAN["broker"]
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True

@@ -45,6 +45,36 @@ def skipping_with_a_value(pk: int) -> str:
     return ""
 
 
+@distributed_lock("order:{pk}", on_unavailable="run")
+def running(pk: int) -> str:
+    return ""
+
+
+@distributed_lock("order:{pk}", on_busy="retry", on_unavailable="retry")
+def retrying(pk: int) -> str:
+    return ""
+
+
+@distributed_lock("order:{pk}", on_unavailable="skip")
+def skipping_outages(pk: int) -> str:
+    return ""
+
+
+@distributed_lock("order:{pk}", on_busy="skip", on_unavailable="skip")
+async def skipping_all(pk: int) -> str:
+    return ""
+
+
+@distributed_lock(name=lambda pk: f"order:{pk}", on_busy=skip(""), on_unavailable="skip")
+def skipping_by_callable(pk: int) -> str:
+    return ""
+
+
+@distributed_lock("order:{order_id}", on_busy=respond(status=423), on_unavailable=respond)
+def view_in_outages(request: HttpRequest, order_id: int) -> HttpResponse:
+    return HttpResponse()
+
+
 @distributed_lock("rows")
 def generator() -> Iterator[int]:
     yield 1
@@ -86,6 +116,12 @@ async def main() -> None:
     assert_type(skipping(1), str | None)
     assert_type(await skipping_coroutine(1), str | None)
     assert_type(skipping_with_a_value(1), str)
+    assert_type(running(1), str)
+    assert_type(retrying(1), str)
+    assert_type(skipping_outages(1), str | None)
+    assert_type(await skipping_all(1), str | None)
+    assert_type(skipping_by_callable(1), str | None)
+    assert_type(view_in_outages(HttpRequest(), 1), HttpResponse)
     assert_type(next(generator()), int)
     assert_type([item async for item in async_generator()], list[int])
     assert_type(view(HttpRequest(), 1), HttpResponse)
@@ -94,7 +130,7 @@ async def main() -> None:
     assert_type(Account.of_class(5), bool)
     with lock("order:{}", 1, ttl=5) as lease:
         assert_type(lease, Lease)
-    async with lock("order:{}", 1, in_atomic="ignore") as lease:
+    async with lock("order:{}", 1, in_atomic="ignore", on_unavailable="run") as lease:
         assert_type(lease.fence, int)
 
 

@@ -23,7 +23,9 @@ named(1).nothing()  # error
 distributed_lock("name", in_atomic="later")  # error
 distributed_lock("name", hold_until="end")  # error
 distributed_lock("name", on_busy="wait")  # error
+distributed_lock("name", on_unavailable="wait")  # error
 distributed_lock("name", timeout=5)  # error
+lock("name", on_unavailable="skip")  # error
 lock("name", timeout=5)  # error
 lock("name", ttl="5")  # error
 respond(status="423")  # error

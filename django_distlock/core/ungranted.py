@@ -1,0 +1,59 @@
+"""The lease of a body that runs without its lock, because the store could not be asked for it."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import TYPE_CHECKING
+
+from ..exceptions import LockBackendError, LockNotHeld
+from ..options import Terms
+from ..types import Grant, LockRequest
+from .lease import RELEASED, Lease, LeaseRenewer, State
+
+if TYPE_CHECKING:
+    from ..backends.base import BaseLockBackend
+
+
+class UngrantedLease(Lease):
+    """A lease that no store has granted: it is never held, and its release asks nobody and tells nobody.
+
+    The renewer does not know it, so nothing renews it, loses it or lists it.
+    """
+
+    _hold_count = 0  # until it is entered, as a lease is that was there before
+
+    def __init__(
+        self,
+        backend: BaseLockBackend,
+        request: LockRequest,
+        terms: Terms,
+        renewer: LeaseRenewer,
+        owner: object,
+        error: LockBackendError,
+    ) -> None:
+        super().__init__(backend, request, Grant(0, -inf), terms, renewer, owner)
+        self._ended = State.UNAVAILABLE
+        self._reason = str(error)  # not the error, whose traceback keeps the frames of its callers
+
+    @property
+    def _is_over(self) -> bool:
+        return self._ended is RELEASED
+
+    def ensure_held(self) -> None:
+        """Raises LockNotHeld."""
+        if self._is_over:
+            raise self._over_error()
+        raise LockNotHeld(
+            f"The lock {self.name!r} ({self.using}) is not held: its store could not be asked for it, and"
+            f' on_unavailable="run" goes on without it. {self._reason}'
+        )
+
+    def release(self) -> None:
+        """Raises LockNotHeld when it was released already."""
+        if self._is_over:
+            raise self._over_error()
+        self._ended = RELEASED
+
+    async def arelease(self) -> None:
+        """``release()`` for tasks."""
+        self.release()
