@@ -169,7 +169,8 @@ class store_down(TestContextDecorator):  # noqa: N801 - named as override_settin
     def enable(self) -> None:
         backend = locks[self._using]
         asking = [name for method in ASKING for name in (method, f"a{method}") if hasattr(backend, name)]
-        self._patch = mock.patch.multiple(backend, **dict.fromkeys(asking, self._refuse))
+        refusing: dict[str, Any] = dict.fromkeys(asking, self._refuse)
+        self._patch = mock.patch.multiple(backend, **refusing)
         self._patch.start()
 
     def disable(self) -> None:

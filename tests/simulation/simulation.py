@@ -588,9 +588,7 @@ class Simulation:
         left = Counter(
             type(thing).__name__
             for thing in gc.get_objects()
-            if type(thing).__module__.startswith("django_distlock")
-            and type(thing).__name__
-            in KEPT
+            if type(thing).__module__.startswith("django_distlock") and type(thing).__name__ in KEPT
         )
         if left:
             raise Violation(f"objects are left in memory: {dict(left)}")
