@@ -32,7 +32,7 @@ from .exceptions import LockBackendError
 from .models import BeatRun, HeldLock
 from .monitoring.admin_filters import BackendFilter, PrefixFilter, inventory_of
 from .monitoring.admin_querysets import BeatRuns, HeldLocks
-from .monitoring.admin_texts import described, moment, named, names_of, shortened, ticking
+from .monitoring.admin_texts import described, moment, named, names_of, outage_text, shortened, ticking
 from .monitoring.inventory import (
     LeaseKey,
     format_duration,
@@ -101,6 +101,8 @@ class InventoryAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # takes none 
             reason = _("its settings are wrong, see the log") if alias in inventory.misconfigured else error
             text = self.not_shown % {"alias": alias, "error": reason}
             self.message_user(request, text, messages.ERROR, ABOUT_BACKEND)
+        for alias, outage in inventory.outages():
+            self.message_user(request, outage_text(alias, outage), messages.WARNING, ABOUT_BACKEND)
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False

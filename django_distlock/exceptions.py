@@ -63,9 +63,11 @@ class LockBackendError(LockError):
 
     ``is_final``: it does not pass by itself, because somebody has to correct a setting, a right, or what is in the
     store. Whoever waits is told at once.
+    ``was_asked``: False where the store had answered nobody for a while, so that it was not asked at all.
     """
 
     is_final = False
+    was_asked = True
 
 
 class InvalidLockName(ValueError):

@@ -324,6 +324,17 @@ class Level(enum.StrEnum):
     ERROR = "error"  # does go wrong, or certainly will
 
 
+class Outage(NamedTuple):
+    """A server that answers nobody in this process, so that callers do not ask it any more.
+
+    ``since``: seconds since the epoch. ``reason``: what the last attempt failed with.
+    """
+
+    server: str
+    since: float
+    reason: str
+
+
 class CheckResult(NamedTuple):
     """``about``: a word or two, the same for every backend that looks at this. ``hint``: what to do.
 

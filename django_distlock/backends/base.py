@@ -11,7 +11,7 @@ from django.core.checks import CheckMessage
 
 from ..exceptions import InvalidLockBackend, LockBackendError
 from ..options import OPTION_KEYS, Seconds, Terms
-from ..types import CheckResult, Grant, Holder, LastRun, LockInfo, LockRequest
+from ..types import CheckResult, Grant, Holder, LastRun, LockInfo, LockRequest, Outage
 from ..utils.drive import adrive, drive
 from ..utils.text import quoted
 from .common import selftest
@@ -241,10 +241,17 @@ class MaintenanceBackend(ABC):
 
     @abstractmethod
     def check(self) -> list[CheckResult]:
-        """What an operator should know of the store, by asking it. Raises nothing when it does not answer."""
+        """What an operator should know of the store, by asking it. Raises nothing when it does not answer.
+
+        A store that has a circuit breaker is asked even if that is open.
+        """
 
     @abstractmethod
     async def acheck(self) -> list[CheckResult]: ...
+
+    def outages(self) -> Sequence[Outage]:
+        """The servers whose circuit breakers are open in this process; no I/O."""
+        return ()
 
     def check_settings(self) -> list[CheckMessage]:
         """Django's system checks of this entry; no I/O."""

@@ -134,7 +134,7 @@ class Acquisition:
                         is_last = is_last or (self._pending is request and clock() >= self._deadline)
                         if is_last or error.is_final or not self.has_waited:
                             raise
-                        if not retry:
+                        if error.was_asked and not retry:
                             logger.warning("Lock %r is waited for on, though its store failed: %s", request.name, error)
                         longest = self.backend.timing.look_interval
                         self._pending, retry = None, min(max(SHORTEST_RETRY, 2 * retry), longest)

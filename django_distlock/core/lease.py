@@ -329,15 +329,18 @@ class Lease:
 
         Raises LockLost when the lease had ended before, LockNotHeld when it was released already or
         belongs to the parent of a forked process, LockBackendError when the store does not answer;
-        the release is then tried again in the background until the TTL has passed.
+        the release is then tried again in the background until the TTL has passed. Where the store is
+        known not to answer, that is done at once, and nothing is raised.
         """
         try:
             released = self._backend.release(self._request, self._begin_release())
             self._renewer.wake(self.name, only_first=True)
         except (LockLost, LockNotHeld):
             raise
-        except BaseException:
+        except BaseException as error:
             self._release_after_interrupt()
+            if isinstance(error, LockBackendError) and not error.was_asked:
+                return
             raise
         if not released:
             raise self._lost_before_release()
@@ -355,8 +358,10 @@ class Lease:
             self._renewer.wake(self.name, only_first=True)
         except (LockLost, LockNotHeld):
             raise
-        except BaseException:
+        except BaseException as error:
             self._release_after_interrupt()
+            if isinstance(error, LockBackendError) and not error.was_asked:
+                return
             raise
         if not released:
             raise self._lost_before_release()

@@ -434,7 +434,7 @@ class Cleaner:
                 yield Call("release", (pending.request, pending.cooldown))
             except LockBackendError as error:
                 if began < pending.until:
-                    if not pending.told:
+                    if error.was_asked and not pending.told:
                         logger.warning("Lock %r could not be given back and is tried again: %s", name, error)
                     pending.told = True
                     if clock() - began > self._backend.timing.prompt_failure:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 from django.utils.formats import localize_input
 from django.utils.html import format_html
@@ -11,6 +11,7 @@ from django.utils.timezone import localtime
 from django.utils.translation import gettext as _
 
 from ..models import HeldLock
+from ..types import Holder, Outage
 from ..utils.text import printable
 from .inventory import format_duration, held_for
 
@@ -20,6 +21,19 @@ def moment(exact: datetime | None) -> str | None:
     if exact is None:
         return None
     return str(localize_input(localtime(exact + timedelta(seconds=0.5)).replace(microsecond=0)))
+
+
+def outage_text(alias: str, outage: Outage) -> str:
+    """Each process finds out by itself, so this one is named."""
+    here = Holder.here()
+    about = {
+        "server": outage.server, "alias": alias, "process": f"{here.host}:{here.pid}",
+        "since": moment(datetime.fromtimestamp(outage.since, UTC)), "reason": outage.reason,
+    }  # fmt: skip
+    return _(
+        "%(server)s of “%(alias)s” does not answer the process that shows this page, %(process)s, in which its locks"
+        " fail at once since %(since)s: %(reason)s"
+    ) % about
 
 
 def ticking(seconds: float | None, step: int) -> str | None:

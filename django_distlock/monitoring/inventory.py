@@ -20,7 +20,7 @@ from ..celery.schedule_store import RunInfo, recorded_runs
 from ..core.registry import SETTING, locks
 from ..exceptions import LockBackendError
 from ..names import OWN
-from ..types import Holder, LockInfo
+from ..types import Holder, LockInfo, Outage
 from ..utils.clock import clock, wall_clock
 from ..utils.parallel import ask_in_parallel
 
@@ -158,6 +158,11 @@ class Inventory:
             return backend.supports_exclusion and not backend.supports_processes
 
         return [alias for alias in self.aliases if self._ask(alias, is_local)]
+
+    def outages(self) -> list[tuple[str, Outage]]:
+        """The servers that are not asked in this process, with their aliases; not of backends with wrong settings."""
+        usable = [alias for alias in self.aliases if alias not in self.misconfigured]
+        return [(alias, outage) for alias in usable for outage in locks[alias].outages()]
 
     def keys(self) -> KeyList:
         """What is locked, by name; without the package's own locks, unless the prefix asks for them."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import io
+import os
 import re
 
 import pytest
@@ -537,6 +538,13 @@ def test_a_backend_that_is_down_is_named_and_the_others_are_listed(operator, hal
         assert "“gone” are not shown" in gone
         assert "/nowhere/at/all.sock" in gone
         assert "“wrong” are not shown" in wrong
+
+
+def test_a_server_that_this_process_does_not_ask_any_more_is_named_and_the_process_too(operator, half_down):
+    operator.get(LIST)
+    [note] = notes(operator.get(LIST))
+    assert note.startswith("warning: unix:///nowhere/at/all.sock?db=0 of “gone” does not answer the process that shows")
+    assert f":{os.getpid()}, in which its locks fail at once since" in note
 
 
 def test_a_release_says_once_of_each_backend_that_it_is_down(operator, half_down):

@@ -514,6 +514,7 @@ class Simulation:
         self.processes[alias], self.processes[parent.name] = child, parent
         self._forget_calls(alias)
         self.world.forked()
+        self.judges.breakers.forked()
         package.forked(parent, alias)
         self._instrument(locks[alias])
         self.tell(f"{child} is the child of {parent}")

@@ -51,7 +51,7 @@ def calls_watched_of(pool: Any) -> Any:
 
 def make_silent(client: Any, since: float) -> None:
     """As if no server had answered since then, on ``clock()``."""
-    client._silent_since = since
+    client._breaker.failing_since = since
 
 
 def permits_of(owner: Any) -> Any:

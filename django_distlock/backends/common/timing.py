@@ -28,6 +28,10 @@ class Timing:
     idle_trusted = 1.0  # for which an idle connection is used again without a look at its socket
     idle_kept = 60.0  # after which it is closed, before something between here and the server forgets it
 
+    # Circuit breakers
+    probe_pause_shortest, probe_pause_longest = 0.2, 0.8  # before a server that answers nobody is asked again
+    probe_slack = 1.0  # by which that may come later than it should; then callers find out by themselves
+
     # The queue of a lock
     grant_ttl = 2.0  # a waiter has to take what it was handed: two looks, because a hint can be lost
     queue_ttl = 24.0  # a queue in Redis is kept in which nobody looks any more: three of the longest intervals

@@ -12,7 +12,7 @@ from ..common.attempts import Attempts, InDoubt
 from ..common.backoff import Backoff
 from ..common.timing import Timing
 from .config import Location
-from .errors import is_about_leaving, is_answer, is_in_doubt, is_transient
+from .errors import BreakerOpen, is_about_leaving, is_answer, is_in_doubt, is_transient
 
 
 def longest_step(timing: Timing, timeout: float, limit: float | None, deadline: float, began: float) -> float:
@@ -59,6 +59,7 @@ class ServerAttempts(Attempts):
         self._hard_deadline = self.deadline + self._grace
         self.queue_deadline = max(began + step, queue_deadline, deadline)
         self.pause = 0.0  # seconds to wait before the next attempt
+        self.has_failed = False  # an attempt
         shortest, longest = timing.call_retry_pause_shortest, timing.call_retry_pause_longest
         self._backoff = Backoff(self.deadline, shortest, longest, is_random=False)
 
@@ -81,7 +82,8 @@ class ServerAttempts(Attempts):
     def pause_before_retry(self, error: BaseException, *, was_sent: bool, was_idle: bool) -> float:
         """Seconds, also kept as ``pause``; 0: at once. Raises the error of the call where no attempt follows."""
         self.in_doubt = self.in_doubt or is_in_doubt(error, was_sent=was_sent)
-        if is_transient(error):
+        self.has_failed = True
+        if is_transient(error) and not isinstance(error, BreakerOpen):
             if (was_sent or is_about_leaving(error)) and self.may_retry_at_once(was_idle=was_idle):
                 self._hard_deadline = max(self._hard_deadline, clock() + self.timing.call_grace)
                 self.pause = 0.0

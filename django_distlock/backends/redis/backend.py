@@ -12,7 +12,7 @@ from django.core.checks import CheckMessage
 from redis.exceptions import RedisError
 
 from ...exceptions import InvalidLockBackend, LockBackendError, UnreadableRun
-from ...types import NOT_WAITING, CheckResult, Grant, Holder, LastRun, LockInfo, LockRequest
+from ...types import NOT_WAITING, CheckResult, Grant, Holder, LastRun, LockInfo, LockRequest, Outage
 from ...utils.clock import clock, wall_clock
 from ...utils.drive import Call, Steps, adrive, drive
 from ...utils.text import quoted
@@ -71,7 +71,7 @@ class RedisBackend(GeneratorBackend, RunsBackend):
         topology = self._topology({**timeouts, **read_credentials(self)})
         self.location, self.keys = topology.location, topology.keys
         self._client, self._async_clients = topology.client, PerLoop(topology.new_async_client)
-        self._listener, self._diagnostics = topology.listener, topology.diagnostics
+        self._listener, self._diagnostics, self._breakers = topology.listener, topology.diagnostics, topology.breakers
         self._pausing: set[str] = set()  # tokens of those that poll, while they pause
         self._operations = Operations(
             alias, self.keys, self.location.text, self.setting("KEY_PREFIX"), self.timing, self._explain
@@ -230,7 +230,8 @@ class RedisBackend(GeneratorBackend, RunsBackend):
         if timeout is None:  # afterwards the store has forgotten them, unless they are renewed
             queue_deadline = clock() + max((request.ttl for request, _ in wanted), default=0.0)
         commands = self._operations.renew(wanted)
-        reply = yield Call("send", commands, {"timeout": timeout, "queue_deadline": queue_deadline})
+        options = {"timeout": timeout, "queue_deadline": queue_deadline, "despite_outage": True}
+        reply = yield Call("send", commands, options)
         return self._operations.renewed(reply)
 
     def _look(self, names: Sequence[str]) -> Steps[list[LockInfo | None]]:
@@ -268,11 +269,11 @@ class RedisBackend(GeneratorBackend, RunsBackend):
     def _diagnose(self) -> Steps[list[CheckResult]]:
         began, nodes, known = wall_clock(), [], None
         for _ in range(MOST_ROUNDS):
-            known, further = yield Call("nodes", (known,))
+            known, further = yield Call("nodes", (known,), {"despite_outage": True})
             nodes += [node for node in further if node not in nodes]
             if not further:
                 break
-        reply = yield Call("send", self._diagnostics.questions(nodes))
+        reply = yield Call("send", self._diagnostics.questions(nodes), {"despite_outage": True})
         found = self._diagnostics.results(nodes, reply.values, (began + wall_clock()) / 2)
         with suppress(LockBackendError):  # of which the self-test tells
             found.append(waiting_result(is_told=(yield from self._can_be_told(selftest.new_request()))))
@@ -305,6 +306,9 @@ class RedisBackend(GeneratorBackend, RunsBackend):
             return reply
 
         return drive(steps(), self._client, self._translated)
+
+    def outages(self) -> Sequence[Outage]:
+        return [outage for breaker in list(self._breakers()) if (outage := breaker.outage())]
 
     def check_settings(self) -> list[CheckMessage]:
         return self._diagnostics.setting_warnings(self.option["socket_timeout"], f"DISTRIBUTED_LOCKS[{self.alias!r}]")
@@ -357,5 +361,7 @@ class RedisBackend(GeneratorBackend, RunsBackend):
 
     def close(self) -> None:
         self._client.close()
+        for breaker in list(self._breakers()):
+            breaker.close()
         self._listener.stop()
         self.location.close()

@@ -25,9 +25,10 @@ from ...utils.clock import clock, sleep
 from ..common.permits import Permit, TaskPermits, new_permits
 from ..common.timing import Timing
 from .attempts import ServerAttempts, longest_step
+from .breaker import ServerBreaker
 from .config import Location
 from .connection import hang_up
-from .errors import NotSent, is_silence
+from .errors import NotSent
 from .scripts import Command, pack
 
 
@@ -67,26 +68,54 @@ def _put_in(replies: list[Any], forgotten: Sequence[int], fresh: Sequence[Any]) 
         replies[index] = reply
 
 
-class Client:
+class _ServerClient:
+    """What clients of one server have in common, be it for threads or for tasks."""
+
+    retries_after_pause = True
+
+    def __init__(
+        self, location: Location, max_connections: int, timeout: float, timing: Timing, breaker: ServerBreaker
+    ) -> None:
+        self._location, self._timing, self._breaker = location, timing, breaker
+        self._max_connections, self._timeout = max_connections, timeout
+        self._new_attempts = partial(ServerAttempts, location, timing, timeout, pauses=self.retries_after_pause)
+
+    def _check_breaker(self, attempts: ServerAttempts, *, despite_outage: bool) -> None:
+        """Raise BreakerOpen for a call that only begins. One that has failed already goes on to its end."""
+        if not (despite_outage or attempts.has_failed):
+            self._breaker.check()
+
+    def _seconds_to_queue(self, attempts: ServerAttempts) -> float:
+        """To wait on for a connection, while nothing is known that is new. Raises where that is of no use."""
+        breaker = self._breaker
+        silent_since = breaker.failing_since + self._timeout if breaker.is_failing else inf
+        return attempts.seconds_to_queue(self._max_connections, silent_since)
+
+    def _note_failure(self, error: BaseException, began: float, *, was_idle: bool) -> bool:
+        """Whether it is news; see ``CircuitBreaker.failed()``. An idle connection may have died by itself."""
+        return not was_idle and self._breaker.note(began, error)
+
+
+class Client(_ServerClient):
     """For threads. Opens at most ``max_connections``. No single step, such as a reply, lasts longer than ``timeout``.
 
     ``send`` sends all commands together. It retries what fails, as ``ServerAttempts`` says, at least once on another
     connection, because an idle one may have died unnoticed. Then it raises InDoubt, or redis-py's error when nothing
     was executed. Its ``timeout`` is the ``limit`` there.
+
+    While the breaker of the server is open it raises BreakerOpen, unless ``despite_outage``. That is looked at where no
+    connection is idle that was used in the last second, as none is then.
     """
 
-    retries_after_pause = True
-
-    def __init__(self, location: Location, max_connections: int, timeout: float, timing: Timing) -> None:
-        self._location, self._timing = location, timing
-        self._max_connections, self._timeout = max_connections, timeout
-        self._new_attempts = partial(ServerAttempts, location, timing, timeout, pauses=self.retries_after_pause)
+    def __init__(
+        self, location: Location, max_connections: int, timeout: float, timing: Timing, breaker: ServerBreaker
+    ) -> None:
+        super().__init__(location, max_connections, timeout, timing, breaker)
         self._reset_after_fork()
         fork.in_child(self._reset_after_fork)
 
     def _reset_after_fork(self) -> None:
         self._idle: deque[Idle] = deque()
-        self._answered_at, self._silent_since = 0.0, inf  # see ServerAttempts.seconds_to_queue
         weakref.finalize(self, _disconnect, self._idle).atexit = False
         self._permits = new_permits(self._max_connections)  # one per connection that may be in use
 
@@ -96,6 +125,7 @@ class Client:
         timeout: float | None = None,
         deadline: float = NOT_WAITING,
         queue_deadline: float = NOT_WAITING,
+        despite_outage: bool = False,
     ) -> Reply:
         if not commands:
             return NOTHING
@@ -113,7 +143,7 @@ class Client:
                 permit = permits.get_nowait()
             except Empty:
                 attempts = attempts or self._new_attempts(*limits)
-                permit = self._wait_for_permit(permits, attempts)
+                permit = self._wait_for_permit(permits, attempts, despite_outage=despite_outage)
                 sent_at = clock()
             try:
                 self._check_not_forked(idle)
@@ -128,6 +158,7 @@ class Client:
                             connection = free
                         else:
                             attempts = attempts or self._new_attempts(*limits)
+                            self._check_breaker(attempts, despite_outage=despite_outage)
                             connection = self._standing(free, since, sent_at)
                             was_idle = connection is not None
                             connection = connection or self._location.connected(timeout=attempts.connect_timeout())
@@ -148,8 +179,7 @@ class Client:
                             break
                         sent_at = clock()
                     else:
-                        self._answered_at = now = clock()
-                        self._silent_since = inf
+                        self._breaker.answered_at = now = clock()
                         idle.append((connection, now))
                         if len(idle) > 1:
                             self._close_old(now)
@@ -167,10 +197,13 @@ class Client:
         if idle is not self._idle:  # a fork has copied this greenlet; the one of the parent goes on
             raise ConnectionError("the process was forked")
 
-    def _wait_for_permit(self, permits: SimpleQueue[Permit], attempts: ServerAttempts) -> Permit:
+    def _wait_for_permit(
+        self, permits: SimpleQueue[Permit], attempts: ServerAttempts, *, despite_outage: bool
+    ) -> Permit:
         queued_at = clock()
         while True:
-            seconds = attempts.seconds_to_queue(self._max_connections, self._silent_since)
+            self._check_breaker(attempts, despite_outage=despite_outage)
+            seconds = self._seconds_to_queue(attempts)
             with suppress(Empty):
                 permit = permits.get(timeout=min(seconds, self._timeout))
                 attempts.extend_for_queueing(queued_at, clock())
@@ -190,13 +223,10 @@ class Client:
         """Decide on a pause before the next attempt. Raises the error of the call where none follows."""
         if connection is not None:
             connection.disconnect()
-        pause = None
         try:
-            pause = attempts.pause_before_retry(error, was_sent=connection is not None, was_idle=was_idle)
+            self._note_failure(error, sent_at, was_idle=was_idle)
+            attempts.pause_before_retry(error, was_sent=connection is not None, was_idle=was_idle)
         finally:
-            # 0: at once; None: the error was raised
-            if pause != 0 and self._answered_at < sent_at and is_silence(error):
-                self._silent_since = min(self._silent_since, clock())
             del error  # see ServerAttempts.pause_before_retry()
         self.close()  # what killed this connection may have killed the idle ones
 
@@ -226,7 +256,7 @@ class Client:
     def locate(self, key: str) -> None:
         """Find the node of the key. One server has all keys."""
 
-    def nodes(self, known: object) -> tuple[object, Sequence[Any]]:
+    def nodes(self, known: object, *, despite_outage: bool = False) -> tuple[object, Sequence[Any]]:
         """Returns a map, and nodes that together have all keys; where to send commands that ask for all.
 
         Call again with that map as ``known``, at first None, until no nodes come: slots may move meanwhile.
@@ -242,18 +272,16 @@ class Client:
                 self._idle.popleft()[0].disconnect()
 
 
-class AsyncClient:
+class AsyncClient(_ServerClient):
     """The same for the tasks of one event loop."""
 
     ending: AsyncIterator[None]  # the generator that is closed when the loop ends; set by PerLoop
-    retries_after_pause = True
 
-    def __init__(self, location: Location, max_connections: int, timeout: float, timing: Timing) -> None:
-        self._location, self._timing = location, timing
-        self._max_connections, self._timeout = max_connections, timeout
-        self._new_attempts = partial(ServerAttempts, location, timing, timeout, pauses=self.retries_after_pause)
+    def __init__(
+        self, location: Location, max_connections: int, timeout: float, timing: Timing, breaker: ServerBreaker
+    ) -> None:
+        super().__init__(location, max_connections, timeout, timing, breaker)
         self._idle: deque[Idle] = deque()
-        self._answered_at, self._silent_since = 0.0, inf
         self._permits = TaskPermits(max_connections)
         self._keeps = True  # connections for the next call
 
@@ -263,6 +291,7 @@ class AsyncClient:
         timeout: float | None = None,
         deadline: float = NOT_WAITING,
         queue_deadline: float = NOT_WAITING,
+        despite_outage: bool = False,
     ) -> Reply:
         if not commands:
             return NOTHING  # asyncio's transports choke on an empty chunk: such a one is never closed
@@ -273,7 +302,7 @@ class AsyncClient:
         while True:
             if not self._permits.take():
                 attempts = attempts or self._new_attempts(*limits)
-                await self._wait_for_permit(attempts)
+                await self._wait_for_permit(attempts, despite_outage=despite_outage)
                 sent_at = clock()
             try:
                 cancelled = _cancellations()
@@ -286,6 +315,7 @@ class AsyncClient:
                             connection = free
                         else:
                             attempts = attempts or self._new_attempts(*limits)
+                            self._check_breaker(attempts, despite_outage=despite_outage)
                             connection = await self._standing(free, since, sent_at)
                             was_idle = connection is not None
                             if connection is None:
@@ -309,8 +339,7 @@ class AsyncClient:
                             break
                         sent_at = clock()
                     else:
-                        self._answered_at = now = clock()
-                        self._silent_since = inf
+                        self._breaker.answered_at = now = clock()
                         if self._keeps:
                             idle.append((connection, now))
                             await self._close_old(now)
@@ -326,10 +355,11 @@ class AsyncClient:
             await asyncio.sleep(attempts.pause)
             sent_at = clock()
 
-    async def _wait_for_permit(self, attempts: ServerAttempts) -> None:
+    async def _wait_for_permit(self, attempts: ServerAttempts, *, despite_outage: bool) -> None:
         queued_at = clock()
         while not self._permits.take():  # one may be free that came back after wake()
-            seconds = attempts.seconds_to_queue(self._max_connections, self._silent_since)
+            self._check_breaker(attempts, despite_outage=despite_outage)
+            seconds = self._seconds_to_queue(attempts)
             if await self._permits.wait(None if seconds == inf else seconds):
                 break
         attempts.extend_for_queueing(queued_at, clock())
@@ -345,14 +375,11 @@ class AsyncClient:
     def _after_failure(
         self, error: BaseException, connection: Any, attempts: ServerAttempts, sent_at: float, *, was_idle: bool
     ) -> None:
-        pause = None
         try:
-            pause = attempts.pause_before_retry(error, was_sent=connection is not None, was_idle=was_idle)
-        finally:
-            # 0: at once; None: the error was raised
-            if pause != 0 and self._answered_at < sent_at and is_silence(error) and self._silent_since == inf:
-                self._silent_since = clock()
+            if self._note_failure(error, sent_at, was_idle=was_idle):
                 self._permits.wake()
+            attempts.pause_before_retry(error, was_sent=connection is not None, was_idle=was_idle)
+        finally:
             del error  # see ServerAttempts.pause_before_retry()
 
     async def _standing(self, connection: Any, since: float, now: float) -> Any:
@@ -376,7 +403,7 @@ class AsyncClient:
 
     async def alocate(self, key: str) -> None: ...
 
-    async def anodes(self, known: object) -> tuple[object, Sequence[Any]]:
+    async def anodes(self, known: object, *, despite_outage: bool = False) -> tuple[object, Sequence[Any]]:
         return self, () if known is self else (None,)
 
     async def aclose(self) -> None:

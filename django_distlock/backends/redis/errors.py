@@ -43,6 +43,10 @@ class NotSent(ConnectionError):
     """Nothing was sent: the connection has ended, or leads to a server that is of no use any more."""
 
 
+class BreakerOpen(ConnectionError):
+    """Nothing was sent: the server answers nobody, which its cause tells, and is asked in the background until it does."""
+
+
 class EndedTls(ConnectionError):
     """The other side went away during the TLS handshake or right after it, and did not say why."""
 
@@ -194,12 +198,15 @@ def explain(
     what_to_do = advice(error, backend, in_cluster=in_cluster)
     explained = kind(f"Lock backend {backend.alias!r} at {where}: {what_to_do} ({printable(str(error))})")
     explained.is_final = not is_transient(error, in_cluster=in_cluster)
+    explained.was_asked = not isinstance(error, BreakerOpen)
     return explained
 
 
 def advice(error: Exception, backend: BaseLockBackend, *, in_cluster: bool = False) -> str:
     """What to do about it."""
     match error:
+        case BreakerOpen(__cause__=Exception() as cause):
+            return advice(cause, backend, in_cluster=in_cluster)
         case AuthenticationError():
             return f"the server refused the user or password; correct {backend.setting('LOCATION')}."
         case EndedTls():

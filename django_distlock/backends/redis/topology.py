@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -10,6 +10,7 @@ from redis.sentinel import SentinelConnectionPool
 
 from ...types import new_token
 from ..base import BaseLockBackend
+from .breaker import ServerBreaker
 from .client import AsyncClient, Client
 from .config import DEFAULT, Location, pool_of_cache, read_location
 from .diagnostics import Diagnostics
@@ -30,6 +31,7 @@ class Topology(NamedTuple):
     new_async_client: Callable[[], AsyncClient | AsyncClusterClient]
     listener: RedisListener | ClusterListener
     diagnostics: Diagnostics
+    breakers: Callable[[], Iterable[ServerBreaker]]  # one per server
 
 
 def server_topology(
@@ -37,10 +39,13 @@ def server_topology(
 ) -> Topology:
     keys = Keys(read_prefix(backend, takes_braces=True))
     location = _location(backend, own)
-    shared = (location, backend.option["max_connections"], own["socket_timeout"], backend.timing)
+    timeout = own["socket_timeout"]
+    breaker = ServerBreaker(backend.alias, location, timeout, backend.timing, location.failover_timeout)
+    shared = (location, backend.option["max_connections"], timeout, backend.timing, breaker)
     listener = RedisListener(location, lambda: keys.inbox(new_token()), hand_back, backend.alias, backend.timing)
     diagnostics = Diagnostics(location, keys.prefix, backend.terms, backend.setting("OPTIONS"))
-    return Topology(location, keys, Client(*shared), partial(AsyncClient, *shared), listener, diagnostics)
+    client, new_async_client = Client(*shared), partial(AsyncClient, *shared)
+    return Topology(location, keys, client, new_async_client, listener, diagnostics, lambda: (breaker,))
 
 
 def _location(backend: BaseLockBackend, own: Mapping[str, Any]) -> Location:

@@ -11,6 +11,7 @@ from redis.exceptions import ConnectionError, NoScriptError, RedisError, Respons
 
 from ...utils.clock import clock
 from ..common.timing import Timing
+from ..redis.breaker import ServerBreaker
 from ..redis.config import Location
 from ..redis.exchange import RunningFor
 from .messages import (
@@ -36,8 +37,8 @@ LATE_LOOKS = 5  # rounds of the loop in which it reads what came while it was bl
 class AsyncNode(NodeState):
     """One server. Replies come in the order of the messages, whichever task sent them."""
 
-    def __init__(self, location: Location, timing: Timing) -> None:
-        super().__init__(timing)
+    def __init__(self, location: Location, breaker: ServerBreaker, timing: Timing) -> None:
+        super().__init__(breaker, timing)
         self.location = location
         self.connection: Any = None
         self._reader: asyncio.Task[None] | None = None
@@ -60,8 +61,7 @@ class AsyncNode(NodeState):
         if self.connection is None:
             return False
         if self.unresponsive_for > self._timing.node_unresponsive_after:
-            self.failure = TimeoutError(f"no answer for {self.unresponsive_for:.1f} s")
-            self.close_with_undo(self.failure)
+            self.close_with_undo(self.hangs(self.unresponsive_for))
             return False
         if self.unresponsive_for < timeout:
             return True
@@ -75,8 +75,8 @@ class AsyncNode(NodeState):
         self.connection._writer.write(message.packed)  # noqa: SLF001 - see above
         return exchange
 
-    def should_wait(self, since: float, *, retry_refused: bool) -> bool:
-        return (retry_refused or self.connection is None) and super().should_wait(since, retry_refused=retry_refused)
+    def should_wait(self, since: float, limits: Limits) -> bool:
+        return (limits.retry_refused or self.connection is None) and super().should_wait(since, limits)
 
     @property
     def connecting_count(self) -> int:
@@ -89,7 +89,7 @@ class AsyncNode(NodeState):
     async def _connect(self) -> None:
         if asyncio.current_task() is not self.connecting:
             return  # its caller was interrupted, and another one begins anew
-        connection = None
+        connection, began = None, clock()
         try:
             connection = await self.location.aconnected()
             async with RunningFor(self.location.arguments["socket_timeout"]):
@@ -99,7 +99,7 @@ class AsyncNode(NodeState):
         except Exception as error:  # raised to all callers of the node
             if connection is not None:
                 await connection.disconnect(nowait=True)
-            self.connecting_failed(error)
+            self.connecting_failed(began, error)
         except BaseException:
             if connection is not None:
                 await connection.disconnect(nowait=True)
@@ -107,7 +107,7 @@ class AsyncNode(NodeState):
         else:
             self.connection = connection
             self._reader = asyncio.create_task(self._read(connection), name=f"distlock-read-{self.location.text}")
-            self.failure = None
+            self.connected()
 
     async def _read(self, connection: Any) -> None:
         try:
@@ -154,9 +154,11 @@ class AsyncNodes:
 
     ending: AsyncIterator[None]  # held here because the loop itself keeps no more than a weak reference
 
-    def __init__(self, locations: Sequence[Location], majority: int, timing: Timing) -> None:
+    def __init__(
+        self, locations: Sequence[Location], breakers: Sequence[ServerBreaker], majority: int, timing: Timing
+    ) -> None:
         self._majority, self._timing = majority, timing
-        self._nodes = [AsyncNode(location, timing) for location in locations]
+        self._nodes = [AsyncNode(*server, timing) for server in zip(locations, breakers, strict=True)]
         self._running = 0
         self._keeps = True  # connections for the next call
 
@@ -216,13 +218,12 @@ class AsyncNodes:
         ready = [node.is_ready(limits.timeout, urgent=limits.urgent) for node in self._nodes]
         if all(ready):
             return ready
-        connect_wait = ConnectWait(
-            self._majority, limits.connect_timeout, self._timing, retry_refused=limits.retry_refused
-        )
+        connect_wait = ConnectWait(self._majority, limits.connect_timeout, self._timing, limits)
         while True:
             missing = [node for node, is_ready in zip(self._nodes, ready, strict=True) if not is_ready]
+            often, anyway = sum(ready) < self._majority, limits.despite_outage
             for node in missing:
-                if node.connection is None and node.may_connect(1, lacks_majority=sum(ready) < self._majority):
+                if node.connection is None and node.may_connect(1, lacks_majority=often, despite_outage=anyway):
                     node.connect()
             if (seconds := connect_wait.seconds(sum(ready), missing)) <= 0:
                 return ready

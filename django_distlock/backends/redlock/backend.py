@@ -12,14 +12,15 @@ from django.core.checks import CheckMessage
 from redis.exceptions import MaxConnectionsError
 
 from ...exceptions import LockBackendError
-from ...types import CheckResult, Grant, LockInfo, LockRequest
+from ...types import CheckResult, Grant, LockInfo, LockRequest, Outage
 from ...utils import fork
 from ...utils.clock import clock
 from ...utils.drive import Call, Steps
 from ...utils.text import printable
 from ..common.per_loop import PerLoop
 from ..redis.diagnostics import timeout_warnings
-from ..redis.errors import advice
+from ..redis.breaker import ServerBreaker
+from ..redis.errors import BreakerOpen, advice
 from ..redis.keys import read_prefix
 from ..twins import GeneratorBackend
 from .aio_connections import AsyncNodes
@@ -66,8 +67,11 @@ class RedlockBackend(GeneratorBackend):
         self._redlock = Redlock(alias, self.prefix, self.node_count, self._explain, self._release_in_background)
         self._longest_ttl = max(self.terms.ttl, self.terms.min_hold)
         self._connect_timeout = float(self.option["socket_connect_timeout"]) + self.timing.handshake
-        self._client = Nodes(alias, self.locations, self.majority, self.option["max_connections"], self.timing)
-        self._async_clients = PerLoop(partial(AsyncNodes, self.locations, self.majority, self.timing))
+        timeout = float(self.option["socket_connect_timeout"])  # which a connection is given that a node is to answer
+        self._breakers = [ServerBreaker(alias, location, timeout, self.timing) for location in self.locations]
+        shared, max_connections = (self.locations, self._breakers, self.majority), self.option["max_connections"]
+        self._client = Nodes(alias, *shared, max_connections, self.timing)
+        self._async_clients = PerLoop(partial(AsyncNodes, *shared, self.timing))
 
     def check_settings(self) -> list[CheckMessage]:
         where = f"DISTRIBUTED_LOCKS[{self.alias!r}]"
@@ -80,7 +84,8 @@ class RedlockBackend(GeneratorBackend):
 
     def _diagnose(self) -> Steps[list[CheckResult]]:
         longest = self._longest_ttl  # before the self-test, which has a TTL of its own
-        exchanges = yield from self._run(lambda last_try: self._redlock.info(), self._limits())
+        limits = self._limits()._replace(despite_outage=True)
+        exchanges = yield from self._run(lambda last_try: self._redlock.info(), limits)
         return examine(self.locations, exchanges, longest)
 
     # The contract
@@ -117,7 +122,7 @@ class RedlockBackend(GeneratorBackend):
         renewed: list[bool | None] = []
         for start in range(0, len(wanted), RENEWALS):
             some = wanted[start : start + RENEWALS]
-            limits = self._limits(min(ttl for _, ttl in some))
+            limits = self._limits(min(ttl for _, ttl in some))._replace(despite_outage=True)
             if timeout is not None:
                 limits = limits._replace(timeout=min(limits.timeout, timeout), connect_timeout=timeout)
             renewed += yield from self._run(partial(self._redlock.renew, some), limits)
@@ -144,6 +149,11 @@ class RedlockBackend(GeneratorBackend):
 
     def close(self) -> None:
         self._client.close()
+        for breaker in self._breakers:
+            breaker.close()
+
+    def outages(self) -> Sequence[Outage]:
+        return [outage for breaker in self._breakers if (outage := breaker.outage())]
 
     # Errors
 
@@ -166,7 +176,9 @@ class RedlockBackend(GeneratorBackend):
             f"Lock backend {self.alias!r}: {len(failed)} of {len(failures)} nodes failed, {why}. {' '.join(failed)}"
         )
         final = sum(is_final(failure) for failure in failures if failure)
+        unasked = sum(isinstance(failure, BreakerOpen) for failure in failures)
         error.is_final = final > len(failures) - self.majority  # the others are no majority
+        error.was_asked = unasked <= len(failures) - self.majority
         error.__cause__ = ExceptionGroup("what the nodes failed with", [failure for failure in failures if failure])
         return error
 

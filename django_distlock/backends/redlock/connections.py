@@ -20,6 +20,7 @@ from ...utils.threads import Worker, new_thread
 from ..common.permits import Permit, new_permits
 from ..common.timing import Timing
 from ..redis.attempts import exhausted
+from ..redis.breaker import ServerBreaker
 from ..redis.config import Location
 from ..redis.errors import without_traceback
 from .messages import (
@@ -107,9 +108,7 @@ class ConnectionSet:
         if waits:
             for number, connection in enumerate(self.connections):
                 if connection and connection.unresponsive_for > timing.node_unresponsive_after:
-                    failure = TimeoutError(f"no answer for {connection.unresponsive_for:.1f} s")
-                    self._nodes[number].failure = failure
-                    connection.close_with_undo(failure)
+                    connection.close_with_undo(self._nodes[number].hangs(connection.unresponsive_for))
                     self._remove(number, connection)
         return self.connections.count(None) > missing
 
@@ -150,8 +149,8 @@ POLLIN: int = getattr(select, "POLLIN", 1)
 class Node(NodeState):
     """One server, for the threads of this process. Its spare connections go to the next set that has none."""
 
-    def __init__(self, number: int, location: Location, timing: Timing) -> None:
-        super().__init__(timing)
+    def __init__(self, number: int, location: Location, breaker: ServerBreaker, timing: Timing) -> None:
+        super().__init__(breaker, timing)
         self.number, self.location = number, location
         self.spare: list[NodeConnection] = []
         self._opening: set[threading.Thread] = set()
@@ -179,10 +178,16 @@ class Nodes:
     """
 
     def __init__(
-        self, alias: str, locations: Sequence[Location], majority: int, max_connections: int, timing: Timing
+        self,
+        alias: str,
+        locations: Sequence[Location],
+        breakers: Sequence[ServerBreaker],
+        majority: int,
+        max_connections: int,
+        timing: Timing,
     ) -> None:
-        self._locations, self._majority, self._max_connections = locations, majority, max_connections
-        self._timing = timing
+        self._locations, self._breakers, self._timing = locations, breakers, timing
+        self._majority, self._max_connections = majority, max_connections
         # Where no thread can be started, the next call reads them, as every call does.
         self._reader = Worker(f"distlock-replies-{alias}", self._read_late, on_refusal=lambda error: None)
         self._reset_after_fork()
@@ -190,7 +195,8 @@ class Nodes:
 
     def _reset_after_fork(self) -> None:
         self._changed = threading.Condition(threading.RLock())  # a signal handler may ask while it is held
-        self._nodes = [Node(number, location, self._timing) for number, location in enumerate(self._locations)]
+        servers = zip(self._locations, self._breakers, strict=True)
+        self._nodes = [Node(number, *server, self._timing) for number, server in enumerate(servers)]
         self._idle: deque[ConnectionSet] = deque()
         self._filling: list[ConnectionSet] = []  # those that wait for connections, in the order in which they came
         self._permits = new_permits(self._max_connections)  # one per set that may be in use
@@ -212,7 +218,7 @@ class Nodes:
         permit = self._permit(permits, deadline, limits, pid)
         try:
             check_process(pid)
-            connection_set = self._connection_set(_connect_timeout(deadline, limits), limits.retry_refused)
+            connection_set = self._connection_set(_connect_timeout(deadline, limits), limits)
             try:
                 check_process(pid)
                 fan_out = next(steps)
@@ -280,12 +286,12 @@ class Nodes:
 
     # Connections
 
-    def _connection_set(self, timeout: float, retry_refused: bool) -> ConnectionSet:
+    def _connection_set(self, timeout: float, limits: Limits) -> ConnectionSet:
         connection_set = self._idle_set(timeout)
         connection_set.drop_dead()
         deadline = clock() + timeout
         while None in connection_set.connections:
-            self._fill(connection_set, deadline - clock(), retry_refused)
+            self._fill(connection_set, deadline - clock(), limits)
             if not connection_set.drop_dead():
                 break  # else some that stood spare had died unnoticed
         return connection_set
@@ -300,22 +306,24 @@ class Nodes:
             return self._idle.pop()
         return ConnectionSet(self._nodes, self._timing)
 
-    def _fill(self, connection_set: ConnectionSet, timeout: float, retry_refused: bool) -> None:
-        connect_wait = ConnectWait(self._majority, timeout, self._timing, retry_refused=retry_refused)
+    def _fill(self, connection_set: ConnectionSet, timeout: float, limits: Limits) -> None:
+        connect_wait = ConnectWait(self._majority, timeout, self._timing, limits)
         with self._changed:
             try:
                 self._filling.append(connection_set)
-                self._wait_for_connections(connection_set, connect_wait)
+                self._wait_for_connections(connection_set, connect_wait, limits)
             finally:
                 with suppress(ValueError):  # interrupted before it was added
                     self._filling.remove(connection_set)
 
-    def _wait_for_connections(self, connection_set: ConnectionSet, connect_wait: ConnectWait) -> None:
+    def _wait_for_connections(
+        self, connection_set: ConnectionSet, connect_wait: ConnectWait, limits: Limits
+    ) -> None:
         pid, changed = fork.pid(), self._changed
         while missing := self._missing(connection_set):
             ready = len(self._nodes) - len(missing)
             for node in missing:
-                self._connect(node, lacks_majority=ready < self._majority)
+                self._connect(node, lacks_majority=ready < self._majority, despite_outage=limits.despite_outage)
                 check_process(pid)
             if (seconds := connect_wait.seconds(ready, missing)) <= 0:
                 return
@@ -332,19 +340,19 @@ class Nodes:
                     missing.append(node)
         return missing
 
-    def _connect(self, node: Node, *, lacks_majority: bool) -> None:
+    def _connect(self, node: Node, *, lacks_majority: bool, despite_outage: bool) -> None:
         """As many connections at a time as sets wait for one: threads that start together must not wait in a row."""
         self._is_open = True
         wanted = sum(connection_set.connections[node.number] is None for connection_set in self._filling)
-        if node.may_connect(wanted, lacks_majority=lacks_majority):
+        if node.may_connect(wanted, lacks_majority=lacks_majority, despite_outage=despite_outage):
             name = f"distlock-connect-{node.location.text}"
             try:
                 node.connect_in(new_thread(name, self._open_in_thread, node))
             except RuntimeError as error:  # no more threads here, or the interpreter exits
-                node.connecting_failed(ConnectionError(str(error)))
+                node.connecting_failed(clock(), ConnectionError(str(error)))
 
     def _open_in_thread(self, node: Node) -> None:
-        pid = fork.pid()
+        pid, began = fork.pid(), clock()
         failure: Exception | None = None
         try:
             connection = NodeConnection(self._open(node.location))
@@ -355,9 +363,9 @@ class Nodes:
         with self._changed:
             node.connecting_ended()
             if failure:
-                node.connecting_failed(failure)
+                node.connecting_failed(began, failure)
             else:
-                node.failure = None
+                node.connected()
                 self._hand_out(node, connection)
             self._changed.notify_all()
 

@@ -13,6 +13,7 @@ from ...exceptions import LockBackendError
 from ...utils import fork
 from ...utils.clock import clock
 from ..common.timing import Timing
+from ..redis.breaker import ServerBreaker
 from ..redis.errors import is_refused, is_transient, without_traceback
 from ..redis.scripts import Command, Script, pack
 
@@ -157,7 +158,8 @@ class Limits(NamedTuple):
     ``timeout``: seconds for the replies to each fan-out. ``connect_timeout``: seconds to wait for connections, while
     all are in use or a majority is not connected; ``retry_refused``: also to nodes that refuse. ``queue_deadline``: the
     moment on ``clock()`` to which the caller waits at least where all are in use and the nodes answer. ``urgent``:
-    nodes with an overdue reply are asked, too.
+    nodes with an overdue reply are asked, too. ``despite_outage``: connections are opened also to nodes whose breaker is
+    open.
     """
 
     timeout: float
@@ -165,6 +167,7 @@ class Limits(NamedTuple):
     retry_refused: bool = False
     queue_deadline: float = -inf
     urgent: bool = False
+    despite_outage: bool = False
 
 
 def all_settled(exchanges: Sequence[Exchange]) -> bool:
@@ -178,14 +181,17 @@ def time_out(exchanges: Sequence[Exchange], timeout: float) -> None:
 
 
 class NodeState(ABC):
-    """Whether one node can be reached, as far as is known."""
+    """Whether one node can be reached, as far as is known to the threads of a process, or to an event loop.
+
+    ``breaker``: what all of them know together.
+    """
 
     failure: Exception | None = None  # why it is not asked just now
     connecting_since = 0.0
     _failed_at = -inf
 
-    def __init__(self, timing: Timing) -> None:
-        self._timing = timing
+    def __init__(self, breaker: ServerBreaker, timing: Timing) -> None:
+        self.breaker, self._timing = breaker, timing
 
     @property
     @abstractmethod
@@ -201,7 +207,7 @@ class NodeState(ABC):
 
     def unasked(self, message: Message, sent_at: float) -> Exchange:
         """The exchange with a node to which there is no connection."""
-        failure = self.failure or NotYetConnected()
+        failure = self.breaker.error() if self.breaker.is_open else self.failure or NotYetConnected()
         return Exchange(message.replies, sent_at, failure=failure, is_coming=self.is_connecting)
 
     @property
@@ -209,40 +215,54 @@ class NodeState(ABC):
         """A connection may stand in a moment."""
         return self.is_connecting and self.failure is None
 
-    def may_connect(self, wanted: int, *, lacks_majority: bool) -> bool:
+    def may_connect(self, wanted: int, *, lacks_majority: bool, despite_outage: bool) -> bool:
         """Whether to open one more connection, where ``wanted`` are missing; to a node that fails, one at a time.
 
         ``lacks_majority``: fewer nodes than a majority are connected, so that it is tried more often.
         """
+        if self.breaker.is_open and not despite_outage:
+            return False
         if self.failure is None:
             return self.connecting_count < wanted
         often, timing = lacks_majority and not self.is_refused, self._timing
         pause = timing.reconnect_pause_without_majority if often else timing.reconnect_pause
         return not self.is_connecting and clock() >= self._failed_at + pause
 
-    def should_wait(self, since: float, *, retry_refused: bool) -> bool:
+    def should_wait(self, since: float, limits: Limits) -> bool:
         """Whether to wait for a connection to it: an attempt to connect that began before then proves nothing."""
-        return self.is_connecting or (not self.is_refused and (retry_refused or self.connecting_since < since))
+        if self.breaker.is_open and not limits.despite_outage:
+            return False
+        return self.is_connecting or (not self.is_refused and (limits.retry_refused or self.connecting_since < since))
 
     @property
     def is_refused(self) -> bool:
         """Somebody has to correct something first, such as a password or a certificate."""
         return self.failure is not None and not is_transient(self.failure)
 
-    def connecting_failed(self, error: Exception) -> None:
+    def connecting_failed(self, began: float, error: Exception) -> None:
         self.failure, self._failed_at = error, clock()
+        self.breaker.note(began, error)
+
+    def connected(self) -> None:
+        self.failure, self.breaker.answered_at = None, clock()
+
+    def hangs(self, seconds: float) -> TimeoutError:
+        """It owes an answer for so long that its connection is to be given up. Returns the reason."""
+        self.failure = failure = TimeoutError(f"no answer for {seconds:.1f} s")
+        self.breaker.note(clock() - seconds, failure)
+        return failure
 
 
 class ConnectWait:
     """How long to wait for nodes that are not connected.
 
-    ``timeout``: seconds. ``retry_refused``: also for those that refuse a connection, which are tried again and again;
-    else a majority that refuses is an answer. An earlier refusal is none: the nodes may be back. Where somebody has to
-    correct something first, a refusal always is an answer.
+    ``timeout``: seconds. With ``retry_refused`` also for those that refuse a connection, which are tried again and
+    again; else a majority that refuses is an answer. An earlier refusal is none: the nodes may be back. Where somebody
+    has to correct something first, or the breaker of a node is open, that always is an answer.
     """
 
-    def __init__(self, majority: int, timeout: float, timing: Timing, *, retry_refused: bool) -> None:
-        self._majority, self._timing, self._retry_refused = majority, timing, retry_refused
+    def __init__(self, majority: int, timeout: float, timing: Timing, limits: Limits) -> None:
+        self._majority, self._timing, self._limits = majority, timing, limits
         self._began = clock()
         self._deadline = self._began + timeout
         self._decided_after: float | None = None
@@ -255,7 +275,7 @@ class ConnectWait:
         """
         now = clock()
         if ready < self._majority:
-            coming = sum(node.should_wait(self._began, retry_refused=self._retry_refused) for node in missing)
+            coming = sum(node.should_wait(self._began, self._limits) for node in missing)
             if ready + coming >= self._majority:
                 return min(self._timing.reconnect_pause_without_majority, self._deadline - now)
         if self._decided_after is None:

@@ -618,10 +618,10 @@ class TestTheServerRefuses:
                 outcomes.append(await backend.aacquire(lock_request(f"{number}"), queue=False))
             except LockBackendError as error:
                 outcomes.append(error)
-                proxy.accept()
+                proxy.hang = False
 
         async def main():
-            proxy.refuse()
+            proxy.hang = True
             await asyncio.gather(*map(ask, range(20)))
 
         asyncio.run(main())

@@ -14,7 +14,10 @@ from redis.exceptions import ConnectionError, NoScriptError, ResponseError, Time
 
 from django_distlock.backends.common.attempts import InDoubt
 from django_distlock.backends.common.timing import Timing
+from django_distlock.backends.redis.breaker import ServerBreaker
 from django_distlock.backends.redis.client import AsyncClient, Client, Reply
+from django_distlock.backends.redis.config import Location
+from django_distlock.backends.redis.connection import TcpConnection
 from django_distlock.backends.redis.errors import NotSent
 from django_distlock.backends.redis.scripts import Command, pack
 from django_distlock.utils.clock import clock
@@ -75,13 +78,19 @@ class Service:
         return self.connected()
 
 
+def parts(service: Service, connections: int = 1) -> tuple[Any, ...]:
+    """Of its client, whose calls have no more than that many connections."""
+    location = Location("redis://service", TcpConnection, service.arguments)
+    return service, connections, 0.3, Timing(), ServerBreaker("default", location, 0.3, Timing(), 30.0)
+
+
 class TestNoConnectionIsFree:
     """S3, S4: what was sent before is not forgotten."""
 
     def test_for_the_repetition_of_what_went_unanswered(self):
         taken = []
         thread = threading.Thread(target=lambda: taken.append(permits_of(client).get()), daemon=True)
-        client = Client(Service(Connection(), thread.start), 1, 0.3, Timing())
+        client = Client(*parts(Service(Connection(), thread.start)))
         with pytest.raises(InDoubt) as caught:
             client.send(COMMAND, deadline=clock() + 1)
         assert "all 1 connections wait for an answer" in str(caught.value)
@@ -91,10 +100,9 @@ class TestNoConnectionIsFree:
         async def main():
             others = []
             client = AsyncClient(
-                Service(AsyncConnection(), lambda: others.append(asyncio.create_task(permits_of(client).wait(None)))),
-                1,
-                0.3,
-                Timing(),
+                *parts(
+                    Service(AsyncConnection(), lambda: others.append(asyncio.create_task(permits_of(client).wait(None))))
+                )
             )
             with pytest.raises(InDoubt) as caught:
                 await client.asend(COMMAND, deadline=clock() + 1)
@@ -104,7 +112,7 @@ class TestNoConnectionIsFree:
         asyncio.run(main())
 
     def test_for_a_first_attempt_it_is_waited_for_as_long_as_for_another_server(self):
-        client = Client(Service(Connection()), 1, 0.3, Timing())
+        client = Client(*parts(Service(Connection())))
         taken = permits_of(client).get()
         make_silent(client, clock())
         began = time.monotonic()
@@ -115,7 +123,7 @@ class TestNoConnectionIsFree:
 
     def test_for_a_task_it_is_waited_for_as_long_as_for_another_server(self):
         async def main():
-            client = AsyncClient(Service(AsyncConnection()), 1, 0.3, Timing())
+            client = AsyncClient(*parts(Service(AsyncConnection())))
             assert permits_of(client).take()
             make_silent(client, clock())
             began = time.monotonic()
@@ -129,7 +137,7 @@ class TestNoConnectionIsFree:
 def test_a_cancellation_that_became_an_error_is_one_all_the_same():
     async def main():
         service = Service(Interrupted())
-        task = asyncio.create_task(AsyncClient(service, 5, 0.3, Timing()).asend(COMMAND, deadline=inf))
+        task = asyncio.create_task(AsyncClient(*parts(service, 5)).asend(COMMAND, deadline=inf))
         await asyncio.sleep(0.05)
         task.cancel()
         await asyncio.wait([task], timeout=5)
@@ -149,7 +157,7 @@ def test_no_time_at_all_is_time_for_a_server_nearby(timeout):
             given.append(timeout)
             return [1] * number
 
-    client = Client(Service(Noting()), 1, 0.3, Timing())
+    client = Client(*parts(Service(Noting())))
     for _ in range(2):  # the second over a connection that stands
         client.send(COMMAND, timeout=timeout)
     assert given == [0.01, 0.01]
@@ -164,7 +172,7 @@ def test_a_limit_that_is_not_shorter_than_the_sockets_own_changes_nothing():
             given.append(timeout)
             return [1]
 
-    client = Client(Service(Noting()), 1, 0.3, Timing())
+    client = Client(*parts(Service(Noting())))
     for _ in range(2):
         client.send(COMMAND, timeout=7.0)
     assert given[1] is None
@@ -191,11 +199,11 @@ class AsyncForgetful(AsyncConnection, Forgetful):
 
 
 def test_a_repetition_that_was_not_sent_leaves_doubt_about_the_rest():
-    client = Client(Service(Forgetful()), 1, 0.3, Timing())
+    client = Client(*parts(Service(Forgetful())))
     assert client.send(COMMAND, COMMAND).in_doubt
 
     async def main():
-        client = AsyncClient(Service(AsyncForgetful()), 1, 0.3, Timing())
+        client = AsyncClient(*parts(Service(AsyncForgetful())))
         assert (await client.asend(COMMAND, COMMAND)).in_doubt
 
     asyncio.run(main())

@@ -47,6 +47,7 @@ class Network:
         self.passes: Callable[[Address, Address], float | None] = lambda one, other: self.usual_delay()
         self.connects: Callable[[Process, Address], object] = lambda process, address: None  # told of each attempt
         self.closes: Callable[[Socket], object] = lambda socket: None  # told before one is closed that works
+        self.refuses: Callable[[Socket], object] = lambda socket: None  # told when a server refuses to connect one
         self.misuses: Callable[[Socket], object] = lambda socket: None  # told of a child that uses one of its parent
         self.sockets: list[Socket] = []  # that are open
 
@@ -157,6 +158,7 @@ class Socket:
         if self._is_closed or (server and not server.has_power):
             return
         if server is None or not server.is_up:
+            self.network.refuses(self)
             self._fail(ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused"))
         else:
             self.session = server.accept(self)

@@ -30,6 +30,7 @@ from django_distlock.types import Grant, LockInfo, LockRequest, current_executio
 from ..calls import BodyError
 from ..engine.lines import Struck
 from ..engine.scheduler import Process, Turns
+from .breakers import BreakerJudge
 from .holders import HolderJudge, Passed
 from .lists import ListJudge
 from .pace import PaceJudge
@@ -215,6 +216,8 @@ class Judge:
         is_explained = is_explained or judges.patience(error, self.about.get("wait", 0)) == inf
         if not is_explained and not judges.calls_may_fail(self.began, self.process):
             judges.fail(f"{self}: {error!r}, though nothing failed")
+        if self.is_leaving and not error.was_asked:
+            judges.fail(f"S16: {self}: a release is left to the background, and its caller was told {error!r}")
         if error.is_final and not judges.may_be_final(error):
             judges.fail(f"S16: {self}: told that this does not pass by itself: {error!r}")
         if self.lease is None and not error.is_final:
@@ -250,7 +253,9 @@ class Judges:
         self._free_since: defaultdict[str, float] = defaultdict(float)
         self.holders = HolderJudge(self, simulation)
         self.pace = PaceJudge(simulation)
-        simulation.network.connects, simulation.network.closes = self.pace.connects, self.pace.closes
+        self.breakers = BreakerJudge(simulation)
+        simulation.network.connects, simulation.network.closes = self._connects, self.pace.closes
+        simulation.network.refuses = self.breakers.refuses
         signals.lock_unavailable.connect(self._unavailable, weak=False)
         signals.lock_unavailable.asend_robust = self._aunavailable  # type: ignore[method-assign] - of this signal alone
         handler = logging.Handler()
@@ -315,6 +320,15 @@ class Judges:
     @property
     def longest_attempt(self) -> float:
         return self._simulation.world.longest_attempt
+
+    def _connects(self, process: Process, address: Address) -> None:
+        self.pace.connects(process, address)
+        self.breakers.connects(process, address)
+
+    def call_of_this_thread(self) -> Judge | None:
+        """Or of this task: the call that it makes."""
+        execution = current_execution()
+        return next((judge for judge in self._judging if judge.execution is execution), None)
 
     def fail(self, text: str, cause: BaseException | None = None) -> None:
         """The first violation ends the simulation."""

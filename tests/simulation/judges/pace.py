@@ -6,7 +6,7 @@ from collections import defaultdict, deque
 from collections.abc import Hashable
 from math import inf
 from typing import TYPE_CHECKING
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from django_distlock.backends.common.timing import Timing
 
@@ -31,6 +31,7 @@ class PaceJudge:
         self._times: defaultdict[Hashable, deque[float]] = defaultdict(deque)
         self._closed_at: dict[tuple[Process, Address], float] = {}
         self._used_at: WeakKeyDictionary[Socket, float] = WeakKeyDictionary()  # when a command of it was executed
+        self._probes: WeakSet[Socket] = WeakSet()  # a connection for one question, whether the server answers again
         self._cancelled_at: defaultdict[Process, float] = defaultdict(lambda: -inf)
 
     def cancels(self, process: Process) -> None:
@@ -43,6 +44,7 @@ class PaceJudge:
         world.closes(socket)
         is_explained = (
             getattr(socket.session, "channels", True)
+            or socket in self._probes
             or not world.keeps_connections(socket.address)
             or self._may_fail()
             or self._simulation.longest_distance_since(now - 1.0) > FAR
@@ -69,6 +71,8 @@ class PaceJudge:
             self._fail(f"{process} uses a connection to {address[0]} that stood idle for {idle:.1f} s")
         self._used_at[socket] = now
         words = command[:2]
+        if command[0].upper() == "PING":
+            self._probes.add(socket)
         if command[0].upper() in ("EVALSHA", "EVAL"):
             keys = int(command[2])
             words = [*command[:2], *command[3 : 4 + keys]]

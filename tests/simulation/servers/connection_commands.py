@@ -45,6 +45,9 @@ class ConnectionCommands:
     def role_in_hello(self) -> str:
         return "master"
 
+    def _do_ping(self, session: Session) -> Any:
+        return Status("PONG")
+
     def _do_auth(self, session: Session, *words: str) -> Any:
         if len(words) > 2:
             raise ServerError("ERR syntax error")

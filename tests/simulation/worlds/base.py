@@ -35,6 +35,7 @@ class World(ABC):
     keeping_connections: ClassVar[Collection[str]] = ()  # faults by which none ends
     task_time: ClassVar[float] = 0.0  # seconds that calls of tasks may last longer, which threads make for them
     timeout: ClassVar[float] = 2.0  # seconds for an answer of a server
+    turns_away: ClassVar[bool] = False  # callers, from a server that refused one of their process
     has_minorities: ClassVar[bool] = False  # a lock may be held on servers that are too few
     ways_to_connect: ClassVar[int] = 0  # that bytes go until a process that begins knows its servers, if they are many
 

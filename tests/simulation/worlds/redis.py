@@ -39,6 +39,7 @@ class ServersWorld(World):
         """For ``Server.watch``."""
         words = " ".join(word[:30] for word in command if len(word) < 200)
         self.simulation.judges.pace.asks(session.socket, session.server.address, command)
+        self.simulation.judges.breakers.answers(session.socket)
         self.simulation.tell(f"{session.socket.process} to {session.server.address[0]}: {words} -> {str(reply)[:100]}")
 
     def faults(self) -> dict[str, Fault]:
@@ -82,6 +83,7 @@ def holder_in(server: Server, key: str) -> str:
 
 class RedisWorld(ServersWorld):
     name = "redis"
+    turns_away = True
     own_profiles = OF_ONE_SERVER
     longest_attempt = 4.0
 

@@ -11,7 +11,9 @@ from ....types import NOT_WAITING
 from ....utils.clock import clock, sleep
 from ....utils.drive import adrive, drive
 from ....utils.threads import start_thread
+from ...common.timing import Timing
 from ..attempts import ServerAttempts
+from ..breaker import ServerBreaker
 from ..client import NOTHING, AsyncClient, Client, Reply
 from ..config import Location
 from ..scripts import Command
@@ -26,16 +28,46 @@ class AsyncNodeClient(AsyncClient):
     retries_after_pause = False
 
 
+class NodeBreakers(dict[Address, ServerBreaker]):
+    """One for each node that is asked, shared by threads and all event loops."""
+
+    def __init__(self, alias: str, location: Location, timeout: float, slots: SlotMap) -> None:
+        self._alias, self._location, self._timeout, self._slots = alias, location, timeout, slots
+
+    def __missing__(self, node: Address) -> ServerBreaker:
+        where, timing, failover_timeout = self._location.at(*node), self._slots.timing, self._location.failover_timeout
+        return self.setdefault(node, ServerBreaker(self._alias, where, self._timeout, timing, failover_timeout))
+
+    def drop_removed(self) -> None:
+        """Those of nodes that have left the Cluster."""
+        for node in list(self):
+            if not self._slots.knows(node) and (breaker := self.pop(node, None)):
+                breaker.close()
+
+
 class _ClusterClient:
-    def __init__(self, location: Location, slots: SlotMap, max_connections: int, timeout: float) -> None:
-        self._location, self._slots = location, slots
+    def __init__(
+        self, location: Location, slots: SlotMap, max_connections: int, timeout: float, breakers: NodeBreakers
+    ) -> None:
+        self._location, self._slots, self._breakers = location, slots, breakers
         self._max_connections, self._timeout = max_connections, timeout
 
     def _request(
-        self, commands: Sequence[Command], timeout: float | None, deadline: float, queue_deadline: float
+        self,
+        commands: Sequence[Command],
+        timeout: float | None,
+        deadline: float,
+        queue_deadline: float,
+        despite_outage: bool,
     ) -> RoutedRequest:
         attempts = ServerAttempts(self._location, self._slots.timing, self._timeout, timeout, deadline, clock())
-        return RoutedRequest(commands, self._slots, attempts, max(queue_deadline, deadline))
+        latest = max(queue_deadline, deadline)
+        return RoutedRequest(commands, self._slots, attempts, latest, despite_outage=despite_outage)
+
+    def _parts(self, node: Address) -> tuple[Location, int, float, Timing, ServerBreaker]:
+        """What the client of a node is made of."""
+        timing, breaker = self._slots.timing, self._breakers[node]
+        return self._location.at(*node), self._max_connections, self._timeout, timing, breaker
 
     def _further(self, known: object) -> tuple[object, Sequence[Address]]:
         owners = self._slots.owners
@@ -49,8 +81,10 @@ class ClusterClient(_ClusterClient):
     may be replaced, it goes on for as long as ``ServerAttempts`` says.
     """
 
-    def __init__(self, location: Location, slots: SlotMap, max_connections: int, timeout: float) -> None:
-        super().__init__(location, slots, max_connections, timeout)
+    def __init__(
+        self, location: Location, slots: SlotMap, max_connections: int, timeout: float, breakers: NodeBreakers
+    ) -> None:
+        super().__init__(location, slots, max_connections, timeout, breakers)
         self._clients: dict[Address, NodeClient] = {}
 
     def send(
@@ -59,23 +93,24 @@ class ClusterClient(_ClusterClient):
         timeout: float | None = None,
         deadline: float = NOT_WAITING,
         queue_deadline: float = NOT_WAITING,
+        despite_outage: bool = False,
     ) -> Reply:
         if not commands:
             return NOTHING
-        return drive(self._request(commands, timeout, deadline, queue_deadline).steps(), self)
+        return drive(self._request(commands, timeout, deadline, queue_deadline, despite_outage).steps(), self)
 
-    def nodes(self, known: object) -> tuple[object, Sequence[Address]]:
+    def nodes(self, known: object, *, despite_outage: bool = False) -> tuple[object, Sequence[Address]]:
         """All primaries with keys; none if the owners of slots are the ``known`` ones."""
-        self.refresh()
+        self.refresh(despite_outage=despite_outage)
         return self._further(known)
 
     def locate(self, key: str) -> None:
         if slot_of_key(key) not in self._slots.owners:
             self.refresh()
 
-    def refresh(self) -> None:
+    def refresh(self, *, despite_outage: bool = False) -> None:
         """Update the slot map. Raises redis-py's error if no node answers."""
-        if failure := drive(refresh(self._slots, self._timeout), self):
+        if failure := drive(refresh(self._slots, self._timeout, despite_outage=despite_outage), self):
             raise failure
 
     # What the steps of a request call
@@ -102,8 +137,7 @@ class ClusterClient(_ClusterClient):
 
     def _send_batch(self, batch: NodeBatch) -> NodeResult:
         try:
-            client = self._client_of(batch.node)
-            return client.send(*batch.commands, timeout=batch.timeout, queue_deadline=batch.queue_deadline)
+            return self._client_of(batch.node).send(*batch.commands, **batch.limits)
         except Exception as error:
             return error
 
@@ -111,12 +145,12 @@ class ClusterClient(_ClusterClient):
         client = self._clients.get(node)
         if client is None:
             self._close_removed()
-            client = NodeClient(self._location.at(*node), self._max_connections, self._timeout, self._slots.timing)
-            client = self._clients.setdefault(node, client)
+            client = self._clients.setdefault(node, NodeClient(*self._parts(node)))
         return client
 
     def _close_removed(self) -> None:
         """Of nodes that have left the Cluster."""
+        self._breakers.drop_removed()
         for node in list(self._clients):
             if not self._slots.knows(node) and (client := self._clients.pop(node, None)):
                 client.close()
@@ -131,8 +165,10 @@ class AsyncClusterClient(_ClusterClient):
 
     ending: AsyncIterator[None]
 
-    def __init__(self, location: Location, slots: SlotMap, max_connections: int, timeout: float) -> None:
-        super().__init__(location, slots, max_connections, timeout)
+    def __init__(
+        self, location: Location, slots: SlotMap, max_connections: int, timeout: float, breakers: NodeBreakers
+    ) -> None:
+        super().__init__(location, slots, max_connections, timeout, breakers)
         self._clients: dict[Address, AsyncNodeClient] = {}
         self._is_closed = False
 
@@ -142,21 +178,22 @@ class AsyncClusterClient(_ClusterClient):
         timeout: float | None = None,
         deadline: float = NOT_WAITING,
         queue_deadline: float = NOT_WAITING,
+        despite_outage: bool = False,
     ) -> Reply:
         if not commands:
             return NOTHING
-        return await adrive(self._request(commands, timeout, deadline, queue_deadline).steps(), self)
+        return await adrive(self._request(commands, timeout, deadline, queue_deadline, despite_outage).steps(), self)
 
     async def alocate(self, key: str) -> None:
         if slot_of_key(key) not in self._slots.owners:
             await self.refresh()
 
-    async def anodes(self, known: object) -> tuple[object, Sequence[Address]]:
-        await self.refresh()
+    async def anodes(self, known: object, *, despite_outage: bool = False) -> tuple[object, Sequence[Address]]:
+        await self.refresh(despite_outage=despite_outage)
         return self._further(known)
 
-    async def refresh(self) -> None:
-        if failure := await adrive(refresh(self._slots, self._timeout), self):
+    async def refresh(self, *, despite_outage: bool = False) -> None:
+        if failure := await adrive(refresh(self._slots, self._timeout, despite_outage=despite_outage), self):
             raise failure
 
     async def apause(self, seconds: float) -> None:
@@ -172,7 +209,7 @@ class AsyncClusterClient(_ClusterClient):
     async def _send_batch(self, batch: NodeBatch) -> NodeResult:
         try:
             client = await self._client_of(batch.node)
-            return await client.asend(*batch.commands, timeout=batch.timeout, queue_deadline=batch.queue_deadline)
+            return await client.asend(*batch.commands, **batch.limits)
         except Exception as error:
             return error
 
@@ -181,14 +218,13 @@ class AsyncClusterClient(_ClusterClient):
             await self._close_removed()
         client = self._clients.get(node)
         if client is None:
-            client = self._clients[node] = AsyncNodeClient(
-                self._location.at(*node), self._max_connections, self._timeout, self._slots.timing
-            )
+            client = self._clients[node] = AsyncNodeClient(*self._parts(node))
             if self._is_closed:
                 await client.aclose()
         return client
 
     async def _close_removed(self) -> None:
+        self._breakers.drop_removed()
         for node in list(self._clients):
             if not self._slots.knows(node) and (client := self._clients.pop(node, None)):
                 await client.aclose()

@@ -11,7 +11,7 @@ from ...base import BaseLockBackend
 from ..config import Location, read_location
 from ..keys import SLOTS, ClusterKeys, read_prefix
 from ..topology import Topology
-from .client import AsyncClusterClient, ClusterClient
+from .client import AsyncClusterClient, ClusterClient, NodeBreakers
 from .diagnostics import ClusterDiagnostics
 from .pubsub import ClusterListener
 from .routing import Address, Remap, SlotMap
@@ -23,11 +23,13 @@ def cluster_topology(
     keys = ClusterKeys(read_prefix(backend), _read_shards(backend))
     location, seeds = _read_seeds(backend, own)
     slots = SlotMap(keys.slots(), seeds, backend.timing, _read_remap(backend))
-    shared = (location, slots, backend.option["max_connections"], own["socket_timeout"])
+    breakers = NodeBreakers(backend.alias, location, own["socket_timeout"], slots)
+    shared = (location, slots, backend.option["max_connections"], own["socket_timeout"], breakers)
     client = ClusterClient(*shared)
     listener = ClusterListener(client, slots, keys, location, hand_back, backend.alias, backend.timing)
     diagnostics = ClusterDiagnostics(location, seeds, keys, backend.terms, backend.setting("OPTIONS"))
-    return Topology(location, keys, client, partial(AsyncClusterClient, *shared), listener, diagnostics)
+    new_async_client = partial(AsyncClusterClient, *shared)
+    return Topology(location, keys, client, new_async_client, listener, diagnostics, breakers.values)
 
 
 def _read_shards(backend: BaseLockBackend) -> int:

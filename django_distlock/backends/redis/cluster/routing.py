@@ -29,7 +29,7 @@ from ...common.attempts import Attempts, InDoubt
 from ...common.backoff import Backoff
 from ...common.timing import Timing
 from ..client import Reply
-from ..errors import is_answer, is_transient
+from ..errors import BreakerOpen, is_answer, is_transient
 from ..keys import slot_of
 from ..scripts import Command, pack
 
@@ -163,6 +163,14 @@ class NodeBatch(NamedTuple):
     commands: list[Command]
     timeout: float
     queue_deadline: float = NOT_WAITING
+    despite_outage: bool = False  # also if the breaker of the node is open
+
+    @property
+    def limits(self) -> dict[str, Any]:
+        """For the client of the node."""
+        return {
+            "timeout": self.timeout, "queue_deadline": self.queue_deadline, "despite_outage": self.despite_outage
+        }  # fmt: skip
 
     def values(self, reply: Reply) -> list[Any]:
         """Without those to ASKING."""
@@ -187,11 +195,13 @@ class RoutedRequest:
         slots: SlotMap,
         attempts: Attempts,
         queue_deadline: float = NOT_WAITING,
+        *,
+        despite_outage: bool = False,
     ) -> None:
         """For a connection to a node that answers others it waits until ``queue_deadline``; that time is extra."""
         self._commands = commands
         self._slots, self._timing = slots, slots.timing
-        self._attempts, self._queue_deadline = attempts, queue_deadline
+        self._attempts, self._queue_deadline, self._despite_outage = attempts, queue_deadline, despite_outage
         self._is_answered = False  # by any node, so far
         self._is_misled = False  # redirected to a node without a name
         self._replies: list[Any] = [None] * len(commands)
@@ -235,7 +245,8 @@ class RoutedRequest:
             yield Call("pause", (pause,))
         if self._slots.updated_at >= since:
             return None
-        return (yield from refresh(self._slots, self._next_timeout(), self._queue_deadline))
+        timeout, queue_deadline = self._next_timeout(), self._queue_deadline
+        return (yield from refresh(self._slots, timeout, queue_deadline, despite_outage=self._despite_outage))
 
     def _goes_to_an_unresponsive_node(self) -> bool:
         """It may have a successor. After an attempt at a node that hangs, no time is left to find it."""
@@ -257,7 +268,8 @@ class RoutedRequest:
                 continue
             batch = batches.get(node)
             if batch is None:
-                batch = batches[node] = NodeBatch(node, [], [], self._next_timeout(), self._queue_deadline)
+                limits = self._next_timeout(), self._queue_deadline, self._despite_outage
+                batch = batches[node] = NodeBatch(node, [], [], *limits)
             batch.numbers.append(number)
             batch.commands.extend((ASKING, command) if asking else (command,))
         return list(batches.values())
@@ -291,6 +303,8 @@ class RoutedRequest:
 
     def _is_to_repeat(self, number: int) -> bool:
         reply = self._replies[number]
+        if isinstance(reply, BreakerOpen):
+            return False  # it was known before, so the others were asked first whether the node has a successor
         is_open = isinstance(reply, Exception) and is_transient(reply, in_cluster=True)
         return is_open and self._commands[number].node is None
 
@@ -309,21 +323,26 @@ class RoutedRequest:
         return reply
 
 
-def refresh(slots: SlotMap, timeout: float, queue_deadline: float = NOT_WAITING) -> Steps[Exception | None]:
+def refresh(
+    slots: SlotMap, timeout: float, queue_deadline: float = NOT_WAITING, *, despite_outage: bool = False
+) -> Steps[Exception | None]:
     """Update the slot map by the first node that answers. Returns an error if none does."""
     slots.refresh_began_at = clock()
     try:
-        return (yield from _ask_in_turn(slots, timeout, queue_deadline))
+        return (yield from _ask_in_turn(slots, timeout, queue_deadline, despite_outage))
     finally:
         slots.refresh_ended_at = clock()
 
 
-def _ask_in_turn(slots: SlotMap, timeout: float, queue_deadline: float) -> Steps[Exception | None]:
+def _ask_in_turn(
+    slots: SlotMap, timeout: float, queue_deadline: float, despite_outage: bool
+) -> Steps[Exception | None]:
     deadline, failure = clock() + timeout, None
     for asked, node in enumerate(slots.nodes_to_ask()):
         if asked >= LEAST_ASKED and clock() >= deadline:
             break
-        batch = NodeBatch(node, [0], [CLUSTER_SLOTS], _share(timeout, slots.timing), queue_deadline)
+        share = _share(timeout, slots.timing)
+        batch = NodeBatch(node, [0], [CLUSTER_SLOTS], share, queue_deadline, despite_outage)
         [result] = yield Call("send_batches", ([batch],))
         if isinstance(result, Reply):
             reply = result.values[0]
@@ -353,7 +372,8 @@ def _failure_of(node: Address, result: Exception) -> Exception:
     if is_answer(error) or isinstance(error, REFUSED):
         return error
     if isinstance(error, RedisError | OSError):
-        named = ConnectionError(f"{node}: {error}")
-        named.__cause__ = error
+        is_open = isinstance(error, BreakerOpen)
+        named = (BreakerOpen if is_open else ConnectionError)(f"{node}: {error}")
+        named.__cause__ = error.__cause__ if is_open else error
         return named
     raise error

@@ -1,0 +1,93 @@
+"""A circuit breaker: whether a server is asked, decided by what became of the latest attempts. No I/O here."""
+
+from __future__ import annotations
+
+from math import inf
+
+from ...utils import fork
+from ...utils.clock import clock
+from .timing import Timing
+
+
+class CircuitBreaker:
+    """Of one server in one process, for all its threads and tasks.
+
+    It opens
+
+    - when the server refuses a connection;
+    - when two attempts or more have failed since the last answer, which all in all have waited for a whole ``timeout``
+      in vain. So an impatient caller, who gives up sooner, opens nothing by itself;
+    - where another server may take over: only after ``failover_timeout`` seconds in which nobody had an answer.
+
+    Any answer closes it. It also closes where nobody keeps it open by asking the server: a thread that does not get to
+    run must not turn callers away from a server that is well again.
+
+    Whoever has an answer writes the moment into ``answered_at``, and that is all that a closed breaker costs.
+    """
+
+    def __init__(self, timeout: float, failover_timeout: float, timing: Timing) -> None:
+        self.timeout, self._failover_timeout, self.timing = timeout, failover_timeout, timing
+        self._begin_anew()
+        fork.in_child(self._begin_anew)
+
+    def _begin_anew(self) -> None:
+        self.answered_at = 0.0  # on clock(), as the others
+        self.failing_since = -inf  # when the first attempt began of those that failed since
+        self._failed_at = -inf  # the last one of them
+        self._failures, self._waited = 0, 0.0  # seconds in which at least one of them waited
+        self._opened_at = self._open_until = -inf
+        self.failure: Exception | None = None  # what the last one failed with
+
+    @property
+    def is_failing(self) -> bool:
+        return self.failing_since > self.answered_at
+
+    @property
+    def is_tripped(self) -> bool:
+        """Whether it opened, and nobody has had an answer since."""
+        return self._opened_at > self.answered_at
+
+    @property
+    def is_open(self) -> bool:
+        """Whether callers are turned away."""
+        return self._opened_at > self.answered_at and clock() < self._open_until
+
+    @property
+    def open_for(self) -> float:
+        """Seconds since it opened."""
+        return clock() - self._opened_at
+
+    def failed(self, began: float, failure: Exception, *, refused: bool) -> bool:
+        """An attempt that began then had no answer. Whether that is news: the first since an answer, or it opens."""
+        if began <= self.answered_at:
+            return False  # others had one meanwhile
+        now, is_first = clock(), not self.is_failing
+        if is_first:
+            self.failing_since, self._failed_at, self._failures, self._waited = began, began, 0, 0.0
+        self._failures += 1
+        self._waited += max(0.0, now - max(began, self._failed_at))
+        self._failed_at, self.failure = now, failure
+        if not self._should_open(now, refused=refused):
+            return is_first
+        if not self.is_open:
+            self._opened_at = self._opened_at if self.is_tripped else now
+            self.keep_open(now + self.timing.probe_pause_longest)
+            self._ask()
+        return True
+
+    def _should_open(self, now: float, *, refused: bool) -> bool:
+        if self._failover_timeout:
+            return now - self.failing_since >= self._failover_timeout
+        # A connection is given less than the timeout, so that there is time to say what happened.
+        return refused or (self._failures >= 2 and self._waited >= self.timeout - self.timing.reply_reserve)
+
+    def keep_open(self, asked_at: float) -> None:
+        """Until the server, which is asked at that moment, has had time to answer."""
+        self._open_until = asked_at + self.timeout + self.timing.probe_slack
+
+    def close(self) -> None:
+        """Let callers find out by themselves."""
+        self._opened_at = -inf
+
+    def _ask(self) -> None:
+        """Let somebody ask the server in the background until it answers."""

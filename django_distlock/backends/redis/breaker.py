@@ -1,0 +1,136 @@
+"""The circuit breaker of a Redis server, and the thread that asks the server while it is open."""
+
+from __future__ import annotations
+
+import logging
+import random
+from math import inf
+from weakref import ref
+
+from redis.exceptions import RedisError
+
+from ...types import Outage
+from ...utils import fork
+from ...utils.clock import clock, wall_clock
+from ...utils.text import printable
+from ...utils.threads import Worker
+from ..common.breaker import CircuitBreaker
+from ..common.timing import Timing
+from .config import Location
+from .errors import BreakerOpen, is_about_leaving, is_answer, is_refused, is_silence, without_traceback
+from .scripts import pack
+
+logger = logging.getLogger("django_distlock")
+
+_PING = pack("PING")
+
+
+class ServerBreaker(CircuitBreaker):
+    """Counts what redis-py raises, and is probed while it is open. ``alias``: of the backend, for the log."""
+
+    def __init__(
+        self, alias: str, location: Location, timeout: float, timing: Timing, failover_timeout: float = 0.0
+    ) -> None:
+        super().__init__(timeout, failover_timeout, timing)
+        self.server = location.text
+        self._prober = Prober(alias, location, self)
+
+    def note(self, began: float, error: BaseException) -> bool:
+        """An attempt that began then failed. Whether that is news; see ``failed()``.
+
+        A server that says why it refuses, such as LOADING or READONLY, is there. One that ends a connection costs
+        nobody any time.
+        """
+        if is_answer(error):
+            self.answered_at = clock()
+        if not isinstance(error, Exception) or not is_silence(error):
+            return False
+        refused = is_refused(error)
+        if isinstance(error, BreakerOpen) or (is_about_leaving(error) and not refused):
+            return False
+        return self.failed(began, without_traceback(error), refused=refused)
+
+    def check(self) -> None:
+        """Raise BreakerOpen if it is."""
+        if self.is_open:
+            raise self.error()
+
+    def outage(self) -> Outage | None:
+        if not self.is_open:
+            return None
+        return Outage(self.server, wall_clock() - self.open_for, printable(str(self.failure)))
+
+    def error(self) -> BreakerOpen:
+        error = BreakerOpen(f"{self.failure}; it is asked in the background until it answers")
+        error.__cause__ = self.failure
+        return error
+
+    def _ask(self) -> None:
+        self._prober.start()
+
+
+class Prober:
+    """Asks a server whose breaker is open, after a pause by chance and each time over a new connection.
+
+    It writes one line into the log when the breaker has opened, and one when the server answers again.
+    """
+
+    def __init__(self, alias: str, location: Location, breaker: ServerBreaker) -> None:
+        self._alias, self._location = alias, location
+        self._breaker = ref(breaker)  # the thread must not keep what nobody uses any more
+        name = f"distlock-probe-{location.text}"
+        self._worker = Worker(name, self._probe, on_refusal=self._on_refusal, idle_timeout=0.0)
+        self._reset()
+        fork.in_child(self._reset)
+
+    def _reset(self) -> None:
+        self._has_told = False
+        self._asks_at = inf
+
+    def start(self) -> None:
+        self._worker.nudge()
+
+    def _on_refusal(self, error: RuntimeError) -> None:
+        """No thread can be started: each caller asks, as long as it is so."""
+        if breaker := self._breaker():
+            breaker.close()
+
+    def _probe(self) -> float | None:
+        breaker = self._breaker()
+        if breaker is None:
+            return None
+        if breaker.is_tripped and self._has_told and clock() >= self._asks_at:
+            self._ask(breaker)
+            self._asks_at = inf
+        if not breaker.is_tripped:
+            if self._has_told and breaker.open_for < inf:  # and not closed for another reason
+                logger.warning("Lock backend %r: %s answers again.", self._alias, self._location.text)
+            self._reset()
+            return None
+        if not self._has_told:
+            self._has_told = True
+            logger.warning(
+                "Lock backend %r: %s does not answer (%s). Its locks fail at once, without a question to it, until it"
+                " answers; leases are renewed all the same, and what is released meanwhile is given back then.",
+                self._alias, self._location.text, breaker.failure,
+            )  # fmt: skip
+        if self._asks_at == inf:
+            timing = breaker.timing
+            self._asks_at = clock() + random.uniform(timing.probe_pause_shortest, timing.probe_pause_longest)
+            breaker.keep_open(self._asks_at)
+        return self._asks_at
+
+    def _ask(self, breaker: ServerBreaker) -> None:
+        connection, timeout = None, max(breaker.timeout, breaker.timing.shortest_call)
+        deadline = clock() + timeout
+        try:
+            connection = self._location.connected(timeout=timeout)
+            connection.exchange(_PING, 1, max(0.01, deadline - clock()))
+        except (RedisError, OSError) as error:
+            if is_silence(error):
+                breaker.failure = without_traceback(error)
+                return
+        finally:
+            if connection is not None:
+                connection.disconnect()
+        breaker.answered_at = clock()
