@@ -20,9 +20,9 @@ PACKAGE = {
 }  # fmt: skip
 SERVER = {
     "backends": ["redis", "twins"],
-    "backends.common": ["attempts", "backoff", "per_loop", "permits", "wakeup_listener"],
+    "backends.common": ["attempts", "backoff", "breaker", "per_loop", "permits", "wakeup_listener"],
     "backends.redis": [
-        "attempts", "backend", "client", "codec", "config", "connection", "diagnostics", "errors", "exchange", "keys",
+        "attempts", "backend", "breaker", "client", "codec", "config", "connection", "diagnostics", "errors", "exchange", "keys",
         "operations", "pubsub", "scripts", "topology",
     ],
 }  # fmt: skip

@@ -25,7 +25,7 @@ REPLACED = {
     "is_worth_waiting", "Keeper", "keeper", "last_of", "learned_at", "Ledger", "ledger", "let_go", "Lines",
     "Lineup", "Link", "looked_at", "Looks", "may_be_executed", "may_wait_on", "naming", "News", "NoAnswer",
     "NoReply", "NotServed", "Numbers", "open_within", "Parts", "PASSED_ON", "past_collisions", "path_of", "Pause",
-    "pledge", "pledges", "probe", "Questions", "queues_until", "Quick", "redeem", "Rounds", "run_repeatedly",
+    "pledge", "pledges", "Questions", "queues_until", "Quick", "redeem", "Rounds", "run_repeatedly",
     "runs_settle", "RunStamp", "SHORTEST_PATIENCE", "silent_for", "SnapshotAdmin", "speaks", "Stopping",
     "TakenOver", "Tally", "tally", "Ticket", "ticket", "tickets", "travel", "Trip", "trip", "trips", "turn_within",
     "Unanswered", "unanswered", "unless_transient", "until_rendered", "Verdict", "VERIFY_INTERVAL", "Wait",

@@ -44,7 +44,7 @@ class NotSent(ConnectionError):
 
 
 class BreakerOpen(ConnectionError):
-    """Nothing was sent: the server answers nobody, which its cause tells, and is asked in the background until it does."""
+    """Nothing was sent: the server answers nobody, as its cause tells, and is asked in the background until it does."""
 
 
 class EndedTls(ConnectionError):

@@ -18,8 +18,8 @@ from ...utils.clock import clock
 from ...utils.drive import Call, Steps
 from ...utils.text import printable
 from ..common.per_loop import PerLoop
-from ..redis.diagnostics import timeout_warnings
 from ..redis.breaker import ServerBreaker
+from ..redis.diagnostics import timeout_warnings
 from ..redis.errors import BreakerOpen, advice
 from ..redis.keys import read_prefix
 from ..twins import GeneratorBackend

@@ -158,8 +158,8 @@ class Limits(NamedTuple):
     ``timeout``: seconds for the replies to each fan-out. ``connect_timeout``: seconds to wait for connections, while
     all are in use or a majority is not connected; ``retry_refused``: also to nodes that refuse. ``queue_deadline``: the
     moment on ``clock()`` to which the caller waits at least where all are in use and the nodes answer. ``urgent``:
-    nodes with an overdue reply are asked, too. ``despite_outage``: connections are opened also to nodes whose breaker is
-    open.
+    nodes with an overdue reply are asked, too. ``despite_outage``: connections are opened to nodes whose breaker is
+    open, too.
     """
 
     timeout: float

@@ -7,11 +7,13 @@ import logging
 import os
 import threading
 import time
+from itertools import pairwise
 
 import pytest
 
 from django_distlock import LockBackendError, State, lock, locks
 from django_distlock.backends.common.timing import Timing
+from django_distlock.backends.redis.config import Location
 from django_distlock.testing.tools import WAYS, calling
 from django_distlock.utils import threads
 from tests.support.inside import clients_of_loops
@@ -63,6 +65,7 @@ def use(three, settings, monkeypatch):
         one.heal()
     eventually(lambda: not renewer_of(locks["default"]).is_cleaning)
     locks.close()
+    eventually(lambda: not probes())
 
 
 def hang(*servers):
@@ -175,11 +178,11 @@ def test_a_release_goes_to_the_background_and_its_caller_goes_on(use, three, cal
         calls(handle).release()
         assert handle.lease is None
     assert renewer_of(backend).is_cleaning
+    assert "could not be given back" not in caplog.text
     for server in three:
         server.heal()
     eventually(lambda: not renewer_of(backend).is_cleaning)
     assert any(b"EVALSHA" in server.seen for server in three)
-    assert "could not be given back" not in caplog.text
 
 
 def test_renewals_are_not_held_back(use, server, calls, monkeypatch):
@@ -208,6 +211,25 @@ def test_the_server_is_asked_again_over_new_connections_and_by_the_background_al
     server.answer = lambda words: None
     eventually(lambda: not backend.outages())
     eventually(lambda: not probes())
+
+
+def test_the_server_is_asked_after_a_pause(use, server, monkeypatch):
+    monkeypatch.setattr(Timing, "probe_pause_shortest", 0.3)
+    monkeypatch.setattr(Timing, "probe_pause_longest", 0.4)
+    moments, connected = [], Location.connected
+
+    def connect(location, **arguments):
+        if threading.current_thread().name.startswith("distlock-probe-"):
+            moments.append(time.monotonic())
+        return connected(location, **arguments)
+
+    monkeypatch.setattr(Location, "connected", connect)
+    backend = use()
+    server.refuse()
+    began = time.monotonic()
+    opened(backend)
+    eventually(lambda: len(moments) >= 4)
+    assert all(later - earlier >= 0.3 for earlier, later in pairwise([began, *moments]))
 
 
 def test_one_line_in_the_log_for_each_change(use, server, calls, caplog):

@@ -99,11 +99,11 @@ class TestNoConnectionIsFree:
     def test_for_the_repetition_by_a_task(self):
         async def main():
             others = []
-            client = AsyncClient(
-                *parts(
-                    Service(AsyncConnection(), lambda: others.append(asyncio.create_task(permits_of(client).wait(None))))
-                )
-            )
+
+            def wait_for_permit():
+                others.append(asyncio.create_task(permits_of(client).wait(None)))
+
+            client = AsyncClient(*parts(Service(AsyncConnection(), wait_for_permit)))
             with pytest.raises(InDoubt) as caught:
                 await client.asend(COMMAND, deadline=clock() + 1)
             assert "all 1 connections wait for an answer" in str(caught.value)

@@ -93,7 +93,7 @@ class Socket:
     def __init__(self, network: Network) -> None:
         self.network = network
         self.address: Address = ("", 0)
-        self.connected_at = 0.0  # when that began
+        self.connected_at, self.connected_by = 0.0, ""  # when that began, and the name of the thread
         process = network.scheduler.process
         assert process
         self.process = process
@@ -143,6 +143,7 @@ class Socket:
 
     def connect(self, address: Address) -> None:
         self.address, self.connected_at = address[:2], self.network.scheduler.now
+        self.connected_by = self.network.scheduler.current.name
         self.network.connects(self.process, self.address)
         delay = self.network.delay(self.process, self.address)
         if delay is not None:

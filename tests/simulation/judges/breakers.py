@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 LEARNS = 0.05  # seconds after which a process knows that it was refused
 KEPT = 2.0  # seconds for which that counts; the server is asked again before
-PROBE = "distlock-probe-"  # how the names of the threads begin that ask
+PROBE, LISTENER = "distlock-probe-", "distlock-listener-"  # how the names of such threads begin
 
 
 class BreakerJudge:
@@ -29,8 +29,9 @@ class BreakerJudge:
     def refuses(self, socket: Socket) -> None:
         process = socket.process
         answered_at = self._answered_at.get((process, socket.address), -1.0)
-        # What began before others had an answer says nothing.
-        if socket.connected_at > answered_at + 2 * self._simulation.longest_distance:
+        # What began before others had an answer says nothing, and what listeners meet is not counted.
+        is_news = socket.connected_at > answered_at + 2 * self._simulation.longest_distance
+        if is_news and not socket.connected_by.startswith(LISTENER):
             self._refused_at[process, socket.address] = self._simulation.scheduler.now
 
     def answers(self, socket: Socket) -> None:

@@ -37,6 +37,7 @@ from .pace import PaceJudge
 from .responses import ResponseJudge
 
 if TYPE_CHECKING:
+    from ..engine.network import Address
     from ..simulation import Simulation
 
 BEYOND = 1.0  # seconds that an acquisition may last beyond its wait (docs/settings.md, "How long a call lasts")
