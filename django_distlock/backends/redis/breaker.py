@@ -65,8 +65,14 @@ class ServerBreaker(CircuitBreaker):
         error.__cause__ = self.failure
         return error
 
+    def close(self) -> None:
+        was_tripped = self.is_tripped
+        super().close()
+        if was_tripped:
+            self._prober.wake()  # which has nothing to do any more
+
     def _ask(self) -> None:
-        self._prober.start()
+        self._prober.wake()
 
 
 class Prober:
@@ -87,7 +93,7 @@ class Prober:
         self._has_told = False
         self._asks_at = inf
 
-    def start(self) -> None:
+    def wake(self) -> None:
         self._worker.nudge()
 
     def _on_refusal(self, error: RuntimeError) -> None:
