@@ -30,10 +30,13 @@ def outage_text(alias: str, outage: Outage) -> str:
         "server": outage.server, "alias": alias, "process": f"{here.host}:{here.pid}",
         "since": moment(datetime.fromtimestamp(outage.since, UTC)), "reason": outage.reason,
     }  # fmt: skip
-    return _(
-        "%(server)s of “%(alias)s” does not answer the process that shows this page, %(process)s, in which its locks"
-        " fail at once since %(since)s: %(reason)s"
-    ) % about
+    return (
+        _(
+            "%(server)s of “%(alias)s” does not answer the process that shows this page, %(process)s, in which its locks"
+            " fail at once since %(since)s: %(reason)s"
+        )
+        % about
+    )
 
 
 def ticking(seconds: float | None, step: int) -> str | None:

@@ -316,9 +316,7 @@ class Nodes:
                 with suppress(ValueError):  # interrupted before it was added
                     self._filling.remove(connection_set)
 
-    def _wait_for_connections(
-        self, connection_set: ConnectionSet, connect_wait: ConnectWait, limits: Limits
-    ) -> None:
+    def _wait_for_connections(self, connection_set: ConnectionSet, connect_wait: ConnectWait, limits: Limits) -> None:
         pid, changed = fork.pid(), self._changed
         while missing := self._missing(connection_set):
             ready = len(self._nodes) - len(missing)

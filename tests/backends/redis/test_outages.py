@@ -63,12 +63,9 @@ def use(three, settings, monkeypatch):
     yield use
     for one in three:
         one.heal()
-    a=time.monotonic()
     eventually(lambda: not renewer_of(locks["default"]).is_cleaning)
-    b=time.monotonic()
     locks.close()
     eventually(lambda: not probes())
-    print("TEARDOWN", b-a, time.monotonic()-b)
 
 
 def hang(*servers):
