@@ -32,8 +32,8 @@ def outage_text(alias: str, outage: Outage) -> str:
     }  # fmt: skip
     return (
         _(
-            "%(server)s of “%(alias)s” does not answer the process that shows this page, %(process)s, in which its locks"
-            " fail at once since %(since)s: %(reason)s"
+            "%(server)s of “%(alias)s” does not answer the process that shows this page, %(process)s, in which its"
+            " locks fail at once since %(since)s: %(reason)s"
         )
         % about
     )
