@@ -335,17 +335,11 @@ class Lease:
         try:
             released = self._backend.release(self._request, self._begin_release())
             self._renewer.wake(self.name, only_first=True)
-        except (LockLost, LockNotHeld):
-            raise
         except BaseException as error:
-            self._release_after_interrupt()
-            if isinstance(error, LockBackendError) and not error.was_asked:
+            if self._release_after_failure(error):
                 return
             raise
-        if not released:
-            raise self._lost_before_release()
-        if self._proof:
-            self._renewer.release_in_background(self._proof)
+        self._conclude_release(released)
         if signals.lock_released.receivers:
             signals.send_signal(
                 signals.lock_released, type(self._backend), name=self.name, using=self.using, lease=self
@@ -356,17 +350,11 @@ class Lease:
         try:
             released = await self._backend.arelease(self._request, self._begin_release())
             self._renewer.wake(self.name, only_first=True)
-        except (LockLost, LockNotHeld):
-            raise
         except BaseException as error:
-            self._release_after_interrupt()
-            if isinstance(error, LockBackendError) and not error.was_asked:
+            if self._release_after_failure(error):
                 return
             raise
-        if not released:
-            raise self._lost_before_release()
-        if self._proof:
-            self._renewer.release_in_background(self._proof)
+        self._conclude_release(released)
         if signals.lock_released.receivers:
             await signals.asend_signal(
                 signals.lock_released, type(self._backend), name=self.name, using=self.using, lease=self
@@ -416,11 +404,20 @@ class Lease:
         if not self._is_detached:
             self._renewer.release_in_background(self._request, cooldown=self._mark_released())
 
-    def _lost_before_release(self) -> LockLost:
-        self._mark_lost(
-            "the store no longer knew it when it was released: its data was lost, or somebody freed the lock"
-        )
-        return self._lost_error()
+    def _release_after_failure(self, error: BaseException) -> bool:
+        """Free it in the background, unless it has ended. Whether the store was not even asked, as it is known away."""
+        if isinstance(error, LockLost | LockNotHeld):
+            return False
+        self._release_after_interrupt()
+        return isinstance(error, LockBackendError) and not error.was_asked
+
+    def _conclude_release(self, released: bool) -> None:
+        if not released:
+            reason = "the store no longer knew it when it was released: its data was lost, or somebody freed the lock"
+            self._mark_lost(reason)
+            raise self._lost_error()
+        if self._proof:
+            self._renewer.release_in_background(self._proof)
 
     def _send_in_background(self, signal: Signal, **about: object) -> None:
         """A slow receiver must not let other leases run out, and an async one cannot be awaited by the renewer."""

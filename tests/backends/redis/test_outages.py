@@ -65,7 +65,7 @@ def use(three, settings, monkeypatch):
         one.heal()
     eventually(lambda: not renewer_of(locks["default"]).is_cleaning)
     locks.close()
-    eventually(lambda: not probes())
+    eventually(lambda: not probes(three))
 
 
 def hang(*servers):
@@ -84,8 +84,14 @@ def opened(backend, calls=None):
     eventually(is_open)
 
 
-def probes():
-    return [thread for thread in threading.enumerate() if thread.name.startswith("distlock-probe-")]
+def is_probe(thread, servers):
+    """Whether it asks one of these: threads of other tests may still ask servers that are gone."""
+    name = thread.name
+    return name.startswith("distlock-probe-") and any(f":{one.port}/" in name for one in servers)
+
+
+def probes(servers):
+    return [thread for thread in threading.enumerate() if is_probe(thread, servers)]
 
 
 @pytest.mark.parametrize("store", ["server", "cluster", "quorum"])
@@ -201,16 +207,16 @@ def test_renewals_are_not_held_back(use, server, calls, monkeypatch):
         calls(lease).renew()
 
 
-def test_the_server_is_asked_again_over_new_connections_and_by_the_background_alone(use, server, monkeypatch):
-    backend = use()
+def test_the_server_is_asked_again_over_new_connections_and_by_the_background_alone(use, three):
+    server, backend = three[0], use()
     hang(server)
     opened(backend)
     server.seen.clear()
     eventually(lambda: server.seen.count(b"PING") + server.failed >= 3)
-    assert [thread.name for thread in probes()] == [f"distlock-probe-{backend.location.text}"]
+    assert [thread.name for thread in probes(three)] == [f"distlock-probe-{backend.location.text}"]
     server.answer = lambda words: None
     eventually(lambda: not backend.outages())
-    eventually(lambda: not probes())
+    eventually(lambda: not probes(three))
 
 
 def test_the_server_is_asked_after_a_pause(use, server, monkeypatch):
@@ -219,7 +225,7 @@ def test_the_server_is_asked_after_a_pause(use, server, monkeypatch):
     moments, connected = [], Location.connected
 
     def connect(location, **arguments):
-        if threading.current_thread().name.startswith("distlock-probe-"):
+        if is_probe(threading.current_thread(), [server]):
             moments.append(time.monotonic())
         return connected(location, **arguments)
 
@@ -274,14 +280,14 @@ def test_without_a_thread_each_caller_asks(use, server, calls, monkeypatch):
     assert not backend.outages()
 
 
-def test_a_backend_that_is_closed_is_not_asked_for(use, server, caplog):
+def test_a_backend_that_is_closed_is_not_asked_for(use, three, caplog):
     backend = use()
-    server.refuse()
+    three[0].refuse()
     opened(backend)
-    eventually(probes)
+    eventually(lambda: probes(three))
     backend.close()
     assert not backend.outages()
-    eventually(lambda: not probes())
+    eventually(lambda: not probes(three))
     assert "answers again" not in caplog.text
 
 
