@@ -558,7 +558,7 @@ class TestTheServerRefuses:
             # Whoever waits for the only connection hears of it first, or of the breaker that has opened meanwhile.
             (
                 "hang",
-                "the server does not answer; check that it runs .*(all 1 connections wait for|it is asked in the background)",
+                "the server does not answer; check that it runs .*(all 1 connections wait|asked in the background)",
             ),
         ],
     )
