@@ -194,9 +194,9 @@ def test_a_post_has_one_thread_at_a_time():
 
 
 @pytest.mark.parametrize("it_begins", [False, True])
-@pytest.mark.parametrize("store", ["valkey", "postgres"])
-def test_waiters_are_woken_after_an_interrupted_start_of_the_listener(request, monkeypatch, store, it_begins):
-    request.getfixturevalue(f"{store}_locks")
+@pytest.mark.parametrize("kind", ["valkey", "postgres"])
+def test_waiters_are_woken_after_an_interrupted_start_of_the_listener(request, monkeypatch, kind, it_begins):
+    request.getfixturevalue(f"{kind}_locks")
     locks.close()  # with the listener that an earlier test may have left
     holder = lock("name", reentrant=False)
     assert holder.acquire()

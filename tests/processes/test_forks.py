@@ -108,9 +108,9 @@ class TestAChild:
         assert heard(parent) == "held"
         eventually(lambda: not lock("name").locked(), 3)
 
-    @pytest.mark.parametrize("store", ["valkey", "cluster", "redlock", "postgres", "locmem"])
-    def test_takes_and_renews_its_own_at_once(self, request, store, fork):
-        request.getfixturevalue(f"{store}_locks")
+    @pytest.mark.parametrize("kind", ["valkey", "cluster", "redlock", "postgres", "locmem"])
+    def test_takes_and_renews_its_own_at_once(self, request, kind, fork):
+        request.getfixturevalue(f"{kind}_locks")
 
         def work():
             with lock("child's", ttl=1) as lease:
@@ -127,10 +127,10 @@ class TestAChild:
         with lock("parent's"):
             assert "--lazy-apps" in in_a_fork(lambda: lock("child's").acquire(), FORKS["c"])
 
-    @pytest.mark.parametrize("store", ["valkey", "cluster", "postgres"])
-    def test_is_woken_when_it_waits(self, request, store, fork, monkeypatch):
+    @pytest.mark.parametrize("kind", ["valkey", "cluster", "postgres"])
+    def test_is_woken_when_it_waits(self, request, kind, fork, monkeypatch):
         """What its parent's listener hears does not wake it."""
-        backend = request.getfixturevalue(f"{store}_locks")
+        backend = request.getfixturevalue(f"{kind}_locks")
         monkeypatch.setattr(Timing, "look_interval", 60)
         elsewhere = type(backend)("elsewhere", backend.settings)
         hand_on(elsewhere)  # so that the parent listens
