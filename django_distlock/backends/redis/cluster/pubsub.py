@@ -72,7 +72,7 @@ class ClusterListener:
             if (node := self._find(name)) is None:
                 raise ClusterDownError(f"no primary serves the slot of lock {name!r}")
             with node.starter() as event:
-                if node.is_ready:
+                if node.is_ready and not self.hears(name):
                     node.begin_anew()  # the slot came to it meanwhile
                 yield event, min(self.timing.listener_nap, deadline - clock())  # and may come to another one
             if not self.hears(name):
