@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-import random
+import os
 from math import inf
 from weakref import ref
 
@@ -122,7 +122,10 @@ class Prober:
             )  # fmt: skip
         if self._asks_at == inf:
             timing = breaker.timing
-            self._asks_at = clock() + random.uniform(timing.probe_pause_shortest, timing.probe_pause_longest)
+            # Not by random, whose state a program may have seeded and not expect a thread to change.
+            chance = os.urandom(1)[0] / 255
+            shortest, longest = timing.probe_pause_shortest, timing.probe_pause_longest
+            self._asks_at = clock() + shortest + chance * (longest - shortest)
             breaker.keep_open(self._asks_at)
         return self._asks_at
 
