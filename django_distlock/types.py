@@ -152,9 +152,21 @@ class Holder(_HolderFields):
         return f"{self.label} ({self.process})"
 
 
+def lock_key(prefix: str, name: str) -> str:
+    """By which a backend and its process know a lock. ``prefix``: what a callable KEY_PREFIX answered, or ""."""
+    return f"{prefix}:{name}" if prefix else name
+
+
+def place_of(using: str, prefix: str) -> str:
+    """Where the locks are that have this alias and that prefix, for people."""
+    return f"{using}, {prefix}" if prefix else using
+
+
 class LockRequest:
     """One caller's request for one name; the same token goes with every attempt.
 
+    ``prefix``: what a callable KEY_PREFIX answered to its caller; "" where it is a text. ``key``: which lock it is,
+    as ``lock_key()`` has it: equal names under two prefixes are two locks.
     ``in_doubt``: a command with this token got no reply and may still arrive at the store.
     ``held_fence``: the number with which its token has the lock already, and is only to be shown with another holder.
     An attempt that fails gives nothing back. 0: it is not held.
@@ -170,6 +182,7 @@ class LockRequest:
     """
 
     name: str
+    key: str
     ttl: float
     holder: Holder
     token: str
@@ -177,6 +190,7 @@ class LockRequest:
     inbox: str
     place: str
     # Most requests are granted at once, and have nothing of their own but these.
+    prefix: str = ""
     ahead: int = 0
     held_fence: int = 0
     deadline: float = inf
@@ -187,7 +201,7 @@ class LockRequest:
     last_active_at: float = 0.0  # when its caller last did something, in a queue
 
     def __init__(self, name: str, ttl: float, holder: Holder, token: str = "", **more: Any) -> None:
-        self.name = name
+        self.name = self.key = name
         self.ttl = ttl
         self.holder = holder
         self.token = token or new_token()
@@ -196,6 +210,7 @@ class LockRequest:
             if unknown := more.keys() - LockRequest.__annotations__:
                 raise TypeError(f"A request has no {', '.join(sorted(unknown))}.")
             self.__dict__.update(more)
+            self.key = lock_key(self.prefix, name)
 
     @property
     def event(self) -> WakeEvent:
@@ -227,6 +242,7 @@ class LockRequest:
         """A request that is the same but for these, and is woken by itself."""
         attributes = {**self.__dict__, **changes}
         attributes.pop("_event", None)
+        attributes.pop("key")
         return LockRequest(**attributes)
 
     def with_new_token(self) -> LockRequest:
@@ -254,7 +270,8 @@ class LockInfo(NamedTuple):
 
     ``remaining``: seconds the lease has left. ``resting``: released already, kept for its ``min_hold``.
     ``nodes``: on how many nodes of a quorum it is; None where the store is one. ``failed_nodes``: how many of
-    the others could not tell.
+    the others could not tell. ``prefix``: what a callable ``KEY_PREFIX`` answered when it was looked at; "" where that
+    is a text.
     """
 
     name: str
@@ -266,6 +283,7 @@ class LockInfo(NamedTuple):
     token: str = ""
     nodes: int | None = None
     failed_nodes: int = 0
+    prefix: str = ""
 
     def __repr__(self) -> str:
         shown = (f"{name}={value!r}" for name, value in self._asdict().items() if name != "token")

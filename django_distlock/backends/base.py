@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Mapping, Sequence
+from copy import copy
 from itertools import islice
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from django.core.checks import CheckMessage
 
 from ..exceptions import InvalidLockBackend, LockBackendError
 from ..options import OPTION_KEYS, Seconds, Terms
-from ..types import CheckResult, Grant, Holder, LastRun, LockInfo, LockRequest, Outage
+from ..types import CheckResult, Grant, Holder, LastRun, LockInfo, LockRequest, Outage, lock_key
 from ..utils.drive import adrive, drive
 from ..utils.text import quoted
 from .common import selftest
+from .common.key_prefix import read_asked_prefix
 from .common.timing import Timing
 
 KEYS = ("BACKEND", "LOCATION", "KEY_PREFIX", *OPTION_KEYS, "LONG_HELD", "RESPONSE_MAX_HOLD", "OPTIONS")
@@ -111,8 +113,41 @@ class LockingBackend(ABC):
     ) -> Sequence[bool | None]: ...
 
 
+def named(found: list[LockInfo | None], names: Sequence[str], prefix: str) -> list[LockInfo | None]:
+    """What was looked at by the keys of ``keyed()``, by name."""
+    if not prefix:
+        return found
+    seen = zip(found, names, strict=True)
+    return [info and info._replace(name=name, prefix=prefix) for info, name in seen]
+
+
 class InspectionBackend(ABC):
-    """What lists and pages need: which locks there are, who holds them, and who waits."""
+    """What lists and pages need: which locks there are, who holds them, and who waits.
+
+    Names are those of the caller's locks, where KEY_PREFIX is a callable.
+    """
+
+    takes_callable_prefix: ClassVar[bool] = False  # it tells locks apart by ``request.key``, and asks ``prefix_now()``
+    ask_prefix: Callable[[], str] | None = None  # KEY_PREFIX, where it is a callable
+    shared_prefix = ""  # then: of what is nobody's, such as runs of beat
+
+    def prefix_now(self) -> str:
+        """What a callable KEY_PREFIX answers to the caller; "" where it is a text."""
+        return self.ask_prefix() if self.ask_prefix else ""
+
+    def keyed(self, names: Sequence[str]) -> tuple[str, Sequence[str]]:
+        """That answer, and the keys of the caller's locks of these names, as requests for them have them."""
+        prefix = self.prefix_now()
+        return prefix, [lock_key(prefix, name) for name in names] if prefix else names
+
+    def pinned(self, prefix: str | None = None) -> Self:
+        """This backend, where KEY_PREFIX has the answer that it gives now, or ``prefix``, whoever asks it later."""
+        if not self.ask_prefix:
+            return self
+        answer = prefix or self.ask_prefix()
+        pinned = copy(self)
+        pinned.ask_prefix = lambda: answer
+        return pinned
 
     @abstractmethod
     def names(self, prefix: str = "") -> Iterator[str]:
@@ -161,19 +196,21 @@ class InspectionBackend(ABC):
 
     def held(self, prefix: str = "", *, step: int = STEP) -> Iterator[LockInfo]:
         """What is locked now under names that begin with ``prefix``, looked at ``step`` locks at a time."""
-        names = self.names(prefix)
+        pinned = self.pinned()
+        names = pinned.names(prefix)
         while batch := list(islice(names, step)):
-            yield from filter(None, self.look(batch))
+            yield from filter(None, pinned.look(batch))
 
     async def aheld(self, prefix: str = "", *, step: int = STEP) -> AsyncIterator[LockInfo]:
+        pinned = self.pinned()
         batch: list[str] = []
-        async for name in self.anames(prefix):
+        async for name in pinned.anames(prefix):
             batch.append(name)
             if len(batch) == step:
-                for info in filter(None, await self.alook(batch)):
+                for info in filter(None, await pinned.alook(batch)):
                     yield info
                 batch = []
-        for info in filter(None, await self.alook(batch) if batch else ()):
+        for info in filter(None, await pinned.alook(batch) if batch else ()):
             yield info
 
 
@@ -294,14 +331,22 @@ class BaseLockBackend(LockingBackend, InspectionBackend, MaintenanceBackend):
     the timeouts of the backend. ``backends.twins`` has two bases that write the twins for a store.
     """
 
+    def __init__(self, alias: str, settings: Mapping[str, Any]) -> None:
+        super().__init__(alias, settings)
+        prefix, setting = settings.get("KEY_PREFIX"), self.setting("KEY_PREFIX")
+        if self.takes_callable_prefix and (asked := read_asked_prefix(prefix, setting)):
+            self.ask_prefix, self.shared_prefix = asked, asked.shared
+        elif callable(prefix):
+            raise InvalidLockBackend(f"{setting} is a callable, which {type(self).__name__} does not ask; give a text.")
+
     def check(self) -> list[CheckResult]:
         try:
-            return drive(selftest.steps(), self)
+            return drive(selftest.steps(self.shared_prefix), self.pinned(self.shared_prefix))
         except LockBackendError as error:
             return [selftest.failed(error)]
 
     async def acheck(self) -> list[CheckResult]:
         try:
-            return await adrive(selftest.steps(), self)
+            return await adrive(selftest.steps(self.shared_prefix), self.pinned(self.shared_prefix))
         except LockBackendError as error:
             return [selftest.failed(error)]

@@ -20,6 +20,7 @@ class DummyBackend(ThreadedBackend):
     supports_hosts = False
     supports_exclusion = False
     supports_wakeup = False
+    takes_callable_prefix = True
 
     _fences = itertools.count(1)
 

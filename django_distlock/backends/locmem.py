@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 from ..exceptions import ClockIsAhead
-from ..types import Grant, Holder, LastRun, LockInfo, LockRequest
+from ..types import Grant, Holder, LastRun, LockInfo, LockRequest, lock_key
 from ..utils.clock import clock, wall_clock, wall_clock_us
 from .base import RunsBackend
 from .common import state
@@ -51,6 +51,7 @@ class LocMemBackend(ThreadedBackend, RunsBackend):
     supports_processes = False
     supports_hosts = False
     supports_queue = True
+    takes_callable_prefix = True
 
     def __init__(self, alias: str, settings: Mapping[str, Any]) -> None:
         super().__init__(alias, settings)
@@ -89,42 +90,46 @@ class LocMemBackend(ThreadedBackend, RunsBackend):
     def acquire(self, request: LockRequest, *, queue: bool) -> Grant | LockInfo:
         with self._exclusive() as is_exclusive:
             if not is_exclusive:
-                return LockInfo(request.name, self.alias, None, 0, 0.0)
-            sent_at, row = clock(), self._row(request.name)
+                return LockInfo(request.name, self.alias, None, 0, 0.0, prefix=request.prefix)
+            sent_at, row = clock(), self._row(request.key)
             if queue:
                 self._requests[request.token] = request
             attempt = Attempt(request.token, microseconds(request.ttl), request.holder.to_text(), queue)
-            if self._apply(request.name, row, state.acquire(row, attempt)):
+            if self._apply(request.key, row, state.acquire(row, attempt)):
                 return Grant(row.fence, sent_at)
-            return self._info(request.name, row)
+            return self._info(request.name, row, request.prefix)
 
     def release(self, request: LockRequest, cooldown: float = 0.0, *, force: bool = False) -> bool:
         with self._exclusive() as is_exclusive:
             if not is_exclusive:
                 self._deferred.append((request, cooldown, force))
                 return True
-            row = self._row(request.name)
+            row = self._row(request.key)
             decision = state.release(row, request.token, microseconds(cooldown), force=force)
-            return self._apply(request.name, row, decision)
+            return self._apply(request.key, row, decision)
 
     def renew(self, wanted: Sequence[tuple[LockRequest, float]], *, timeout: float | None = None) -> list[bool]:
         with self._guard:
-            return [self._row(request.name).renew(request.token, microseconds(ttl)) for request, ttl in wanted]
+            return [self._row(request.key).renew(request.token, microseconds(ttl)) for request, ttl in wanted]
 
     def names(self, prefix: str = "") -> Iterator[str]:
-        names = [name for name in list(self._rows) if name.startswith(prefix)]
+        own = self.prefix_now()
+        start = lock_key(own, prefix)
+        keys = [key for key in list(self._rows) if key.startswith(start)]
         with self._guard:
-            rows = [(name, self._row(name)) for name in names]
-        return iter([name for name, row in rows if row.is_taken])
+            rows = [(key, self._row(key)) for key in keys]
+        return iter([key[len(start) - len(prefix) :] for key, row in rows if row.is_taken])
 
     def look(self, names: Sequence[str]) -> list[LockInfo | None]:
+        prefix, keys = self.keyed(names)
         with self._guard:
-            rows = [(name, self._row(name)) for name in names]
-            return [self._info(name, row) if row.is_taken else None for name, row in rows]
+            rows = [(name, self._row(key)) for name, key in zip(names, keys, strict=True)]
+            return [self._info(name, row, prefix) if row.is_taken else None for name, row in rows]
 
     def count_waiters(self, names: Sequence[str]) -> list[int | None]:
+        _, keys = self.keyed(names)
         with self._guard:
-            return [len(self._row(name).live_waiters) for name in names]
+            return [len(self._row(key).live_waiters) for key in keys]
 
     def claim_run(self, name: str, seen: LastRun, now: LastRun, ttl: float) -> LastRun | None:
         if (ahead := now.at - wall_clock()) > self.runs_ahead:
@@ -154,32 +159,35 @@ class LocMemBackend(ThreadedBackend, RunsBackend):
 
     # Called with the guard held
 
-    def _row(self, name: str) -> _Row:
+    def _row(self, key: str) -> _Row:
         """The row as it is now. A decision stores it."""
-        row = self._rows.get(name) or _Row(0, fence=self._last_fence, timing=self.timing, live_tokens=self._requests)
+        row = self._rows.get(key) or _Row(0, fence=self._last_fence, timing=self.timing, live_tokens=self._requests)
         row.now = microseconds(clock())
         return row
 
-    def _apply(self, name: str, row: _Row, decision: Decision) -> bool:
+    def _apply(self, key: str, row: _Row, decision: Decision) -> bool:
         """Store the row while it says something, wake the waiter that is to look; whether the lock was granted."""
         self._last_fence = max(self._last_fence, row.fence)
         if row.is_taken or row.waiters:
-            self._rows[name] = row
+            self._rows[key] = row
         else:
-            self._rows.pop(name, None)
+            self._rows.pop(key, None)
         if decision.notify and (waiter := self._requests.get(decision.notify.token)):
             waiter.event.set()
         if len(self._rows) > self._sweep_at:
-            self._rows = {
-                name: row for name in list(self._rows) if (row := self._row(name)).is_taken or row.live_waiters
-            }
+            for each in [each for each in list(self._rows) if not self._says_something(self._row(each))]:
+                del self._rows[each]
             self._sweep_at = max(FIRST_SWEEP, 2 * len(self._rows))
         return decision.granted
 
-    def _info(self, name: str, row: _Row) -> LockInfo:
+    @staticmethod
+    def _says_something(row: _Row) -> bool:
+        return row.is_taken or bool(row.live_waiters)
+
+    def _info(self, name: str, row: _Row, prefix: str) -> LockInfo:
         holder = Holder.from_text(row.holder) if row.state != state.CLAIMED else None
         remaining, resting = (row.expires - row.now) / 1e6, row.state == state.RESTING
-        return LockInfo(name, self.alias, holder, row.fence, remaining, resting=resting, token=row.token)
+        return LockInfo(name, self.alias, holder, row.fence, remaining, resting=resting, token=row.token, prefix=prefix)
 
     def _run(self, name: str) -> _Run | None:
         run = self._runs.get(name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from asyncio import CancelledError
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -142,7 +143,8 @@ class GeneratorBackend(BaseLockBackend):
 class ThreadedBackend(BaseLockBackend):
     """A store whose client knows no asyncio: the twins run the methods in threads.
 
-    Waiting costs no thread: ``await_for_turn()`` sleeps in the event loop.
+    Waiting costs no thread: ``await_for_turn()`` sleeps in the event loop. KEY_PREFIX is asked outside of the threads,
+    which do not know whose locks their caller asks for.
     """
 
     @abstractmethod
@@ -168,22 +170,22 @@ class ThreadedBackend(BaseLockBackend):
         return await self._in_thread(lambda: self.renew(wanted, timeout=timeout))
 
     async def anames(self, prefix: str = "") -> AsyncIterator[str]:
-        names = self.names(prefix)
+        names = self.pinned().names(prefix)
         while batch := await self._in_thread(lambda: list(islice(names, STEP))):
             for name in batch:
                 yield name
 
     async def alook(self, names: Sequence[str]) -> list[LockInfo | None]:
-        return await self._in_thread(lambda: self.look(names))
+        return await self._in_thread(partial(self.pinned().look, names))
 
     async def aholders(self, names: Sequence[str]) -> list[Holder | None]:
-        return await self._in_thread(lambda: self.holders(names))
+        return await self._in_thread(partial(self.pinned().holders, names))
 
     async def aremaining(self, names: Sequence[str]) -> list[float | None]:
-        return await self._in_thread(lambda: self.remaining(names))
+        return await self._in_thread(partial(self.pinned().remaining, names))
 
     async def acount_waiters(self, names: Sequence[str]) -> list[int | None]:
-        return await self._in_thread(lambda: self.count_waiters(names))
+        return await self._in_thread(partial(self.pinned().count_waiters, names))
 
     async def aprune(self, older_than_seconds: float) -> int | None:
         return await self._in_thread(lambda: self.prune(older_than_seconds))

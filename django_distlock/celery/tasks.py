@@ -22,6 +22,7 @@ from celery.utils.quorum_queues import detect_quorum_queues  # type: ignore[impo
 from kombu.exceptions import OperationalError
 
 from .. import names
+from ..backends.base import BaseLockBackend
 from ..core import labels
 from ..core.lease import Lease, State, raises_when_lost
 from ..core.registry import locks
@@ -74,7 +75,7 @@ class Run:
         """
         if not (self._is_body and self._is_in_worker):
             return
-        self._stop_if_done(lock.name, lock.using)
+        self._stop_if_done(lock.name, locks[lock.using])
         holder = busy.holder.message if busy.holder else ""
         if task_of(holder) != str(self._request.id):
             return
@@ -99,7 +100,7 @@ class Run:
         if self._task.acks_late and self._is_in_worker:
             remember_tasks_for()  # a wrong setting raises before the work: afterwards it would turn it into a failure
         if lease.state is not State.UNAVAILABLE:  # else the store, which was just asked in vain, cannot tell
-            self._stop_if_done(lease.name, lease.using)
+            self._stop_if_done(lease.name, locks[lease.using].pinned(lease.prefix))
         outer, self._request.lease = getattr(self._request, "lease", None), lease
         try:
             yield
@@ -153,10 +154,10 @@ class Run:
     def _mark(self, lock_name: str) -> str:
         return names.own_name("done:{}:{}", self.message, lock_name)
 
-    def _stop_if_done(self, lock_name: str, using: str) -> None:
+    def _stop_if_done(self, lock_name: str, backend: BaseLockBackend) -> None:
         if not (self._task.acks_late and self._is_in_worker and self._may_have_come_before):
             return
-        [mark] = locks[using].look([self._mark(lock_name)])
+        [mark] = backend.look([self._mark(lock_name)])
         if mark and _retries_of(mark) >= self._request.retries:
             logger.info("%s was delivered again, but is done already and does not run.", self.label)
             raise Ignore(f"{self.label} is done already.")
@@ -164,12 +165,12 @@ class Run:
     def _leave_mark(self, lease: Lease) -> None:
         """A task may succeed and retry, by ``self.retry(throw=False)``: the mark says which attempt succeeded."""
         holder = Holder.here(f"done: {self.label}", message=str(self._request.retries))
-        mark = LockRequest(self._mark(lease.name), MARK_TTL, holder)
+        mark = LockRequest(self._mark(lease.name), MARK_TTL, holder, prefix=lease.prefix)
         try:
             backend = locks[lease.using]
             existing = backend.acquire(mark, queue=False)
             if isinstance(existing, LockInfo):
-                backend.release(LockRequest(mark.name, MARK_TTL, holder, existing.token), force=True)
+                backend.release(mark.copy(token=existing.token), force=True)
                 backend.acquire(mark, queue=False)
             backend.release(mark, cooldown=max(_visibility_timeout(self._task.app), remember_tasks_for()))
         except LockBackendError as error:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from .. import signals
 from ..exceptions import LockBackendError, LockNotAcquired, LockReentry, LockTimeout
 from ..options import Terms
-from ..types import Grant, LockInfo, LockRequest, current_execution
+from ..types import Grant, LockInfo, LockRequest, current_execution, place_of
 from ..utils import fork
 from ..utils.clock import clock
 from ..utils.drive import Call, Steps
@@ -53,6 +53,7 @@ class Acquisition:
     busy: LockInfo | None = None  # who has the lock, where it was not granted
     around: transactions.Around | None = None  # None: those of this very thread are looked up
     grant: Grant | None = None  # the one that its lease is made of
+    _deadline = inf
     _hold: Hold | None = None
     _left: Lease | None = None  # when that was undone
     _pending: LockRequest | None = None  # of the call that is under way; None between calls
@@ -82,7 +83,6 @@ class Acquisition:
         self._execution = execution
         self._required = required
         self._began = clock()
-        self._deadline = inf
         if timeout is not None:
             self._deadline = request.deadline = self._began + timeout
 
@@ -97,7 +97,8 @@ class Acquisition:
             transactions.refuse(f"The lock {self._lock_text}", opened)
         late_grants, late_token = 0, None
         while True:
-            request, answer, retry = self.request, None, 0.0
+            request = self.request
+            answer, retry = None, 0.0
             try:
                 while True:
                     is_last = clock() >= self._deadline
@@ -105,12 +106,14 @@ class Acquisition:
                     pause = inf
                     try:
                         if request.asking:
-                            self._pending, self._was_sent = request, True
+                            self._pending = request
+                            self._was_sent = True
                             # The store may have queued it although its reply is lost, and may not yet have given up
                             # the place that it had.
                             self._has_queued = self._has_queued or wants_place
                             answer = yield Call("acquire", (request,), {"queue": wants_place})
-                            self._pending, self._has_queued = None, wants_place
+                            self._pending = None
+                            self._has_queued = wants_place
                             if request.holder.pid != fork.pid():
                                 raise self._copied_error()
                             if isinstance(answer, Grant) or is_last or self._is_over(answer):
@@ -192,7 +195,7 @@ class Acquisition:
         """
         if self._terms.on_unavailable == "run" and not error.is_final and self.request.holder.pid == fork.pid():
             self.undo(error)
-            lease = self._enterable(self._service.renewer.latest(self.request.name))
+            lease = self._enterable(self._service.renewer.latest(self.request.key))
             if lease is None:
                 logger.warning("%s runs without the lock %s: %s", self.request.holder, self._lock_text, error)
                 lease = UngrantedLease(
@@ -272,7 +275,7 @@ class Acquisition:
         For as long as it waits, and for TRANSACTIONS_TIMEOUT at least.
         """
         self.around = transactions.Around()
-        last = self._service.renewer.latest(self.request.name)
+        last = self._service.renewer.latest(self.request.key)
         refuses = self._terms.in_atomic == "refuse"
         if not refuses and not (last and last._retainers):
             return
@@ -288,12 +291,14 @@ class Acquisition:
 
     def _take_turn(self, *, is_last: bool) -> bool:
         """Mark the request as asking when it is its turn to ask the store. Whether it is to have a place there."""
-        queue, request = self._service.queue, self.request
+        queue = self._service.queue
+        request = self.request
         if is_last:
             # Whoever stands behind goes on with the place in the store; without a successor it is given up.
             queue.mark_asking(request)
             return bool(request.inbox) and queue.has_successor(request)
-        joins, self._is_in_line = not self._is_in_line, True
+        joins = not self._is_in_line
+        self._is_in_line = True
         self._is_leader = is_leader = queue.take_turn(request, joins=joins)
         if not is_leader:
             if self._may_be_own():
@@ -305,7 +310,7 @@ class Acquisition:
 
     def _may_be_own(self) -> bool:
         """Whether the lease in the way may be one to enter again, for which nobody stands in line."""
-        last = self._service.renewer.latest(self.request.name)
+        last = self._service.renewer.latest(self.request.key)
         return last is not None and (self._is_own(last) or self._is_deferred(last))
 
     def _is_over(self, busy: LockInfo) -> bool:
@@ -388,7 +393,7 @@ class Acquisition:
 
     @property
     def _lock_text(self) -> str:
-        return f"{self.request.name!r} ({self._using})"
+        return f"{self.request.name!r} ({place_of(self._using, self.request.prefix)})"
 
 
 def _described(busy: LockInfo) -> str:

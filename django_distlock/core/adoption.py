@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Self
 from django.views.decorators.debug import sensitive_variables
 
 from ..backends.base import BaseLockBackend
-from ..exceptions import LockLost, LockNotHeld
+from ..exceptions import InvalidLockBackend, LockLost, LockNotHeld
 from ..names import own_name
 from ..options import SHORTEST_TTL, Options, Terms
-from ..types import NOT_WAITING, Grant, Holder, LockInfo, LockRequest, current_execution
+from ..types import NOT_WAITING, Grant, Holder, LockInfo, LockRequest, current_execution, place_of
 from ..utils.clock import clock, safe_deadline, wall_clock
 from ..utils.drive import Call, Steps, adrive, drive
 from .holds import Hold, remember
@@ -43,7 +43,7 @@ class AdoptedLease(Lease):
         # An adoption that failed before this one may have left a command on its way to the store.
         request = LockRequest(
             detached.name, terms.ttl, holder, detached.token, in_doubt=True, held_fence=detached.fence,
-            longest_ttl=detached.remaining,
+            longest_ttl=detached.remaining, prefix=detached.prefix,
         )  # fmt: skip
         now = clock()
         super().__init__(
@@ -122,13 +122,20 @@ class Adoption:
 
         self._detached = detached = Detached.from_text(text)
         service = locks.service(detached.using)
+        if bool(detached.prefix) != bool(service.backend.ask_prefix):
+            here, there = ("a callable", "a text") if service.backend.ask_prefix else ("a text", "a callable")
+            raise InvalidLockBackend(
+                f"{service.backend.setting('KEY_PREFIX')} is {here}, but {there} where this lease was detached. Give"
+                " all processes the same one."
+            )
         # Keeps others from adopting the token while the store may know it: until the lease is released, or, where that
         # is not known, for as long as the text is valid.
         valid = detached.until - wall_clock() + CLOCKS_DIFFER
         if valid < SHORTEST_TTL:
             raise detached.lost_error()
         holder = Holder.here(f"has adopted {detached.name}")
-        self._proof = LockRequest(own_name("handover:{}", detached.text_id), valid, holder, deadline=NOT_WAITING)
+        name, prefix = own_name("handover:{}", detached.text_id), detached.prefix
+        self._proof = LockRequest(name, valid, holder, deadline=NOT_WAITING, prefix=prefix)
         self.lease = AdoptedLease(detached, service, self._proof)
         self._renewer = service.renewer
 
@@ -142,8 +149,8 @@ class Adoption:
         first = yield Call("acquire", (self._proof,), {"queue": False})
         if isinstance(first, LockInfo):
             raise LockNotHeld(
-                f"The lock {lease.name!r} ({lease.using}) was adopted already, by {first.holder}. What detach() returns"
-                " can be adopted once."
+                f"The lock {lease.name!r} ({place_of(lease.using, lease.prefix)}) was adopted already, by"
+                f" {first.holder}. What detach() returns can be adopted once."
             )
         self._renewer.register(lease)
         remember(lease)

@@ -11,6 +11,7 @@ from django.views.decorators.debug import sensitive_variables
 from ..exceptions import LockBackendError, LockLost, LockNotHeld
 from ..formats import NEWER, NUMBER
 from ..options import Terms
+from ..types import place_of
 from ..utils.clock import wall_clock
 
 SALT = "django_distlock.handover"  # signs texts that are on their way now: it stays
@@ -21,6 +22,7 @@ class Detached:
     """What the text says of the lease. ``since``, ``granted_at``, ``until``: seconds of Unix time.
 
     ``since``: when its holder asked for it, for people. ``granted_at``: from which its min_hold and max_hold count.
+    ``prefix``: what a callable KEY_PREFIX had answered; "" where it is a text.
     ``remaining``: seconds that were left when it was detached; ``until`` is their end.
     """
 
@@ -35,6 +37,7 @@ class Detached:
     until: float
     text_id: str
     terms: dict[str, Any]
+    prefix: str = ""
 
     @classmethod
     @sensitive_variables()  # all: those of signing, which it calls, have the text under names of their own
@@ -67,9 +70,9 @@ class Detached:
     def lost_error(self) -> LockLost:
         """For one that ran out on its way."""
         return LockLost(
-            f"The lock {self.name!r} ({self.using}) was lost: it was detached by {self.label}, and its lease ran out"
-            f" {-self.left:.1f} s ago, before it was adopted. Give it more time on its way by lease.renew(ttl=...)"
-            " before lease.detach()."
+            f"The lock {self.name!r} ({place_of(self.using, self.prefix)}) was lost: it was detached by {self.label},"
+            f" and its lease ran out {-self.left:.1f} s ago, before it was adopted. Give it more time on its way by"
+            " lease.renew(ttl=...) before lease.detach()."
         )
 
     def to_text(self) -> str:

@@ -6,7 +6,7 @@ import logging
 from typing import Any
 
 from ..signals import asend_signal, lock_forced, send_signal
-from ..types import Holder, LockInfo, LockRequest
+from ..types import Holder, LockInfo, LockRequest, place_of
 from ..utils.text import printable
 from .registry import locks
 
@@ -35,7 +35,7 @@ async def aforce_release(info: LockInfo, *, by: str) -> bool:
 
 
 def _request_of(info: LockInfo) -> LockRequest:
-    return LockRequest(info.name, 0.0, info.holder or Holder.here(), token=info.token)
+    return LockRequest(info.name, 0.0, info.holder or Holder.here(), token=info.token, prefix=info.prefix)
 
 
 def _about(info: LockInfo, by: str) -> dict[str, Any]:
@@ -45,5 +45,6 @@ def _about(info: LockInfo, by: str) -> dict[str, Any]:
 def _tell(info: LockInfo, by: str) -> None:
     logger.warning(
         "Lock %r (%s) was freed by %s. It was held by %s, fencing number %d.",
-        info.name, info.using, printable(by), info.holder or "a waiter that had not taken it yet", info.fence,
+        info.name, place_of(info.using, info.prefix), printable(by),
+        info.holder or "a waiter that had not taken it yet", info.fence,
     )  # fmt: skip

@@ -16,7 +16,7 @@ from weakref import ref
 from .. import signals
 from ..exceptions import LockBackendError, LockError, LockLost, LockNotHeld
 from ..options import SHORTEST_TTL, Terms, check_ttl
-from ..types import Grant, Holder, LockRequest, new_token
+from ..types import Grant, Holder, LockRequest, new_token, place_of
 from ..utils import fork
 from ..utils.clock import clock, safe_deadline, wall_clock
 from ..utils.other_words import answer_other_words
@@ -33,7 +33,7 @@ class LeaseRenewer(Protocol):
     """Who keeps leases alive and cleans up behind callers that cannot (see renewal.py)."""
 
     def unregister(self, lease: Lease) -> bool: ...
-    def wake(self, name: str, *, only_first: bool = False) -> None: ...
+    def wake(self, key: str, *, only_first: bool = False) -> None: ...
     def release_in_background(self, request: LockRequest, *, cooldown: float = 0.0) -> bool: ...
 
 
@@ -129,6 +129,11 @@ class Lease:
         if isinstance(owner, asyncio.Task):
             return not owner.done() and owner.get_loop().is_running()
         return isinstance(owner, threading.Thread) and owner.is_alive() and owner is not threading.current_thread()
+
+    @property
+    def prefix(self) -> str:
+        """What a callable ``KEY_PREFIX`` answered when the lock was asked for; "" where that is a text."""
+        return self._request.prefix
 
     @property
     def holder(self) -> Holder:
@@ -234,18 +239,11 @@ class Lease:
 
         self.ensure_held()
         text = Detached(
-            using=self.using,
-            name=self.name,
-            token=self.token,
-            fence=self.fence,
-            label=self.holder.label,
-            since=self.holder.since,
-            granted_at=wall_clock() - self._held_for,
-            remaining=self.remaining,
-            until=wall_clock() + self.remaining,
-            text_id=new_token(),
-            terms=self._terms.elsewhere(),
-        ).to_text()
+            using=self.using, name=self.name, prefix=self.prefix, token=self.token, fence=self.fence,
+            label=self.holder.label, since=self.holder.since, granted_at=wall_clock() - self._held_for,
+            remaining=self.remaining, until=wall_clock() + self.remaining,
+            text_id=new_token(), terms=self._terms.elsewhere(),
+        ).to_text()  # fmt: skip
         self._mark_detached()
         return text
 
@@ -306,13 +304,14 @@ class Lease:
     def _mark_lost(self, reason: str, *, log: bool = True) -> None:
         """The lease is over without a release: called once, by whoever dropped it from its renewer."""
         self._ended = State.LOST
-        self._renewer.wake(self.name, only_first=True)
+        self._renewer.wake(self._request.key, only_first=True)
         if log:
             self._log_loss(reason)
         self._send_in_background(signals.lock_lost, reason=reason)
 
     def _log_loss(self, reason: str) -> None:
-        logger.error("Lock %r (%s) was lost: %s. Held by %s.", self.name, self.using, reason, self.holder)
+        place = place_of(self.using, self.prefix)
+        logger.error("Lock %r (%s) was lost: %s. Held by %s.", self.name, place, reason, self.holder)
 
     def _mark_released(self) -> float:
         """It is being released by whoever dropped it. Returns its cooldown."""
@@ -334,7 +333,7 @@ class Lease:
         """
         try:
             released = self._backend.release(self._request, self._begin_release())
-            self._renewer.wake(self.name, only_first=True)
+            self._renewer.wake(self._request.key, only_first=True)
         except BaseException as error:
             if self._release_after_failure(error):
                 return
@@ -349,7 +348,7 @@ class Lease:
         """``release()`` for tasks. Cancelled, it is finished in the background."""
         try:
             released = await self._backend.arelease(self._request, self._begin_release())
-            self._renewer.wake(self.name, only_first=True)
+            self._renewer.wake(self._request.key, only_first=True)
         except BaseException as error:
             if self._release_after_failure(error):
                 return
@@ -362,7 +361,7 @@ class Lease:
 
     def _let_others_enter(self) -> None:
         """Its holder has left it, and it is held on: others of the same transaction may enter it."""
-        self._renewer.wake(self.name)
+        self._renewer.wake(self._request.key)
 
     def _release_in_background(self) -> None:
         """Release it in the background, for one who cannot wait for the store."""
@@ -437,8 +436,9 @@ class Lease:
         if self._pid != fork.pid():
             return LockLost(f"The lease of {self.name!r} belongs to process {self._pid}, which forked this one.")
         return LockLost(
-            f"The lock {self.name!r} ({self.using}) was lost while {self.holder} held it: somebody else may have"
-            " held it since. Undo or check what was done, or compare fencing numbers where it is stored."
+            f"The lock {self.name!r} ({place_of(self.using, self.prefix)}) was lost while {self.holder} held it:"
+            " somebody else may have held it since. Undo or check what was done, or compare fencing numbers where it is"
+            " stored."
         )
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""The waiters of one process: for each name one of them, the leader, asks the store; the others stand behind it."""
+"""The waiters of one process: for each lock one of them, the leader, asks the store; the others stand behind it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..utils.clock import clock
 
 
 class LocalQueue:
-    """By name, in the order of arrival, threads and tasks alike.
+    """By lock, as the ``key`` of its requests says, in the order of arrival, threads and tasks alike.
 
     A leader that leaves without the lock hands its place in the store's queue to the next one, so that a process
     keeps its turn while anybody in it waits.
@@ -33,10 +33,10 @@ class LocalQueue:
         alone = [request]
         if joins:
             request.asking = True  # first: it inherits nothing then
-            if self._lines.setdefault(request.name, alone) is alone:  # most locks are wanted by one
+            if self._lines.setdefault(request.key, alone) is alone:  # most locks are wanted by one
                 return True
         with self._guard:
-            line = self._lines.setdefault(request.name, alone)
+            line = self._lines.setdefault(request.key, alone)
             if joins and line is not alone:
                 line.append(request)
             is_leader = line[0] is request or self._first_responsive(line) is request
@@ -60,9 +60,9 @@ class LocalQueue:
             request.last_active_at = clock() + pause - timing.look_interval
         return pause
 
-    def length(self, name: str) -> int:
+    def length(self, key: str) -> int:
         with self._guard:
-            return len(self._lines.get(name, ()))
+            return len(self._lines.get(key, ()))
 
     def queued(self) -> list[LockRequest]:
         """Those that have a place in the store."""
@@ -70,19 +70,19 @@ class LocalQueue:
             lines = [list(line) for line in self._lines.values()]
         return [request for line in lines for request in line if request.inbox]
 
-    def wake(self, name: str, *, only_first: bool = False) -> None:
+    def wake(self, key: str, *, only_first: bool = False) -> None:
         """Let all look whether they may go on, or the leader."""
-        if name not in self._lines:  # most locks are wanted by one
+        if key not in self._lines:  # most locks are wanted by one
             return
         with self._guard:
-            line = self._lines.get(name, [])
+            line = self._lines.get(key, [])
             woken = [self._first_responsive(line)] if only_first and line else list(line)
         for request in woken:
             request.event.set()
 
     def has_successor(self, request: LockRequest) -> bool:
         with self._guard:
-            return len(self._lines[request.name]) > 1
+            return len(self._lines[request.key]) > 1
 
     def leave(self, request: LockRequest, *, hand_place_on: bool, again: bool = False) -> None:
         """Wake the next leader; where this one was granted the lock, the end of its lease does that.
@@ -91,12 +91,12 @@ class LocalQueue:
         """
         successor = None
         with self._guard:
-            line = self._lines.get(request.name, [])
+            line = self._lines.get(request.key, [])
             was_first = again or bool(line and line[0] is request)
             if request in line:
                 line.remove(request)
             if not line:
-                self._lines.pop(request.name, None)
+                self._lines.pop(request.key, None)
                 return
             first = self._first_responsive(line)
             # A process has one place, so not if the next one has its own; and not to one that is about to leave.
@@ -118,7 +118,7 @@ class LocalQueue:
     def _heir_of(self, request: LockRequest) -> LockRequest | None:
         """Who stands in the line with its token."""
         with self._guard:
-            line = self._lines.get(request.name, ())
+            line = self._lines.get(request.key, ())
             return next((one for one in line if one is not request and one.token == request.token), None)
 
     def _first_responsive(self, line: list[LockRequest]) -> LockRequest:

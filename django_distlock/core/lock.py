@@ -14,6 +14,7 @@ from typing import NoReturn, Unpack
 
 from django.utils.asyncio import async_unsafe
 
+from ..backends.base import BaseLockBackend
 from ..exceptions import LockBackendError, LockError, LockLost, LockNotHeld, LockTimeout
 from ..names import fixed_name, render, stored_name
 from ..options import DEFAULTS, LockOptions, Options, settled
@@ -80,14 +81,15 @@ def lock(name: str | LockInfo, /, *values: object, using: str = DEFAULT_ALIAS, *
     Raises InvalidLockName, also for a field that no value fills, ValueError for a value out of range, TypeError for an
     unknown option.
     """
+    frame = sys._getframe(1)
+    caller = frame.f_globals.get("__name__", ""), frame.f_code.co_qualname
     if isinstance(name, LockInfo):
         if values or using not in (DEFAULT_ALIAS, name.using):
             raise TypeError("A LockInfo names its lock and its backend: it takes neither values nor another using=.")
-        using, name = name.using, stored_name(name.name, own=False)
-    else:
-        name = render(name, values) if values else fixed_name(name)
-    frame = sys._getframe(1)
-    caller = frame.f_globals.get("__name__", ""), frame.f_code.co_qualname
+        handle = Lock(stored_name(name.name, own=False), name.using, settled(**options), caller=caller)
+        handle._prefix = name.prefix
+        return handle
+    name = render(name, values) if values else fixed_name(name)
     return Lock(name, using, settled(**options) if options else DEFAULTS, caller=caller)
 
 
@@ -97,9 +99,12 @@ class Lock:
 
     One handle may be shared by threads and tasks. Each acquisition is a lease of its own, so that a late
     release of a lost one never frees its successor.
+
+    Where KEY_PREFIX is a callable, each acquisition asks it, once, and what looks at the lock asks it as well.
     """
 
     _holds = Holds()  # of one that was not made to the end
+    _prefix = ""  # what a callable KEY_PREFIX had answered, of a lock that was shown by a LockInfo
 
     def __init__(
         self,
@@ -179,11 +184,11 @@ class Lock:
     def locked(self) -> bool:
         """Whether anybody holds the lock now, as the store says."""
         refuse_in_event_loop()
-        return locks[self.using].look([self.name]) != [None]
+        return self._backend_now().look([self.name]) != [None]
 
     async def alocked(self) -> bool:
         """``locked()`` for tasks."""
-        return await locks[self.using].alook([self.name]) != [None]
+        return await self._backend_now().alook([self.name]) != [None]
 
     def force_release(self, *, by: str = "") -> bool:
         """Free the lock, whoever holds it in whichever process. False if nobody does, or somebody else by now.
@@ -192,13 +197,17 @@ class Lock:
         ``lock_forced``; default: as the label of a holder. Raises LockBackendError.
         """
         refuse_in_event_loop()
-        [info] = locks[self.using].look([self.name])
+        [info] = self._backend_now().look([self.name])
         return info is not None and force_release(info, by=by or labels.here(*self._caller))
 
     async def aforce_release(self, *, by: str = "") -> bool:
         """``force_release()`` for tasks."""
-        [info] = await locks[self.using].alook([self.name])
+        [info] = await self._backend_now().alook([self.name])
         return info is not None and await aforce_release(info, by=by or labels.here(*self._caller))
+
+    def _backend_now(self) -> BaseLockBackend:
+        """Which looks at the lock of that name that the caller means."""
+        return locks[self.using].pinned(self._prefix)
 
     def __enter__(self) -> Lease:
         acquisition = self._acquire(self._acquisition(sync_owner(), required=True))
@@ -259,6 +268,8 @@ class Lock:
         label = self.label or terms.label or labels.here(*self._caller)
         holder = holder_here(label, execution, self._message)
         request = LockRequest(self.name, max(terms.ttl, terms.min_hold), holder)
+        if service.ask_prefix:
+            request = request.copy(prefix=self._prefix or service.ask_prefix())
         return Acquisition(service, request, seconds, terms, self._holds, execution, required=required)
 
     def _acquire(self, acquisition: Acquisition) -> Acquisition:
@@ -418,8 +429,10 @@ def current_lease(name: str | None = None, /, *values: object, using: str = DEFA
 def _latest_here(name: str | None, using: str) -> Lease | None:
     """What this context has acquired last of it and still has: one that stands, or was lost before it was left."""
     for lease in acquired_here():
-        if (name is None or (lease.name == name and lease.using == using)) and (
-            not lease._is_over or (lease.state is State.LOST and lease._hold_count)
-        ):
+        if name is not None and (lease.name, lease.using) != (name, using):
+            continue
+        if lease._is_over and not (lease.state is State.LOST and lease._hold_count):
+            continue
+        if name is None or lease.prefix == lease._backend.prefix_now():
             return lease
     return None

@@ -110,10 +110,11 @@ def check_entries(**_: Any) -> list[CheckMessage]:
 class Service:
     """What a process has of one alias: its backend, who renews its leases, and the queue of its waiters."""
 
-    __slots__ = ("backend", "queue", "renewer")
+    __slots__ = ("ask_prefix", "backend", "queue", "renewer")
 
     def __init__(self, backend: BaseLockBackend) -> None:
         self.backend = backend
+        self.ask_prefix = backend.ask_prefix
         self.queue = LocalQueue(backend.timing, backend.succeed)
         self.renewer = Renewer(backend, self.queue)
         backend.on_orphan = self.renewer.release_in_background

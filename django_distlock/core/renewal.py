@@ -58,7 +58,7 @@ class Renewer:
         self._pid = fork.pid()
         self._guard = threading.RLock()
         self._leases: dict[str, Lease] = {}
-        self._by_name: dict[str, Lease] = {}  # the last one of each
+        self._by_lock: dict[str, Lease] = {}  # the last one of each, by the ``key`` of its requests
         self._new: dict[str, Lease] = {}  # most end before the thread wakes and puts them into the order
         self._order: list[Group] = []  # a heap
         self._ordered = 0  # tokens in it, of leases that have ended, too
@@ -69,7 +69,7 @@ class Renewer:
         self._cleaner = Cleaner(backend, queue)
 
     def register(self, lease: Lease) -> None:
-        self._leases[lease.token] = self._by_name[lease.name] = self._new[lease.token] = lease
+        self._leases[lease.token] = self._by_lock[lease._request.key] = self._new[lease.token] = lease
         wakes_at = self._worker.wakes_at
         if lease._due < wakes_at or lease._long_at < wakes_at:
             self._worker.nudge(min(lease._due, lease._long_at))
@@ -80,17 +80,17 @@ class Renewer:
     def get(self, token: str) -> Lease | None:
         return self._leases.get(token)
 
-    def latest(self, name: str) -> Lease | None:
-        return self._by_name.get(name)
+    def latest(self, key: str) -> Lease | None:
+        return self._by_lock.get(key)
 
     def unregister(self, lease: Lease) -> bool:
         """Renew it no more. True for the one caller that ends the lease; the others must leave it alone."""
-        token, name = lease.token, lease.name
+        token, key = lease.token, lease._request.key
         with self._guard:  # of two who end it, one could have it adopted before the other takes what has its token then
             if self._leases.get(token) is not lease:
                 return False  # also where it was detached and adopted again: its token is that of another lease now
-            if self._by_name.get(name) is lease:
-                self._by_name.pop(name, None)
+            if self._by_lock.get(key) is lease:
+                self._by_lock.pop(key, None)
             # In this order: an interrupt in between leaves nothing behind that nobody looks at.
             known = self._leases.pop(token, None)
             self._new.pop(token, None)
@@ -138,7 +138,7 @@ class Renewer:
     def forget(self) -> None:
         """In a forked child: the leases are the parent's."""
         self._guard = threading.RLock()  # another thread may have been inside
-        for known in (self._leases, self._by_name, self._new):
+        for known in (self._leases, self._by_lock, self._new):
             known.clear()
         self._order_anew()
         self._cleaner.forget()
@@ -443,5 +443,5 @@ class Cleaner:
                 logger.error("Lock %r could not be given back; its TTL has freed it: %s", name, error)
             if self._pending.get(token) is pending:  # and was not given up once more meanwhile
                 del self._pending[token]
-            self._queue.wake(name, only_first=True)
+            self._queue.wake(pending.request.key, only_first=True)
         return clock() + self._backend.timing.retry_delay if self._pending else None

@@ -144,6 +144,7 @@ class Inventory:
         self._keys: KeyList | None = None
         self._seen: dict[Key, SeenLock | None] = {}
         self._runs: dict[Key, RunInfo] | None = None
+        self._pinned: dict[str, BaseLockBackend] = {}
 
     @property
     def has_quorums(self) -> bool:
@@ -173,6 +174,7 @@ class Inventory:
     def _names(self) -> dict[str, list[str]]:
         """In order, by alias."""
         names: dict[str, list[str]] = {alias: [] for alias in self.aliases}  # also those before an error
+        self._pin(names)
         self.ask_each(
             {alias: lambda backend: names[backend.alias].extend(backend.names(self.prefix)) for alias in names}
         )
@@ -235,7 +237,8 @@ class Inventory:
                 counted[key] = count
                 if count is not None and not backend.supports_processes:
                     # Only the leader has a place in the store; the others wait in this very process.
-                    counted[key] = max(count, locks.service(backend.alias).queue.length(key.name))
+                    [lock] = backend.keyed([key.name])[1]
+                    counted[key] = max(count, locks.service(backend.alias).queue.length(lock))
 
         self._ask_in_batches(keys, ask)
         return counted
@@ -252,7 +255,14 @@ class Inventory:
             for start in range(0, len(own), BATCH_SIZE):
                 ask(backend, own[start : start + BATCH_SIZE])
 
+        self._pin(alias for alias, keys in by_alias.items() if keys)
         self.ask_each({alias: ask_all for alias, keys in by_alias.items() if keys})
+
+    def _pin(self, aliases: Iterable[str]) -> None:
+        """Ask KEY_PREFIX, once for all of the snapshot, and here: not in the threads that ask the stores."""
+        for alias in aliases:
+            if alias not in self._pinned and (pinned := self._ask(alias, BaseLockBackend.pinned)):
+                self._pinned[alias] = pinned
 
     def runs(self) -> dict[Key, RunInfo]:
         """The entries of beat, by name, whatever ``prefix`` is, which is for locks."""
@@ -271,7 +281,7 @@ class Inventory:
 
     def _ask(self, alias: str, question: Callable[[BaseLockBackend], R]) -> R | None:
         try:
-            return question(locks[alias])
+            return question(self._pinned.get(alias) or locks[alias])
         except (LockBackendError, ImproperlyConfigured) as error:
             self._fail(alias, error)
             return None

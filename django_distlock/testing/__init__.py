@@ -11,6 +11,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.test.utils import TestContextDecorator, override_settings
 
 from ..backends.base import BaseLockBackend
+from ..backends.common.key_prefix import with_end
 from ..core import lock
 from ..core.holds import is_entered
 from ..core.lease import Lease
@@ -47,7 +48,7 @@ class override_locks(TestContextDecorator):  # noqa: N801 - named as override_se
         configured = locks.settings if hasattr(settings, SETTING) else {DEFAULT_ALIAS: {}}
         entries = {
             alias: {
-                **{key: entry[key] for key in OPTION_KEYS if key in entry},
+                **{key: entry[key] for key in (*OPTION_KEYS, "KEY_PREFIX") if key in entry},
                 **self._defaults,
                 "BACKEND": self._backend,
             }
@@ -71,7 +72,7 @@ def separate_locks() -> None:
         return
     end = f"-{new_token()[:8]}"
     entries = {
-        alias: {**entry, "KEY_PREFIX": f"{entry.get('KEY_PREFIX', 'lock')}{end}"}
+        alias: {**entry, "KEY_PREFIX": with_end(entry.get("KEY_PREFIX", "lock"), end)}
         for alias, entry in locks.settings.items()
     }
     setattr(settings, SETTING, entries)
@@ -99,10 +100,14 @@ class held_elsewhere:  # noqa: N801 - reads as a sentence: with held_elsewhere("
         self._using = using
 
     def __enter__(self) -> LockInfo:
-        return self._info_of(self._backend.acquire(self._request, queue=False))
+        backend = self._backend
+        self._request = self._request.copy(prefix=backend.prefix_now())
+        return self._info_of(backend.acquire(self._request, queue=False))
 
     async def __aenter__(self) -> LockInfo:
-        return self._info_of(await self._backend.aacquire(self._request, queue=False))
+        backend = self._backend
+        self._request = self._request.copy(prefix=backend.prefix_now())
+        return self._info_of(await backend.aacquire(self._request, queue=False))
 
     @property
     def _backend(self) -> BaseLockBackend:
@@ -121,7 +126,10 @@ class held_elsewhere:  # noqa: N801 - reads as a sentence: with held_elsewhere("
                 holder=answer.holder,
             )
         request = self._request
-        return LockInfo(request.name, self._using, request.holder, answer.fence, request.ttl, token=request.token)
+        return LockInfo(
+            request.name, self._using, request.holder, answer.fence, request.ttl, token=request.token,
+            prefix=request.prefix,
+        )  # fmt: skip
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -151,7 +159,7 @@ async def alose(lease: Lease) -> None:
 
 
 def _request_of(lease: Lease) -> LockRequest:
-    return LockRequest(lease.name, lease.ttl, lease.holder, token=lease.token)
+    return LockRequest(lease.name, lease.ttl, lease.holder, token=lease.token, prefix=lease.prefix)
 
 
 class store_down(TestContextDecorator):  # noqa: N801 - named as override_settings is

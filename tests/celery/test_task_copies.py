@@ -16,6 +16,7 @@ from django_distlock.celery.tasks import REQUEUES
 from django_distlock.options import settled
 from django_distlock.types import LockRequest
 from tests.support.deliveries import Shop
+from tests.support.tenants import of_tenants, tenant
 from tests.support.tools import eventually
 
 pytestmark = pytest.mark.usefixtures("locmem_locks")
@@ -306,3 +307,17 @@ def test_a_busy_lock_of_others_is_answered_as_ever(shop):
     state, error = shop.result(sent.id)
     assert state == "FAILURE"
     assert isinstance(error, LockNotAcquired)
+
+
+def test_what_is_done_is_remembered_of_the_tenant_whose_lock_it_was(shop, settings):
+    of_tenants(settings)
+    with tenant("acme"):
+        shop.task().delay()
+        message = shop.next()
+        shop.deliver(message)
+        [mark] = locks["default"].held("django_distlock.done:")
+        assert (mark.prefix, mark.resting) == ("acme", True)
+        shop.deliver(message, redelivered=True)
+    assert len(shop.runs) == 1
+    with tenant("globex"):
+        assert list(locks["default"].held("django_distlock.done:")) == []

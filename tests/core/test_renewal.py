@@ -258,8 +258,8 @@ def alone(monkeypatch):
 
 def adopted(lease, hold):
     """A lease with the same token, as ``adopt()`` makes it in the process that has detached it."""
-    other = hold("of the same token", lease.ttl, ago=0, registers=False)
-    other.name, other.token = lease.name, lease.token
+    other = hold(str(lease.name), lease.ttl, ago=0, registers=False)
+    other.token = lease.token
     return other
 
 
@@ -290,8 +290,8 @@ def test_one_that_is_adopted_while_two_end_it_stays(alone, renewer, hold):
         thread.start()
         thread.join(0.3)
 
-    old, ended = hold("name", 60, ago=0), []
-    new, old.name = adopted(old, hold), Text(old.name)
+    old, ended = hold(Text("name"), 60, ago=0), []
+    new = adopted(old, hold)
     thread = threading.Thread(target=hand_over)
     old.name.before_use = meanwhile
     if renewer.unregister(old):

@@ -43,10 +43,11 @@ def use_admin(settings: Any, *, apps: tuple[str, ...] = (), processors: tuple[st
 
 def hold(
     backend: BaseLockBackend, name: str, *, ttl: float = 60.0, label: str = "shop.tasks.report", host: str = "web-1",
-    pid: int = 4711, ago: float = 12.0,
+    pid: int = 4711, ago: float = 12.0, prefix: str = "",
 ) -> LockRequest:  # fmt: skip
     """A lock taken by somebody else, that long ago."""
-    taken = LockRequest(name, ttl, Holder(host, pid, "MainThread", label, round(time.time() - ago, 3)))
+    holder = Holder(host, pid, "MainThread", label, round(time.time() - ago, 3))
+    taken = LockRequest(name, ttl, holder, prefix=prefix)
     assert not hasattr(backend.acquire(taken, queue=False), "remaining"), f"{name} is held already"
     return taken
 

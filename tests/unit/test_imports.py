@@ -10,7 +10,7 @@ import pytest
 PACKAGE = {
     "": ["core", "decorators", "exceptions", "formats", "names", "options", "signals", "types", "utils", "backends"],
     "backends": ["base", "common"],
-    "backends.common": ["selftest", "timing"],
+    "backends.common": ["key_prefix", "selftest", "timing"],
     "core": [
         "acquire", "adoption", "forced", "holds", "labels", "lease", "local_queue", "lock", "registry", "renewal",
         "transactions", "ungranted",

@@ -18,15 +18,16 @@ def failed(error: LockBackendError) -> CheckResult:
     return CheckResult(Level.ERROR, "reachable", str(error), "No lock can be had of this backend until that is mended.")
 
 
-def new_request(name: str = "") -> LockRequest:
-    """For a lock of that name, or for one that nobody can know."""
-    return LockRequest(name or f"distlock-check-{secrets.token_hex(4)}", TTL, Holder.here("locks check"))
+def new_request(prefix: str, name: str = "") -> LockRequest:
+    """For a lock of that name, or for one that nobody can know. ``prefix``: where KEY_PREFIX is a callable."""
+    name = name or f"distlock-check-{secrets.token_hex(4)}"
+    return LockRequest(name, TTL, Holder.here("locks check"), prefix=prefix)
 
 
-def steps() -> Steps[list[CheckResult]]:
+def steps(prefix: str) -> Steps[list[CheckResult]]:
     """Calls to a backend, and the results of the check. Raises LockBackendError."""
-    held = new_request()
-    name, waiter = held.name, new_request(held.name)
+    held = new_request(prefix)
+    name, waiter = held.name, new_request(prefix, held.name)
     if not isinstance((yield Call("acquire", (held,), {"queue": False})), Grant):
         raise LockBackendError(f"A lock that nobody can know, {name!r}, was busy.")
     times = []

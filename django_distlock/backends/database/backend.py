@@ -17,7 +17,7 @@ from ...exceptions import InvalidLockName, LockBackendError
 from ...formats import NUMBER
 from ...models import LONGEST_KEY
 from ...types import Grant, Holder, LastRun, LockInfo, LockRequest
-from ..base import STEP, RunsBackend
+from ..base import STEP, RunsBackend, named
 from ..common.attempts import InDoubt
 from ..common.state import CLAIMED, DIGITS, HELD, RESTING, Attempt, microseconds
 from ..twins import ThreadedBackend
@@ -49,6 +49,7 @@ class DatabaseBackend(ThreadedBackend, RunsBackend):
     """
 
     supports_queue = True
+    takes_callable_prefix = True
     batch_size = STEP  # rows of one statement
 
     options: ClassVar[Mapping[str, Any]] = {"timeout": 2.0}
@@ -108,7 +109,7 @@ class DatabaseBackend(ThreadedBackend, RunsBackend):
     def keyspace(self) -> tuple[Hashable, ...]:
         """Equal for backends that keep the same locks."""
         where = (self.pool.file,) if self.pool.file else address(connections.settings[self.location])
-        return ("database", *where, self.prefix)
+        return ("database", *where, self.ask_prefix or self.prefix)
 
     # One lock
 
@@ -128,7 +129,7 @@ class DatabaseBackend(ThreadedBackend, RunsBackend):
             self._expect(request)
         place, inbox = int(request.place or 0), request.inbox
         attempt = Attempt(request.token, microseconds(request.ttl), request.holder.to_text(), queue, place, inbox)
-        result, sent_at = self._operations.acquire(connection, self._key(request.name), attempt)
+        result, sent_at = self._operations.acquire(connection, self._row_of(request), attempt)
         if result.granted:
             self._forget(request)
             return Grant(result.fence, sent_at)
@@ -138,7 +139,8 @@ class DatabaseBackend(ThreadedBackend, RunsBackend):
             request.inbox = ""
         # Only the first in the queue needs to know when the lease ends.
         remaining = inf if queue and not result.is_first else result.remaining
-        return self._info(request.name, result.token, result.state, result.fence, remaining, result.holder)
+        info = self._info(request.name, result.token, result.state, result.fence, remaining, result.holder)
+        return info._replace(prefix=request.prefix) if request.prefix else info
 
     def release(self, request: LockRequest, cooldown: float = 0.0, *, force: bool = False) -> bool:
         released, is_repeated = self._run_or_repeat(
@@ -151,7 +153,7 @@ class DatabaseBackend(ThreadedBackend, RunsBackend):
     def _release(self, connection: Any, request: LockRequest, cooldown: float, force: bool) -> bool:
         retire = microseconds(request.retires_for) if request.in_doubt else 0
         return self._operations.release(
-            connection, self._key(request.name), request.token, microseconds(cooldown), retire, force
+            connection, self._row_of(request), request.token, microseconds(cooldown), retire, force
         )
 
     def is_listening(self, name: str) -> bool:
@@ -204,7 +206,7 @@ class DatabaseBackend(ThreadedBackend, RunsBackend):
         return backoff
 
     def _position(self, request: LockRequest) -> QueuePosition:
-        position = partial(self._sql.position, name=self._key(request.name), token=request.token)
+        position = partial(self._sql.position, name=self._row_of(request), token=request.token)
         return self._run(position, self._call_timeout(request))
 
     def _expect(self, request: LockRequest) -> None:
@@ -223,7 +225,7 @@ class DatabaseBackend(ThreadedBackend, RunsBackend):
         newer: set[bytes] = set()
         by_ttl = sorted(wanted, key=lambda one: one[1])
         for ttl, leases in groupby(by_ttl, key=lambda one: one[1]):
-            for batch in self._batches([(self._key(request.name), request.token) for request, _ in leases]):
+            for batch in self._batches([(self._row_of(request), request.token) for request, _ in leases]):
                 held |= self._run(partial(self._sql.renew, leases=batch, ttl=microseconds(ttl)), timeout)
                 if others := [key for key, token in batch if token not in held]:
                     newer |= self._run(partial(self._sql.newer, names=others), timeout)
@@ -237,27 +239,31 @@ class DatabaseBackend(ThreadedBackend, RunsBackend):
     def _is_renewed(self, request: LockRequest, held: set[str], newer: set[bytes]) -> bool | None:
         if request.token in held:
             return True
-        return None if self._key(request.name) in newer else False
+        return None if self._row_of(request) in newer else False
 
     def names(self, prefix: str = "") -> Iterator[str]:
-        begin, last = self._key(prefix), b""
+        own = self.prefix_now() or self.prefix
+        begin, last = self._row_key(own, prefix), b""
         while found := self._run(partial(self._sql.names, prefix=begin, after=last, limit=self.batch_size)):
             last = found[-1]
-            yield from self._names(found)
+            yield from self._names(own, found)
 
     def look(self, names: Sequence[str]) -> list[LockInfo | None]:
+        prefix = self.prefix_now()
+        keys = self._row_keys(prefix, names)
         found: dict[bytes, Any] = {}
-        for batch in self._batches([self._key(name) for name in names]):
+        for batch in self._batches(keys):
             found |= self._run(partial(self._sql.look, names=batch))
-        seen = [(name, found.get(self._key(name))) for name in names]
-        return [self._info_of(name, about) if about else None for name, about in seen]
+        seen = [(name, key, found.get(key)) for name, key in zip(names, keys, strict=True)]
+        return named([self._info_of(name, key, about) if about else None for name, key, about in seen], names, prefix)
 
     def count_waiters(self, names: Sequence[str]) -> list[int | None]:
         """How many processes wait for each lock."""
         found: dict[bytes, int | None] = {}
-        for batch in self._batches([self._key(name) for name in names]):
+        keys = self._row_keys(self.prefix_now(), names)
+        for batch in self._batches(keys):
             found |= self._run(partial(self._sql.count_waiters, names=batch))
-        return [found.get(self._key(name), 0) for name in names]
+        return [found.get(key, 0) for key in keys]
 
     def prune(self, older_than_seconds: float) -> int:
         """Delete the rows of locks that nobody has held for so long, and of runs of beat that expired so long ago.
@@ -285,19 +291,22 @@ class DatabaseBackend(ThreadedBackend, RunsBackend):
             "grace": microseconds(self.grace),
             "max_ahead": microseconds(self.runs_ahead),
         }
-        return self._run(partial(self._beat_runs.claim, name=self._key(name), seen=seen, now=now, **lengths))
+        return self._run(
+            partial(self._beat_runs.claim, name=self._row_key(self.prefix, name), seen=seen, now=now, **lengths)
+        )
 
     def find_runs(self, names: Sequence[str]) -> list[LastRun | None]:
         found: dict[bytes, LastRun] = {}
-        for batch in self._batches([self._key(name) for name in names]):
+        keys = [self._row_key(self.prefix, name) for name in names]
+        for batch in self._batches(keys):
             found |= self._run(partial(self._beat_runs.find, names=batch))
-        return [found.get(self._key(name)) for name in names]
+        return [found.get(key) for key in keys]
 
     def runs(self) -> Iterator[tuple[str, LastRun]]:
-        begin, last = self._key(""), b""
+        begin, last = self._row_key(self.prefix, ""), b""
         while found := self._run(partial(self._beat_runs.page, prefix=begin, after=last, limit=self.batch_size)):
             last = max(found)
-            yield from ((self._name(key), stamp) for key, stamp in found.items() if stamp)
+            yield from ((_name(self.prefix, key), stamp) for key, stamp in found.items() if stamp)
 
     async def _in_thread(self, call: Callable[[], R], waiter: LockRequest | None = None) -> R:
         return await self.calls.in_thread(call, thread_timeout=None if waiter is None else self._thread_timeout(waiter))
@@ -322,29 +331,33 @@ class DatabaseBackend(ThreadedBackend, RunsBackend):
     def _batches(self, items: Sequence[R]) -> Iterator[Sequence[R]]:
         return (items[start : start + self.batch_size] for start in range(0, len(items), self.batch_size))
 
-    def _key(self, name: str) -> bytes:
-        key = f"{self.prefix}:{name}".encode()
+    def _row_of(self, request: LockRequest) -> bytes:
+        return self._row_key(request.prefix or self.prefix, request.name)
+
+    def _row_keys(self, prefix: str, names: Sequence[str]) -> list[bytes]:
+        """``prefix``: what a callable KEY_PREFIX answered, or ""."""
+        return [self._row_key(prefix or self.prefix, name) for name in names]
+
+    def _row_key(self, prefix: str, name: str) -> bytes:
+        key = f"{prefix}:{name}".encode()
         if len(key) > LONGEST_KEY:
             raise InvalidLockName(f"The name {name!r:.80} takes {len(key)} bytes; the table has room for {LONGEST_KEY}")
         return key
 
-    def _names(self, keys: Iterable[bytes]) -> Iterator[str]:
+    def _names(self, prefix: str, keys: Iterable[bytes]) -> Iterator[str]:
         for key in keys:
             try:
-                yield self._name(key)
+                yield _name(prefix, key)
             except UnicodeDecodeError:
                 logger.error("%s", unreadable_row(key))
 
-    def _name(self, key: bytes) -> str:
-        return key.decode()[len(self.prefix) + 1 :]
-
-    def _info_of(self, name: str, about: Sequence[Any]) -> LockInfo | None:
+    def _info_of(self, name: str, key: bytes, about: Sequence[Any]) -> LockInfo | None:
         """None where the row cannot be read."""
         written_in, token, state, fence, remaining, holder = about
         is_known = written_in == NUMBER and state in (HELD, CLAIMED, RESTING)
         if is_known and type(fence) is int and type(remaining) is int:
             return self._info(name, str(token), state, fence, remaining, str(holder))
-        logger.error("%s", misread(self._key(name), written_in))
+        logger.error("%s", misread(key, written_in))
         return None
 
     def _info(self, name: str, token: str, state: str, fence: int, remaining: float, holder: str) -> LockInfo:
@@ -358,6 +371,10 @@ class DatabaseBackend(ThreadedBackend, RunsBackend):
             resting=state == RESTING,
             token=token,
         )
+
+
+def _name(prefix: str, key: bytes) -> str:
+    return key.decode()[len(prefix) + 1 :]
 
 
 def _holder(text: str) -> Holder | None:

@@ -13,14 +13,15 @@ from ...exceptions import InvalidLockBackend
 from ...models import ROWS_OF_DATABASE_BACKEND, DatabaseLock
 from ...utils.text import quoted
 from ..base import BaseLockBackend
+from ..common.key_prefix import LONGEST_PREFIX
 from .connections import vendor_of
 from .sql import CLOCKS
 from .sqlite import databases_in
 
-LONGEST_PREFIX = 100  # bytes
-
 
 def read_prefix(backend: BaseLockBackend) -> str:
+    if backend.ask_prefix:
+        return backend.shared_prefix
     prefix = backend.settings.get("KEY_PREFIX", "lock")
     if not isinstance(prefix, str) or not prefix or len(prefix.encode()) > LONGEST_PREFIX:
         raise InvalidLockBackend(

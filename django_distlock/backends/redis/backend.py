@@ -16,7 +16,7 @@ from ...types import NOT_WAITING, CheckResult, Grant, Holder, LastRun, LockInfo,
 from ...utils.clock import clock, wall_clock
 from ...utils.drive import Call, Steps, adrive, drive
 from ...utils.text import quoted
-from ..base import RunsBackend
+from ..base import RunsBackend, named
 from ..common import selftest
 from ..common.attempts import InDoubt
 from ..common.per_loop import PerLoop
@@ -25,7 +25,7 @@ from .client import Reply
 from .config import read_credentials
 from .diagnostics import waiting_result
 from .errors import CLUSTER_BACKEND, explain
-from .keys import LEASES, MOST_ROUNDS, RUNS, SCAN_STEP, Listing
+from .keys import LEASES, MOST_ROUNDS, RUNS, SCAN_STEP, Keys, Listing, TenantKeys
 from .operations import POLLS, Operations
 from .pubsub import NoListener
 from .scripts import Command
@@ -46,6 +46,7 @@ class RedisBackend(GeneratorBackend, RunsBackend):
     """
 
     supports_queue = True
+    takes_callable_prefix = True
 
     options: ClassVar[Mapping[str, Any]] = {
         "socket_timeout": 2.0, "socket_connect_timeout": 2.0, "max_connections": 50,
@@ -70,6 +71,8 @@ class RedisBackend(GeneratorBackend, RunsBackend):
         timeouts = {key: float(self.option[key]) for key in ("socket_timeout", "socket_connect_timeout")}
         topology = self._topology({**timeouts, **read_credentials(self)})
         self.location, self.keys = topology.location, topology.keys
+        if self.ask_prefix:
+            self.keys = TenantKeys(self.keys)
         self._client, self._async_clients = topology.client, PerLoop(topology.new_async_client)
         self._listener, self._diagnostics, self._breakers = topology.listener, topology.diagnostics, topology.breakers
         self._pausing: set[str] = set()  # tokens of those that poll, while they pause
@@ -117,12 +120,12 @@ class RedisBackend(GeneratorBackend, RunsBackend):
             return False
         if not self.is_listening(name):
             try:
-                yield Call("locate", (self.keys.lease(name),))
+                yield Call("locate", (self.keys.lease(request.key),))
                 yield Call("start", (name, self._time_to_listen(request)), on=listener)
             except NoListener:
                 return False
         if not listener.is_counted(name):
-            question = self._operations.ears(name, listener.inbox(name))
+            question = self._operations.ears(request.key, listener.inbox(name))
             reply = yield Call("send", (question,), {"deadline": request.deadline})
             if not reply.is_by_next_owner:
                 listener.note_count(name, self._operations.counts_ears(reply))
@@ -160,7 +163,7 @@ class RedisBackend(GeneratorBackend, RunsBackend):
                 request.ahead = ears
             elif ears >= 0 and not reply.is_by_next_owner:
                 self._listener.looked(request, ears, reply.sent_at)
-            return self._operations.busy(request.name, value, left)
+            return self._operations.busy(request, value, left)
         self._operations.only(reply)
         raise LockBackendError(f"The request for lock {request.name!r} was given back before it was answered.")
 
@@ -235,22 +238,30 @@ class RedisBackend(GeneratorBackend, RunsBackend):
         return self._operations.renewed(reply)
 
     def _look(self, names: Sequence[str]) -> Steps[list[LockInfo | None]]:
-        return self._operations.infos(names, (yield Call("send", self._operations.look(names))))
+        prefix, locks = self.keyed(names)
+        found = self._operations.infos(locks, (yield Call("send", self._operations.look(locks))))
+        return named(found, names, prefix)
 
     def _holders(self, names: Sequence[str]) -> Steps[list[Holder | None]]:
-        groups = self.keys.grouped(names)
+        _, locks = self.keyed(names)
+        groups = self.keys.grouped(locks)
         reply = yield Call("send", self._operations.holders(groups))
-        return self._operations.found_holders(names, groups, reply)
+        return self._operations.found_holders(locks, groups, reply)
 
     def _remaining(self, names: Sequence[str]) -> Steps[list[float | None]]:
-        return self._operations.found_remaining((yield Call("send", self._operations.remaining(names))))
+        _, locks = self.keyed(names)
+        return self._operations.found_remaining((yield Call("send", self._operations.remaining(locks))))
 
     def _count_waiters(self, names: Sequence[str]) -> Steps[list[int | None]]:
         """The processes that wait for each: a process has one place, however many of its threads and tasks wait."""
-        return self._operations.counted((yield Call("send", self._operations.count_waiters(names))))
+        _, locks = self.keyed(names)
+        return self._operations.counted((yield Call("send", self._operations.count_waiters(locks))))
 
-    def _pages(self, prefix: str, kind: str = LEASES) -> Iterator[Steps[Iterable[str]]]:
-        listing = Listing(self.keys, kind, prefix)
+    def _pages(self, prefix: str) -> Iterator[Steps[Iterable[str]]]:
+        return self._listed(self.keys.at(self.prefix_now()), LEASES, prefix)
+
+    def _listed(self, keys: Keys, kind: str, start: str) -> Iterator[Steps[Iterable[str]]]:
+        listing = Listing(keys, kind, start)
         for _ in range(MOST_ROUNDS):
             yield self._next_nodes(listing)
             if not listing.nodes:
@@ -276,7 +287,8 @@ class RedisBackend(GeneratorBackend, RunsBackend):
         reply = yield Call("send", self._diagnostics.questions(nodes), {"despite_outage": True})
         found = self._diagnostics.results(nodes, reply.values, (began + wall_clock()) / 2)
         with suppress(LockBackendError):  # of which the self-test tells
-            found.append(waiting_result(is_told=(yield from self._can_be_told(selftest.new_request()))))
+            request = selftest.new_request(self.shared_prefix)
+            found.append(waiting_result(is_told=(yield from self._can_be_told(request))))
         return found
 
     # The runs of beat
@@ -289,7 +301,10 @@ class RedisBackend(GeneratorBackend, RunsBackend):
         return [run if isinstance(run, LastRun) else None for run in self._find_runs(names)]
 
     def runs(self) -> Iterator[tuple[str, LastRun]]:
-        names = chain.from_iterable(drive(page, self._client, self._translated) for page in self._pages("", RUNS))
+        names = chain.from_iterable(
+            drive(page, self._client, self._translated)
+            for page in self._listed(self.keys.at(self.shared_prefix), RUNS, "")
+        )
         while batch := list(islice(names, SCAN_STEP)):
             for name, run in zip(batch, self._find_runs(batch), strict=True):
                 if isinstance(run, LastRun):
@@ -315,7 +330,8 @@ class RedisBackend(GeneratorBackend, RunsBackend):
 
     @property
     def keyspace(self) -> Hashable:
-        return self._diagnostics.keyspace
+        found = self._diagnostics.keyspace
+        return (found, self.ask_prefix) if self.ask_prefix else found
 
     # Errors
 
@@ -355,9 +371,9 @@ class RedisBackend(GeneratorBackend, RunsBackend):
         started from one image of a memory) or have adopted the lease.
         """
         if self.on_orphan:
-            self.on_orphan(
-                LockRequest(self.keys.locked_by(key), self.timing.grant_ttl, Holder.here(), token=token, is_offer=True)
-            )
+            prefix, name = self.keys.locked_by(key)
+            ttl = self.timing.grant_ttl
+            self.on_orphan(LockRequest(name, ttl, Holder.here(), token=token, is_offer=True, prefix=prefix))
 
     def close(self) -> None:
         self._client.close()

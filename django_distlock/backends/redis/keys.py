@@ -6,6 +6,7 @@ import re
 from binascii import crc32, crc_hqx
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 from typing import Any
 
 from ...exceptions import InvalidLockBackend
@@ -15,6 +16,8 @@ from .scripts import Command, pack
 
 def read_prefix(backend: BaseLockBackend, *, takes_braces: bool = False) -> str:
     """``takes_braces``: the whole prefix may stand in braces, so that all keys lie in one slot."""
+    if backend.ask_prefix:
+        return backend.shared_prefix
     prefix = backend.settings.get("KEY_PREFIX", "lock")
     is_braced = takes_braces and isinstance(prefix, str) and prefix.startswith("{") and prefix.endswith("}")
     within = prefix[1:-1] if is_braced else prefix
@@ -33,8 +36,14 @@ SLOTS = 16384  # of every Cluster
 
 
 class Keys:
+    """Names stand for locks, and are the ``key`` of their requests."""
+
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix
+
+    def at(self, prefix: str) -> Keys:
+        """Those under another prefix; "": these."""
+        return Keys(prefix) if prefix else self
 
     def of_lock(self, name: str) -> tuple[str, str, str, str]:
         """Lease, queue, retired tokens, last fencing number."""
@@ -57,8 +66,11 @@ class Keys:
         """The channel on which a process hears that it was handed a lock."""
         return f"{self.prefix}|in:{process}"
 
-    def locked_by(self, lease: str) -> str:
-        """The name of the lock whose lease has this key."""
+    def locked_by(self, lease: str) -> tuple[str, str]:
+        """Prefix, where KEY_PREFIX is a callable, and name of the lock whose lease has this key."""
+        return "", self.name_in(lease)
+
+    def name_in(self, lease: str) -> str:
         return lease.removeprefix(f"{self.prefix}:")
 
     def grouped(self, names: Sequence[str]) -> list[Sequence[str]]:
@@ -84,6 +96,9 @@ class ClusterKeys(Keys):
         super().__init__(prefix)
         self.shards = shards
         self.agreed = f"{prefix}|s:{{shards}}"  # where the number of shards is kept, to be compared
+
+    def at(self, prefix: str) -> ClusterKeys:
+        return ClusterKeys(prefix, self.shards) if prefix else self
 
     def shard_of(self, name: str) -> int:
         return crc32(name.encode()) % self.shards
@@ -118,7 +133,7 @@ class ClusterKeys(Keys):
         """Of a key or channel."""
         return int(key[key.index("{") + 1 : key.index("}")])
 
-    def locked_by(self, lease: str) -> str:
+    def name_in(self, lease: str) -> str:
         return lease.partition("}:")[2]
 
     def grouped(self, names: Sequence[str]) -> list[Sequence[str]]:
@@ -132,7 +147,7 @@ class ClusterKeys(Keys):
 
     def names_in(self, kind: str, start: str, keys: Iterable[str]) -> list[str]:
         """Without those that another number of shards made."""
-        names = [(key, self.locked_by(key)) for key in keys]
+        names = [(key, self.name_in(key)) for key in keys]
         return [name for key, name in names if name.startswith(start) and key == self._of_kind(kind, name)]
 
     def slot_of_shard(self, shard: int) -> int:
@@ -141,6 +156,53 @@ class ClusterKeys(Keys):
     def slots(self) -> Iterable[int]:
         """All that keys of ours can be in."""
         return {*map(self.slot_of_shard, range(self.shards)), slot_of(self.agreed)}
+
+
+class TenantKeys(Keys):
+    """Where KEY_PREFIX is a callable: each lock is known by a prefix, a colon and its name (``types.lock_key()``).
+
+    No such prefix has a colon in it. ``shared``: the keys of what is nobody's.
+    """
+
+    def __init__(self, shared: Keys) -> None:
+        super().__init__(shared.prefix)
+        self._shared = shared
+
+    def of_run(self, name: str) -> tuple[str, str]:
+        return self._shared.of_run(name)
+
+    def run(self, name: str) -> str:
+        return self._shared.run(name)
+
+    def at(self, prefix: str) -> Keys:
+        return self._shared.at(prefix)
+
+    def of_lock(self, key: str) -> tuple[str, str, str, str]:
+        keys, name = self._found(key)
+        return keys.of_lock(name)
+
+    def lease(self, key: str) -> str:
+        keys, name = self._found(key)
+        return keys.lease(name)
+
+    def queue(self, key: str) -> str:
+        keys, name = self._found(key)
+        return keys.queue(name)
+
+    def _found(self, key: str) -> tuple[Keys, str]:
+        prefix, _, name = key.partition(":")
+        return self.at(prefix), name
+
+    def locked_by(self, lease: str) -> tuple[str, str]:
+        prefix = lease.partition(":")[0]
+        return prefix, self.at(prefix).name_in(lease)
+
+    def grouped(self, keys: Sequence[str]) -> list[Sequence[str]]:
+        groups: list[Sequence[str]] = []
+        for prefix, together in groupby(keys, key=lambda key: key.partition(":")[0]):
+            names = [key.removeprefix(f"{prefix}:") for key in together]
+            groups += [[f"{prefix}:{name}" for name in group] for group in self.at(prefix).grouped(names)]
+        return groups
 
 
 def slot_of(key: str) -> int:

@@ -30,7 +30,7 @@ logger = logging.getLogger("django_distlock")
 
 
 class Operations:
-    """On the keys of one backend.
+    """On the keys of one backend. A lock is told by the ``key`` of its requests.
 
     ``where``: the server as people know it; ``prefix_setting``: how messages name KEY_PREFIX; ``explain``: what to
     raise for an error of the server.
@@ -49,7 +49,7 @@ class Operations:
         self._timing, self._explain = timing, explain
         # What many calls have in common is packed once, the lengths of time in ``timing`` with it.
         packed_once = lru_cache(maxsize=1024)
-        self._of_lock = packed_once(lambda name: PackedKeys.of(*keys.of_lock(name)))
+        self._of_lock = packed_once(lambda key: PackedKeys.of(*keys.of_lock(key)))
         self._acquire_options = packed_once(self._pack_acquire_options)
         self._release_options = packed_once(self._pack_release_options)
 
@@ -62,7 +62,7 @@ class Operations:
         else:
             mode = "last" if request.inbox else "try"
         options = self._acquire_options(request.ttl, mode, request.place, request.inbox)
-        first, keys = self._of_lock(request.name)
+        first, keys = self._of_lock(request.key)
         token, holder = request.token.encode(), request.holder.to_text().encode()
         parts = ACQUIRE.head, keys, len(token), token, len(holder), holder, options
         return Command(b"%b%b$%d\r\n%b\r\n$%d\r\n%b\r\n%b" % parts, ACQUIRE, first)
@@ -71,7 +71,7 @@ class Operations:
         """The reply to the last of them tells."""
         retire = request.retires_for if request.in_doubt else 0.0
         options = self._release_options(cooldown, retire, request.inbox, request.is_offer, force)
-        first, keys = self._of_lock(request.name)
+        first, keys = self._of_lock(request.key)
         token = request.token.encode()
         release = Command(b"%b%b$%d\r\n%b\r\n%b" % (RELEASE.head, keys, len(token), token, options), RELEASE, first)
         if not request.inbox:
@@ -88,27 +88,27 @@ class Operations:
         grant_ttl = milliseconds(self._timing.grant_ttl)
         return pack_parts(milliseconds(cooldown), milliseconds(retire), inbox, grant_ttl, int(is_offer), int(force))
 
-    def ears(self, name: str, inbox: str) -> Command:
-        return EARS.call(PackedKeys.of(self._keys.lease(name)), inbox)
+    def ears(self, lock: str, inbox: str) -> Command:
+        return EARS.call(PackedKeys.of(self._keys.lease(lock)), inbox)
 
     def renew(self, wanted: Sequence[tuple[LockRequest, float]]) -> list[Command]:
         lease, options = self._keys.lease, {ttl: pack_parts(milliseconds(ttl)) for ttl in {ttl for _, ttl in wanted}}
-        return RENEW.calls((lease(request.name), request.token, options[ttl]) for request, ttl in wanted)
+        return RENEW.calls((lease(request.key), request.token, options[ttl]) for request, ttl in wanted)
 
-    def look(self, names: Sequence[str]) -> list[Command]:
-        keys = map(self._keys.lease, names)
+    def look(self, locks: Sequence[str]) -> list[Command]:
+        keys = map(self._keys.lease, locks)
         return [Command(pack(verb, key), key=key) for key in keys for verb in ("GET", "PTTL")]
 
     def holders(self, groups: Sequence[Sequence[str]]) -> list[Command]:
         """Many in one command: a reply of its own costs more than a value."""
-        keys = [[*map(self._keys.lease, names)] for names in groups]
+        keys = [[*map(self._keys.lease, group)] for group in groups]
         return [Command(pack("MGET", *together), key=together[0]) for together in keys]
 
-    def remaining(self, names: Sequence[str]) -> list[Command]:
-        return [Command(pack("PTTL", key), key=key) for key in map(self._keys.lease, names)]
+    def remaining(self, locks: Sequence[str]) -> list[Command]:
+        return [Command(pack("PTTL", key), key=key) for key in map(self._keys.lease, locks)]
 
-    def count_waiters(self, names: Sequence[str]) -> list[Command]:
-        return [Command(pack("ZCARD", key), key=key) for key in map(self._keys.queue, names)]
+    def count_waiters(self, locks: Sequence[str]) -> list[Command]:
+        return [Command(pack("ZCARD", key), key=key) for key in map(self._keys.queue, locks)]
 
     def claim_run(self, name: str, seen: LastRun, now: LastRun, ttl: float, grace: float, ahead: float) -> Command:
         return CLAIM_RUN.call(
@@ -132,11 +132,11 @@ class Operations:
             raise self._explain(value) from value
         return value
 
-    def busy(self, name: str, value: Any, left: Any) -> LockInfo:
+    def busy(self, request: LockRequest, value: Any, left: Any) -> LockInfo:
         """Who is in the way of an acquisition."""
-        if info := read_lease(self._alias, name, value, left):
-            return info
-        raise self._unreadable(name, value)
+        if info := read_lease(self._alias, request.name, value, left):
+            return info._replace(prefix=request.prefix) if request.prefix else info
+        raise self._unreadable(request.key, value)
 
     def counts_ears(self, reply: Reply) -> bool | None:
         """Whether scripts are told who hears a message. None: nobody does, and who listens may just not be there."""
@@ -166,15 +166,16 @@ class Operations:
             return False
         return None if isinstance(value, RedisError) else bool(value)
 
-    def infos(self, names: Sequence[str], reply: Reply) -> list[LockInfo | None]:
+    def infos(self, locks: Sequence[str], reply: Reply) -> list[LockInfo | None]:
+        """Each is named by its whole key."""
         values = iter(reply.values)
-        return [self._info(name, value, left) for name, value, left in zip(names, values, values, strict=True)]
+        return [self._info(lock, value, left) for lock, value, left in zip(locks, values, values, strict=True)]
 
-    def found_holders(self, names: Sequence[str], groups: Sequence[Sequence[str]], reply: Reply) -> list[Holder | None]:
+    def found_holders(self, locks: Sequence[str], groups: Sequence[Sequence[str]], reply: Reply) -> list[Holder | None]:
         values: dict[str, bytes | None] = {}
         for group, value in zip(groups, reply.values, strict=True):
             values.update(zip(group, self.checked(value), strict=True))
-        return [read_holder(values[name]) for name in names]
+        return [read_holder(values[lock]) for lock in locks]
 
     def found_remaining(self, reply: Reply) -> list[float | None]:
         return [None if self.checked(left) == GONE else read_remaining(left) for left in reply.values]
@@ -199,14 +200,14 @@ class Operations:
                 found.append(error)
         return found
 
-    def _info(self, name: str, value: Any, left: Any) -> LockInfo | None:
+    def _info(self, lock: str, value: Any, left: Any) -> LockInfo | None:
         if value is None or left == GONE:
             return None
         info = None
         if not is_wrong_type(value):
-            info = read_lease(self._alias, name, self.checked(value), self.checked(left))
+            info = read_lease(self._alias, lock, self.checked(value), self.checked(left))
         if info is None:
-            logger.error("%s", self._unreadable(name, value))
+            logger.error("%s", self._unreadable(lock, value))
         return info
 
     def _run(self, name: str, value: Any) -> LastRun | None:
@@ -226,8 +227,8 @@ class Operations:
     def _newer_run(self, name: str) -> NewerRun:
         return NewerRun(f"The key {self._keys.run(name)!r} at {self._where}")
 
-    def _unreadable(self, name: str, value: Any) -> LockBackendError:
-        key = f"The key {self._keys.lease(name)!r} at {self._where}"
+    def _unreadable(self, lock: str, value: Any) -> LockBackendError:
+        key = f"The key {self._keys.lease(lock)!r} at {self._where}"
         if isinstance(value, bytes) and is_newer(value):
             error = LockBackendError(f"{key} {NEWER}.")
         else:

@@ -13,7 +13,7 @@ from ...formats import NEWER
 from ...types import Grant, LockInfo, LockRequest
 from ...utils.clock import clock
 from ..redis.errors import is_wrong_type
-from ..redis.keys import SCAN_STEP, literally
+from ..redis.keys import LEASES, SCAN_STEP, Keys
 from ..redis.scripts import Command, PackedKeys, milliseconds, pack
 from .messages import ACQUIRE, RELEASE, RENEW, Exchange, FanOut, Message, NodeSteps, StaleConnections, all_settled
 from .quorum import FenceClock, Observation, Votes, fence_of, is_decided, is_final, is_known, majority_of
@@ -29,9 +29,9 @@ class Redlock:
     """
 
     def __init__(
-        self, alias: str, prefix: str, size: int, explain: Explain, release_in_background: Callable[[LockRequest], bool]
+        self, alias: str, keys: Keys, size: int, explain: Explain, release_in_background: Callable[[LockRequest], bool]
     ) -> None:
-        self.alias, self.prefix, self.size, self.explain = alias, prefix, size, explain
+        self.alias, self.keys, self.size, self.explain = alias, keys, size, explain
         self._release_in_background = release_in_background
         self.majority = majority_of(size)
         self.fences = FenceClock()
@@ -69,14 +69,14 @@ class Redlock:
             yield from self._undo(request, exchanges, votes)
         if votes.is_down:
             raise self.explain([votes.failed.get(node) for node in range(self.size)])
-        return self._busy(request.name, votes)
+        return self._busy(request, votes)
 
     def _undo(self, request: LockRequest, exchanges: Sequence[Exchange], votes: Votes) -> NodeSteps[None]:
         """Release it, also where no answer came; on the same connections, so that it is executed after the request."""
         doubtful = [exchange.was_sent and node not in votes.taken for node, exchange in enumerate(exchanges)]
         if not any(doubtful):
             return
-        message = self._release_message(request.name, request.token)
+        message = self._release_message(request.key, request.token)
 
         def enough(undone: Sequence[Exchange]) -> bool:
             return all(undone[node].is_settled for node in votes.granted)
@@ -101,23 +101,23 @@ class Redlock:
         late = [exchange for exchange in exchanges if not exchange.is_answered]
         if late:
             self._late[request] = exchanges
-            undo_message = partial(self._release_message, request.name, request.token)  # keeps no request
+            undo_message = partial(self._release_message, request.key, request.token)  # keeps no request
             for exchange in late:
                 exchange.undo_message = undo_message
 
-    def _busy(self, name: str, votes: Votes) -> LockInfo:
+    def _busy(self, request: LockRequest, votes: Votes) -> LockInfo:
         observed = Observation(self.size, free=len(votes.granted), failed=len(votes.failed))
         for left, lease in votes.taken.values():
-            observed.add(self.alias, name, lease, left)
+            observed.add(self.alias, request.name, lease, left)
         if best := observed.best():
-            return best
-        error = self.unreadable(name, observed)  # none of the copies was a lease
+            return best._replace(prefix=request.prefix)
+        error = self.unreadable(request.key, observed)  # none of the copies was a lease
         refused = len(votes.taken) + sum(map(is_final, votes.failed.values()))
         error.is_final = refused > self.size - self.majority
         raise error
 
-    def unreadable(self, name: str, observed: Observation) -> LockBackendError:
-        key = f"The key {f'{self.prefix}:{name}'!r} on nodes of {self.alias!r}"
+    def unreadable(self, lock: str, observed: Observation) -> LockBackendError:
+        key = f"The key {self.keys.lease(lock)!r} on nodes of {self.alias!r}"
         if observed.is_newer:
             return LockBackendError(f"{key} {NEWER}.")
         return LockBackendError(
@@ -133,13 +133,13 @@ class Redlock:
         self._released.add(request)
         acquired = self._late.get(request)
         late = {node: one for node, one in enumerate(acquired or ()) if one.was_sent and not one.is_answered}
-        plain = self._release_message(request.name, request.token, cooldown, force=force)
+        plain = self._release_message(request.key, request.token, cooldown, force=force)
 
         def message(node: int, connection: object) -> Message:
             # On another connection, the release may arrive before the acquisition that was not answered.
             overtakes = node in late and late[node].connection is not connection
             if request.in_doubt or overtakes:
-                return self._release_message(request.name, request.token, cooldown, request.retires_for, force=force)
+                return self._release_message(request.key, request.token, cooldown, request.retires_for, force=force)
             return plain
 
         def counted(exchanges: Sequence[Exchange]) -> list[Any]:
@@ -206,7 +206,7 @@ class Redlock:
         no majority has lost it: so a lease outlives restarts of all nodes, one after another.
         """
         commands = [
-            RENEW.call(PackedKeys.of(self._keys(request.name)[0]), request.token, milliseconds(ttl))
+            RENEW.call(PackedKeys.of(self.keys.lease(request.key)), request.token, milliseconds(ttl))
             for request, ttl in wanted
         ]
         exchanges = yield self._to_all(commands, all_settled)
@@ -264,8 +264,8 @@ class Redlock:
 
     # Look and list
 
-    def look(self, names: Sequence[str], last_try: bool) -> NodeSteps[list[Observation]]:
-        keys = [self._keys(name)[0] for name in names]
+    def look(self, locks: Sequence[str], last_try: bool) -> NodeSteps[list[Observation]]:
+        keys = map(self.keys.lease, locks)
         commands = [Command(pack(verb, key)) for key in keys for verb in ("GET", "PTTL")]
         exchanges = yield self._to_all(commands, all_settled)
         answered = [
@@ -276,10 +276,10 @@ class Redlock:
         if len(answered) < self.majority:
             raise self._no_majority(exchanges, last_try)
         found = []
-        for index, name in enumerate(names):
+        for index, lock in enumerate(locks):
             observed = Observation(self.size, failed=self.size - len(answered))
             for replies in answered:
-                observed.add(self.alias, name, replies[2 * index], replies[2 * index + 1])
+                observed.add(self.alias, lock, replies[2 * index], replies[2 * index + 1])
             found.append(observed)
         return found
 
@@ -287,14 +287,13 @@ class Redlock:
         exchanges = yield self._to_all([Command(pack("INFO"))], all_settled)
         return exchanges
 
-    def scan(self, listing: MajorityListing, prefix: str, last_try: bool) -> NodeSteps[None]:
+    def scan(self, listing: MajorityListing, last_try: bool) -> NodeSteps[None]:
         """The next page of each node that is not through."""
-        pattern = literally(f"{self.prefix}:{prefix}") + "*"
 
         def message(node: int, _: object) -> Message | None:
             if (cursor := listing.cursors[node]) is None:
                 return None
-            return Message.of(Command(pack("SCAN", cursor, "MATCH", pattern, "COUNT", SCAN_STEP)))
+            return Message.of(Command(pack("SCAN", cursor, "MATCH", listing.pattern, "COUNT", SCAN_STEP)))
 
         exchanges = yield FanOut(message, all_settled)
         cursors: list[bytes | None] = [None] * self.size
@@ -306,7 +305,7 @@ class Redlock:
             match exchange.replies[0] if exchange.is_answered else exchange.failure:
                 case [bytes() as cursor, list() as keys]:
                     cursors[node] = None if cursor == b"0" else cursor
-                    names[node].extend(self._names(keys))
+                    names[node].extend(listing.names_in(keys))
                 case Exception() as error:
                     failures[node] = error
         if len(failures) > self.size - self.majority:
@@ -315,35 +314,27 @@ class Redlock:
             raise self.explain([failures.get(node) for node in range(self.size)])
         listing.add_page(cursors, names, failures)
 
-    def _names(self, keys: Sequence[bytes]) -> list[str]:
-        names = []
-        for key in keys:
-            try:
-                names.append(key.decode().removeprefix(f"{self.prefix}:"))
-            except UnicodeDecodeError:
-                continue  # no lock has such a key
-        return names
-
     # Of each request
 
     def _acquire(self, request: LockRequest, number: int, mode: str, ttl: float | None = None) -> Command:
         return ACQUIRE.call(
-            PackedKeys.of(*self._keys(request.name)),
+            PackedKeys.of(*self._keys(request.key)),
             request.token, milliseconds(ttl or request.ttl), request.holder.to_text(), number, mode,
         )  # fmt: skip
 
-    def _keys(self, name: str) -> tuple[str, str, str]:
-        """Lease, retired tokens, last fencing number. The kind stands before the name, so that none collide."""
-        return f"{self.prefix}:{name}", f"{self.prefix}|x:{name}", f"{self.prefix}|f"
+    def _keys(self, lock: str) -> tuple[str, str, str]:
+        """Lease, retired tokens, last fencing number."""
+        lease, _, retired, counter = self.keys.of_lock(lock)
+        return lease, retired, counter
 
     def _to_all(self, commands: Sequence[Command], enough: Callable[[Sequence[Exchange]], bool]) -> FanOut:
         message = Message.of(*commands)
         return FanOut(lambda node, connection: message, enough)
 
     def _release_message(
-        self, name: str, token: str, cooldown: float = 0.0, retire: float = 0.0, *, force: bool = False
+        self, lock: str, token: str, cooldown: float = 0.0, retire: float = 0.0, *, force: bool = False
     ) -> Message:
-        keys = PackedKeys.of(*self._keys(name)[:2])
+        keys = PackedKeys.of(*self._keys(lock)[:2])
         return Message.of(RELEASE.call(keys, token, milliseconds(cooldown), milliseconds(retire), int(force)))
 
     def _no_majority(self, exchanges: Sequence[Exchange], last_try: bool) -> Exception:
@@ -382,7 +373,10 @@ class MajorityListing:
     ``cursors``: where each node goes on; None: it is through. ``failures``: by node; such a node is through, too.
     """
 
-    def __init__(self, size: int, majority: int) -> None:
+    def __init__(self, keys: Keys, start: str, size: int, majority: int) -> None:
+        """``start``: what the names begin with."""
+        self._keys, self._start = keys, start
+        self.pattern = keys.pattern(LEASES, start)
         self.cursors: list[bytes | None] = [b"0"] * size
         self.failures: dict[int, Exception] = {}
         self._majority = majority
@@ -391,6 +385,15 @@ class MajorityListing:
     @property
     def is_open(self) -> bool:
         return any(cursor is not None for cursor in self.cursors)
+
+    def names_in(self, keys: Sequence[bytes]) -> list[str]:
+        texts = []
+        for key in keys:
+            try:
+                texts.append(key.decode())
+            except UnicodeDecodeError:
+                continue  # no lock has such a key
+        return self._keys.names_in(LEASES, self._start, texts)
 
     def add_page(
         self, cursors: list[bytes | None], names: Sequence[Sequence[str]], failures: dict[int, Exception]

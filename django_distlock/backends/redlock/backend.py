@@ -17,11 +17,12 @@ from ...utils import fork
 from ...utils.clock import clock
 from ...utils.drive import Call, Steps
 from ...utils.text import printable
+from ..base import named
 from ..common.per_loop import PerLoop
 from ..redis.breaker import ServerBreaker
 from ..redis.diagnostics import timeout_warnings
 from ..redis.errors import BreakerOpen, advice
-from ..redis.keys import read_prefix
+from ..redis.keys import Keys, TenantKeys, read_prefix
 from ..twins import GeneratorBackend
 from .aio_connections import AsyncNodes
 from .algorithm import MajorityListing, Redlock
@@ -48,6 +49,7 @@ class RedlockBackend(GeneratorBackend):
     supports_queue = False
     supports_wakeup = False
     supports_failover = True
+    takes_callable_prefix = True
 
     options: ClassVar[Mapping[str, Any]] = {
         "node_timeout": None,
@@ -59,12 +61,14 @@ class RedlockBackend(GeneratorBackend):
 
     def __init__(self, alias: str, settings: Mapping[str, Any]) -> None:
         super().__init__(alias, settings)
-        self.prefix = read_prefix(self)
+        self.keys = Keys(read_prefix(self))
+        if self.ask_prefix:
+            self.keys = TenantKeys(self.keys)
         check_options(self)
         self.locations = read_locations(self)
         self.node_count = len(self.locations)
         self.majority = majority_of(self.node_count)
-        self._redlock = Redlock(alias, self.prefix, self.node_count, self._explain, self._release_in_background)
+        self._redlock = Redlock(alias, self.keys, self.node_count, self._explain, self._release_in_background)
         self._longest_ttl = max(self.terms.ttl, self.terms.min_hold)
         self._connect_timeout = float(self.option["socket_connect_timeout"]) + self.timing.handshake
         timeout = float(self.option["socket_connect_timeout"])  # which a connection is given that a node is to answer
@@ -80,7 +84,7 @@ class RedlockBackend(GeneratorBackend):
 
     @property
     def keyspace(self) -> Hashable:
-        return frozenset(location.text for location in self.locations), self.prefix
+        return frozenset(location.text for location in self.locations), self.ask_prefix or self.keys.prefix
 
     def _diagnose(self) -> Steps[list[CheckResult]]:
         longest = self._longest_ttl  # before the self-test, which has a TTL of its own
@@ -131,20 +135,22 @@ class RedlockBackend(GeneratorBackend):
     def _look(self, names: Sequence[str]) -> Steps[list[LockInfo | None]]:
         if not names:
             return []
-        found = yield from self._run(partial(self._redlock.look, names), self._limits())
-        for name, observed in zip(names, found, strict=True):
+        prefix, locks = self.keyed(names)
+        found = yield from self._run(partial(self._redlock.look, locks), self._limits())
+        for lock, observed in zip(locks, found, strict=True):
             if observed.foreign:
-                logger.error("%s", self._redlock.unreadable(name, observed))
-        return [observed.held for observed in found]
+                logger.error("%s", self._redlock.unreadable(lock, observed))
+        return named([observed.held for observed in found], names, prefix)
 
     def _pages(self, prefix: str) -> Iterator[Steps[Iterable[str]]]:
         """Which names a majority has is known when all nodes are through."""
-        listing = MajorityListing(len(self.locations), self.majority)
+        keys = self.keys.at(self.prefix_now())
+        listing = MajorityListing(keys, prefix, len(self.locations), self.majority)
         while listing.is_open:
-            yield self._page(listing, prefix)
+            yield self._page(listing)
 
-    def _page(self, listing: MajorityListing, prefix: str) -> Steps[Iterable[str]]:
-        yield from self._run(partial(self._redlock.scan, listing, prefix), self._limits())
+    def _page(self, listing: MajorityListing) -> Steps[Iterable[str]]:
+        yield from self._run(partial(self._redlock.scan, listing), self._limits())
         return () if listing.is_open else listing.locked
 
     def close(self) -> None:

@@ -13,6 +13,7 @@ import pytest
 import redis
 
 from django_distlock import LockBackendError
+from django_distlock.backends.redis.keys import Keys
 from django_distlock.backends.redlock import algorithm
 from django_distlock.backends.redlock.algorithm import Redlock, StaleConnections
 from django_distlock.backends.redlock.messages import NOT_ASKED, SCRIPT_LOADS, Exchange
@@ -64,7 +65,7 @@ class World:
         def explain(failures):
             return LockBackendError(f"{failures}")
 
-        redlock = Redlock("default", "lock", SIZE, explain, lambda lock_request: False)
+        redlock = Redlock("default", Keys("lock"), SIZE, explain, lambda lock_request: False)
         redlock.fences = SkewedClock(self, self.dice.randint(-SKEW, SKEW))
         return redlock
 

@@ -249,7 +249,7 @@ class StoreJudge:
 
     def _name(self, command: Sequence[str]) -> str:
         """Of the lock that the command is about; "" where it is none of the scripts."""
-        return self.keys.locked_by(command[3]) if _script(command) else ""
+        return self.keys.name_in(command[3]) if _script(command) else ""
 
     def _lease(self, name: str) -> LeaseJudge:
         return self._leases.setdefault(name, LeaseJudge(self, name))
