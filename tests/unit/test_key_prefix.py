@@ -24,6 +24,11 @@ ENTRIES = {
 }
 
 
+def checked():
+    """What the checks say of the settings; modules of other tests may name templates that are missing."""
+    return [message for message in run_checks(tags=[TAG]) if message.id != "distlock.W007"]
+
+
 class OwnBackend(LocMemBackend):
     """Tells locks apart by their names."""
 
@@ -59,7 +64,7 @@ def test_a_path_that_leads_to_no_callable_is_found_by_the_checks(settings, store
     settings.DISTRIBUTED_LOCKS = {"default": {**ENTRIES[store], "KEY_PREFIX": prefix}}
     with pytest.raises(InvalidLockBackend, match=rf"\['KEY_PREFIX'\] .*{says}"):
         lock("name").acquire()
-    [message] = run_checks(tags=[TAG])
+    [message] = checked()
     assert message.id == "distlock.E001"
     assert re.search(says, message.msg)
 
@@ -74,20 +79,20 @@ def test_other_texts_stand_for_themselves(settings, prefix):
 @pytest.mark.parametrize("store", ENTRIES)
 def test_checks_and_settings_ask_nobody(settings, store):
     settings.DISTRIBUTED_LOCKS = {"default": {**ENTRIES[store], "KEY_PREFIX": PATH}}
-    assert [message for message in run_checks(tags=[TAG]) if message.id.startswith("distlock.E")] == []
+    assert [message for message in checked() if message.id.startswith("distlock.E")] == []
     assert asked == []
 
 
 def test_two_aliases_that_ask_the_same_keep_the_same_locks(settings):
     entry = {**ENTRIES["redis"], "KEY_PREFIX": PATH}
     settings.DISTRIBUTED_LOCKS = {"default": entry, "other": {**entry, "KEY_PREFIX": current_tenant}}
-    assert [message.id for message in run_checks(tags=[TAG])] == ["distlock.W002"]
+    assert [message.id for message in checked()] == ["distlock.W002"]
     settings.DISTRIBUTED_LOCKS = {
         "default": entry,
         "other": {**entry, "KEY_PREFIX": lambda: "x"},
         "text": ENTRIES["redis"],
     }
-    assert run_checks(tags=[TAG]) == []
+    assert checked() == []
 
 
 def test_a_backend_that_knows_locks_by_their_names_takes_none(settings):
