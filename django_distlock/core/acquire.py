@@ -58,9 +58,13 @@ class Acquisition:
     _left: Lease | None = None  # when that was undone
     _pending: LockRequest | None = None  # of the call that is under way; None between calls
     _was_sent = False  # to the store
-    _has_queued = False  # whether the last attempt asked for a place there
+    _wants_place = _has_queued = False  # whether the attempt asks for a place there; whether the last one did
     _is_in_line = _is_leader = False  # among the waiters of this process
+    _is_last = False  # the attempt, because the deadline has come
     _is_busy = False  # the lock, as the store said
+    _pause = 0.0  # seconds until it asks again, unless it is woken
+    _retry_pause = 0.0  # the last one after which it asked again a store that failed; 0: it has answered since
+    _late_grants, _late_token = 0, ""  # that came too late to be of use
     has_waited = False  # had a place in the store, or stood behind others: its deadline alone fails it then
 
     def __init__(
@@ -88,86 +92,47 @@ class Acquisition:
 
     # For the caller
 
-    def steps(self) -> Steps[Lease | LockInfo]:
-        """Ask and wait until the lock is granted, or not worth waiting for. Raises LockBackendError.
+    def ask(self) -> Lease | LockInfo | None:
+        """The first attempt, of a thread. None: it has to wait, in ``steps()``. Raises LockBackendError.
 
         Those of this process that came before go first. Without time to wait, the store is asked at once.
         """
-        if self._terms.in_atomic == "refuse" and (opened := self._open_transactions()):
-            transactions.refuse(f"The lock {self._lock_text}", opened)
-        late_grants, late_token = 0, None
+        if not self._take_first_turn():
+            return None
+        try:
+            answer = self.backend.acquire(self.request, queue=self._wants_place)
+        except LockBackendError as error:
+            self._refuse_to_be_a_copy(error)
+            raise
+        return self._answered(answer)
+
+    async def aask(self) -> Lease | LockInfo | None:
+        """``ask()`` for tasks."""
+        if not self._take_first_turn():
+            return None
+        try:
+            answer = await self.backend.aacquire(self.request, queue=self._wants_place)
+        except LockBackendError as error:
+            self._refuse_to_be_a_copy(error)
+            raise
+        return self._answered(answer)
+
+    def steps(self) -> Steps[Lease | LockInfo]:
+        """Wait and ask again until the lock is granted, or not worth waiting for. Raises LockBackendError."""
         while True:
-            request = self.request
-            answer, retry = None, 0.0
             try:
-                while True:
-                    is_last = clock() >= self._deadline
-                    wants_place = self._take_turn(is_last=is_last)
-                    pause = inf
-                    try:
-                        if request.asking:
-                            self._pending = request
-                            self._was_sent = True
-                            # The store may have queued it although its reply is lost, and may not yet have given up
-                            # the place that it had.
-                            self._has_queued = self._has_queued or wants_place
-                            answer = yield Call("acquire", (request,), {"queue": wants_place})
-                            self._pending = None
-                            self._has_queued = wants_place
-                            if request.holder.pid != fork.pid():
-                                raise self._copied_error()
-                            if isinstance(answer, Grant) or is_last or self._is_over(answer):
-                                break
-                            if not self._is_busy:
-                                self._warn_of_reentry(answer)
-                            self._is_busy = True
-                            if self._is_leader and not wants_place:
-                                retry = 0.0
-                                continue  # at once, now with a place
-                            pause = answer.remaining + AFTER_EXPIRY
-                        self.has_waited = True
-                        yield self._wait("wait_for_turn", self._service.queue.schedule_look(request, pause))
-                        if request.holder.pid != fork.pid():
-                            raise self._copied_error()
-                        request.holder, retry = request.holder.from_now(), 0.0
-                    except LockBackendError as error:
-                        if request.holder.pid != fork.pid():
-                            raise self._copied_error() from error
-                        # An attempt that failed after the wait was the last: another one would take too long.
-                        is_last = is_last or (self._pending is request and clock() >= self._deadline)
-                        if is_last or error.is_final or not self.has_waited:
-                            raise
-                        if error.was_asked and not retry:
-                            logger.warning("Lock %r is waited for on, though its store failed: %s", request.name, error)
-                        longest = self.backend.timing.look_interval
-                        self._pending, retry = None, min(max(SHORTEST_RETRY, 2 * retry), longest)
-                        yield self._wait("pause", retry)
-            finally:
-                if self._is_in_line:
-                    is_granted = isinstance(answer, Grant)
-                    self._service.queue.leave(request, hand_place_on=not is_granted)
-                    self._is_in_line = False
-            if isinstance(answer, LockInfo):
-                if self._may_be_left_in_store:
-                    self._give_back(request)
-                self._was_sent = self._has_queued = False  # nothing is left of it
-                if answer.token == late_token:
-                    raise self._slow_error()
-                return answer
-            lease = Lease(self.backend, request, answer, self._terms, self._service.renewer, self._execution)
-            if lease._granted_clock < lease._deadline:
-                self.grant = answer
-                return lease
-            # This process was stopped in between, and others may have the lock by now. The request takes another token
-            # before it releases the late grant: that release may arrive at any later time, and ends whatever the old
-            # token holds then.
-            late_grants, late_token = late_grants + 1, request.token
-            self._pending = request  # first: until then, the request itself is what an interrupt gives back
-            self.request = request.with_new_token()
-            self._was_sent = self._has_queued = False
-            self._give_back(request)
-            if late_grants == MOST_LATE_GRANTS or clock() >= self._deadline:
-                raise self._slow_error()
+                if self._pause:
+                    yield from self._wait_for_turn(self._pause)
+                if not self._take_turn():
+                    continue
+                answer = yield Call("acquire", (self.request,), {"queue": self._wants_place})
+            except LockBackendError as error:
+                if not self._may_ask_again(error):
+                    raise
+                yield self._wait("pause", self._retry_pause)
+            else:
+                if (end := self._answered(answer)) is not None:
+                    return end
 
     def conclude(self, answer: Lease | LockInfo) -> Signal | None:
         """Begin with the lease that was granted, or enter the caller's own one that is in the way.
@@ -289,24 +254,102 @@ class Acquisition:
 
     # The algorithm
 
-    def _take_turn(self, *, is_last: bool) -> bool:
-        """Mark the request as asking when it is its turn to ask the store. Whether it is to have a place there."""
-        queue = self._service.queue
-        request = self.request
+    def _take_first_turn(self) -> bool:
+        if self._terms.in_atomic == "refuse" and (opened := self._open_transactions()):
+            transactions.refuse(f"The lock {self._lock_text}", opened)
+        return self._take_turn()
+
+    def _take_turn(self) -> bool:
+        """Whether it is the turn of the request to ask the store, for which it is marked."""
+        queue, request = self._service.queue, self.request
+        self._is_last = is_last = clock() >= self._deadline
         if is_last:
             # Whoever stands behind goes on with the place in the store; without a successor it is given up.
             queue.mark_asking(request)
-            return bool(request.inbox) and queue.has_successor(request)
-        joins = not self._is_in_line
-        self._is_in_line = True
-        self._is_leader = is_leader = queue.take_turn(request, joins=joins)
-        if not is_leader:
-            if self._may_be_own():
-                queue.mark_asking(request)  # first: it may inherit a place until then
-            return bool(request.inbox)
-        # Most locks are free, so the first attempt takes no place where that would cost a subscription.
-        is_cheap = self._is_busy or (self.backend.is_listening(request.name) and not self._may_be_own())
-        return is_cheap or bool(request.inbox)
+            wants_place = bool(request.inbox) and queue.has_successor(request)
+        else:
+            joins, self._is_in_line = not self._is_in_line, True
+            self._is_leader = is_leader = queue.take_turn(request, joins=joins)
+            if is_leader:
+                # Most locks are free, so the first attempt takes no place where that would cost a subscription.
+                is_cheap = self._is_busy or (self.backend.is_listening(request.name) and not self._may_be_own())
+            else:
+                is_cheap = False
+                if self._may_be_own():
+                    queue.mark_asking(request)  # first: it may inherit a place until then
+                if not request.asking:
+                    self._pause = inf
+                    return False
+            wants_place = is_cheap or bool(request.inbox)
+        self._pending, self._was_sent, self._wants_place = request, True, wants_place
+        # The store may have queued it although its reply is lost, and may not yet have given up the place that it had.
+        self._has_queued = self._has_queued or wants_place
+        return True
+
+    def _answered(self, answer: Grant | LockInfo) -> Lease | LockInfo | None:
+        """What the acquisition ends with. None: it goes on, after ``_pause``."""
+        request = self.request
+        self._pending, self._has_queued = None, self._wants_place
+        self._refuse_to_be_a_copy()
+        if isinstance(answer, LockInfo):
+            if not (self._is_last or self._is_over(answer)):
+                if not self._is_busy:
+                    self._warn_of_reentry(answer)
+                self._is_busy, self._pause = True, answer.remaining + AFTER_EXPIRY
+                if self._is_leader and not self._wants_place:
+                    self._pause = self._retry_pause = 0.0  # at once, now with a place
+                return None
+            self._leave_line(hand_place_on=True)
+            if self._may_be_left_in_store:
+                self._give_back(request)
+            self._was_sent = self._has_queued = False  # nothing is left of it
+            if answer.token == self._late_token:
+                raise self._slow_error()
+            return answer
+        self._leave_line(hand_place_on=False)
+        lease = Lease(self.backend, request, answer, self._terms, self._service.renewer, self._execution)
+        if lease._granted_clock < lease._deadline:
+            self.grant = answer
+            return lease
+        # This process was stopped in between, and others may have the lock by now. The request takes another token
+        # before it releases the late grant: that release may arrive at any later time, and ends whatever the old
+        # token holds then.
+        self._late_grants, self._late_token = self._late_grants + 1, request.token
+        self._pending = request  # first: until then, the request itself is what an interrupt gives back
+        self.request = request.with_new_token()
+        self._was_sent = self._has_queued = False
+        self._give_back(request)
+        if self._late_grants == MOST_LATE_GRANTS or clock() >= self._deadline:
+            raise self._slow_error()
+        self._pause = 0.0
+        return None
+
+    def _wait_for_turn(self, longest: float) -> Steps[None]:
+        self.has_waited = True
+        request = self.request
+        yield self._wait("wait_for_turn", self._service.queue.schedule_look(request, longest))
+        self._refuse_to_be_a_copy()
+        request.holder, self._retry_pause = request.holder.from_now(), 0.0
+
+    def _may_ask_again(self, error: LockBackendError) -> bool:
+        """Whether it is to ask a store again that failed, after ``_retry_pause``."""
+        request = self.request
+        self._refuse_to_be_a_copy(error)
+        # An attempt that failed after the wait was the last: another one would take too long.
+        is_last = self._is_last or (self._pending is request and clock() >= self._deadline)
+        if is_last or error.is_final or not self.has_waited:
+            return False
+        if error.was_asked and not self._retry_pause:
+            logger.warning("Lock %r is waited for on, though its store failed: %s", request.name, error)
+        longest = self.backend.timing.look_interval
+        self._pending, self._pause = None, 0.0
+        self._retry_pause = min(max(SHORTEST_RETRY, 2 * self._retry_pause), longest)
+        return True
+
+    def _leave_line(self, *, hand_place_on: bool) -> None:
+        if self._is_in_line:
+            self._service.queue.leave(self.request, hand_place_on=hand_place_on)
+            self._is_in_line = False
 
     def _may_be_own(self) -> bool:
         """Whether the lease in the way may be one to enter again, for which nobody stands in line."""
@@ -344,12 +387,14 @@ class Acquisition:
             " passed when the answer comes. Give it a longer ttl."
         )
 
-    def _copied_error(self) -> LockBackendError:
+    def _refuse_to_be_a_copy(self, error: LockBackendError | None = None) -> None:
         """For a greenlet that a fork has copied. What the parent asked for is the parent's, whoever hears of it."""
-        return LockBackendError(
-            f"Process {self.request.holder.pid} was forked while it asked for the lock {self.request.name!r}. It goes"
-            f" on to ask; in its child, process {fork.pid()}, nobody does. Ask anew there if it needs the lock."
-        )
+        if self.request.holder.pid != fork.pid():
+            raise LockBackendError(
+                f"Process {self.request.holder.pid} was forked while it asked for the lock {self.request.name!r}. It"
+                f" goes on to ask; in its child, process {fork.pid()}, nobody does. Ask anew there if it needs the"
+                " lock."
+            ) from error
 
     # How it ends
 

@@ -275,7 +275,9 @@ class Lock:
     def _acquire(self, acquisition: Acquisition) -> Acquisition:
         try:
             try:
-                answer = drive(acquisition.steps(), acquisition.backend)
+                answer = acquisition.ask()
+                if answer is None:
+                    answer = drive(acquisition.steps(), acquisition.backend)
             except LockBackendError as error:
                 if signal := acquisition.conclude_unanswered(error):
                     send_signal(signal, type(acquisition.backend), **acquisition.about(error))
@@ -297,7 +299,9 @@ class Lock:
         try:
             await acquisition.find_transactions_around()
             try:
-                answer = await adrive(acquisition.steps(), acquisition.backend)
+                answer = await acquisition.aask()
+                if answer is None:
+                    answer = await adrive(acquisition.steps(), acquisition.backend)
             except LockBackendError as error:
                 if signal := acquisition.conclude_unanswered(error):
                     await asend_signal(signal, type(acquisition.backend), **acquisition.about(error))
