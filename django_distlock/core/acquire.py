@@ -75,8 +75,7 @@ class Acquisition:
         terms: Terms,
         holds: Holds,
         execution: object,
-        *,
-        required: bool = False,
+        required: bool,
     ) -> None:
         self.request = request
         self.backend = service.backend  # which makes the calls of ``steps()``
@@ -123,7 +122,7 @@ class Acquisition:
             try:
                 if self._pause:
                     yield from self._wait_for_turn(self._pause)
-                if not self._take_turn():
+                if not self._take_turn(clock()):
                     continue
                 answer = yield Call("acquire", (self.request,), {"queue": self._wants_place})
             except LockBackendError as error:
@@ -257,12 +256,12 @@ class Acquisition:
     def _take_first_turn(self) -> bool:
         if self._terms.in_atomic == "refuse" and (opened := self._open_transactions()):
             transactions.refuse(f"The lock {self._lock_text}", opened)
-        return self._take_turn()
+        return self._take_turn(self._began)
 
-    def _take_turn(self) -> bool:
+    def _take_turn(self, now: float) -> bool:
         """Whether it is the turn of the request to ask the store, for which it is marked."""
         queue, request = self._service.queue, self.request
-        self._is_last = is_last = clock() >= self._deadline
+        self._is_last = is_last = now >= self._deadline
         if is_last:
             # Whoever stands behind goes on with the place in the store; without a successor it is given up.
             queue.mark_asking(request)

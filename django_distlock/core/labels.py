@@ -11,11 +11,14 @@ from ..types import program
 SERVERS = ("runserver", "runserver_plus")  # commands in whose process requests are answered
 
 
-def here(module: str, function: str) -> str:
-    """The task of Celery that runs here, else the command of Django, else the function that asked for the lock."""
+def here(caller: tuple[str, str]) -> str:
+    """The task of Celery that runs here, else the command of Django, else the function that asked for the lock.
+
+    ``caller``: its module and its name.
+    """
     if (celery := sys.modules.get("celery._state")) and (task := celery.get_current_task()):
         return of_task(task)
-    return of_function(module, function)
+    return of_function(caller)
 
 
 def of_task(task: Any) -> str:
@@ -24,8 +27,9 @@ def of_task(task: Any) -> str:
 
 
 @lru_cache(maxsize=1024)
-def of_function(module: str, function: str) -> str:
+def of_function(caller: tuple[str, str]) -> str:
     """The name of the program alone would be that of a server, such as gunicorn, in most processes."""
+    module, function = caller
     running = program()
     _, _, command = running.partition(" ")
     if module == "__main__" or (command and command not in SERVERS):

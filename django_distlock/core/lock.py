@@ -86,11 +86,11 @@ def lock(name: str | LockInfo, /, *values: object, using: str = DEFAULT_ALIAS, *
     if isinstance(name, LockInfo):
         if values or using not in (DEFAULT_ALIAS, name.using):
             raise TypeError("A LockInfo names its lock and its backend: it takes neither values nor another using=.")
-        handle = Lock(stored_name(name.name, own=False), name.using, settled(**options), caller=caller)
+        handle = Lock(stored_name(name.name, own=False), name.using, settled(**options), "", "", caller)
         handle._prefix = name.prefix
         return handle
     name = render(name, values) if values else fixed_name(name)
-    return Lock(name, using, settled(**options) if options else DEFAULTS, caller=caller)
+    return Lock(name, using, settled(**options) if options else DEFAULTS, "", "", caller)
 
 
 @answer_other_words
@@ -198,12 +198,12 @@ class Lock:
         """
         refuse_in_event_loop()
         [info] = self._backend_now().look([self.name])
-        return info is not None and force_release(info, by=by or labels.here(*self._caller))
+        return info is not None and force_release(info, by=by or labels.here(self._caller))
 
     async def aforce_release(self, *, by: str = "") -> bool:
         """``force_release()`` for tasks."""
         [info] = await self._backend_now().alook([self.name])
-        return info is not None and await aforce_release(info, by=by or labels.here(*self._caller))
+        return info is not None and await aforce_release(info, by=by or labels.here(self._caller))
 
     def _backend_now(self) -> BaseLockBackend:
         """Which looks at the lock of that name that the caller means."""
@@ -265,12 +265,11 @@ class Lock:
         service = service_of(self.using)
         terms = self._options.terms(service.backend.terms) if self._options.given else service.backend.terms
         seconds = terms.wait if blocking and timeout == -1 else seconds_to_wait(blocking, timeout)
-        label = self.label or terms.label or labels.here(*self._caller)
-        holder = holder_here(label, execution, self._message)
-        request = LockRequest(self.name, max(terms.ttl, terms.min_hold), holder)
+        holder = holder_here(self.label or terms.label or labels.here(self._caller), execution, self._message)
+        request = LockRequest(self.name, terms.ttl if terms.ttl >= terms.min_hold else terms.min_hold, holder)
         if service.ask_prefix:
             request = request.copy(prefix=self._prefix or service.ask_prefix())
-        return Acquisition(service, request, seconds, terms, self._holds, execution, required=required)
+        return Acquisition(service, request, seconds, terms, self._holds, execution, required)
 
     def _acquire(self, acquisition: Acquisition) -> Acquisition:
         try:

@@ -146,7 +146,8 @@ class Client(_ServerClient):
                 permit = self._wait_for_permit(permits, attempts, despite_outage=despite_outage)
                 sent_at = clock()
             try:
-                self._check_not_forked(idle)
+                if attempts:  # it has waited
+                    self._check_not_forked(idle)
                 while True:
                     connection, was_idle = None, False
                     try:
@@ -166,7 +167,7 @@ class Client(_ServerClient):
                             step = self._given(attempts.step_timeout(was_idle=was_idle))
                         packed = commands[0].packed if len(commands) == 1 else b"".join(map(_packed, commands))
                         replies = connection.exchange(packed, len(commands), step)
-                        if NoScriptError in map(type, replies):
+                        if (type(replies[0]) is not int or len(replies) > 1) and NoScriptError in map(type, replies):
                             attempts = attempts or self._new_attempts(*limits)
                             step = self._given(attempts.step_timeout(was_idle=was_idle))
                             self._repeat_forgotten(connection, commands, replies, step)
@@ -324,7 +325,7 @@ class AsyncClient(_ServerClient):
                             step = attempts.step_timeout(was_idle=was_idle)
                         packed = commands[0].packed if len(commands) == 1 else b"".join(map(_packed, commands))
                         replies = await connection.exchange(packed, len(commands), step)
-                        if NoScriptError in map(type, replies):
+                        if (type(replies[0]) is not int or len(replies) > 1) and NoScriptError in map(type, replies):
                             attempts = attempts or self._new_attempts(*limits)
                             step = attempts.step_timeout(was_idle=was_idle)
                             await self._repeat_forgotten(connection, commands, replies, step)
