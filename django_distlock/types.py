@@ -125,7 +125,7 @@ class Holder(_HolderFields):
         """As stores keep it."""
         host, pid, thread, label, since, message = self
         shown_message = f",{json.dumps(message)}" if message else ""
-        return f"{_without_time(host, pid, thread, label)},{since}{shown_message}]"
+        return f"{_without_time(host, pid, thread, label)},{since:.3f}{shown_message}]"
 
     @classmethod
     def from_text(cls, text: str) -> Self:
@@ -141,7 +141,7 @@ class Holder(_HolderFields):
                 and len(message) <= 1
                 and all(isinstance(text, str) for text in message)
             ):
-                return cls(host, int(pid), thread, label, float(since), *message)
+                return cls(host, int(pid), thread, label, round(float(since), 3), *message)
         raise ValueError(f"not a holder: {text[:80]!r}")
 
     @property

@@ -58,10 +58,9 @@ class Acquisition:
     _left: Lease | None = None  # when that was undone
     _pending: LockRequest | None = None  # of the call that is under way; None between calls
     _was_sent = False  # to the store
-    _wants_place = _has_queued = False  # whether the attempt asks for a place there; whether the last one did
-    _is_in_line = _is_leader = False  # among the waiters of this process
+    _wants_place = False  # whether the attempt asks for a place there
+    _is_leader = False  # among the waiters of this process
     _is_last = False  # the attempt, because the deadline has come
-    _is_busy = False  # the lock, as the store said
     _pause = 0.0  # seconds until it asks again, unless it is woken
     _retry_pause = 0.0  # the last one after which it asked again a store that failed; 0: it has answered since
     _late_grants, _late_token = 0, ""  # that came too late to be of use
@@ -85,6 +84,9 @@ class Acquisition:
         self._holds = holds
         self._execution = execution
         self._required = required
+        self._has_queued = False  # whether the last attempt asked for a place in the store
+        self._is_in_line = False  # of this process
+        self._is_busy = False  # the lock, as the store said
         self._began = clock()
         if timeout is not None:
             self._deadline = request.deadline = self._began + timeout

@@ -68,11 +68,9 @@ class Lease:
     fence: int
 
     # Most leases end before anything of this changes.
-    _hold_count = 1  # how often it was entered by its owner and not left yet
-    _deadline, _is_detached = 0.0, False
+    _is_detached = False
     _long_at = inf  # when, on clock(), it is told that it is held for long
     _proof: LockRequest | None = None  # of an adoption; released after the lease
-    _ended: State | None = None  # set once; a renewal that is still on its way changes nothing then
 
     def __init__(
         self,
@@ -92,10 +90,13 @@ class Lease:
         self._request, self._terms = request, terms
         self._owner = ref(owner)
         self._pid = request.holder.pid
+        self._hold_count = 1  # how often it was entered by its owner and not left yet
+        self._ended: State | None = None  # set once; a renewal that is still on its way changes nothing then
         self._granted_clock = clock() if granted_clock is None else granted_clock
         self._retainer_deadlines: dict[object, float] | None = None  # with until when, on clock(), they keep it renewed
         if backend.long_held is not None:
             self._long_at = self._granted_clock + backend.long_held
+        self._deadline = 0.0
         self._extend(sent_at, request.ttl)
 
     @property
@@ -264,7 +265,7 @@ class Lease:
         if deadline > self._deadline:
             self._deadline = deadline
         # Not all at the same moment that were taken at the same moment.
-        self._due = sent_at + self.ttl / 3 * (0.9 + 0.1 * random()) if self._renews else self._deadline
+        self._due = sent_at + self.ttl * (0.3 + random() / 30) if self._renews else self._deadline
         self._is_unknown = False
 
     def _mark_unknown(self, retry_at: float) -> None:

@@ -44,6 +44,8 @@ def _initialized() -> Sequence[BaseDatabaseWrapper]:
     """The connections of this thread, or task. ``connections.all(initialized_only=True)``, quickly."""
     if _knows_threads:
         known = vars(_of_thread)
+        if not known:
+            return ()
         if _get_running_loop() is None:
             return [connection for connection in known.values() if isinstance(connection, BaseDatabaseWrapper)]
         if "cvar" not in known:  # under which asgiref keeps those of tasks

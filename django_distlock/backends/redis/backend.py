@@ -204,18 +204,26 @@ class RedisBackend(GeneratorBackend, RunsBackend):
         return [request.copy(is_offer=True) for request in queued]
 
     def release(self, request: LockRequest, cooldown: float = 0.0, *, force: bool = False) -> bool:
-        commands = self._operations.release(request, cooldown, force)
+        command, queue_deadline = self._operations.release(request, cooldown, force), clock() + request.ttl
         try:
-            reply = self._client.send(*commands, queue_deadline=clock() + request.ttl)
+            if request.inbox:
+                first = self._operations.before_release(request)
+                reply = self._client.send(first, command, queue_deadline=queue_deadline)
+            else:
+                reply = self._client.send(command, queue_deadline=queue_deadline)
         except Exception as error:
             self._raise_translated(error)
         return self._released(request, reply)
 
     async def arelease(self, request: LockRequest, cooldown: float = 0.0, *, force: bool = False) -> bool:
-        commands = self._operations.release(request, cooldown, force)
+        command, queue_deadline = self._operations.release(request, cooldown, force), clock() + request.ttl
         client = await self._async_clients.get()
         try:
-            reply = await client.asend(*commands, queue_deadline=clock() + request.ttl)
+            if request.inbox:
+                first = self._operations.before_release(request)
+                reply = await client.asend(first, command, queue_deadline=queue_deadline)
+            else:
+                reply = await client.asend(command, queue_deadline=queue_deadline)
         except Exception as error:
             self._raise_translated(error)
         return self._released(request, reply)

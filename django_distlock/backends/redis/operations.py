@@ -67,18 +67,21 @@ class Operations:
         parts = ACQUIRE.head, keys, len(token), token, len(holder), holder, options
         return Command(b"%b%b$%d\r\n%b\r\n$%d\r\n%b\r\n%b" % parts, ACQUIRE, first)
 
-    def release(self, request: LockRequest, cooldown: float, force: bool) -> list[Command]:
-        """The reply to the last of them tells."""
+    def release(self, request: LockRequest, cooldown: float, force: bool) -> Command:
         retire = request.retires_for if request.in_doubt else 0.0
         options = self._release_options(cooldown, retire, request.inbox, request.is_offer, force)
         first, keys = self._of_lock(request.key)
         token = request.token.encode()
-        release = Command(b"%b%b$%d\r\n%b\r\n%b" % (RELEASE.head, keys, len(token), token, options), RELEASE, first)
-        if not request.inbox:
-            return [release]
-        # Others wait, probably. A server writes first to those for whom it had something last. One that owes a reply
-        # already when the script publishes writes to the waiter before it answers the caller.
-        return [Command(pack("EXISTS", first), key=first), release]
+        return Command(b"%b%b$%d\r\n%b\r\n%b" % (RELEASE.head, keys, len(token), token, options), RELEASE, first)
+
+    def before_release(self, request: LockRequest) -> Command:
+        """What is sent together with the release of a request that has waited, because others probably wait, too.
+
+        A server writes first to those for whom it had something last. One that owes a reply already when the script
+        publishes writes to the waiter before it answers the caller.
+        """
+        key = self._keys.lease(request.name)
+        return Command(pack("EXISTS", key), key=key)
 
     def _pack_acquire_options(self, ttl: float, mode: str, place: str, inbox: str) -> bytes:
         grant_ttl, queue_ttl = milliseconds(self._timing.grant_ttl), milliseconds(self._timing.queue_ttl)
