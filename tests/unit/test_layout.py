@@ -47,12 +47,11 @@ DRIVERS = {
 
 
 # With loops inside of such blocks: they run in threads of their own, where no signal is handled, or there is nothing to
-# end (between two requests for a lock, the second is not known to anybody yet).
+# end.
 ENDED_ANYHOW = {
     "Watchdog._end_late",
     "Renewer._renew_due",
     "Client._close_old",
-    "Acquisition.steps",
     "WakeupListener.steps",
 }
 
