@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import timedelta
@@ -216,3 +217,18 @@ def settled(**given: Any) -> Options:
         return _settled(**given)
     except TypeError:  # also for a value that cannot be hashed, of which the option itself says more
         return Options(given)
+
+
+def seconds_to_wait(blocking: bool, timeout: float | timedelta) -> float:
+    """threading.Lock's rules for the arguments of acquire(), where they are given. ``timeout``: a timedelta, too."""
+    if isinstance(timeout, timedelta):
+        timeout = timeout.total_seconds()
+    if not blocking:
+        if timeout != -1:
+            raise ValueError("A lock that does not block takes no timeout.")
+        return 0.0
+    if not timeout >= 0:  # which refuses NaN, too
+        raise ValueError(f"timeout is {timeout!r}; it is a number of seconds to wait, or -1 for the lock's own wait.")
+    if timeout > threading.TIMEOUT_MAX:
+        raise OverflowError(f"timeout is {timeout!r}, longer than threading.TIMEOUT_MAX.")
+    return timeout

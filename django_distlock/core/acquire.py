@@ -6,7 +6,6 @@ import logging
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
 from math import inf
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -18,6 +17,7 @@ from ..utils import fork
 from ..utils.clock import clock
 from ..utils.drive import Call, Steps
 from . import transactions
+from .busy import described
 from .holds import Hold, Holds, remember, remembers
 from .lease import Lease
 from .registry import Service, is_tested
@@ -231,7 +231,7 @@ class Acquisition:
         kind, state = LockNotAcquired, "is busy"
         if self._timeout != 0:
             kind, state = LockTimeout, f"stayed busy for {clock() - self._began:.1f} s"
-        message = f"The lock {self._lock_text} {state}: {_described(busy)}"
+        message = f"The lock {self._lock_text} {state}: {described(busy)}"
         retry_after = busy.remaining if busy.remaining < inf else None
         raise kind(message, retry_after=retry_after, holder=busy.holder, resting=busy.resting)
 
@@ -442,38 +442,5 @@ class Acquisition:
         return f"{self.request.name!r} ({place_of(self._using, self.request.prefix)})"
 
 
-def _described(busy: LockInfo) -> str:
-    if not busy.holder:
-        return "it is being handed over"
-    since = f"{datetime.fromtimestamp(busy.holder.since, UTC):%Y-%m-%d %H:%M:%S} UTC"
-    left = f"{busy.remaining:.1f} s left"
-    if busy.resting:
-        return f"it rests for the min_hold of {busy.holder}{_on_nodes(busy)}, which took it at {since}; {left}"
-    ends = f", {left} unless renewed" if busy.remaining < inf else ""
-    return f"held by {busy.holder}{_on_nodes(busy)} since {since}{ends}"
-
-
-def _on_nodes(busy: LockInfo) -> str:
-    if busy.nodes is None:
-        return ""
-    failed = f" while {busy.failed_nodes} failed" if busy.failed_nodes else ""
-    return f" on {busy.nodes} node{'' if busy.nodes == 1 else 's'}{failed}"
-
-
 def execution_kind() -> str:
     return "thread" if isinstance(current_execution(), threading.Thread) else "task"
-
-
-def seconds_to_wait(blocking: bool, timeout: float | timedelta) -> float:
-    """threading.Lock's rules for the arguments of acquire(), where they are given. ``timeout``: a timedelta, too."""
-    if isinstance(timeout, timedelta):
-        timeout = timeout.total_seconds()
-    if not blocking:
-        if timeout != -1:
-            raise ValueError("A lock that does not block takes no timeout.")
-        return 0.0
-    if not timeout >= 0:  # which refuses NaN, too
-        raise ValueError(f"timeout is {timeout!r}; it is a number of seconds to wait, or -1 for the lock's own wait.")
-    if timeout > threading.TIMEOUT_MAX:
-        raise OverflowError(f"timeout is {timeout!r}, longer than threading.TIMEOUT_MAX.")
-    return timeout

@@ -88,8 +88,7 @@ class Lease:
         self.fence, sent_at = grant
         self._backend, self._renewer = backend, renewer
         self._request, self._terms = request, terms
-        self._owner = ref(owner)
-        self._pid = request.holder.pid
+        self._owner, self._pid = ref(owner), request.holder.pid
         self._hold_count = 1  # how often it was entered by its owner and not left yet
         self._ended: State | None = None  # set once; a renewal that is still on its way changes nothing then
         self._granted_clock = clock() if granted_clock is None else granted_clock

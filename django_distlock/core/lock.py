@@ -17,14 +17,14 @@ from django.utils.asyncio import async_unsafe
 from ..backends.base import BaseLockBackend
 from ..exceptions import LockBackendError, LockError, LockLost, LockNotHeld, LockTimeout
 from ..names import fixed_name, render, stored_name
-from ..options import DEFAULTS, LockOptions, Options, settled
+from ..options import DEFAULTS, LockOptions, Options, seconds_to_wait, settled
 from ..signals import asend_signal, send_signal
 from ..types import Holder, LockInfo, LockRequest, current_execution
 from ..utils.drive import adrive, drive
 from ..utils.other_words import answer_other_words
 from ..utils.threads import start_thread
 from . import labels, transactions
-from .acquire import Acquisition, execution_kind, seconds_to_wait
+from .acquire import Acquisition, execution_kind
 from .forced import aforce_release, force_release
 from .holds import Hold, Holds, NothingToLeave, acquired_here
 from .lease import Lease, State, logger

@@ -20,8 +20,6 @@ class UngrantedLease(Lease):
     The renewer does not know it, so nothing renews it, loses it or lists it.
     """
 
-    _hold_count = 0  # until it is entered, as a lease is that was there before
-
     def __init__(
         self,
         backend: BaseLockBackend,
@@ -32,6 +30,7 @@ class UngrantedLease(Lease):
         error: LockBackendError,
     ) -> None:
         super().__init__(backend, request, Grant(0, -inf), terms, renewer, owner)
+        self._hold_count = 0  # until it is entered, as a lease is that was there before
         self._ended = State.UNAVAILABLE
         self._reason = str(error)  # not the error, whose traceback keeps the frames of its callers
 
