@@ -36,6 +36,7 @@ class CircuitBreaker:
         self._failed_at = -inf  # the last one of them
         self._failures, self._waited = 0, 0.0  # seconds in which at least one of them waited
         self._opened_at = self._open_until = -inf
+        self.wanted_at = -inf  # when a caller last failed, or was turned away
         self.failure: Exception | None = None  # what the last one failed with
 
     @property
@@ -52,6 +53,13 @@ class CircuitBreaker:
         """Whether callers are turned away."""
         return self._opened_at > self.answered_at and clock() < self._open_until
 
+    def turns_away(self) -> bool:
+        """Whether a caller who comes now is told at once that it is open."""
+        if not self.is_open:
+            return False
+        self.wanted_at = clock()
+        return True
+
     @property
     def open_for(self) -> float:
         """Seconds since it opened."""
@@ -66,7 +74,8 @@ class CircuitBreaker:
             self.failing_since, self._failed_at, self._failures, self._waited = began, began, 0, 0.0
         self._failures += 1
         self._waited += max(0.0, now - max(began, self._failed_at))
-        self._failed_at, self.failure = now, failure
+        self._failed_at = self.wanted_at = now
+        self.failure = failure
         if not self._should_open(now, refused=refused):
             return is_first
         if not self.is_open:

@@ -30,6 +30,7 @@ class Timing:
 
     # Circuit breakers
     probe_pause_shortest, probe_pause_longest = 0.2, 0.8  # before a server that answers nobody is asked again
+    probe_idle = 20.0  # after which a server is asked no more if nobody wanted anything of it meanwhile
     probe_slack = 1.0  # by which that may come later than it should; then callers find out by themselves
 
     # The queue of a lock

@@ -52,7 +52,7 @@ class ServerBreaker(CircuitBreaker):
 
     def check(self) -> None:
         """Raise BreakerOpen if it is."""
-        if self.is_open:
+        if self.turns_away():
             raise self.error()
 
     def outage(self) -> Outage | None:
@@ -105,6 +105,8 @@ class Prober:
         breaker = self._breaker()
         if breaker is None:
             return None
+        if clock() - breaker.wanted_at > breaker.timing.probe_idle:
+            breaker.close()  # the next caller finds out by itself
         if breaker.is_tripped and self._has_told and clock() >= self._asks_at:
             self._ask(breaker)
             self._asks_at = inf

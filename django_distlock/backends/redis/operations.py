@@ -80,7 +80,7 @@ class Operations:
         A server writes first to those for whom it had something last. One that owes a reply already when the script
         publishes writes to the waiter before it answers the caller.
         """
-        key = self._keys.lease(request.name)
+        key = self._keys.lease(request.key)
         return Command(pack("EXISTS", key), key=key)
 
     def _pack_acquire_options(self, ttl: float, mode: str, place: str, inbox: str) -> bytes:

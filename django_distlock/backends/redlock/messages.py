@@ -220,7 +220,7 @@ class NodeState(ABC):
 
         ``lacks_majority``: fewer nodes than a majority are connected, so that it is tried more often.
         """
-        if self.breaker.is_open and not despite_outage:
+        if not despite_outage and self.breaker.turns_away():
             return False
         if self.failure is None:
             return self.connecting_count < wanted
@@ -230,7 +230,7 @@ class NodeState(ABC):
 
     def should_wait(self, since: float, limits: Limits) -> bool:
         """Whether to wait for a connection to it: an attempt to connect that began before then proves nothing."""
-        if self.breaker.is_open and not limits.despite_outage:
+        if not limits.despite_outage and self.breaker.turns_away():
             return False
         return self.is_connecting or (not self.is_refused and (limits.retry_refused or self.connecting_since < since))
 

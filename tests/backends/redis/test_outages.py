@@ -291,6 +291,21 @@ def test_a_backend_that_is_closed_is_not_asked_for(use, three, caplog):
     assert "answers again" not in caplog.text
 
 
+def test_a_server_of_which_nobody_wants_anything_is_asked_no_more(use, three, monkeypatch, caplog):
+    monkeypatch.setattr(Timing, "probe_idle", 0.3)
+    backend = use()
+    three[0].refuse()
+    opened(backend)
+    for _ in range(4):
+        time.sleep(0.1)
+        with pytest.raises(LockBackendError):
+            backend.look(["name"])
+    assert probes(three)
+    eventually(lambda: not probes(three))
+    assert not backend.outages()
+    assert "answers again" not in caplog.text
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing forks here")
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_child_begins_with_closed_ones(use, server):
