@@ -54,7 +54,7 @@ for number in (signal.SIGHUP, signal.SIGINT):
 
 # Of real programs and topologies, and of random runs. Modules elsewhere that wait for servers or for time to pass say
 # so themselves; the rest is done in a minute or two: -m "not slow".
-SLOW = ("backends/cluster", "backends/sentinel", "processes", "simulation")
+SLOW = ("backends/redis/cluster", "backends/redis/sentinel", "processes", "simulation")
 TESTS = Path(__file__).parent
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from django_distlock import Lease, Lock, locks
 from django_distlock.core.detached import Detached
 from django_distlock.options import Terms
-from django_distlock.testing.tools import eventually
-from django_distlock.types import LockRequest
+from django_distlock.testing.tools import eventually, lock_request
+from django_distlock.types import Grant, LockRequest
 from django_distlock.utils.clock import clock
 
 
@@ -34,3 +34,10 @@ def wait_for_renewal(lease: Lease) -> None:
 def terms_of_detached(text: str) -> Terms:
     """Those under which a lease goes on with whoever adopts it."""
     return Terms(**Detached.from_text(text).terms)
+
+
+def hold_elsewhere(name: str = "name", ttl: float = 60.0, label: str = "somebody else") -> LockRequest:
+    """Another owner takes the lock."""
+    other = lock_request(name, ttl, label)
+    assert isinstance(locks["default"].acquire(other, queue=False), Grant)
+    return other

@@ -43,7 +43,7 @@ EXCEPTIONS = [
     ),
     ("celery/test_beat.py", "_heap", "of Celery's Scheduler, which counts its entries anew without it"),
     ("celery/test_beat_database.py", "_heap", "the same"),
-    ("backends/database/test_database.py", "_receive", "a pooler passes on the subscription and no notification"),
+    ("backends/database/test_backend.py", "_receive", "a pooler passes on the subscription and no notification"),
 ]
 
 

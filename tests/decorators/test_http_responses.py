@@ -29,7 +29,7 @@ from tests.support.tools import eventually
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.usefixtures("backend", "keep_connections"),
-    pytest.mark.urls("tests.decorators.test_responses"),
+    pytest.mark.urls("tests.decorators.test_http_responses"),
 ]
 
 
@@ -501,7 +501,7 @@ class TestRequests:
         eventually(lambda: not is_held())
 
     def test_a_response_that_another_one_replaces(self, settings):
-        settings.MIDDLEWARE = ["tests.decorators.test_responses.replace"]
+        settings.MIDDLEWARE = ["tests.decorators.test_http_responses.replace"]
         for view in ("streaming", "template"):
             assert Client().get(f"/{view}").content == b"another"
             eventually(lambda: not is_held())

@@ -26,7 +26,7 @@ from django_distlock.utils.text import bounded, printable
 from tests.support.admin_pages import hold
 from tests.support.commands import said_by
 
-pytestmark = [pytest.mark.usefixtures("backend"), pytest.mark.urls("tests.decorators.test_outside_text")]
+pytestmark = [pytest.mark.usefixtures("backend"), pytest.mark.urls("tests.utils.test_text")]
 
 HOSTILE = "x\r\n2026-11-22 09:00:00 CRITICAL root login\x1b[2J\x9b2J\u202e\u2028\x00\ud800"
 IN_URLS = "x%0d%0a2026-11-22 09:00:00 CRITICAL root login%1b[2J%c2%9b2J%e2%80%ae%00"
@@ -121,7 +121,7 @@ def test_the_label_of_a_request_to_an_async_view():
 @pytest.mark.parametrize(("view", "name"), [(reset, "reset"), (Reset.as_view(), "Reset.dispatch")])
 def test_the_label_of_a_request_without_a_route_is_its_method_and_the_view(view, name):
     response = view(RequestFactory().get(f"/reset/{SECRET}"))
-    assert response.content.decode() == f"GET tests.decorators.test_outside_text.{name}"
+    assert response.content.decode() == f"GET tests.utils.test_text.{name}"
 
 
 def test_methods_are_chosen_by_clients_too():

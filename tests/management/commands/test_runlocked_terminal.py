@@ -14,6 +14,8 @@ from tests.support.admin_pages import hold
 from tests.support.terminal import PYTHON
 from tests.support.tools import eventually
 
+pytestmark = pytest.mark.slow
+
 # Tells each signal, as soon as it comes, and ends a while after the first one.
 TELLING = """
 import os, signal, socket, sys

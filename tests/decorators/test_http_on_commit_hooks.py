@@ -10,7 +10,7 @@ from django.urls import path
 
 from django_distlock import distributed_lock, lock
 
-pytestmark = [pytest.mark.usefixtures("locmem_locks"), pytest.mark.urls("tests.decorators.test_on_commit_hooks")]
+pytestmark = [pytest.mark.usefixtures("locmem_locks"), pytest.mark.urls("tests.decorators.test_http_on_commit_hooks")]
 
 seen = []
 

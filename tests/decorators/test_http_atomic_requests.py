@@ -25,7 +25,7 @@ from tests.support.views import logged
 
 pytestmark = [
     pytest.mark.usefixtures("backend", "atomic_requests"),
-    pytest.mark.urls("tests.decorators.test_atomic_requests"),
+    pytest.mark.urls("tests.decorators.test_http_atomic_requests"),
     pytest.mark.django_db(transaction=True, databases=["default", "other"]),
 ]
 

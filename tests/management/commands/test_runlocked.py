@@ -19,6 +19,8 @@ from tests.support.admin_pages import hold
 from tests.support.programs import ROOT
 from tests.support.tools import PATIENCE, eventually
 
+pytestmark = pytest.mark.slow
+
 PYTHON = sys.executable
 
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"

@@ -1,0 +1,124 @@
+"""The tests of a module are found by its name, and the module by that of its tests.
+
+Those of ``django_distlock/core/lease.py`` are ``tests/core/test_lease.py`` and ``tests/core/test_lease_*.py``. For the
+modules at the top of the package the folder is ``tests/unit``, for a package itself it is its own folder. A part of a
+store without tests of its own is tested through the store: by ``test_backend.py`` and ``test_backend_*.py`` beside.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import django_distlock
+
+ROOT = Path(django_distlock.__file__).parent
+TESTS = ROOT.parent / "tests"
+
+FOLDERS = {
+    "": "unit",
+    "admin": "monitoring",
+}  # the admin stands where Django looks for it, beside its parts it is tested
+
+THROUGH_OTHERS = [
+    # modules without tests of their own | the tests that go through them | why
+    ("apps", "unit/test_checks", "it connects the checks"),
+    ("backends.base backends.locmem backends.twins", "backends/contract/test_contract", "it is the contract's text"),
+    ("backends.common.attempts", "backends/redis/test_client", "a policy shows where commands are sent"),
+    ("backends.common.backoff", "backends/redis/test_backend", "a pause shows where something fails"),
+    (
+        "backends.common.per_loop backends.common.permits",
+        "backends/redis/test_backend",
+        "what it limits are connections",
+    ),
+    ("backends.common.selftest", "management/commands/test_locks", "locks check runs it"),
+    ("backends.common.timing backends.dummy options", "core/test_registry", "what settings lead to"),
+    ("celery.config", "celery/test_schedule_store", "the setting is that of the runs"),
+    ("celery.deferred_signals", "processes/test_fleet", "signals go to processes"),
+    ("celery.messages", "celery/test_tasks_copies", "the copies of a message have its id"),
+    ("core.busy", "core/test_lock", "what errors and signals tell of a busy lock"),
+    ("core.detached", "core/test_adoption", "a text is written to be adopted"),
+    ("decorators.key", "decorators/test_decorators", "names are seen by what is locked"),
+    ("decorators.task_context", "celery/test_tasks_rules", "tasks are Celery's and Django's"),
+    ("exceptions signals types", "core/test_lock", "words, which say something where they are used"),
+    ("formats", "backends/redis/test_codec_formats", "one number, and what follows from a newer one"),
+    ("middleware", "decorators/test_answers", "it gives the decorator's answers"),
+    ("models", "monitoring/test_admin", "the admin shows them"),
+    (
+        "monitoring.admin_filters monitoring.admin_querysets monitoring.admin_texts",
+        "monitoring/test_admin",
+        "parts of its pages",
+    ),
+    ("monitoring.diagnostics monitoring.formatting", "management/commands/test_locks", "what the command prints"),
+    ("testing.contract testing.plugin testing.runs_contract testing.tools", "testing/test_testing", "one kit"),
+    ("utils.clock", "unit/test_platforms", "each system has its own clocks"),
+    ("utils.drive utils.wakeup", "core/test_acquire", "waiting is made of them"),
+    ("utils.other_words", "core/test_lock", "its users have a handle or a lease in hand"),
+]
+
+OF_MANY_MODULES = {
+    # tests, or a folder of them: what they are of
+    "backends/contract": "the contract, on every store",
+    "monitoring/test_secrets": "passwords, wherever something is shown",
+    "processes": "whole programs, and those who judge what they noted",
+    "simulation": "the whole package in seeded worlds, the models of servers, planted changes",
+    "unit/test_distribution": "what is packed",
+    "unit/test_docs": "the pages",
+    "unit/test_imports": "what a process loads",
+    "unit/test_layout": "the structure of the package",
+    "unit/test_platforms": "other systems",
+    "unit/test_private_names": "the tests",
+    "unit/test_replaced_names": "the words of the code",
+    "unit/test_requirements": "the end of a run of tests",
+    "unit/test_typing": "the types that users see",
+    "unit/test_where_tests_are": "the tests",
+}
+
+MODULES = {path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".") for path in ROOT.rglob("*.py")}
+TEST_MODULES = {path.relative_to(TESTS).with_suffix("").as_posix() for path in TESTS.rglob("test_*.py")}
+ELSEWHERE = {module: tests for modules, tests, _ in THROUGH_OTHERS for module in modules.split()}
+
+
+def name_for(module: str) -> str:
+    """Of the module that has all tests of ``module``; those that have a part of them begin with it."""
+    parts = module.removesuffix(".__init__").split(".")
+    folder = "/".join(parts if module.endswith(".__init__") else parts[:-1])
+    return f"{FOLDERS.get(module) or FOLDERS.get(folder) or folder}/test_{parts[-1]}"
+
+
+def found_by_name(module: str) -> set[str]:
+    name = name_for(module)
+    return {tests for tests in TEST_MODULES if tests == name or tests.startswith(f"{name}_")}
+
+
+def found_by_store(module: str) -> set[str]:
+    folder, _, _ = module.rpartition(".")
+    return found_by_name(f"{folder}.backend") if folder.startswith("backends.") else set()
+
+
+def is_in(tests: str, name: str) -> bool:
+    """``name``: of tests, or of a folder of them."""
+    return tests == name or tests.startswith(f"{name}/")
+
+
+def test_each_module_has_tests():
+    for module in MODULES:
+        defines_nothing = module.startswith("migrations.") or module.endswith("__init__")
+        if not (found_by_name(module) or found_by_store(module) or module in ELSEWHERE or defines_nothing):
+            raise AssertionError(f"where is {name_for(module)}.py?")
+
+
+def test_all_tests_are_of_a_module():
+    by_name = {tests for module in MODULES for tests in found_by_name(module)}
+    by_list = {tests for tests in TEST_MODULES if any(is_in(tests, name) for name in OF_MANY_MODULES)}
+    assert by_name | by_list == TEST_MODULES
+    assert not by_name & by_list
+
+
+def test_what_is_listed_is_there_and_found_no_other_way():
+    for module, tests in ELSEWHERE.items():
+        assert module in MODULES
+        assert tests in TEST_MODULES
+        assert not found_by_name(module), module
+    assert len(ELSEWHERE) == sum(len(modules.split()) for modules, _, _ in THROUGH_OTHERS)
+    for name in OF_MANY_MODULES:
+        assert any(is_in(tests, name) for tests in TEST_MODULES), name
