@@ -44,7 +44,7 @@ def steps() -> Mapping[str, Sequence[Cut]]:
     asked, given_up = operations.acquire(request, False), operations.release(request, 0.0, False)
     thread, text, answers = threading.current_thread(), holder.to_text(), cycle([1_800_000_000_000_000, 1])
 
-    def take_turn(queue: LocalQueue, request: LockRequest, *, joins: bool) -> bool:
+    def join(queue: LocalQueue, request: LockRequest, now: float) -> bool:
         request.asking = True
         return True
 
@@ -54,8 +54,8 @@ def steps() -> Mapping[str, Sequence[Cut]]:
         "the holder": [Cut(lock, "holder_here", lambda *_: holder)],
         "the holder's text": [Cut(Holder, "to_text", lambda _: text)],
         "the waiters of the process": [
-            Cut(LocalQueue, "take_turn", take_turn),
-            Cut(LocalQueue, "leave", lambda *_, **__: None),
+            Cut(LocalQueue, "join", join),
+            Cut(LocalQueue, "leave", lambda *_: None),
         ],
         "the command that acquires": [Cut(Operations, "acquire", lambda *_: asked)],
         "the command that releases": [Cut(Operations, "release", lambda *_: given_up)],

@@ -196,7 +196,7 @@ class Acquisition:
         if isinstance(error, LockBackendError) and is_tested() and HINT_OF_TESTS not in getattr(error, "__notes__", ()):
             error.add_note(HINT_OF_TESTS)
         if self._is_in_line:
-            self._service.queue.leave(self.request, hand_place_on=True, again=True)
+            self._service.queue.give_up(self.request, again=True)
         if self._hold:
             with suppress(LookupError):
                 self._left = self._holds.leave(self._hold, by_with=True)
@@ -269,8 +269,12 @@ class Acquisition:
             queue.mark_asking(request)
             wants_place = bool(request.inbox) and queue.has_successor(request)
         else:
-            joins, self._is_in_line = not self._is_in_line, True
-            self._is_leader = is_leader = queue.take_turn(request, joins=joins)
+            if self._is_in_line:
+                is_leader = queue.take_turn(request, now)
+            else:
+                self._is_in_line = True
+                is_leader = queue.join(request, now)
+            self._is_leader = is_leader
             if is_leader:
                 # Most locks are free, so the first attempt takes no place where that would cost a subscription.
                 is_cheap = self._is_busy or (self.backend.is_listening(request.name) and not self._may_be_own())
@@ -300,14 +304,18 @@ class Acquisition:
                 if self._is_leader and not self._wants_place:
                     self._pause = self._retry_pause = 0.0  # at once, now with a place
                 return None
-            self._leave_line(hand_place_on=True)
+            if self._is_in_line:
+                self._service.queue.give_up(request)
+                self._is_in_line = False
             if self._may_be_left_in_store:
                 self._give_back(request)
             self._was_sent = self._has_queued = False  # nothing is left of it
             if answer.token == self._late_token:
                 raise self._slow_error()
             return answer
-        self._leave_line(hand_place_on=False)
+        if self._is_in_line:
+            self._service.queue.leave(request)
+            self._is_in_line = False
         lease = Lease(self.backend, request, answer, self._terms, self._service.renewer, self._execution)
         if lease._granted_clock < lease._deadline:
             self.grant = answer
@@ -346,11 +354,6 @@ class Acquisition:
         self._pending, self._pause = None, 0.0
         self._retry_pause = min(max(SHORTEST_RETRY, 2 * self._retry_pause), longest)
         return True
-
-    def _leave_line(self, *, hand_place_on: bool) -> None:
-        if self._is_in_line:
-            self._service.queue.leave(self.request, hand_place_on=hand_place_on)
-            self._is_in_line = False
 
     def _may_be_own(self) -> bool:
         """Whether the lease in the way may be one to enter again, for which nobody stands in line."""

@@ -33,7 +33,8 @@ class LeaseRenewer(Protocol):
     """Who keeps leases alive and cleans up behind callers that cannot (see renewal.py)."""
 
     def unregister(self, lease: Lease) -> bool: ...
-    def wake(self, key: str, *, only_first: bool = False) -> None: ...
+    def wake(self, key: str) -> None: ...
+    def wake_first(self, key: str) -> None: ...
     def release_in_background(self, request: LockRequest, *, cooldown: float = 0.0) -> bool: ...
 
 
@@ -304,7 +305,7 @@ class Lease:
     def _mark_lost(self, reason: str, *, log: bool = True) -> None:
         """The lease is over without a release: called once, by whoever dropped it from its renewer."""
         self._ended = State.LOST
-        self._renewer.wake(self._request.key, only_first=True)
+        self._renewer.wake_first(self._request.key)
         if log:
             self._log_loss(reason)
         self._send_in_background(signals.lock_lost, reason=reason)
@@ -333,7 +334,7 @@ class Lease:
         """
         try:
             released = self._backend.release(self._request, self._begin_release())
-            self._renewer.wake(self._request.key, only_first=True)
+            self._renewer.wake_first(self._request.key)
         except BaseException as error:
             if self._release_after_failure(error):
                 return
@@ -348,7 +349,7 @@ class Lease:
         """``release()`` for tasks. Cancelled, it is finished in the background."""
         try:
             released = await self._backend.arelease(self._request, self._begin_release())
-            self._renewer.wake(self._request.key, only_first=True)
+            self._renewer.wake_first(self._request.key)
         except BaseException as error:
             if self._release_after_failure(error):
                 return

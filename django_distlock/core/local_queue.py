@@ -24,21 +24,23 @@ class LocalQueue:
         self._guard = threading.RLock()  # the garbage collector may end a wait while this very thread is inside
         self._lines: dict[str, list[LockRequest]] = {}  # a new one is put in by anybody; else by who has the guard
 
-    def take_turn(self, request: LockRequest, *, joins: bool) -> bool:
-        """Mark it as asking the store if it is the leader or has a place there. Whether it is the leader.
-
-        ``joins``: it comes only now.
-        """
-        request.last_active_at = clock()
+    def join(self, request: LockRequest, now: float) -> bool:
+        """Stand in the line of its lock, and take a turn as ``take_turn()`` says."""
+        request.asking, request.last_active_at = True, now  # first: it inherits nothing then
         alone = [request]
-        if joins:
-            request.asking = True  # first: it inherits nothing then
-            if self._lines.setdefault(request.key, alone) is alone:  # most locks are wanted by one
-                return True
+        if self._lines.setdefault(request.key, alone) is alone:  # most locks are wanted by one
+            return True
         with self._guard:
             line = self._lines.setdefault(request.key, alone)
-            if joins and line is not alone:
+            if line is not alone:
                 line.append(request)
+            return self.take_turn(request, now)
+
+    def take_turn(self, request: LockRequest, now: float) -> bool:
+        """Mark it as asking the store if it is the leader or has a place there. Whether it is the leader."""
+        request.last_active_at = now
+        with self._guard:
+            line = self._lines.setdefault(request.key, [request])
             is_leader = line[0] is request or self._first_responsive(line) is request
             request.asking = is_leader or bool(request.inbox)
             return is_leader
@@ -70,24 +72,39 @@ class LocalQueue:
             lines = [list(line) for line in self._lines.values()]
         return [request for line in lines for request in line if request.inbox]
 
-    def wake(self, key: str, *, only_first: bool = False) -> None:
-        """Let all look whether they may go on, or the leader."""
+    def wake(self, key: str) -> None:
+        """Let all look whether they may go on."""
+        with self._guard:
+            line = list(self._lines.get(key, ()))
+        for request in line:
+            request.event.set()
+
+    def wake_first(self, key: str) -> None:
+        """Let the leader look whether it may go on."""
         if key not in self._lines:  # most locks are wanted by one
             return
         with self._guard:
-            line = self._lines.get(key, [])
-            woken = [self._first_responsive(line)] if only_first and line else list(line)
-        for request in woken:
-            request.event.set()
+            line = self._lines.get(key)
+            first = self._first_responsive(line) if line else None
+        if first:
+            first.event.set()
 
     def has_successor(self, request: LockRequest) -> bool:
         with self._guard:
             return len(self._lines[request.key]) > 1
 
-    def leave(self, request: LockRequest, *, hand_place_on: bool, again: bool = False) -> None:
-        """Wake the next leader; where this one was granted the lock, the end of its lease does that.
+    def leave(self, request: LockRequest) -> None:
+        """It was granted the lock. The end of its lease wakes the next leader."""
+        with self._guard:
+            line = self._lines[request.key]
+            line.remove(request)
+            if not line:
+                del self._lines[request.key]
 
-        ``again``: it was interrupted and has done an unknown part of this.
+    def give_up(self, request: LockRequest, *, again: bool = False) -> None:
+        """It leaves without the lock: wake the next leader, which goes on with its place in the store.
+
+        ``again``: it was interrupted and has done an unknown part of this, or of ``leave()``.
         """
         successor = None
         with self._guard:
@@ -100,7 +117,7 @@ class LocalQueue:
                 return
             first = self._first_responsive(line)
             # A process has one place, so not if the next one has its own; and not to one that is about to leave.
-            if hand_place_on and request.inbox and not (request.is_inherited or first.inbox or first.in_doubt):
+            if request.inbox and not (request.is_inherited or first.inbox or first.in_doubt):
                 follower = next((one for one in line if not (one.asking or one.inbox or one.in_doubt)), None)
                 if follower:
                     follower.inherit(request)
@@ -112,7 +129,7 @@ class LocalQueue:
             informed, successor = successor, self._heir_of(request)
             if successor is informed:  # else it has left meanwhile, and the next one may have been told before it was
                 break
-        if was_first and hand_place_on:
+        if was_first:
             first.event.set()
 
     def _heir_of(self, request: LockRequest) -> LockRequest | None:

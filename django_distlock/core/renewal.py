@@ -54,7 +54,7 @@ class Renewer:
     def __init__(self, backend: BaseLockBackend, queue: LocalQueue) -> None:
         self._backend = backend
         self._queue = queue
-        self.wake = queue.wake  # lets the waiters of this process look whether they may enter, or the first of them
+        self.wake, self.wake_first = queue.wake, queue.wake_first
         self._pid = fork.pid()
         self._guard = threading.RLock()
         self._leases: dict[str, Lease] = {}
@@ -443,5 +443,5 @@ class Cleaner:
                 logger.error("Lock %r could not be given back; its TTL has freed it: %s", name, error)
             if self._pending.get(token) is pending:  # and was not given up once more meanwhile
                 del self._pending[token]
-            self._queue.wake(pending.request.key, only_first=True)
+            self._queue.wake_first(pending.request.key)
         return clock() + self._backend.timing.retry_delay if self._pending else None

@@ -70,7 +70,7 @@ def test_a_wait_ends_beside_one_that_hands_its_place_on():
     """The heir's backend may start a thread, in which the garbage collector ends other waits before it goes on."""
 
     def succeed(request):
-        ends = threading.Thread(target=queue.leave, args=(other,), kwargs={"hand_place_on": True}, daemon=True)
+        ends = threading.Thread(target=queue.give_up, args=(other,), daemon=True)
         ends.start()
         ends.join(PATIENCE)
         ended.append(not ends.is_alive())
@@ -78,9 +78,9 @@ def test_a_wait_ends_beside_one_that_hands_its_place_on():
     ended, queue = [], LocalQueue(Timing(), succeed)
     leader, heir, other = lock_request("name"), lock_request("name"), lock_request("other")
     for request in (leader, heir, other):
-        queue.take_turn(request, joins=True)
+        queue.join(request, clock())
     leader.inbox, heir.asking = "inbox", False
-    queue.leave(leader, hand_place_on=True)
+    queue.give_up(leader)
     assert heir.token == leader.token
     assert ended == [True]
 
@@ -89,15 +89,15 @@ def test_the_heir_is_told_last_where_one_before_it_leaves_as_it_is_told():
     def succeed(request):
         if request is brief and not told:
             told.append(None)
-            queue.leave(brief, hand_place_on=True)
+            queue.give_up(brief)
         told.append(request)
 
     told, queue = [], LocalQueue(Timing(), succeed)
     leader, brief, heir = (lock_request("name") for _ in range(3))
     for request in (leader, brief, heir):
-        queue.take_turn(request, joins=True)
+        queue.join(request, clock())
     leader.inbox, brief.asking, heir.asking = "inbox", False, False
-    queue.leave(leader, hand_place_on=True)
+    queue.give_up(leader)
     assert heir.token == leader.token
     assert told == [None, heir, brief, heir]
 
@@ -111,11 +111,11 @@ class TestTheEndOfALease:
         queue, waiters = queue_of(locmem_locks), [lock_request(), lock_request()]
         with lock("name", on_lost="log") as lease:
             for waiter in waiters:
-                queue.take_turn(waiter, joins=True)
+                queue.join(waiter, clock())
             waiters[0].last_active_at = clock() - LONG
             yield lease, *waiters
             for waiter in waiters:
-                queue.leave(waiter, hand_place_on=False)
+                queue.leave(waiter)
 
     @staticmethod
     def was_woken(request):

@@ -209,11 +209,11 @@ def test_who_waits_is_woken_when_what_is_given_up_in_the_background_is_free(locm
     """Not before: it would look for nothing, and not again."""
     release, was_free = locmem_locks.release, []
 
-    def wake(queue, name, *, only_first):
+    def wake_first(queue, name):
         was_free.append(locmem_locks.look([name]) == [None])
 
     monkeypatch.setattr(locmem_locks, "release", lambda *arguments: time.sleep(0.1) or release(*arguments))
-    monkeypatch.setattr(LocalQueue, "wake", wake)
+    monkeypatch.setattr(LocalQueue, "wake_first", wake_first)
     request = lock_request("name", 60)
     locmem_locks.acquire(request, queue=False)
     assert renewer.release_in_background(request)

@@ -63,7 +63,7 @@ class TestACrowd:
         assert max(alone) <= timing.look_interval < min(alone) + 0.11
         assert len({*alone}) > 1
         for request in requests:
-            queue.take_turn(request, joins=True)
+            queue.join(request, clock())
         crowded = queue.schedule_look(requests[0], inf)
         assert 3 < crowded <= 5000 / timing.looks_per_second
         assert requests[0].last_active_at > clock() + 2  # nobody passes it over meanwhile
@@ -73,12 +73,12 @@ class TestACrowd:
         timing = Timing()
         timing.look_interval_longest, timing.looks_per_second = 8.0, 0.1
         queue, stuck, other = LocalQueue(timing, succeed=str), lock_request("name"), lock_request("name")
-        assert queue.take_turn(stuck, joins=True)
-        assert not queue.take_turn(other, joins=True)
+        assert queue.join(stuck, clock())
+        assert not queue.join(other, clock())
         assert queue.schedule_look(stuck, 0.1) == 0.1
         timing.unresponsive_after = 0.2
         time.sleep(0.3)
-        assert queue.take_turn(other, joins=False)
+        assert queue.take_turn(other, clock())
 
 
 class Listener(WakeupListener):

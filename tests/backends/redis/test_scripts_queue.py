@@ -884,16 +884,16 @@ class TestTokensOfThoseWhoLeave:
 
     def test_one_that_has_asked_for_the_last_time_inherits_nothing(self, fleet, store, callers, monkeypatch):
         """Nobody would give the place up."""
-        leave, first_has_left = local_queue.LocalQueue.leave, threading.Event()
+        give_up, first_has_left = local_queue.LocalQueue.give_up, threading.Event()
 
         def slowly(line, lock_request, **options):
             if lock_request.ttl == 20.0:
                 assert first_has_left.wait(PATIENCE)
-            leave(line, lock_request, **options)
+            give_up(line, lock_request, **options)
             if lock_request.ttl == 25.0:
                 first_has_left.set()
 
-        monkeypatch.setattr(local_queue.LocalQueue, "leave", slowly)
+        monkeypatch.setattr(local_queue.LocalQueue, "give_up", slowly)
         with lock("name", using="c"):
             first = callers(wait=1.5, ttl=25.0)
             in_queue(store, 1)
@@ -914,16 +914,16 @@ class TestTokensOfThoseWhoLeave:
             inherit(heir, other)
 
         def ask():
-            line.mark_asking(second) if mark == "mark_asking" else line.take_turn(second, joins=False)
+            line.mark_asking(second) if mark == "mark_asking" else line.take_turn(second, clock())
             tokens.append(second.token)
             asked.set()
 
         monkeypatch.setattr(LockRequest, "inherit", slowly)
         first.inbox, tokens = "S1", []
         for one in (first, second):
-            line.take_turn(one, joins=True)
+            line.join(one, clock())
         first.asking = False
-        leaving = threading.Thread(target=line.leave, args=(first,), kwargs={"hand_place_on": True})
+        leaving = threading.Thread(target=line.give_up, args=(first,))
         leaving.start()
         assert begun.wait(PATIENCE)
         ask()
@@ -934,12 +934,12 @@ class TestTokensOfThoseWhoLeave:
     def test_one_that_may_enter_again_asks_with_the_place_that_it_inherits_meanwhile(self, valkey_locks, monkeypatch):
         backend, queue, leader = locks["default"], locks.service("default").queue, lock_request()
         with lock(leader.name, reentrant=True):
-            queue.take_turn(leader, joins=True)
+            queue.join(leader, clock())
             backend.acquire(leader, queue=True)
             mark, acquire, asked = queue.mark_asking, backend.acquire, []
 
             def leave_first(lock_request):
-                queue.leave(leader, hand_place_on=True)
+                queue.give_up(leader)
                 mark(lock_request)
 
             def noted(lock_request, *, queue):
