@@ -187,7 +187,7 @@ def _hold(count: int) -> None:
             for number in numbers
         ]
         commands = [backend._operations.acquire(lock_request, False) for lock_request in lock_requests]
-        backend._client.send(*commands)
+        backend._client.send(commands)
 
 
 def _page_of(url: str, count: int) -> float:

@@ -18,7 +18,7 @@ from ..utils.clock import clock
 from ..utils.drive import Call, Steps
 from . import transactions
 from .busy import described
-from .holds import Hold, Holds, remember, remembers
+from .holds import BY_WITH, Hold, Holds, remember, remembers
 from .lease import Lease
 from .registry import Service, is_tested
 from .ungranted import UngrantedLease
@@ -45,8 +45,8 @@ class Acquisition:
     Whatever ends it, nothing of it stays in the store but what was granted. What cannot be taken back at once is left
     to the renewer, because whoever was interrupted must not wait for the store.
 
-    ``timeout``: seconds to wait; None: as long as it takes. ``required``: ``with`` and the decorator, which must have
-    the lock and so do not wait for themselves.
+    ``timeout``: seconds to wait; None: as long as it takes. ``by_with``: for ``with`` and the decorator, which must
+    have the lock and so do not wait for themselves.
     """
 
     lease: Lease | None = None
@@ -74,7 +74,7 @@ class Acquisition:
         terms: Terms,
         holds: Holds,
         execution: object,
-        required: bool,
+        by_with: bool,
     ) -> None:
         self.request = request
         self.backend = service.backend  # which makes the calls of ``steps()``
@@ -83,7 +83,7 @@ class Acquisition:
         self._terms = terms
         self._holds = holds
         self._execution = execution
-        self._required = required
+        self._by_with = by_with
         self._has_queued = False  # whether the last attempt asked for a place in the store
         self._is_in_line = False  # of this process
         self._is_busy = False  # the lock, as the store said
@@ -149,7 +149,7 @@ class Acquisition:
         self.lease = lease = answer
         self._service.renewer.register(lease)
         remember(lease)
-        self._hold = hold = Hold(self._execution, self._required, self._terms.reentrant)
+        self._hold = hold = Hold(self._execution, self._by_with, self._terms.reentrant)
         self._holds.enter(hold, lease)
         return signals.lock_acquired if signals.lock_acquired.receivers else None
 
@@ -175,7 +175,7 @@ class Acquisition:
         self.lease = lease
         lease._pass_to(self._execution)
         remember(lease)
-        self._hold = hold = Hold(self._execution, self._required, self._terms.reentrant)
+        self._hold = hold = Hold(self._execution, self._by_with, self._terms.reentrant)
         self._holds.enter(hold, lease, again=True)
 
     def about(self, error: LockBackendError | None = None) -> dict[str, Any]:
@@ -199,7 +199,7 @@ class Acquisition:
             self._service.queue.give_up(self.request, again=True)
         if self._hold:
             with suppress(LookupError):
-                self._left = self._holds.leave(self._hold, by_with=True)
+                self._left = self._holds.leave(self._hold, BY_WITH)
         if self.grant and self.lease:
             self.lease._release_after_interrupt()
             return
@@ -364,7 +364,7 @@ class Acquisition:
         """Whether there is no use in waiting."""
         if clock() >= self._deadline or self._enterable(self._service.renewer.get(busy.token)):
             return True
-        return self._required and self._own_lease(busy) is not None  # it would wait for itself
+        return self._by_with and self._own_lease(busy) is not None  # it would wait for itself
 
     def _warn_of_reentry(self, busy: LockInfo) -> None:
         """As with threading.Lock, ``acquire()`` may wait for its own thread: another one may release the lock."""

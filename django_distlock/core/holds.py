@@ -19,6 +19,9 @@ from ..utils import fork
 from .lease import RELEASED, Lease
 
 
+BY_WITH, BY_CALL = True, False  # how a lease is acquired, and how it is left
+
+
 class NothingToLeave(LookupError):
     """No hold is there that a release could mean, or it was left already."""
 
@@ -79,7 +82,7 @@ class Holds(list[Hold]):
                 ended.lease, since[-1].lease = since[-1].lease, None
         return ended
 
-    def leave(self, hold: Hold, *, by_with: bool = False) -> Lease | None:
+    def leave(self, hold: Hold, by_with: bool) -> Lease | None:
         """The lease to release now; None for one that was entered again, or that its ``with`` finds released.
 
         Raises NothingToLeave when it was left already.

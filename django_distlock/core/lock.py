@@ -26,7 +26,7 @@ from ..utils.threads import start_thread
 from . import labels, transactions
 from .acquire import Acquisition, execution_kind
 from .forced import aforce_release, force_release
-from .holds import Hold, Holds, NothingToLeave, acquired_here
+from .holds import BY_CALL, BY_WITH, Hold, Holds, NothingToLeave, acquired_here
 from .lease import Lease, State, logger
 from .registry import DEFAULT_ALIAS, locks
 
@@ -103,7 +103,6 @@ class Lock:
     Where KEY_PREFIX is a callable, each acquisition asks it, once, and what looks at the lock asks it as well.
     """
 
-    _holds = Holds()  # of one that was not made to the end
     _prefix = ""  # what a callable KEY_PREFIX had answered, of a lock that was shown by a LockInfo
 
     def __init__(
@@ -115,13 +114,9 @@ class Lock:
         message: str = "",
         caller: tuple[str, str] = ("", ""),
     ) -> None:
-        self.name = name
-        self.using = using
-        self.label = label
-        self._message = message
-        self._caller = caller
-        self._options = options
         self._holds = Holds()
+        self.name, self.using, self.label = name, using, label
+        self._options, self._message, self._caller = options, message, caller
 
     def acquire(self, blocking: bool = True, timeout: float | timedelta = -1) -> bool:
         """True when the lock is held now, False when it stayed busy.
@@ -130,11 +125,12 @@ class Lock:
         warned by the log: another thread may release it, as with threading.Lock. Raises LockBackendError;
         with ``on_unavailable="run"`` it is True instead, and ``lease.is_held`` False.
         """
-        return self._acquire(self._acquisition(sync_owner(), blocking, timeout)).lease is not None
+        return self._acquire(self._acquisition(sync_owner(), BY_CALL, blocking, timeout)).lease is not None
 
     async def aacquire(self, blocking: bool = True, timeout: float | timedelta = -1) -> bool:
         """``acquire()`` for tasks. Cancelled, it leaves nothing behind."""
-        return (await self._aacquire(self._acquisition(current_execution(), blocking, timeout))).lease is not None
+        acquisition = self._acquisition(current_execution(), BY_CALL, blocking, timeout)
+        return (await self._aacquire(acquisition)).lease is not None
 
     def release(self) -> None:
         """Give up the lease that this thread or task took by this handle, else the handle's last one.
@@ -146,7 +142,7 @@ class Lock:
         hold = None
         try:
             hold = self._holds.to_leave()
-            if lease := self._holds.leave(hold):
+            if lease := self._holds.leave(hold, BY_CALL):
                 if lease._is_free:
                     lease.release()
                 else:
@@ -154,7 +150,7 @@ class Lock:
         except NothingToLeave:
             raise self._not_held() from None
         except BaseException:
-            self._drop_hold(hold)
+            self._drop_hold(hold, BY_CALL)
             raise
 
     async def arelease(self) -> None:
@@ -162,7 +158,7 @@ class Lock:
         hold = None
         try:
             hold = self._holds.to_leave()
-            if lease := self._holds.leave(hold):
+            if lease := self._holds.leave(hold, BY_CALL):
                 if lease._is_free:
                     await lease.arelease()
                 else:
@@ -170,7 +166,7 @@ class Lock:
         except NothingToLeave:
             raise self._not_held() from None
         except BaseException:
-            self._drop_hold(hold)
+            self._drop_hold(hold, BY_CALL)
             raise
 
     @property
@@ -210,11 +206,11 @@ class Lock:
         return locks[self.using].pinned(self._prefix)
 
     def __enter__(self) -> Lease:
-        acquisition = self._acquire(self._acquisition(sync_owner(), required=True))
+        acquisition = self._acquire(self._acquisition(sync_owner(), BY_WITH))
         return acquisition.lease or acquisition.fail()
 
     async def __aenter__(self) -> Lease:
-        acquisition = await self._aacquire(self._acquisition(current_execution(), required=True))
+        acquisition = await self._aacquire(self._acquisition(current_execution(), BY_WITH))
         return acquisition.lease or acquisition.fail()
 
     def __exit__(
@@ -223,7 +219,7 @@ class Lock:
         hold = None
         try:
             hold = self._holds.to_leave_by_with()
-            if lease := self._holds.leave(hold, by_with=True):
+            if lease := self._holds.leave(hold, BY_WITH):
                 if self._options.own.in_atomic == "defer":
                     transactions.retain_until_commit(lease)
                 if lease._is_free:
@@ -235,7 +231,7 @@ class Lock:
         except LockError as problem:
             self._raise_or_log(problem, error)
         except BaseException:
-            self._drop_hold(hold, by_with=True)
+            self._drop_hold(hold, BY_WITH)
             raise
 
     async def __aexit__(
@@ -244,7 +240,7 @@ class Lock:
         hold = None
         try:
             hold = self._holds.to_leave_by_with()
-            if lease := self._holds.leave(hold, by_with=True):
+            if lease := self._holds.leave(hold, BY_WITH):
                 if self._options.own.in_atomic == "defer":
                     await transactions.aretain_until_commit(lease)
                 if lease._is_free:
@@ -256,11 +252,11 @@ class Lock:
         except LockError as problem:
             self._raise_or_log(problem, error)
         except BaseException:
-            self._drop_hold(hold, by_with=True)
+            self._drop_hold(hold, BY_WITH)
             raise
 
     def _acquisition(
-        self, execution: object, blocking: bool = True, timeout: float | timedelta = -1, *, required: bool = False
+        self, execution: object, by_with: bool, blocking: bool = True, timeout: float | timedelta = -1
     ) -> Acquisition:
         service = service_of(self.using)
         terms = self._options.terms(service.backend.terms) if self._options.given else service.backend.terms
@@ -269,7 +265,7 @@ class Lock:
         request = LockRequest(self.name, terms.ttl if terms.ttl >= terms.min_hold else terms.min_hold, holder)
         if service.ask_prefix:
             request = request.copy(prefix=self._prefix or service.ask_prefix())
-        return Acquisition(service, request, seconds, terms, self._holds, execution, required)
+        return Acquisition(service, request, seconds, terms, self._holds, execution, by_with)
 
     def _acquire(self, acquisition: Acquisition) -> Acquisition:
         try:
@@ -334,11 +330,11 @@ class Lock:
             " not called or returned False, or it was released already."
         )
 
-    def _drop_hold(self, hold: Hold | None, *, by_with: bool = False) -> None:
+    def _drop_hold(self, hold: Hold | None, by_with: bool) -> None:
         """A release was interrupted, and nobody repeats it: drop the hold, so that the lease ends with its TTL."""
         with suppress(NothingToLeave):
             hold = hold or (self._holds.to_leave_by_with() if by_with else self._holds.to_leave())
-            self._holds.leave(hold, by_with=by_with)
+            self._holds.leave(hold, by_with)
 
     # What threading.Condition asks of a reentrant lock
 
@@ -372,7 +368,7 @@ class Lock:
         return f"<{status} {class_name} object {self.name!r} using {self.using!r} at {id(self):#x}>"
 
     def __del__(self) -> None:
-        if not self._holds:
+        if not self.__dict__.get("_holds"):  # of one that was not made to the end, too
             return
         for lease in self._holds.leases():
             if lease.state in (State.HELD, State.UNKNOWN) and not sys.is_finalizing():

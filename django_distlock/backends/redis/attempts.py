@@ -26,8 +26,8 @@ class ServerAttempts(Attempts):
 
     ``began``: when the call began, on ``clock()``. ``timeout``: seconds of silence after which an attempt fails;
     ``limit``: seconds for the whole call, where they are less. ``deadline``: the moment on ``clock()`` to which the
-    caller waits for the lock; inf: open end. ``queue_deadline``: the moment to which it waits at least for a connection
-    while the server answers others. ``pauses``: whether it may try again after a pause.
+    caller waits for the lock; inf: open end. ``queue_for``: seconds for which it waits at least for a connection while
+    the server answers others. ``pauses``: whether it may try again after a pause.
 
     A call lasts two timeouts, or as long as the caller waits if that is less. Where another server may take over, it is
     as long as the caller waits, up to the location's ``failover_timeout``::
@@ -44,7 +44,7 @@ class ServerAttempts(Attempts):
         limit: float | None,
         deadline: float,
         began: float,
-        queue_deadline: float = NOT_WAITING,
+        queue_for: float = 0.0,
         *,
         pauses: bool = True,
     ) -> None:
@@ -57,7 +57,7 @@ class ServerAttempts(Attempts):
         self._timeout, self._can_fail_over = timeout, location.failover_timeout > 0
         self._grace = timing.call_grace if pauses else 0.0
         self._hard_deadline = self.deadline + self._grace
-        self.queue_deadline = max(began + step, queue_deadline, deadline)
+        self.queue_deadline = max(began + step, began + queue_for, deadline)
         self.pause = 0.0  # seconds to wait before the next attempt
         self.has_failed = False  # an attempt
         shortest, longest = timing.call_retry_pause_shortest, timing.call_retry_pause_longest

@@ -91,7 +91,7 @@ class RedisBackend(GeneratorBackend, RunsBackend):
             drive(self._listen(request), self._client, self._translated)
         command = self._to_acquire(request, queue)
         try:
-            reply = self._client.send(command, deadline=request.deadline)
+            reply = self._client.send((command,), request.deadline)
         except BaseException as error:
             self._raise_unanswered(request, error)
         return self._answered(request, reply)
@@ -102,7 +102,7 @@ class RedisBackend(GeneratorBackend, RunsBackend):
             await adrive(self._listen(request), client, self._translated)
         command = self._to_acquire(request, queue)
         try:
-            reply = await client.asend(command, deadline=request.deadline)
+            reply = await client.asend((command,), request.deadline)
         except BaseException as error:
             self._raise_unanswered(request, error)
         return self._answered(request, reply)
@@ -127,7 +127,7 @@ class RedisBackend(GeneratorBackend, RunsBackend):
                 return False
         if not listener.is_counted(name):
             question = self._operations.ears(request.key, listener.inbox(name))
-            reply = yield Call("send", (question,), {"deadline": request.deadline})
+            reply = yield Call("send", ((question,), request.deadline))
             if not reply.is_by_next_owner:
                 listener.note_count(name, self._operations.counts_ears(reply))
         counted: bool = listener.is_counted(name)
@@ -204,26 +204,17 @@ class RedisBackend(GeneratorBackend, RunsBackend):
         return [request.copy(is_offer=True) for request in queued]
 
     def release(self, request: LockRequest, cooldown: float = 0.0, *, force: bool = False) -> bool:
-        command, queue_deadline = self._operations.release(request, cooldown, force), clock() + request.ttl
+        commands = self._operations.release(request, cooldown, force)
         try:
-            if request.inbox:
-                first = self._operations.before_release(request)
-                reply = self._client.send(first, command, queue_deadline=queue_deadline)
-            else:
-                reply = self._client.send(command, queue_deadline=queue_deadline)
+            reply = self._client.send(commands, NOT_WAITING, request.ttl)  # then the store has forgotten it
         except Exception as error:
             self._raise_translated(error)
         return self._released(request, reply)
 
     async def arelease(self, request: LockRequest, cooldown: float = 0.0, *, force: bool = False) -> bool:
-        command, queue_deadline = self._operations.release(request, cooldown, force), clock() + request.ttl
-        client = await self._async_clients.get()
+        commands, client = self._operations.release(request, cooldown, force), await self._async_clients.get()
         try:
-            if request.inbox:
-                first = self._operations.before_release(request)
-                reply = await client.asend(first, command, queue_deadline=queue_deadline)
-            else:
-                reply = await client.asend(command, queue_deadline=queue_deadline)
+            reply = await client.asend(commands, NOT_WAITING, request.ttl)
         except Exception as error:
             self._raise_translated(error)
         return self._released(request, reply)
@@ -238,33 +229,32 @@ class RedisBackend(GeneratorBackend, RunsBackend):
         raise self._explain(answer, InDoubt if reply.in_doubt else LockBackendError)
 
     def _renew(self, wanted: Sequence[tuple[LockRequest, float]], timeout: float | None) -> Steps[list[bool | None]]:
-        queue_deadline = NOT_WAITING
+        queue_for = 0.0
         if timeout is None:  # afterwards the store has forgotten them, unless they are renewed
-            queue_deadline = clock() + max((request.ttl for request, _ in wanted), default=0.0)
-        commands = self._operations.renew(wanted)
-        options = {"timeout": timeout, "queue_deadline": queue_deadline, "despite_outage": True}
-        reply = yield Call("send", commands, options)
+            queue_for = max((request.ttl for request, _ in wanted), default=0.0)
+        options = {"timeout": timeout, "queue_for": queue_for, "despite_outage": True}
+        reply = yield Call("send", (self._operations.renew(wanted),), options)
         return self._operations.renewed(reply)
 
     def _look(self, names: Sequence[str]) -> Steps[list[LockInfo | None]]:
         prefix, locks = self.keyed(names)
-        found = self._operations.infos(locks, (yield Call("send", self._operations.look(locks))))
+        found = self._operations.infos(locks, (yield Call("send", (self._operations.look(locks),))))
         return named(found, names, prefix)
 
     def _holders(self, names: Sequence[str]) -> Steps[list[Holder | None]]:
         _, locks = self.keyed(names)
         groups = self.keys.grouped(locks)
-        reply = yield Call("send", self._operations.holders(groups))
+        reply = yield Call("send", (self._operations.holders(groups),))
         return self._operations.found_holders(locks, groups, reply)
 
     def _remaining(self, names: Sequence[str]) -> Steps[list[float | None]]:
         _, locks = self.keyed(names)
-        return self._operations.found_remaining((yield Call("send", self._operations.remaining(locks))))
+        return self._operations.found_remaining((yield Call("send", (self._operations.remaining(locks),))))
 
     def _count_waiters(self, names: Sequence[str]) -> Steps[list[int | None]]:
         """The processes that wait for each: a process has one place, however many of its threads and tasks wait."""
         _, locks = self.keyed(names)
-        return self._operations.counted((yield Call("send", self._operations.count_waiters(locks))))
+        return self._operations.counted((yield Call("send", (self._operations.count_waiters(locks),))))
 
     def _pages(self, prefix: str) -> Iterator[Steps[Iterable[str]]]:
         return self._listed(self.keys.at(self.prefix_now()), LEASES, prefix)
@@ -284,7 +274,7 @@ class RedisBackend(GeneratorBackend, RunsBackend):
         return ()
 
     def _page(self, listing: Listing, command: Command) -> Steps[Iterable[str]]:
-        return listing.new_names(self._operations.only((yield Call("send", (command,)))))
+        return listing.new_names(self._operations.only((yield Call("send", ([command],)))))
 
     def _diagnose(self) -> Steps[list[CheckResult]]:
         began, nodes, known = wall_clock(), [], None
@@ -293,7 +283,7 @@ class RedisBackend(GeneratorBackend, RunsBackend):
             nodes += [node for node in further if node not in nodes]
             if not further:
                 break
-        reply = yield Call("send", self._diagnostics.questions(nodes), {"despite_outage": True})
+        reply = yield Call("send", (self._diagnostics.questions(nodes),), {"despite_outage": True})
         found = self._diagnostics.results(nodes, reply.values, (began + wall_clock()) / 2)
         with suppress(LockBackendError):  # of which the self-test tells
             request = selftest.new_request(self.shared_prefix)
@@ -326,7 +316,7 @@ class RedisBackend(GeneratorBackend, RunsBackend):
 
     def _sent(self, *commands: Command) -> Reply:
         def steps() -> Steps[Reply]:
-            reply: Reply = yield Call("send", commands)
+            reply: Reply = yield Call("send", (commands,))
             return reply
 
         return drive(steps(), self._client, self._translated)

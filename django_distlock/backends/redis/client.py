@@ -51,7 +51,7 @@ NOTHING = Reply([], sent_at=0.0)
 
 _packed = attrgetter("packed")
 Idle = tuple[Any, float]  # a connection, and since when nobody uses it
-Limits = tuple[float | None, float, float, float]  # of a call: timeout, deadline, began, queue_deadline
+Limits = tuple[float | None, float, float, float]  # of a call: timeout, deadline, began, queue_for
 
 
 def _to_repeat(commands: Sequence[Command], replies: Sequence[Any]) -> tuple[list[int], list[bytes]]:
@@ -121,17 +121,17 @@ class Client(_ServerClient):
 
     def send(
         self,
-        *commands: Command,
-        timeout: float | None = None,
+        commands: Sequence[Command],
         deadline: float = NOT_WAITING,
-        queue_deadline: float = NOT_WAITING,
+        queue_for: float = 0.0,
+        timeout: float | None = None,
         despite_outage: bool = False,
     ) -> Reply:
         if not commands:
             return NOTHING
         fork.notice()  # a child must not talk on its parent's connections
         permits, idle, sent_at = self._permits, self._idle, clock()
-        limits = timeout, deadline, sent_at, queue_deadline
+        limits = timeout, deadline, sent_at, queue_for
         # Attempts are counted from the first failure on, or from a wait for a connection. The first one, made at once,
         # lasts as long as the socket waits, unless the call is to be over before.
         attempts: ServerAttempts | None = None
@@ -288,16 +288,16 @@ class AsyncClient(_ServerClient):
 
     async def asend(
         self,
-        *commands: Command,
-        timeout: float | None = None,
+        commands: Sequence[Command],
         deadline: float = NOT_WAITING,
-        queue_deadline: float = NOT_WAITING,
+        queue_for: float = 0.0,
+        timeout: float | None = None,
         despite_outage: bool = False,
     ) -> Reply:
         if not commands:
             return NOTHING  # asyncio's transports choke on an empty chunk: such a one is never closed
         idle, sent_at = self._idle, clock()
-        limits = timeout, deadline, sent_at, queue_deadline
+        limits = timeout, deadline, sent_at, queue_for
         attempts: ServerAttempts | None = None
         step = longest_step(self._timing, self._timeout, timeout, deadline, sent_at)
         while True:

@@ -17,7 +17,7 @@ from .client import Reply
 from .codec import read_holder, read_lease, read_remaining
 from .errors import is_newer_value, is_of_publishing, is_wrong_type
 from .keys import Keys
-from .scripts import Command, PackedKeys, Script, milliseconds, pack, pack_parts
+from .scripts import Command, Script, milliseconds, pack, pack_parts, packed_keys
 
 ACQUIRE, RELEASE = Script("acquire", keys=4, arguments=8), Script("release", keys=4, arguments=7)
 EARS = Script("ears", keys=1, arguments=1)
@@ -49,7 +49,7 @@ class Operations:
         self._timing, self._explain = timing, explain
         # What many calls have in common is packed once, the lengths of time in ``timing`` with it.
         packed_once = lru_cache(maxsize=1024)
-        self._of_lock = packed_once(lambda key: PackedKeys.of(*keys.of_lock(key)))
+        self._of_lock = packed_once(lambda key: packed_keys(*keys.of_lock(key)))
         self._acquire_options = packed_once(self._pack_acquire_options)
         self._release_options = packed_once(self._pack_release_options)
 
@@ -63,40 +63,44 @@ class Operations:
             mode = "last" if request.inbox else "try"
         options = self._acquire_options(request.ttl, mode, request.place, request.inbox)
         first, keys = self._of_lock(request.key)
-        token, holder = request.token.encode(), request.holder.to_text().encode()
-        parts = ACQUIRE.head, keys, len(token), token, len(holder), holder, options
-        return Command(b"%b%b$%d\r\n%b\r\n$%d\r\n%b\r\n%b" % parts, ACQUIRE, first)
+        token, holder = request.token, request.holder.to_text()  # of ASCII both
+        text = f"{ACQUIRE.head}{keys}${len(token)}\r\n{token}\r\n${len(holder)}\r\n{holder}\r\n{options}"
+        return Command(text.encode(), ACQUIRE, first)
 
-    def release(self, request: LockRequest, cooldown: float, force: bool) -> Command:
+    def release(self, request: LockRequest, cooldown: float, force: bool) -> Sequence[Command]:
+        """The reply of the last one counts.
+
+        An EXISTS stands before the release of a request that has waited, because others probably wait, too. A server
+        writes first to those for whom it had something last. One that owes a reply already when the script publishes
+        writes to the waiter before it answers the caller.
+        """
         retire = request.retires_for if request.in_doubt else 0.0
         options = self._release_options(cooldown, retire, request.inbox, request.is_offer, force)
         first, keys = self._of_lock(request.key)
-        token = request.token.encode()
-        return Command(b"%b%b$%d\r\n%b\r\n%b" % (RELEASE.head, keys, len(token), token, options), RELEASE, first)
+        token = request.token
+        text = f"{RELEASE.head}{keys}${len(token)}\r\n{token}\r\n{options}"
+        command = Command(text.encode(), RELEASE, first)
+        return (Command(pack("EXISTS", first), key=first), command) if request.inbox else (command,)
 
-    def before_release(self, request: LockRequest) -> Command:
-        """What is sent together with the release of a request that has waited, because others probably wait, too.
-
-        A server writes first to those for whom it had something last. One that owes a reply already when the script
-        publishes writes to the waiter before it answers the caller.
-        """
-        key = self._keys.lease(request.key)
-        return Command(pack("EXISTS", key), key=key)
-
-    def _pack_acquire_options(self, ttl: float, mode: str, place: str, inbox: str) -> bytes:
+    def _pack_acquire_options(self, ttl: float, mode: str, place: str, inbox: str) -> str:
         grant_ttl, queue_ttl = milliseconds(self._timing.grant_ttl), milliseconds(self._timing.queue_ttl)
         return pack_parts(milliseconds(ttl), mode, place, inbox, grant_ttl, queue_ttl)
 
-    def _pack_release_options(self, cooldown: float, retire: float, inbox: str, is_offer: bool, force: bool) -> bytes:
+    def _pack_release_options(self, cooldown: float, retire: float, inbox: str, is_offer: bool, force: bool) -> str:
         grant_ttl = milliseconds(self._timing.grant_ttl)
         return pack_parts(milliseconds(cooldown), milliseconds(retire), inbox, grant_ttl, int(is_offer), int(force))
 
     def ears(self, lock: str, inbox: str) -> Command:
-        return EARS.call(PackedKeys.of(self._keys.lease(lock)), inbox)
+        return EARS.call(packed_keys(self._keys.lease(lock)), inbox)
 
     def renew(self, wanted: Sequence[tuple[LockRequest, float]]) -> list[Command]:
-        lease, options = self._keys.lease, {ttl: pack_parts(milliseconds(ttl)) for ttl in {ttl for _, ttl in wanted}}
-        return RENEW.calls((lease(request.key), request.token, options[ttl]) for request, ttl in wanted)
+        commands, options = [], {ttl: pack_parts(milliseconds(ttl)) for ttl in {ttl for _, ttl in wanted}}
+        for request, ttl in wanted:
+            key, token = self._keys.lease(request.key), request.token
+            packed = f"${len(key)}\r\n{key}\r\n" if key.isascii() else pack_parts(key)
+            text = f"{RENEW.head}{packed}${len(token)}\r\n{token}\r\n{options[ttl]}"
+            commands.append(Command(text.encode(), RENEW, key))
+        return commands
 
     def look(self, locks: Sequence[str]) -> list[Command]:
         keys = map(self._keys.lease, locks)
@@ -115,7 +119,7 @@ class Operations:
 
     def claim_run(self, name: str, seen: LastRun, now: LastRun, ttl: float, grace: float, ahead: float) -> Command:
         return CLAIM_RUN.call(
-            PackedKeys.of(*self._keys.of_run(name)),
+            packed_keys(*self._keys.of_run(name)),
             repr(seen.at), repr(now.at), now.token, seen.to_text(), now.to_text(),
             milliseconds(ttl), milliseconds(grace), repr(ahead),
         )  # fmt: skip

@@ -14,7 +14,7 @@ from ...types import Grant, LockInfo, LockRequest
 from ...utils.clock import clock
 from ..redis.errors import is_wrong_type
 from ..redis.keys import LEASES, SCAN_STEP, Keys
-from ..redis.scripts import Command, PackedKeys, milliseconds, pack
+from ..redis.scripts import Command, milliseconds, pack, packed_keys
 from .messages import ACQUIRE, RELEASE, RENEW, Exchange, FanOut, Message, NodeSteps, StaleConnections, all_settled
 from .quorum import FenceClock, Observation, Votes, fence_of, is_decided, is_final, is_known, majority_of
 
@@ -206,7 +206,7 @@ class Redlock:
         no majority has lost it: so a lease outlives restarts of all nodes, one after another.
         """
         commands = [
-            RENEW.call(PackedKeys.of(self.keys.lease(request.key)), request.token, milliseconds(ttl))
+            RENEW.call(packed_keys(self.keys.lease(request.key)), request.token, milliseconds(ttl))
             for request, ttl in wanted
         ]
         exchanges = yield self._to_all(commands, all_settled)
@@ -318,7 +318,7 @@ class Redlock:
 
     def _acquire(self, request: LockRequest, number: int, mode: str, ttl: float | None = None) -> Command:
         return ACQUIRE.call(
-            PackedKeys.of(*self._keys(request.key)),
+            packed_keys(*self._keys(request.key)),
             request.token, milliseconds(ttl or request.ttl), request.holder.to_text(), number, mode,
         )  # fmt: skip
 
@@ -334,7 +334,7 @@ class Redlock:
     def _release_message(
         self, lock: str, token: str, cooldown: float = 0.0, retire: float = 0.0, *, force: bool = False
     ) -> Message:
-        keys = PackedKeys.of(*self._keys(lock)[:2])
+        keys = packed_keys(*self._keys(lock)[:2])
         return Message.of(RELEASE.call(keys, token, milliseconds(cooldown), milliseconds(retire), int(force)))
 
     def _no_majority(self, exchanges: Sequence[Exchange], last_try: bool) -> Exception:

@@ -92,7 +92,7 @@ class TestNoConnectionIsFree:
         thread = threading.Thread(target=lambda: taken.append(permits_of(client).get()), daemon=True)
         client = Client(*parts(Service(Connection(), thread.start)))
         with pytest.raises(InDoubt) as caught:
-            client.send(COMMAND, deadline=clock() + 1)
+            client.send([COMMAND], deadline=clock() + 1)
         assert "all 1 connections wait for an answer" in str(caught.value)
         thread.join()
 
@@ -105,7 +105,7 @@ class TestNoConnectionIsFree:
 
             client = AsyncClient(*parts(Service(AsyncConnection(), wait_for_permit)))
             with pytest.raises(InDoubt) as caught:
-                await client.asend(COMMAND, deadline=clock() + 1)
+                await client.asend([COMMAND], deadline=clock() + 1)
             assert "all 1 connections wait for an answer" in str(caught.value)
             await others[0]
 
@@ -117,7 +117,7 @@ class TestNoConnectionIsFree:
         make_silent(client, clock())
         began = time.monotonic()
         with pytest.raises(TimeoutError, match="all 1 connections wait for an answer"):
-            client.send(COMMAND, deadline=clock() + 0.9)
+            client.send([COMMAND], deadline=clock() + 0.9)
         assert 0.85 < time.monotonic() - began < 5
         permits_of(client).put(taken)
 
@@ -128,7 +128,7 @@ class TestNoConnectionIsFree:
             make_silent(client, clock())
             began = time.monotonic()
             with pytest.raises(TimeoutError, match="all 1 connections wait for an answer"):
-                await client.asend(COMMAND, deadline=clock() + 0.9)
+                await client.asend([COMMAND], deadline=clock() + 0.9)
             assert 0.85 < time.monotonic() - began < 5
 
         asyncio.run(main())
@@ -137,7 +137,7 @@ class TestNoConnectionIsFree:
 def test_a_cancellation_that_became_an_error_is_one_all_the_same():
     async def main():
         service = Service(Interrupted())
-        task = asyncio.create_task(AsyncClient(*parts(service, 5)).asend(COMMAND, deadline=inf))
+        task = asyncio.create_task(AsyncClient(*parts(service, 5)).asend([COMMAND], deadline=inf))
         await asyncio.sleep(0.05)
         task.cancel()
         await asyncio.wait([task], timeout=5)
@@ -159,7 +159,7 @@ def test_no_time_at_all_is_time_for_a_server_nearby(timeout):
 
     client = Client(*parts(Service(Noting())))
     for _ in range(2):  # the second over a connection that stands
-        client.send(COMMAND, timeout=timeout)
+        client.send([COMMAND], timeout=timeout)
     assert given == [0.01, 0.01]
 
 
@@ -174,7 +174,7 @@ def test_a_limit_that_is_not_shorter_than_the_sockets_own_changes_nothing():
 
     client = Client(*parts(Service(Noting())))
     for _ in range(2):
-        client.send(COMMAND, timeout=7.0)
+        client.send([COMMAND], timeout=7.0)
     assert given[1] is None
 
 
@@ -200,11 +200,11 @@ class AsyncForgetful(AsyncConnection, Forgetful):
 
 def test_a_repetition_that_was_not_sent_leaves_doubt_about_the_rest():
     client = Client(*parts(Service(Forgetful())))
-    assert client.send(COMMAND, COMMAND).in_doubt
+    assert client.send([COMMAND, COMMAND]).in_doubt
 
     async def main():
         client = AsyncClient(*parts(Service(AsyncForgetful())))
-        assert (await client.asend(COMMAND, COMMAND)).in_doubt
+        assert (await client.asend([COMMAND, COMMAND])).in_doubt
 
     asyncio.run(main())
 

@@ -19,7 +19,7 @@ SCRIPTS = {
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_each_call_names_its_command_and_its_keys(name):
     script = SCRIPTS[name]
-    keys = int(script.head.split(b"\r\n")[-2])
+    keys = int(script.head.split("\r\n")[-2])
     text = script.text.decode()
     assert len([*calls_in(code_of(text))]) == code_of(text).count("redis.")
     assert not wrong_calls(text, keys)

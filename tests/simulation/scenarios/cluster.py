@@ -143,7 +143,7 @@ def _use(stage: Stage, name: str, lock: str, *, is_asking: bool) -> None:
     commands = [
         package.renew([(request(lock, "a"), 60.0)])[0],
         package.acquire(request(lock, "b"), queue=False),
-        package.release(request(lock, "b"), cooldown=0.0, force=False),
+        *package.release(request(lock, "b"), cooldown=0.0, force=False),
     ]
     for command in commands:
         if is_asking:

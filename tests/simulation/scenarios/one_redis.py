@@ -6,7 +6,7 @@ from typing import Protocol
 
 from django_distlock.backends.redis.keys import RUNS, Keys, Listing
 from django_distlock.backends.redis.operations import ACQUIRE, RENEW, Operations
-from django_distlock.backends.redis.scripts import Command, PackedKeys
+from django_distlock.backends.redis.scripts import Command, packed_keys
 from django_distlock.types import LastRun
 
 from .package import INBOX, QUORUM, SCRIPTS, operations, request
@@ -94,12 +94,12 @@ def _lock(stage: Stage, package: Operations, keys: Keys) -> None:
     stage.call("a", package.renew([(mine, 90.0)])[0])
     stage.call("a", package.renew([(other, 90.0)])[0])
     _look(stage, package.remaining(["name"])[0])
-    stage.call("a", package.release(mine, cooldown=30.0, force=False))
+    stage.call("a", *package.release(mine, cooldown=30.0, force=False))
     stage.call("a", package.acquire(mine, queue=False))
-    stage.call("a", package.release(mine, cooldown=0.0, force=False))
-    stage.call("a", package.release(mine, cooldown=0.0, force=True))
+    stage.call("a", *package.release(mine, cooldown=0.0, force=False))
+    stage.call("a", *package.release(mine, cooldown=0.0, force=True))
     doubtful = request("name", "c", in_doubt=True)
-    stage.call("a", package.release(doubtful, cooldown=0.0, force=False))
+    stage.call("a", *package.release(doubtful, cooldown=0.0, force=False))
     stage.call("a", package.acquire(doubtful, queue=False))
     stage.say("a", "ZRANGE", keys.of_lock("name")[2], 0, -1)
     stage.say("a", "PTTL", keys.of_lock("name")[2])
@@ -124,12 +124,12 @@ def _wait(stage: Stage, package: Operations) -> None:
         stage.call("a", package.acquire(waiter, queue=True))
         stage.hear("ears")
     stage.call("a", package.count_waiters(["queue"])[0])
-    stage.call("a", package.release(holder, cooldown=0.0, force=False))
+    stage.call("a", *package.release(holder, cooldown=0.0, force=False))
     stage.hear("ears")
     stage.call("a", package.acquire(first, queue=True))
     stage.hear_nothing("ears")
-    stage.call("a", package.before_release(second), package.release(second, cooldown=0.0, force=False))
-    stage.call("a", package.before_release(first), package.release(first, cooldown=0.0, force=False))
+    stage.call("a", *package.release(second, cooldown=0.0, force=False))
+    stage.call("a", *package.release(first, cooldown=0.0, force=False))
     stage.say("ears", "SUNSUBSCRIBE", INBOX[1:])
     stage.say("ears", "SUBSCRIBE", "news")
     stage.say("ears", "PING")
@@ -156,7 +156,7 @@ def _claim(stage: Stage, package: Operations) -> None:
 def _vote(stage: Stage) -> None:
     """The scripts of a node of a quorum."""
     lease, retired, last = "lock:vote", "lock|x:vote", "lock|f:vote"
-    all_keys, keys, key = PackedKeys.of(lease, retired, last), PackedKeys.of(lease, retired), PackedKeys.of(lease)
+    all_keys, keys, key = packed_keys(lease, retired, last), packed_keys(lease, retired), packed_keys(lease)
     acquire, release, renew = QUORUM
     stage.load("a", *QUORUM)
     number = 1_700_000_000_000_000
@@ -175,7 +175,7 @@ def _find_others_values(stage: Stage, package: Operations) -> None:
     stage.say("a", "RPUSH", "lock:list", "value")
     stage.call("a", package.acquire(request("list", "a"), queue=False))
     stage.call("a", package.renew([(request("list", "a"), 60.0)])[0])
-    stage.call("a", package.release(request("list", "a"), cooldown=0.0, force=False))
+    stage.call("a", *package.release(request("list", "a"), cooldown=0.0, force=False))
     stage.call("a", package.holders([["list"]])[0])
     stage.say("a", "SET", "lock|q:list", "value")
     stage.call("a", package.count_waiters(["list"])[0])
@@ -208,7 +208,7 @@ def _try(stage: Stage, package: Operations, ttl: float) -> None:
     """
     stage.call("a", package.acquire(request("new", "a"), queue=False))
     stage.call("a", package.renew([(request("kept", "a"), ttl)])[0])
-    stage.call("a", package.release(request("kept", "z"), cooldown=0.0, force=False))
+    stage.call("a", *package.release(request("kept", "z"), cooldown=0.0, force=False))
     for command in (*package.look(["kept"]), *package.holders([["kept"]])):
         _look(stage, command)
     stage.say("a", "SET", "other", "value")

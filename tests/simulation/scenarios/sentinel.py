@@ -73,7 +73,7 @@ def _replicate(stage: Stage) -> None:
     stage.load("server 1", *SCRIPTS)
     stage.call("server 1", package.acquire(mine, queue=False))
     stage.call("server 1", package.acquire(request("name", "z"), queue=False))
-    stage.call("server 1", package.before_release(other), package.release(other, cooldown=0.0, force=False))
+    stage.call("server 1", *package.release(other, cooldown=0.0, force=False))
     stage.call("server 1", package.renew([(request("name", "z"), 60.0)])[0])
     stage.call("server 1", package.claim_run("task", LastRun(1.0), LastRun(2.0), 60.0, 60.0, 1.0))
     for name in ("server 0", "server 1"):
@@ -95,7 +95,7 @@ def _lose_replica(stage: Stage) -> None:
     stage.processes["server 1"].stop()
     stage.until_told("server 0", "SET", "last", 1, reply=lambda reply: reply.startswith(b"-NOREPLICAS"))
     stage.call("server 0", package.acquire(request("new", "a"), queue=False))
-    stage.call("server 0", package.release(request("name", "z"), cooldown=0.0, force=False))
+    stage.call("server 0", *package.release(request("name", "z"), cooldown=0.0, force=False))
     stage.say("server 0", "GET", "last")
     stage.processes["server 1"].go_on()
     stage.until_told("server 0", "SET", "last", 1, reply=b"+OK\r\n")

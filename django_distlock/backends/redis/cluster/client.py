@@ -55,13 +55,14 @@ class _ClusterClient:
     def _request(
         self,
         commands: Sequence[Command],
-        timeout: float | None,
         deadline: float,
-        queue_deadline: float,
+        queue_for: float,
+        timeout: float | None,
         despite_outage: bool,
     ) -> RoutedRequest:
-        attempts = ServerAttempts(self._location, self._slots.timing, self._timeout, timeout, deadline, clock())
-        latest = max(queue_deadline, deadline)
+        began = clock()
+        attempts = ServerAttempts(self._location, self._slots.timing, self._timeout, timeout, deadline, began)
+        latest = max(began + queue_for, deadline)
         return RoutedRequest(commands, self._slots, attempts, latest, despite_outage=despite_outage)
 
     def _parts(self, node: Address) -> tuple[Location, int, float, Timing, ServerBreaker]:
@@ -89,15 +90,15 @@ class ClusterClient(_ClusterClient):
 
     def send(
         self,
-        *commands: Command,
-        timeout: float | None = None,
+        commands: Sequence[Command],
         deadline: float = NOT_WAITING,
-        queue_deadline: float = NOT_WAITING,
+        queue_for: float = 0.0,
+        timeout: float | None = None,
         despite_outage: bool = False,
     ) -> Reply:
         if not commands:
             return NOTHING
-        return drive(self._request(commands, timeout, deadline, queue_deadline, despite_outage).steps(), self)
+        return drive(self._request(commands, deadline, queue_for, timeout, despite_outage).steps(), self)
 
     def nodes(self, known: object, *, despite_outage: bool = False) -> tuple[object, Sequence[Address]]:
         """All primaries with keys; none if the owners of slots are the ``known`` ones."""
@@ -137,7 +138,7 @@ class ClusterClient(_ClusterClient):
 
     def _send_batch(self, batch: NodeBatch) -> NodeResult:
         try:
-            return self._client_of(batch.node).send(*batch.commands, **batch.limits)
+            return self._client_of(batch.node).send(batch.commands, **batch.limits)
         except Exception as error:
             return error
 
@@ -174,15 +175,15 @@ class AsyncClusterClient(_ClusterClient):
 
     async def asend(
         self,
-        *commands: Command,
-        timeout: float | None = None,
+        commands: Sequence[Command],
         deadline: float = NOT_WAITING,
-        queue_deadline: float = NOT_WAITING,
+        queue_for: float = 0.0,
+        timeout: float | None = None,
         despite_outage: bool = False,
     ) -> Reply:
         if not commands:
             return NOTHING
-        return await adrive(self._request(commands, timeout, deadline, queue_deadline, despite_outage).steps(), self)
+        return await adrive(self._request(commands, deadline, queue_for, timeout, despite_outage).steps(), self)
 
     async def alocate(self, key: str) -> None:
         if slot_of_key(key) not in self._slots.owners:
@@ -209,7 +210,7 @@ class AsyncClusterClient(_ClusterClient):
     async def _send_batch(self, batch: NodeBatch) -> NodeResult:
         try:
             client = await self._client_of(batch.node)
-            return await client.asend(*batch.commands, **batch.limits)
+            return await client.asend(batch.commands, **batch.limits)
         except Exception as error:
             return error
 

@@ -168,9 +168,8 @@ class NodeBatch(NamedTuple):
     @property
     def limits(self) -> dict[str, Any]:
         """For the client of the node."""
-        return {
-            "timeout": self.timeout, "queue_deadline": self.queue_deadline, "despite_outage": self.despite_outage
-        }  # fmt: skip
+        queue_for = self.queue_deadline - clock()
+        return {"timeout": self.timeout, "queue_for": queue_for, "despite_outage": self.despite_outage}
 
     def values(self, reply: Reply) -> list[Any]:
         """Without those to ASKING."""
