@@ -98,7 +98,8 @@ class Acquisition:
 
         Those of this process that came before go first. Without time to wait, the store is asked at once.
         """
-        if not self._take_first_turn():
+        self._refuse_transactions()
+        if not self._take_turn(self._began):
             return None
         try:
             answer = self.backend.acquire(self.request, queue=self._wants_place)
@@ -109,7 +110,8 @@ class Acquisition:
 
     async def aask(self) -> Lease | LockInfo | None:
         """``ask()`` for tasks."""
-        if not self._take_first_turn():
+        self._refuse_transactions()
+        if not self._take_turn(self._began):
             return None
         try:
             answer = await self.backend.aacquire(self.request, queue=self._wants_place)
@@ -203,7 +205,7 @@ class Acquisition:
         if self.grant and self.lease:
             self.lease._release_after_interrupt()
             return
-        if self._left and self._left._is_free:  # a lease of its own that it has entered again
+        if self._left and self._left._is_free():  # a lease of its own that it has entered again
             self._left._release_in_background()
         if self.busy:
             return  # answered to the end: nothing of the request is left
@@ -255,10 +257,9 @@ class Acquisition:
 
     # The algorithm
 
-    def _take_first_turn(self) -> bool:
+    def _refuse_transactions(self) -> None:
         if self._terms.in_atomic == "refuse" and (opened := self._open_transactions()):
             transactions.refuse(f"The lock {self._lock_text}", opened)
-        return self._take_turn(self._began)
 
     def _take_turn(self, now: float) -> bool:
         """Whether it is the turn of the request to ask the store, for which it is marked."""
@@ -285,7 +286,7 @@ class Acquisition:
                 if not request.asking:
                     self._pause = inf
                     return False
-            wants_place = is_cheap or bool(request.inbox)
+            wants_place = is_cheap or request.inbox != ""
         self._pending, self._was_sent, self._wants_place = request, True, wants_place
         # The store may have queued it although its reply is lost, and may not yet have given up the place that it had.
         self._has_queued = self._has_queued or wants_place

@@ -170,7 +170,6 @@ class Lease:
         """Whether its holder goes on by it no more."""
         return not self.is_held
 
-    @property
     def _is_free(self) -> bool:
         """Whether its holder has left it and nothing else needs it. A lost one is free, to be told at once."""
         return not self._hold_count and not (self._retainer_deadlines and self.is_held)

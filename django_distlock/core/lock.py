@@ -143,7 +143,7 @@ class Lock:
         try:
             hold = self._holds.to_leave()
             if lease := self._holds.leave(hold, BY_CALL):
-                if lease._is_free:
+                if lease._is_free():
                     lease.release()
                 else:
                     lease._let_others_enter()
@@ -159,7 +159,7 @@ class Lock:
         try:
             hold = self._holds.to_leave()
             if lease := self._holds.leave(hold, BY_CALL):
-                if lease._is_free:
+                if lease._is_free():
                     await lease.arelease()
                 else:
                     lease._let_others_enter()
@@ -222,7 +222,7 @@ class Lock:
             if lease := self._holds.leave(hold, BY_WITH):
                 if self._options.own.in_atomic == "defer":
                     transactions.retain_until_commit(lease)
-                if lease._is_free:
+                if lease._is_free():
                     lease.release()
                 else:
                     lease._let_others_enter()
@@ -243,7 +243,7 @@ class Lock:
             if lease := self._holds.leave(hold, BY_WITH):
                 if self._options.own.in_atomic == "defer":
                     await transactions.aretain_until_commit(lease)
-                if lease._is_free:
+                if lease._is_free():
                     await lease.arelease()
                 else:
                     lease._let_others_enter()
@@ -368,7 +368,7 @@ class Lock:
         return f"<{status} {class_name} object {self.name!r} using {self.using!r} at {id(self):#x}>"
 
     def __del__(self) -> None:
-        if not self.__dict__.get("_holds"):  # of one that was not made to the end, too
+        if not getattr(self, "_holds", None):  # which one does not have that was not made to the end
             return
         for lease in self._holds.leases():
             if lease.state in (State.HELD, State.UNKNOWN) and not sys.is_finalizing():

@@ -122,7 +122,7 @@ class Renewer:
         drive(self._release_all(), self._backend)
 
     def _release_all(self) -> Steps[None]:
-        left = [lease for lease in self.leases() if lease._is_free or not lease._may_be_in_use]
+        left = [lease for lease in self.leases() if lease._is_free() or not lease._may_be_in_use]
         wanted = [(lease._request, lease._mark_released()) for lease in left if self.unregister(lease)]
         wanted += self._cleaner.left()
         wanted += [(place, 0.0) for place in self._backend.places(self._queue.queued())]
@@ -197,7 +197,7 @@ class Renewer:
                 if lease._long_at <= now < lease._deadline:
                     lease._long_at = inf
                     long_ones.append(lease)
-                is_left = lease._renews and not lease._hold_count and lease._is_free
+                is_left = lease._renews and not lease._hold_count and lease._is_free()
                 if is_left:  # about to be released. If its release was interrupted before it began, it runs out
                     lease._due = min(now + soon, lease._deadline)
                 if lease._renews and not is_left and due - soon <= now < lease._deadline:

@@ -40,10 +40,11 @@ class Reply:
     seconds that the call waited for a free connection.
     """
 
-    in_doubt, is_by_next_owner, queued_for = False, False, 0.0
+    __slots__ = ("in_doubt", "is_by_next_owner", "queued_for", "sent_at", "values")
 
     def __init__(self, values: list[Any], sent_at: float) -> None:
         self.values, self.sent_at = values, sent_at
+        self.in_doubt, self.is_by_next_owner, self.queued_for = False, False, 0.0
 
 
 NOTHING = Reply([], sent_at=0.0)
@@ -51,7 +52,6 @@ NOTHING = Reply([], sent_at=0.0)
 
 _packed = attrgetter("packed")
 Idle = tuple[Any, float]  # a connection, and since when nobody uses it
-Limits = tuple[float | None, float, float, float]  # of a call: timeout, deadline, began, queue_for
 
 
 def _to_repeat(commands: Sequence[Command], replies: Sequence[Any]) -> tuple[list[int], list[bytes]]:
@@ -130,8 +130,10 @@ class Client(_ServerClient):
         if not commands:
             return NOTHING
         fork.notice()  # a child must not talk on its parent's connections
-        permits, idle, sent_at = self._permits, self._idle, clock()
-        limits = timeout, deadline, sent_at, queue_for
+        number = len(commands)
+        packed = commands[0].packed if number == 1 else b"".join(map(_packed, commands))
+        permits, idle, began = self._permits, self._idle, clock()
+        sent_at = began
         # Attempts are counted from the first failure on, or from a wait for a connection. The first one, made at once,
         # lasts as long as the socket waits, unless the call is to be over before.
         attempts: ServerAttempts | None = None
@@ -142,7 +144,7 @@ class Client(_ServerClient):
             try:
                 permit = permits.get_nowait()
             except Empty:
-                attempts = attempts or self._new_attempts(*limits)
+                attempts = attempts or self._new_attempts(timeout, deadline, began, queue_for)
                 permit = self._wait_for_permit(permits, attempts, despite_outage=despite_outage)
                 sent_at = clock()
             try:
@@ -158,23 +160,22 @@ class Client(_ServerClient):
                         if sent_at - since < self._timing.idle_trusted:
                             connection = free
                         else:
-                            attempts = attempts or self._new_attempts(*limits)
+                            attempts = attempts or self._new_attempts(timeout, deadline, began, queue_for)
                             self._check_breaker(attempts, despite_outage=despite_outage)
                             connection = self._standing(free, since, sent_at)
                             was_idle = connection is not None
                             connection = connection or self._location.connected(timeout=attempts.connect_timeout())
                         if attempts:
                             step = self._given(attempts.step_timeout(was_idle=was_idle))
-                        packed = commands[0].packed if len(commands) == 1 else b"".join(map(_packed, commands))
-                        replies = connection.exchange(packed, len(commands), step)
-                        if (type(replies[0]) is not int or len(replies) > 1) and NoScriptError in map(type, replies):
-                            attempts = attempts or self._new_attempts(*limits)
+                        replies = connection.exchange(packed, number, step)
+                        if (number > 1 or type(replies[0]) is not int) and NoScriptError in map(type, replies):
+                            attempts = attempts or self._new_attempts(timeout, deadline, began, queue_for)
                             step = self._given(attempts.step_timeout(was_idle=was_idle))
                             self._repeat_forgotten(connection, commands, replies, step)
                     except BaseException as error:
                         if isinstance(error, Exception):
                             self._check_not_forked(idle)
-                        attempts = attempts or self._new_attempts(*limits)
+                        attempts = attempts or self._new_attempts(timeout, deadline, began, queue_for)
                         self._after_failure(error, connection, attempts, sent_at, was_idle=was_idle)
                         if attempts.pause:
                             break
@@ -296,13 +297,15 @@ class AsyncClient(_ServerClient):
     ) -> Reply:
         if not commands:
             return NOTHING  # asyncio's transports choke on an empty chunk: such a one is never closed
-        idle, sent_at = self._idle, clock()
-        limits = timeout, deadline, sent_at, queue_for
+        number = len(commands)
+        packed = commands[0].packed if number == 1 else b"".join(map(_packed, commands))
+        idle, began = self._idle, clock()
+        sent_at = began
         attempts: ServerAttempts | None = None
         step = longest_step(self._timing, self._timeout, timeout, deadline, sent_at)
         while True:
             if not self._permits.take():
-                attempts = attempts or self._new_attempts(*limits)
+                attempts = attempts or self._new_attempts(timeout, deadline, began, queue_for)
                 await self._wait_for_permit(attempts, despite_outage=despite_outage)
                 sent_at = clock()
             try:
@@ -315,7 +318,7 @@ class AsyncClient(_ServerClient):
                         if sent_at - since < self._timing.idle_trusted:
                             connection = free
                         else:
-                            attempts = attempts or self._new_attempts(*limits)
+                            attempts = attempts or self._new_attempts(timeout, deadline, began, queue_for)
                             self._check_breaker(attempts, despite_outage=despite_outage)
                             connection = await self._standing(free, since, sent_at)
                             was_idle = connection is not None
@@ -323,17 +326,16 @@ class AsyncClient(_ServerClient):
                                 connection = await self._location.aconnected(timeout=attempts.connect_timeout())
                         if attempts:
                             step = attempts.step_timeout(was_idle=was_idle)
-                        packed = commands[0].packed if len(commands) == 1 else b"".join(map(_packed, commands))
-                        replies = await connection.exchange(packed, len(commands), step)
-                        if (type(replies[0]) is not int or len(replies) > 1) and NoScriptError in map(type, replies):
-                            attempts = attempts or self._new_attempts(*limits)
+                        replies = await connection.exchange(packed, number, step)
+                        if (number > 1 or type(replies[0]) is not int) and NoScriptError in map(type, replies):
+                            attempts = attempts or self._new_attempts(timeout, deadline, began, queue_for)
                             step = attempts.step_timeout(was_idle=was_idle)
                             await self._repeat_forgotten(connection, commands, replies, step)
                     except BaseException as error:
                         if connection is not None:
                             await hang_up(connection)
                         _check_cancelled(cancelled)
-                        attempts = attempts or self._new_attempts(*limits)
+                        attempts = attempts or self._new_attempts(timeout, deadline, began, queue_for)
                         self._after_failure(error, connection, attempts, sent_at, was_idle=was_idle)
                         await self._close_idle()
                         if attempts.pause:
