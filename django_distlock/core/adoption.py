@@ -34,7 +34,7 @@ CLOCKS_DIFFER = 300.0  # seconds at most between the wall clocks of two hosts
 class AdoptedLease(Lease):
     """A lease that another process acquired. A context manager, which ends as the ``with`` of its lock does."""
 
-    __slots__ = ("_handle",)
+    __slots__ = ("_handle", "_proof")
 
     def __init__(self, detached: Detached, service: Service, proof: LockRequest) -> None:
         terms = Terms(**detached.terms)
@@ -69,6 +69,10 @@ class AdoptedLease(Lease):
 
     async def __aenter__(self) -> Self:
         return self.__enter__()
+
+    def _conclude_release(self, released: bool) -> None:
+        super()._conclude_release(released)
+        self._renewer.release_in_background(self._proof)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

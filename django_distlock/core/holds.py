@@ -49,7 +49,7 @@ class Holds(list[Hold]):
 
     __slots__ = ()
 
-    def enter(self, hold: Hold, lease: Lease, *, again: bool = False) -> None:
+    def enter(self, hold: Hold, lease: Lease, again: bool = False) -> None:
         """``again``: the lease has another hold already."""
         if self:
             self._forget_what_is_over(hold.execution)

@@ -71,7 +71,6 @@ class Lease:
     # Most leases end before anything of this changes.
     _is_detached = False
     _long_at = inf  # when, on clock(), it is told that it is held for long
-    _proof: LockRequest | None = None  # of an adoption; released after the lease
 
     def __init__(
         self,
@@ -415,8 +414,6 @@ class Lease:
             reason = "the store no longer knew it when it was released: its data was lost, or somebody freed the lock"
             self._mark_lost(reason)
             raise self._lost_error()
-        if self._proof:
-            self._renewer.release_in_background(self._proof)
 
     def _send_in_background(self, signal: Signal, **about: object) -> None:
         """A slow receiver must not let other leases run out, and an async one cannot be awaited by the renewer."""

@@ -87,9 +87,11 @@ class RedisBackend(GeneratorBackend, RunsBackend):
     # A lock is acquired and released by one command each. Generators would take longer than all the rest of that.
 
     def acquire(self, request: LockRequest, *, queue: bool) -> Grant | LockInfo:
-        if queue and not request.inbox:
-            drive(self._listen(request), self._client, self._translated)
-        command = self._to_acquire(request, queue)
+        if queue:
+            if not request.inbox:
+                drive(self._listen(request), self._client, self._translated)
+            self._will_look(request)
+        command = self._operations.acquire(request, queue)
         try:
             reply = self._client.send((command,), request.deadline)
         except BaseException as error:
@@ -98,9 +100,11 @@ class RedisBackend(GeneratorBackend, RunsBackend):
 
     async def aacquire(self, request: LockRequest, *, queue: bool) -> Grant | LockInfo:
         client = await self._async_clients.get()
-        if queue and not request.inbox:
-            await adrive(self._listen(request), client, self._translated)
-        command = self._to_acquire(request, queue)
+        if queue:
+            if not request.inbox:
+                await adrive(self._listen(request), client, self._translated)
+            self._will_look(request)
+        command = self._operations.acquire(request, queue)
         try:
             reply = await client.asend((command,), request.deadline)
         except BaseException as error:
@@ -133,10 +137,9 @@ class RedisBackend(GeneratorBackend, RunsBackend):
         counted: bool = listener.is_counted(name)
         return counted
 
-    def _to_acquire(self, request: LockRequest, queue: bool) -> Command:
-        if queue and request.place and request.inbox != POLLS:
+    def _will_look(self, request: LockRequest) -> None:
+        if request.place and request.inbox != POLLS:
             self._listener.will_look(request)
-        return self._operations.acquire(request, queue)
 
     def _raise_unanswered(self, request: LockRequest, error: BaseException) -> NoReturn:
         """The attempt failed, or was interrupted."""
