@@ -18,7 +18,6 @@ from ..types import current_execution
 from ..utils import fork
 from .lease import RELEASED, Lease
 
-
 BY_WITH, BY_CALL = True, False  # how a lease is acquired, and how it is left
 
 

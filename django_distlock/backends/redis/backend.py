@@ -13,7 +13,7 @@ from redis.exceptions import RedisError
 
 from ...exceptions import InvalidLockBackend, LockBackendError, UnreadableRun
 from ...types import NOT_WAITING, CheckResult, Grant, Holder, LastRun, LockInfo, LockRequest, Outage
-from ...utils.clock import clock, wall_clock
+from ...utils.clock import wall_clock
 from ...utils.drive import Call, Steps, adrive, drive
 from ...utils.text import quoted
 from ..base import RunsBackend, named

@@ -28,7 +28,7 @@ def milliseconds(seconds: float) -> int:
 
 
 def packed_keys(*keys: str) -> tuple[str, str]:
-    """Those of one lock or run. The first one, by which a Cluster finds the node, and all of them as ``pack_parts()``."""
+    """Those of one lock or run: the first, by which a Cluster finds the node, and all of them as ``pack_parts()``."""
     return keys[0], pack_parts(*keys)
 
 
