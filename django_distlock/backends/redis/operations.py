@@ -19,9 +19,9 @@ from .errors import is_newer_value, is_of_publishing, is_wrong_type
 from .keys import Keys
 from .scripts import Command, Script, milliseconds, pack, pack_parts, packed_keys
 
-ACQUIRE, RELEASE = Script("acquire", keys=4, arguments=8), Script("release", keys=4, arguments=7)
-EARS = Script("ears", keys=1, arguments=1)
-RENEW, CLAIM_RUN = Script("renew", keys=1, arguments=2), Script("claim_run", keys=2, arguments=8)
+ACQUIRE, RELEASE = Script("acquire", keys=4), Script("release", keys=4)
+EARS, RENEW, CLAIM_RUN = Script("ears", keys=1), Script("renew", keys=1), Script("claim_run", keys=2)
+RENEW_HEAD = RENEW.head(2)
 
 GONE = -2  # says PTTL
 POLLS = "polls"  # the inbox of a waiter that cannot be told of its turn
@@ -61,10 +61,10 @@ class Operations:
             mode = "look" if request.place else "again" if request.in_doubt else "wait"
         else:
             mode = "last" if request.inbox else "try"
-        options = self._acquire_options(request.ttl, mode, request.place, request.inbox)
+        head, options = self._acquire_options(request.ttl, mode, request.place, request.inbox)
         first, keys = self._of_lock(request.key)
         token, holder = request.token, request.holder.to_text()  # of ASCII both
-        text = f"{ACQUIRE.head}{keys}${len(token)}\r\n{token}\r\n${len(holder)}\r\n{holder}\r\n{options}"
+        text = f"{head}{keys}${len(token)}\r\n{token}\r\n${len(holder)}\r\n{holder}\r\n{options}"
         return Command(text.encode(), ACQUIRE, first)
 
     def release(self, request: LockRequest, cooldown: float, force: bool) -> Sequence[Command]:
@@ -75,20 +75,25 @@ class Operations:
         writes to the waiter before it answers the caller.
         """
         retire = request.retires_for if request.in_doubt else 0.0
-        options = self._release_options(cooldown, retire, request.inbox, request.is_offer, force)
+        head, options = self._release_options(cooldown, retire, request.inbox, request.is_offer, force)
         first, keys = self._of_lock(request.key)
         token = request.token
-        text = f"{RELEASE.head}{keys}${len(token)}\r\n{token}\r\n{options}"
+        text = f"{head}{keys}${len(token)}\r\n{token}\r\n{options}"
         command = Command(text.encode(), RELEASE, first)
         return (Command(pack("EXISTS", first), key=first), command) if request.inbox else (command,)
 
-    def _pack_acquire_options(self, ttl: float, mode: str, place: str, inbox: str) -> str:
-        grant_ttl, queue_ttl = milliseconds(self._timing.grant_ttl), milliseconds(self._timing.queue_ttl)
-        return pack_parts(milliseconds(ttl), mode, place, inbox, grant_ttl, queue_ttl)
+    def _pack_acquire_options(self, ttl: float, mode: str, place: str, inbox: str) -> tuple[str, str]:
+        """What stands before the keys, and behind token and holder."""
+        always = milliseconds(ttl), milliseconds(self._timing.grant_ttl)
+        more = () if mode == "try" else (mode, place, inbox, milliseconds(self._timing.queue_ttl))
+        return ACQUIRE.head(4 + len(more)), pack_parts(*always, *more)
 
-    def _pack_release_options(self, cooldown: float, retire: float, inbox: str, is_offer: bool, force: bool) -> str:
-        grant_ttl = milliseconds(self._timing.grant_ttl)
-        return pack_parts(milliseconds(cooldown), milliseconds(retire), inbox, grant_ttl, int(is_offer), int(force))
+    def _pack_release_options(
+        self, cooldown: float, retire: float, inbox: str, is_offer: bool, force: bool
+    ) -> tuple[str, str]:
+        more = milliseconds(cooldown), milliseconds(retire), inbox, int(is_offer), int(force)
+        more = more if any(more) else ()
+        return RELEASE.head(2 + len(more)), pack_parts(milliseconds(self._timing.grant_ttl), *more)
 
     def ears(self, lock: str, inbox: str) -> Command:
         return EARS.call(packed_keys(self._keys.lease(lock)), inbox)
@@ -98,7 +103,7 @@ class Operations:
         for request, ttl in wanted:
             key, token = self._keys.lease(request.key), request.token
             packed = f"${len(key)}\r\n{key}\r\n" if key.isascii() else pack_parts(key)
-            text = f"{RENEW.head}{packed}${len(token)}\r\n{token}\r\n{options[ttl]}"
+            text = f"{RENEW_HEAD}{packed}${len(token)}\r\n{token}\r\n{options[ttl]}"
             commands.append(Command(text.encode(), RENEW, key))
         return commands
 

@@ -44,11 +44,15 @@ class Command:
 class Script:
     """A Lua script of a backend, called by its digest."""
 
-    def __init__(self, name: str, backend: str = "redis", *, keys: int, arguments: int) -> None:
+    def __init__(self, name: str, backend: str = "redis", *, keys: int) -> None:
         self.text = files("django_distlock.backends").joinpath(backend, "scripts", f"{name}.lua").read_bytes()
         self.sha = hashlib.sha1(self.text, usedforsecurity=False).hexdigest()
-        self.head = f"*{3 + keys + arguments}\r\n{pack_parts('EVALSHA', self.sha, keys)}"
+        self.keys = keys
+
+    def head(self, arguments: int) -> str:
+        """What stands before the keys of a call with so many arguments."""
+        return f"*{3 + self.keys + arguments}\r\n{pack_parts('EVALSHA', self.sha, self.keys)}"
 
     def call(self, keys: tuple[str, str], *arguments: str | bytes | int) -> Command:
         first, packed = keys
-        return Command(f"{self.head}{packed}{pack_parts(*arguments)}".encode(), self, first)
+        return Command(f"{self.head(len(arguments))}{packed}{pack_parts(*arguments)}".encode(), self, first)

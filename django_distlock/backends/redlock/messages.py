@@ -17,8 +17,8 @@ from ..redis.breaker import ServerBreaker
 from ..redis.errors import is_refused, is_transient, without_traceback
 from ..redis.scripts import Command, Script, pack
 
-ACQUIRE = Script("acquire", "redlock", keys=3, arguments=5)
-RELEASE, RENEW = Script("release", "redlock", keys=2, arguments=4), Script("renew", "redlock", keys=1, arguments=2)
+ACQUIRE = Script("acquire", "redlock", keys=3)
+RELEASE, RENEW = Script("release", "redlock", keys=2), Script("renew", "redlock", keys=1)
 SCRIPT_LOADS = [pack("SCRIPT", "LOAD", script.text) for script in (ACQUIRE, RELEASE, RENEW)]  # for each new connection
 
 MAX_PENDING = 16  # requests without a reply on one connection: what a node that hangs takes in without blocking us

@@ -19,8 +19,7 @@ SCRIPTS = {
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_each_call_names_its_command_and_its_keys(name):
     script = SCRIPTS[name]
-    keys = int(script.head.split("\r\n")[-2])
-    text = script.text.decode()
+    keys, text = script.keys, script.text.decode()
     assert len([*calls_in(code_of(text))]) == code_of(text).count("redis.")
     assert not wrong_calls(text, keys)
     assert f"KEYS[{keys}]" in text or name == "redis EARS"  # whose key only says to which node it goes

@@ -118,7 +118,7 @@ class QueueJudge:
         if executed.place is not None:
             self._note_place(token, executed.place)
             if token not in self._left and executed.process.is_alive:
-                inbox = executed.words[5]
+                inbox = executed.inbox
                 self._waiters[token] = Waiter(executed.process, self._places[token], inbox, executed.at)
                 counts_for = executed.after.looks.get(token, 0.0) if executed.is_polling else Timing.grant_ttl
                 if abs(counts_for - Timing.grant_ttl) > GRAIN:

@@ -74,6 +74,10 @@ class Executed(NamedTuple):
     def token(self) -> str:
         return self.words[0]
 
+    def _word(self, number: int, default: str) -> str:
+        """What is not said stands for a default."""
+        return self.words[number] if number < len(self.words) else default
+
     @property
     def is_granted(self) -> bool:
         return self.script == "acquire" and isinstance(self.reply, int) and self.reply > 0
@@ -109,7 +113,7 @@ class Executed(NamedTuple):
 
     @property
     def is_polling(self) -> bool:
-        return self.script == "acquire" and self.words[5] == POLLS
+        return self.script == "acquire" and self.inbox == POLLS
 
     # Of acquire
 
@@ -119,33 +123,37 @@ class Executed(NamedTuple):
 
     @property
     def mode(self) -> str:
-        return self.words[3]
+        return self._word(4, "try")
 
     @property
     def known_place(self) -> float:
-        return float(self.words[4] or inf)
+        return float(self._word(5, "") or inf)
+
+    @property
+    def inbox(self) -> str:
+        return self._word(6, "")
 
     # Of release
 
     @property
     def cooldown(self) -> float:
-        return int(self.words[1]) / 1000
+        return int(self._word(2, "0")) / 1000
 
     @property
     def retires_for(self) -> float:
-        return int(self.words[2]) / 1000
+        return int(self._word(3, "0")) / 1000
 
     @property
     def knows_of_place(self) -> bool:
-        return bool(self.words[3])
+        return bool(self._word(4, ""))
 
     @property
     def is_offer(self) -> bool:
-        return self.words[5] == "1"
+        return self._word(5, "0") == "1"
 
     @property
     def is_forced(self) -> bool:
-        return self.words[6] == "1"
+        return self._word(6, "0") == "1"
 
 
 class StoreJudge:

@@ -1,9 +1,10 @@
 -- Try, wait in the queue, look, or take the last chance. Safe to repeat with the same token.
 -- KEYS  1 lease  2 queue (zset: place -> entry)  3 retired tokens, and looks of waiters that poll: "?" and the token
 --       (zset: by their end)  4 last fencing number
--- ARGV  1 token (26 bytes)  2 holder  3 ttl in ms  4 mode  5 place ('' = none yet)
---       6 inbox ('' = none; 'polls' = a waiter that cannot be told, so nothing is handed to it)
---       7 grant in ms: how long a waiter has to take what it was handed, and how long the look of one that polls counts
+-- ARGV  1 token (26 bytes)  2 holder  3 ttl in ms
+--       4 grant in ms: how long a waiter has to take what it was handed, and how long the look of one that polls counts
+--       5 mode (none = try)  6 place ('' or none = none yet)
+--       7 inbox ('' or none = none; 'polls' = a waiter that cannot be told, so nothing is handed to it)
 --       8 ms for which a queue without looks is kept
 -- modes try: never queue | wait: queue if busy | again: the same after an attempt that went unanswered
 --       look: from the queue, each second or after a hint
@@ -16,14 +17,29 @@
 -- A lease is "1 token state number holder", an entry "1 token slots inbox|thread": 1 is the format, slots are 4 digits, and
 -- thread is empty yet. An inbox is "polls", or "S" or "P" (sharded or plain pub/sub) and a channel, which has one bar in it.
 -- A number is 16 digits.
+
+-- Most locks are free, and nothing is known of their waiters and tokens. That is asked first, before all that is made below:
+-- Lua makes each function anew in each call.
+if ARGV[5] ~= 'look' and redis.call('EXISTS', KEYS[1], KEYS[2], KEYS[3]) == 0 then
+  local time = redis.call('TIME')
+  local fence = time[1] .. string.sub('00000' .. time[2], -6)
+  local last = redis.call('SET', KEYS[4], fence, 'GET')
+  if #fence == 16 and (not last or (#last == 16 and last < fence)) then
+    redis.call('SET', KEYS[1], '1 ' .. ARGV[1] .. ' h ' .. fence .. ' ' .. ARGV[2], 'PX', ARGV[3])
+    return tonumber(fence)
+  end
+  if last then redis.call('SET', KEYS[4], last) end -- the clock went back; or what others wrote, which is looked at below
+end
+
 -- ms after which each waiter looks by itself, but in a process that waits for very many names. For those it would be 8000,
 -- and each hand-over of a lock with so short a TTL would cost one more message and one more look.
 local LOOK = 1000
 local NEWER = {err = 'NEWER written by a newer version'}
-local token, holder, ttl, mode, place = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5]
+local token, holder, ttl, grant = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
+local mode, place, inbox = ARGV[5] or 'try', ARGV[6] or '', ARGV[7] or ''
 local mine = '1 ' .. token .. ' '
-local me = mine .. '0001 ' .. ARGV[6] .. '|'
-local is_polling = ARGV[6] == 'polls'
+local me = mine .. '0001 ' .. inbox .. '|'
+local is_polling = inbox == 'polls'
 
 local function is_newer(value)
   return value and string.find(value, '^[2-9] ')
@@ -128,7 +144,7 @@ if not lease then
       if first then redis.call('ZREM', KEYS[2], first) end
       if not is_mine and not polls(first) and tell(first) > 0 then
         lease = string.sub(first, 1, 29) .. 'c ' .. number() .. ' '
-        redis.call('SET', KEYS[1], lease, 'PX', ARGV[7])
+        redis.call('SET', KEYS[1], lease, 'PX', grant)
       end
     until is_mine or lease
   end
@@ -153,7 +169,7 @@ if (mode ~= 'wait' or is_polling) and retired() then return -1 end
 local ears = -1
 if mode == 'look' then
   redis.call('ZADD', KEYS[2], 'LT', place, me) -- a waiter that was dropped comes back to its place
-  if not is_polling then ears = publish(ARGV[6], '?') end
+  if not is_polling then ears = publish(inbox, '?') end
 else
   place = mode == 'again' and redis.call('ZSCORE', KEYS[2], me)
   if not place then
@@ -165,7 +181,7 @@ end
 redis.call('PEXPIRE', KEYS[2], ARGV[8])
 local ahead = redis.call('ZRANK', KEYS[2], me)
 if is_polling then
-  local now, counts = ms(), tonumber(ARGV[7])
+  local now, counts = ms(), tonumber(grant)
   redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', now)
   redis.call('ZADD', KEYS[3], now + counts, '?' .. token)
   if redis.call('PTTL', KEYS[3]) < counts then redis.call('PEXPIRE', KEYS[3], counts) end

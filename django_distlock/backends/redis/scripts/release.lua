@@ -1,16 +1,26 @@
 -- Give up a lease, hand a grant back, or leave the queue. Hands the lock to the first waiter who listens. Safe to repeat.
 -- KEYS  1 lease  2 queue (zset: place -> entry)  3 retired tokens, and looks of waiters that poll: "?" and the token
 --       (zset: by their end)  4 last fencing number
--- ARGV  1 token  2 cooldown in ms: how long the lock stays taken (0 = given up at once)
---       3 ms for which the token is retired, because a command that carries it may still arrive (0 = none can)
---       4 inbox ('' = the token never queued)  5 grant in ms: how long a waiter has to take what it was handed
+-- ARGV  1 token  2 grant in ms: how long a waiter has to take what it was handed. The others are given together, or none is:
+--       3 cooldown in ms: how long the lock stays taken (0 = given up at once)
+--       4 ms for which the token is retired, because a command that carries it may still arrive (0 = none can)
+--       5 inbox ('' = the token never queued)
 --       6 1 = hand back: what is still being handed over, but never a lease that somebody has taken since; else 0
 --       7 1 = an operator frees the lock even in its cooldown; else 0
 -- reply 2 handed on | 1 released; the first waiter takes it by itself, if that one polls
 --       | 0 the token did not hold the lock; its place, if any, is gone
 --       | error NEWER: what stands there has a larger format, and stays as it is
 -- Leases and entries: see acquire.lua
-local token, cooldown, retire, inbox = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
+
+-- Most leases end while nobody waits. See acquire.lua
+if not ARGV[3] and redis.call('EXISTS', KEYS[2]) == 0
+    and redis.call('GETRANGE', KEYS[1], 0, 29) == '1 ' .. ARGV[1] .. ' h' then
+  redis.call('DEL', KEYS[1])
+  return 1
+end
+
+local token, grant, cooldown, retire = ARGV[1], ARGV[2], tonumber(ARGV[3] or 0), tonumber(ARGV[4] or 0)
+local inbox = ARGV[5] or ''
 local mine = '1 ' .. token .. ' '
 local NEWER = {err = 'NEWER written by a newer version'}
 local LOOK = 8000 -- ms after which each waiter looks by itself at the latest
@@ -100,7 +110,7 @@ while first do
       redis.call('SET', KEYS[4], string.format('%016.0f', fence))
     end
     local number = string.format('%016.0f', fence)
-    redis.call('SET', KEYS[1], string.sub(first, 1, 29) .. 'c ' .. number .. ' ', 'PX', ARGV[5])
+    redis.call('SET', KEYS[1], string.sub(first, 1, 29) .. 'c ' .. number .. ' ', 'PX', grant)
     return 2
   end
   first = head()
