@@ -227,7 +227,7 @@ class StoreJudge:
     def begins(self, session: Session, command: Sequence[str]) -> None:
         if name := self._name(command):
             self._begun = name, self.state(name)
-            if _script(command) == "acquire" and command[3:][int(command[2]) + 5] not in ("", POLLS):
+            if _script(command) == "acquire" and command[3 + int(command[2]) :][6:7] not in ([], [""], [POLLS]):
                 self._listened_at[session.socket.process] = self.now
         elif command[0].upper() in ("SSUBSCRIBE", "SUBSCRIBE"):
             self._judge_subscription(session.socket)
