@@ -8,11 +8,15 @@ from typing import Any
 
 from ..types import program
 
-SERVERS = ("runserver", "runserver_plus")  # commands in whose process requests are answered
+SERVERS = (  # commands in whose processes requests are answered, or tasks run
+    "runserver", "runserver_plus", "runsslserver", "testserver",
+    "db_worker", "qcluster", "rqworker", "rqworker-pool", "run_huey", "runworker",
+)  # fmt: skip
 
 
 def here(caller: tuple[str, str]) -> str:
-    """The task of Celery that runs here, else the command of Django, else the function that asked for the lock.
+    """The task of Celery that runs here, else the command of Django, else the function that asked for the lock, or
+    that is under the decorator.
 
     ``caller``: its module and its name.
     """

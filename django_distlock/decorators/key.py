@@ -67,13 +67,17 @@ def wraps_like(wrapper: FunctionType, function: Callable[..., Any]) -> Any:
     return wrapper
 
 
-def dotted_path(function: Callable[..., Any]) -> str:
+def module_and_name(function: Callable[..., Any]) -> tuple[str, str]:
     while isinstance(function, functools.partial):
         function = function.func
     named = getattr(function, "view_class", function)  # all results of as_view() have one name
     if not hasattr(named, "__qualname__"):
         named = type(named)
-    return f"{named.__module__}.{named.__qualname__}"
+    return named.__module__, named.__qualname__
+
+
+def dotted_path(function: Callable[..., Any]) -> str:
+    return ".".join(module_and_name(function))
 
 
 def dotted_path_of_view(function: Callable[..., Any]) -> str:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from asgiref.sync import sync_to_async
 
-from ..core import transactions
+from ..core import labels, transactions
 from ..core.lease import Lease
 from ..core.lock import Lock
 from ..exceptions import LockBackendError, LockError, LockNotAcquired, UnusableLockName
@@ -57,6 +57,7 @@ class LockedCallable:
         self._on_unavailable = on_unavailable  # None also for "run", which the lock itself does
         self._hold_until = hold_until
         self._options = options
+        self._caller = key.module_and_name(function)
         self._given_label = str(options.given.get("label", ""))
         self.takes_over = options.given.get("in_atomic") != "ignore"
         if on_unavailable == "retry" and self.kind is not key.Kind.FUNCTION:
@@ -157,13 +158,17 @@ class LockedCallable:
         return self._known_view
 
     def _label(self, args: tuple[Any, ...], request: Any, run: Any) -> str:
+        return self._label_of_call(args, request, run) or labels.here(self._caller)
+
+    def _label_of_call(self, args: tuple[Any, ...], request: Any, run: Any) -> str:
+        """"" where only the function is known."""
         if run:
             return f"{self._given_label} {run.label}".strip()
         if self._given_label:
             return self._given_label
         if request is not None:
             return http.label(request, self._view())
-        return task_context.label(args) or key.dotted_path(self.function)
+        return task_context.label(args)
 
     def _answer(
         self, problem: Exception, request: Any, args: tuple[Any, ...], kwargs: dict[str, Any], run: Any = None
@@ -174,7 +179,8 @@ class LockedCallable:
             run.retry(problem)
         if isinstance(choice, Skip):
             level = logging.INFO if isinstance(problem, LockNotAcquired) else logging.WARNING
-            logger.log(level, "%s is skipped. %s", shown(self._label(args, request, run)), problem)
+            skipped = self._label_of_call(args, request, run) or key.dotted_path(self.function)
+            logger.log(level, "%s is skipped. %s", shown(skipped), problem)
         if callable(choice):
             return choice(problem, *args, **kwargs)
         if choice is None and request is not None and http.is_view(request, self.decorated):

@@ -149,6 +149,21 @@ class TestRunning:
 
         assert work.apply(task_id="the-id").get() == ["tests.with_lock[the-id]"]
 
+    def test_what_a_task_calls_under_the_decorator_has_the_tasks_name(self, app):
+        @distributed_lock("name")
+        async def acalled():
+            return labels()
+
+        @distributed_lock("name")
+        def iterated():
+            yield from labels()
+
+        @app.task(name="tests.calls")
+        def work():
+            return [*asyncio.run(acalled()), *iterated()]
+
+        assert work.apply(task_id="the-id").get() == ["tests.calls[the-id]"] * 2
+
     def test_a_label_of_ones_own_stands_before_it(self, app):
         @app.task(name="tests.labelled")
         @distributed_lock("name", label="nightly report")

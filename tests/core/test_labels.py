@@ -7,8 +7,9 @@ import sys
 
 import pytest
 
-from django_distlock import lock
+from django_distlock import current_lease, distributed_lock, lock
 from django_distlock.core import labels
+from django_distlock.testing import held_elsewhere
 from django_distlock.types import program
 
 HERE = __name__
@@ -41,17 +42,38 @@ async def apay():
         return lease.holder.label
 
 
+@distributed_lock("order:{pk}")
+def ship(pk):
+    return current_lease().holder.label
+
+
+@distributed_lock("order:{pk}")
+async def aship(pk):
+    return current_lease().holder.label
+
+
+@distributed_lock("order:{pk}")
+def ships(pk):
+    yield current_lease().holder.label
+
+
+def of_decorated_functions():
+    return {ship(7), asyncio.run(aship(7)), *ships(7)}
+
+
 @pytest.mark.parametrize("server", ["/usr/bin/gunicorn", "uvicorn", "/srv/celery/__main__.py", "manage.py"])
 def test_in_a_server_it_is_the_function(runs, server):
     runs(server)
     assert pay() == f"{HERE}.pay"
     assert asyncio.run(apay()) == f"{HERE}.apay"
+    assert of_decorated_functions() == {f"{HERE}.{name}" for name in ("ship", "aship", "ships")}
     with AT_IMPORT as lease:
         assert lease.holder.label == HERE
 
 
 @pytest.mark.parametrize("command", labels.SERVERS)
-def test_in_the_server_of_django_it_is_the_function(runs, command):
+def test_in_a_command_that_serves_it_is_the_function(runs, command):
+    """It answers requests or runs tasks, so that its name says no more than that of gunicorn or celery."""
     runs("manage.py", command, "8000")
     assert pay() == f"{HERE}.pay"
 
@@ -59,7 +81,17 @@ def test_in_the_server_of_django_it_is_the_function(runs, command):
 @pytest.mark.parametrize("program", ["/srv/manage.py", "django-admin"])
 def test_in_a_command_it_is_the_command(runs, program):
     runs(program, "import_orders", "--password", "secret")
-    assert pay() == f"{program.rpartition('/')[2]} import_orders"
+    command = f"{program.rpartition('/')[2]} import_orders"
+    assert pay() == command
+    assert of_decorated_functions() == {command}
+
+
+def test_what_is_skipped_in_a_command_is_the_function(runs, caplog):
+    caplog.set_level("INFO")
+    runs("manage.py", "import_orders")
+    with held_elsewhere("name"):
+        distributed_lock("name", on_busy="skip")(pay)()
+    assert f"{HERE}.pay is skipped. The lock 'name' (default) is busy" in caplog.text
 
 
 def test_in_a_script_it_is_the_script(runs):
