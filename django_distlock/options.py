@@ -216,7 +216,8 @@ def settled(**given: Any) -> Options:
     try:
         return _settled(**given)
     except TypeError:  # also for a value that cannot be hashed, of which the option itself says more
-        return Options(given)
+        pass
+    return Options(given)  # not in the handler, where its error would be shown as the second of two
 
 
 def seconds_to_wait(blocking: bool, timeout: float | timedelta) -> float:

@@ -161,7 +161,7 @@ class LockedCallable:
         return self._label_of_call(args, request, run) or labels.here(self._caller)
 
     def _label_of_call(self, args: tuple[Any, ...], request: Any, run: Any) -> str:
-        """"" where only the function is known."""
+        """Empty where only the function is known."""
         if run:
             return f"{self._given_label} {run.label}".strip()
         if self._given_label:

@@ -45,6 +45,7 @@ OF_LEASES = (
     "renew",
     "state",
     "token",
+    "ttl",
 )
 ATTRIBUTES = {
     **{word: f"its lease has it: lock.lease.{word}, or 'with lock(...) as lease'" for word in OF_LEASES},
@@ -61,11 +62,12 @@ ATTRIBUTES = {
     "id": "lease.token is its secret, lease.holder who has it",
     "get_owner_id": "lease.holder is who has it; locks[alias].look([name]) asks the store for that of others",
     "is_locked": "lock.locked() asks the store whether anybody holds it",
+    "lock": "lock.acquire() takes it, or 'with lock(...)'",
     "try_lock": "lock.acquire(timeout=0) does not wait",
     "unlock": "release() gives it up",
     "force_unlock": "lock.force_release() frees it, whoever holds it",
     "reset": "lock.force_release() frees it, whoever holds it",
-    "reset_all": "manage.py locks release --all frees all of them",
+    "reset_all": "manage.py locks release --prefix '' frees all of them, after asking",
 }
 
 
@@ -79,8 +81,8 @@ class OtherWord:
         self._word, self._hint = word, hint
 
     def __get__(self, thing: object, kind: type) -> NoReturn:
-        text = f"{kind.__name__!r} object has no attribute {self._word!r}: {self._hint}."
-        raise AttributeError(text, name=self._word, obj=thing)
+        # Without obj=, in which Python would look for another word to suggest, such as a private one.
+        raise AttributeError(f"{kind.__name__!r} object has no attribute {self._word!r}: {self._hint}", name=self._word)
 
 
 def answer_other_words(kind: type[T]) -> type[T]:
@@ -92,4 +94,11 @@ def answer_other_words(kind: type[T]) -> type[T]:
         first, *others = word.split("_")
         for spelt in {word, first + "".join(other.capitalize() for other in others)}:
             setattr(kind, spelt, OtherWord(spelt, hint))
+
+    def own_words(thing: object) -> list[str]:
+        """What shells offer."""
+        offered = object.__dir__(thing)
+        return [word for word in offered if not isinstance(vars(kind).get(word), OtherWord)]
+
+    setattr(kind, "__dir__", own_words)  # noqa: B010
     return kind

@@ -10,6 +10,7 @@ import pickle
 import re
 import threading
 import time
+import traceback
 import weakref
 from datetime import timedelta
 
@@ -522,15 +523,21 @@ class TestWordsOfOtherLibraries:
             ("remainTimeToLive", r"lease\.remaining"),
             ("tryLock", r"acquire\(timeout=0\)"),
             ("force_unlock", r"lock\.force_release\(\)"),
+            ("lock", r"lock\.acquire\(\)"),
+            ("reset_all", r"manage\.py locks release --prefix ''"),
         ],
     )
     def test_on_handles_and_leases(self, word, answer):
         handle = lock("name")
         with handle as lease:
             for thing in (handle, lease):
-                with pytest.raises(AttributeError, match=f"has no attribute '{word}': .*{answer}"):
+                with pytest.raises(AttributeError, match=f"has no attribute '{word}': .*{answer}") as caught:
                     getattr(thing, word)
                 assert not hasattr(thing, word)
+                # Nor are they offered, in a shell or by Python.
+                assert word not in dir(thing)
+                assert "Did you mean" not in "".join(traceback.format_exception(caught.value))
+                assert {"release", "name", "__class__"} <= {*dir(thing)}
 
     def test_what_a_lease_has_is_asked_of_its_handle(self):
         handle = lock("name")
@@ -546,6 +553,12 @@ class TestWordsOfOtherLibraries:
             ):
                 with pytest.raises(AttributeError, match=answer):
                     getattr(lease, word)
+
+    def test_one_answer_is_given_to_an_option(self):
+        """Not a second one, of how it was handled."""
+        with pytest.raises(TypeError, match="ttl or wait") as caught:
+            lock("name", timeout=3)
+        assert caught.value.__context__ is None
 
     def test_others_are_no_words_of_anybody(self):
         with pytest.raises(AttributeError, match="'Lock' object has no attribute 'nothing'$"):
