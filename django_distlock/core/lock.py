@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import threading
-import warnings
 from asyncio import _get_running_loop
 from collections.abc import Callable
 from contextlib import suppress
@@ -22,8 +21,7 @@ from ..signals import asend_signal, send_signal
 from ..types import Holder, LockInfo, LockRequest, current_execution
 from ..utils.drive import adrive, drive
 from ..utils.other_words import answer_other_words
-from ..utils.threads import start_thread
-from . import labels, transactions
+from . import dropped, labels, transactions
 from .acquire import Acquisition, execution_kind
 from .forced import aforce_release, force_release
 from .holds import BY_CALL, BY_WITH, Hold, Holds, NothingToLeave, acquired_here
@@ -88,9 +86,11 @@ def lock(name: str | LockInfo, /, *values: object, using: str = DEFAULT_ALIAS, *
             raise TypeError("A LockInfo names its lock and its backend: it takes neither values nor another using=.")
         handle = Lock(stored_name(name.name, own=False), name.using, settled(**options), "", "", caller)
         handle._prefix = name.prefix
-        return handle
-    name = render(name, values) if values else fixed_name(name)
-    return Lock(name, using, settled(**options) if options else DEFAULTS, "", "", caller)
+    else:
+        name = render(name, values) if values else fixed_name(name)
+        handle = Lock(name, using, settled(**options) if options else DEFAULTS, "", "", caller)
+    handle._made_at = frame.f_lasti
+    return handle
 
 
 @answer_other_words
@@ -103,6 +103,7 @@ class Lock:
     Where KEY_PREFIX is a callable, each acquisition asks it, once, and what looks at the lock asks it as well.
     """
 
+    _made_at = -1  # the instruction of the caller that made it, until it is used
     _prefix = ""  # what a callable KEY_PREFIX had answered, of a lock that was shown by a LockInfo
 
     def __init__(
@@ -258,6 +259,7 @@ class Lock:
     def _acquisition(
         self, execution: object, by_with: bool, blocking: bool = True, timeout: float | timedelta = -1
     ) -> Acquisition:
+        self._made_at = -1
         service = service_of(self.using)
         terms = self._options.terms(service.backend.terms) if self._options.given else service.backend.terms
         seconds = terms.wait if blocking and timeout == -1 else seconds_to_wait(blocking, timeout)
@@ -368,18 +370,10 @@ class Lock:
         return f"<{status} {class_name} object {self.name!r} using {self.using!r} at {id(self):#x}>"
 
     def __del__(self) -> None:
-        if not getattr(self, "_holds", None):  # which one does not have that was not made to the end
-            return
-        for lease in self._holds.leases():
-            if lease.state in (State.HELD, State.UNKNOWN) and not sys.is_finalizing():
-                lease._stop_renewal()
-                message = (
-                    f"A handle of lock {self.name!r} ({self.using}) was dropped while it held the lock, which now runs"
-                    " out by its TTL. Write 'with lock(...)', or keep the handle and release it."
-                )
-                # Few see a ResourceWarning. In a thread, because this one may be inside of a handler of logs.
-                start_thread("distlock-dropped", logger.warning, "%s Held by %s.", message, lease.holder)
-                warnings.warn(message, ResourceWarning, stacklevel=2, source=self)
+        if getattr(self, "_holds", None):  # which one does not have that was not made to the end
+            dropped.tell_of_leases(self, self.name, self.using, self._holds.leases())
+        elif self._made_at >= 0:
+            dropped.tell_of_statement(self.name, self._made_at, sys._getframe().f_back)
 
 
 assumed_depth = 0  # how many tests that run now assume that every lock is held; see testing.assume_locked()

@@ -12,6 +12,7 @@ import threading
 import time
 import traceback
 import weakref
+from contextlib import suppress
 from datetime import timedelta
 
 import pytest
@@ -728,6 +729,41 @@ class TestNothingIsLeftBehind:
             del handle
             gc.collect()
         eventually(lambda: emitted)
+
+    def test_a_handle_that_is_made_by_a_statement_locks_nothing_and_warns(self, caplog):
+        def work(number):
+            lock("order:{}", number)
+            lock("order:8", ttl=3)
+
+        async def awork():
+            lock("order:9")
+
+        with pytest.warns(ResourceWarning) as warned:
+            work(7)
+            asyncio.run(awork())
+        assert [record.levelname for record in caplog.records] == ["WARNING"] * 3
+        for name, line, message, warning in zip(("7", "8", "9"), (1, 2, 1), caplog.messages, warned, strict=True):
+            function = awork if name == "9" else work
+            first = function.__code__.co_firstlineno
+            assert message.startswith(f"lock('order:{name}') at {__file__}:{first + line} locks nothing")
+            assert "Write 'with lock(...)'" in message
+            assert str(warning.message) == message
+
+    def test_other_handles_that_lock_nothing_are_nobodys_mistake(self, caplog):
+        lock("name").locked()
+        handles = [lock(f"name:{number}", wait=0) for number in range(3)]
+        for handle in handles:
+            if handle.acquire():
+                break
+        handles.pop()
+        handle.release()
+        handle = lock("name")
+        handle = handles = None
+        with lock("name"), suppress(ZeroDivisionError), lock("other"):
+            raise ZeroDivisionError
+        [lock("name")].clear()
+        assert (lambda: lock("name"))()
+        assert "locks nothing" not in caplog.text
 
     def test_handles_and_leases_are_garbage_when_they_are_done(self):
         handle = lock("name")

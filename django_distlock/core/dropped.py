@@ -1,0 +1,51 @@
+"""What is said of a handle that went away with its lock, or at once, so that it locked nothing."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import warnings
+from collections.abc import Iterable
+from opcode import opmap
+from types import FrameType
+
+from ..utils.threads import start_thread
+from .lease import Lease, State
+
+POP_TOP = opmap["POP_TOP"]  # what CPython drops the result of a statement by
+
+logger = logging.getLogger("django_distlock")
+
+
+def tell_of_leases(handle: object, name: str, using: str, leases: Iterable[Lease]) -> None:
+    """Which nobody is left to release: they run out."""
+    if sys.is_finalizing():
+        return
+    for lease in leases:
+        if lease.state in (State.HELD, State.UNKNOWN):
+            lease._stop_renewal()
+            message = (
+                f"A handle of lock {name!r} ({using}) was dropped while it held the lock, which now runs out by its"
+                " TTL. Write 'with lock(...)', or keep the handle and release it."
+            )
+            # Few see a ResourceWarning. In a thread, because this one may be inside of a handler of logs.
+            start_thread("distlock-dropped", logger.warning, "%s Held by %s.", message, lease.holder)
+            warnings.warn(message, ResourceWarning, stacklevel=3, source=handle)
+
+
+def tell_of_statement(name: str, made_at: int, frame: FrameType | None) -> None:
+    """``made_at``: the instruction of the caller that made the handle. ``frame``: in which it goes away, if any."""
+    if frame and _is_result_of_statement(made_at, frame):
+        message = (
+            f"lock({name!r}) at {frame.f_code.co_filename}:{frame.f_lineno} locks nothing: it makes a handle, which"
+            " nobody keeps there. Write 'with lock(...)'."
+        )
+        logger.warning("%s", message)
+        warnings.warn(message, ResourceWarning, stacklevel=3)
+
+
+def _is_result_of_statement(made_at: int, frame: FrameType) -> bool:
+    """Whether it goes away by the very next instruction. Never, by what another interpreter than CPython tells."""
+    code, now = frame.f_code.co_code, frame.f_lasti
+    between = code[made_at + 2 : now : 2]  # caches of the call, which are 0
+    return 0 <= made_at < now and code[now] == POP_TOP and not any(between)
