@@ -12,8 +12,9 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
+from django.apps import apps
 from django.conf import settings
-from django.core.checks import WARNING, CheckMessage, Error, Warning, register
+from django.core.checks import ERROR, WARNING, CheckMessage, Error, Warning, register
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
@@ -256,3 +257,7 @@ def _on_setting_changed(*, setting: str, **_: object) -> None:
 
 
 setting_changed.connect(_on_setting_changed)
+
+# Where a view is the first to import this, Django's checks are under way or were made before, without ours.
+if apps.ready and not apps.is_installed("django_distlock"):
+    tell_of_absence(least=ERROR)

@@ -129,6 +129,15 @@ class TestWithoutTheSetting:
     def test_who_deploys_without_the_app_is_stopped_too(self):
         assert "(distlock.E005) DISTRIBUTED_LOCKS is not set" in refused_by_check_without_the_app("")
 
+    def test_who_deploys_without_the_app_and_has_locks_in_views_alone_is_told_when_these_are_loaded(self, tmp_path):
+        """The checks are under way by then, so that those of the package are not made."""
+        (tmp_path / "late_urls.py").write_text("from django_distlock import lock\nurlpatterns = []")
+        told = said_by_check("ROOT_URLCONF='late_urls', DISTRIBUTED_LOCK={}", tmp_path, imported="")
+        assert told.returncode == 0
+        assert told.stderr.count("DISTRIBUTED_LOCKS is not set, but DISTRIBUTED_LOCK is.") == 1
+        silent = said_by_check("ROOT_URLCONF='late_urls', DEBUG=True", tmp_path, imported="")
+        assert "DISTRIBUTED_LOCKS" not in silent.stderr
+
     @pytest.mark.parametrize("name", ["DISTRIBUTED_LOCK", "DISTRIBUTE_LOCKS", "DISTLOCK", "DJANGO_DISTLOCK_BACKENDS"])
     def test_a_misspelt_one_is_found(self, settings, name):
         setattr(settings, name, {"default": LOCMEM})
@@ -140,13 +149,14 @@ class TestWithoutTheSetting:
         assert "but" not in run_checks(tags=[TAG])[0].msg
 
 
-def said_by_check(settings, folder=""):
+def said_by_check(settings, folder="", imported="import django_distlock"):
     program = f"""
         import sys
         sys.path.insert(0, {str(folder)!r})
         from django.conf import settings
         settings.configure({settings})
-        import django, django_distlock
+        import django
+        {imported}
         django.setup()
         from django.core.management import call_command
         call_command("check")
