@@ -32,7 +32,17 @@ from .exceptions import LockBackendError
 from .models import BeatRun, HeldLock
 from .monitoring.admin_filters import BackendFilter, PrefixFilter, inventory_of
 from .monitoring.admin_querysets import BeatRuns, HeldLocks
-from .monitoring.admin_texts import described, moment, named, names_of, outage_text, shortened, ticking
+from .monitoring.admin_texts import (
+    breakable,
+    described,
+    in_background,
+    moment,
+    named,
+    names_of,
+    shortened,
+    ticking,
+    unanswered,
+)
 from .monitoring.inventory import (
     LeaseKey,
     format_duration,
@@ -95,14 +105,17 @@ class InventoryAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # takes none 
         if response.status_code != HTTPStatus.OK:
             return
         inventory = inventory_of(request)
+        outages = inventory.outages()
         for alias, error in sorted(inventory.errors.items()):
             if alias in inventory.misconfigured:  # settings are shown to readers of the log alone
                 logger.error("%s", error)
             reason = _("its settings are wrong, see the log") if alias in inventory.misconfigured else error
-            text = self.not_shown % {"alias": alias, "error": reason}
+            text = str(self.not_shown % {"alias": alias, "error": reason})
+            if alias in outages:
+                text = f"{text.rstrip('.')}. {in_background(outages.pop(alias))}"
             self.message_user(request, text, messages.ERROR, ABOUT_BACKEND)
-        for alias, outage in inventory.outages():
-            self.message_user(request, outage_text(alias, outage), messages.WARNING, ABOUT_BACKEND)
+        for alias, servers in outages.items():
+            self.message_user(request, unanswered(alias, servers), messages.WARNING, ABOUT_BACKEND)
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False
@@ -149,7 +162,7 @@ class HeldLockAdmin(InventoryAdmin):
         process = f"{holder.host}, pid {holder.pid}" if holder else ""
         if row.state != HeldLock.State.HELD:
             process = f"{process} ({row.state_text})".lstrip()
-        return format_html('{} <span class="distlock-process">{}</span>', row.label, process)
+        return format_html('{} <span class="distlock-process">{}</span>', breakable(row.label), process)
 
     @admin.display(description=_("granted at"))
     def granted(self, row: HeldLock) -> str | None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
 from django.utils.formats import localize_input
-from django.utils.html import format_html
+from django.utils.html import format_html, format_html_join
+from django.utils.safestring import mark_safe
 from django.utils.timezone import localtime
 from django.utils.translation import gettext as _
 
@@ -23,20 +25,20 @@ def moment(exact: datetime | None) -> str | None:
     return str(localize_input(localtime(exact + timedelta(seconds=0.5)).replace(microsecond=0)))
 
 
-def outage_text(alias: str, outage: Outage) -> str:
+def unanswered(alias: str, outages: Sequence[Outage]) -> str:
+    """Of a backend that does without these servers."""
+    silent = [_("%(server)s does not answer (%(reason)s)") % one._asdict() for one in outages]
+    return f"“{alias}”: {'; '.join(silent)}. {in_background(outages)}"
+
+
+def in_background(outages: Sequence[Outage]) -> str:
     """Each process finds out by itself, so this one is named."""
-    here = Holder.here()
+    here, since = Holder.here(), min(outage.since for outage in outages)
     about = {
-        "server": outage.server, "alias": alias, "process": f"{here.host}:{here.pid}",
-        "since": moment(datetime.fromtimestamp(outage.since, UTC)), "reason": outage.reason,
+        "process": f"{here.host}:{here.pid}", "servers": ", ".join(outage.server for outage in outages),
+        "since": moment(datetime.fromtimestamp(since, UTC)),
     }  # fmt: skip
-    return (
-        _(
-            "%(server)s of “%(alias)s” does not answer the process that shows this page, %(process)s, in which its"
-            " locks fail at once since %(since)s: %(reason)s"
-        )
-        % about
-    )
+    return _("This process (%(process)s) asks %(servers)s in the background only, since %(since)s.") % about
 
 
 def ticking(seconds: float | None, step: int) -> str | None:
@@ -47,6 +49,12 @@ def ticking(seconds: float | None, step: int) -> str | None:
     return format_html(attributes, f"{seconds:.3f}", step, format_duration(seconds))
 
 
+def breakable(text: str) -> str:
+    """Which may be broken after what stands between words, where a column is narrow."""
+    parts = re.split(r"(?<=\S[./:_-])(?=\S)", text)
+    return format_html_join(mark_safe("<wbr>"), "{}", ((part,) for part in parts))
+
+
 def named(row: HeldLock) -> str:
     """As entries of the log name a lock, which its history looks for."""
     return f"“{row.name}” ({row.using})"
@@ -54,6 +62,8 @@ def named(row: HeldLock) -> str:
 
 def described(row: HeldLock) -> str:
     line = f"{row.name} ({row.using}): {row.info.holder or row.state_text}"
+    if row.info.resting:
+        line += f", {row.state_text}"
     if row.granted_at:
         line += _(", for %(time)s") % {"time": format_duration(held_for(row.info) or 0.0)}
     return line

@@ -160,10 +160,10 @@ class Inventory:
 
         return [alias for alias in self.aliases if self._ask(alias, is_local)]
 
-    def outages(self) -> list[tuple[str, Outage]]:
-        """The servers that are not asked in this process, with their aliases; not of backends with wrong settings."""
+    def outages(self) -> dict[str, Sequence[Outage]]:
+        """By alias, the servers that this process does not ask; not of backends with wrong settings."""
         usable = [alias for alias in self.aliases if alias not in self.misconfigured]
-        return [(alias, outage) for alias in usable for outage in locks[alias].outages()]
+        return {alias: found for alias in usable if (found := locks[alias].outages())}
 
     def keys(self) -> KeyList:
         """What is locked, by name; without the package's own locks, unless the prefix asks for them."""

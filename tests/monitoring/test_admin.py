@@ -27,8 +27,8 @@ from django_distlock.signals import lock_forced
 from django_distlock.types import Grant
 from tests.support.admin_pages import LIST, hold, key_of, login, names_in, notes, release, said
 from tests.support.quorum import spread
-from tests.support.stores import LOCMEM, REDIS
-from tests.support.tools import lock_request
+from tests.support.stores import LOCMEM, REDIS, REDLOCK
+from tests.support.tools import eventually, lock_request
 
 pytestmark = pytest.mark.django_db
 
@@ -64,13 +64,18 @@ def test_a_lock_that_is_held_long_is_marked(operator, settings):
 
 
 def test_the_list_shows_who_holds_what(operator, backend):
-    hold(backend, "order:7", label="POST /orders/7/pay", host="web-3", pid=123)
+    hold(backend, "order:7", ttl=7590, label="POST /orders/7/pay", host="web-3", pid=123, ago=8100)
     page = operator.get(LIST)
     assert names_in(page) == ["order:7"]
     text = page.content.decode()
-    for shown in ("POST /orders/7/pay", "web-3, pid 123", "12 s", "59 s", "1 held lock"):
+    for shown in ("POST /orders/<wbr>7/<wbr>pay", "web-3, pid 123", "2 h 15 min", "2 h 06 min", "1 held lock"):
         assert shown in text
     assert "column-using" not in text  # of one backend
+
+
+def test_long_labels_break_between_their_words(operator, backend):
+    hold(backend, "order:7", label="POST <x>/import_all.csv")
+    assert "POST &lt;x&gt;/<wbr>import_<wbr>all.<wbr>csv " in operator.get(LIST).content.decode()
 
 
 def test_what_the_package_keeps_for_itself_is_not_listed(operator, backend):
@@ -363,6 +368,8 @@ def test_release_by_the_page_of_a_lock_that_changed_hands(operator, backend):
 def test_a_resting_lock_is_shown_as_such_and_can_be_freed(operator, backend):
     backend.release(hold(backend, "nightly"), 50)
     assert "released, resting" in operator.get(LIST).content.decode()
+    question = operator.post(LIST, {"action": "delete_selected", "_selected_action": [key_of(backend, "nightly")]})
+    assert "(pid 4711 on web-1, MainThread), released, resting, for " in question.content.decode()
     release(operator, [key_of(backend, "nightly")])
     assert backend.look(["nightly"]) == [None]
 
@@ -540,11 +547,27 @@ def test_a_backend_that_is_down_is_named_and_the_others_are_listed(operator, hal
         assert "“wrong” are not shown" in wrong
 
 
-def test_a_server_that_this_process_does_not_ask_any_more_is_named_and_the_process_too(operator, half_down):
+def test_of_a_server_that_this_process_does_not_ask_any_more_one_message_says_so_too(operator, half_down):
     operator.get(LIST)
-    [note] = notes(operator.get(LIST))
-    assert note.startswith("warning: unix:///nowhere/at/all.sock?db=0 of “gone” does not answer the process that shows")
-    assert f":{os.getpid()}, in which its locks fail at once since" in note
+    page = operator.get(LIST)
+    gone, wrong = said(page)
+    assert "“gone” are not shown" in gone
+    about = rf"\. This process \(.+:{os.getpid()}\) asks unix:.*/all\.sock.* in the background only, since 2.+:\d\d\.$"
+    assert re.search(about, gone)
+    assert "“wrong” are not shown" in wrong
+    assert notes(page) == []
+
+
+def test_a_server_without_which_the_backend_answers_is_named_and_the_process_too(operator, five_valkeys, settings):
+    gone = "unix:///nowhere/at/all.sock"
+    locations = [*(server.url for server in five_valkeys[:4]), gone]
+    settings.DISTRIBUTED_LOCKS = {"quorum": {"BACKEND": REDLOCK, "LOCATION": locations, "KEY_PREFIX": "four"}}
+    hold(locks["quorum"], "order:1")
+    [note] = eventually(lambda: notes(operator.get(LIST)))
+    assert note.startswith(f"warning: “quorum”: {gone}?db=0 does not answer (")
+    assert f":{os.getpid()}) asks {gone}?db=0 in the background only, since 2" in note
+    assert names_in(operator.get(LIST)) == ["order:1"]
+    locks.close()
 
 
 def test_a_release_says_once_of_each_backend_that_it_is_down(operator, half_down):
