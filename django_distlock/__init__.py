@@ -1,7 +1,7 @@
 """Distributed locks for Django: for views, tasks, and any code that only one may run at a time."""
 
 from .core.adoption import AdoptedLease, aadopt, adopt
-from .core.lease import Lease, State
+from .core.lease import Lease
 from .core.lock import Lock, assert_locked, current_lease, lock
 from .core.registry import LockBackends, locks
 from .decorators import distributed_lock, skip
@@ -18,7 +18,7 @@ from .exceptions import (
     LockReentry,
     LockTimeout,
 )
-from .types import Holder, LockInfo
+from .types import Holder, LockInfo, State
 
 __version__ = "0.1.0"
 

@@ -165,6 +165,9 @@ class Template:
     Values are ``str()`` with ``%``, ``:``, ``{`` and ``}`` percent-encoded, and where the text between
     two fields has none of these, its first usable character too. Thus the end of every value is known,
     and values whose ``str()`` differs give different names.
+
+    ``normalized``: without what the fields are called, as all templates have it that make the same names of the same
+    values: ``order:{}``.
     """
 
     _has_told_of_none = False
@@ -193,6 +196,7 @@ class Template:
         self.positions = sorted(set(self.arguments), key=lambda name: (len(name), name))
         self.is_by_position = self.positions == [str(position) for position in range(len(self.positions))]
         self._lookups = {field: _lookup(field) for _, field in self.parts if field}
+        self.normalized = "".join(_doubled(literal) + ("{}" if field else "") for literal, field in self.parts)
 
     def _numbered(self, field: str) -> str:
         if re.match(r"$|[.\[]", field):
@@ -320,6 +324,11 @@ class _Fields(Formatter):
 
     def get_value(self, key: int | str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         return kwargs[str(key)]
+
+
+def _doubled(literal: str) -> str:
+    """As a template has a text with braces."""
+    return literal.replace("{", "{{").replace("}", "}}")
 
 
 def _argument_of(field: str) -> str:

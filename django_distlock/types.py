@@ -163,6 +163,7 @@ class LockRequest:
 
     ``prefix``: what a callable KEY_PREFIX answered to its caller; "" where it is a text. ``key``: which lock it is,
     as ``lock_key()`` has it: equal names under two prefixes are two locks.
+    ``template``: of the name, as ``Template.normalized`` has it; "" for a name that no values fill.
     ``in_doubt``: a command with this token got no reply and may still arrive at the store.
     ``held_fence``: the number with which its token has the lock already, and is only to be shown with another holder.
     An attempt that fails gives nothing back. 0: it is not held.
@@ -187,6 +188,7 @@ class LockRequest:
     place: str
     # Most requests are granted at once, and have nothing of their own but these.
     prefix: str = ""
+    template: str = ""
     ahead: int = 0
     held_fence: int = 0
     deadline: float = inf
@@ -259,6 +261,16 @@ class Grant(NamedTuple):
 
     fence: int
     sent_at: float
+
+
+class State(enum.StrEnum):
+    """What the holder may believe of its lease."""
+
+    HELD = "held"
+    UNKNOWN = "unknown"  # the store does not answer; the lease stands until its deadline
+    LOST = "lost"
+    RELEASED = "released"
+    UNAVAILABLE = "unavailable"  # the store could not be asked, and ``on_unavailable="run"`` goes on without the lock
 
 
 class LockInfo(NamedTuple):

@@ -24,10 +24,10 @@ from kombu.exceptions import OperationalError
 from .. import names
 from ..backends.base import BaseLockBackend
 from ..core import labels
-from ..core.lease import Lease, State, raises_when_lost
+from ..core.lease import Lease, raises_when_lost
 from ..core.registry import locks
 from ..exceptions import LockBackendError, LockNotAcquired
-from ..types import Holder, LockInfo, LockRequest, shown
+from ..types import Holder, LockInfo, LockRequest, State, shown
 from .config import remember_tasks_for
 from .messages import is_known, message_of, task_of
 

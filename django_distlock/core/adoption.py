@@ -43,7 +43,7 @@ class AdoptedLease(Lease):
         # An adoption that failed before this one may have left a command on its way to the store.
         request = LockRequest(
             detached.name, terms.ttl, holder, detached.token, in_doubt=True, held_fence=detached.fence,
-            longest_ttl=detached.remaining, prefix=detached.prefix,
+            longest_ttl=detached.remaining, prefix=detached.prefix, template=detached.template,
         )  # fmt: skip
         now = clock()
         super().__init__(

@@ -22,7 +22,7 @@ class Detached:
     """What the text says of the lease. ``since``, ``granted_at``, ``until``: seconds of Unix time.
 
     ``since``: when its holder asked for it, for people. ``granted_at``: from which its min_hold and max_hold count.
-    ``prefix``: what a callable KEY_PREFIX had answered; "" where it is a text.
+    ``prefix``: what a callable KEY_PREFIX had answered; "" where it is a text. ``template``: that of its request.
     ``remaining``: seconds that were left when it was detached; ``until`` is their end.
     """
 
@@ -38,6 +38,7 @@ class Detached:
     text_id: str
     terms: dict[str, Any]
     prefix: str = ""
+    template: str = ""
 
     @classmethod
     @sensitive_variables()  # all: those of signing, which it calls, have the text under names of their own

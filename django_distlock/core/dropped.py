@@ -9,8 +9,9 @@ from collections.abc import Iterable
 from opcode import opmap
 from types import FrameType
 
+from ..types import State
 from ..utils.threads import start_thread
-from .lease import Lease, State
+from .lease import Lease
 
 POP_TOP = opmap["POP_TOP"]  # what CPython drops the result of a statement by
 

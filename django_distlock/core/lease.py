@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import enum
 import logging
 import threading
 from collections.abc import Set
@@ -16,7 +15,7 @@ from weakref import ref
 from .. import signals
 from ..exceptions import LockBackendError, LockError, LockLost, LockNotHeld
 from ..options import SHORTEST_TTL, Terms, check_ttl
-from ..types import Grant, Holder, LockRequest, new_token, place_of
+from ..types import Grant, Holder, LockRequest, State, new_token, place_of
 from ..utils import fork
 from ..utils.clock import clock, safe_deadline, wall_clock
 from ..utils.other_words import answer_other_words
@@ -36,16 +35,6 @@ class LeaseRenewer(Protocol):
     def wake(self, key: str) -> None: ...
     def wake_first(self, key: str) -> None: ...
     def release_in_background(self, request: LockRequest, *, cooldown: float = 0.0) -> bool: ...
-
-
-class State(enum.StrEnum):
-    """What the holder may believe of its lease."""
-
-    HELD = "held"
-    UNKNOWN = "unknown"  # the store does not answer; the lease stands until its deadline
-    LOST = "lost"
-    RELEASED = "released"
-    UNAVAILABLE = "unavailable"  # the store could not be asked, and ``on_unavailable="run"`` goes on without the lock
 
 
 RELEASED = State.RELEASED  # an enum takes long to find its members
@@ -134,6 +123,11 @@ class Lease:
     def prefix(self) -> str:
         """What a callable ``KEY_PREFIX`` answered when the lock was asked for; "" where that is a text."""
         return self._request.prefix
+
+    @property
+    def template(self) -> str:
+        """That of its name, with nothing in the braces, such as ``order:{}``; the name where no values fill it."""
+        return self._request.template or self.name
 
     @property
     def holder(self) -> Holder:
@@ -238,9 +232,9 @@ class Lease:
 
         self.ensure_held()
         text = Detached(
-            using=self.using, name=self.name, prefix=self.prefix, token=self.token, fence=self.fence,
-            label=self.holder.label, since=self.holder.since, granted_at=wall_clock() - self._held_for,
-            remaining=self.remaining, until=wall_clock() + self.remaining,
+            using=self.using, name=self.name, prefix=self.prefix, template=self._request.template, token=self.token,
+            fence=self.fence, label=self.holder.label, since=self.holder.since,
+            granted_at=wall_clock() - self._held_for, remaining=self.remaining, until=wall_clock() + self.remaining,
             text_id=new_token(), terms=self._terms.elsewhere(),
         ).to_text()  # fmt: skip
         self._mark_detached()

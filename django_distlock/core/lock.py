@@ -15,17 +15,17 @@ from django.utils.asyncio import async_unsafe
 
 from ..backends.base import BaseLockBackend
 from ..exceptions import LockBackendError, LockError, LockLost, LockNotHeld, LockTimeout
-from ..names import fixed_name, render, stored_name
+from ..names import fixed_name, parse, render, stored_name
 from ..options import DEFAULTS, LockOptions, Options, seconds_to_wait, settled
 from ..signals import asend_signal, send_signal
-from ..types import Holder, LockInfo, LockRequest, current_execution
+from ..types import Holder, LockInfo, LockRequest, State, current_execution
 from ..utils.drive import adrive, drive
 from ..utils.other_words import answer_other_words
 from . import dropped, labels, transactions
 from .acquire import Acquisition, execution_kind
 from .forced import aforce_release, force_release
 from .holds import BY_CALL, BY_WITH, Hold, Holds, NothingToLeave, acquired_here
-from .lease import Lease, State, logger
+from .lease import Lease, logger
 from .registry import DEFAULT_ALIAS, locks
 
 service_of, holder_here = locks.service, Holder.here  # found once: what is imported is looked through each time
@@ -86,9 +86,11 @@ def lock(name: str | LockInfo, /, *values: object, using: str = DEFAULT_ALIAS, *
             raise TypeError("A LockInfo names its lock and its backend: it takes neither values nor another using=.")
         handle = Lock(stored_name(name.name, own=False), name.using, settled(**options), "", "", caller)
         handle._prefix = name.prefix
+    elif values:
+        filled, given = render(name, values), settled(**options) if options else DEFAULTS
+        handle = Lock(filled, using, given, "", "", caller, parse(name).normalized)
     else:
-        name = render(name, values) if values else fixed_name(name)
-        handle = Lock(name, using, settled(**options) if options else DEFAULTS, "", "", caller)
+        handle = Lock(fixed_name(name), using, settled(**options) if options else DEFAULTS, "", "", caller)
     handle._made_at = frame.f_lasti
     return handle
 
@@ -104,6 +106,7 @@ class Lock:
     """
 
     _made_at = -1  # the instruction of the caller that made it, until it is used
+    _template = ""  # of a name that values fill
     _prefix = ""  # what a callable KEY_PREFIX had answered, of a lock that was shown by a LockInfo
 
     def __init__(
@@ -114,7 +117,10 @@ class Lock:
         label: str = "",
         message: str = "",
         caller: tuple[str, str] = ("", ""),
+        template: str = "",
     ) -> None:
+        if template:
+            self._template = template
         self._holds = Holds()
         self.name, self.using, self.label = name, using, label
         self._options, self._message, self._caller = options, message, caller
@@ -265,6 +271,8 @@ class Lock:
         seconds = terms.wait if blocking and timeout == -1 else seconds_to_wait(blocking, timeout)
         holder = holder_here(self.label or terms.label or labels.here(self._caller), execution, self._message)
         request = LockRequest(self.name, terms.ttl if terms.ttl >= terms.min_hold else terms.min_hold, holder)
+        if self._template:
+            request.template = self._template
         if service.ask_prefix:
             request = request.copy(prefix=self._prefix or service.ask_prefix())
         return Acquisition(service, request, seconds, terms, self._holds, execution, by_with)

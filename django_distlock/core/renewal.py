@@ -21,12 +21,12 @@ from typing import NamedTuple
 from ..backends.base import BaseLockBackend
 from ..exceptions import LockBackendError
 from ..signals import lock_held_long
-from ..types import LockRequest
+from ..types import LockRequest, State
 from ..utils import fork
 from ..utils.clock import clock
 from ..utils.drive import Call, Steps, drive
 from ..utils.threads import Worker
-from .lease import Lease, State
+from .lease import Lease
 from .local_queue import LocalQueue
 
 logger = logging.getLogger("django_distlock")

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from ..exceptions import LockBackendError, LockNotHeld
 from ..options import Terms
-from ..types import Grant, LockRequest
-from .lease import RELEASED, Lease, LeaseRenewer, State
+from ..types import Grant, LockRequest, State
+from .lease import RELEASED, Lease, LeaseRenewer
 
 if TYPE_CHECKING:
     from ..backends.base import BaseLockBackend

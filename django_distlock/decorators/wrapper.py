@@ -51,7 +51,7 @@ class LockedCallable:
         self.function = function
         self.kind = key.kind_of(function)
         self.decorated: Any = None
-        self._make_key = key.make_key(function, name)
+        self._make_key, self._template = key.make_key(function, name), key.template_of(name)
         self._using = using
         self._on_busy = on_busy
         self._on_unavailable = on_unavailable  # None also for "run", which the lock itself does
@@ -150,7 +150,8 @@ class LockedCallable:
 
     def _lock(self, args: tuple[Any, ...], kwargs: dict[str, Any], request: Any, run: Any = None) -> Lock:
         label, message = self._label(args, request, run), run.message if run else ""
-        return Lock(self._make_key(args, kwargs), self._using, self._options, label, message)
+        name = self._make_key(args, kwargs)
+        return Lock(name, self._using, self._options, label, message, template=self._template)
 
     def _view(self) -> str:
         """Its path, with the class of the view for a method."""

@@ -11,9 +11,8 @@ from django.db import transaction
 from django.http import HttpRequest, StreamingHttpResponse
 from django.test import RequestFactory
 
-from django_distlock import Lease, aadopt, adopt, distributed_lock, lock, locks
+from django_distlock import Lease, State, aadopt, adopt, distributed_lock, lock, locks
 from django_distlock.core.forced import force_release
-from django_distlock.core.lease import State
 
 from .plan import Event
 

@@ -15,11 +15,11 @@ from django_distlock import (
     LockError,
     LockLost,
     LockNotHeld,
+    State,
     distributed_lock,
     lock,
     locks,
 )
-from django_distlock.core.lease import State
 
 from .engine.threads import Thread
 from .plan import Fault

@@ -91,8 +91,8 @@ class Operations:
     def _pack_release_options(
         self, cooldown: float, retire: float, inbox: str, is_offer: bool, force: bool
     ) -> tuple[str, str]:
-        more = milliseconds(cooldown), milliseconds(retire), inbox, int(is_offer), int(force)
-        more = more if any(more) else ()
+        given = milliseconds(cooldown), milliseconds(retire), inbox, int(is_offer), int(force)
+        more = given if any(given) else ()
         return RELEASE.head(2 + len(more)), pack_parts(milliseconds(self._timing.grant_ttl), *more)
 
     def ears(self, lock: str, inbox: str) -> Command:

@@ -15,8 +15,9 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from ... import lock
-from ...core.lease import Lease, State
+from ...core.lease import Lease
 from ...exceptions import InvalidLockName, LockBackendError, LockNotAcquired
+from ...types import State
 from ...utils.clock import clock, sleep
 from ..durations import METAVAR, Duration
 

@@ -8,8 +8,7 @@ from weakref import ref
 
 from redis.exceptions import MaxConnectionsError
 
-from django_distlock import Lease, LockBackendError, locks, signals
-from django_distlock.core.lease import State
+from django_distlock import Lease, LockBackendError, State, locks, signals
 
 if TYPE_CHECKING:
     from ..engine.scheduler import Host, Process

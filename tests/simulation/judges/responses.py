@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from django_distlock.core.lease import Lease, State
+from django_distlock import Lease, State
 
 from ..plan import RESPONSE_MAX_HOLD
 from .leases import DRIFT
