@@ -159,6 +159,12 @@ def parse(template: str) -> Template:
     return Template(template)
 
 
+def template_of(text: str) -> str:
+    """What the names that it makes have in common, as ``Template.normalized``; "" for a text without fields."""
+    template = parse(text)
+    return template.normalized if template.arguments else ""
+
+
 class Template:
     """A text with ``{fields}``.
 

@@ -125,12 +125,6 @@ def make_key(function: Callable[..., Any], name: Any) -> Callable[[tuple[Any, ..
     return filled
 
 
-def template_of(name: Any) -> str:
-    """What the names of the calls have in common; "" where a callable makes them, and where all have one."""
-    template = names.parse(name) if isinstance(name, str) else None
-    return template.normalized if template and template.arguments else ""
-
-
 def _whole_function(function: Callable[..., Any]) -> Callable[[tuple[Any, ...], dict[str, Any]], str]:
     """One name for all calls."""
     path = dotted_path(function)

@@ -14,6 +14,7 @@ from ..core import labels, transactions
 from ..core.lease import Lease
 from ..core.lock import Lock
 from ..exceptions import LockBackendError, LockError, LockNotAcquired, UnusableLockName
+from ..names import template_of
 from ..options import Options
 from ..types import shown
 from . import answers, http, key, task_context
@@ -51,7 +52,8 @@ class LockedCallable:
         self.function = function
         self.kind = key.kind_of(function)
         self.decorated: Any = None
-        self._make_key, self._template = key.make_key(function, name), key.template_of(name)
+        self._make_key = key.make_key(function, name)
+        self._template = template_of(name) if isinstance(name, str) else ""
         self._using = using
         self._on_busy = on_busy
         self._on_unavailable = on_unavailable  # None also for "run", which the lock itself does

@@ -20,7 +20,7 @@ ROOT = Path(django_distlock.__file__).parent
 # From top to bottom. A module imports from its own layer and from those below; what a layer holds is told by the
 # beginning of a module's name within the package, of which the longest counts.
 LAYERS = {
-    "adapters": ["apps", "admin", "management", "celery", "middleware", "checks", "testing", "migrations"],
+    "adapters": ["apps", "admin", "management", "celery", "fencing", "middleware", "checks", "testing", "migrations"],
     "the package": [""],
     "decorators": ["decorators"],
     "monitoring and tasks": [

@@ -16,8 +16,9 @@ TESTS = ROOT.parent / "tests"
 
 FOLDERS = {
     "": "unit",
-    "admin": "monitoring",
-}  # the admin stands where Django looks for it, beside its parts it is tested
+    "admin": "monitoring",  # it stands where Django looks for it; beside its parts it is tested
+    "fencing": "fencing",  # on databases with tables of its own
+}
 
 THROUGH_OTHERS = [
     # modules without tests of their own | the tests that go through them | why
