@@ -40,8 +40,8 @@ from .monitoring.admin_texts import (
     named,
     names_of,
     shortened,
+    text_of_outage,
     ticking,
-    unanswered,
 )
 from .monitoring.inventory import (
     LeaseKey,
@@ -115,7 +115,7 @@ class InventoryAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # takes none 
                 text = f"{text.rstrip('.')}. {in_background(outages.pop(alias))}"
             self.message_user(request, text, messages.ERROR, ABOUT_BACKEND)
         for alias, servers in outages.items():
-            self.message_user(request, unanswered(alias, servers), messages.WARNING, ABOUT_BACKEND)
+            self.message_user(request, text_of_outage(alias, servers), messages.WARNING, ABOUT_BACKEND)
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False

@@ -110,7 +110,7 @@ class Holder(_HolderFields):
     @classmethod
     def here(cls, label: str = "", execution: object = None, message: str = "") -> Self:
         execution = execution or current_execution()
-        thread = execution.name if isinstance(execution, threading.Thread) else execution.get_name()  # type: ignore[attr-defined]
+        thread = execution.get_name() if isinstance(execution, asyncio.Task) else execution.name  # type: ignore[attr-defined]
         host, pid, thread, label = _here(fork.pid(), thread, label)
         return new_tuple(cls, (host, pid, thread, label, int(wall_clock() * 1000) / 1000, message))
 

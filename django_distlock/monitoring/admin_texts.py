@@ -25,7 +25,7 @@ def moment(exact: datetime | None) -> str | None:
     return str(localize_input(localtime(exact + timedelta(seconds=0.5)).replace(microsecond=0)))
 
 
-def unanswered(alias: str, outages: Sequence[Outage]) -> str:
+def text_of_outage(alias: str, outages: Sequence[Outage]) -> str:
     """Of a backend that does without these servers."""
     silent = [_("%(server)s does not answer (%(reason)s)") % one._asdict() for one in outages]
     return f"“{alias}”: {'; '.join(silent)}. {in_background(outages)}"

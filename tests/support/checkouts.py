@@ -17,8 +17,12 @@ HAND_ON = {
 }
 # In a copy that writes OWN. The two formats differ by their number alone.
 CHANGES = {
-    f"{SCRIPTS}/acquire.lua": NEWER | HAND_ON,
-    f"{SCRIPTS}/release.lua": NEWER | HAND_ON,
+    f"{SCRIPTS}/acquire.lua": NEWER | HAND_ON | {r"'1 ' \.\. ARGV\[1\]": "'OWN ' .. ARGV[1]"},
+    f"{SCRIPTS}/release.lua": NEWER
+    | HAND_ON
+    | {
+        r"redis\.call\('GETRANGE', KEYS\[1\], 0, 29\) == '1 ' \.\.": "redis.call('GETRANGE', KEYS[1], 2, 29) ==",
+    },
     f"{SCRIPTS}/renew.lua": NEWER | {r"lease ~= '1 ' \.\. ARGV\[1\]": "string.sub(lease, 3) ~= ARGV[1]"},
     "formats.py": {"NUMBER, LARGEST = 1, 9": "NUMBER, LARGEST = OWN, 9", "FORMAT < head": '"2 " < head'},
     "backends/redis/codec.py": {r'rb"1 \(': 'rb"[12] ('},

@@ -37,6 +37,7 @@ THROUGH_OTHERS = [
     ("celery.deferred_signals", "processes/test_fleet", "signals go to processes"),
     ("celery.messages", "celery/test_tasks_copies", "the copies of a message have its id"),
     ("core.busy", "core/test_lock", "what errors and signals tell of a busy lock"),
+    ("core.dropped", "core/test_lock", "handles go away"),
     ("core.detached", "core/test_adoption", "a text is written to be adopted"),
     ("decorators.key", "decorators/test_decorators", "names are seen by what is locked"),
     ("decorators.task_context", "celery/test_tasks_rules", "tasks are Celery's and Django's"),

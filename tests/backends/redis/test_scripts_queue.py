@@ -22,7 +22,7 @@ from django_distlock.backends.common.timing import Timing
 from django_distlock.backends.redis import pubsub as listening
 from django_distlock.backends.redis import topology
 from django_distlock.backends.redis.backend import RedisBackend
-from django_distlock.backends.redis.operations import RELEASE
+from django_distlock.backends.redis.operations import ACQUIRE, RELEASE
 from django_distlock.core import local_queue
 from django_distlock.types import Grant, LockRequest
 from django_distlock.utils.clock import clock
@@ -292,7 +292,7 @@ class TestHoldersThatDie:
         assert is_clean(store)
 
 
-TRY, WAIT, A_LOOK, LAST = "$3\r\ntry", "$4\r\nwait", "$4\r\nlook", "$4\r\nlast"
+TRY, WAIT, A_LOOK, LAST = ACQUIRE.head(4), "$4\r\nwait", "$4\r\nlook", "$4\r\nlast"
 
 
 class TestLostReplies:
