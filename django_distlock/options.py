@@ -24,6 +24,11 @@ logger = logging.getLogger("django_distlock")
 Check = Callable[[str, Any], Any]  # of a name and a value, which it returns; raises ValueError that says what to write
 
 
+def as_seconds(length: Any) -> Any:
+    """A timedelta as a number of seconds, and anything else as it is."""
+    return length.total_seconds() if isinstance(length, timedelta) else length
+
+
 class Seconds:
     """The check of a length of time, which is at most ten years: a number of seconds, or a timedelta.
 
@@ -42,10 +47,10 @@ class Seconds:
     def __call__(self, name: str, value: object) -> float | None:
         if value is None and self.or_none:
             return None
-        seconds = value.total_seconds() if isinstance(value, timedelta) else value
+        seconds = as_seconds(value)
         is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
-        if is_number and self.least <= seconds <= LONGEST_TTL and seconds > self.above:  # type: ignore[operator]
-            return seconds  # type: ignore[return-value]
+        if is_number and self.least <= seconds <= LONGEST_TTL and seconds > self.above:
+            return seconds  # type: ignore[no-any-return]
         raise ValueError(f"{name} is {value!r}. It is the number of seconds {self.meaning}")
 
 
@@ -222,14 +227,13 @@ def settled(**given: Any) -> Options:
 
 def seconds_to_wait(blocking: bool, timeout: float | timedelta) -> float:
     """threading.Lock's rules for the arguments of acquire(), where they are given. ``timeout``: a timedelta, too."""
-    if isinstance(timeout, timedelta):
-        timeout = timeout.total_seconds()
+    seconds: float = as_seconds(timeout)
     if not blocking:
-        if timeout != -1:
+        if seconds != -1:
             raise ValueError("A lock that does not block takes no timeout.")
         return 0.0
-    if not timeout >= 0:  # which refuses NaN, too
+    if not seconds >= 0:  # which refuses NaN, too
         raise ValueError(f"timeout is {timeout!r}; it is a number of seconds to wait, or -1 for the lock's own wait.")
-    if timeout > threading.TIMEOUT_MAX:
+    if seconds > threading.TIMEOUT_MAX:
         raise OverflowError(f"timeout is {timeout!r}, longer than threading.TIMEOUT_MAX.")
-    return timeout
+    return seconds

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self
 from django.core.checks import CheckMessage
 
 from ..exceptions import InvalidLockBackend, LockBackendError
-from ..options import OPTION_KEYS, Seconds, Terms
+from ..options import OPTION_KEYS, Seconds, Terms, as_seconds
 from ..types import CheckResult, Grant, Holder, LastRun, LockInfo, LockRequest, Outage, lock_key
 from ..utils.drive import adrive, drive
 from ..utils.text import quoted
@@ -268,7 +268,7 @@ class MaintenanceBackend(ABC):
             hint = self.options_elsewhere.get(unknown[0], known)
             raise InvalidLockBackend(f"{where}['OPTIONS'] has the unknown option {unknown[0]!r}. {hint}")
         self.settings = settings
-        self.option = {**self.options, **given}
+        self.option = {keyword: as_seconds(value) for keyword, value in {**self.options, **given}.items()}
         try:
             self.terms = Terms(**{key.lower(): settings[key] for key in OPTION_KEYS if key in settings})
             self.long_held = LONG_HELD("LONG_HELD", settings.get("LONG_HELD", HOUR))

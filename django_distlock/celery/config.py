@@ -11,6 +11,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from ..backends.base import RunsBackend
 from ..core.registry import DEFAULT_ALIAS, locks
+from ..options import as_seconds
 from ..types import DAY
 from ..utils.text import quoted
 
@@ -63,7 +64,7 @@ def remember_tasks_for() -> float:
 
     Raises ImproperlyConfigured.
     """
-    seconds = getattr(settings, REMEMBER_SETTING, DAY)
+    seconds = as_seconds(getattr(settings, REMEMBER_SETTING, DAY))
     if isinstance(seconds, int | float) and not isinstance(seconds, bool) and 0 < seconds < inf:
         return float(seconds)
     raise ImproperlyConfigured(f"{REMEMBER_SETTING} is {seconds!r:.80}; it is a number of seconds above 0.")

@@ -12,9 +12,11 @@ from typing import Any
 
 from django.http import HttpResponse, JsonResponse
 from django.shortcuts import render
+from django.utils.cache import patch_vary_headers
 from django.utils.html import format_html
 
 from ..exceptions import LockNotAcquired, UnusableLockName
+from ..options import as_seconds
 from .http import is_for_programs, is_rest_framework, label, request_of
 
 BUSY = "This is already being processed. Try again in a moment."
@@ -100,6 +102,7 @@ class Respond:
             response = HttpResponse(text, status=status, content_type=f"{kind}; charset=utf-8")
         if "retry_after" in content:
             response["Retry-After"] = str(content["retry_after"])
+        patch_vary_headers(response, ["Accept"])
         return response
 
 
@@ -140,7 +143,7 @@ def _checked_status(status: Any) -> int:
 def _checked_seconds(retry_after: Any) -> int | None:
     if retry_after is None:
         return None
-    seconds = retry_after.total_seconds() if isinstance(retry_after, timedelta) else retry_after
+    seconds = as_seconds(retry_after)
     if not isinstance(seconds, int | float) or not 0 <= seconds < float("inf"):
         raise ValueError(f"retry_after is {retry_after!r}; it is a number of seconds from 0 on, or a timedelta.")
     return ceil(seconds)

@@ -17,12 +17,11 @@ from django_distlock import InvalidLockBackend, LockBackendDoesNotExist, State, 
 from django_distlock.backends.common.timing import Timing
 from django_distlock.backends.dummy import DummyBackend
 from django_distlock.backends.locmem import LocMemBackend
+from django_distlock.celery.config import remember_tasks_for
 from django_distlock.options import OPTION_KEYS, LockOptions, Terms
 from tests.support.leases import terms_of_detached
 from tests.support.programs import ROOT
-
-LOCMEM = "django_distlock.backends.locmem.LocMemBackend"
-REDIS = "django_distlock.backends.redis.RedisBackend"
+from tests.support.stores import DATABASE, LOCMEM, REDIS, REDLOCK
 
 
 @pytest.fixture(autouse=True)
@@ -243,6 +242,21 @@ class TestWrongSettings:
         assert message in str(caught.value)
         assert isinstance(caught.value, ImproperlyConfigured)
 
+    def test_say_what_to_install_for_a_cache(self, settings, monkeypatch):
+        class Nowhere:
+            @staticmethod
+            def find_spec(name, path=None, target=None):
+                if name == "django_redis":
+                    raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+        for module in [name for name in sys.modules if name.partition(".")[0] == "django_redis"]:
+            monkeypatch.delitem(sys.modules, module)
+        monkeypatch.setattr(sys, "meta_path", [Nowhere, *sys.meta_path])
+        settings.CACHES = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://h"}}
+        settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": REDIS, "LOCATION": "cache:default"}}
+        with pytest.raises(InvalidLockBackend, match=r'pip install "django-distlock\[django-redis\]"$'):
+            locks["default"]
+
     def test_unknown_alias(self, settings):
         settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": LOCMEM}}
         with pytest.raises(LockBackendDoesNotExist) as caught:
@@ -261,3 +275,35 @@ class TestWrongSettings:
 
 def test_a_waiter_looks_again_before_it_counts_as_gone():
     assert Timing.look_interval < Timing.waiter_expires_after
+
+
+class TestLengthsOfTime:
+    def test_may_be_timedeltas(self, settings, sqlite_database):
+        second, two = timedelta(seconds=1), timedelta(seconds=2)
+        timeouts = {"socket_timeout": second, "socket_connect_timeout": two, "failover_timeout": two}
+        sentinels = {"sentinels": [("h", 1)], "service_name": "s", "sentinel_kwargs": {"socket_timeout": second}}
+        settings.DISTRIBUTED_LOCKS = {
+            "redis": {"BACKEND": REDIS, "LOCATION": "redis://h", "OPTIONS": timeouts},
+            "sentinel": {"BACKEND": REDIS, "LOCATION": "redis://s/0", "OPTIONS": {**timeouts, **sentinels}},
+            "quorum": {
+                "BACKEND": REDLOCK,
+                "LOCATION": [f"redis://h{number}" for number in range(3)],
+                "OPTIONS": {"node_timeout": second, "retry_delay": (second, two)},
+            },
+            "database": {"BACKEND": DATABASE, "LOCATION": "locks", "OPTIONS": {"timeout": second}},
+        }
+        used = {option: value for backend in locks.all() for option, value in backend.option.items()}
+        assert (used["socket_timeout"], used["failover_timeout"], used["timeout"]) == (1.0, 2.0, 1.0)
+        assert (used["node_timeout"], list(used["retry_delay"])) == (1.0, [1.0, 2.0])
+        settings.DISTRIBUTED_LOCKS_REMEMBER_TASKS = timedelta(hours=1)
+        assert remember_tasks_for() == 3600.0
+
+    def test_are_refused_as_numbers_are(self, settings):
+        settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": REDIS, "OPTIONS": {"socket_timeout": timedelta(-1)}}}
+        with pytest.raises(
+            InvalidLockBackend, match=r"'socket_timeout'\] is -86400.0; it is a number"
+        ):
+            locks["default"]
+        settings.DISTRIBUTED_LOCKS_REMEMBER_TASKS = timedelta(0)
+        with pytest.raises(ImproperlyConfigured, match="it is a number of seconds above 0"):
+            remember_tasks_for()

@@ -387,7 +387,9 @@ class TestBusy:
         ],
     )
     def test_json_for_who_prefers_it(self, accept, kind):
-        assert get("plain", accept=accept)["Content-Type"] == kind
+        response = get("plain", accept=accept)
+        assert response["Content-Type"] == kind
+        assert response["Vary"] == "Accept"
 
     def test_on_busy_counts_before_the_answer(self):
         with pytest.raises(LockNotAcquired):

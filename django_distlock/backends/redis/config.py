@@ -266,7 +266,9 @@ def pool_of_cache(cache: str, setting: str) -> Any:
     try:
         known: Any = caches[cache]
     except InvalidCacheBackendError as error:
-        raise InvalidLockBackend(f"{setting} is {named}, which cannot be had: {error}.") from error
+        is_missing = getattr(error.__cause__, "name", "") == "django_redis"  # which no module could be found of
+        hint = ' pip install "django-distlock[django-redis]"' if is_missing else ""
+        raise InvalidLockBackend(f"{setting} is {named}, which cannot be had: {error}.{hint}") from error
     if isinstance(known, RedisCache):
         return known._cache.get_client(write=True).connection_pool  # noqa: SLF001 - Django has no public way
     try:

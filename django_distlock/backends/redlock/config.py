@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...exceptions import InvalidLockBackend
+from ...options import as_seconds
 from ...utils.text import quoted
 from ..base import BaseLockBackend
 from ..redis.config import Location, read_credentials, read_location
@@ -15,6 +16,8 @@ def check_options(backend: BaseLockBackend) -> None:
     for option, value in backend.option.items():
         match option:
             case "retry_delay":
+                if isinstance(value, tuple | list):
+                    value = backend.option[option] = [as_seconds(delay) for delay in value]
                 fits = isinstance(value, tuple | list) and len(value) == 2 and all(map(_is_seconds, value))
                 fits = fits and 0 < value[0] <= value[1]
                 needed = "two numbers of seconds, the shortest and the longest delay between two tries"

@@ -9,6 +9,7 @@ import redis
 from redis.sentinel import SentinelConnectionPool
 
 from ....exceptions import InvalidLockBackend
+from ....options import as_seconds
 from ....utils.text import quoted
 from ...base import BaseLockBackend
 from ..config import DEFAULT, SCHEMES, Location, arguments_of_url, completed, lent, pool_of_cache, read_location
@@ -96,6 +97,7 @@ def _sentinels(backend: BaseLockBackend) -> list[Location]:
     options = backend.option["sentinel_kwargs"] or {}
     if not isinstance(options, Mapping):
         raise InvalidLockBackend(f"{where}['sentinel_kwargs'] is {quoted(options)}; it is a dict of keywords.")
+    options = {keyword: as_seconds(value) for keyword, value in options.items()}
     for timeout in ("socket_timeout", "socket_connect_timeout"):
         value = options.get(timeout, SENTINEL_TIMEOUT)
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
