@@ -300,9 +300,7 @@ class TestLengthsOfTime:
 
     def test_are_refused_as_numbers_are(self, settings):
         settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": REDIS, "OPTIONS": {"socket_timeout": timedelta(-1)}}}
-        with pytest.raises(
-            InvalidLockBackend, match=r"'socket_timeout'\] is -86400.0; it is a number"
-        ):
+        with pytest.raises(InvalidLockBackend, match=r"'socket_timeout'\] is -86400.0; it is a number"):
             locks["default"]
         settings.DISTRIBUTED_LOCKS_REMEMBER_TASKS = timedelta(0)
         with pytest.raises(ImproperlyConfigured, match="it is a number of seconds above 0"):

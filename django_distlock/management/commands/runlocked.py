@@ -14,9 +14,11 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from ... import lock
+from ... import Lock
 from ...core.lease import Lease
 from ...exceptions import InvalidLockName, LockBackendError, LockNotAcquired
+from ...names import stored_name
+from ...options import settled
 from ...types import State
 from ...utils.clock import clock, sleep
 from ..durations import METAVAR, Duration
@@ -96,7 +98,8 @@ class Command(BaseCommand):
             # "log": when the lock is released the program has ended, and its exit code says more.
             # "raise": a command whose name says "locked" never runs a program without its lock.
             label = Path(program[0]).name
-            mutex = lock(name, using=using, on_lost="log", on_unavailable="raise", label=label, **terms)
+            options_of_lock = settled(on_lost="log", on_unavailable="raise", label=label, **terms)
+            mutex = Lock(stored_name(name, own=False), using, options_of_lock)
         except (InvalidLockName, ValueError) as error:
             raise CommandError(str(error), returncode=2) from error
         try:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from django.core.management import CommandError, call_command
 
+from django_distlock.names import check_name
 from django_distlock.testing import override_locks, store_down
 from tests.support.admin_pages import hold
 from tests.support.programs import ROOT
@@ -105,6 +106,14 @@ def test_busy(run, valkey_locks):
     returncode, out, errors = ended(run("backup", "--", "echo", "ran"))
     assert (returncode, out) == (75, "")
     assert "held by the other one" in errors
+
+
+@pytest.mark.parametrize("name", ["backup:{host}", "x" * 300], ids=["braces", "shortened"])
+def test_any_name_that_is_stored_is_that_lock(run, valkey_locks, name):
+    """As it is copied from a list."""
+    stored = check_name(name)
+    hold(valkey_locks, stored, label="the other one")
+    assert ended(run(stored, "--", "echo", "ran"))[0] == 75
 
 
 def test_busy_with_an_exit_code_of_your_own(run, valkey_locks):
