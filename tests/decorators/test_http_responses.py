@@ -8,6 +8,7 @@ import io
 import itertools
 import pickle
 import time
+from contextvars import copy_context
 
 import pytest
 from django.core.cache import cache
@@ -18,11 +19,12 @@ from django.template import engines
 from django.template.response import TemplateResponse
 from django.test import AsyncClient, Client, RequestFactory
 from django.urls import clear_url_caches, path
+from django.utils.functional import SimpleLazyObject
 from django.views.decorators.cache import cache_page
 from rest_framework.decorators import api_view
 from rest_framework.response import Response
 
-from django_distlock import LockNotAcquired, State, distributed_lock, lock, locks
+from django_distlock import LockNotAcquired, LockNotHeld, State, current_lease, distributed_lock, lock, locks
 from django_distlock.signals import lock_acquired, lock_released
 from tests.support.tools import eventually
 
@@ -456,7 +458,7 @@ class TestStreamsThatBreakOff:
         eventually(lambda: not is_held())
 
 
-async def serve(view, *, failing=None):
+async def serve(view, *, failing=None, guard=locked):
     """The view at "/", through Django's handler, for a client that is gone at a message."""
     messages = []
 
@@ -471,7 +473,7 @@ async def serve(view, *, failing=None):
         if len(messages) - 1 == failing:
             raise OSError("gone")
 
-    routed = path("routed", locked(view))
+    routed = path("routed", guard(view))
     urlpatterns.append(routed)
     clear_url_caches()
     try:
@@ -481,6 +483,45 @@ async def serve(view, *, failing=None):
         urlpatterns.remove(routed)
         clear_url_caches()
     return messages[1:]
+
+
+def named():
+    for _ in range(2):
+        yield current_lease().name.encode()
+
+
+async def anamed():
+    for _ in range(2):
+        yield current_lease().name.encode()
+        await asyncio.sleep(0)
+
+
+class TestTheCurrentLease:
+    """While the content is made it is that of the view, or of a generator that has a lock of its own."""
+
+    @pytest.mark.filterwarnings("ignore:StreamingHttpResponse must consume synchronous iterators")
+    @pytest.mark.parametrize("content", [named, anamed, locked(named), locked(anamed)])
+    @pytest.mark.parametrize("kind", [lambda view: view, asynchronous], ids=["view", "async view"])
+    def test_of_streams(self, kind, content):
+        guard = locked if content in (named, anamed) else lambda view: view
+        view = guard(kind(lambda request: StreamingHttpResponse(content())))
+        messages = asyncio.run(serve(view, guard=lambda view: view))
+        assert b"".join(message.get("body", b"") for message in messages) == b"namename"
+        eventually(lambda: not is_held())
+
+    def test_of_a_template(self):
+        view = locked(lambda request: template(request, text="{{ lease.name }}"))
+        response = view(request())
+        response.context_data["lease"] = SimpleLazyObject(current_lease)
+        assert response.render().content == b"name"
+        with pytest.raises(LockNotHeld):
+            current_lease()
+
+    def test_of_a_generator_that_ends_in_another_context_than_it_began_in(self):
+        items = locked(named)()
+        assert copy_context().run(next, items) == b"name"
+        copy_context().run(items.close)
+        assert not is_held()
 
 
 class TestRequests:
