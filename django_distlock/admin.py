@@ -35,11 +35,11 @@ from .monitoring.admin_querysets import BeatRuns, HeldLocks
 from .monitoring.admin_texts import (
     breakable,
     described,
-    in_background,
     moment,
     named,
     names_of,
     shortened,
+    silent_since,
     text_of_outage,
     ticking,
 )
@@ -112,7 +112,7 @@ class InventoryAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # takes none 
             reason = _("its settings are wrong, see the log") if alias in inventory.misconfigured else error
             text = str(self.not_shown % {"alias": alias, "error": reason})
             if alias in outages:
-                text = f"{text.rstrip('.')}. {in_background(outages.pop(alias))}"
+                text = f"{text.rstrip('.')}. {silent_since(outages.pop(alias))}"
             self.message_user(request, text, messages.ERROR, ABOUT_BACKEND)
         for alias, servers in outages.items():
             self.message_user(request, text_of_outage(alias, servers), messages.WARNING, ABOUT_BACKEND)

@@ -28,17 +28,14 @@ def moment(exact: datetime | None) -> str | None:
 def text_of_outage(alias: str, outages: Sequence[Outage]) -> str:
     """Of a backend that does without these servers."""
     silent = [_("%(server)s does not answer (%(reason)s)") % one._asdict() for one in outages]
-    return f"“{alias}”: {'; '.join(silent)}. {in_background(outages)}"
+    return f"“{alias}”: {'; '.join(silent)}. {silent_since(outages)}"
 
 
-def in_background(outages: Sequence[Outage]) -> str:
+def silent_since(outages: Sequence[Outage]) -> str:
     """Each process finds out by itself, so this one is named."""
-    here, since = Holder.here(), min(outage.since for outage in outages)
-    about = {
-        "process": f"{here.host}:{here.pid}", "servers": ", ".join(outage.server for outage in outages),
-        "since": moment(datetime.fromtimestamp(since, UTC)),
-    }  # fmt: skip
-    return _("This process (%(process)s) asks %(servers)s in the background only, since %(since)s.") % about
+    here, since = Holder.here(), datetime.fromtimestamp(min(outage.since for outage in outages), UTC)
+    about = {"process": f"{here.host}:{here.pid}", "since": moment(since)}
+    return _("This process (%(process)s) has had no answer since %(since)s.") % about
 
 
 def ticking(seconds: float | None, step: int) -> str | None:

@@ -203,6 +203,17 @@ def test_all_columns_fit(page, some_locks, width):
     assert page.run("document.documentElement.scrollWidth") <= width
 
 
+def test_the_question_fits_a_phone(page, backend):
+    hold(backend, "order:1", label="shop.management.commands.export_everything.Command.handle_all_of_it")
+    page.resize(390, 800, phone=True)
+    page.open(page.address)
+    page.click(f"{NAMES} a")
+    page.until("document.querySelector('.distlock-release') !== null")
+    page.click(".distlock-release")
+    page.until(f"document.querySelector('{CONFIRM}') !== null")
+    assert page.run("document.documentElement.scrollWidth") <= 390
+
+
 def test_from_an_empty_list_to_a_full_one_and_back(page, backend):
     page.open(page.address)
     assert page.texts(NAMES) == []
