@@ -729,6 +729,7 @@ class TestNothingIsLeftBehind:
             del handle
             gc.collect()
         eventually(lambda: emitted)
+        eventually(lambda: not locks.leases())  # of which other tests would be told
 
     def test_a_handle_that_is_made_by_a_statement_locks_nothing_and_warns(self, caplog):
         def work(number):
