@@ -39,6 +39,7 @@ from django_distlock.signals import lock_lost
 from django_distlock.testing import held_here, lose
 from django_distlock.testing.tools import AsyncCalls
 from django_distlock.utils.clock import clock
+from tests.support.forkserver import Program, run
 from tests.support.leases import lease_of, request_of, terms_of_detached
 from tests.support.programs import ROOT
 from tests.support.tools import PATIENCE, eventually, renewer_of
@@ -660,8 +661,8 @@ class TestProcesses:
         return valkey_locks
 
     def test_another_process_goes_on_with_it_and_releases_it(self, backend, valkey, settings):
-        with subprocess.Popen(
-            [sys.executable, "-W", "error", "-c", WORKER, valkey.url, settings.SECRET_KEY],
+        with Program(
+            ["-W", "error", "-c", WORKER, valkey.url, settings.SECRET_KEY],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -687,10 +688,7 @@ class TestProcesses:
             "lease = mutex.__enter__()\n"
             "print(lease.detach())\n"
         )
-        process = subprocess.run(
-            [sys.executable, "-W", "error", "-c", code, valkey.url, "for tests only"],
-            capture_output=True, text=True, timeout=PATIENCE, check=True,
-        )  # fmt: skip
+        process = run(["-W", "error", "-c", code, valkey.url, "for tests only"], timeout=PATIENCE)
         assert process.stderr == ""
         with adopt(process.stdout.strip()):
             assert names(backend) == ["name"]
@@ -758,13 +756,13 @@ class TestCelery:
         done = tmp_path / "done"
 
         def post():
-            command = [sys.executable, "-c", REQUESTS, str(done)]
-            return subprocess.check_output(command, env=environment, text=True, timeout=60).strip()
+            return run(["-c", REQUESTS, done], env=environment, timeout=60).stdout.strip()
 
-        command = [sys.executable, "-m", "celery", "-A", "export_project", "worker", "-c", "1", "-l", "WARNING"]
-        worker = subprocess.Popen(
+        command = ["-m", "celery", "-A", "export_project", "worker", "-c", "1", "-l", "WARNING"]
+        worker = Program(
             [*command, "--without-gossip", "--without-mingle", "--without-heartbeat"],
-            env=environment, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+            like="celery", env=environment, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            start_new_session=True,
         )  # fmt: skip
         try:
             eventually((tmp_path / "ready").exists, 60)

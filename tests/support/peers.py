@@ -5,10 +5,10 @@ from __future__ import annotations
 import queue
 import signal
 import subprocess
-import sys
 import threading
 import time
 
+from tests.support.forkserver import Program
 from tests.support.tools import PATIENCE
 
 PROLOGUE = """
@@ -33,13 +33,11 @@ order = told()
 
 
 class Peer:
-    """A Python program that says and is told lines."""
+    """A Python program that says and is told lines. ``like``: what it has imported, as for ``Program``."""
 
-    def __init__(self, url, code, ttl, prologue=PROLOGUE):
-        self.process = subprocess.Popen(
-            [sys.executable, "-W", "error", "-c", prologue + code, url, str(ttl)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
+    def __init__(self, url, code, ttl, prologue=PROLOGUE, like="django"):
+        arguments = ["-W", "error", "-c", prologue + code, url, ttl]
+        self.process = Program(arguments, like=like, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self._said = queue.Queue()
         self._reader = threading.Thread(target=self._read)
         self._reader.start()

@@ -13,8 +13,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from tests.support.forkserver import ROOT, Program
+
 HANGS = 60  # seconds after which a child is killed
-ROOT = Path(__file__).resolve().parents[2]
 
 PROLOGUE = """
 import os, sys, time
@@ -55,15 +56,16 @@ FORKS: dict[str, Callable[[], int]] = {"python": os.fork, "c": fork_in_c}
 
 
 class Programs:
-    """``programs(code)`` starts a program whose locks are at ``url``. ``first``: code to begin with."""
+    """``programs(code)`` starts a program whose locks are at ``url``. ``first``: what begins, before any import."""
 
     def __init__(self, url: str) -> None:
         self._url = url
         self._started: list[subprocess.Popen[str]] = []
 
     def __call__(self, code: str, *, first: str = "", stderr: int | None = None) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            [sys.executable, "-W", "error", "-c", first + PROLOGUE + code, self._url],
+        process = Program(
+            ["-W", "error", "-c", first + PROLOGUE + code, self._url],
+            like=None if first else "django",
             cwd=ROOT,
             stdout=subprocess.PIPE,
             stderr=stderr,

@@ -53,7 +53,7 @@ def peers(valkey, store, releases):
     def start(release):
         where = f"import sys; sys.path.insert(0, {str(releases[release])!r})\n"
         is_there = "import django_distlock; assert django_distlock.__file__.startswith(sys.path[0])\n"
-        started.append(Peer(valkey.url, WORKER, 30.0, where + is_there + PROLOGUE))
+        started.append(Peer(valkey.url, WORKER, 30.0, where + is_there + PROLOGUE, like=None))
         return started[-1]
 
     yield start

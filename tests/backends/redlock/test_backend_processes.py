@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 import time
 from contextlib import ExitStack
 
@@ -13,6 +11,7 @@ import pytest
 from django_distlock import State, lock, locks
 from django_distlock.types import Grant, LockInfo
 from django_distlock.utils.clock import clock
+from tests.support.forkserver import Program
 from tests.support.history import Event, faults, grants_in, read
 from tests.support.leases import deadline_of
 from tests.support.peers import RANDOM_CALLS
@@ -91,7 +90,7 @@ def test_random_processes_nodes_and_accidents(quorum, tmp_path):
 
         def start():
             arguments = [tmp_path, dice.random(), latest, *quorum.urls]
-            process = subprocess.Popen([sys.executable, "-W", "error", "-c", WORKER, *map(str, arguments)])
+            process = Program(["-W", "error", "-c", WORKER, *arguments])
             workers.append(process)
             stack.callback(process.wait)
             stack.callback(process.kill)

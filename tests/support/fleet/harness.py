@@ -20,6 +20,7 @@ from pathlib import Path
 import redis
 
 from example_project.valkey import Valkey
+from tests.support.forkserver import Program
 from tests.support.programs import ROOT
 from tests.support.tools import eventually
 
@@ -106,17 +107,18 @@ class Fleet:
     def _start(self, name: str, arguments: list[str], ahead: float = 0.0) -> None:
         self.folder.joinpath(f"celerybeat-{name}.pid").unlink(missing_ok=True)
         with self.folder.joinpath(f"{name}.log").open("ab") as log:
-            self.processes[name] = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "celery",
-                    "-A",
-                    "tests.support.fleet.app",
-                    *arguments,
-                    "--loglevel=warning",
-                    "--pidfile=",
-                ],
+            arguments = [
+                "-m",
+                "celery",
+                "-A",
+                "tests.support.fleet.app",
+                *arguments,
+                "--loglevel=warning",
+                "--pidfile=",
+            ]
+            self.processes[name] = Program(
+                arguments,
+                like="celery",
                 cwd=ROOT,
                 env={**self.environment, "FLEET_NAME": name, "FLEET_AHEAD": str(ahead)},
                 stdout=log,

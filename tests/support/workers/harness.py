@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 import uuid
 from contextlib import suppress
@@ -16,6 +14,7 @@ import redis
 from celery import Celery
 
 from example_project.valkey import Valkey
+from tests.support.forkserver import Program
 from tests.support.programs import ROOT
 from tests.support.tools import eventually
 
@@ -62,8 +61,9 @@ class Worker:
             "PYTHONPATH": str(ROOT),
         }
         with self._log.open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "celery", "-A", "tests.support.workers.app", "worker", *self._arguments],
+            self.process = Program(
+                ["-m", "celery", "-A", "tests.support.workers.app", "worker", *self._arguments],
+                like="celery" if self.pool in ("prefork", "solo", "threads") else None,
                 cwd=ROOT, env=environment, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
         try:

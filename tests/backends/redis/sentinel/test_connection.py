@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +17,7 @@ from django_distlock.signals import lock_lost
 from django_distlock.types import Grant, LockInfo
 from tests.support import sentinel
 from tests.support.clocks import faked_clock
+from tests.support.forkserver import Program
 from tests.support.sentinel import SERVICE, Watched, warm_up
 from tests.support.stores import REDIS
 from tests.support.tools import PATIENCE, eventually, lock_request, queue_of
@@ -191,10 +191,7 @@ class TestFailoverWhileWaiting:
             await asyncio.gather(one(), one())
 
         ports = [str(port) for _, port in watched.addresses]
-        processes = [
-            subprocess.Popen([sys.executable, "-c", WAITER, *ports], stdout=subprocess.PIPE, text=True)
-            for _ in range(2)
-        ]
+        processes = [Program(["-c", WAITER, *ports], stdout=subprocess.PIPE, text=True) for _ in range(2)]
         threads = [threading.Thread(target=wait) for _ in range(2)]
         threads.append(threading.Thread(target=asyncio.run, args=(await_two(),)))
         try:

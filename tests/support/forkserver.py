@@ -1,0 +1,206 @@
+"""Python programs that start in a few milliseconds: forked from a process that has imported what they need.
+
+Each is a process of its own, as one that ``subprocess`` starts: a child of who starts it, with its pid, arguments,
+environment, folder, streams, session and exit code. Only what happens before its first line is not what it is there, so
+programs for which that counts are started by ``subprocess``. On other systems than Linux all are.
+
+Run as a program, it is the server.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import inspect
+import io
+import json
+import os
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import types
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+
+DJANGO = """
+asyncio hiredis psycopg redis.asyncio uuid django.core.management django.db.backends.postgresql.base
+django.db.backends.sqlite3.base django_distlock django_distlock.backends.redis
+"""
+CELERY = """
+celery.apps.beat celery.apps.worker celery.backends.redis celery.bin.beat celery.bin.celery celery.bin.worker
+celery.concurrency.prefork celery.concurrency.solo celery.concurrency.thread celery.fixups.django kombu.transport.redis
+"""
+IMPORTED = {"django": DJANGO, "celery": DJANGO + CELERY}
+
+
+class Program(subprocess.Popen[Any]):
+    """``Popen([sys.executable, *arguments], …)``. ``like``: what its process has imported; None: nothing."""
+
+    def __init__(self, arguments: Sequence[object], *, like: str | None = "django", **options: Any) -> None:
+        self._like = like
+        super().__init__([sys.executable, *map(str, arguments)], **options)
+
+    def _execute_child(self, *arguments: Any) -> None:
+        if sys.platform != "linux" or self._like is None:
+            super()._execute_child(*arguments)  # type: ignore[misc]
+            return
+        given = inspect.signature(super()._execute_child).bind(*arguments).arguments  # type: ignore[misc]
+        streams = [given[name] for name in ("p2cread", "c2pwrite", "errwrite")]
+        self.pid = _server(self._like).start(
+            [number if stream == -1 else stream for number, stream in enumerate(streams)],
+            arguments=self.args[1:],
+            environment=dict(os.environ if given["env"] is None else given["env"]),
+            folder=str(given["cwd"] or Path.cwd()),
+            new_session=given["start_new_session"],
+        )
+        self._child_created = True
+        self._close_pipe_fds(*(given[name] for name in PIPES))  # type: ignore[attr-defined]
+
+
+PIPES = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
+
+
+def run(arguments: Sequence[object], *, timeout: float, check: bool = True, **options: Any) -> Any:
+    """``subprocess.run([sys.executable, *arguments], …)`` of such a program, whose output is captured as text."""
+    with Program(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options) as program:
+        try:
+            said = program.communicate(timeout=timeout)
+        except BaseException:
+            program.kill()
+            raise
+    done = subprocess.CompletedProcess(program.args, program.returncode, *said)
+    if check:
+        done.check_returncode()
+    return done
+
+
+class ForkServer:
+    """Forks for one test process, and ends with it."""
+
+    def __init__(self, like: str) -> None:
+        self._lock = threading.Lock()
+        self._channel, other = socket.socketpair()
+        with other:
+            self.process = subprocess.Popen(
+                [sys.executable, __file__, str(other.fileno()), *IMPORTED[like].split()],
+                cwd=ROOT,
+                stdin=subprocess.DEVNULL,
+                pass_fds=[other.fileno()],
+            )
+
+    def start(self, streams: Sequence[int], **program: Any) -> int:
+        """The pid of a new child of this process."""
+        request = json.dumps(program).encode()
+        with self._lock, _adopting_orphans():
+            socket.send_fds(self._channel, [len(request).to_bytes(8, "big")], streams)
+            self._channel.sendall(request)
+            return int.from_bytes(_read(self._channel, 8), "big")
+
+
+@cache
+def _server(like: str) -> ForkServer:
+    return ForkServer(like)
+
+
+@contextmanager
+def _adopting_orphans() -> Iterator[None]:
+    """The children of its children that end meanwhile become its own."""
+    prctl = ctypes.CDLL(None).prctl
+    set_child_subreaper = 36
+    assert prctl(set_child_subreaper, 1, 0, 0, 0) == 0
+    yield
+    assert prctl(set_child_subreaper, 0, 0, 0, 0) == 0
+
+
+def _read(channel: socket.socket, size: int) -> bytes:
+    parts = bytearray()
+    while len(parts) < size:
+        part = channel.recv(size - len(parts))
+        if not part:
+            raise EOFError("the other side has ended")
+        parts += part
+    return bytes(parts)
+
+
+def _serve(channel: socket.socket) -> dict[str, Any]:
+    """Returns in a forked program, with what it is; else never."""
+    while True:
+        size, streams, _, _ = socket.recv_fds(channel, 8, 3)
+        if not size:
+            os._exit(0)  # who wanted programs has ended
+        program = json.loads(_read(channel, int.from_bytes(size, "big")))
+        told, tell = os.pipe()
+        if not (parent := os.fork()):
+            if pid := os.fork():
+                os.write(tell, pid.to_bytes(8, "big"))
+                os._exit(0)  # which leaves its child to the test process
+            channel.close()
+            os.close(told)
+            os.close(tell)
+            for number, stream in enumerate(streams):
+                os.dup2(stream, number)
+                os.close(stream)
+            return program
+        for one in (tell, *streams):
+            os.close(one)
+        os.waitpid(parent, 0)
+        with os.fdopen(told, "rb") as pid_of_child:
+            channel.sendall(pid_of_child.read())
+
+
+def _become(program: dict[str, Any]) -> None:
+    """What the interpreter does before the first line of a program, and the program itself."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if program["new_session"]:
+        os.setsid()
+    os.chdir(program["folder"])
+    os.environ.clear()
+    os.environ.update(program["environment"])
+    time.tzset()
+    for name, mode, number in (("stdin", "r", 0), ("stdout", "w", 1), ("stderr", "w", 2)):
+        stream = open(number, mode, closefd=False, errors="backslashreplace" if number == 2 else None)  # noqa: SIM115
+        if isinstance(stream, io.TextIOWrapper) and number == 2:
+            stream.reconfigure(line_buffering=True)
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+    arguments = program["arguments"]
+    while arguments[0] == "-W":
+        sys.warnoptions.append(arguments[1])
+        warnings.simplefilter(arguments[1])  # type: ignore[arg-type]
+        del arguments[:2]
+    sys.path[1:1] = filter(None, program["environment"].get("PYTHONPATH", "").split(os.pathsep))
+    if arguments[0] == "-m":
+        sys.argv = arguments[1:]
+        sys.path[0] = program["folder"]
+        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+        return
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    if arguments[0] == "-c":
+        sys.argv, code, file = ["-c", *arguments[2:]], arguments[1], "<string>"
+    else:
+        sys.argv, code, file = arguments, Path(arguments[0]).read_text(encoding="utf-8"), arguments[0]
+        sys.path[0] = str(Path(file).parent)
+        main.__file__ = file
+    exec(compile(code, file, "exec"), main.__dict__)
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal, which is for the tests
+    sys.path[0] = ""
+    for one_module in sys.argv[2:]:
+        __import__(one_module)
+    assert threading.active_count() == 1
+    import gc
+
+    gc.collect()
+    gc.freeze()
+    _become(_serve(socket.socket(fileno=int(sys.argv[1]))))
