@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from celery import Celery
 
-SOON = 0.0001  # seconds that a tick takes
+SOON = 0.002  # seconds that a tick takes: a due one is waited for by ticks over its last 0.01 s
 
 
 class Recording:
