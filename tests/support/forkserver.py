@@ -10,6 +10,7 @@ Run as a program, it is the server.
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import inspect
 import io
 import json
@@ -19,6 +20,7 @@ import signal
 import socket
 import subprocess
 import sys
+import termios
 import threading
 import time
 import types
@@ -39,14 +41,23 @@ CELERY = """
 celery.apps.beat celery.apps.worker celery.backends.redis celery.bin.beat celery.bin.celery celery.bin.worker
 celery.concurrency.prefork celery.concurrency.solo celery.concurrency.thread celery.fixups.django kombu.transport.redis
 """
-IMPORTED = {"django": DJANGO, "celery": DJANGO + CELERY}
+CONTRIB = """
+django.contrib.admin.sites django.contrib.auth.hashers django.contrib.messages.context_processors
+django.contrib.sessions.backends.base django.contrib.staticfiles.handlers django.core.management.commands.check
+"""
+IMPORTED = {"django": DJANGO, "celery": DJANGO + CELERY + CONTRIB}
 
 
 class Program(subprocess.Popen[Any]):
-    """``Popen([sys.executable, *arguments], …)``. ``like``: what its process has imported; None: nothing."""
+    """``Popen([sys.executable, *arguments], …)``.
 
-    def __init__(self, arguments: Sequence[object], *, like: str | None = "django", **options: Any) -> None:
-        self._like = like
+    ``like``: what its process has imported; None: nothing. ``terminal``: stdin is one, and becomes that of its session.
+    """
+
+    def __init__(
+        self, arguments: Sequence[object], *, like: str | None = "django", terminal: bool = False, **options: Any
+    ) -> None:
+        self._like, self._terminal = like, terminal
         super().__init__([sys.executable, *map(str, arguments)], **options)
 
     def _execute_child(self, *arguments: Any) -> None:
@@ -61,6 +72,7 @@ class Program(subprocess.Popen[Any]):
             environment=dict(os.environ if given["env"] is None else given["env"]),
             folder=str(given["cwd"] or Path.cwd()),
             new_session=given["start_new_session"],
+            terminal=self._terminal,
         )
         self._child_created = True
         self._close_pipe_fds(*(given[name] for name in PIPES))  # type: ignore[attr-defined]
@@ -162,6 +174,8 @@ def _become(program: dict[str, Any]) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if program["new_session"]:
         os.setsid()
+    if program["terminal"]:
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
     os.chdir(program["folder"])
     os.environ.clear()
     os.environ.update(program["environment"])

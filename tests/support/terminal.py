@@ -9,11 +9,10 @@ import re
 import select
 import signal
 import struct
-import subprocess
 import sys
 import termios
 
-from tests.support.programs import ROOT
+from tests.support.forkserver import ROOT, Program
 from tests.support.tools import PATIENCE
 
 PYTHON = sys.executable
@@ -35,8 +34,11 @@ class Terminal:
         fcntl.ioctl(self._keys, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
 
     def start(self, *command: str) -> None:
-        self.process = subprocess.Popen(
-            [PYTHON, "-c", LOGIN, *command],
+        """What Python is to run of ``manage.py`` is forked from a process that has imported the most of it."""
+        is_python = command[0] == PYTHON
+        self.process = Program(
+            command[1:] if is_python else ["-c", LOGIN, *command], like="celery" if is_python else None,
+            terminal=is_python,
             cwd=ROOT, stdin=self._inside, stdout=self._inside, stderr=self._inside, start_new_session=True,
             env={
                 **{name: value for name, value in os.environ.items() if name not in ("LINES", "COLUMNS")},

@@ -256,9 +256,9 @@ class Command(BaseCommand):
         stream = self.stderr if self.as_json else self.stdout
         question = f"Free {len(found)} lock(s), although somebody may be at work under them? [yes/no] "
         text = "\n".join([*self._table(found, shutil.get_terminal_size().columns), question])
-        stream.write(text, style_func=str, ending="")
-        stream.flush()
         try:
+            stream.write(text, style_func=str, ending="")
+            stream.flush()
             answer = input()
         except EOFError:
             stream.write("")

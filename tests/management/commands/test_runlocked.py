@@ -17,7 +17,7 @@ from django.core.management import CommandError, call_command
 from django_distlock.names import check_name
 from django_distlock.testing import override_locks, store_down
 from tests.support.admin_pages import hold
-from tests.support.programs import ROOT
+from tests.support.forkserver import ROOT, Program
 from tests.support.tools import PATIENCE, eventually
 
 pytestmark = pytest.mark.slow
@@ -43,8 +43,8 @@ def run(valkey, store):
     processes = []
 
     def start(*arguments, url=valkey.url, **options):
-        process = subprocess.Popen(
-            [PYTHON, "example_project/manage.py", "runlocked", *arguments],
+        process = Program(
+            ["example_project/manage.py", "runlocked", *arguments], like="celery",
             cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
             env={**os.environ, "SHOP_LOCKS": url, "DJANGO_SETTINGS_MODULE": "example_project.settings"}, **options,
         )  # fmt: skip
