@@ -14,6 +14,8 @@ from django_distlock import LockBackendError, lock, locks
 from django_distlock.utils.text import quoted
 from tests.support.admin_pages import login
 from tests.support.commands import said_by
+from tests.support.credentials import Pushing
+from tests.support.scripted import Scripted
 from tests.support.stores import DATABASE, LOCMEM, REDIS, REDLOCK
 
 PASSWORD = "s3cret"
@@ -124,14 +126,31 @@ def test_a_server_that_is_down_is_no_reason_to_show_its_password(settings, optio
         assert PASSWORD not in shown
 
 
-def test_a_server_that_hangs_while_the_password_is_sent(settings, tmp_path):
+@pytest.mark.parametrize("login", ["user:s3cret@", ""])
+def test_a_server_that_hangs_while_the_password_is_sent(settings, tmp_path, login):
+    options = {} if login else {"credential_provider": Pushing("user", PASSWORD)}
     with socket.socket(socket.AF_UNIX) as deaf:
         deaf.bind(f"{tmp_path}/s")
         deaf.listen()
-        settings.DISTRIBUTED_LOCKS = redis_at(f"unix://user:s3cret@{tmp_path}/s", socket_timeout=0.2)
+        settings.DISTRIBUTED_LOCKS = redis_at(f"unix://{login}{tmp_path}/s", socket_timeout=0.2, **options)
         shown = variables_shown(lambda: lock("name", wait=0).acquire())
         assert "auth_args" in shown
         assert PASSWORD not in shown
+
+
+def test_a_server_that_hangs_while_a_streamed_password_is_sent(settings):
+    provider = Pushing("user", "former")
+    with Scripted() as server:
+        location = f"redis://127.0.0.1:{server.port}/0"
+        settings.DISTRIBUTED_LOCKS = redis_at(location, credential_provider=provider, socket_timeout=0.2)
+        lock("name").locked()
+        server.fail(server.SILENCE, on=[b"AUTH"])
+        provider.push("user", PASSWORD)
+        for call in (lock("name").locked, lambda: asyncio.run(lock("name").alocked())):
+            shown = variables_shown(call)
+            assert "login" in shown
+            assert PASSWORD not in shown
+        locks.close()
 
 
 def test_a_server_that_wants_the_password_gets_it(own_valkey, settings):

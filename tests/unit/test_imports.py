@@ -22,8 +22,8 @@ SERVER = {
     "backends": ["redis", "twins"],
     "backends.common": ["attempts", "backoff", "breaker", "per_loop", "permits", "wakeup_listener"],
     "backends.redis": [
-        "attempts", "backend", "breaker", "client", "codec", "config", "connection", "diagnostics", "errors",
-        "exchange", "keys", "operations", "pubsub", "scripts", "topology",
+        "attempts", "backend", "breaker", "client", "codec", "config", "connection", "credentials", "diagnostics",
+        "errors", "exchange", "keys", "operations", "pubsub", "scripts", "topology",
     ],
 }  # fmt: skip
 SENTINEL = {"backends.redis": ["sentinel"], "backends.redis.sentinel": ["config", "connection", "discovery"]}

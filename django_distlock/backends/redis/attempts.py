@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import inf
 
-from redis.exceptions import MaxConnectionsError, RedisError, TimeoutError
+from redis.exceptions import AuthenticationError, MaxConnectionsError, RedisError, TimeoutError
 
 from ...types import NOT_WAITING
 from ...utils.clock import clock
@@ -55,6 +55,7 @@ class ServerAttempts(Attempts):
             longest, caller_deadline = max(2 * timeout, location.failover_timeout), deadline
         super().__init__(timing, step, longest, caller_deadline, began)
         self._timeout, self._can_fail_over = timeout, location.failover_timeout > 0
+        self._may_log_in_anew = location.credentials is not None  # once, and by what the provider says then
         self._grace = timing.call_grace if pauses else 0.0
         self._hard_deadline = self.deadline + self._grace
         self.queue_deadline = max(began + step, began + queue_for, deadline)
@@ -83,11 +84,12 @@ class ServerAttempts(Attempts):
         """Seconds, also kept as ``pause``; 0: at once. Raises the error of the call where no attempt follows."""
         self.in_doubt = self.in_doubt or is_in_doubt(error, was_sent=was_sent)
         self.has_failed = True
+        if was_sent and isinstance(error, AuthenticationError) and self._may_log_in_anew:
+            self._may_log_in_anew = False
+            return self._without_pause()
         if is_transient(error) and not isinstance(error, BreakerOpen):
             if (was_sent or is_about_leaving(error)) and self.may_retry_at_once(was_idle=was_idle):
-                self._hard_deadline = max(self._hard_deadline, clock() + self.timing.call_grace)
-                self.pause = 0.0
-                return self.pause
+                return self._without_pause()
             may_pass = is_answer(error) or self._can_fail_over
             if self._grace and may_pass and (pause := self._backoff.pause()) is not None:
                 self.pause = pause
@@ -96,6 +98,11 @@ class ServerAttempts(Attempts):
             raise self._final_error(error)
         finally:
             del error  # else this frame and the traceback that it is in would keep each other, and a connection
+
+    def _without_pause(self) -> float:
+        self._hard_deadline = max(self._hard_deadline, clock() + self.timing.call_grace)
+        self.pause = 0.0
+        return self.pause
 
     def _final_error(self, error: BaseException) -> BaseException:
         if self.in_doubt and isinstance(error, RedisError | OSError):

@@ -17,7 +17,7 @@ from ...utils.threads import Worker
 from ..common.breaker import CircuitBreaker
 from ..common.timing import Timing
 from .config import Location
-from .errors import BreakerOpen, is_about_leaving, is_answer, is_refused, is_silence, without_traceback
+from .errors import BreakerOpen, NoCredentials, is_about_leaving, is_answer, is_refused, is_silence, without_traceback
 from .scripts import pack
 
 logger = logging.getLogger("django_distlock")
@@ -38,15 +38,15 @@ class ServerBreaker(CircuitBreaker):
     def note(self, began: float, error: BaseException) -> bool:
         """An attempt that began then failed. Whether that is news; see ``failed()``.
 
-        A server that says why it refuses, such as LOADING or READONLY, is there. One that ends a connection costs
-        nobody any time.
+        A server that says why it refuses, such as LOADING, READONLY or a wrong password, is there. One that ends a
+        connection costs nobody any time. One for which no password came was not asked.
         """
         if is_answer(error):
             self.answered_at = clock()
         if not isinstance(error, Exception) or not is_silence(error):
             return False
         refused = is_refused(error)
-        if isinstance(error, BreakerOpen) or (is_about_leaving(error) and not refused):
+        if isinstance(error, BreakerOpen | NoCredentials) or (is_about_leaving(error) and not refused):
             return False
         return self.failed(began, without_traceback(error), refused=refused)
 

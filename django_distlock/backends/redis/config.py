@@ -15,15 +15,18 @@ from django.core.cache.backends.redis import RedisCache
 from django.utils.module_loading import import_string
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
+from redis.credentials import CredentialProvider
 from redis.retry import Retry
 from redis.sentinel import SentinelConnectionPool
 
 from ...exceptions import InvalidLockBackend
 from ...utils import fork
 from ...utils.clock import clock
+from ...utils.drive import Call, Steps, adrive, drive
 from ...utils.text import printable, quoted
 from ..base import BaseLockBackend
 from .connection import hang_up, ours, twin
+from .credentials import Credentials, Secret
 from .errors import EndedTls, is_about_leaving
 from .exchange import RunningFor
 
@@ -54,15 +57,6 @@ def _hang_up_in_child() -> None:
 fork.in_child(_hang_up_in_child)
 
 
-class Secret(str):
-    """A password that is not shown where the variables of a traceback are: on debug pages, and by error trackers."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return "'…'"
-
-
 @dataclass(frozen=True, slots=True)
 class Location:
     """One server. ``text`` names it in messages, without the password.
@@ -77,8 +71,10 @@ class Location:
 
     def __post_init__(self) -> None:
         secrets = {key: Secret(self.arguments[key]) for key in PASSWORDS if isinstance(self.arguments.get(key), str)}
+        provider = self.arguments.get("credential_provider")
+        credentials = {} if provider is None else {"credential_provider": Credentials.of(provider)}
         # Commands of ours need nothing of RESP3, under which a server may say something between two replies.
-        object.__setattr__(self, "arguments", {"protocol": 2, **self.arguments, **secrets})
+        object.__setattr__(self, "arguments", {"protocol": 2, **self.arguments, **secrets, **credentials})
 
     def at(self, host: str, port: int) -> Location:
         """Another server with the same arguments."""
@@ -97,6 +93,11 @@ class Location:
         return server_of(self.arguments)
 
     @property
+    def credentials(self) -> Credentials | None:
+        """What is asked for user and password, which may be others each time."""
+        return self.arguments.get("credential_provider")
+
+    @property
     def async_connection_class(self) -> type[Any]:
         return twin(self.connection_class)
 
@@ -108,25 +109,45 @@ class Location:
 
         Raises redis-py's errors.
         """
+        if self.credentials is None:
+            return self.open(timeout, arguments)
+        return drive(self._log_in(timeout, arguments), self)
+
+    async def aconnected(self, *, timeout: float = inf, **arguments: Any) -> Any:
+        if self.credentials is None:
+            return await self.aopen(timeout, arguments)
+        return await adrive(self._log_in(timeout, arguments), self)
+
+    def _log_in(self, timeout: float, arguments: Mapping[str, Any]) -> Steps[Any]:
+        """A connection with what the credential provider says, at the second try if the server refuses the first."""
+        credentials, longest = self.credentials, self.arguments["socket_connect_timeout"]
+        assert credentials
+        deadline = clock() + timeout
+        login = yield Call("login", (min(timeout, longest),), on=credentials)
+        try:
+            connection = yield Call("open", (deadline - clock(), {**arguments, "credential_provider": login}))
+        except redis.AuthenticationError:  # the password may have been changed just now
+            login = yield Call("login", (min(deadline - clock(), longest),), {"anew": True}, on=credentials)
+            connection = yield Call("open", (deadline - clock(), {**arguments, "credential_provider": login}))
+        credentials.follow(connection, login)
+        return connection
+
+    def open(self, timeout: float, arguments: Mapping[str, Any]) -> Any:
+        """A connection with the arguments of the location and these, among them the login that a provider gave."""
         deadline, arguments = clock() + timeout, {**self.arguments, **arguments}
         shake_hands = partial(_shake_hands, deadline)
         connection = self.connection_class(**arguments, retry=Retry(NoBackoff(), 0), redis_connect_func=shake_hands)
         _connections.add(connection)
         connection.connect_deadline = min(deadline, clock() + arguments["socket_connect_timeout"])
         try:
-            try:
-                connection.connect()
-            except redis.AuthenticationError:
-                if not self._has_provider:
-                    raise
-                connection.connect()  # the password may have been changed just now
+            connection.connect()
         except Exception as error:
             if better := self._better(error):
                 raise better from error
             raise
         return connection
 
-    async def aconnected(self, *, timeout: float = inf, **arguments: Any) -> Any:
+    async def aopen(self, timeout: float, arguments: Mapping[str, Any]) -> Any:
         """Without redis-py's own timeouts, which go on while the event loop does not run."""
         timeouts = {"socket_connect_timeout": None, "socket_timeout": None}
         arguments = {**self.arguments, **arguments, **timeouts}
@@ -136,12 +157,7 @@ class Location:
         try:
             # A bit longer than the socket may take, which has more to say of what took so long.
             async with RunningFor(min(timeout, sum(usual)) + MARGIN, "Timeout connecting to server"):
-                try:
-                    await connection.connect()
-                except redis.AuthenticationError:
-                    if not self._has_provider:
-                        raise
-                    await connection.connect()
+                await connection.connect()
         except BaseException as error:
             await hang_up(connection)  # redis-py forgets that where the other side ended TLS, or a task was cancelled
             if isinstance(error, Exception) and (better := self._better(error)):
@@ -152,16 +168,8 @@ class Location:
     def close(self) -> None:
         """Nobody needs the server any more."""
 
-    @property
-    def _has_provider(self) -> bool:
-        """Whether user and password are asked for, and may be others each time."""
-        return self.arguments.get("credential_provider") is not None
-
     def _better(self, error: Exception) -> Exception | None:
         """One that says more of why there is no connection."""
-        if not isinstance(error, redis.RedisError | OSError):
-            # Whatever a credential provider raises means that there is no connection.
-            return redis.ConnectionError(f"{type(error).__name__}: {error}") if self._has_provider else None
         is_tls = issubclass(self.connection_class, redis.SSLConnection)
         return EndedTls(str(error)) if is_tls and is_about_leaving(error) else None
 
@@ -195,10 +203,14 @@ def server_of(arguments: Mapping[str, Any]) -> tuple[object, ...]:
 
 def read_credentials(backend: BaseLockBackend) -> dict[str, Any]:
     """The argument of connections that the option ``credential_provider`` is: what asks for user and password."""
-    given = provider = backend.option["credential_provider"]
-    if given is None:
+    if (given := backend.option["credential_provider"]) is None:
         return {}
-    where = f"{backend.setting('OPTIONS')}['credential_provider']"
+    return {"credential_provider": read_provider(given, f"{backend.setting('OPTIONS')}['credential_provider']")}
+
+
+def read_provider(given: object, where: str) -> CredentialProvider:
+    """From an object or a dotted path. Raises InvalidLockBackend."""
+    provider: Any = given
     try:
         provider = import_string(given) if isinstance(given, str) else given
         provider = provider() if isinstance(provider, type) else provider
@@ -208,7 +220,8 @@ def read_credentials(backend: BaseLockBackend) -> dict[str, Any]:
         raise InvalidLockBackend(
             f"{where} is {quoted(given)}; it is a redis.CredentialProvider, or the dotted path of one or of its class."
         )
-    return {"credential_provider": provider}
+    found: CredentialProvider = provider
+    return found
 
 
 def completed(arguments: Mapping[str, Any], own: Mapping[str, Any], setting: str) -> dict[str, Any]:

@@ -47,6 +47,10 @@ class BreakerOpen(ConnectionError):
     """Nothing was sent: the server answers nobody, as its cause tells, and is asked in the background until it does."""
 
 
+class NoCredentials(ConnectionError):
+    """The server was not asked for want of a user and a password: the credential provider failed, or did not answer."""
+
+
 class EndedTls(ConnectionError):
     """The other side went away during the TLS handshake or right after it, and did not say why."""
 
@@ -208,7 +212,9 @@ def advice(error: Exception, backend: BaseLockBackend, *, in_cluster: bool = Fal
         case BreakerOpen(__cause__=Exception() as cause):
             return advice(cause, backend, in_cluster=in_cluster)
         case AuthenticationError():
-            return f"the server refused the user or password; correct {backend.setting('LOCATION')}."
+            return f"the server refused the user or password; correct {_source_of_login(backend)}."
+        case NoCredentials():
+            return f"no user and password came from the credential provider, see {_source_of_login(backend)}."
         case EndedTls():
             return (
                 "the server ended the connection when TLS began: it went away, or it refuses our certificate; check"
@@ -247,6 +253,12 @@ def advice(error: Exception, backend: BaseLockBackend, *, in_cluster: bool = Fal
             " ssl_keyfile), and that the server's certificate is for this host."
         )
     return f"the server does not answer; check that it runs and that {backend.setting('LOCATION')} is right."
+
+
+def _source_of_login(backend: BaseLockBackend) -> str:
+    if backend.option["credential_provider"] is None:
+        return backend.setting("LOCATION")
+    return f"{backend.setting('OPTIONS')}['credential_provider']"
 
 
 def _advice_on_refusal(reason: str, backend: BaseLockBackend) -> str:

@@ -122,6 +122,8 @@ def _new_reader(connection: Any) -> Any:
 class RedisPyExchange:
     """Of threads, by the methods of redis-py, for connections of any class."""
 
+    new_login: Any = None  # which the server is to be told, see credentials.py
+
     def exchange(self: Any, packed: bytes, number: int, timeout: float | None) -> list[Any]:
         """``number`` replies, with the errors among them that are answers.
 
@@ -189,6 +191,7 @@ class DirectExchange(RedisPyExchange):
 class AsyncDirectExchange(asyncio.Protocol):
     """Of tasks, one at a time. From the first exchange on it reads in the place of redis-py's StreamReader."""
 
+    new_login: Any = None
     _replies: Any = None  # the reader of all that comes
     _found: list[Any]  # of the exchange that is under way, which ends when it has them all
     _number = 0

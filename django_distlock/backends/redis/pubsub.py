@@ -189,7 +189,9 @@ class RedisListener(WakeupListener):
         self._mark_ready()
 
     def read(self, connection: Any, timeout: float) -> None:
-        if connection.can_read(timeout):
+        if connection.new_login:  # who is subscribed cannot tell it to the server
+            self._resubscribe = True
+        elif connection.can_read(timeout):
             self._receive(connection.read_response(disable_decoding=True))
 
     def disconnect(self, connection: Any) -> None:

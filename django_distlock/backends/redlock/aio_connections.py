@@ -13,6 +13,7 @@ from ...utils.clock import clock
 from ..common.timing import Timing
 from ..redis.breaker import ServerBreaker
 from ..redis.config import Location
+from ..redis.credentials import take_new_login
 from ..redis.exchange import RunningFor
 from .messages import (
     MAX_PENDING,
@@ -69,6 +70,8 @@ class AsyncNode(NodeState):
         return urgent and len(self._pending) < MAX_PENDING
 
     def send(self, message: Message, sent_at: float) -> Exchange:
+        if self.connection.new_login and (login := take_new_login(self.connection)):
+            self.send(Message(login.packed, 1), sent_at)
         exchange = Exchange(message.replies, sent_at, self.connection)
         self._pending.append(exchange)
         # Not by send_packed_command, which may suspend: messages must be sent in the order in which they are pending.

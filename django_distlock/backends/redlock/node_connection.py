@@ -9,6 +9,7 @@ from redis.exceptions import ConnectionError, NoScriptError, RedisError, Respons
 
 from ...utils import fork
 from ...utils.clock import clock
+from ..redis.credentials import take_new_login
 from .messages import MAX_PENDING, Exchange, Message, check_process
 
 
@@ -42,10 +43,14 @@ class NodeConnection:
 
     def send(self, message: Message, sent_at: float) -> Exchange:
         check_process(self._pid)
+        packed = [message.packed]
+        if self._connection.new_login and (login := take_new_login(self._connection)):
+            packed.insert(0, login.packed)
+            self.pending.append(Exchange(1, sent_at, self))
         exchange = Exchange(message.replies, sent_at, self)
         self.pending.append(exchange)
         try:
-            self._connection.send_packed_command([message.packed], check_health=False)
+            self._connection.send_packed_command(packed, check_health=False)
         except (RedisError, OSError) as error:
             self.close(error)
         return exchange

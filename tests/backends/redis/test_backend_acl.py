@@ -1,15 +1,13 @@
-"""Users who may do no more than the documentation says that locks need, and passwords that change."""
+"""Users who may do no more than the documentation says that locks need, and a new password in the settings."""
 
 from __future__ import annotations
 
 import asyncio
 import re
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import redis
-from django_redis.pool import ConnectionFactory
 
 from django_distlock import LockBackendError, lock, locks
 from django_distlock.types import Grant, LastRun, Level, LockInfo
@@ -19,8 +17,8 @@ from tests.support.leases import lease_of, wait_for_renewal
 from tests.support.programs import ROOT
 from tests.support.sentinel import SERVICE, Watched, warm_up
 from tests.support.servers import program_of
-from tests.support.stores import REDIS, REDIS_CLUSTER, REDLOCK
-from tests.support.tools import PATIENCE, eventually, lock_request
+from tests.support.stores import REDIS, REDIS_CLUSTER
+from tests.support.tools import eventually, lock_request
 
 pytestmark = pytest.mark.slow
 
@@ -237,19 +235,13 @@ def test_in_a_cluster(settings, calls, valkey_cluster):
             node.client.execute_command("ACL", "DELUSER", "distlock")
 
 
-class Secret(redis.CredentialProvider):
-    def get_credentials(self):
-        return ("secret",)
-
-
 class TestANewPassword:
     @pytest.fixture
     def server(self, own_valkey):
         return own_valkey("--requirepass", "old")
 
     @pytest.fixture(autouse=True)
-    def _close(self, monkeypatch):
-        monkeypatch.setattr(ConnectionFactory, "_pools", {})  # of the process, by URL
+    def _close(self):
         yield
         locks.close()
 
@@ -272,94 +264,3 @@ class TestANewPassword:
         settings.DISTRIBUTED_LOCKS = {"default": {**entry, "LOCATION": f"unix://:new@{server.socket}?db=0"}}
         with lock("name"):
             pass
-
-    def test_that_a_service_changes_each_second_no_lock_is_lost(self, server, settings):
-        """Also where it does so between the question for it and the handshake."""
-
-        class Service(redis.CredentialProvider):
-            passwords = ("old", "old")
-            of_thread = threading.local()
-            asked = 0
-
-            def get_credentials(self):
-                """The one before at first, each time."""
-                self.asked += 1
-                self.of_thread.is_late = not getattr(self.of_thread, "is_late", False)
-                return ("default", self.passwords[0 if self.of_thread.is_late else 1])
-
-        service = Service()
-        settings.DISTRIBUTED_LOCKS = {
-            "default": {
-                "BACKEND": REDIS,
-                "LOCATION": f"unix://{server.socket}?db=0",
-                "OPTIONS": {"credential_provider": service},
-            }
-        }
-        is_over, problems, grants = threading.Event(), [], []
-
-        def work(name):
-            while not is_over.is_set():
-                try:
-                    with lock(name, ttl=3, wait=PATIENCE) as lease:
-                        grants.append(name)
-                        lease.ensure_held()
-                        wait_for_renewal(lease)
-                except Exception as error:
-                    problems.append(error)
-
-        workers = [threading.Thread(target=work, args=(f"name {number % 25}",)) for number in range(50)]
-        for worker in workers:
-            worker.start()
-        with redis.Redis(unix_socket_path=str(server.socket), password="old") as admin:
-            for number in range(5):
-                is_over.wait(1)
-                service.passwords = (service.passwords[-1], f"password {number}")
-                admin.acl_setuser(
-                    "default", enabled=True, reset_passwords=True, passwords=[f"+{service.passwords[-1]}"]
-                )
-                admin.client_kill_filter(_type="normal", skipme=True)
-        is_over.set()
-        for worker in workers:
-            worker.join(PATIENCE)
-        assert problems == []
-        assert len({*grants}) == 25
-        assert len(grants) > 50
-        assert service.asked > 5
-
-    @pytest.mark.parametrize("kind", ["server", "quorum"])
-    def test_an_option_names_who_is_asked_for_it(self, own_valkey, settings, calls, kind):
-        servers = [own_valkey("--requirepass", "secret") for _ in range(1 if kind == "server" else 3)]
-        urls = [server.url for server in servers]
-        options = {"credential_provider": f"{__name__}.Secret"}
-        settings.DISTRIBUTED_LOCKS = {
-            "default": {"BACKEND": REDIS, "LOCATION": urls[0], "OPTIONS": options}
-            if kind == "server"
-            else {"BACKEND": REDLOCK, "LOCATION": urls, "OPTIONS": options}
-        }
-        handle = calls(lock("name"))
-        assert handle.acquire()
-        handle.release()
-
-    def test_a_provider_is_asked_for_each_connection(self, server, settings, calls):
-        class Provider(redis.CredentialProvider):
-            password = "old"
-
-            def get_credentials(self):
-                return (self.password,)
-
-        provider = Provider()
-        options = {"CONNECTION_POOL_KWARGS": {"credential_provider": provider}}
-        location = f"unix://{server.socket}?db=0"
-        settings.CACHES = {
-            "default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": location, "OPTIONS": options}
-        }
-        settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": REDIS, "LOCATION": "cache:default"}}
-        held = lock("name")
-        calls(held).acquire()
-        self.change(server)
-        provider.password = "new"
-        locks["default"].close()
-        assert locks["default"].look(["name"])[0] is not None
-        asyncio.run(lock("name").alocked())  # a connection of its own
-        calls(held).release()
-        assert not lock("name").locked()

@@ -61,7 +61,7 @@ class Interrupted(AsyncConnection):
 class Service:
     """A place where another server may take over."""
 
-    failover_timeout = 30.0
+    failover_timeout, credentials = 30.0, None
 
     def __init__(self, connection: Any, at_first: Callable[[], Any] = lambda: None) -> None:
         self.arguments = {"socket_timeout": 0.3, "socket_connect_timeout": 0.3}

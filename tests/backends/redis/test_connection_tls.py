@@ -76,15 +76,16 @@ def test_a_lock_is_taken_waited_for_renewed_and_released(port, pki, use, calls):
     calls(waiting).release()
 
 
-def test_the_certificates_of_a_cache(port, pki, use, calls, settings):
+@pytest.mark.parametrize("cache", ["django_redis.cache.RedisCache", "django.core.cache.backends.redis.RedisCache"])
+def test_the_certificates_of_a_cache(port, pki, use, calls, settings, cache):
     options = {
-        "CONNECTION_POOL_KWARGS": {
-            "ssl_ca_certs": str(pki.authority.certificate),
-            "ssl_certfile": str(pki.client.certificate),
-            "ssl_keyfile": str(pki.client.key),
-        }
+        "ssl_ca_certs": str(pki.authority.certificate),
+        "ssl_certfile": str(pki.client.certificate),
+        "ssl_keyfile": str(pki.client.key),
     }
-    entry = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": f"rediss://127.0.0.1:{port}/1", "OPTIONS": options}
+    if cache.startswith("django_redis"):
+        options = {"CONNECTION_POOL_KWARGS": options}
+    entry = {"BACKEND": cache, "LOCATION": f"rediss://127.0.0.1:{port}/1", "OPTIONS": options}
     settings.CACHES = {"default": entry}
     assert use("cache:default").location.text == f"rediss://127.0.0.1:{port}/1"
     warm_up(calls)

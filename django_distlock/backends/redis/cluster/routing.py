@@ -29,7 +29,7 @@ from ...common.attempts import Attempts, InDoubt
 from ...common.backoff import Backoff
 from ...common.timing import Timing
 from ..client import Reply
-from ..errors import BreakerOpen, is_answer, is_transient
+from ..errors import BreakerOpen, NoCredentials, is_answer, is_transient
 from ..keys import slot_of
 from ..scripts import Command, pack
 
@@ -147,7 +147,8 @@ CLUSTER_SLOTS = Command(pack("CLUSTER", "SLOTS"))
 
 LEAST_ASKED = 3  # nodes that are asked for their slots, even if the time passes with the first, which hang
 
-REFUSED = (AuthenticationError, MaxConnectionsError)  # errors of connections that say nothing about the node
+# Errors of connections that say nothing about the node
+REFUSED = (AuthenticationError, MaxConnectionsError, NoCredentials)
 
 NodeResult = Reply | Exception
 
@@ -309,7 +310,7 @@ class RoutedRequest:
 
     def _is_map_wrong(self, pending: Sequence[int]) -> bool:
         misled, self._is_misled = self._is_misled, False
-        right = AskError | TryAgainError | MaxConnectionsError
+        right = AskError | TryAgainError | MaxConnectionsError | NoCredentials
         return misled or any(not isinstance(self._replies[number], right) for number in pending)
 
     def _answer(self) -> Reply:

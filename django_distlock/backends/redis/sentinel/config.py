@@ -12,7 +12,17 @@ from ....exceptions import InvalidLockBackend
 from ....options import as_seconds
 from ....utils.text import quoted
 from ...base import BaseLockBackend
-from ..config import DEFAULT, SCHEMES, Location, arguments_of_url, completed, lent, pool_of_cache, read_location
+from ..config import (
+    DEFAULT,
+    SCHEMES,
+    Location,
+    arguments_of_url,
+    completed,
+    lent,
+    pool_of_cache,
+    read_location,
+    read_provider,
+)
 from ..connection import TcpConnection, TlsConnection
 from .connection import MasterLocation
 from .discovery import Sentinels
@@ -104,6 +114,14 @@ def _sentinels(backend: BaseLockBackend) -> list[Location]:
             raise InvalidLockBackend(
                 f"{where}['sentinel_kwargs'][{timeout!r}] is {quoted(value)}; it is a number of seconds above 0."
             )
+    if (provider := options.get("credential_provider")) is not None:
+        if options.get("username") or options.get("password"):
+            raise InvalidLockBackend(
+                f"{where}['sentinel_kwargs'] has a user or a password, and a 'credential_provider', which names"
+                " others. Take one of them out."
+            )
+        whose = f"{where}['sentinel_kwargs']['credential_provider']"
+        options = {**options, "credential_provider": read_provider(provider, whose)}
     try:
         return [_sentinel({**options, "host": host, "port": port}) for host, port in addresses]
     except TypeError as error:  # names an argument that no connection has

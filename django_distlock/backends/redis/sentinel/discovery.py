@@ -287,6 +287,8 @@ class Sentinels:
         self._poll_order.rotate(-1)
         named: Master | Exception
         try:
+            if (known := self._connections.get(sentinel.text)) and known.new_login:
+                self._connections.pop(sentinel.text).disconnect()
             if sentinel.text not in self._connections:
                 self._connections[sentinel.text] = sentinel.connected()
             reply = self._client.ask_on(self._connections[sentinel.text], clock() + _timeout_of(sentinel))

@@ -18,6 +18,7 @@ from tests.support.sentinel import SERVICE, Watched, warm_up
 from tests.support.stores import REDIS
 from tests.support.tools import eventually, lock_request
 
+PROVIDER = "redis.credentials.UsernamePasswordCredentialProvider"
 ONE = {"sentinels": [("127.0.0.1", 26379)]}
 
 
@@ -60,6 +61,21 @@ def use(settings, monkeypatch):
             None,
             {**ONE, "service_name": "m", "sentinel_kwargs": {"socket_timeout": None}},
             "['sentinel_kwargs']['socket_timeout'] is None; it is a number of seconds above 0",
+        ),
+        (
+            None,
+            {**ONE, "service_name": "m", "sentinel_kwargs": {"credential_provider": "nowhere.Provider"}},
+            "['sentinel_kwargs']['credential_provider'] is 'nowhere.Provider', of which no provider can be made",
+        ),
+        (
+            None,
+            {**ONE, "service_name": "m", "sentinel_kwargs": {"password": "p", "credential_provider": PROVIDER}},
+            "['sentinel_kwargs'] has a user or a password, and a 'credential_provider', which names others",
+        ),
+        (
+            "redis://:p@m/0",
+            {**ONE, "credential_provider": PROVIDER},
+            "['LOCATION'] names a user or a password, and OPTIONS has a 'credential_provider', which names others",
         ),
         (None, {**ONE, "service_name": "m", "failover_timeout": 0}, "is 0; it is a number of seconds above 0"),
         ("redis://127.0.0.1:6379/0", {**ONE, "service_name": "m"}, "names the server 127.0.0.1:6379, but"),

@@ -61,6 +61,7 @@ class Connection:
     """To such a sentinel."""
 
     _writer = None  # that redis-py's asynchronous connections have while they are open
+    new_login = None
 
     def __init__(self, sentinel):
         self.sentinel = sentinel

@@ -1,0 +1,245 @@
+"""User and password from a credential provider of redis-py: for connections that open, and for those that stand."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+from weakref import WeakSet, WeakValueDictionary, ref
+
+from redis.credentials import CredentialProvider, StreamingCredentialProvider
+from redis.exceptions import AuthenticationError, ResponseError
+
+from ...utils import fork
+from ...utils.clock import clock
+from ...utils.text import printable
+from ...utils.threads import start_thread
+from ...utils.wakeup import WakeEvent
+from .errors import NoCredentials, NotSent
+from .exchange import NO_TIME, AsyncDirectExchange
+from .scripts import pack
+
+logger = logging.getLogger("django_distlock")
+
+
+class Secret(str):
+    """A password that is not shown where the variables of a traceback are: on debug pages, and by error trackers."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "'…'"
+
+
+class SecretCommand(bytes):
+    """A command with a password, which is not shown either."""
+
+    def __repr__(self) -> str:
+        return "b'…'"
+
+
+class Login(CredentialProvider):
+    """What a provider said, for one connection: user and password, or the password alone.
+
+    ``number``: how many tokens the provider had streamed when it was asked.
+    """
+
+    def __init__(self, parts: Sequence[str], number: int) -> None:
+        if not isinstance(parts, tuple | list) or len(parts) not in (1, 2):
+            raise TypeError(f"it gives (user, password) or (password,), and not a {type(parts).__name__}")
+        self._parts = tuple(Secret(part) if isinstance(part, str) else part for part in parts)
+        self.number = number
+
+    def get_credentials(self) -> Any:
+        return self._parts
+
+    async def get_credentials_async(self) -> Any:
+        return self._parts
+
+    @property
+    def packed(self) -> bytes:
+        return SecretCommand(pack("AUTH", *self._parts))
+
+
+class Credentials:
+    """A credential provider, as all connections of this process ask it.
+
+    It is asked by ``get_credentials()`` in a thread of its own, for threads and tasks alike. It may take any time, or
+    ask a service while an event loop waits; and one that renews tokens by itself would do so on the loop that asked
+    first, and end with that. Those who want an answer at the same time share one question.
+
+    A token that a ``StreamingCredentialProvider`` streams is told to the server before the next exchange on each
+    connection that stands.
+    """
+
+    def __init__(self, provider: CredentialProvider) -> None:
+        self._provider = provider
+        self._newest: Login | None = None  # that was streamed
+        self._reset_after_fork()
+        fork.in_child(self._reset_after_fork)
+        if isinstance(provider, StreamingCredentialProvider):
+            provider.on_next(self._on_token)
+            provider.on_error(self._on_error)
+
+    @classmethod
+    def of(cls, provider: CredentialProvider | Credentials) -> Credentials:
+        """One for each provider, which tells of its tokens to whoever came last."""
+        if isinstance(provider, Credentials):
+            return provider
+        with _guard:
+            credentials = _known.get(id(provider))
+            if credentials is None:
+                credentials = _known[id(provider)] = cls(provider)
+            return credentials
+
+    def _reset_after_fork(self) -> None:
+        self._guard = threading.RLock()
+        self._question: Future[Login] | None = None  # which a thread asks now
+        self._connections: WeakSet[Any] = WeakSet()  # that are told of tokens
+
+    def login(self, timeout: float, *, anew: bool = False) -> Login:
+        """What the provider says. ``anew``: not by a question that others have asked before.
+
+        Raises NoCredentials if it fails, or has no answer within ``timeout`` seconds.
+        """
+        question, answered = self._ask(anew=anew), WakeEvent()
+        question.add_done_callback(lambda _: answered.set())
+        answered.wait(timeout)
+        return _answer(question, timeout)
+
+    async def alogin(self, timeout: float, *, anew: bool = False) -> Login:
+        question, answered = self._ask(anew=anew), WakeEvent()
+        question.add_done_callback(lambda _: answered.set())
+        await answered.await_set(timeout)
+        return _answer(question, timeout)
+
+    def follow(self, connection: Any, login: Login) -> None:
+        """Tell the connection, which began with that login, of each later token."""
+        with self._guard:
+            self._connections.add(connection)
+            newest = self._newest
+        if newest and newest.number > login.number:
+            _renew(connection, newest)
+
+    def _ask(self, *, anew: bool) -> Future[Login]:
+        with self._guard:
+            if (question := self._question) and not anew:
+                return question
+            question = self._question = Future()
+        if start_thread("distlock-credentials", self._ask_provider, question) is None:
+            self._ask_provider(question)
+        return question
+
+    def _ask_provider(self, question: Future[Login]) -> None:
+        try:
+            number = self._newest.number if self._newest else 0
+            question.set_result(Login(self._provider.get_credentials(), number))
+        except BaseException as error:  # raised to those who wait
+            question.set_exception(error)
+        finally:
+            if self._question is question:
+                self._question = None
+
+    # What a provider calls in some thread; or calls on some event loop, and awaits what it returns
+
+    def _on_token(self, token: Any) -> Any:
+        # As redis-py reads it: the user is the "object id" of Microsoft Entra.
+        parts = tuple(filter(None, (token.try_get("oid"), token.get_value())))
+        with self._guard:
+            newest = self._newest = Login(parts, self._newest.number + 1 if self._newest else 1)
+            connections = list(self._connections)
+        for connection in connections:
+            _renew(connection, newest)
+        return _Nothing()
+
+    def _on_error(self, error: Exception) -> Any:
+        logger.warning(
+            "The credential provider %s of locks streams no new token: %s. New connections ask it all the same.",
+            type(self._provider).__name__, printable(str(error)),
+        )  # fmt: skip
+        return _Nothing()
+
+
+_guard = threading.RLock()
+_known: WeakValueDictionary[int, Credentials] = WeakValueDictionary()  # by the id of the provider, which they keep
+
+
+def _reset_after_fork() -> None:
+    global _guard
+    _guard = threading.RLock()
+
+
+fork.in_child(_reset_after_fork)
+
+
+class _Nothing:
+    """For providers that await what a callback returns, and for those that do not."""
+
+    def __await__(self) -> Iterator[None]:
+        return iter(())
+
+
+def _answer(question: Future[Login], timeout: float) -> Login:
+    if not question.done():
+        raise NoCredentials(f"it gave no answer within {timeout:.1f} s")
+    try:
+        return question.result()
+    except BaseException as error:
+        raise NoCredentials(f"{type(error).__name__}: {error}") from error
+
+
+# A connection is told by an attribute of its own in the place of its method, which costs the others nothing. It may be
+# in use just now: whatever is on its way goes on.
+
+
+def _renew(connection: Any, login: Login) -> None:
+    connection.new_login = login
+    exchange = _aexchange if isinstance(connection, AsyncDirectExchange) else _exchange
+    connection.exchange = partial(exchange, ref(connection))  # not by itself, which would be a cycle
+
+
+def take_new_login(connection: Any) -> Login | None:
+    """The login that the server is to be told, of which the caller takes care; None: none since the last one."""
+    vars(connection).pop("exchange", None)  # first: a later token puts it there again
+    login: Login | None = vars(connection).pop("new_login", None)
+    return login
+
+
+def _exchange(itself: ref[Any], packed: bytes, number: int, timeout: float | None) -> list[Any]:
+    """``exchange()`` of a connection, after the server was told of a new login."""
+    connection: Any = itself()
+    began, login, exchange = clock(), take_new_login(connection), type(connection).exchange
+    if login:
+        with _taken_for_not_sent():
+            _raise_if_error(*exchange(connection, login.packed, 1, timeout))
+    left = None if timeout is None else max(NO_TIME, began + timeout - clock())
+    replies: list[Any] = exchange(connection, packed, number, left)
+    return replies
+
+
+async def _aexchange(itself: ref[Any], packed: bytes, number: int, timeout: float) -> list[Any]:
+    connection: Any = itself()
+    began, login, exchange = clock(), take_new_login(connection), type(connection).exchange
+    if login:
+        with _taken_for_not_sent():
+            _raise_if_error(*await exchange(connection, login.packed, 1, timeout))
+    replies: list[Any] = await exchange(connection, packed, number, max(NO_TIME, began + timeout - clock()))
+    return replies
+
+
+@contextmanager
+def _taken_for_not_sent() -> Iterator[None]:
+    """A refusal: the connection is of no use any more, and the provider is asked for the next one."""
+    try:
+        yield
+    except (AuthenticationError, ResponseError) as error:
+        raise NotSent(f"The server refused a new login: {error}") from error
+
+
+def _raise_if_error(reply: Any) -> None:
+    if isinstance(reply, Exception):
+        raise reply
