@@ -95,7 +95,7 @@ def pairs(url: str) -> Mapping[str, Callable[[], None]]:
     one_name()
     redis_py()
     ours = locks["default"]._client._idle[0][0]
-    ours._sock = AnsweringSocket(b":1800000000000000\r\n", b":1\r\n")
+    ours.sock = AnsweringSocket(b":1800000000000000\r\n", b":1\r\n")
     [theirs] = peer.redis.connection_pool._available_connections
     theirs._sock = theirs._parser._sock = AnsweringSocket(b"+OK\r\n", b":1\r\n")
     return {ONE_NAME: one_name, NEW_NAMES: new_name, VIEW: view, PEER: redis_py}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
@@ -38,22 +39,16 @@ from .monitoring.admin_texts import (
     moment,
     named,
     names_of,
-    shortened,
     silent_since,
     text_of_outage,
+    texts_of_changes,
     ticking,
 )
-from .monitoring.inventory import (
-    LeaseKey,
-    format_duration,
-    held_for,
-    holding_nodes,
-    long_held,
-)
+from .monitoring.inventory import format_duration, held_for, holding_nodes, long_held
 
 if TYPE_CHECKING:
     from django.http import HttpRequest, HttpResponse
-    from django.utils.functional import _StrPromise
+    from django.utils.functional import Promise
 
 logger = logging.getLogger("django_distlock")
 
@@ -66,8 +61,8 @@ class InventoryAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # takes none 
     ``list_title``: the title of the list. ``not_shown``: the message, with the fields ``alias`` and ``error``.
     """
 
-    list_title: _StrPromise
-    not_shown: _StrPromise
+    list_title: Promise
+    not_shown: Promise
 
     class Media:
         css: ClassVar[dict[str, Sequence[str]]] = {"all": ("django_distlock/held_locks.css",)}
@@ -110,7 +105,7 @@ class InventoryAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # takes none 
             if alias in inventory.misconfigured:  # settings are shown to readers of the log alone
                 logger.error("%s", error)
             reason = _("its settings are wrong, see the log") if alias in inventory.misconfigured else error
-            text = str(self.not_shown % {"alias": alias, "error": reason})
+            text = str(self.not_shown) % {"alias": alias, "error": reason}
             if alias in outages:
                 text = f"{text.rstrip('.')}. {silent_since(outages.pop(alias))}"
             self.message_user(request, text, messages.ERROR, ABOUT_BACKEND)
@@ -234,7 +229,7 @@ class HeldLockAdmin(InventoryAdmin):
         self, request: HttpRequest, object_id: str, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
         """What was released under this name. The lease itself, which is still there, has no history."""
-        response: Any = super().history_view(request, object_id, extra_context)
+        response: Any = self._if_there(request, object_id, partial(super().history_view, extra_context=extra_context))
         if response.status_code == HTTPStatus.OK:
             entries = LogEntry.objects.filter(
                 content_type=get_content_type_for_model(self.model),
@@ -250,7 +245,23 @@ class HeldLockAdmin(InventoryAdmin):
             }
         return cast("HttpResponse", response)
 
-    def _get_obj_does_not_exist_redirect(self, request: HttpRequest, opts: Any, object_id: str) -> HttpResponse:
+    def change_view(
+        self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        view = partial(super().change_view, form_url=form_url, extra_context=extra_context)
+        return self._if_there(request, object_id, view)
+
+    def delete_view(
+        self, request: HttpRequest, object_id: str, extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        return self._if_there(request, object_id, partial(super().delete_view, extra_context=extra_context))
+
+    def _if_there(
+        self, request: HttpRequest, object_id: str, view: Callable[[HttpRequest, str], HttpResponse]
+    ) -> HttpResponse:
+        """The page of a lease; of one that is gone, the list, and what became of it."""
+        if self.get_object(request, unquote(object_id)) is not None:
+            return view(request, object_id)
         self._report_changed_locks(request, [unquote(object_id)])
         return redirect(self._url("changelist"))
 
@@ -393,27 +404,8 @@ class HeldLockAdmin(InventoryAdmin):
 
     def _report_changed_locks(self, request: HttpRequest, ids: Iterable[str]) -> None:
         """Say why leases that were on the page are gone."""
-        inventory = inventory_of(request)
-        leases = [lease for text in ids if (lease := LeaseKey.read(text))]
-        now = inventory.look([lease.lock for lease in leases])
-        others: list[str] = []
-        free: list[str] = []
-        unknown: list[str] = []
-        for lease in leases:
-            seen = now.get(lease.lock)
-            if seen and seen.lease != lease:
-                others.append(lease.lock.name)
-            elif not seen:
-                (unknown if lease.lock.using in inventory.errors else free).append(lease.lock.name)
-        if others:
-            text = __("Others hold them by now: %(names)s.")
-            self.message_user(request, text % {"names": shortened(others)}, messages.WARNING)
-        if free:
-            text = __("Free by now: %(names)s.")
-            self.message_user(request, text % {"names": shortened(free)}, messages.INFO)
-        if unknown:
-            text = __("The backend does not tell who holds them: %(names)s.")
-            self.message_user(request, text % {"names": shortened(unknown)}, messages.WARNING)
+        for level, text in texts_of_changes(inventory_of(request), ids):
+            self.message_user(request, text, level)
 
 
 @admin.register(BeatRun)

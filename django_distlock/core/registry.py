@@ -70,8 +70,7 @@ def _may_do_without() -> bool:
 
 def is_tested() -> bool:
     """Whether a test runner has set up its environment here."""
-    tests = sys.modules.get("django.test.utils")
-    return hasattr(getattr(tests, "_TestState", None), "saved_data")
+    return hasattr(sys.modules.get("django.core.mail"), "outbox")
 
 
 @cache

@@ -33,10 +33,10 @@ def request_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
 
 
 def original(request: Any) -> Any:
-    """Django's own request, which Django REST framework wraps."""
+    """Django's own request, which Django REST framework wraps: it passes on the methods of the one that it wraps."""
     if isinstance(request, HttpRequest) or not is_rest_framework(request):
         return request
-    return request._request  # noqa: SLF001 - so its documentation says
+    return request.get_host.__self__
 
 
 def is_rest_framework(request: Any) -> bool:

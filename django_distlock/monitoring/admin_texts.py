@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 
+from django.contrib import messages
 from django.utils.formats import localize_input
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import mark_safe
@@ -15,7 +16,7 @@ from django.utils.translation import gettext as _
 from ..models import HeldLock
 from ..types import Holder, Outage
 from ..utils.text import printable
-from .inventory import format_duration, held_for
+from .inventory import Inventory, LeaseKey, format_duration, held_for
 
 
 def moment(exact: datetime | None) -> str | None:
@@ -29,6 +30,30 @@ def text_of_outage(alias: str, outages: Sequence[Outage]) -> str:
     """Of a backend that does without these servers."""
     silent = [_("%(server)s does not answer (%(reason)s)") % one._asdict() for one in outages]
     return f"“{alias}”: {'; '.join(silent)}. {silent_since(outages)}"
+
+
+def texts_of_changes(inventory: Inventory, ids: Iterable[str]) -> Iterator[tuple[int, str]]:
+    """What became of leases that were on a page and are gone, and the level of the message that says so."""
+    leases = [lease for text in ids if (lease := LeaseKey.read(text))]
+    now = inventory.look([lease.lock for lease in leases])
+    others: list[str] = []
+    free: list[str] = []
+    unknown: list[str] = []
+    for lease in leases:
+        seen = now.get(lease.lock)
+        if seen and seen.lease != lease:
+            others.append(lease.lock.name)
+        elif not seen:
+            (unknown if lease.lock.using in inventory.errors else free).append(lease.lock.name)
+    if others:
+        yield messages.WARNING, _("Others hold them by now: %(names)s.") % {"names": shortened(others)}
+    if free:
+        yield messages.INFO, _("Free by now: %(names)s.") % {"names": shortened(free)}
+    if unknown:
+        yield (
+            messages.WARNING,
+            _("The backend does not tell who holds them: %(names)s.") % {"names": shortened(unknown)},
+        )
 
 
 def silent_since(outages: Sequence[Outage]) -> str:

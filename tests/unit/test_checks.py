@@ -8,9 +8,9 @@ import sys
 import textwrap
 from types import ModuleType
 
-import django.test.utils
 import pytest
 from django.apps import apps
+from django.core import mail
 from django.core.checks import run_checks
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management import call_command
@@ -73,7 +73,7 @@ class TestWithoutTheSetting:
     @pytest.fixture
     def deployed(self, monkeypatch):
         """As where neither DEBUG is on nor a test runner has set up its environment."""
-        monkeypatch.delattr(django.test.utils._TestState, "saved_data")
+        monkeypatch.delattr(mail, "outbox")
 
     @staticmethod
     def acquire():

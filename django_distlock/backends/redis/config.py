@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -11,7 +12,7 @@ from weakref import WeakSet
 
 import redis
 from django.core.cache import InvalidCacheBackendError, caches
-from django.core.cache.backends.redis import RedisCache
+from django.core.cache.backends.redis import RedisCache, RedisCacheClient
 from django.utils.module_loading import import_string
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
@@ -182,7 +183,7 @@ def _shake_hands(deadline: float, connection: Any) -> None:
 
     def read_in_time(*args: Any, **options: Any) -> Any:
         """Replies that come one by one have the time of all."""
-        connection._sock.settimeout(max(0.01, min(usual, deadline - clock())))  # noqa: SLF001 - redis-py has no public way
+        connection.sock.settimeout(max(0.01, min(usual, deadline - clock())))
         return read(*args, **options)
 
     connection.read_response = read_in_time
@@ -190,7 +191,7 @@ def _shake_hands(deadline: float, connection: Any) -> None:
         connection.on_connect()
     finally:
         del connection.read_response
-    connection._sock.settimeout(usual)  # noqa: SLF001
+    connection.sock.settimeout(usual)
 
 
 def server_of(arguments: Mapping[str, Any]) -> tuple[object, ...]:
@@ -283,7 +284,10 @@ def pool_of_cache(cache: str, setting: str) -> Any:
         hint = ' pip install "django-distlock[django-redis]"' if is_missing else ""
         raise InvalidLockBackend(f"{setting} is {named}, which cannot be had: {error}.{hint}") from error
     if isinstance(known, RedisCache):
-        return known._cache.get_client(write=True).connection_pool  # noqa: SLF001 - Django has no public way
+        # A client of its own: that of the cache is private. This one is asked for its arguments alone.
+        location, options = caches.settings[cache].get("LOCATION", ""), caches.settings[cache].get("OPTIONS", {})
+        servers = re.split("[;,]", location) if isinstance(location, str) else location
+        return RedisCacheClient(servers, **options).get_client(write=True).connection_pool
     try:
         from django_redis import get_redis_connection  # type: ignore[import-untyped]
 

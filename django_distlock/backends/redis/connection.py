@@ -114,6 +114,15 @@ class _Tcp:
         return opened
 
 
+class _SocketKeeper:
+    """Of threads. ``sock``: of the connection that stands, or of the last one."""
+
+    def _connect(self: Any) -> socket.socket:
+        opened: socket.socket = super()._connect()  # type: ignore[misc]
+        self.sock = opened
+        return opened
+
+
 class TcpConnection(DirectExchange, _Tcp, redis.Connection):
     def _connect(self) -> socket.socket:
         lookup, resolved = _lookup(self.host, self.port, self.socket_type), WakeEvent()
@@ -134,11 +143,12 @@ class TcpConnection(DirectExchange, _Tcp, redis.Connection):
                 raise
             else:
                 _failed_at.pop(address[4], None)
+                self.sock = opened
                 return opened
         raise failure
 
 
-class TlsConnection(redis.SSLConnection, TcpConnection):
+class TlsConnection(_SocketKeeper, redis.SSLConnection, TcpConnection):
     pass
 
 
@@ -203,6 +213,7 @@ class UnixConnection(DirectExchange, _Unix, redis.UnixDomainSocketConnection):
             sleep(pause)
             pause = min(LONGEST_PAUSE, 2 * pause)
         opened.settimeout(_left(self.connect_deadline))
+        self.sock = opened
         return opened
 
 
@@ -230,8 +241,8 @@ _TWINS: tuple[tuple[Any, Any], ...] = (
 def ours(connection_class: type[Any]) -> type[Any]:
     """In the place of a class of redis-py; another one, such as that of a project's cache, learns to exchange."""
     if connection_class not in _OURS:
-        module = {"__module__": connection_class.__module__}
-        _OURS[connection_class] = type(connection_class.__name__, (RedisPyExchange, connection_class), module)
+        bases = _SocketKeeper, RedisPyExchange, connection_class
+        _OURS[connection_class] = type(connection_class.__name__, bases, {"__module__": connection_class.__module__})
     return _OURS[connection_class]
 
 

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any
 
 import redis
+from redis.connection import DefaultParser
 from redis.exceptions import BusyLoadingError, ResponseError
 
 try:
@@ -116,7 +117,7 @@ def _new_reader(connection: Any) -> Any:
     """What takes replies apart. None where redis-py must do it."""
     if Reader is None or connection.protocol != 2:
         return None
-    return Reader(protocolError=redis.InvalidResponse, replyError=connection._parser.parse_error)  # noqa: SLF001
+    return Reader(protocolError=redis.InvalidResponse, replyError=DefaultParser.parse_error)
 
 
 class RedisPyExchange:
@@ -154,7 +155,7 @@ class DirectExchange(RedisPyExchange):
             reader = self._replies = _new_reader(self)
             if reader is None:
                 return super().exchange(packed, number, timeout)
-        sock, deadline = self._sock, inf
+        sock, deadline = self.sock, inf
         try:
             if timeout is None:
                 sock.sendall(packed)

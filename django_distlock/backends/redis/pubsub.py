@@ -120,8 +120,7 @@ class RedisListener(WakeupListener):
     def _interrupt(self) -> None:
         super()._interrupt()
         with suppress(AttributeError, OSError):
-            # redis-py has no public way to wake who reads
-            self._connection._sock.shutdown(socket.SHUT_RDWR)  # noqa: SLF001
+            self._connection.sock.shutdown(socket.SHUT_RDWR)
 
     def _inbox_of(self, request: LockRequest) -> str:
         return self._inbox

@@ -22,7 +22,7 @@ class NodeConnection:
     def __init__(self, connection: Any) -> None:
         self._connection = connection
         self._pid = fork.pid()
-        self.fileno: int = connection._sock.fileno()  # noqa: SLF001 - redis-py has no public way to poll many connections
+        self.fileno: int = connection.sock.fileno()
         self.pending: deque[Exchange] = deque()
         self.is_closed = False
 

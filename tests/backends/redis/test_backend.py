@@ -323,13 +323,13 @@ class TestStoreDown:
         with lock("name", wait=0):
             made = store.info("stats")["total_connections_received"]
             [connection] = connections
-            assert connection.socket_timeout == connection._sock.gettimeout() == 10
+            assert connection.socket_timeout == connection.sock.gettimeout() == 10
             proxy.hang = True
             timer = threading.Timer(0.8, setattr, (proxy, "hang", False))
             timer.start()
             assert lock("name").locked()
             timer.join()
-            assert connection._sock.gettimeout() == 10
+            assert connection.sock.gettimeout() == 10
         assert store.info("stats")["total_connections_received"] == made
 
     def test_a_wait_whose_store_dies_ends_at_its_deadline_and_leaves_nothing(self, proxied, proxy, store, calls):
@@ -783,11 +783,12 @@ class TestLocations:
             assert backend.location.arguments["socket_timeout"] == 1.5
             assert backend.location.arguments["socket_connect_timeout"] == 2.0
 
-    def test_a_cache_of_django_lends_its_first_server(self, valkey, store, settings):
+    @pytest.mark.parametrize("together", [list, ";".join])
+    def test_a_cache_of_django_lends_its_first_server(self, valkey, store, settings, together):
         settings.CACHES = {
             "default": {
                 "BACKEND": "django.core.cache.backends.redis.RedisCache",
-                "LOCATION": [valkey.url, "redis://replica.invalid"],
+                "LOCATION": together([valkey.url, "redis://replica.invalid"]),
                 "OPTIONS": {"db": 3, "socket_timeout": None},
             }
         }

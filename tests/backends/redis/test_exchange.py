@@ -8,7 +8,6 @@ import socket
 import threading
 import time
 from contextlib import suppress
-from types import SimpleNamespace
 from weakref import ref
 
 import pytest
@@ -21,18 +20,17 @@ from django_distlock.backends.redis.scripts import pack
 from tests.support.tools import PATIENCE
 
 SOCKET_TIMEOUT = 0.5
-PARSER = SimpleNamespace(parse_error=lambda text: redis.ResponseError(text))
 
 
 class Connection(DirectExchange):
-    protocol, socket_timeout, _parser = 2, SOCKET_TIMEOUT, PARSER
+    protocol, socket_timeout = 2, SOCKET_TIMEOUT
 
     def __init__(self, sock):
-        self._sock = sock
+        self.sock = sock
 
 
 class AsyncConnection(AsyncDirectExchange):
-    protocol, _parser = 2, PARSER
+    protocol = 2
 
     def __init__(self, reader, writer):
         self._reader, self._writer = reader, writer
