@@ -7,6 +7,7 @@ import functools
 import inspect
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 from weakref import ref
 
@@ -17,6 +18,8 @@ from django.http.response import HttpResponseBase
 from ..core.holds import ResponseRetainer
 from ..core.lease import Lease
 from ..types import shown
+
+RETAINERS = "distlock_retainers"  # an attribute of responses
 
 
 def request_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -67,9 +70,13 @@ def is_view(request: Any, called: Callable[..., Any]) -> bool:
     True without a URL.
     """
     view = routed_view(request)
-    return view is None or any(
-        candidate is called or (is_method and inspect.unwrap(candidate) is inspect.unwrap(called))
-        for candidate, is_method in _handlers(view, request.method.lower())
+    return (
+        view is None
+        or any(_is_api_view_of(made, called) for made in _unwrapped(view))
+        or any(
+            candidate is called or (is_method and inspect.unwrap(candidate) is inspect.unwrap(called))
+            for candidate, is_method in _handlers(view, request.method.lower())
+        )
     )
 
 
@@ -103,17 +110,21 @@ def _handlers(routed: Any, method: str) -> Iterator[tuple[Any, bool]]:
             for name in ("dispatch", actions.get(method, method), *(("get",) if method == "head" else ())):
                 if handler := getattr(view_class, name, None):
                     yield handler, True
-                    yield from ((function, False) for function in _unwrapped(_function_of_api_view(handler)))
         for operation in _ninja_operations(view):
             if method.upper() in operation.methods:
                 yield from ((function, False) for function in _unwrapped(operation.view_func))
 
 
-def _function_of_api_view(handler: Any) -> Any:
-    """``@api_view`` hides its function in a method that it makes."""
-    if getattr(handler, "__module__", None) != "rest_framework.decorators" or not inspect.isfunction(handler):
-        return None
-    return inspect.getclosurevars(handler).nonlocals.get("func")
+def _is_api_view_of(view: Any, called: Any) -> bool:
+    """Whether ``@api_view`` made the view of the function: a class that hides it, but has its module and its name."""
+    made: Any = getattr(view, "cls", None)
+    handlers = [getattr(made, method, None) for method in getattr(made, "http_method_names", ())]
+    if not any(getattr(handler, "__module__", None) == "rest_framework.decorators" for handler in handlers):
+        return False
+    place = getattr(called, "__qualname__", "").rpartition(".")[0]
+    is_method = bool(place) and not place.endswith("<locals>")
+    path = getattr(called, "__module__", None), getattr(called, "__name__", None)
+    return not is_method and path == (made.__module__, made.__name__)
 
 
 def _ninja_operations(view: Any) -> list[Any]:
@@ -142,10 +153,11 @@ def is_unfinished(result: Any) -> bool:
 def retain_until_finished(lease: Lease, response: Any, request: Any) -> None:
     """Retain the lease until the content is made, the response is closed, or another one is sent in its place."""
     retainer = _Retainer(lease)
-    response._resource_closers.append(retainer)  # noqa: SLF001 - where Django keeps what it closes
-    if not response.streaming:
+    if RETAINERS not in vars(response):
+        vars(response)[RETAINERS] = []
         response.__class__ = _retaining_class(response.__class__)
-    elif hasattr(response, "_iterator"):
+    vars(response)[RETAINERS].append(retainer)
+    if hasattr(response, "_iterator"):
         wrapper = _AsyncParts if response.is_async else _parts
         response._iterator = wrapper(response._iterator, retainer)  # noqa: SLF001 - streaming_content would wrap it twice
     if request is not None:
@@ -158,43 +170,44 @@ class _Retainer(ResponseRetainer):
     def __call__(self) -> None:
         self.release(promptly=not _is_in_event_loop())
 
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        """Caches pickle responses; the copies retain nothing."""
-        return functools.partial, (_nothing,)
-
 
 @functools.lru_cache(maxsize=128)
 def _retaining_class(kind: Any) -> Any:
-    """A subclass for a response that becomes ``kind`` when it is rendered, and releases its retainers after that.
+    """A subclass for a response that becomes ``kind`` when it is rendered or closed, and releases its retainers then.
 
-    An attribute ``render`` of the response would refer to the response, which only the garbage collector could free
-    then if it is never rendered.
+    An attribute ``render`` or ``close`` of the response would refer to the response, which only the garbage collector
+    could free then if nobody calls it.
     """
 
-    def release_retainers(response: Any) -> None:
-        for closer in response._resource_closers:  # noqa: SLF001 - as above
-            if isinstance(closer, _Retainer):
-                closer()
+    @contextmanager
+    def finishing(response: Any) -> Iterator[None]:
+        response.__class__, retainers = kind, vars(response).pop(RETAINERS)
+        try:
+            yield
+        finally:
+            for retainer in retainers:
+                retainer()
+
+    def close(response: Any) -> None:
+        with finishing(response):
+            response.close()
 
     def render(response: Any) -> Any:
-        response.__class__ = kind
-        try:
+        with finishing(response):
             return response.render()
-        finally:
-            release_retainers(response)
 
     async def arender(response: Any) -> Any:
-        response.__class__ = kind
-        try:
+        with finishing(response):
             return await response.render()
-        finally:
-            release_retainers(response)
 
     def reduce(response: Any, protocol: int) -> Any:
-        """A cache may pickle a response whose content was set."""
-        return kind.__new__, (kind,), response.__getstate__()
+        """A cache may pickle a response whose content was set. The copies retain nothing."""
+        state = {name: value for name, value in response.__getstate__().items() if name != RETAINERS}
+        return kind.__new__, (kind,), state
 
-    methods = {"render": arender if iscoroutinefunction(kind.render) else render, "__reduce_ex__": reduce}
+    methods: dict[str, Any] = {"close": close, "__reduce_ex__": reduce}
+    if hasattr(kind, "render"):
+        methods["render"] = arender if iscoroutinefunction(kind.render) else render
     named_alike = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
     return type(kind)(kind.__name__, (kind,), {**named_alike, **methods})
 
@@ -231,10 +244,6 @@ class _AsyncParts:
                     await self._parts.aclose()
             finally:
                 self._retainer()
-
-
-def _nothing() -> None:
-    pass
 
 
 def _is_in_event_loop() -> bool:

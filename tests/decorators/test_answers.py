@@ -139,6 +139,18 @@ def rest_function(request):
     return Response(held_names())
 
 
+class Orders:
+    @locked
+    def rest_helped(self, request):
+        nothing()
+
+
+@api_view(["GET"])
+def rest_helped(request):
+    """It calls a method with its own name."""
+    return Orders().rest_helped(request)
+
+
 class RestSet(ViewSet):
     @locked
     def list(self, request):
@@ -224,6 +236,7 @@ urlpatterns = [
     path("helps-itself", HelpsItselfView.as_view()),
     path("rest", RestView.as_view()),
     path("rest-function", rest_function),
+    path("rest-helped", rest_helped),
     path("rest-dispatch", RestDispatchView.as_view()),
     path("rest-outside", locked(api_view(["GET"])(nothing))),
     path("ninja/", api.urls),
@@ -338,13 +351,14 @@ class TestBusy:
         assert response.status_code == 409
         assert response.json() == busy_answer(response)
 
-    @pytest.mark.parametrize("url", ["helps-itself", "rest-set/helped/"])
+    @pytest.mark.parametrize("url", ["helps-itself", "rest-helped", "rest-set/helped/"])
     def test_a_method_that_another_one_calls_raises(self, url):
         with pytest.raises(LockNotAcquired):
             get(url)
 
     def test_head_is_answered_as_get(self):
         assert Client().head("/rest").status_code == 409
+        assert Client().options("/rest-function").status_code == 200
         assert Client().head("/dispatch").status_code == 409
 
     def test_a_status_of_your_own(self):

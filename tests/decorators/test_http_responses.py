@@ -223,6 +223,23 @@ class TestRendered:
         assert isinstance(response, TemplateResponse)
         assert type(response).__name__ == "TemplateResponse"
         assert type(response.render()) is TemplateResponse
+        response = call(streaming)
+        assert isinstance(response, StreamingHttpResponse)
+        response.close()
+        assert type(response) is StreamingHttpResponse
+
+    def test_once_more_in_another_lock(self):
+        """The one of its own view is closed there."""
+
+        def closing(request):
+            response = locked(streaming)(request)
+            response.close()
+            return response
+
+        response = distributed_lock("outer")(closing)(request())
+        assert {info.name for info in locks["default"].held()} == {"outer"}
+        response.close()
+        assert not is_held()
 
     def test_of_two_locks_both_are_freed(self):
         response = distributed_lock("outer")(locked(template))(request())
