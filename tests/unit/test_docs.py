@@ -135,6 +135,23 @@ def test_names_that_pages_give_exist(page: str) -> None:
             pkgutil.resolve_name(f"django_distlock.{name}")
 
 
+def test_each_guarantee_says_what_is_not_promised_and_links_what_holds_it() -> None:
+    """A link says the name of a test, of its class or of a judge, or of the file; it leads to the file that has it."""
+    page = ROOT / "docs/guarantees.md"
+    head, _, *rows = page.read_text(encoding="utf-8").split("\n\n")[2].splitlines()
+    assert [cell.strip() for cell in head.split("|")[1:-1]] == ["fault", "not promised", "promised", "held by"]
+    for row in rows:
+        fault, *told, holders = (cell.strip() for cell in re.split(r"(?<!\\)\|", row)[1:-1])
+        links = re.findall(r"\[`(\w+(?:\.py)?)`\]\(([\w./]+)\)", holders)
+        assert all(told), fault
+        assert links, fault
+        assert ", ".join(f"[`{name}`]({target})" for name, target in links) == holders, fault
+        for name, target in links:
+            file = (page.parent / target).resolve()
+            defined = re.findall(r"^ *(?:async )?(?:def|class) (\w+)", file.read_text(encoding="utf-8"), re.M)
+            assert name in (file.name, *defined), fault
+
+
 OTHERS_THAN_THREADS = {"distlock-check", "distlock-read"}  # a lock, and tasks of asyncio
 
 

@@ -20,6 +20,7 @@ from django_distlock.types import Grant, LockInfo
 from django_distlock.utils.clock import safe_deadline
 from django_distlock.utils.wakeup import WakeEvent
 from tests.support.inside import clients_of_loops
+from tests.support.leases import wait_for_renewal
 from tests.support.tools import eventually, lock_request
 
 pytestmark = pytest.mark.slow
@@ -674,6 +675,18 @@ class TestTheServerRefuses:
 
 
 class TestTheServerRestarts:
+    def test_with_its_data(self, own_valkey, settings):
+        server = own_valkey("--appendonly", "yes", "--appendfsync", "always")
+        point_at(settings, server.url)
+        with lock("name", ttl=60) as lease:
+            server.process.kill()
+            server.process.wait()
+            server.start()
+            wait_for_renewal(lease)
+            assert not lock("name").acquire()
+        with lock("name", wait=0) as successor:
+            assert successor.fence > lease.fence
+
     def test_empty(self, own_valkey, settings):
         server = own_valkey()
         point_at(settings, server.url)
