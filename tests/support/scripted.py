@@ -26,14 +26,15 @@ class Scripted:
     a Cluster of one node, and a node of a quorum. All locks are free.
 
     ``answer``: what becomes of a command, by its words in capitals: text, an error in the words of the server; CLOSE
-    ends the connection; SILENCE; None: it is executed. ``seen``: the commands that came, without handshakes.
-    ``failed``: how many were not executed. ``master``: the port that the sentinel names.
+    ends the connection; SILENCE; None: it is executed. ``delay``: seconds until it answers. ``seen``: the commands that
+    came, without handshakes. ``failed``: how many were not executed. ``master``: the port that the sentinel names.
     """
 
     CLOSE, SILENCE = object(), object()
 
     def __init__(self) -> None:
         self.answer: Callable[[Sequence[bytes]], Any] = lambda words: None
+        self.delay = 0.0
         self.seen: list[bytes] = []
         self.failed = 0
         self.master = 0
@@ -86,6 +87,7 @@ class Scripted:
         self._call(self._stop())
         self._call(self._start(self.port))
         self.answer = lambda words: None
+        self.delay = 0.0
         self.seen.clear()
         self.failed = 0
 
@@ -130,6 +132,7 @@ class Scripted:
             while words := await self._command(reader):
                 if words[0] not in HANDSHAKE:
                     self.seen.append(words[0])
+                    await asyncio.sleep(self.delay)
                 answer = self.SILENCE if task in self._forgotten else self.answer(words)
                 self.failed += answer is not None
                 if answer is self.CLOSE:

@@ -15,8 +15,8 @@ class CircuitBreaker:
     It opens
 
     - when the server refuses a connection;
-    - when two attempts or more have failed since the last answer, which all in all have waited for a whole ``timeout``
-      in vain. So an impatient caller, who gives up sooner, opens nothing by itself;
+    - when two attempts have waited for the whole ``timeout`` since the last answer. Those of impatient callers, who
+      give up sooner, have the server asked in the background, for the whole timeout: a probe counts like any attempt;
     - where another server may take over: only after ``failover_timeout`` seconds in which nobody had an answer.
 
     Any answer closes it. It also closes where nobody keeps it open by asking the server: a thread that does not get to
@@ -33,8 +33,7 @@ class CircuitBreaker:
     def _begin_anew(self) -> None:
         self.answered_at = 0.0  # on clock(), as the others
         self.failing_since = -inf  # when the first attempt began of those that failed since
-        self._failed_at = -inf  # the last one of them
-        self._failures, self._waited = 0, 0.0  # seconds in which at least one of them waited
+        self._failures = 0  # of them, those that were refused or had the whole timeout
         self._opened_at = self._open_until = -inf
         self.wanted_at = -inf  # when a caller last failed, or was turned away
         self.failure: Exception | None = None  # what the last one failed with
@@ -67,28 +66,34 @@ class CircuitBreaker:
 
     def failed(self, began: float, failure: Exception, *, refused: bool) -> bool:
         """An attempt that began then had no answer. Whether that is news: the first since an answer, or it opens."""
+        self.wanted_at = clock()
+        return self.count(began, failure, refused=refused)
+
+    def count(self, began: float, failure: Exception, *, refused: bool) -> bool:
+        """``failed()`` for an attempt of nobody's, such as a probe."""
         if began <= self.answered_at:
             return False  # others had one meanwhile
         now, is_first = clock(), not self.is_failing
         if is_first:
-            self.failing_since, self._failed_at, self._failures, self._waited = began, began, 0, 0.0
-        self._failures += 1
-        self._waited += max(0.0, now - max(began, self._failed_at))
-        self._failed_at = self.wanted_at = now
+            self.failing_since, self._failures = began, 0
         self.failure = failure
-        if not self._should_open(now, refused=refused):
-            return is_first
-        if not self.is_open:
-            self._opened_at = self._opened_at if self.is_tripped else now
-            self.keep_open(now + self.timing.probe_pause_longest)
+        # A connection is given less than the timeout, so that there is time to say what happened.
+        is_whole = refused or now - began >= self.timeout - self.timing.reply_reserve
+        self._failures += is_whole
+        if self._should_open(now, refused=refused):
+            if not self.is_open:
+                self._opened_at = self._opened_at if self.is_tripped else now
+                self.keep_open(now + self.timing.probe_pause_longest)
+                self._ask()
+            return True
+        if not is_whole:
             self._ask()
-        return True
+        return is_first
 
     def _should_open(self, now: float, *, refused: bool) -> bool:
         if self._failover_timeout:
             return now - self.failing_since >= self._failover_timeout
-        # A connection is given less than the timeout, so that there is time to say what happened.
-        return refused or (self._failures >= 2 and self._waited >= self.timeout - self.timing.reply_reserve)
+        return refused or self._failures >= 2
 
     def keep_open(self, asked_at: float) -> None:
         """Until the server, which is asked at that moment, has had time to answer."""
@@ -96,7 +101,7 @@ class CircuitBreaker:
 
     def close(self) -> None:
         """Let callers find out by themselves."""
-        self._opened_at = -inf
+        self._opened_at = self.failing_since = -inf
 
     def _ask(self) -> None:
-        """Let somebody ask the server in the background until it answers."""
+        """Let somebody ask the server in the background, with the whole timeout, until it answers."""

@@ -1,4 +1,4 @@
-"""The circuit breaker of a Redis server, and the thread that asks the server while it is open."""
+"""The circuit breaker of a Redis server, and the thread that asks the server while nobody else gets an answer."""
 
 from __future__ import annotations
 
@@ -66,9 +66,9 @@ class ServerBreaker(CircuitBreaker):
         return error
 
     def close(self) -> None:
-        was_tripped = self.is_tripped
+        was_failing = self.is_failing
         super().close()
-        if was_tripped:
+        if was_failing:
             self._prober.wake()  # which has nothing to do any more
 
     def _ask(self) -> None:
@@ -76,9 +76,10 @@ class ServerBreaker(CircuitBreaker):
 
 
 class Prober:
-    """Asks a server whose breaker is open, after a pause by chance and each time over a new connection.
+    """Asks a server whose breaker is open, or of which impatient callers had no answer.
 
-    It writes one line into the log when the breaker has opened, and one when the server answers again.
+    After a pause by chance, each time over a new connection, and until it answers. One line goes into the log when the
+    breaker has opened, and one when the server answers again.
     """
 
     def __init__(self, alias: str, location: Location, breaker: ServerBreaker) -> None:
@@ -107,15 +108,15 @@ class Prober:
             return None
         if clock() - breaker.wanted_at > breaker.timing.probe_idle:
             breaker.close()  # the next caller finds out by itself
-        if breaker.is_tripped and self._has_told and clock() >= self._asks_at:
+        if breaker.is_failing and clock() >= self._asks_at:
             self._ask(breaker)
             self._asks_at = inf
-        if not breaker.is_tripped:
+        if not breaker.is_failing:
             if self._has_told and breaker.open_for < inf:  # and not closed for another reason
                 logger.warning("Lock backend %r: %s answers again.", self._alias, self._location.text)
             self._reset()
             return None
-        if not self._has_told:
+        if breaker.is_tripped and not self._has_told:
             self._has_told = True
             logger.warning(
                 "Lock backend %r: %s does not answer (%s). Its locks fail at once, without a question to it, until it"
@@ -132,14 +133,14 @@ class Prober:
         return self._asks_at
 
     def _ask(self, breaker: ServerBreaker) -> None:
-        connection, timeout = None, max(breaker.timeout, breaker.timing.shortest_call)
-        deadline = clock() + timeout
+        connection, timeout, began = None, max(breaker.timeout, breaker.timing.shortest_call), clock()
+        deadline = began + timeout
         try:
             connection = self._location.connected(timeout=timeout)
             connection.exchange(_PING, 1, max(0.01, deadline - clock()))
         except (RedisError, OSError) as error:
             if is_silence(error):
-                breaker.failure = without_traceback(error)
+                breaker.count(began, without_traceback(error), refused=is_refused(error))
                 return
         finally:
             if connection is not None:

@@ -67,19 +67,32 @@ def test_so_do_two_at_the_same_time(clock, breaker):
     assert breaker.is_open
 
 
-def test_those_of_impatient_callers_open_it_together_when_they_have_waited_as_long(clock, breaker):
-    for _ in range(3):
+def test_those_of_impatient_callers_do_not_however_many_they_are(clock, breaker):
+    """The server may be slow, and answer others in time."""
+    for _ in range(20):
         clock.failing(breaker, 0.5)
-        assert not breaker.is_open
-    clock.failing(breaker, 0.5)
-    assert breaker.is_open
-
-
-def test_seconds_in_which_many_wait_count_once(clock, breaker):
     began, clock.now = clock.now, clock.now + 0.5
     for _ in range(20):
         breaker.failed(began, SILENT, refused=False)
     assert not breaker.is_open
+
+
+def test_but_have_it_asked_with_the_whole_timeout_which_counts(clock, breaker):
+    clock.failing(breaker, 2.0)
+    assert not breaker.asked
+    clock.failing(breaker, 0.5)
+    assert breaker.asked == 1
+    began, clock.now = clock.now, clock.now + 2.0
+    assert breaker.count(began, SILENT, refused=False)
+    assert breaker.is_open
+
+
+def test_what_nobody_wanted_does_not_keep_it_asked(clock, breaker):
+    clock.failing(breaker, 0.5)
+    wanted_at = breaker.wanted_at
+    began, clock.now = clock.now, clock.now + 2.0
+    breaker.count(began, SILENT, refused=False)
+    assert breaker.wanted_at == wanted_at
 
 
 def test_an_answer_in_between_begins_the_count_anew(clock, breaker):

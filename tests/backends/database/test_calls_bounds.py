@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import shutil
 import signal
@@ -205,6 +206,7 @@ class TestBounds:
         folder = tmp_path_factory.mktemp("p")
         with behind_a_proxy(server, kind, folder, settings, timeout) as (self.proxy, self.leases):
             yield
+        gc.collect()  # now, while it is expected
 
     def call(self):
         with Metronome() as metronome:

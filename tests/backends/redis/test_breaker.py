@@ -160,6 +160,38 @@ def test_a_caller_in_a_hurry_does_not_open_it(use, server, calls):
     assert not backend.outages()
 
 
+def test_a_slow_server_is_there_however_many_are_in_a_hurry(use, server, calls, monkeypatch):
+    """It answers within the timeout of the socket, for which none of them waits; who waits is granted the lock."""
+    slow = 0.4
+    monkeypatch.setattr(Timing, "shortest_call", slow / 4)
+    backend = use(socket_timeout=PATIENCE, socket_connect_timeout=PATIENCE)
+    server.delay = slow
+    for _ in range(20):
+        with pytest.raises(LockBackendError) as caught:
+            calls(lock("name", wait=0)).acquire()
+        assert caught.value.was_asked
+        assert not backend.outages()
+    handle = calls(lock("name"))
+    assert handle.acquire()
+    handle.release()
+    eventually(lambda: not probes([server]))
+
+
+def test_those_in_a_hurry_find_out_by_probes_that_it_hangs(use, server, calls, monkeypatch, probed_at):
+    monkeypatch.setattr(Timing, "shortest_call", 0.05)
+    monkeypatch.setattr(Timing, "call_grace", 0.05)
+    backend = use(socket_timeout=1.0, socket_connect_timeout=1.0)
+    hang(server)  # before anything is sent that would have to be taken back in the background
+
+    def is_open():
+        with pytest.raises(LockBackendError):
+            calls(lock("name", wait=0)).acquire()
+        return backend.outages()
+
+    eventually(is_open)
+    assert len(probed_at) >= 2
+
+
 def test_idle_connections_that_died_do_not_open_it(use, server, calls, monkeypatch):
     monkeypatch.setattr(Timing, "idle_trusted", 0.0)
     backend = use()
@@ -219,9 +251,9 @@ def test_the_server_is_asked_again_over_new_connections_and_by_the_background_al
     eventually(lambda: not probes(three))
 
 
-def test_the_server_is_asked_after_a_pause(use, server, monkeypatch):
-    monkeypatch.setattr(Timing, "probe_pause_shortest", 0.3)
-    monkeypatch.setattr(Timing, "probe_pause_longest", 0.4)
+@pytest.fixture
+def probed_at(server, monkeypatch):
+    """When the server was asked by probes, on ``time.monotonic()``."""
     moments, connected = [], Location.connected
 
     def connect(location, **arguments):
@@ -230,12 +262,18 @@ def test_the_server_is_asked_after_a_pause(use, server, monkeypatch):
         return connected(location, **arguments)
 
     monkeypatch.setattr(Location, "connected", connect)
+    return moments
+
+
+def test_the_server_is_asked_after_a_pause(use, server, monkeypatch, probed_at):
+    monkeypatch.setattr(Timing, "probe_pause_shortest", 0.3)
+    monkeypatch.setattr(Timing, "probe_pause_longest", 0.4)
     backend = use()
     server.refuse()
     began = time.monotonic()
     opened(backend)
-    eventually(lambda: len(moments) >= 4)
-    assert all(later - earlier >= 0.3 for earlier, later in pairwise([began, *moments]))
+    eventually(lambda: len(probed_at) >= 4)
+    assert all(later - earlier >= 0.3 for earlier, later in pairwise([began, *probed_at]))
 
 
 def test_one_line_in_the_log_for_each_change(use, server, calls, caplog):

@@ -24,7 +24,7 @@ class BreakerJudge:
         self._simulation = simulation
         self._refused_at: dict[tuple[Process, Address], float] = {}
         self._answered_at: dict[tuple[Process, Address], float] = {}
-        self._probed_at: WeakKeyDictionary[Turns, float] = WeakKeyDictionary()
+        self._probed_at: WeakKeyDictionary[Turns, dict[Address, float]] = WeakKeyDictionary()
 
     def refuses(self, socket: Socket) -> None:
         process = socket.process
@@ -52,9 +52,10 @@ class BreakerJudge:
 
     def _judge_pace(self, thread: Turns, address: Address, now: float) -> None:
         least = (1.0 - self._simulation.world.drift) * Timing.probe_pause_shortest
-        if (pause := now - self._probed_at.get(thread, -least)) < least:
+        probed_at = self._probed_at.setdefault(thread, {})  # where it is found by sentinels, it asks these, too
+        if (pause := now - probed_at.get(address, -least)) < least:
             self._simulation.judges.fail(f"S16: {thread.process} asks {address[0]} again after {pause:.3f} s")
-        self._probed_at[thread] = now
+        probed_at[address] = now
 
     def _judge_caller(self, process: Process, address: Address, now: float) -> None:
         refused_at = self._refused_at.get((process, address), -KEPT)
