@@ -92,10 +92,8 @@ class TestTransactions:
             with connections[ALIAS].cursor() as cursor:
                 cursor.execute("CREATE TABLE own (id integer)")
                 cursor.execute("INSERT INTO own VALUES (1)")
-            began = time.monotonic()
             with lock("name", ttl=60):
                 pass
-            assert time.monotonic() - began < 1
         with connections[ALIAS].cursor() as cursor:
             cursor.execute("DROP TABLE own")
 

@@ -8,7 +8,7 @@ from django_distlock import LockBackendError, lock
 from django_distlock.backends.common.state import CLAIMED, FREE, HELD, RECORD_LENGTH, end_of_record
 from django_distlock.types import Grant, LockInfo, new_token
 from tests.support.databases import TABLE, row_key, run_in, statements_for
-from tests.support.tools import lock_request
+from tests.support.tools import PATIENCE, lock_request
 
 TOLD = "The row 'lock:name' of distlock_lock was written by a newer version of django-distlock; bring all processes"
 HOUR = 3_600_000_000
@@ -70,7 +70,8 @@ def assert_refused(backend, request, *waiters):
     assert row_of(backend) == before
 
 
-def test_a_newer_lease(backend, caplog):
+def test_a_newer_lease(backend, caplog, monkeypatch):
+    monkeypatch.setattr(backend.timing, "waiter_expires_after", PATIENCE)
     mine, waiter = lock_request(ttl=60), lock_request()
     backend.acquire(mine, queue=False)
     backend.acquire(waiter, queue=True)
