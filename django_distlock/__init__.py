@@ -19,8 +19,9 @@ from .exceptions import (
     LockTimeout,
 )
 from .types import Holder, LockInfo, State
+from .version import VERSION
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 __all__ = [
     "AdoptedLease",

@@ -8,7 +8,10 @@ import sys
 import pytest
 
 PACKAGE = {
-    "": ["core", "decorators", "exceptions", "formats", "names", "options", "signals", "types", "utils", "backends"],
+    "": [
+        "core", "decorators", "exceptions", "formats", "names", "options", "signals", "types", "utils", "version",
+        "backends",
+    ],
     "backends": ["base", "common"],
     "backends.common": ["key_prefix", "selftest", "timing"],
     "core": [

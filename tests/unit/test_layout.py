@@ -34,7 +34,7 @@ LAYERS = {
     "stores": ["backends.locmem", "backends.dummy", "backends.redis", "backends.redlock", "backends.database"],
     "contract": ["backends.base", "backends.twins", "backends"],
     "helpers of stores": ["backends.common"],
-    "vocabulary": ["formats", "types", "options", "names", "exceptions", "signals", "models"],
+    "vocabulary": ["version", "formats", "types", "options", "names", "exceptions", "signals", "models"],
     "utils": ["utils"],
 }
 STORES = LAYERS["stores"]

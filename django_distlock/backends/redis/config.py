@@ -25,6 +25,7 @@ from ...utils import fork
 from ...utils.clock import clock
 from ...utils.drive import Call, Steps, adrive, drive
 from ...utils.text import printable, quoted
+from ...version import VERSION
 from ..base import BaseLockBackend
 from .connection import hang_up, ours, twin
 from .credentials import Credentials, Secret
@@ -58,6 +59,13 @@ def _hang_up_in_child() -> None:
 fork.in_child(_hang_up_in_child)
 
 
+def _named() -> dict[str, Any]:
+    """The argument by which ``CLIENT LIST`` tells which version of the package a connection is of."""
+    if (driver_info := getattr(redis, "DriverInfo", None)) is not None:  # newer versions warn of lib_name
+        return {"driver_info": driver_info().add_upstream_driver("django-distlock", VERSION)}
+    return {"lib_name": f"redis-py(django-distlock_v{VERSION})"}
+
+
 @dataclass(frozen=True, slots=True)
 class Location:
     """One server. ``text`` names it in messages, without the password.
@@ -74,8 +82,9 @@ class Location:
         secrets = {key: Secret(self.arguments[key]) for key in PASSWORDS if isinstance(self.arguments.get(key), str)}
         provider = self.arguments.get("credential_provider")
         credentials = {} if provider is None else {"credential_provider": Credentials.of(provider)}
+        named = {} if {"lib_name", "driver_info"} & self.arguments.keys() else _named()
         # Commands of ours need nothing of RESP3, under which a server may say something between two replies.
-        object.__setattr__(self, "arguments", {"protocol": 2, **self.arguments, **secrets, **credentials})
+        object.__setattr__(self, "arguments", {"protocol": 2, **named, **self.arguments, **secrets, **credentials})
 
     def at(self, host: str, port: int) -> Location:
         """Another server with the same arguments."""

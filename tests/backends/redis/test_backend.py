@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import redis
 
-from django_distlock import LockBackendError, LockLost, State, lock, locks
+from django_distlock import LockBackendError, LockLost, State, __version__, lock, locks
 from django_distlock.backends.redis import pubsub
 from django_distlock.backends.redis.config import Location
 from django_distlock.backends.redis.operations import ACQUIRE, RELEASE, RENEW, Operations
@@ -809,6 +809,18 @@ class TestLocations:
         assert backend.location.arguments["socket_timeout"] == 2.0
         with lock("name"), redis.Redis.from_url(valkey.url, db=3) as third:
             assert third.exists("lock:name")
+
+    @pytest.mark.filterwarnings("ignore:.*'lib_name':DeprecationWarning")
+    @pytest.mark.parametrize("given", [{}, {"lib_name": "ours"}])
+    def test_the_server_tells_which_version_is_connected(self, own_valkey, settings, calls, given):
+        server = own_valkey()
+        point_at(settings, f"{server.url}{''.join(f'&{key}={value}' for key, value in given.items())}")
+        handle = calls(lock("name"))
+        assert handle.acquire()
+        with redis.Redis.from_url(server.url) as store:
+            names = {client["lib-name"] for client in store.client_list()}
+        assert given.get("lib_name", f"redis-py(django-distlock_v{__version__})") in names
+        handle.release()
 
     def test_locks_do_not_go_when_a_cache_is_cleared_that_has_another_database(self, valkey, store, settings):
         from django.core.cache import caches
