@@ -104,6 +104,10 @@ class TestProxy:
             client.evalsha(sha, 1, "a")
 
     def test_each_refusal_has_its_page(self):
+        """Which is linked where users are told that the service is emulated."""
+        told = (ROOT / "docs/topologies/managed.md").read_text(encoding="utf-8")
+        emulated = " ".join(line for line in told.splitlines() if "| emulated" in line)
         for line in REFUSALS:
+            assert line["documented"] in emulated, line
             assert {*line} in ({"service", "commands", "documented"}, {"service", "rule", "documented"})
             assert line["documented"].startswith("https://")
