@@ -110,7 +110,7 @@ class FencedQuerySet(models.QuerySet[M]):
         Raises ValueError for a lease of a backend that excludes nobody, for one of another lock than the FenceField
         names, and for a number that no grant has.
         """
-        _check(_required_field(self.model), fence)
+        _ensure_usable(_required_field(self.model), fence)
         clone = self.all()
         clone.fence = fence
         return clone
@@ -263,7 +263,7 @@ class FencedModel(models.Model):
         if args:
             raise TypeError("save(fence=...) takes its other arguments by keyword.")
         field = _required_field(type(self))
-        _check(field, fence)
+        _ensure_usable(field, fence)
         number = _number(fence)
         using = options["using"] = options.get("using") or router.db_for_write(type(self), instance=self)
         with transaction.atomic(using=using):
@@ -327,7 +327,7 @@ def _required_field(model: type[models.Model]) -> FenceField:
     raise TypeError(f"{model._meta.label} has no FenceField, and so refuses nobody.")
 
 
-def _check(field: FenceField, fence: Lease | int) -> None:
+def _ensure_usable(field: FenceField, fence: Lease | int) -> None:
     """Refuse what does not tell who came later. Raises TypeError, ValueError."""
     if isinstance(fence, Lease):
         if not locks[fence.using].supports_exclusion:
