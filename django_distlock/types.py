@@ -273,13 +273,20 @@ class State(enum.StrEnum):
     UNAVAILABLE = "unavailable"  # the store could not be asked, and ``on_unavailable="run"`` goes on without the lock
 
 
+class Slot(NamedTuple):
+    """One of the leases that a lock may have at once: the name of the lock, and a number from 1 on."""
+
+    name: str
+    number: int = 1
+
+
 class LockInfo(NamedTuple):
-    """A lock as the store shows it now.
+    """A lease of a lock as the store shows it now.
 
     ``remaining``: seconds the lease has left. ``resting``: released already, kept for its ``min_hold``.
     ``nodes``: on how many nodes of a quorum it is; None where the store is one. ``failed_nodes``: how many of
     the others could not tell. ``prefix``: what a callable ``KEY_PREFIX`` answered when it was looked at; "" where that
-    is a text.
+    is a text. ``slot``: the number of the slot that it has.
     """
 
     name: str
@@ -292,6 +299,7 @@ class LockInfo(NamedTuple):
     nodes: int | None = None
     failed_nodes: int = 0
     prefix: str = ""
+    slot: int = 1
 
     def __repr__(self) -> str:
         shown = (f"{name}={value!r}" for name, value in self._asdict().items() if name != "token")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from itertools import islice
 from typing import Any, ClassVar, Self
@@ -12,7 +12,7 @@ from django.core.checks import CheckMessage
 
 from ..exceptions import InvalidLockBackend, LockBackendError
 from ..options import OPTION_KEYS, Seconds, Terms, as_seconds
-from ..types import CheckResult, Grant, Holder, LastRun, LockInfo, LockRequest, Outage, lock_key
+from ..types import CheckResult, Grant, Holder, LastRun, LockInfo, LockRequest, Outage, Slot, lock_key
 from ..utils.drive import adrive, drive
 from ..utils.text import quoted
 from .common import selftest
@@ -113,16 +113,27 @@ class LockingBackend(ABC):
     ) -> Sequence[bool | None]: ...
 
 
-def named(found: list[LockInfo | None], names: Sequence[str], prefix: str) -> list[LockInfo | None]:
+def named(found: list[list[LockInfo]], names: Sequence[str], prefix: str) -> list[list[LockInfo]]:
     """What was looked at by the keys of ``keyed()``, by name."""
     if not prefix:
         return found
     seen = zip(found, names, strict=True)
-    return [info and info._replace(name=name, prefix=prefix) for info, name in seen]
+    return [[info._replace(name=name, prefix=prefix) for info in leases] for leases, name in seen]
+
+
+def names_of(slots: Iterable[Slot]) -> list[str]:
+    """Of the locks, each once."""
+    return list(dict.fromkeys(name for name, _ in slots))
+
+
+def leases_in(slots: Sequence[Slot], found: Iterable[Iterable[LockInfo]]) -> list[LockInfo | None]:
+    """The lease in each slot, of what a look at their locks has found; None where there is none."""
+    known = {(info.name, info.slot): info for leases in found for info in leases}
+    return [known.get(slot) for slot in slots]
 
 
 class InspectionBackend(ABC):
-    """What lists and pages need: which locks there are, who holds them, and who waits.
+    """What lists and pages need: which leases there are, whose they are, and who waits.
 
     Names are those of the caller's locks, where KEY_PREFIX is a callable.
     """
@@ -150,42 +161,42 @@ class InspectionBackend(ABC):
         return pinned
 
     @abstractmethod
-    def names(self, prefix: str = "") -> Iterator[str]:
-        """The names that are locked now and begin with ``prefix``, each once, in no order.
+    def slots(self, prefix: str = "") -> Iterator[Slot]:
+        """Those in which there is a lease now, of locks whose names begin with ``prefix``: each once, in no order.
 
-        Costs no look at the single locks; a lock that comes or goes meanwhile may or may not be told.
+        Costs no look at the single leases; one that comes or goes meanwhile may or may not be told.
         """
 
     @abstractmethod
-    def anames(self, prefix: str = "") -> AsyncIterator[str]: ...
+    def aslots(self, prefix: str = "") -> AsyncIterator[Slot]: ...
 
-    def list_names(self, prefix: str = "") -> list[str]:
-        """``names()``, all at once."""
-        return list(self.names(prefix))
+    def list_slots(self, prefix: str = "") -> list[Slot]:
+        """``slots()``, all at once."""
+        return list(self.slots(prefix))
 
-    async def alist_names(self, prefix: str = "") -> list[str]:
-        return [name async for name in self.anames(prefix)]
-
-    @abstractmethod
-    def look(self, names: Sequence[str]) -> list[LockInfo | None]:
-        """Each lock as it stands now; None where nobody holds it."""
+    async def alist_slots(self, prefix: str = "") -> list[Slot]:
+        return [slot async for slot in self.aslots(prefix)]
 
     @abstractmethod
-    async def alook(self, names: Sequence[str]) -> list[LockInfo | None]: ...
+    def look(self, names: Sequence[str]) -> list[list[LockInfo]]:
+        """The leases of each lock as they stand now, in the order of their slots; none where it is free."""
 
-    def holders(self, names: Sequence[str]) -> list[Holder | None]:
-        """Who holds each lock, for who asks for very many; None where nobody does or has taken it yet."""
-        return [info.holder if info else None for info in self.look(names)]
+    @abstractmethod
+    async def alook(self, names: Sequence[str]) -> list[list[LockInfo]]: ...
 
-    async def aholders(self, names: Sequence[str]) -> list[Holder | None]:
-        return [info.holder if info else None for info in await self.alook(names)]
+    def holders(self, slots: Sequence[Slot]) -> list[Holder | None]:
+        """Whose each lease is, for who asks for very many; None where there is none, or it is not taken yet."""
+        return [info.holder if info else None for info in leases_in(slots, self.look(names_of(slots)))]
 
-    def remaining(self, names: Sequence[str]) -> list[float | None]:
-        """Seconds that each lock has left, for who asks for very many; None where nobody holds it."""
-        return [info.remaining if info else None for info in self.look(names)]
+    async def aholders(self, slots: Sequence[Slot]) -> list[Holder | None]:
+        return [info.holder if info else None for info in leases_in(slots, await self.alook(names_of(slots)))]
 
-    async def aremaining(self, names: Sequence[str]) -> list[float | None]:
-        return [info.remaining if info else None for info in await self.alook(names)]
+    def remaining(self, slots: Sequence[Slot]) -> list[float | None]:
+        """Seconds that each lease has left, for who asks for very many; None where there is none."""
+        return [info.remaining if info else None for info in leases_in(slots, self.look(names_of(slots)))]
+
+    async def aremaining(self, slots: Sequence[Slot]) -> list[float | None]:
+        return [info.remaining if info else None for info in leases_in(slots, await self.alook(names_of(slots)))]
 
     def count_waiters(self, names: Sequence[str]) -> list[int | None]:
         """How many stand in each lock's queue, processes or single waiters as the store knows them; None: not known."""
@@ -195,22 +206,22 @@ class InspectionBackend(ABC):
         return [None] * len(names)
 
     def held(self, prefix: str = "", *, step: int = STEP) -> Iterator[LockInfo]:
-        """What is locked now under names that begin with ``prefix``, looked at ``step`` locks at a time."""
+        """The leases that stand now, of locks whose names begin with ``prefix``, looked at ``step`` at a time."""
         pinned = self.pinned()
-        names = pinned.names(prefix)
-        while batch := list(islice(names, step)):
-            yield from filter(None, pinned.look(batch))
+        slots = pinned.slots(prefix)
+        while batch := list(islice(slots, step)):
+            yield from filter(None, leases_in(batch, pinned.look(names_of(batch))))
 
     async def aheld(self, prefix: str = "", *, step: int = STEP) -> AsyncIterator[LockInfo]:
         pinned = self.pinned()
-        batch: list[str] = []
-        async for name in pinned.anames(prefix):
-            batch.append(name)
+        batch: list[Slot] = []
+        async for slot in pinned.aslots(prefix):
+            batch.append(slot)
             if len(batch) == step:
-                for info in filter(None, await pinned.alook(batch)):
+                for info in filter(None, leases_in(batch, await pinned.alook(names_of(batch)))):
                     yield info
                 batch = []
-        for info in filter(None, await pinned.alook(batch) if batch else ()):
+        for info in filter(None, leases_in(batch, await pinned.alook(names_of(batch))) if batch else ()):
             yield info
 
 

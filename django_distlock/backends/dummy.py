@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
-from ..types import Grant, LockInfo, LockRequest
+from ..types import Grant, LockInfo, LockRequest, Slot
 from ..utils.clock import clock
 from .twins import ThreadedBackend
 
@@ -36,8 +36,8 @@ class DummyBackend(ThreadedBackend):
     def renew(self, wanted: Sequence[tuple[LockRequest, float]], *, timeout: float | None = None) -> list[bool]:
         return [True] * len(wanted)
 
-    def names(self, prefix: str = "") -> Iterator[str]:
+    def slots(self, prefix: str = "") -> Iterator[Slot]:
         return iter(())
 
-    def look(self, names: Sequence[str]) -> list[LockInfo | None]:
-        return [None] * len(names)
+    def look(self, names: Sequence[str]) -> list[list[LockInfo]]:
+        return [[] for _ in names]

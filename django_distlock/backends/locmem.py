@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 from ..exceptions import ClockIsAhead
-from ..types import Grant, Holder, LastRun, LockInfo, LockRequest, lock_key
+from ..types import Grant, Holder, LastRun, LockInfo, LockRequest, Slot, lock_key
 from ..utils.clock import clock, wall_clock, wall_clock_us
 from .base import RunsBackend
 from .common import state
@@ -112,19 +112,19 @@ class LocMemBackend(ThreadedBackend, RunsBackend):
         with self._guard:
             return [self._row(request.key).renew(request.token, microseconds(ttl)) for request, ttl in wanted]
 
-    def names(self, prefix: str = "") -> Iterator[str]:
+    def slots(self, prefix: str = "") -> Iterator[Slot]:
         own = self.prefix_now()
         start = lock_key(own, prefix)
         keys = [key for key in list(self._rows) if key.startswith(start)]
         with self._guard:
             rows = [(key, self._row(key)) for key in keys]
-        return iter([key[len(start) - len(prefix) :] for key, row in rows if row.is_taken])
+        return iter([Slot(key[len(start) - len(prefix) :]) for key, row in rows if row.is_taken])
 
-    def look(self, names: Sequence[str]) -> list[LockInfo | None]:
+    def look(self, names: Sequence[str]) -> list[list[LockInfo]]:
         prefix, keys = self.keyed(names)
         with self._guard:
             rows = [(name, self._row(key)) for name, key in zip(names, keys, strict=True)]
-            return [self._info(name, row, prefix) if row.is_taken else None for name, row in rows]
+            return [[self._info(name, row, prefix)] if row.is_taken else [] for name, row in rows]
 
     def count_waiters(self, names: Sequence[str]) -> list[int | None]:
         _, keys = self.keyed(names)

@@ -10,9 +10,9 @@ from itertools import islice
 from typing import Any, TypeVar
 
 from ..exceptions import LockBackendError
-from ..types import CheckResult, Grant, Holder, LockInfo, LockRequest
+from ..types import CheckResult, Grant, Holder, LockInfo, LockRequest, Slot
 from ..utils.drive import Steps, adrive, drive
-from .base import STEP, BaseLockBackend
+from .base import STEP, BaseLockBackend, leases_in, names_of
 from .common import selftest
 from .common.per_loop import PerLoop
 
@@ -49,17 +49,19 @@ class GeneratorBackend(BaseLockBackend):
     ) -> Steps[Sequence[bool | None]]: ...
 
     @abstractmethod
-    def _pages(self, prefix: str) -> Iterator[Steps[Iterable[str]]]:
-        """Names, a part of them by each of these steps. One is made when those before were taken."""
+    def _pages(self, prefix: str) -> Iterator[Steps[Iterable[Slot]]]:
+        """Slots, a part of them by each of these steps. One is made when those before were taken."""
 
     @abstractmethod
-    def _look(self, names: Sequence[str]) -> Steps[list[LockInfo | None]]: ...
+    def _look(self, names: Sequence[str]) -> Steps[list[list[LockInfo]]]: ...
 
-    def _holders(self, names: Sequence[str]) -> Steps[list[Holder | None]]:
-        return [info.holder if info else None for info in (yield from self._look(names))]
+    def _holders(self, slots: Sequence[Slot]) -> Steps[list[Holder | None]]:
+        found = yield from self._look(names_of(slots))
+        return [info.holder if info else None for info in leases_in(slots, found)]
 
-    def _remaining(self, names: Sequence[str]) -> Steps[list[float | None]]:
-        return [info.remaining if info else None for info in (yield from self._look(names))]
+    def _remaining(self, slots: Sequence[Slot]) -> Steps[list[float | None]]:
+        found = yield from self._look(names_of(slots))
+        return [info.remaining if info else None for info in leases_in(slots, found)]
 
     def _count_waiters(self, names: Sequence[str]) -> Steps[list[int | None]]:
         yield from ()
@@ -92,32 +94,32 @@ class GeneratorBackend(BaseLockBackend):
     ) -> Sequence[bool | None]:
         return await adrive(self._renew(wanted, timeout), await self._async_clients.get(), self._translated)
 
-    def names(self, prefix: str = "") -> Iterator[str]:
+    def slots(self, prefix: str = "") -> Iterator[Slot]:
         for page in self._pages(prefix):
             yield from drive(page, self._client, self._translated)
 
-    async def anames(self, prefix: str = "") -> AsyncIterator[str]:
+    async def aslots(self, prefix: str = "") -> AsyncIterator[Slot]:
         for page in self._pages(prefix):
-            for name in await adrive(page, await self._async_clients.get(), self._translated):
-                yield name
+            for slot in await adrive(page, await self._async_clients.get(), self._translated):
+                yield slot
 
-    def look(self, names: Sequence[str]) -> list[LockInfo | None]:
+    def look(self, names: Sequence[str]) -> list[list[LockInfo]]:
         return drive(self._look(names), self._client, self._translated)
 
-    async def alook(self, names: Sequence[str]) -> list[LockInfo | None]:
+    async def alook(self, names: Sequence[str]) -> list[list[LockInfo]]:
         return await adrive(self._look(names), await self._async_clients.get(), self._translated)
 
-    def holders(self, names: Sequence[str]) -> list[Holder | None]:
-        return drive(self._holders(names), self._client, self._translated)
+    def holders(self, slots: Sequence[Slot]) -> list[Holder | None]:
+        return drive(self._holders(slots), self._client, self._translated)
 
-    async def aholders(self, names: Sequence[str]) -> list[Holder | None]:
-        return await adrive(self._holders(names), await self._async_clients.get(), self._translated)
+    async def aholders(self, slots: Sequence[Slot]) -> list[Holder | None]:
+        return await adrive(self._holders(slots), await self._async_clients.get(), self._translated)
 
-    def remaining(self, names: Sequence[str]) -> list[float | None]:
-        return drive(self._remaining(names), self._client, self._translated)
+    def remaining(self, slots: Sequence[Slot]) -> list[float | None]:
+        return drive(self._remaining(slots), self._client, self._translated)
 
-    async def aremaining(self, names: Sequence[str]) -> list[float | None]:
-        return await adrive(self._remaining(names), await self._async_clients.get(), self._translated)
+    async def aremaining(self, slots: Sequence[Slot]) -> list[float | None]:
+        return await adrive(self._remaining(slots), await self._async_clients.get(), self._translated)
 
     def count_waiters(self, names: Sequence[str]) -> list[int | None]:
         return drive(self._count_waiters(names), self._client, self._translated)
@@ -169,20 +171,20 @@ class ThreadedBackend(BaseLockBackend):
     ) -> Sequence[bool | None]:
         return await self._in_thread(lambda: self.renew(wanted, timeout=timeout))
 
-    async def anames(self, prefix: str = "") -> AsyncIterator[str]:
-        names = self.pinned().names(prefix)
-        while batch := await self._in_thread(lambda: list(islice(names, STEP))):
-            for name in batch:
-                yield name
+    async def aslots(self, prefix: str = "") -> AsyncIterator[Slot]:
+        slots = self.pinned().slots(prefix)
+        while batch := await self._in_thread(lambda: list(islice(slots, STEP))):
+            for slot in batch:
+                yield slot
 
-    async def alook(self, names: Sequence[str]) -> list[LockInfo | None]:
+    async def alook(self, names: Sequence[str]) -> list[list[LockInfo]]:
         return await self._in_thread(partial(self.pinned().look, names))
 
-    async def aholders(self, names: Sequence[str]) -> list[Holder | None]:
-        return await self._in_thread(partial(self.pinned().holders, names))
+    async def aholders(self, slots: Sequence[Slot]) -> list[Holder | None]:
+        return await self._in_thread(partial(self.pinned().holders, slots))
 
-    async def aremaining(self, names: Sequence[str]) -> list[float | None]:
-        return await self._in_thread(partial(self.pinned().remaining, names))
+    async def aremaining(self, slots: Sequence[Slot]) -> list[float | None]:
+        return await self._in_thread(partial(self.pinned().remaining, slots))
 
     async def acount_waiters(self, names: Sequence[str]) -> list[int | None]:
         return await self._in_thread(partial(self.pinned().count_waiters, names))

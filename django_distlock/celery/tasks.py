@@ -157,8 +157,8 @@ class Run:
     def _stop_if_done(self, lock_name: str, backend: BaseLockBackend) -> None:
         if not (self._task.acks_late and self._is_in_worker and self._may_have_come_before):
             return
-        [mark] = backend.look([self._mark(lock_name)])
-        if mark and _retries_of(mark) >= self._request.retries:
+        [marks] = backend.look([self._mark(lock_name)])
+        if any(_retries_of(mark) >= self._request.retries for mark in marks):
             logger.info("%s was delivered again, but is done already and does not run.", self.label)
             raise Ignore(f"{self.label} is done already.")
 

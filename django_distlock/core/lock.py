@@ -187,11 +187,11 @@ class Lock:
     def locked(self) -> bool:
         """Whether anybody holds the lock now, as the store says."""
         refuse_in_event_loop()
-        return self._backend_now().look([self.name]) != [None]
+        return self._backend_now().look([self.name]) != [[]]
 
     async def alocked(self) -> bool:
         """``locked()`` for tasks."""
-        return await self._backend_now().alook([self.name]) != [None]
+        return await self._backend_now().alook([self.name]) != [[]]
 
     def force_release(self, *, by: str = "") -> bool:
         """Free the lock, whoever holds it in whichever process. False if nobody does, or somebody else by now.
@@ -200,13 +200,17 @@ class Lock:
         ``lock_forced``; default: as the label of a holder. Raises LockBackendError.
         """
         refuse_in_event_loop()
-        [info] = self._backend_now().look([self.name])
-        return info is not None and force_release(info, by=by or labels.here(self._caller))
+        by = by or labels.here(self._caller)
+        [leases] = self._backend_now().look([self.name])
+        freed = [force_release(info, by=by) for info in leases]
+        return any(freed)
 
     async def aforce_release(self, *, by: str = "") -> bool:
         """``force_release()`` for tasks."""
-        [info] = await self._backend_now().alook([self.name])
-        return info is not None and await aforce_release(info, by=by or labels.here(self._caller))
+        by = by or labels.here(self._caller)
+        [leases] = await self._backend_now().alook([self.name])
+        freed = [await aforce_release(info, by=by) for info in leases]
+        return any(freed)
 
     def _backend_now(self) -> BaseLockBackend:
         """Which looks at the lock of that name that the caller means."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from itertools import chain
 from typing import Any, cast
 
 from django.contrib import admin
@@ -62,8 +61,7 @@ class PrefixFilter(CountedFilter):
         return cast(str, key.name[: key.name.find(":") + 1])
 
     def lookups(self, request: Any, model_admin: Any) -> list[tuple[str, str]]:
-        names = chain.from_iterable(inventory_of(request).keys().names.values())
-        counted = Counter([name[: name.find(":") + 1] for name in names])
+        counted = Counter([name[: name.find(":") + 1] for name in inventory_of(request).keys().names()])
         counted.pop("", None)
         return [(prefix, printable(prefix)) for prefix in sorted(dict(counted.most_common(MOST_PREFIXES)))]
 

@@ -15,7 +15,7 @@ from ..celery.schedule_store import RunInfo
 from ..models import BeatRun, HeldLock
 from ..types import Holder
 from ..utils.text import printable
-from .inventory import Inventory, Key, LeaseKey
+from .inventory import Inventory, Key, LeaseKey, SlotKey
 
 
 class _Query:
@@ -26,10 +26,11 @@ class _Query:
 
 
 M = TypeVar("M", bound=Model)
+K = TypeVar("K", Key, SlotKey)  # of a row
 
 
 @dataclass(frozen=True)
-class InventoryQuerySet(Generic[M]):
+class InventoryQuerySet(Generic[M, K]):
     """Rows of a model without a table, from an inventory."""
 
     inventory: Inventory
@@ -114,10 +115,10 @@ class InventoryQuerySet(Generic[M]):
             return replace(self, window=(index.start, index.stop))
         return self.rows()[index]
 
-    def keys(self) -> Sequence[Key]:
+    def keys(self) -> Sequence[K]:
         """The keys that fit, in order."""
         every = replace(self, window=(None, None))
-        found: Sequence[Key] = every._once("keys", lambda: self._sorted(self._fitting()))  # noqa: SLF001 - a copy
+        found: Sequence[K] = every._once("keys", lambda: self._sorted(self._fitting()))  # noqa: SLF001 - a copy
         return found
 
     def rows(self) -> list[M]:
@@ -137,7 +138,7 @@ class InventoryQuerySet(Generic[M]):
         folded = text.casefold()
         return all(word in folded for word in self.words)
 
-    def _sorted(self, keys: Sequence[Key]) -> Sequence[Key]:
+    def _sorted(self, keys: Sequence[K]) -> Sequence[K]:
         fields = [field for field in self.order if field.lstrip("-") not in ("pk", "id")]  # added for a total order
         natural = list(cast("Sequence[str]", self.model._meta.ordering))
         if fields[-len(natural) :] == natural:  # so they come
@@ -147,19 +148,19 @@ class InventoryQuerySet(Generic[M]):
                 keys = sorted(order, key=order.__getitem__, reverse=field.startswith("-"))
         return keys
 
-    def _fitting(self) -> Sequence[Key]:
+    def _fitting(self) -> Sequence[K]:
         raise NotImplementedError
 
-    def _order_by(self, field: str, keys: Sequence[Key]) -> dict[Key, Any]:
+    def _order_by(self, field: str, keys: Sequence[K]) -> dict[K, Any]:
         """The value by which each key is sorted; empty if rows are not sorted by that field."""
         raise NotImplementedError
 
-    def _rows(self, keys: Sequence[Key]) -> list[M]:
+    def _rows(self, keys: Sequence[K]) -> list[M]:
         raise NotImplementedError
 
 
-# The values of holders by which locks can be sorted. A lock without a holder comes first.
-HOLDER_VALUES: dict[str, Callable[[Key, Holder | None], Any]] = {
+# The values of holders by which leases can be sorted. One without a holder comes first.
+HOLDER_VALUES: dict[str, Callable[[SlotKey, Holder | None], Any]] = {
     "granted_at": lambda key, holder: holder.since if holder else 0.0,
     "label": lambda key, holder: holder.label if holder else "",
     "holder": lambda key, holder: holder.process if holder else "",
@@ -167,10 +168,10 @@ HOLDER_VALUES: dict[str, Callable[[Key, Holder | None], Any]] = {
 
 
 @dataclass(frozen=True)
-class HeldLocks(InventoryQuerySet[HeldLock]):
-    """Rows of HeldLock. Counting and paging by name need the names alone; only the rows of a page are looked at.
+class HeldLocks(InventoryQuerySet[HeldLock, SlotKey]):
+    """Rows of HeldLock. Counting and paging by name need the slots alone; only the rows of a page are looked at.
 
-    Searching, and sorting by anything but name or backend, looks at every lock that the filters leave. A search
+    Searching, and sorting by anything but name or backend, looks at every lease that the filters leave. A search
     looks at names, labels and holders.
     """
 
@@ -182,30 +183,30 @@ class HeldLocks(InventoryQuerySet[HeldLock]):
         """By ``pk``, ``pk__in``, ``using`` and ``name__startswith``."""
         return replace(self, prefix=str(value)) if lookup == "name__startswith" else super()._where(lookup, value)
 
-    def _fitting(self) -> Sequence[Key]:
+    def _fitting(self) -> Sequence[SlotKey]:
         if self.ids is None:
-            keys: Sequence[Key] = self.inventory.keys().only(self.using, self.prefix)
+            keys: Sequence[SlotKey] = self.inventory.keys().only(self.using, self.prefix)
         else:
             keys = [key for key in self._selected(self.ids) if self.using in (None, key.using)]
             keys = [key for key in keys if key.name.startswith(self.prefix)]
         return self._with_words(keys) if self.words else keys
 
-    def _with_words(self, keys: Sequence[Key]) -> list[Key]:
+    def _with_words(self, keys: Sequence[SlotKey]) -> list[SlotKey]:
         """The keys with all words in the name or the holder, which is looked up only if the name does not fit."""
         by_name = {key for key in keys if self._fits(key.name)}
         others = [key for key in keys if key not in by_name]
         by_holder = self.inventory.map_holders(others, self._fits_holder)
         return [key for key in keys if key in by_name or by_holder.get(key)]
 
-    def _fits_holder(self, key: Key, holder: Holder | None) -> bool:
+    def _fits_holder(self, key: SlotKey, holder: Holder | None) -> bool:
         return holder is not None and self._fits(f"{key.name}\n{holder}")
 
-    def _selected(self, ids: frozenset[str]) -> list[Key]:
-        leases = {lease.lock: lease for text in ids if (lease := LeaseKey.read(text))}
-        seen = self.inventory.look(sorted(leases, key=lambda key: (key.name, key.using)))
-        return [key for key, seen in seen.items() if seen.lease == leases[key]]
+    def _selected(self, ids: frozenset[str]) -> list[SlotKey]:
+        leases = {lease for text in ids if (lease := LeaseKey.read(text))}
+        seen = self.inventory.leases(sorted({lease.lock for lease in leases}, key=lambda key: (key.name, key.using)))
+        return [one.key for one in seen if one.lease in leases]
 
-    def _order_by(self, field: str, keys: Sequence[Key]) -> dict[Key, Any]:
+    def _order_by(self, field: str, keys: Sequence[SlotKey]) -> dict[SlotKey, Any]:
         if field == "remaining":
             return self.inventory.free_at(keys)
         if field == "fence":
@@ -214,22 +215,22 @@ class HeldLocks(InventoryQuerySet[HeldLock]):
             return self.inventory.map_holders(keys, HOLDER_VALUES[field])
         return {key: getattr(key, field) for key in keys} if field in Key._fields else {}
 
-    def _rows(self, keys: Sequence[Key]) -> list[HeldLock]:
+    def _rows(self, keys: Sequence[SlotKey]) -> list[HeldLock]:
         found = self.inventory.look(keys)
-        waiting = self.inventory.count_waiters(list(found))
+        waiting = self.inventory.count_waiters(found)
         return [
             HeldLock.seen(
                 seen.info,
                 key=str(seen.lease),
                 remaining=None if isinf(seen.remaining) else seen.remaining,
-                waiting=waiting[key],
+                waiting=waiting[key.lock],
             )
             for key, seen in found.items()
         ]
 
 
 @dataclass(frozen=True)
-class BeatRuns(InventoryQuerySet[BeatRun]):
+class BeatRuns(InventoryQuerySet[BeatRun, Key]):
     """Rows of BeatRun. A search looks at the names of entries."""
 
     model = BeatRun

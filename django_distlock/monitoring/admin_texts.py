@@ -35,15 +35,17 @@ def text_of_outage(alias: str, outages: Sequence[Outage]) -> str:
 def texts_of_changes(inventory: Inventory, ids: Iterable[str]) -> Iterator[tuple[int, str]]:
     """What became of leases that were on a page and are gone, and the level of the message that says so."""
     leases = [lease for text in ids if (lease := LeaseKey.read(text))]
-    now = inventory.look([lease.lock for lease in leases])
+    now = {seen.lease for seen in inventory.leases(lease.lock for lease in leases)}
+    locked = {lease.lock for lease in now}
     others: list[str] = []
     free: list[str] = []
     unknown: list[str] = []
     for lease in leases:
-        seen = now.get(lease.lock)
-        if seen and seen.lease != lease:
+        if lease in now:
+            continue
+        if lease.lock in locked:
             others.append(lease.lock.name)
-        elif not seen:
+        else:
             (unknown if lease.lock.using in inventory.errors else free).append(lease.lock.name)
     if others:
         yield messages.WARNING, _("Others hold them by now: %(names)s.") % {"names": shortened(others)}

@@ -9,7 +9,7 @@ from math import isinf
 from typing import Any
 
 from ..utils.text import printable
-from .inventory import Inventory, Key, SeenLock, format_duration, held_for, holding_nodes, long_held
+from .inventory import Inventory, SeenLock, SlotKey, format_duration, held_for, holding_nodes, long_held
 
 HEADING = ("NAME", "BACKEND", "LABEL", "HOLDER", "HELD", "LEFT", "WAITING")
 FLEXIBLE = (0, 2, 3)  # columns that are truncated if the terminal is narrow
@@ -23,7 +23,7 @@ def state(seen: SeenLock) -> str:
 
 
 def rows(found: Sequence[tuple[SeenLock, int | None]]) -> list[tuple[str, ...]]:
-    """A heading and a row for each lock, with a column of nodes if any of them is on a quorum."""
+    """A heading and a row for each lease, with a column of nodes if any of them is on a quorum."""
     lines = [HEADING, *(_row(*lock) for lock in found)]
     if all(seen.info.nodes is None for seen, _ in found):
         return lines
@@ -65,14 +65,18 @@ def as_json(seen: SeenLock, waiting: int | None) -> dict[str, Any]:
     }
 
 
-def look_with_waiters(inventory: Inventory, keys: Iterable[Key]) -> list[tuple[SeenLock, int | None]]:
-    """The locks that are still held, and how many wait for each."""
-    seen = inventory.look_once(keys)
-    waiting = inventory.count_waiters(list(seen))
-    return [(lock, waiting[key]) for key, lock in seen.items()]
+def look_with_waiters(inventory: Inventory, keys: Iterable[SlotKey]) -> list[tuple[SeenLock, int | None]]:
+    """The leases that are still there, and how many wait for the lock of each."""
+    return with_waiters(inventory, inventory.look_once(keys).values())
 
 
-PORTION = 5000  # locks
+def with_waiters(inventory: Inventory, leases: Iterable[SeenLock]) -> list[tuple[SeenLock, int | None]]:
+    seen = list(leases)
+    waiting = inventory.count_waiters(lease.key for lease in seen)
+    return [(lease, waiting[lease.key.lock]) for lease in seen]
+
+
+PORTION = 5000  # leases
 
 
 def each_with_waiters(inventory: Inventory) -> Iterator[tuple[SeenLock, int | None]]:

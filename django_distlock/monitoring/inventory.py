@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import re
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from heapq import merge
-from itertools import islice, repeat
+from itertools import chain, groupby, islice, repeat
 from operator import attrgetter
 from typing import NamedTuple, TypeVar, overload
 from urllib.parse import quote, unquote
@@ -20,7 +20,7 @@ from ..celery.schedule_store import RunInfo, recorded_runs
 from ..core.registry import SETTING, locks
 from ..exceptions import LockBackendError
 from ..names import OWN
-from ..types import Holder, LockInfo, Outage
+from ..types import Holder, LockInfo, Outage, Slot
 from ..utils.clock import clock, wall_clock
 from ..utils.parallel import ask_in_parallel
 
@@ -43,49 +43,118 @@ class Key(NamedTuple):
         return f"{quote(self.using, safe='')}/{name}"
 
 
-new_key: Callable[[tuple[str, str]], Key] = partial(tuple.__new__, Key)  # in a third of the time
+class SlotKey(NamedTuple):
+    """Where a lease is: the alias of its backend, the name of its lock, and the number of its slot."""
+
+    using: str
+    name: str
+    slot: int = 1
+
+    @property
+    def lock(self) -> Key:
+        return Key(self.using, self.name)
 
 
-class KeyList(Sequence[Key]):
-    """Keys by name, each made when it is asked for: a million of them would take longer than all the rest of a page.
+new_key: Callable[[tuple[str, str, int]], SlotKey] = partial(tuple.__new__, SlotKey)  # in a third of the time
 
-    ``names``: in order, by alias.
+
+class SlotList:
+    """Slots by name and number, of which there may be a million: what most of them have in common is kept once.
+
+    ``names``: of their locks, in order, each as often as it has slots here.
     """
 
-    def __init__(self, names: Mapping[str, Sequence[str]]) -> None:
-        self.names = {alias: names[alias] for alias in sorted(names) if names[alias]}
+    def __init__(self, names: Sequence[str] = (), numbers: Mapping[str, Sequence[int]] | None = None) -> None:
+        self.names: list[str] = list(names)
+        self._numbers = dict(numbers or {})  # of the locks that have others than the first alone
+
+    def extend(self, slots: Iterable[Slot]) -> None:
+        """Take in what is told in no order, and is to be sorted then."""
+        for name, number in slots:
+            self.names.append(name)
+            if number > 1:
+                self._numbers[name] = [*self._numbers.get(name, ()), number]
+
+    def sort(self) -> None:
+        self.names.sort()
+        for name, numbers in self._numbers.items():
+            has_first = self._count(name) > len(numbers)
+            self._numbers[name] = [1, *sorted(numbers)] if has_first else sorted(numbers)
 
     def __len__(self) -> int:
-        return sum(map(len, self.names.values()))
+        return len(self.names)
 
-    def __iter__(self) -> Iterator[Key]:
-        of_each = [map(new_key, zip(repeat(alias), names)) for alias, names in self.names.items()]
+    def numbers(self) -> Iterator[int]:
+        """One for each of the names."""
+        if not self._numbers:
+            return repeat(1, len(self.names))
+        return chain.from_iterable(self._numbers.get(name, (1,)) for name, _ in groupby(self.names))
+
+    def number(self, index: int) -> int:
+        name = self.names[index]
+        numbers = self._numbers.get(name)
+        return numbers[index - bisect_left(self.names, name)] if numbers else 1
+
+    def only(self, prefix: str) -> SlotList:
+        """Those of the locks whose names begin so."""
+        return SlotList(self.names[_beginning(prefix, self.names)], self._numbers)
+
+    def without(self, prefix: str) -> SlotList:
+        others = self.names.copy()
+        del others[_beginning(prefix, others)]
+        return SlotList(others, self._numbers)
+
+    def _count(self, name: str) -> int:
+        return bisect_right(self.names, name) - bisect_left(self.names, name)
+
+
+class KeyList(Sequence[SlotKey]):
+    """Keys by name and slot, each made when it is asked for: a million would take longer than the rest of a page."""
+
+    def __init__(self, slots: Mapping[str, SlotList]) -> None:
+        """``slots``: by alias."""
+        self._slots = {alias: slots[alias] for alias in sorted(slots) if len(slots[alias])}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._slots.values()))
+
+    def __iter__(self) -> Iterator[SlotKey]:
+        of_each = [
+            map(new_key, zip(repeat(alias), slots.names, slots.numbers(), strict=False))
+            for alias, slots in self._slots.items()
+        ]
         return of_each[0] if len(of_each) == 1 else merge(*of_each, key=attrgetter("name"))
 
     @overload
-    def __getitem__(self, index: int) -> Key: ...
+    def __getitem__(self, index: int) -> SlotKey: ...
 
     @overload
-    def __getitem__(self, index: slice) -> list[Key]: ...
+    def __getitem__(self, index: slice) -> list[SlotKey]: ...
 
-    def __getitem__(self, index: int | slice) -> Key | list[Key]:
+    def __getitem__(self, index: int | slice) -> SlotKey | list[SlotKey]:
         if isinstance(index, int):
             return self[index : index + 1 or None][0]
-        if len(self.names) == 1:
-            [(alias, names)] = self.names.items()
-            return list(KeyList({alias: names[index]}))
+        if len(self._slots) == 1:
+            [(alias, slots)] = self._slots.items()
+            return [new_key((alias, slots.names[at], slots.number(at))) for at in range(*index.indices(len(slots)))]
         return list(islice(self, *index.indices(len(self))))
 
+    def names(self) -> Iterator[str]:
+        """Of the locks, alias by alias."""
+        return chain.from_iterable(slots.names for slots in self._slots.values())
+
     def only(self, using: str | None, prefix: str) -> KeyList:
-        """Those whose names begin so; ``using``: of one alias."""
-        found = self.names if using is None else {using: self.names.get(using, ())}
-        return KeyList({alias: names[_beginning(prefix, names)] for alias, names in found.items()})
+        """Those of the locks whose names begin so; ``using``: of one alias."""
+        return KeyList({alias: slots.only(prefix) for alias, slots in self._slots.items() if using in (None, alias)})
 
 
 def _beginning(prefix: str, names: Sequence[str]) -> slice:
     """Where the names stand that begin so, of those in order."""
     begin = bisect_left(names, prefix)
     return slice(begin, bisect_left(names, True, begin, key=lambda name: not name.startswith(prefix)))
+
+
+K = TypeVar("K", Key, SlotKey)
 
 
 class LeaseKey(NamedTuple):
@@ -106,7 +175,7 @@ class LeaseKey(NamedTuple):
 
 
 class SeenLock(NamedTuple):
-    """A lock as a backend showed it at a moment on ``clock()``."""
+    """A lease as a backend showed it at a moment on ``clock()``."""
 
     info: LockInfo
     seen_at: float
@@ -120,8 +189,12 @@ class SeenLock(NamedTuple):
         return max(0.0, self.free_at - clock())
 
     @property
+    def key(self) -> SlotKey:
+        return SlotKey(self.info.using, self.info.name, self.info.slot)
+
+    @property
     def lease(self) -> LeaseKey:
-        return LeaseKey(Key(self.info.using, self.info.name), self.info.digest)
+        return LeaseKey(self.key.lock, self.info.digest)
 
 
 class Inventory:
@@ -142,7 +215,7 @@ class Inventory:
             self.aliases = []
             self._fail(SETTING, error)
         self._keys: KeyList | None = None
-        self._seen: dict[Key, SeenLock | None] = {}
+        self._seen: dict[Key, list[SeenLock]] = {}
         self._runs: dict[Key, RunInfo] | None = None
         self._pinned: dict[str, BaseLockBackend] = {}
 
@@ -166,70 +239,82 @@ class Inventory:
         return {alias: found for alias in usable if (found := locks[alias].outages())}
 
     def keys(self) -> KeyList:
-        """What is locked, by name; without the package's own locks, unless the prefix asks for them."""
+        """Which leases there are, by name; without the package's own locks, unless the prefix asks for them."""
         if self._keys is None:
-            self._keys = KeyList(self._names())
+            self._keys = KeyList(self._slots())
         return self._keys
 
-    def _names(self) -> dict[str, list[str]]:
-        """In order, by alias."""
-        names: dict[str, list[str]] = {alias: [] for alias in self.aliases}  # also those before an error
-        self._pin(names)
+    def _slots(self) -> dict[str, SlotList]:
+        """By alias."""
+        slots = {alias: SlotList() for alias in self.aliases}  # also those before an error
+        self._pin(slots)
         self.ask_each(
-            {alias: lambda backend: names[backend.alias].extend(backend.names(self.prefix)) for alias in names}
+            {alias: lambda backend: slots[backend.alias].extend(backend.slots(self.prefix)) for alias in slots}
         )
-        for found in names.values():
+        for found in slots.values():
             found.sort()
-            if not self.prefix.startswith(OWN):
-                del found[_beginning(OWN, found)]
-        return names
+        if self.prefix.startswith(OWN):
+            return slots
+        return {alias: found.without(OWN) for alias, found in slots.items()}
 
-    def look(self, keys: Iterable[Key]) -> dict[Key, SeenLock]:
-        """As ``look_once()``, and what was seen is kept: a page asks for the same locks several times."""
+    def leases(self, locks: Iterable[Key]) -> list[SeenLock]:
+        """Those of these locks, lock by lock. What was seen is kept: a page asks for the same locks several times."""
+        wanted = list(dict.fromkeys(locks))
+        new = [lock for lock in wanted if lock not in self._seen]
+        self._seen |= {lock: [] for lock in new} | self._look_once(new)
+        return [seen for lock in wanted for seen in self._seen[lock]]
+
+    def look(self, keys: Iterable[SlotKey]) -> dict[SlotKey, SeenLock]:
+        """The leases that are still there, in the order of ``keys``. As with ``leases()``, what was seen is kept."""
         keys = list(keys)
-        new = [key for key in keys if key not in self._seen]
-        self._seen |= dict.fromkeys(new) | self.look_once(new)
-        return {key: seen for key in keys if (seen := self._seen[key])}
+        return _in_order(keys, self.leases(key.lock for key in keys))
 
-    def look_once(self, keys: Iterable[Key]) -> dict[Key, SeenLock]:
-        """The locks that are still held, in the order of ``keys``."""
-        found: dict[Key, SeenLock] = {}
+    def look_once(self, keys: Iterable[SlotKey]) -> dict[SlotKey, SeenLock]:
+        """``look()`` that keeps nothing."""
+        keys = list(keys)
+        found = self._look_once(dict.fromkeys(key.lock for key in keys))
+        return _in_order(keys, chain.from_iterable(found.values()))
 
-        def ask(backend: BaseLockBackend, keys: Sequence[Key]) -> None:
+    def _look_once(self, locks: Iterable[Key]) -> dict[Key, list[SeenLock]]:
+        found: dict[Key, list[SeenLock]] = {}
+
+        def ask(backend: BaseLockBackend, locks: Sequence[Key]) -> None:
             at = clock()
-            infos = backend.look([key.name for key in keys])
-            found.update({key: SeenLock(info, at) for key, info in zip(keys, infos, strict=True) if info})
+            infos = backend.look([lock.name for lock in locks])
+            found.update(
+                {lock: [SeenLock(info, at) for info in leases] for lock, leases in zip(locks, infos, strict=True)}
+            )
 
-        keys = list(keys)
-        self._ask_in_batches(keys, ask)
-        return {key: found[key] for key in keys if key in found}
+        self._ask_in_batches(locks, ask)
+        return found
 
-    def map_holders(self, keys: Iterable[Key], function: Callable[[Key, Holder | None], R]) -> dict[Key, R]:
-        """The result of the function for each lock. Holders are not kept: there may be very many."""
-        results: dict[Key, R] = {}
+    def map_holders(self, keys: Iterable[SlotKey], function: Callable[[SlotKey, Holder | None], R]) -> dict[SlotKey, R]:
+        """The result of the function for each lease. Holders are not kept: there may be very many."""
+        results: dict[SlotKey, R] = {}
 
-        def ask(backend: BaseLockBackend, keys: Sequence[Key]) -> None:
-            holders = backend.holders([key.name for key in keys])
+        def ask(backend: BaseLockBackend, keys: Sequence[SlotKey]) -> None:
+            holders = backend.holders([Slot(key.name, key.slot) for key in keys])
             results.update(zip(keys, map(function, keys, holders), strict=True))
 
         self._ask_in_batches(keys, ask)
         return results
 
-    def free_at(self, keys: Iterable[Key]) -> dict[Key, float]:
-        """When each lock expires, on ``clock()``; without those that are free by now."""
-        found: dict[Key, float] = {}
+    def free_at(self, keys: Iterable[SlotKey]) -> dict[SlotKey, float]:
+        """When each lease expires, on ``clock()``; without those that are over by now."""
+        found: dict[SlotKey, float] = {}
 
-        def ask(backend: BaseLockBackend, keys: Sequence[Key]) -> None:
+        def ask(backend: BaseLockBackend, keys: Sequence[SlotKey]) -> None:
             at = clock()
-            remaining = backend.remaining([key.name for key in keys])
+            remaining = backend.remaining([Slot(key.name, key.slot) for key in keys])
             found.update({key: at + rest for key, rest in zip(keys, remaining, strict=True) if rest is not None})
 
         self._ask_in_batches(keys, ask)
         return found
 
-    def count_waiters(self, keys: Sequence[Key]) -> dict[Key, int | None]:
-        """How many wait for each; None if that is not known."""
-        counted: dict[Key, int | None] = dict.fromkeys(keys)
+    def count_waiters(self, keys: Iterable[SlotKey]) -> dict[Key, int | None]:
+        """How many wait for each of the locks; None if that is not known."""
+        wanted = list(dict.fromkeys(key.lock for key in keys))
+        counted: dict[Key, int | None] = dict.fromkeys(wanted)
 
         def ask(backend: BaseLockBackend, keys: Sequence[Key]) -> None:
             in_store = backend.count_waiters([key.name for key in keys])
@@ -240,12 +325,12 @@ class Inventory:
                     [lock] = backend.keyed([key.name])[1]
                     counted[key] = max(count, locks.service(backend.alias).queue.length(lock))
 
-        self._ask_in_batches(keys, ask)
+        self._ask_in_batches(wanted, ask)
         return counted
 
-    def _ask_in_batches(self, keys: Iterable[Key], ask: Callable[[BaseLockBackend, Sequence[Key]], None]) -> None:
+    def _ask_in_batches(self, keys: Iterable[K], ask: Callable[[BaseLockBackend, Sequence[K]], None]) -> None:
         """Ask each backend for its own keys."""
-        by_alias: dict[str, list[Key]] = {alias: [] for alias in self.aliases}
+        by_alias: dict[str, list[K]] = {alias: [] for alias in self.aliases}
         for key in keys:
             if key.using in by_alias:
                 by_alias[key.using].append(key)
@@ -290,6 +375,11 @@ class Inventory:
         self.errors[alias] = str(error)
         if isinstance(error, ImproperlyConfigured):
             self.misconfigured.add(alias)
+
+
+def _in_order(keys: Sequence[SlotKey], found: Iterable[SeenLock]) -> dict[SlotKey, SeenLock]:
+    known = {seen.key: seen for seen in found}
+    return {key: known[key] for key in keys if key in known}
 
 
 def held_for(info: LockInfo) -> float | None:

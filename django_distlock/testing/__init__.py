@@ -24,7 +24,7 @@ from ..types import Grant, Holder, LockInfo, LockRequest, new_token
 
 LOSS = "a test let it be lost"
 ASKING = (  # methods of a backend, which have twins or not
-    "acquire", "release", "renew", "names", "list_names", "look", "holders", "remaining", "count_waiters", "prune",
+    "acquire", "release", "renew", "slots", "list_slots", "look", "holders", "remaining", "count_waiters", "prune",
     "claim_run", "find_runs", "runs",
 )  # fmt: skip
 

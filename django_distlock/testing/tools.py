@@ -28,6 +28,11 @@ def eventually(condition: Callable[[], Any], timeout: float = PATIENCE) -> Any:
     return value
 
 
+def locked_names(backend: Any, prefix: str = "") -> list[str]:
+    """The names that begin with ``prefix`` of which there is a lease, in order; ``backend``: as it is, or wrapped."""
+    return sorted({name for name, _ in backend.slots(prefix)})
+
+
 @contextmanager
 def calling(way: str) -> Iterator[Callable[[Any], Any]]:
     """Wraps an object so that ``wrapped.method()`` calls the method, or its ``a`` twin."""
@@ -46,7 +51,7 @@ class SyncCalls:
 
     def __getattr__(self, method: str) -> Any:
         found = getattr(self._target, method)
-        if method in ("names", "held"):
+        if method in ("slots", "held"):
             return lambda *args, **kwargs: list(found(*args, **kwargs))
         return found
 
@@ -61,7 +66,7 @@ class AsyncCalls:
     def __getattr__(self, method: str) -> Any:
         twin = "await_for_turn" if method == "wait_for_turn" else f"a{method}"
         found = getattr(self._target, twin)
-        if method in ("names", "held"):
+        if method in ("slots", "held"):
             return lambda *args, **kwargs: self._runner.run(_collected(found(*args, **kwargs)))
         return lambda *args, **kwargs: self._runner.run(found(*args, **kwargs))
 

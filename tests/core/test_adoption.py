@@ -37,7 +37,7 @@ from django_distlock import (
 from django_distlock.core.detached import SALT, Detached
 from django_distlock.signals import lock_lost
 from django_distlock.testing import held_here, lose
-from django_distlock.testing.tools import AsyncCalls
+from django_distlock.testing.tools import AsyncCalls, locked_names
 from django_distlock.utils.clock import clock
 from tests.support.forkserver import Program, run
 from tests.support.leases import lease_of, request_of, terms_of_detached
@@ -101,7 +101,7 @@ def detached(name="name", **options):
 
 
 def names(backend, prefix="n"):
-    return sorted(backend.names(prefix))
+    return locked_names(backend, prefix)
 
 
 class TestDetaching:
@@ -220,7 +220,7 @@ class TestAdopting:
             text = first.detach()
         with ThreadPoolExecutor(1, "worker") as pool:
             lease = pool.submit(worker.adopt, text).result()
-        [info] = backend.look(["name"])
+        [[info]] = backend.look(["name"])
         assert info.holder.thread != first.holder.thread
         assert info.holder.label == "POST /export"
         assert info.holder.since == first.holder.since
@@ -256,7 +256,7 @@ class TestAdopting:
             time.sleep(2.5)
             detached = Detached.from_text(first.detach())
         lease = worker.adopt(replace(detached, granted_at=detached.granted_at - 55.5).to_text())
-        [info] = backend.look(["name"])
+        [[info]] = backend.look(["name"])
         assert info.remaining < 3  # two seconds are left of its max_hold
         worker.release(lease)
 
@@ -264,14 +264,14 @@ class TestAdopting:
     def test_clocks_that_differ_change_nothing(self, backend, worker, seconds):
         passed = Detached.from_text(detached(ttl=5))
         lease = worker.adopt(replace(passed, until=passed.until + seconds).to_text())
-        [info] = backend.look(["name"])
+        [[info]] = backend.look(["name"])
         assert 0 < lease.remaining <= info.remaining <= 5
         worker.release(lease)
 
     def test_of_what_the_text_and_the_store_say_the_store_is_right(self, backend, worker):
         passed = Detached.from_text(detached(ttl=5))
         lease = worker.adopt(replace(passed, remaining=60, until=passed.until - 60).to_text())
-        [info] = backend.look(["name"])
+        [[info]] = backend.look(["name"])
         assert 0 < lease.remaining <= info.remaining <= 5
         worker.release(lease)
 
@@ -304,7 +304,7 @@ class TestAdopting:
             text = lease.detach()
         with adopt(text):
             pass
-        [info] = backend.look(["name"])
+        [[info]] = backend.look(["name"])
         assert clock() + info.remaining > granted_at[0] + 30 - 0.01
 
     def test_min_hold_counts_from_the_grant(self, backend, worker):
@@ -312,7 +312,7 @@ class TestAdopting:
             time.sleep(0.3)
             text = first.detach()
         worker.release(worker.adopt(text))
-        [info] = backend.look(["name"])
+        [[info]] = backend.look(["name"])
         assert info.resting
         assert 28 < info.remaining < 29.8
 
@@ -337,7 +337,7 @@ class TestAdopting:
 
     def test_nothing_is_left_behind(self, backend, worker):
         worker.release(worker.adopt(detached()))
-        eventually(lambda: list(backend.names()) == [])
+        eventually(lambda: locked_names(backend) == [])
 
     @pytest.mark.parametrize("backend", ["redis"], indirect=True)
     def test_a_failed_one_leaves_nothing_that_takes_the_lock_after_its_release(self, backend, worker, monkeypatch):
@@ -496,7 +496,7 @@ class TestRefusing:
                 worker.release(lease)
             with pytest.raises(LockNotHeld, match="adopted already"):
                 worker.adopt(text)
-        eventually(lambda: backend.look(["name"]) == [None])
+        eventually(lambda: backend.look(["name"]) == [[]])
 
     def test_of_many_that_adopt_at_once_one_does(self, backend):
         text = detached()
@@ -524,7 +524,7 @@ class TestRefusing:
     def test_a_released_one_is_lost(self, backend, worker):
         text = detached()
         worker.release(worker.adopt(text))
-        eventually(lambda: list(backend.names()) == [])
+        eventually(lambda: locked_names(backend) == [])
         with pytest.raises(LockLost):
             worker.adopt(text)
         assert names(backend) == []
@@ -536,7 +536,7 @@ class TestRefusing:
         with lock("name") as successor:
             with pytest.raises(LockLost, match="'name'"):
                 worker.adopt(text)
-            assert backend.look(["name"])[0].token == successor.token
+            assert backend.look(["name"])[0][0].token == successor.token
 
     def test_the_loss_is_signalled(self, backend, worker):
         with lock("name") as first:
@@ -672,14 +672,14 @@ class TestProcesses:
                 worker.stdin.write(first.detach() + "\n")
             worker.stdin.flush()
             assert worker.stdout.readline().strip() == str(first.fence)
-            [info] = backend.look(["name"])
+            [[info]] = backend.look(["name"])
             assert info.holder.pid == worker.pid
             time.sleep(3.5)  # longer than the TTL
             assert not lock("name", wait=0).acquire()
             worker.communicate("done\n", timeout=PATIENCE)
             assert worker.returncode == 0
-        assert locks["default"].look(["name"]) == [None]
-        assert list(backend.names()) == []
+        assert locks["default"].look(["name"]) == [[]]
+        assert locked_names(backend) == []
 
     def test_one_that_exits_after_detaching_leaves_the_lock_taken(self, backend, valkey):
         code = WORKER.split("from django_distlock")[0] + (
@@ -771,11 +771,11 @@ class TestCelery:
             pid = eventually(lambda: begun.exists() and begun.read_text(), 30)
             time.sleep(2.5)  # longer than the TTL
             assert post() == "409"
-            [info] = backend.look(["export:7"])
+            [[info]] = backend.look(["export:7"])
             assert info.holder.pid == int(pid)
             assert info.holder.label == "POST /export"
             done.touch()
-            eventually(lambda: backend.look(["export:7"]) == [None])
+            eventually(lambda: backend.look(["export:7"]) == [[]])
         finally:
             worker.terminate()
             try:

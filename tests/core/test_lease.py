@@ -63,13 +63,13 @@ class TestTimes:
     def test_the_local_deadline_comes_before_the_stores(self):
         """S1: the holder stops believing before anybody else can be granted the lock."""
         with lock("name", ttl=10) as lease:
-            assert lease.remaining < locks["default"].look(["name"])[0].remaining
+            assert lease.remaining < locks["default"].look(["name"])[0][0].remaining
 
     def test_max_hold_does_not_bound_what_the_holder_asks_for(self):
         with lock("name", ttl=5, max_hold=6) as lease:
             lease.renew(ttl=60)
             assert lease.remaining > 30
-            assert locks["default"].look(["name"])[0].remaining > 30
+            assert locks["default"].look(["name"])[0][0].remaining > 30
 
     def test_max_hold_ends_renewal_with_a_warning(self, caplog):
         began = time.monotonic()
@@ -256,8 +256,8 @@ class TestABackendThatMisbehaves:
         monkeypatch.setattr(locks["default"], "release", flaky)
         with pytest.raises(LockBackendError):
             handle.release()
-        eventually(lambda: locks["default"].look(["name"])[0].resting)
-        assert 20 < locks["default"].look(["name"])[0].remaining <= 30
+        eventually(lambda: locks["default"].look(["name"])[0][0].resting)
+        assert 20 < locks["default"].look(["name"])[0][0].remaining <= 30
 
     def test_a_store_slower_than_the_ttl_is_an_error_and_no_endless_loop(self, monkeypatch):
         ask = locks["default"].acquire

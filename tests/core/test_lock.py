@@ -285,7 +285,7 @@ class TestWith:
         with pytest.raises(LockLost), lock("name") as lease:
             locks["default"].release(request_of(lease))
             successor = hold_elsewhere()
-        assert locks["default"].look(["name"])[0].token == successor.token
+        assert locks["default"].look(["name"])[0][0].token == successor.token
 
     def test_a_late_release_by_a_shared_handle_never_frees_the_successor(self):
         """The handle's owner lost it; another thread holds it by the same handle."""
@@ -305,7 +305,7 @@ class TestWith:
         assert taken.wait(10)
         with pytest.raises(LockLost):
             handle.release()
-        assert locks["default"].look(["name"])[0].token != info.token
+        assert locks["default"].look(["name"])[0][0].token != info.token
         leave.set()
         thread.join(10)
 
@@ -686,7 +686,7 @@ class TestNothingIsLeftBehind:
                 await asyncio.gather(task, return_exceptions=True)
             finally:
                 lock_signals.lock_acquired.disconnect(slow)
-            await asyncio.to_thread(eventually, lambda: locks["default"].look(["name"]) == [None])
+            await asyncio.to_thread(eventually, lambda: locks["default"].look(["name"]) == [[]])
 
         asyncio.run(main())
 

@@ -82,8 +82,8 @@ def test_local_memory_is_changed_by_one_at_a_time(locmem_locks, monkeypatch):
     assert isinstance(ends(lambda: locmem_locks.acquire(lock_request(), queue=False)), Grant)
     assert isinstance(came[0], LockInfo)
     assert came[1] is True
-    assert came[2][0].token == mine.token
-    assert locmem_locks.look(["mine"]) == [None]
+    assert came[2][0][0].token == mine.token
+    assert locmem_locks.look(["mine"]) == [[]]
 
 
 @pytest.mark.usefixtures("locmem_locks")

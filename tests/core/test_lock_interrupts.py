@@ -19,7 +19,7 @@ from tests.support.interrupts import at_each_point
 from tests.support.leases import deadline_of, lease_of
 from tests.support.quorum import spread
 from tests.support.stores import LOCMEM
-from tests.support.tools import PATIENCE, backend_on, eventually, lock_request, queue_of, renewer_of
+from tests.support.tools import PATIENCE, backend_on, eventually, lock_request, locked_names, queue_of, renewer_of
 
 TTL = 2.0
 
@@ -112,7 +112,7 @@ def held_for_ever(way, *files):
 @pytest.mark.parametrize("way", [with_a_handle, decorated, iterated])
 def test_nothing_is_held_for_ever(backend, way):
     assert held_for_ever(way) == {}
-    eventually(lambda: not list(backend.names()))
+    eventually(lambda: not locked_names(backend))
 
 
 @pytest.mark.parametrize("backend", ["locmem"], indirect=True)
@@ -133,7 +133,7 @@ def test_a_handle_that_is_kept_holds_what_nobody_has_begun_to_leave(backend, way
     begins = ("__exit__ at its begin", "release at its begin", "<lambda> at its begin")
     held = {name: point for name, point in held_for_ever(way).items() if not point.endswith(begins)}
     assert held == {}
-    eventually(lambda: not list(backend.names()))
+    eventually(lambda: not locked_names(backend))
 
 
 @pytest.mark.parametrize("backend", ["redis", "locmem"], indirect=True)
@@ -152,7 +152,7 @@ def test_the_end_of_a_transaction_frees_what_was_being_left_for_it(backend):
     """What a handler raises inside a finalizer is lost, and its call with it."""
     held = held_for_ever(in_a_transaction, "core/transactions.py")
     assert [point for point in held.values() if "__del__" not in point and " over" not in point] == []
-    eventually(lambda: not [name for name in backend.names() if name not in held])
+    eventually(lambda: not [name for name in locked_names(backend) if name not in held])
 
 
 @pytest.mark.parametrize("kind", ["valkey_locks", "redlock_locks"])
@@ -296,4 +296,4 @@ def test_an_alarm_that_raises_an_error_of_the_system_leaves_nothing_behind(valke
     monkeypatch.setattr(client, "Reply", ring)
     with pytest.raises(LockBackendError, match="time is up"), lock("name", ttl=600):
         pass
-    eventually(lambda: not list(valkey_locks.names()))
+    eventually(lambda: not locked_names(valkey_locks))

@@ -210,7 +210,7 @@ def test_who_waits_is_woken_when_what_is_given_up_in_the_background_is_free(locm
     release, was_free = locmem_locks.release, []
 
     def wake_first(queue, name):
-        was_free.append(locmem_locks.look([name]) == [None])
+        was_free.append(locmem_locks.look([name]) == [[]])
 
     monkeypatch.setattr(locmem_locks, "release", lambda *arguments: time.sleep(0.1) or release(*arguments))
     monkeypatch.setattr(LocalQueue, "wake_first", wake_first)

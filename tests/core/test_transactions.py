@@ -664,7 +664,7 @@ class TestWhilePending:
     def test_freed_by_others_while_pending_it_is_logged(self, guarded, caplog):
         with transaction.atomic():
             guarded(nothing, renew=False)
-            force_release(*locks["default"].look(["name"]), by="an operator")
+            lock("name").force_release(by="an operator")
         assert "was lost" in caplog.text
 
     def test_min_hold_counts_from_the_grant(self, guarded):

@@ -21,7 +21,7 @@ from django_distlock import locks
 from tests.support.admin_pages import MIDDLEWARE, hold, use_admin
 from tests.support.browser import Browser
 from tests.support.stores import REDIS
-from tests.support.tools import PATIENCE, eventually, lock_request
+from tests.support.tools import PATIENCE, eventually, lock_request, locked_names
 
 pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 
@@ -232,7 +232,7 @@ def test_a_backend_that_goes_down_and_comes_back(page, backend, monkeypatch):
     def refuse(prefix=""):
         raise LockBackendError("the server does not answer")
 
-    monkeypatch.setattr(locks["batch"], "names", refuse)
+    monkeypatch.setattr(locks["batch"], "slots", refuse)
     page.poll(lambda: "“batch” are not shown" in page.text(".messagelist"))
     assert page.texts(NAMES) == ["order:1"]
     page.run("new Promise((done) => setTimeout(done, 5500))")
@@ -282,7 +282,7 @@ def test_from_the_list_to_the_release_with_pictures(page, backend, some_locks, t
     page.click(CONFIRM)
     page.poll(lambda: "Released 2 locks: order:1041, report:monthly." in page.text(".messagelist"))
     page.screenshot(folder / "released.png")
-    assert sorted(backend.names()) == ["mail:newsletter", "nightly:reconcile", "order:1042"]
+    assert locked_names(backend) == ["mail:newsletter", "nightly:reconcile", "order:1042"]
 
     page.run(f"document.querySelector(\"{ROWS} th.field-name a[href*='order_3A1042']\").click()")
     page.poll(lambda: "POST orders/<int:order_id>/pay" in page.text(".field-label"))
@@ -295,8 +295,8 @@ def test_a_list_that_takes_long_is_asked_for_less_often(page, backend, monkeypat
     hold(backend, "order:1")
     page.open(page.address)
     assert "refreshed every 5 s" in page.text(".distlock-refresh")
-    names = locks["batch"].names
-    monkeypatch.setattr(locks["batch"], "names", lambda prefix="": time.sleep(2) or names(prefix))
+    slots = locks["batch"].slots
+    monkeypatch.setattr(locks["batch"], "slots", lambda prefix="": time.sleep(2) or slots(prefix))
     page.poll(lambda: "refreshed every" in page.text(".distlock-refresh") and rest(page) >= 8, 2 * PATIENCE)
     monkeypatch.undo()
 

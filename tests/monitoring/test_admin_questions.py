@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from django_distlock.monitoring import inventory
-from django_distlock.monitoring.inventory import Key
+from django_distlock.monitoring.inventory import SlotKey
+from django_distlock.types import Slot
 from tests.support.admin_pages import hold, names_in
 
 pytestmark = pytest.mark.django_db
@@ -17,11 +18,11 @@ def test_one_page_asks_each_backend_once(operator, backend, monkeypatch):
     for number in range(30):
         hold(backend, f"n:{number}")
     asked = []
-    names, look = backend.names, backend.look
-    monkeypatch.setattr(backend, "names", lambda prefix="": asked.append("names") or names(prefix))
+    slots, look = backend.slots, backend.look
+    monkeypatch.setattr(backend, "slots", lambda prefix="": asked.append("slots") or slots(prefix))
     monkeypatch.setattr(backend, "look", lambda names: asked.append(len(names)) or look(names))
     operator.get(LIST, {"_facets": "True"})
-    assert asked == ["names", 30]
+    assert asked == ["slots", 30]
 
 
 @pytest.mark.parametrize(
@@ -77,18 +78,30 @@ def test_only_the_locks_of_the_page_have_keys(operator, valkey_locks, monkeypatc
     assert len({*made}) == 100
 
 
-def test_keys_of_several_backends_stand_by_name():
-    names = {"b": ["", "a:1", "a:2", "a;", "c"], "none": [], "a": ["a:1", "b"]}
-    keys = inventory.KeyList(names)
+def test_keys_of_several_backends_stand_by_name_and_slot():
+    slots = {
+        "b": [("c", 7), ("", 1), ("a:2", 1), ("a;", 1), ("a:1", 3), ("a:1", 1), ("a:1", 2), ("c", 12)],
+        "none": [],
+        "a": [("b", 1), ("a:1", 1)],
+    }
+    lists = {using: inventory.SlotList() for using in slots}
+    for using, found in lists.items():
+        found.extend(Slot(*slot) for slot in slots[using])
+        found.sort()
+    keys = inventory.KeyList(lists)
     every = sorted(
-        (Key(using, name) for using in names for name in names[using]), key=lambda key: (key.name, key.using)
+        (SlotKey(using, *slot) for using in slots for slot in slots[using]),
+        key=lambda key: (key.name, key.using, key.slot),
     )
     assert [*keys] == every
     assert len(keys) == len(every)
-    assert [keys[2:5], keys[5:], keys[:-1], keys[9:]] == [every[2:5], every[5:], every[:-1], []]
+    assert [keys[2:5], keys[5:], keys[:-1], keys[10:]] == [every[2:5], every[5:], every[:-1], []]
     assert [keys[0], keys[-1]] == [every[0], every[-1]]
     for using in (None, "a", "b", "none", "unknown"):
         for prefix in ("", "a", "a:", "b", "d"):
             fitting = [key for key in every if using in (None, key.using) and key.name.startswith(prefix)]
             found = keys.only(using, prefix)
             assert [[*found], len(found), found[1:3]] == [fitting, len(fitting), fitting[1:3]]
+    assert [*inventory.KeyList({"b": lists["b"].without("a:")})] == [
+        key for key in every if key.using == "b" and not key.name.startswith("a:")
+    ]

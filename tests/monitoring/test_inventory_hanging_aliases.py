@@ -126,12 +126,12 @@ def test_what_backends_open_for_their_threads_is_closed(sqlite_database, setting
     hold(locks["default"], "order:1")
     opened = []
 
-    def names(self, prefix=""):
+    def slots(self, prefix=""):
         connections["locks"].ensure_connection()
         opened.append((threading.current_thread(), connections["locks"]))
         return iter(())
 
-    monkeypatch.setattr(LocMemBackend, "names", names)
+    monkeypatch.setattr(LocMemBackend, "slots", slots)
     out = io.StringIO()
     call_command("locks", "list", stdout=out)
     assert "order:1" in out.getvalue()

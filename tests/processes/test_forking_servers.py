@@ -112,7 +112,7 @@ class TestUwsgi:
 
     def test_a_worker_that_ends_frees_nothing_of_its_master(self, uwsgi):
         server = uwsgi("--enable-threads", "--max-requests", "2", "--min-worker-lifetime", "1", master="holds")
-        [before] = locks["default"].look(["leader"])
+        [[before]] = locks["default"].look(["leader"])
         pids = set()
 
         def has_ended():
@@ -121,7 +121,7 @@ class TestUwsgi:
             return len(pids) > 2
 
         eventually(has_ended, 60)
-        assert locks["default"].look(["leader"])[0].token == before.token
+        assert locks["default"].look(["leader"])[0][0].token == before.token
 
 
 class TestGunicorn:
@@ -135,10 +135,10 @@ class TestGunicorn:
             "--worker-class", "gevent", "--workers", "2", "--preload", "tests.support.forking_app:application",
             master="holds",
         )  # fmt: skip
-        [before] = locks["default"].look(["leader"])
+        [[before]] = locks["default"].look(["leader"])
         until = time.monotonic() + 4  # twice its TTL
         while time.monotonic() < until:
-            assert locks["default"].look(["leader"])[0].token == before.token
+            assert locks["default"].look(["leader"])[0][0].token == before.token
             time.sleep(0.1)
         assert "was lost" not in server.log()
         assert "begins again" not in server.log()

@@ -187,33 +187,35 @@ class Calls:
     def free(self, process: Process, name: str, **about: Any) -> None:
         """An operator does."""
         with self._judges.acquiring(process, {"frees": name}) as judge:
-            [info] = locks[process.name].look([name])
+            [leases] = locks[process.name].look([name])
             judge.got(None)
-            if info:
-                self._judges.freed(info)
+            if leases:
+                self._judges.freed(leases[0])
                 judge.leaves()
-                force_release(info, by="operator")
+                force_release(leases[0], by="operator")
 
     async def afree(self, process: Process, name: str, **about: Any) -> None:
         with self._judges.acquiring(process, {"frees": name}) as judge:
-            [info] = await locks[process.name].alook([name])
+            [leases] = await locks[process.name].alook([name])
             judge.got(None)
-            assert info is None or info.name == name
+            assert all(info.name == name for info in leases)
 
     def lists(self, process: Process, prefix: str, **about: Any) -> None:
         """As ``manage.py locks list`` and the pages of the admin do."""
         backend = locks[process.name]
         with self._judges.listing(process, prefix) as judge:
-            judge.told_names(names := backend.list_names(prefix))
-            judge.told_infos([info for info in backend.look(names) if info])
+            judge.told_slots(slots := backend.list_slots(prefix))
+            names = [*{name: None for name, _ in slots}]
+            judge.told_infos([info for leases in backend.look(names) for info in leases])
             judge.told_infos([*backend.held(prefix, step=2)])
             judge.told_waiters(names, backend.count_waiters(names))
 
     async def alists(self, process: Process, prefix: str, **about: Any) -> None:
         backend = locks[process.name]
         with self._judges.listing(process, prefix) as judge:
-            judge.told_names(names := await backend.alist_names(prefix))
-            judge.told_infos([info for info in await backend.alook(names) if info])
+            judge.told_slots(slots := await backend.alist_slots(prefix))
+            names = [*{name: None for name, _ in slots}]
+            judge.told_infos([info for leases in await backend.alook(names) for info in leases])
             judge.told_infos([info async for info in backend.aheld(prefix, step=2)])
             judge.told_waiters(names, await backend.acount_waiters(names))
 

@@ -27,6 +27,7 @@ from tests.support.history import left_behind
 from tests.support.proxy import Proxy
 from tests.support.quorum import Quorum
 from tests.support.sentinel import Watched
+from tests.support.tools import locked_names
 
 RECORDING_REDIS = "tests.support.history.RecordingBackend"
 RECORDING_CLUSTER = "tests.support.history.RecordingClusterBackend"
@@ -332,7 +333,7 @@ class Database(Store):
     def left_behind(self) -> list[str]:
         from django_distlock import locks
 
-        return sorted(locks["default"].names())
+        return locked_names(locks["default"])
 
 
 class PostgreSQL(Database):

@@ -83,7 +83,7 @@ def names_in(page) -> list[str]:
 
 
 def key_of(backend, name: str) -> str:
-    return str(LeaseKey(Key(backend.alias, name), backend.look([name])[0].digest))
+    return str(LeaseKey(Key(backend.alias, name), backend.look([name])[0][0].digest))
 
 
 def release(browser, ids, **fields):

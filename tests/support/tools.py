@@ -14,7 +14,7 @@ from django_distlock import LockBackendError, locks
 from django_distlock.backends.base import BaseLockBackend
 from django_distlock.core.local_queue import LocalQueue
 from django_distlock.core.renewal import Renewer
-from django_distlock.testing.tools import PATIENCE, eventually, lock_request
+from django_distlock.testing.tools import PATIENCE, eventually, lock_request, locked_names
 
 __all__ = [
     "PATIENCE",
@@ -23,6 +23,7 @@ __all__ = [
     "eventually",
     "insist",
     "lock_request",
+    "locked_names",
     "queue_of",
     "renewer_of",
     "threads_of",

@@ -42,6 +42,7 @@ from django_distlock.testing import (
     separate_locks,
     store_down,
 )
+from django_distlock.types import Slot
 from tests.support.programs import ROOT
 from tests.support.tools import PATIENCE, eventually, lock_request
 
@@ -175,19 +176,19 @@ class TestStoreDown:
                 lambda: backend.acquire(request, queue=True),
                 lambda: backend.release(request),
                 lambda: backend.renew([(request, 5.0)]),
-                lambda: backend.names(),
-                lambda: backend.list_names(),
+                lambda: backend.slots(),
+                lambda: backend.list_slots(),
                 lambda: backend.look(["name"]),
                 lambda: backend.held(),
-                lambda: backend.holders(["name"]),
-                lambda: backend.remaining(["name"]),
+                lambda: backend.holders([Slot("name")]),
+                lambda: backend.remaining([Slot("name")]),
                 lambda: backend.count_waiters(["name"]),
                 lambda: calls(lock("name")).acquire(),
                 lambda: calls(lock("name")).locked(),
             ):
                 with pytest.raises(LockBackendError, match="'default' does not answer: a test let its store be down"):
                     ask()
-        assert backend.look(["name"]) == [None]
+        assert backend.look(["name"]) == [[]]
 
     def test_runs_of_beat_and_the_self_test_too(self, locmem_locks):
         with store_down():
@@ -526,6 +527,8 @@ class Tests(SimpleTestCase):
 RUNNER = """
 from django.test.runner import DiscoverRunner, ParallelTestSuite
 from django_distlock.testing import separate_locks
+from django_distlock.types import Slot
+from django_distlock.types import Slot
 
 def init_worker(*args, **kwargs):
     ParallelTestSuite.init_worker(*args, **kwargs)

@@ -178,7 +178,7 @@ def test_commands_show_names_and_holders_without_steering_the_terminal(backend):
         ["locks", "release", name, "--no-input"],
     ):
         assert is_harmless(said_by(*arguments)), arguments
-    assert backend.look([name]) == [None]
+    assert backend.look([name]) == [[]]
 
 
 def test_a_holder_is_printable_and_short_however_it_was_made():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 
 from ...exceptions import LockBackendError
-from ...types import CheckResult, Grant, Holder, Level, LockRequest
+from ...types import CheckResult, Grant, Holder, Level, LockRequest, Slot
 from ...utils.clock import clock
 from ...utils.drive import Call, Steps
 
@@ -39,15 +39,16 @@ def steps(prefix: str) -> Steps[list[CheckResult]]:
     if excludes:  # looks once from the queue
         yield Call("acquire", (waiter,), {"queue": True})
     yield Call("release", (waiter,))
-    for question in ("holders", "remaining", "count_waiters"):
-        yield Call(question, ([name],))
-    listed = yield Call("list_names", (name,))
+    slot = Slot(name)
+    for question, about in (("holders", slot), ("remaining", slot), ("count_waiters", name)):
+        yield Call(question, ([about],))
+    listed = yield Call("list_slots", (name,))
     [renewed] = yield Call("renew", ([(held, TTL)],))
     released = yield Call("release", (held,))
     results = [CheckResult(Level.OK, "reachable", "A lock was taken, waited for, renewed, listed and released.")]
     if not excludes:
         results = [CheckResult(Level.WARNING, "reachable", "Locks of this backend exclude nobody.")]
-    elif not (seen and name in listed and renewed and released):
+    elif not (seen and slot in listed and renewed and released):
         message = "The store did not keep a lock for the milliseconds of this test."
         results = [CheckResult(Level.ERROR, "reachable", message, "Does it evict keys, or does somebody empty it?")]
     took = f"A round trip takes {min(times) * 1000:.1f} ms."

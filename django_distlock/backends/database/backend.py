@@ -16,7 +16,7 @@ from django.db import connections
 from ...exceptions import InvalidLockName, LockBackendError
 from ...formats import NUMBER
 from ...models import LONGEST_KEY
-from ...types import Grant, Holder, LastRun, LockInfo, LockRequest
+from ...types import Grant, Holder, LastRun, LockInfo, LockRequest, Slot
 from ..base import STEP, RunsBackend, named
 from ..common.attempts import InDoubt
 from ..common.state import CLAIMED, DIGITS, HELD, RESTING, Attempt, microseconds
@@ -241,21 +241,22 @@ class DatabaseBackend(ThreadedBackend, RunsBackend):
             return True
         return None if self._row_of(request) in newer else False
 
-    def names(self, prefix: str = "") -> Iterator[str]:
+    def slots(self, prefix: str = "") -> Iterator[Slot]:
         own = self.prefix_now() or self.prefix
         begin, last = self._row_key(own, prefix), b""
         while found := self._run(partial(self._sql.names, prefix=begin, after=last, limit=self.batch_size)):
             last = found[-1]
-            yield from self._names(own, found)
+            yield from map(Slot, self._names(own, found))
 
-    def look(self, names: Sequence[str]) -> list[LockInfo | None]:
+    def look(self, names: Sequence[str]) -> list[list[LockInfo]]:
         prefix = self.prefix_now()
         keys = self._row_keys(prefix, names)
         found: dict[bytes, Any] = {}
         for batch in self._batches(keys):
             found |= self._run(partial(self._sql.look, names=batch))
         seen = [(name, key, found.get(key)) for name, key in zip(names, keys, strict=True)]
-        return named([self._info_of(name, key, about) if about else None for name, key, about in seen], names, prefix)
+        infos = [self._info_of(name, key, about) if about else None for name, key, about in seen]
+        return named([[info] if info else [] for info in infos], names, prefix)
 
     def count_waiters(self, names: Sequence[str]) -> list[int | None]:
         """How many processes wait for each lock."""

@@ -12,7 +12,7 @@ from django.core.checks import CheckMessage
 from redis.exceptions import RedisError
 
 from ...exceptions import InvalidLockBackend, LockBackendError, UnreadableRun
-from ...types import NOT_WAITING, CheckResult, Grant, Holder, LastRun, LockInfo, LockRequest, Outage
+from ...types import NOT_WAITING, CheckResult, Grant, Holder, LastRun, LockInfo, LockRequest, Outage, Slot
 from ...utils.clock import wall_clock
 from ...utils.drive import Call, Steps, adrive, drive
 from ...utils.text import quoted
@@ -239,28 +239,34 @@ class RedisBackend(GeneratorBackend, RunsBackend):
         reply = yield Call("send", (self._operations.renew(wanted),), options)
         return self._operations.renewed(reply)
 
-    def _look(self, names: Sequence[str]) -> Steps[list[LockInfo | None]]:
+    def _look(self, names: Sequence[str]) -> Steps[list[list[LockInfo]]]:
         prefix, locks = self.keyed(names)
         found = self._operations.infos(locks, (yield Call("send", (self._operations.look(locks),))))
         return named(found, names, prefix)
 
-    def _holders(self, names: Sequence[str]) -> Steps[list[Holder | None]]:
-        _, locks = self.keyed(names)
+    def _holders(self, slots: Sequence[Slot]) -> Steps[list[Holder | None]]:
+        _, locks = self.keyed([name for name, _ in slots])
         groups = self.keys.grouped(locks)
         reply = yield Call("send", (self._operations.holders(groups),))
-        return self._operations.found_holders(locks, groups, reply)
+        found = self._operations.found_holders(locks, groups, reply)
+        return [holder if slot.number == 1 else None for slot, holder in zip(slots, found, strict=True)]
 
-    def _remaining(self, names: Sequence[str]) -> Steps[list[float | None]]:
-        _, locks = self.keyed(names)
-        return self._operations.found_remaining((yield Call("send", (self._operations.remaining(locks),))))
+    def _remaining(self, slots: Sequence[Slot]) -> Steps[list[float | None]]:
+        _, locks = self.keyed([name for name, _ in slots])
+        found = self._operations.found_remaining((yield Call("send", (self._operations.remaining(locks),))))
+        return [left if slot.number == 1 else None for slot, left in zip(slots, found, strict=True)]
 
     def _count_waiters(self, names: Sequence[str]) -> Steps[list[int | None]]:
         """The processes that wait for each: a process has one place, however many of its threads and tasks wait."""
         _, locks = self.keyed(names)
         return self._operations.counted((yield Call("send", (self._operations.count_waiters(locks),))))
 
-    def _pages(self, prefix: str) -> Iterator[Steps[Iterable[str]]]:
-        return self._listed(self.keys.at(self.prefix_now()), LEASES, prefix)
+    def _pages(self, prefix: str) -> Iterator[Steps[Iterable[Slot]]]:
+        for page in self._listed(self.keys.at(self.prefix_now()), LEASES, prefix):
+            yield self._slots_of(page)
+
+    def _slots_of(self, page: Steps[Iterable[str]]) -> Steps[Iterable[Slot]]:
+        return map(Slot, (yield from page))
 
     def _listed(self, keys: Keys, kind: str, start: str) -> Iterator[Steps[Iterable[str]]]:
         listing = Listing(keys, kind, start)

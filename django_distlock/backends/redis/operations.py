@@ -178,10 +178,11 @@ class Operations:
             return False
         return None if isinstance(value, RedisError) else bool(value)
 
-    def infos(self, locks: Sequence[str], reply: Reply) -> list[LockInfo | None]:
+    def infos(self, locks: Sequence[str], reply: Reply) -> list[list[LockInfo]]:
         """Each is named by its whole key."""
         values = iter(reply.values)
-        return [self._info(lock, value, left) for lock, value, left in zip(locks, values, values, strict=True)]
+        found = [self._info(lock, value, left) for lock, value, left in zip(locks, values, values, strict=True)]
+        return [[info] if info else [] for info in found]
 
     def found_holders(self, locks: Sequence[str], groups: Sequence[Sequence[str]], reply: Reply) -> list[Holder | None]:
         values: dict[str, bytes | None] = {}

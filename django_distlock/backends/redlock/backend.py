@@ -12,7 +12,7 @@ from django.core.checks import CheckMessage
 from redis.exceptions import MaxConnectionsError
 
 from ...exceptions import LockBackendError
-from ...types import CheckResult, Grant, LockInfo, LockRequest, Outage
+from ...types import CheckResult, Grant, LockInfo, LockRequest, Outage, Slot
 from ...utils import fork
 from ...utils.clock import clock
 from ...utils.drive import Call, Steps
@@ -132,7 +132,7 @@ class RedlockBackend(GeneratorBackend):
             renewed += yield from self._run(partial(self._redlock.renew, some), limits)
         return renewed
 
-    def _look(self, names: Sequence[str]) -> Steps[list[LockInfo | None]]:
+    def _look(self, names: Sequence[str]) -> Steps[list[list[LockInfo]]]:
         if not names:
             return []
         prefix, locks = self.keyed(names)
@@ -140,18 +140,18 @@ class RedlockBackend(GeneratorBackend):
         for lock, observed in zip(locks, found, strict=True):
             if observed.foreign:
                 logger.error("%s", self._redlock.unreadable(lock, observed))
-        return named([observed.held for observed in found], names, prefix)
+        return named([[observed.held] if observed.held else [] for observed in found], names, prefix)
 
-    def _pages(self, prefix: str) -> Iterator[Steps[Iterable[str]]]:
+    def _pages(self, prefix: str) -> Iterator[Steps[Iterable[Slot]]]:
         """Which names a majority has is known when all nodes are through."""
         keys = self.keys.at(self.prefix_now())
         listing = MajorityListing(keys, prefix, len(self.locations), self.majority)
         while listing.is_open:
             yield self._page(listing)
 
-    def _page(self, listing: MajorityListing) -> Steps[Iterable[str]]:
+    def _page(self, listing: MajorityListing) -> Steps[Iterable[Slot]]:
         yield from self._run(partial(self._redlock.scan, listing), self._limits())
-        return () if listing.is_open else listing.locked
+        return () if listing.is_open else map(Slot, listing.locked)
 
     def close(self) -> None:
         self._client.close()

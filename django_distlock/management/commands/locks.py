@@ -8,7 +8,7 @@ import shutil
 import sys
 import time
 from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError, Namespace, _SubParsersAction
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from difflib import get_close_matches
 from functools import partial
 from typing import Any
@@ -21,7 +21,16 @@ from ...core.forced import force_release
 from ...exceptions import InvalidLockName, LockBackendError
 from ...monitoring import formatting
 from ...monitoring.diagnostics import capabilities_result
-from ...monitoring.formatting import FLEXIBLE, OPTIONAL, as_json, each_with_waiters, look_with_waiters, rows, state
+from ...monitoring.formatting import (
+    FLEXIBLE,
+    OPTIONAL,
+    as_json,
+    each_with_waiters,
+    look_with_waiters,
+    rows,
+    state,
+    with_waiters,
+)
 from ...monitoring.inventory import (
     Inventory,
     Key,
@@ -195,7 +204,7 @@ class Command(BaseCommand):
     def do_show(self, options: dict[str, Any]) -> None:
         inventory = Inventory(self.aliases)
         name = options["name"]
-        found = look_with_waiters(inventory, [Key(alias, name) for alias in inventory.aliases])
+        found = with_waiters(inventory, inventory.leases(Key(alias, name) for alias in inventory.aliases))
         if self.as_json:
             self._print_json([as_json(*lock) for lock in found])
         else:
@@ -230,10 +239,10 @@ class Command(BaseCommand):
             raise CommandError("An empty --prefix means all locks. They are freed after asking alone.", returncode=2)
         inventory = Inventory(self.aliases, options["prefix"] or "")
         if options["prefix"] is None:
-            keys: Sequence[Key] = [Key(alias, options["name"]) for alias in inventory.aliases]
+            leases = inventory.leases(Key(alias, options["name"]) for alias in inventory.aliases)
+            found = with_waiters(inventory, leases)
         else:
-            keys = inventory.keys()
-        found = look_with_waiters(inventory, keys)
+            found = look_with_waiters(inventory, inventory.keys())
         if self.as_json and (inventory.errors or not found):
             self._print_json([])
         self._raise_errors(inventory)

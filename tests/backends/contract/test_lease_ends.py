@@ -9,7 +9,7 @@ import pytest
 
 from django_distlock import lock, locks
 from django_distlock.backends.common.timing import Timing
-from django_distlock.types import Grant
+from django_distlock.types import Grant, Slot
 from tests.support.stores import DATABASE, REDIS
 from tests.support.tools import PATIENCE, backend_on, eventually, lock_request
 
@@ -102,7 +102,7 @@ def test_whoever_becomes_the_first_when_another_one_takes_a_free_lock(fleet, get
     fleet["a"].acquire(first, queue=True)
     second = gets_in("b")
     waits(2)
-    eventually(lambda: fleet["default"].look(["name"]) == [None])
+    eventually(lambda: fleet["default"].look(["name"]) == [[]])
     granted(fleet["a"], first, queue=True)
     assert second()
 
@@ -114,7 +114,7 @@ def test_whoever_becomes_the_first_when_another_one_leaves(fleet, gets_in, how):
     fleet["a"].acquire(first, queue=True)
     second = gets_in("b")
     waits(2)
-    eventually(lambda: fleet["default"].look(["name"])[0].remaining < 0.9)
+    eventually(lambda: fleet["default"].look(["name"])[0][0].remaining < 0.9)
     if how == "late":
         fleet["a"].acquire(first, queue=False)
     else:
@@ -145,7 +145,7 @@ def test_whoever_was_handed_the_lock_has_it_for_its_ttl(backend, ttl):
     backend.acquire(waiter, queue=True)
     backend.release(holder)
     granted(backend, waiter, queue=True)
-    [left] = backend.remaining(["name"])
+    [left] = backend.remaining([Slot("name")])
     assert left <= ttl
 
 
@@ -154,8 +154,8 @@ def test_a_min_hold_above_the_ttl_outlasts_a_lease_that_is_dropped(backend):
     handle = lock("name", ttl=0.2, min_hold=LONG, renew=False)
     assert handle.acquire()
     time.sleep(0.3)
-    [left] = backend.remaining(["name"])
+    [left] = backend.remaining([Slot("name")])
     assert LONG / 2 < left <= LONG
     handle.release()
-    [left] = backend.remaining(["name"])
+    [left] = backend.remaining([Slot("name")])
     assert LONG / 2 < left <= LONG

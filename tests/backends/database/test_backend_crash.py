@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from django_distlock.types import Grant
+from django_distlock.types import Grant, Slot
 from tests.support.tools import lock_request
 
 pytestmark = pytest.mark.slow
@@ -48,10 +48,10 @@ def test_a_lease_is_there_afterwards(postgres, postgres_locks, prepare, round_nu
     prepare(postgres_locks, request)
     grant = acquire(postgres_locks, request)
     crash(postgres, postgres_locks)
-    assert postgres_locks.look(["name"])[0].token == request.token
+    assert postgres_locks.look(["name"])[0][0].token == request.token
     assert postgres_locks.renew([(request, 600.0)]) == [True]
     crash(postgres, postgres_locks)
-    assert postgres_locks.remaining(["name"])[0] > 500
+    assert postgres_locks.remaining([Slot("name")])[0] > 500
     assert postgres_locks.release(request)
     assert acquire(postgres_locks, lock_request("name", ttl=60.0)).fence > grant.fence
 
@@ -62,7 +62,7 @@ def test_a_release_that_was_lost_can_be_repeated(postgres, postgres_locks):
     acquire(postgres_locks, request)
     assert postgres_locks.release(request)
     crash(postgres, postgres_locks)
-    [info] = postgres_locks.look(["name"])
+    [[info]] = postgres_locks.look(["name"])
     assert info is None or info.token == request.token
     assert postgres_locks.release(request) is (info is not None)
     acquire(postgres_locks, lock_request("name", ttl=60.0))

@@ -80,7 +80,7 @@ def test_a_newer_lease(backend, caplog, monkeypatch):
     assert TOLD in caplog.text
     assert_refused(backend, mine, waiter)
     caplog.clear()
-    assert backend.look(["name"]) == [None]
+    assert backend.look(["name"]) == [[]]
     assert list(backend.held()) == []
     assert TOLD in caplog.text
 
@@ -111,7 +111,7 @@ def test_of_a_newer_row_that_is_over_the_number_alone_counts(backend):
     backend.acquire(mine, queue=False)
     number = row_of(backend)["fence"] + HOUR
     put(backend, format=2, expires=1, careful_until=1, fence=number, state=HELD, waiters="new", retired="new")
-    assert backend.look(["name"]) == [None]
+    assert backend.look(["name"]) == [[]]
     assert backend.count_waiters(["name"]) == [0]
     assert backend.renew([(mine, 60.0)]) == [False]
     assert backend.release(mine) is False

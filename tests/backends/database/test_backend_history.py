@@ -20,7 +20,7 @@ from tests.support.accidents import Accidents
 from tests.support.databases import ALIAS, end_sessions, run_in, waiting
 from tests.support.history import faults
 from tests.support.peers import RANDOM_WORKER, Peer
-from tests.support.tools import PATIENCE, eventually
+from tests.support.tools import PATIENCE, eventually, locked_names
 
 pytestmark = pytest.mark.slow
 
@@ -138,7 +138,7 @@ def test_random_processes_and_accidents(backend, peers, tmp_path):
     assert faults(events) == []
     assert len([event for event in events if event.kind == "grant"]) >= 15
     assert any(event.kind == "place" for event in events)
-    eventually(lambda: list(locks["default"].names()) == [] and not careful(backend), 2 * PATIENCE)
+    eventually(lambda: locked_names(locks["default"]) == [] and not careful(backend), 2 * PATIENCE)
     assert clock() >= events[-1].at
 
 

@@ -76,7 +76,7 @@ def test_a_child_and_others_exclude_each_other_after_its_parent_has_closed_the_f
     with ExitStack() as stack:
         child = asyncio.run(forked_in_a_coroutine(steps)) if way == "async" else Child(steps)
         stack.callback(child.end)
-        assert child.hear() == "[None]"
+        assert child.hear() == "[[]]"
         locks.close()
         with lock("another"):
             pass
@@ -160,4 +160,4 @@ def test_a_child_begins_anew_though_its_parents_connection_was_closed_by_its_dri
     postgres_locks.look(["name"])
     for wrapper in open_connections(postgres_locks):
         wrapper.connection.close()
-    assert in_a_fork(lambda: (failures, postgres_locks.look(["name"]))) == "([], [None])"
+    assert in_a_fork(lambda: (failures, postgres_locks.look(["name"]))) == "([], [[]])"

@@ -69,7 +69,7 @@ def test_two_prefixes_share_the_table(sqlite_database, settings):
 
 
 def test_a_file_of_locks_that_has_no_runs_yet_gets_their_table(sqlite_locks):
-    sqlite_locks.names()
+    sqlite_locks.slots()
     with sqlite_locks.pool.connection(1) as connection:
         connection.connection.execute(f"DROP TABLE {TABLE}")
     sqlite_locks.pool.close_idle()

@@ -108,13 +108,13 @@ class TestLevels:
         backend.acquire(mine, queue=False)
         assert while_its_row_changes(backend, lambda: backend.release(mine)) is True
         assert not mine.in_doubt
-        assert backend.look(["name"]) == [None]
+        assert backend.look(["name"]) == [[]]
 
     def test_renewal(self, backend):
         mine = lock_request(ttl=60)
         backend.acquire(mine, queue=False)
         assert while_its_row_changes(backend, lambda: backend.renew([(mine, 120.0)])) == [True]
-        assert backend.look(["name"])[0].remaining > 60
+        assert backend.look(["name"])[0][0].remaining > 60
 
     @pytest.mark.parametrize("queue", [False, True])
     def test_an_attempt(self, backend, queue):

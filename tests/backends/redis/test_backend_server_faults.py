@@ -141,7 +141,7 @@ class TestMemory:
         with pytest.raises(LockBackendError, match="the server is out of memory"):
             resting.release()  # for its cooldown the server would have to write
         client(server).config_set("maxmemory", 0)
-        eventually(lambda: locks["default"].look(["resting"])[0].resting)
+        eventually(lambda: locks["default"].look(["resting"])[0][0].resting)
         assert calls(lock("held", wait=0)).acquire() is False
         held.release()
         assert calls(lock("held")).locked() is False

@@ -14,7 +14,7 @@ import pytest
 from django_distlock import LockBackendError, State, lock, locks
 from django_distlock.backends.common.timing import Timing
 from django_distlock.backends.redis.config import Location
-from django_distlock.testing.tools import WAYS, calling
+from django_distlock.testing.tools import WAYS, calling, locked_names
 from django_distlock.utils import threads
 from tests.support.inside import clients_of_loops
 from tests.support.scripted import Scripted
@@ -111,7 +111,7 @@ def test_callers_fail_at_once_without_a_question(use, three, calls, store, fault
         for call in (
             lambda wait=wait: calls(lock("name", wait=wait)).acquire(),
             lambda: calls(backend).look(["name"]),
-            lambda: calls(backend).names(),
+            lambda: locked_names(calls(backend)),
         ):
             with pytest.raises(LockBackendError, match="does not answer") as caught:
                 call()

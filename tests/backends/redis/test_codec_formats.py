@@ -63,7 +63,7 @@ def test_a_newer_lease(nodes):
     request.in_doubt = True  # so that the release retires its token
     refusal_of(lambda: backend.release(request))
     refusal_of(lambda: backend.renew([(request, 10.0)]))
-    assert backend.look(["name"]) == [None]
+    assert backend.look(["name"]) == [[]]
     assert [contents(node) for node in nodes] == before
 
 

@@ -480,7 +480,7 @@ def test_a_forked_child_asks_by_itself(server, settings, fork):
 
         assert in_a_fork(look_in_child, FORKS[fork]) == "False"
         provider.may_answer.set()
-        assert look.result(PATIENCE) == [None]
+        assert look.result(PATIENCE) == [[]]
 
 
 class TestATokenManager:
@@ -613,7 +613,7 @@ class TestAProviderThatFails:
             looks = [threads.submit(backend.look, ["name"]) for _ in range(10)]
             eventually(provider.asked.is_set)
             provider.may_answer.set()
-            assert [look.result(PATIENCE) for look in looks] == [[None]] * 10
+            assert [look.result(PATIENCE) for look in looks] == [[[]]] * 10
 
     def test_that_others_have_asked_before_is_asked_anew_by_whom_it_misled(self):
         provider, answers = Slow(), []

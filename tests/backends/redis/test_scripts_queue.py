@@ -354,7 +354,7 @@ class TestLostReplies:
         assert holder.ended.wait(PATIENCE)
         assert through_proxy.cuts == times
         time.sleep(0.1)
-        assert locks["a"].look(["name"])[0].remaining > 20  # the release that is repeated is not the waiter's
+        assert locks["a"].look(["name"])[0][0].remaining > 20  # the release that is repeated is not the waiter's
         waiter.leaves()
         assert is_clean(store)
 

@@ -35,7 +35,7 @@ from tests.support.leases import lease_of, request_of
 from tests.support.programs import ROOT
 from tests.support.quorum import Quorum, spread
 from tests.support.scripted import Scripted
-from tests.support.tools import PATIENCE, eventually, insist, lock_request, renewer_of
+from tests.support.tools import PATIENCE, eventually, insist, lock_request, locked_names, renewer_of
 
 pytestmark = pytest.mark.slow
 
@@ -250,7 +250,7 @@ class TestOneDeadOneHung:
             lambda: calls(backend).renew([(held, 60.0)]),
             lambda: calls(backend).release(held),
             lambda: calls(backend).look(["held"]),
-            lambda: calls(backend).names(),
+            lambda: locked_names(calls(backend)),
         ):
             with pytest.raises(LockBackendError, match="3 of 5 nodes failed"):
                 request()
@@ -274,7 +274,7 @@ class TestOneDeadOneHung:
         def everywhere():
             mine = lock_request("again")
             backend.acquire(mine, queue=False)
-            [info] = backend.look(["again"])
+            [[info]] = backend.look(["again"])
             backend.release(mine)
             return info.nodes == 5
 
@@ -525,7 +525,7 @@ def test_an_adoption_whose_majority_hangs_leaves_the_lease_to_the_next(quorum, c
     for number in range(3):
         quorum.go_on(number)
     eventually(lambda: not renewer_of(backend).is_cleaning)
-    [info] = eventually(lambda: [found for found in backend.look(["name"]) if found and not found.failed_nodes])
+    [info] = eventually(lambda: [found for found in backend.look(["name"])[0] if not found.failed_nodes])
     assert (info.token, info.nodes) == (first.token, 5)
     lease = adopt(text)
     assert lease.fence == first.fence
@@ -576,8 +576,8 @@ class TestRenewal:
                 quorum.kill(number)
                 time.sleep(0.6)  # the longest TTL
                 quorum.start(number)
-                eventually(lambda: (info := backend.look(["name"])[0]) and info.nodes == 5)
-            [info] = backend.look(["name"])
+                eventually(lambda: [info.nodes for info in backend.look(["name"])[0]] == [5])
+            [[info]] = backend.look(["name"])
             assert (info.token, info.fence) == (lease.token, lease.fence)
 
     def test_does_not_bring_back_what_was_freed(self, redlock_locks, nodes, calls):
@@ -666,20 +666,20 @@ class TestListing:
         assert [info.nodes for info in calls(redlock_locks).held()] == [3]
         nodes[2].delete("lock:name")
         assert calls(redlock_locks).held() == []
-        assert calls(redlock_locks).names() == []
+        assert locked_names(calls(redlock_locks)) == []
 
     def test_with_two_nodes_down(self, quorum, configured, calls):
         backend = configured(quorum.urls, OPTIONS={"node_timeout": 0.1})
         spread(calls(backend), lock_request(ttl=60))
         quorum.kill(0)
         quorum.stop(1)
-        assert calls(backend).names() == ["name"]
+        assert locked_names(calls(backend)) == ["name"]
         assert [info.nodes for info in calls(backend).held()] == [3]
 
     def test_a_value_that_is_no_lock_is_said(self, redlock_locks, nodes, caplog):
         for node in nodes:
             node.set("lock:name", "no lock")
-        assert redlock_locks.look(["name"]) == [None]
+        assert redlock_locks.look(["name"]) == [[]]
         assert "holds something that is no lock" in caplog.text
         with pytest.raises(LockBackendError, match="holds something that is no lock"):
             lock("name", wait=0).acquire()
@@ -931,7 +931,7 @@ class TestConnections:
         monkeypatch.setattr("django_distlock.backends.redlock.connections.Poll", SelectPoll)
         for _ in range(3):
             with lock("name") as lease:
-                assert redlock_locks.look(["name"])[0].token == lease.token
+                assert redlock_locks.look(["name"])[0][0].token == lease.token
 
     def test_an_interrupt_leaves_nothing_behind(self, quorum, configured):
         """A handler of a signal, such as a time limit, that raises while nodes are asked."""
@@ -1030,7 +1030,7 @@ class TestOpeningConnections:
             taken, until = lock_request(), clock() + PATIENCE
             while clock() < until:
                 assert isinstance(await redlock_locks.aacquire(taken, queue=False), Grant)
-                [info] = await redlock_locks.alook(["name"])
+                [[info]] = await redlock_locks.alook(["name"])
                 if info.nodes == 5:
                     break
             assert info.nodes == 5
@@ -1210,7 +1210,7 @@ class TestWhatNodesAnswer:
         for call, answer in (
             (lambda: isinstance(calls(backend).acquire(taken, queue=False), Grant), True),
             (lambda: calls(backend).renew([(taken, 10.0)]), [True]),
-            (lambda: calls(backend).look(["name"]), [None]),
+            (lambda: calls(backend).look(["name"]), [[]]),
             (lambda: calls(backend).held(), []),
             (lambda: calls(backend).release(taken), True),
         ):
@@ -1442,7 +1442,7 @@ class TestEventLoops:
         with quorum.clients() as nodes:
             before = _clients(nodes.values())
             asyncio.run(main())
-            assert backend.look(["name"]) == [None]
+            assert backend.look(["name"]) == [[]]
             backend.close()  # what was given back in the background, was so by a thread
             eventually(lambda: all(now <= then for now, then in zip(_clients(nodes.values()), before, strict=True)))
 
@@ -1463,7 +1463,7 @@ class TestEventLoops:
         began = time.monotonic()
         asyncio.run(main())
         assert time.monotonic() - began < 4
-        assert redlock_locks.look(["name"]) == [None]
+        assert redlock_locks.look(["name"]) == [[]]
 
 
 def _clients(nodes):
@@ -1536,8 +1536,8 @@ def test_the_acl_of_the_documentation_suffices(nodes, redlock_locks, five_valkey
         assert isinstance(backend.acquire(mine, queue=False), Grant)
         assert isinstance(backend.acquire(lock_request(), queue=False), LockInfo)
         assert backend.renew([(mine, 60.0)]) == [True]
-        assert backend.names() == ["name"]
-        assert backend.look(["name"])[0].token == mine.token
+        assert locked_names(backend) == ["name"]
+        assert backend.look(["name"])[0][0].token == mine.token
         mine.in_doubt = True
         assert backend.release(mine, 0.001) is True
         assert not any("does not answer" in finding.message for finding in backend.check())

@@ -31,7 +31,7 @@ def test_release_asks(terminal, valkey_locks, answer, code):
     assert "POST /pay" in terminal.text
     terminal.type(answer)
     assert terminal.ended() == code
-    assert (valkey_locks.look(["order:1"]) == [None]) == (code == 0)
+    assert (valkey_locks.look(["order:1"]) == [[]]) == (code == 0)
 
 
 def test_ctrl_c_answers_no(terminal, valkey_locks):
@@ -42,7 +42,7 @@ def test_ctrl_c_answers_no(terminal, valkey_locks):
     assert terminal.ended() == 1
     assert terminal.lines[-1] == "CommandError: Nothing was freed."
     assert "Traceback" not in terminal.text
-    assert valkey_locks.look(["order:1"]) != [None]
+    assert valkey_locks.look(["order:1"]) != [[]]
 
 
 def test_watch_redraws_what_fits_until_ctrl_c(terminal, valkey_locks):

@@ -72,13 +72,13 @@ def test_the_program_runs_under_the_lock_and_knows_its_number(run, valkey_locks)
     name, fence = out.split()
     assert name == "backup"
     assert int(fence) > time.time() * 1_000_000 - 60_000_000
-    assert valkey_locks.look(["backup"]) == [None]
+    assert valkey_locks.look(["backup"]) == [[]]
 
 
 def test_who_has_it_while_it_runs(run, valkey_locks):
     process = run("backup", "--", PYTHON, "-c", TELLING)
     assert process.stdout.readline() == "up\n"
-    [info] = valkey_locks.look(["backup"])
+    [[info]] = valkey_locks.look(["backup"])
     assert info.holder.label == Path(PYTHON).name
     assert info.holder.pid == process.pid
 
@@ -98,7 +98,7 @@ def test_arguments_and_dashes_go_to_the_program(run):
 def test_a_program_that_is_not_there(run, valkey_locks):
     assert ended(run("backup", "--", "/no/such/program"))[0] == 127
     assert ended(run("backup", "--", str(ROOT)))[0] == 126
-    assert valkey_locks.look(["backup"]) == [None]
+    assert valkey_locks.look(["backup"]) == [[]]
 
 
 def test_busy(run, valkey_locks):
@@ -144,7 +144,7 @@ def test_with_min_hold_a_quick_program_runs_once_where_several_hosts_start_it(ru
     """Also on a host that starts it when it has ended elsewhere."""
     arguments = ["backup", "--min-hold", "5m", "--on-busy", "skip", "-v", "0", "--", "echo", "ran"]
     assert ended(run(*arguments)) == (0, "ran\n", "")
-    [info] = valkey_locks.look(["backup"])
+    [[info]] = valkey_locks.look(["backup"])
     assert info.resting
     assert 200 < info.remaining <= 300
     assert ended(run(*arguments)) == (0, "", "")
@@ -176,7 +176,7 @@ def test_signals_go_to_the_program(run, valkey_locks, number):
     process.send_signal(number)
     returncode, out, _ = ended(process)
     assert (returncode, out) == (40 + number, f"{number.name}\n")
-    assert valkey_locks.look(["backup"]) == [None]
+    assert valkey_locks.look(["backup"]) == [[]]
 
 
 def test_a_program_that_a_signal_ends(run):

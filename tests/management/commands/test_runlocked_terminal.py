@@ -52,7 +52,7 @@ def runlocked(*arguments: str) -> list[str]:
 def test_the_program_gets_the_signal_of_a_key_once(terminal, valkey_locks, key, number):
     terminal.start(*runlocked("--", PYTHON, "-c", TELLING))
     eventually(lambda: terminal.shows("<up>"))
-    assert valkey_locks.look(["backup"]) != [None]
+    assert valkey_locks.look(["backup"]) != [[]]
     # Stopped, so that two signals would be two: of equal ones that wait to be delivered a process gets one.
     terminal.process.send_signal(signal.SIGSTOP)
     terminal.press(key)
@@ -61,7 +61,7 @@ def test_the_program_gets_the_signal_of_a_key_once(terminal, valkey_locks, key, 
     assert terminal.ended() == 40 + number
     assert re.findall(r"<(\w+)>", terminal.text) == ["up", number.name]
     assert "Traceback" not in terminal.text
-    assert valkey_locks.look(["backup"]) == [None]
+    assert valkey_locks.look(["backup"]) == [[]]
 
 
 def test_a_program_that_does_not_mind_ctrl_c_goes_on_under_the_lock(terminal, valkey_locks):
@@ -71,10 +71,10 @@ def test_a_program_that_does_not_mind_ctrl_c_goes_on_under_the_lock(terminal, va
     eventually(lambda: terminal.shows("^C"))
     time.sleep(0.3)
     assert terminal.process.poll() is None
-    assert valkey_locks.look(["backup"]) != [None]
+    assert valkey_locks.look(["backup"]) != [[]]
     terminal.type("go on")  # the program reads from the terminal, as without a lock
     assert terminal.ended() == 7
-    assert valkey_locks.look(["backup"]) == [None]
+    assert valkey_locks.look(["backup"]) == [[]]
 
 
 def test_a_program_that_ctrl_c_ends(terminal, valkey_locks):
@@ -83,7 +83,7 @@ def test_a_program_that_ctrl_c_ends(terminal, valkey_locks):
     terminal.press("C")
     assert terminal.ended() == 128 + signal.SIGINT
     assert "sh was ended by SIGINT" in terminal.text
-    assert valkey_locks.look(["backup"]) == [None]
+    assert valkey_locks.look(["backup"]) == [[]]
 
 
 def test_other_signals_are_passed_on_there_too(terminal, valkey_locks):
@@ -110,10 +110,10 @@ def test_in_the_background_of_a_shell_ctrl_c_is_not_meant_for_it(terminal, valke
     script = f'set -m; {shlex.join(runlocked("--", PYTHON, "-c", TELLING))} & wait $!; echo "<code $?>"'
     terminal.start("bash", "-c", script)
     eventually(lambda: terminal.shows("<up>"))
-    [info] = valkey_locks.look(["backup"])
+    [[info]] = valkey_locks.look(["backup"])
     os.kill(info.holder.pid, signal.SIGINT)
     eventually(lambda: terminal.shows("<code "))
     assert terminal.ended() == 0
     assert terminal.text.count("<SIGINT>") == 1
     assert f"<code {40 + signal.SIGINT}>" in terminal.text
-    assert valkey_locks.look(["backup"]) == [None]
+    assert valkey_locks.look(["backup"]) == [[]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from django_distlock.types import LockInfo
+from django_distlock.types import LockInfo, Slot
 
 if TYPE_CHECKING:
     from ..simulation import Simulation
@@ -20,15 +20,15 @@ class ListJudge:
         self._judge, self._prefix = judge, prefix
         self._believed = self._present()
 
-    def told_names(self, names: Sequence[str]) -> None:
-        if len({*names}) < len(names) or not all(name.startswith(self._prefix) for name in names):
-            self._judges.fail(f"{self._judge}: told {names}")
-        for name in {*self._held().values()} - {*names}:
+    def told_slots(self, slots: Sequence[Slot]) -> None:
+        if len({*slots}) < len(slots) or not all(name.startswith(self._prefix) for name, _ in slots):
+            self._judges.fail(f"{self._judge}: told {slots}")
+        for name in {*self._held().values()} - {name for name, _ in slots}:
             self._judges.fail(f"{self._judge}: not told that {name} is held")
         self._answered()
 
     def told_infos(self, infos: Sequence[LockInfo]) -> None:
-        self.told_names([info.name for info in infos])
+        self.told_slots([Slot(info.name, info.slot) for info in infos])
         for token in self._held().keys() - {info.token for info in infos}:
             self._judges.fail(f"{self._judge}: not told who holds {self._believed[token]}")
         for info in infos:

@@ -61,7 +61,7 @@ SHARES = {
 SKIPPED_FUNCTIONS = re.compile(
     r"__(init|repr|str|len|del|hash|eq)__|check_\w+|_?diagnose|_?check|.*_text|.*_message|_advice\w*|advice|explain|_explain"
     r"|describe\w*|_described|_warn\w*|_log\w*|log_\w+|.*_error|fail|refuse|copy|foreign_value|unreadable"
-    r"|a?names|_?a?list_names|_pages?|_next_nodes|a?held|a?holders|_holders|found_\w+|_?a?remaining|counted"
+    r"|a?slots|_?a?list_slots|_slots_of|_pages?|_next_nodes|a?held|a?holders|_holders|found_\w+|_?a?remaining|counted"
     r"|_?a?count(_waiters)?|_?a?prune\w*|.*prun.*|scan|a?runs?_?\w*|_find_runs|find_runs|claim\w*|keyspace|server"
     r"|is_half_plain|of_run|_?reset_after_fork|forget|_begin\w*|new_names|commands|pattern|close|aclose|info|_exit"
     r"|take_over|taken_over|opened|_opened|_take_hooks|_run_hooks|_watch_\w+|_drop_leftovers|_listed|page|_page\w*|end_of|_holder|_?assert\w*|find_transactions_around|_open_transactions|_?is_known|known|final|_complete|_name"

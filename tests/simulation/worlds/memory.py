@@ -70,7 +70,7 @@ class MemoryWorld(World):
         for alias, process in self.simulation.processes.items():
             if process.is_alive:
                 self.scheduler.acting, self.scheduler.running = process, None
-                found += [info for info in locks[alias].look(list(locks[alias].names())) if info]
+                found += locks[alias].held()
         self.scheduler.acting, self.scheduler.running = before, running
         return found
 

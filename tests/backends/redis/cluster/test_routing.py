@@ -189,7 +189,7 @@ class TestMovingSlots:
             keeps = threading.Thread(target=cluster.move, args=(slot, to, 0.8))
             keeps.start()
             time.sleep(1.4)
-            assert locks["other"].look(["name"])[0].fence == lease.fence
+            assert locks["other"].look(["name"])[0][0].fence == lease.fence
             keeps.join(PATIENCE)
             time.sleep(1)
             assert lease.state is State.HELD
@@ -400,7 +400,7 @@ class TestHangingPrimary:
         primary = hang()
         backend = calls(locks["default"])
         assert backend.renew([(one, 20.0) for one in held]) == [None, True]
-        for ask in (lambda: backend.look([elsewhere, there]), backend.names):
+        for ask in (lambda: backend.look([elsewhere, there]), backend.slots):
             with pytest.raises(LockBackendError, match=str(primary.port)):
                 ask()
         found = [finding for finding in backend.check() if finding.is_error]
@@ -548,7 +548,7 @@ class TestNobodyServes:
             with pytest.raises(LockBackendError, match="the Cluster is down for these locks"):
                 backend.acquire(lock_request(lacking), queue=False)
             with pytest.raises(LockBackendError, match="of the slots that locks use have no primary"):
-                backend.names()
+                backend.slots()
             assert any(finding.is_error for finding in backend.check())
         finally:
             locks.close()
