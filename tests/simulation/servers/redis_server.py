@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import deque
 from collections.abc import Callable
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from . import info
@@ -52,6 +53,7 @@ class Server(ConnectionCommands):
         self.started_at = self.scheduler.now
         self.store = Store(lambda: self.scheduler.now, self._publish, self.check_in_script)
         self.scripts: dict[str, str] = {}
+        self.forgot_at = (-inf, -inf)  # its scripts: the last two times that it was made to
         self._turns: deque[Session] = deque()
         self._is_busy = False  # with the first of these
         self._deferred: list[Callable[[], None]] = []  # what other servers told it while it hung
@@ -140,6 +142,7 @@ class Server(ConnectionCommands):
 
     def forget_scripts(self) -> None:
         self.scripts.clear()
+        self.forgot_at = (self.forgot_at[1], self.scheduler.now)
 
     def end_clients(self, kind: str) -> int:
         """As CLIENT KILL TYPE does: "normal", or "pubsub"."""

@@ -11,6 +11,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from django_distlock import LockBackendError
+from django_distlock.backends.redis.errors import BreakerOpen
 
 from ..judges.copies import Copy, CopyJudge, Node
 from ..judges.holders import is_about_connections
@@ -191,11 +192,11 @@ class QuorumWorld(ServersWorld):
         return inf if self._max_connections == 1 else self.asking_time(ttl)
 
     def patience(self, error: LockBackendError, wait: float | None) -> float:
-        """Nodes that refuse are asked again meanwhile (docs/redlock.md, "What costs time")."""
+        """Nodes that refuse are asked again meanwhile (docs/redlock.md, "What costs time"), until their breakers open."""
         if is_about_connections(error):
             return inf
         failures = error.__cause__.exceptions if isinstance(error.__cause__, ExceptionGroup) else [error]
-        refused = [one for one in failures if "Connection refused" in str(one)]
+        refused = [one for one in failures if "Connection refused" in str(one) and not isinstance(one, BreakerOpen)]
         return CONNECT_TIMEOUT if len(refused) == len(failures) else 0.0
 
     # Faults

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 WAYS_OF_OTHERS = 4  # that bytes go for each call before: to acquire a lock, and to release it
 FAILOVER_TIMEOUT = 30.0  # seconds, as docs/settings.md has it
 FINAL = ("MISCONF", "out of memory")
+FORGOTTEN = "No matching script."
 BACKEND = "django_distlock.backends.redis.RedisBackend"
 
 
@@ -55,7 +56,13 @@ class ServersWorld(World):
         return True
 
     def may_be_final(self, error: LockBackendError) -> bool:
-        """Of what befalls servers, disks and memory that are full do not pass by themselves."""
+        """Of what befalls servers, disks and memory that are full do not pass by themselves.
+
+        A server without a script to which it was just loaded is taken for one that keeps none.
+        """
+        if FORGOTTEN in str(error):
+            now = self.simulation.scheduler.now
+            return any(now - server.forgot_at[0] < self.longest_attempt for server in self.servers.values())
         return any(reason in str(error) for reason in FINAL)
 
     def cut(self, socket: Socket) -> None:
