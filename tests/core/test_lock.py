@@ -291,7 +291,7 @@ class TestWith:
         """The handle's owner lost it; another thread holds it by the same handle."""
         handle = lock("name", wait=5)
         handle.acquire()
-        [info] = locks["default"].held()
+        [[info]] = locks["default"].look(["name"])
         locks["default"].release(request_of(lease_of(handle)))
         taken, leave = threading.Event(), threading.Event()
 
