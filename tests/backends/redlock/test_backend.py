@@ -1236,7 +1236,7 @@ class TestWhatNodesAnswer:
         assert scripted[0].seen.count(b"EVALSHA") < 10
         scripted[2].heal()
         eventually(lambda: not renewer_of(backend).is_cleaning)
-        assert scripted[2].seen.count(b"EVALSHA") == 1
+        assert 1 <= scripted[2].seen.count(b"EVALSHA") < 10
 
     @staticmethod
     def wait_until_released(backend, node):
