@@ -1,18 +1,22 @@
 """What happens to locks in this process. Sent with ``send_robust`` and never while a store is being asked.
 
-Every signal's ``sender`` is the class of the backend; ``name`` and ``using`` say which lock.
+Every signal's ``sender`` is the class of the backend; ``name``, ``template`` and ``using`` say which lock.
+``waited``: seconds since the lock was asked for. ``held``: seconds since it was granted.
 
-``lock_acquired`` and ``lock_released`` carry ``lease``.
-``lock_busy`` carries ``holder`` (a Holder or None) and ``waited`` (seconds).
-``lock_unavailable`` carries ``error`` (a LockBackendError) and ``lease`` (with which the caller goes on, or None).
-``lock_lost`` carries ``lease`` and ``reason`` (text).
-``lock_held_long`` carries ``lease`` and ``held`` (seconds since it was granted).
+``lock_acquired`` carries ``lease`` and ``waited``.
+``lock_busy`` carries ``holder`` (a Holder or None) and ``waited``.
+``lock_unavailable`` carries ``error`` (a LockBackendError), ``lease`` (with which the caller goes on, or None) and
+``waited``.
+``lock_renewed`` carries ``lease``.
+``lock_released`` carries ``lease`` and ``held``.
+``lock_lost`` carries ``lease``, ``reason`` (text) and ``held``.
+``lock_held_long`` carries ``lease`` and ``held``.
 ``lock_forced`` carries ``info`` (a LockInfo: the lease that an operator ended) and ``by`` (text: who did it).
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 from functools import partial
 
@@ -24,6 +28,7 @@ from .utils.threads import Worker
 lock_acquired = Signal()
 lock_busy = Signal()
 lock_unavailable = Signal()
+lock_renewed = Signal()
 lock_released = Signal()
 lock_lost = Signal()
 lock_held_long = Signal()
@@ -38,8 +43,26 @@ def send_signal(signal: Signal, sender: type, **about: object) -> None:
 
 async def asend_signal(signal: Signal, sender: type, **about: object) -> None:
     """``send_signal()`` for tasks."""
-    if _has_receivers(signal, sender):
+    if not _has_receivers(signal, sender):
+        return
+    if len(signal.receivers) == len(_prompt[signal]):
+        signal.send_robust(sender, **about)
+    else:
         await signal.asend_robust(sender, **about)
+
+
+def connect_prompt(signal: Signal, receiver: Callable[..., None]) -> None:
+    """Connect a receiver that never waits, so that it needs no thread of its own beside an event loop.
+
+    Django would let it wait for that thread, and so the task that has the lock.
+    """
+    signal.connect(receiver, weak=False, dispatch_uid=receiver)
+    _prompt[signal].add(receiver)
+
+
+def disconnect_prompt(signal: Signal, receiver: Callable[..., None]) -> None:
+    signal.disconnect(receiver, dispatch_uid=receiver)
+    _prompt[signal].discard(receiver)
 
 
 def send_signal_in_background(signal: Signal, sender: type, **about: object) -> None:
@@ -58,6 +81,7 @@ def _send_all() -> None:
         _unsent.popleft()()
 
 
+_prompt: defaultdict[Signal, set[Callable[..., None]]] = defaultdict(set)  # receivers that never wait
 _unsent: deque[Callable[[], None]] = deque()
 _worker = Worker("distlock-signals", _send_all)
 fork.in_child(_unsent.clear)  # what its parent has to send, the parent sends

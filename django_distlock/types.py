@@ -286,7 +286,8 @@ class LockInfo(NamedTuple):
     ``remaining``: seconds the lease has left. ``resting``: released already, kept for its ``min_hold``.
     ``nodes``: on how many nodes of a quorum it is; None where the store is one. ``failed_nodes``: how many of
     the others could not tell. ``prefix``: what a callable ``KEY_PREFIX`` answered when it was looked at; "" where that
-    is a text. ``slot``: the number of the slot that it has.
+    is a text. ``slot``: the number of the slot that it has. ``template``: that of the lease, where this process holds
+    it; else "".
     """
 
     name: str
@@ -300,6 +301,7 @@ class LockInfo(NamedTuple):
     failed_nodes: int = 0
     prefix: str = ""
     slot: int = 1
+    template: str = ""
 
     def __repr__(self) -> str:
         shown = (f"{name}={value!r}" for name, value in self._asdict().items() if name != "token")

@@ -139,6 +139,7 @@ class InspectionBackend(ABC):
     """
 
     takes_callable_prefix: ClassVar[bool] = False  # it tells locks apart by ``request.key``, and asks ``prefix_now()``
+    template_of: Callable[[str], str] | None = None  # of the lease with that token; "" where another process has it
     ask_prefix: Callable[[], str] | None = None  # KEY_PREFIX, where it is a callable
     shared_prefix = ""  # then: of what is nobody's, such as runs of beat
 
@@ -210,7 +211,7 @@ class InspectionBackend(ABC):
         pinned = self.pinned()
         slots = pinned.slots(prefix)
         while batch := list(islice(slots, step)):
-            yield from filter(None, leases_in(batch, pinned.look(names_of(batch))))
+            yield from map(self._with_template, filter(None, leases_in(batch, pinned.look(names_of(batch)))))
 
     async def aheld(self, prefix: str = "", *, step: int = STEP) -> AsyncIterator[LockInfo]:
         pinned = self.pinned()
@@ -219,10 +220,14 @@ class InspectionBackend(ABC):
             batch.append(slot)
             if len(batch) == step:
                 for info in filter(None, leases_in(batch, await pinned.alook(names_of(batch)))):
-                    yield info
+                    yield self._with_template(info)
                 batch = []
         for info in filter(None, leases_in(batch, await pinned.alook(names_of(batch))) if batch else ()):
-            yield info
+            yield self._with_template(info)
+
+    def _with_template(self, info: LockInfo) -> LockInfo:
+        template = self.template_of(info.token) if self.template_of else ""
+        return info._replace(template=template) if template else info
 
 
 class RunsBackend(ABC):

@@ -182,12 +182,13 @@ class Acquisition:
 
     def about(self, error: LockBackendError | None = None) -> dict[str, Any]:
         """What the signal carries that ``conclude()`` or ``conclude_unanswered()`` returned."""
-        about: dict[str, Any] = {"name": self.request.name, "using": self._using}
+        name, waited = self.request.name, clock() - self._began
+        about = {"name": name, "template": self.request.template or name, "using": self._using, "waited": waited}
         if error:
             return {**about, "error": error, "lease": self.lease}
         if self.lease:
             return {**about, "lease": self.lease}
-        return {**about, "holder": self.busy and self.busy.holder, "waited": clock() - self._began}
+        return {**about, "holder": self.busy and self.busy.holder}
 
     def undo(self, error: BaseException) -> None:
         """Take back what there is of it: it failed, or its caller is interrupted before it learns of its lease.

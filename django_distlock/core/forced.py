@@ -18,7 +18,7 @@ def force_release(info: LockInfo, *, by: str) -> bool:
 
     ``by``: who does it, for the log and the signal ``lock_forced``. Raises LockBackendError.
     """
-    backend = locks[info.using]
+    backend, info = locks[info.using], _with_template(info)
     if freed := backend.release(_request_of(info), force=True):
         _tell(info, by)
         send_signal(lock_forced, type(backend), **_about(info, by))
@@ -27,7 +27,7 @@ def force_release(info: LockInfo, *, by: str) -> bool:
 
 async def aforce_release(info: LockInfo, *, by: str) -> bool:
     """``force_release()`` for tasks."""
-    backend = locks[info.using]
+    backend, info = locks[info.using], _with_template(info)
     if freed := await backend.arelease(_request_of(info), force=True):
         _tell(info, by)
         await asend_signal(lock_forced, type(backend), **_about(info, by))
@@ -38,8 +38,12 @@ def _request_of(info: LockInfo) -> LockRequest:
     return LockRequest(info.name, 0.0, info.holder or Holder.here(), token=info.token, prefix=info.prefix)
 
 
+def _with_template(info: LockInfo) -> LockInfo:
+    return info._replace(template=locks.service(info.using).renewer.template_of(info.token))
+
+
 def _about(info: LockInfo, by: str) -> dict[str, Any]:
-    return {"name": info.name, "using": info.using, "info": info, "by": by}
+    return {"name": info.name, "template": info.template or info.name, "using": info.using, "info": info, "by": by}
 
 
 def _tell(info: LockInfo, by: str) -> None:

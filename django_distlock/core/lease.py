@@ -208,6 +208,7 @@ class Lease:
             )
         if renewed and self.is_held:
             self._extend(sent_at, ttl)
+            self._send_in_background(signals.lock_renewed)
         elif self._renewer.unregister(self):  # else it was released or detached meanwhile, or is known to be lost
             if renewed:
                 self._mark_lost("its renewal did not succeed in time")
@@ -300,7 +301,7 @@ class Lease:
         self._renewer.wake_first(self._request.key)
         if log:
             self._log_loss(reason)
-        self._send_in_background(signals.lock_lost, reason=reason)
+        self._send_in_background(signals.lock_lost, reason=reason, held=self._held_for)
 
     def _log_loss(self, reason: str) -> None:
         place = place_of(self.using, self.prefix)
@@ -333,9 +334,7 @@ class Lease:
             raise
         self._conclude_release(released)
         if signals.lock_released.receivers:
-            signals.send_signal(
-                signals.lock_released, type(self._backend), name=self.name, using=self.using, lease=self
-            )
+            signals.send_signal(signals.lock_released, type(self._backend), **self._about(held=self._held_for))
 
     async def arelease(self) -> None:
         """``release()`` for tasks. Cancelled, it is finished in the background."""
@@ -348,9 +347,7 @@ class Lease:
             raise
         self._conclude_release(released)
         if signals.lock_released.receivers:
-            await signals.asend_signal(
-                signals.lock_released, type(self._backend), name=self.name, using=self.using, lease=self
-            )
+            await signals.asend_signal(signals.lock_released, type(self._backend), **self._about(held=self._held_for))
 
     def _let_others_enter(self) -> None:
         """Its holder has left it, and it is held on: others of the same transaction may enter it."""
@@ -411,8 +408,11 @@ class Lease:
 
     def _send_in_background(self, signal: Signal, **about: object) -> None:
         """A slow receiver must not let other leases run out, and an async one cannot be awaited by the renewer."""
-        about |= {"name": self.name, "using": self.using, "lease": self}
-        signals.send_signal_in_background(signal, type(self._backend), **about)
+        signals.send_signal_in_background(signal, type(self._backend), **self._about(**about))
+
+    def _about(self, **more: object) -> dict[str, object]:
+        """What signals carry."""
+        return {"name": self.name, "template": self.template, "using": self.using, "lease": self, **more}
 
     def _dropped_error(self) -> LockError:
         """For a lease that the renewer does not know any more. It drops a lost one before it marks it as lost."""

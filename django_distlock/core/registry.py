@@ -118,6 +118,7 @@ class Service:
         self.queue = LocalQueue(backend.timing, backend.succeed)
         self.renewer = Renewer(backend, self.queue)
         backend.on_orphan = self.renewer.release_in_background
+        backend.template_of = self.renewer.template_of
 
 
 class LockBackends:

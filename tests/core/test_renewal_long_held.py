@@ -62,7 +62,7 @@ class TestLongHeld:
             assert lease.state is State.HELD
         [about] = told
         assert 0.2 <= about.pop("held") < 20
-        assert about == {"name": "name", "using": "default", "lease": lease}
+        assert about == {"name": "name", "template": "name", "using": "default", "lease": lease}
         [text] = warnings(caplog)
         assert text.startswith("Lock 'name' is held for longer than the LONG_HELD of 'default', 0.2 s: for ")
         assert "by nightly (pid " in text

@@ -15,8 +15,8 @@ PACKAGE = {
     "backends": ["base", "common"],
     "backends.common": ["key_prefix", "selftest", "timing"],
     "core": [
-        "acquire", "adoption", "busy", "dropped", "forced", "holds", "labels", "lease", "local_queue", "lock",
-        "registry", "renewal", "transactions", "ungranted",
+        "acquire", "adoption", "busy", "cleaning", "dropped", "forced", "holds", "labels", "lease", "local_queue",
+        "lock", "registry", "renewal", "transactions", "ungranted",
     ],
     "decorators": ["answers", "http", "key", "task_context", "wrapper"],
     "utils": ["clock", "drive", "fork", "other_words", "text", "threads", "wakeup"],

@@ -1,0 +1,85 @@
+"""What is released in the background, for callers that could not: interrupted, failed, or handed to nobody."""
+
+from __future__ import annotations
+
+import logging
+
+from ..backends.base import BaseLockBackend
+from ..exceptions import LockBackendError
+from ..types import LockRequest
+from ..utils.clock import clock
+from ..utils.drive import Call, Steps, drive
+from ..utils.threads import Worker
+from .local_queue import LocalQueue
+
+logger = logging.getLogger("django_distlock")
+
+
+class PendingRelease:
+    """A release that is tried until its TTL has freed the lock anyway."""
+
+    def __init__(self, request: LockRequest, cooldown_until: float, until: float) -> None:
+        self.request = request
+        self.cooldown_until = cooldown_until
+        self.until = until
+        self.told = False
+
+    @property
+    def cooldown(self) -> float:
+        return max(0.0, self.cooldown_until - clock())
+
+
+class Cleaner:
+    """Releases in the background, in a thread of its own, so that renewal never waits for it."""
+
+    def __init__(self, backend: BaseLockBackend, queue: LocalQueue) -> None:
+        self._backend, self._queue = backend, queue
+        self._pending: dict[str, PendingRelease] = {}
+        self._worker = Worker(f"distlock-cleaning-{backend.alias}", self.release)
+
+    def add(self, request: LockRequest, cooldown: float) -> None:
+        if request.is_offer and request.token in self._pending:
+            return  # what is there gives back more
+        now = clock()
+        self._pending[request.token] = PendingRelease(request, now + cooldown, until=now + request.retires_for)
+        self._worker.nudge()
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._pending)
+
+    def left(self) -> list[tuple[LockRequest, float]]:
+        """What is not released yet, and the cooldown that each has left."""
+        return [(pending.request, pending.cooldown) for pending in list(self._pending.values())]
+
+    def forget(self) -> None:
+        """In a forked child: the parent makes its own releases."""
+        self._pending.clear()
+
+    def release(self) -> float | None:
+        """What its thread does when it wakes."""
+        return drive(self.steps(), self._backend)
+
+    def steps(self) -> Steps[float | None]:
+        """Try each once. Returns when those that are left are tried again, on ``clock()``."""
+        waiting = list(self._pending.items())
+        waiting.sort(key=lambda item: item[1].told)  # those at a part of the store that does not answer come last
+        for token, pending in waiting:
+            if token not in self._pending:
+                continue
+            name, began = pending.request.name, clock()
+            try:
+                yield Call("release", (pending.request, pending.cooldown))
+            except LockBackendError as error:
+                if began < pending.until:
+                    if error.was_asked and not pending.told:
+                        logger.warning("Lock %r could not be given back and is tried again: %s", name, error)
+                    pending.told = True
+                    if clock() - began > self._backend.timing.prompt_failure:
+                        break
+                    continue
+                logger.error("Lock %r could not be given back; its TTL has freed it: %s", name, error)
+            if self._pending.get(token) is pending:  # and was not given up once more meanwhile
+                del self._pending[token]
+            self._queue.wake_first(pending.request.key)
+        return clock() + self._backend.timing.retry_delay if self._pending else None
