@@ -1,8 +1,9 @@
 """Distributed locks for Django: for views, tasks, and any code that only one may run at a time."""
 
 from .core.adoption import AdoptedLease, aadopt, adopt
+from .core.assertions import assert_locked, current_lease
 from .core.lease import Lease
-from .core.lock import Lock, assert_locked, current_lease, lock
+from .core.lock import Lock, lock
 from .core.registry import LockBackends, locks
 from .decorators import distributed_lock, skip
 from .decorators.answers import respond

@@ -45,6 +45,7 @@ from .monitoring.admin_texts import (
     ticking,
 )
 from .monitoring.inventory import format_duration, held_for, holding_nodes, long_held
+from .utils.events import about_event
 
 if TYPE_CHECKING:
     from django.http import HttpRequest, HttpResponse
@@ -103,7 +104,7 @@ class InventoryAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # takes none 
         outages = inventory.outages()
         for alias, error in sorted(inventory.errors.items()):
             if alias in inventory.misconfigured:  # settings are shown to readers of the log alone
-                logger.error("%s", error)
+                logger.error("%s", error, extra=about_event("settings-wrong", alias=alias))
             reason = _("its settings are wrong, see the log") if alias in inventory.misconfigured else error
             text = str(self.not_shown) % {"alias": alias, "error": reason}
             if alias in outages:
@@ -397,8 +398,9 @@ class HeldLockAdmin(InventoryAdmin):
                 )
         except DatabaseError:
             logger.exception(
-                "The release of %s by %s is not in the admin's log", ", ".join(map(named, rows)), user.get_username()
-            )
+                "The release of %s by %s is not in the admin's log", ", ".join(map(named, rows)), user.get_username(),
+                extra=about_event("admin-log-failed"),
+            )  # fmt: skip
             return False
         return True
 

@@ -5,6 +5,8 @@ import logging
 from django.apps import AppConfig
 from django.core.checks import ERROR
 
+from .utils.events import about_event
+
 logger = logging.getLogger("django_distlock")
 
 
@@ -23,4 +25,4 @@ class DistlockConfig(AppConfig):
         # Where it serves, nobody runs the checks.
         tell_of_absence(least=ERROR)  # what is less the first lock tells
         for warning in checks.uwsgi_without_threads():
-            logger.warning("%s %s", warning.msg, warning.hint)
+            logger.warning("%s %s", warning.msg, warning.hint, extra=about_event("uwsgi-without-threads"))

@@ -14,6 +14,7 @@ from string import Formatter
 from typing import Any
 
 from .exceptions import InvalidLockName, UnusableLockName
+from .utils.events import about_event
 
 LONGEST_VERBATIM = 200  # characters; a longer name keeps its beginning and gets a hash for the rest
 LONGEST_ACCEPTED = 10_000
@@ -281,7 +282,7 @@ class Template:
             logger.warning(
                 "The template %r was given None for %r, so that it is one lock for all that have none, such as objects"
                 " that are not saved, or visitors who are not logged in. If that is meant, give it a text instead.",
-                self.text, field,
+                self.text, field, extra=about_event("value-none", template=self.normalized),
             )  # fmt: skip
 
     def _check(self, field: str, value: Any, *, is_inside: bool) -> None:

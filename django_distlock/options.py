@@ -12,6 +12,7 @@ from typing import Any, Literal, TypedDict
 
 from .exceptions import LockLost
 from .utils import other_words
+from .utils.events import about_event
 
 SHORTEST_TTL = 0.01
 LONGEST_TTL = 10 * 366 * 86_400.0
@@ -199,7 +200,9 @@ class Options:
                 raise TypeError(f"A lock has no option {option!r}: {hint}")
         self.own = Terms(**given)  # also tells bad values where they are written, not where they are first used
         if self.own.has_needless_ttl:
-            logger.warning("%s Is ttl=%g meant to be seconds?", NEEDLESS, self.own.ttl)
+            logger.warning(
+                "%s Is ttl=%g meant to be seconds?", NEEDLESS, self.own.ttl, extra=about_event("ttl-needless")
+            )
         self.given = given
         self._last: tuple[Terms, Terms] | None = None
 

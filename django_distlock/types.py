@@ -46,6 +46,10 @@ def current_execution() -> object:
     return task or threading.current_thread()
 
 
+def execution_kind() -> str:
+    return "thread" if isinstance(current_execution(), threading.Thread) else "task"
+
+
 @lru_cache(maxsize=1)
 def program() -> str:
     """What this process was started as, without arguments that may be secret: "manage.py migrate"."""

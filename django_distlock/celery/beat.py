@@ -16,6 +16,7 @@ from django.core.exceptions import ImproperlyConfigured
 from ..exceptions import LockBackendError, RunRefused
 from ..types import LastRun
 from ..utils.clock import clock
+from ..utils.events import about_event
 from .config import BEAT_SETTING
 from .deferred_signals import DeferredSignals
 from .schedule_store import ScheduleStore, next_time
@@ -64,9 +65,9 @@ class SharedRuns(Scheduler):  # type: ignore[misc]
             logger.warning(
                 "Beats of other processes are not kept from sending the same runs: %s names the alias %r, whose locks"
                 " are in the memory of one process.",
-                BEAT_SETTING,
-                self._schedule_store.using,
-            )
+                BEAT_SETTING, self._schedule_store.using,
+                extra=about_event("beat-alone", alias=self._schedule_store.using),
+            )  # fmt: skip
         super().setup_schedule()
 
     def tick(self, *args: Any, **kwargs: Any) -> float:
@@ -203,18 +204,23 @@ class SharedRuns(Scheduler):  # type: ignore[misc]
             logger.warning(
                 "A run of beat on %s is stamped %.1f s in the future: the clock there is ahead, or the one of this host"
                 " is behind. Runs come early or late by that, set the clocks by NTP.",
-                run.host or "another host",
-                ahead,
-            )
+                run.host or "another host", ahead, extra=about_event("clock-differs", alias=self._schedule_store.using),
+            )  # fmt: skip
 
     def _store_failed(self, error: LockBackendError) -> None:
         if not self._is_store_down:
-            logger.warning("No run is sent until the store answers again, asked every %g s: %s", RETRY, error)
+            logger.warning(
+                "No run is sent until the store answers again, asked every %g s: %s", RETRY, error,
+                extra=about_event("beat-store-down", alias=self._schedule_store.using),
+            )  # fmt: skip
         self._is_store_down = True
 
     def _store_answered(self) -> None:
         if self._is_store_down:
-            logger.warning("The store of lock backend %r answers again.", self._schedule_store.using)
+            using = self._schedule_store.using
+            logger.warning(
+                "The store of lock backend %r answers again.", using, extra=about_event("beat-store-up", alias=using)
+            )
         self._is_store_down = False
 
     @property

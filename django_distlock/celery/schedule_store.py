@@ -16,6 +16,7 @@ from ..exceptions import RunRefused, UnreadableRun
 from ..names import LONGEST_ACCEPTED, stored_name
 from ..types import DAY, LastRun, new_token
 from ..utils.clock import wall_clock
+from ..utils.events import about_event
 from .config import BeatSettings
 
 MIN_TTL = 7 * DAY  # for which the store keeps a run after its entry is gone, or all beats are
@@ -137,7 +138,8 @@ class ScheduleStore:
             if isinstance(error, UnreadableRun):
                 self.known.pop(entry, None)
             if reason not in self._refused:
-                logger.error("The run of %r is not sent from here: %s", entry, error)
+                about = about_event("run-refused", alias=self.using, entry=entry)
+                logger.error("The run of %r is not sent from here: %s", entry, error, extra=about)
             self._refused.add(reason)
             raise
         self._refused -= {entry, CLOCK}
@@ -151,7 +153,10 @@ class ScheduleStore:
         newest = max(self.known, key=lambda entry: self.known[entry].at)
         [stored] = self._backend.find_runs([self._name(newest)])
         if stored is None or stored.at < self.known[newest].at:
-            logger.warning("The store of lock backend %r lost runs of beat; it is told again.", self.using)
+            logger.warning(
+                "The store of lock backend %r lost runs of beat; it is told again.", self.using,
+                extra=about_event("runs-lost", alias=self.using),
+            )  # fmt: skip
             for entry, run in list(self.known.items()):
                 with suppress(RunRefused):
                     self.publish(entry, run)

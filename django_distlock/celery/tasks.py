@@ -24,10 +24,12 @@ from kombu.exceptions import OperationalError
 from .. import names
 from ..backends.base import BaseLockBackend
 from ..core import labels
+from ..core.events import about_lease
 from ..core.lease import Lease, raises_when_lost
 from ..core.registry import locks
 from ..exceptions import LockBackendError, LockNotAcquired
 from ..types import Holder, LockInfo, LockRequest, State, shown
+from ..utils.events import about_event
 from .config import remember_tasks_for
 from .messages import is_known, message_of, task_of
 
@@ -81,10 +83,16 @@ class Run:
             return
         if self._is_work_of(holder):
             _, pause = self._send_again(busy)
-            logger.info("%s meets itself and is sent again for in %.1f s. %s", self.label, pause, busy)
+            logger.info(
+                "%s meets itself and is sent again for in %.1f s. %s", self.label, pause, busy,
+                extra=about_event("copy-sent-again", task=self.label),
+            )  # fmt: skip
             raise Ignore(f"{self.label} is sent again.")
         if not retries:
-            logger.warning("%s is dropped: another message with this task id is at work. %s", self.label, busy)
+            logger.warning(
+                "%s is dropped: another message with this task id is at work. %s", self.label, busy,
+                extra=about_event("copy-dropped", task=self.label),
+            )  # fmt: skip
             raise Ignore(f"{self.label} is at work.")
 
     @contextmanager
@@ -159,7 +167,10 @@ class Run:
             return
         [marks] = backend.look([self._mark(lock_name)])
         if any(_retries_of(mark) >= self._request.retries for mark in marks):
-            logger.info("%s was delivered again, but is done already and does not run.", self.label)
+            logger.info(
+                "%s was delivered again, but is done already and does not run.", self.label,
+                extra=about_event("copy-done-already", task=self.label),
+            )  # fmt: skip
             raise Ignore(f"{self.label} is done already.")
 
     def _leave_mark(self, lease: Lease) -> None:
@@ -174,7 +185,10 @@ class Run:
                 backend.acquire(mark, queue=False)
             backend.release(mark, cooldown=max(_visibility_timeout(self._task.app), remember_tasks_for()))
         except LockBackendError as error:
-            logger.warning("%s is done, but may run again if it is delivered again: %s", self.label, error)
+            logger.warning(
+                "%s is done, but may run again if it is delivered again: %s", self.label, error,
+                extra=about_lease("task-not-marked", lease, task=self.label),
+            )  # fmt: skip
 
 
 def _retries_of(mark: LockInfo) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from math import inf
@@ -12,12 +11,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from .. import signals
 from ..exceptions import LockBackendError, LockNotAcquired, LockReentry, LockTimeout
 from ..options import Terms
-from ..types import Grant, LockInfo, LockRequest, current_execution, place_of
+from ..types import Grant, LockInfo, LockRequest, execution_kind, place_of
 from ..utils import fork
 from ..utils.clock import clock
 from ..utils.drive import Call, Steps
 from . import transactions
 from .busy import described
+from .events import about_request
 from .holds import BY_WITH, Hold, Holds, remember, remembers
 from .lease import Lease
 from .registry import Service, is_tested
@@ -165,7 +165,9 @@ class Acquisition:
             self.undo(error)
             lease = self._enterable(self._service.renewer.latest(self.request.key))
             if lease is None:
-                logger.warning("%s runs without the lock %s: %s", self.request.holder, self._lock_text, error)
+                about = self._about("runs-without-lock")
+                text = "%s runs without the lock %s: %s"
+                logger.warning(text, self.request.holder, self._lock_text, error, extra=about)
                 lease = UngrantedLease(
                     self.backend, self.request, self._terms, self._service.renewer, self._execution, error
                 )
@@ -351,7 +353,8 @@ class Acquisition:
         if is_last or error.is_final or not self.has_waited:
             return False
         if error.was_asked and not self._retry_pause:
-            logger.warning("Lock %r is waited for on, though its store failed: %s", request.name, error)
+            text = "Lock %r is waited for on, though its store failed: %s"
+            logger.warning(text, request.name, error, extra=self._about("waits-on"))
         longest = self.backend.timing.look_interval
         self._pending, self._pause = None, 0.0
         self._retry_pause = min(max(SHORTEST_RETRY, 2 * self._retry_pause), longest)
@@ -374,7 +377,7 @@ class Acquisition:
             logger.warning(
                 "The lock %s is waited for by the very %s that holds it. Unless another one releases it meanwhile, this"
                 " acquire() ends without it.",
-                self._lock_text, execution_kind(),
+                self._lock_text, execution_kind(), extra=self._about("waits-for-itself"),
             )  # fmt: skip
 
     def _wait(self, how: str, seconds: float) -> Call:
@@ -442,10 +445,9 @@ class Acquisition:
     def _using(self) -> str:
         return self.backend.alias
 
+    def _about(self, event: str) -> dict[str, Any]:
+        return about_request(event, self._using, self.request, waited=clock() - self._began)
+
     @property
     def _lock_text(self) -> str:
         return f"{self.request.name!r} ({place_of(self._using, self.request.prefix)})"
-
-
-def execution_kind() -> str:
-    return "thread" if isinstance(current_execution(), threading.Thread) else "task"

@@ -10,6 +10,7 @@ from ..types import LockRequest
 from ..utils.clock import clock
 from ..utils.drive import Call, Steps, drive
 from ..utils.threads import Worker
+from .events import about_request
 from .local_queue import LocalQueue
 
 logger = logging.getLogger("django_distlock")
@@ -73,12 +74,15 @@ class Cleaner:
             except LockBackendError as error:
                 if began < pending.until:
                     if error.was_asked and not pending.told:
-                        logger.warning("Lock %r could not be given back and is tried again: %s", name, error)
+                        about = about_request("release-failed", self._backend.alias, pending.request)
+                        text = "Lock %r could not be given back and is tried again: %s"
+                        logger.warning(text, name, error, extra=about)
                     pending.told = True
                     if clock() - began > self._backend.timing.prompt_failure:
                         break
                     continue
-                logger.error("Lock %r could not be given back; its TTL has freed it: %s", name, error)
+                about = about_request("release-given-up", self._backend.alias, pending.request)
+                logger.error("Lock %r could not be given back; its TTL has freed it: %s", name, error, extra=about)
             if self._pending.get(token) is pending:  # and was not given up once more meanwhile
                 del self._pending[token]
             self._queue.wake_first(pending.request.key)

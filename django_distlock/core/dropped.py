@@ -6,11 +6,14 @@ import logging
 import sys
 import warnings
 from collections.abc import Iterable
+from functools import partial
 from opcode import opmap
 from types import FrameType
 
 from ..types import State
+from ..utils.events import about_event
 from ..utils.threads import start_thread
+from .events import about_lease
 from .lease import Lease
 
 POP_TOP = opmap["POP_TOP"]  # what CPython drops the result of a statement by
@@ -30,7 +33,8 @@ def tell_of_leases(handle: object, name: str, using: str, leases: Iterable[Lease
                 " TTL. Write 'with lock(...)', or keep the handle and release it."
             )
             # Few see a ResourceWarning. In a thread, because this one may be inside of a handler of logs.
-            start_thread("distlock-dropped", logger.warning, "%s Held by %s.", message, lease.holder)
+            log = partial(logger.warning, extra=about_lease("handle-dropped", lease))
+            start_thread("distlock-dropped", log, "%s Held by %s.", message, lease.holder)
             warnings.warn(message, ResourceWarning, stacklevel=3, source=handle)
 
 
@@ -41,7 +45,7 @@ def tell_of_statement(name: str, made_at: int, frame: FrameType | None) -> None:
             f"lock({name!r}) at {frame.f_code.co_filename}:{frame.f_lineno} locks nothing: it makes a handle, which"
             " nobody keeps there. Write 'with lock(...)'."
         )
-        logger.warning("%s", message)
+        logger.warning("%s", message, extra=about_event("handle-unused", name=name))
         warnings.warn(message, ResourceWarning, stacklevel=3)
 
 

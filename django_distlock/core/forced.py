@@ -7,6 +7,7 @@ from typing import Any
 
 from ..signals import asend_signal, lock_forced, send_signal
 from ..types import Holder, LockInfo, LockRequest, place_of
+from ..utils.events import about_event
 from ..utils.text import printable
 from .registry import locks
 
@@ -51,4 +52,7 @@ def _tell(info: LockInfo, by: str) -> None:
         "Lock %r (%s) was freed by %s. It was held by %s, fencing number %d.",
         info.name, place_of(info.using, info.prefix), printable(by),
         info.holder or "a waiter that had not taken it yet", info.fence,
+        extra=about_event(
+            "forced", alias=info.using, name=info.name, template=info.template or info.name, fence=info.fence
+        ),
     )  # fmt: skip

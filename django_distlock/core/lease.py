@@ -19,6 +19,7 @@ from ..types import Grant, Holder, LockRequest, State, new_token, place_of
 from ..utils import fork
 from ..utils.clock import clock, safe_deadline, wall_clock
 from ..utils.other_words import answer_other_words
+from .events import about_lease
 
 if TYPE_CHECKING:
     from django.dispatch import Signal
@@ -304,8 +305,8 @@ class Lease:
         self._send_in_background(signals.lock_lost, reason=reason, held=self._held_for)
 
     def _log_loss(self, reason: str) -> None:
-        place = place_of(self.using, self.prefix)
-        logger.error("Lock %r (%s) was lost: %s. Held by %s.", self.name, place, reason, self.holder)
+        place, about = place_of(self.using, self.prefix), about_lease("lost", self, reason=reason)
+        logger.error("Lock %r (%s) was lost: %s. Held by %s.", self.name, place, reason, self.holder, extra=about)
 
     def _mark_released(self) -> float:
         """It is being released by whoever dropped it. Returns its cooldown."""
@@ -371,7 +372,7 @@ class Lease:
         try:
             self.release()
         except LockError as problem:
-            logger.error("%s", problem)
+            logger.error("%s", problem, extra=about_lease("end-failed", self))
 
     def _begin_release(self) -> float:
         if self._pid != fork.pid():

@@ -18,13 +18,14 @@ from ..exceptions import LockBackendError, LockError, LockLost, LockNotHeld, Loc
 from ..names import fixed_name, parse, render, stored_name
 from ..options import DEFAULTS, LockOptions, Options, seconds_to_wait, settled
 from ..signals import asend_signal, send_signal
-from ..types import Holder, LockInfo, LockRequest, State, current_execution
+from ..types import Holder, LockInfo, LockRequest, State, current_execution, execution_kind
 from ..utils.drive import adrive, drive
+from ..utils.events import about_event
 from ..utils.other_words import answer_other_words
 from . import dropped, labels, transactions
-from .acquire import Acquisition, execution_kind
+from .acquire import Acquisition
 from .forced import aforce_release, force_release
-from .holds import BY_CALL, BY_WITH, Hold, Holds, NothingToLeave, acquired_here
+from .holds import BY_CALL, BY_WITH, Hold, Holds, NothingToLeave
 from .lease import Lease, logger
 from .registry import DEFAULT_ALIAS, locks
 
@@ -336,7 +337,8 @@ class Lock:
         if callable(on_lost) and isinstance(problem, LockLost):
             on_lost(problem)
         else:
-            logger.error("%s", problem)
+            about = about_event("end-failed", alias=self.using, name=self.name, template=self._template or self.name)
+            logger.error("%s", problem, extra=about)
 
     def _not_held(self) -> LockNotHeld:
         return LockNotHeld(
@@ -386,58 +388,3 @@ class Lock:
             dropped.tell_of_leases(self, self.name, self.using, self._holds.leases())
         elif self._made_at >= 0:
             dropped.tell_of_statement(self.name, self._made_at, sys._getframe().f_back)
-
-
-assumed_depth = 0  # how many tests that run now assume that every lock is held; see testing.assume_locked()
-
-
-def assert_locked(name: str, /, *values: object, using: str = DEFAULT_ALIAS) -> None:
-    """Return if the caller holds the lock of that name; local, no I/O.
-
-    The caller holds what was acquired or adopted in this thread or task, or in the one that called it or
-    started it: as context variables do, a lock reaches into ``sync_to_async`` and ``async_to_sync``, and into child
-    tasks, but not into new threads. ``values`` fill the fields of the name as those of ``lock()`` do.
-
-    Raises LockLost when the caller held the lock and lost it, LockNotHeld when it does not hold it, also where it runs
-    without it (``on_unavailable="run"``), InvalidLockName.
-    """
-    if assumed_depth:
-        return None
-    name = render(name, values)
-    if lease := _latest_here(name, using):
-        return lease.ensure_held()
-    raise LockNotHeld(
-        f"This code must run under the lock {name!r} ({using}), which its caller does not hold. Call it inside"
-        " 'with lock(...)' or below @distributed_lock; in a unit test, inside testing.assume_locked()."
-    )
-
-
-def current_lease(name: str | None = None, /, *values: object, using: str = DEFAULT_ALIAS) -> Lease:
-    """The lease under which the caller runs: that of the innermost ``with lock(...)`` or ``@distributed_lock``.
-
-    With a ``name``, whose fields the ``values`` fill, that of the lock of this name. Local, no I/O. Who counts as the
-    caller is told at ``assert_locked()``. A lease that was lost, or not granted (``on_unavailable="run"``), is
-    returned, too, as long as its holder has not left it: ``is_held`` tells.
-
-    Raises LockNotHeld where there is none, InvalidLockName.
-    """
-    wanted = None if name is None else render(name, values)
-    if lease := _latest_here(wanted, using):
-        return lease
-    what = "no lock" if wanted is None else f"not the lock {wanted!r} ({using})"
-    raise LockNotHeld(
-        f"This code holds {what}. Call it inside 'with lock(...)' or below @distributed_lock. A new thread holds what"
-        " it acquires itself, unless it runs in a copy of its caller's context."
-    )
-
-
-def _latest_here(name: str | None, using: str) -> Lease | None:
-    """What this context has acquired last of it and still has: one that stands, or was lost before it was left."""
-    for lease in acquired_here():
-        if name is not None and (lease.name, lease.using) != (name, using):
-            continue
-        if lease._is_over and not (lease.state is State.LOST and lease._hold_count):
-            continue
-        if name is None or lease.prefix == lease._backend.prefix_now():
-            return lease
-    return None

@@ -22,6 +22,7 @@ from django.utils.module_loading import import_string
 from ..backends.base import BaseLockBackend
 from ..exceptions import InvalidLockBackend, LockBackendDoesNotExist
 from ..utils import fork
+from ..utils.events import about_event
 from ..utils.text import quoted
 from ..utils.threads import end_all
 from .lease import Lease
@@ -75,7 +76,7 @@ def is_tested() -> bool:
 
 @cache
 def log_once(level: int, text: str) -> None:
-    logger.log(level, "%s", text)
+    logger.log(level, "%s", text, extra=about_event("not-set-up"))
 
 
 def tell_of_absence(least: int = WARNING) -> None:

@@ -27,6 +27,7 @@ from ..utils.clock import clock
 from ..utils.drive import Call, Steps, drive
 from ..utils.threads import Worker
 from .cleaning import Cleaner
+from .events import about_lease, about_request
 from .lease import Lease
 from .local_queue import LocalQueue
 
@@ -136,7 +137,10 @@ class Renewer:
             try:
                 yield Call("release", (request, cooldown))
             except LockBackendError as error:
-                logger.warning("Lock %r is not released at exit but by its TTL: %s", request.name, error)
+                logger.warning(
+                    "Lock %r is not released at exit but by its TTL: %s", request.name, error,
+                    extra=about_request("left-at-exit", self._backend.alias, request),
+                )  # fmt: skip
                 if clock() - began > self._backend.timing.prompt_failure:
                     return
 
@@ -295,7 +299,7 @@ class Renewer:
             if is_last:
                 logger.warning(
                     "Lock %r reaches %s and is renewed no more; it is lost in %.1f s. Held by %s.",
-                    lease.name, lease._bound, lease.remaining, lease.holder,
+                    lease.name, lease._bound, lease.remaining, lease.holder, extra=about_lease("bound-reached", lease),
                 )  # fmt: skip
         return failed
 
@@ -324,6 +328,7 @@ class Renewer:
             logger.warning(
                 "Renewal of %s failed; %s is lost in %.1f s unless the store answers before: %s",
                 which, first, lease.remaining, reason,
+                extra=about_lease("renewal-failed", lease, count=len(unknown)),
             )  # fmt: skip
         if lost:
             lease, reason = max(lost, key=lambda told: told[0]._held_for)
@@ -333,6 +338,7 @@ class Renewer:
             logger.error(
                 "%d locks of %r were lost. The one that was held longest, %r, was lost: %s. Held by %s.",
                 len(lost), lease.using, lease.name, reason, lease.holder,
+                extra=about_lease("lost", lease, reason=reason, count=len(lost)),
             )  # fmt: skip
 
     def _warn_of_late_ones(self, late: Sequence[Lease], now: float) -> None:
@@ -342,6 +348,7 @@ class Renewer:
             "Renewal of %d lock(s) of %r begins late, that of %r by %.1f s of its TTL of %g s: this process was"
             " stopped, or its threads do not get to run.",
             len(late), self._backend.alias, worst.name, now - worst._due, worst.ttl,
+            extra=about_lease("renewal-late", worst, count=len(late)),
         )  # fmt: skip
 
     def _warn_of_long_ones(self, long_ones: Sequence[Lease]) -> None:
@@ -351,6 +358,7 @@ class Renewer:
             "Lock %r%s held for longer than the LONG_HELD of %r, %g s: for %.0f s now, by %s. A holder that hangs"
             " keeps it until its process ends or it is released by force; max_hold= sets a bound.",
             longest.name, others, self._backend.alias, self._backend.long_held, longest._held_for, longest.holder,
+            extra=about_lease("held-long", longest, count=len(long_ones)),
         )  # fmt: skip
         for lease in long_ones:
             lease._send_in_background(lock_held_long, held=lease._held_for)
@@ -361,6 +369,7 @@ class Renewer:
             logger.warning(
                 "The store of %r took %.1f s to renew %d lock(s), much of the TTL of %g s of %r.",
                 self._backend.alias, took, len(leases), shortest.ttl, shortest.name,
+                extra=about_lease("renewal-slow", shortest, count=len(leases)),
             )  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from django.utils.html import format_html
 
 from ..exceptions import LockNotAcquired, UnusableLockName
 from ..options import as_seconds
+from ..utils.events import about_event
 from .http import is_for_programs, is_rest_framework, label, request_of
 
 BUSY = "This is already being processed. Try again in a moment."
@@ -71,9 +72,11 @@ class Respond:
         if isinstance(problem, LockNotAcquired):
             return self._when_busy(request, problem)
         if isinstance(problem, UnusableLockName):
-            logger.warning("%s is answered 400: %s", label(request, view), problem)
+            about = about_event("answered-400")
+            logger.warning("%s is answered 400: %s", label(request, view), problem, extra=about)
             return self._with_format(request, problem, 400, {"detail": INVALID, "code": "invalid"})
-        logger.error("%s is answered 503: %s", label(request, view), problem, exc_info=problem)
+        about = about_event("answered-503")
+        logger.error("%s is answered 503: %s", label(request, view), problem, exc_info=problem, extra=about)
         return self._with_format(request, problem, 503, {"detail": UNAVAILABLE, "code": "unavailable"})
 
     def _when_busy(self, request: Any, busy: LockNotAcquired) -> HttpResponse:

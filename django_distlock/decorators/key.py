@@ -15,6 +15,7 @@ from asgiref.sync import iscoroutinefunction
 
 from .. import names
 from ..exceptions import InvalidLockName
+from ..utils.events import about_event
 from . import task_context
 
 logger = logging.getLogger("django_distlock")
@@ -137,7 +138,7 @@ def _whole_function(function: Callable[..., Any]) -> Callable[[tuple[Any, ...], 
             logger.warning(
                 "%s is under @distributed_lock, and was called with the function %s alone. If it was to make the names"
                 " of locks for that one, write @distributed_lock(name=%s).",
-                path, dotted_path(args[0]), path.rpartition(".")[2],
+                path, dotted_path(args[0]), path.rpartition(".")[2], extra=about_event("decorated-a-callable"),
             )  # fmt: skip
         return whole
 

@@ -17,6 +17,7 @@ from ..exceptions import LockBackendError, LockError, LockNotAcquired, UnusableL
 from ..names import template_of
 from ..options import Options
 from ..types import shown
+from ..utils.events import about_event
 from . import answers, http, key, task_context
 
 logger = logging.getLogger("django_distlock")
@@ -183,13 +184,16 @@ class LockedCallable:
         if isinstance(choice, Skip):
             level = logging.INFO if isinstance(problem, LockNotAcquired) else logging.WARNING
             skipped = self._label_of_call(args, request, run) or key.dotted_path(self.function)
-            logger.log(level, "%s is skipped. %s", shown(skipped), problem)
+            logger.log(level, "%s is skipped. %s", shown(skipped), problem, extra=self._about("skipped"))
         if callable(choice):
             return choice(problem, *args, **kwargs)
         if choice is None and request is not None and http.is_view(request, self.decorated):
             form = self._on_busy if isinstance(self._on_busy, answers.Respond) else answers.DEFAULT
             return form.answer(request, problem, self._view())
         raise problem
+
+    def _about(self, event: str) -> dict[str, Any]:
+        return about_event(event, alias=self._using, template=self._template or None)
 
     def _chosen(self, problem: Exception) -> Any:
         """What is to be done about it: "raise", "retry", or what is to be called. None: nobody said."""

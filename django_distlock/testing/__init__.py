@@ -12,7 +12,7 @@ from django.test.utils import TestContextDecorator, override_settings
 
 from ..backends.base import BaseLockBackend
 from ..backends.common.key_prefix import with_end
-from ..core import lock
+from ..core import assertions
 from ..core.holds import is_entered
 from ..core.lease import Lease
 from ..core.registry import DEFAULT_ALIAS, LOCAL_MEMORY, SETTING, locks
@@ -195,10 +195,10 @@ class assume_locked(TestContextDecorator):  # noqa: N801 - named as override_set
     """
 
     def enable(self) -> None:
-        lock.assumed_depth += 1
+        assertions.assumed_depth += 1
 
     def disable(self) -> None:
-        lock.assumed_depth -= 1
+        assertions.assumed_depth -= 1
 
 
 def held_here() -> list[Lease]:

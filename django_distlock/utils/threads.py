@@ -11,6 +11,7 @@ from weakref import WeakSet
 
 from . import fork
 from .clock import clock
+from .events import about_event
 from .wakeup import WakeEvent
 
 logger = logging.getLogger("django_distlock")
@@ -139,7 +140,8 @@ class Worker:
 
     def _log_refusal(self, error: RuntimeError) -> None:
         """Leases end with their TTL, and say so."""
-        logger.error("The thread %s cannot be started", self._name, exc_info=error)
+        about = about_event("thread-refused", thread=self._name)
+        logger.error("The thread %s cannot be started", self._name, exc_info=error, extra=about)
 
     def _run(self, pid: int) -> None:
         while not fork.is_copy(pid) and self._post.take():
@@ -195,5 +197,6 @@ class Worker:
             return self._work()
         except BaseException:  # a receiver of a signal may raise SystemExit, which is not meant for this thread
             if not fork.is_copy(pid):
-                logger.exception("What %s does failed and is tried again", self._name)
+                about = about_event("thread-failed", thread=self._name)
+                logger.exception("What %s does failed and is tried again", self._name, extra=about)
             return clock() + self.retry_delay

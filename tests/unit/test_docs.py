@@ -224,3 +224,32 @@ def test_a_lease_has_what_the_reference_tells_and_no_more() -> None:
         assert {*re.findall(r"\w+", members), *attributes} == {
             one for one in (*dir(lease_class), *get_annotations(Lease)) if one[0] != "_"
         } - others
+
+
+def events_of(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """Event and level of each record that a module logs."""
+    for function in ast.walk(tree):
+        if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        calls = [node for node in ast.walk(function) if isinstance(node, ast.Call)]
+        for call in calls:
+            logged = [call.func, *call.args]  # by the method itself, or by a partial of it
+            levels = [one.attr for one in logged if isinstance(one, ast.Attribute) and ast.unparse(one.value) == "logger"]
+            if levels:
+                assert "extra" in {keyword.arg for keyword in call.keywords}, ast.unparse(call)
+                told = [one for one in calls if re.search(r"about(_\w+)?$", ast.unparse(one.func))]
+                [*_, last] = sorted((one for one in told if one.lineno <= (call.end_lineno or 0)), key=lambda one: one.lineno)
+                yield ast.literal_eval(last.args[0]), {"exception": "ERROR"}.get(levels[0], levels[0].upper())
+
+
+def test_events_of_the_log_are_told() -> None:
+    """Each record names its event, which is in the tables with its level; and those have no others."""
+    logged: set[tuple[str, str]] = set()
+    for path in PACKAGE.rglob("*.py"):
+        logged.update(events_of(ast.parse(path.read_text(encoding="utf-8"))))
+    page = (ROOT / "docs/events.md").read_text(encoding="utf-8")
+    told = re.findall(r"^\| `([a-z0-9-]+)` \| ([A-Z]+) \|", page, re.M)
+    assert len(told) == len(set(told))
+    of_any_level = {event for event, level in logged if level == "LOG"}
+    assert {event for event, _ in told if event in of_any_level} == of_any_level
+    assert {one for one in told if one[0] not in of_any_level} == {one for one in logged if one[1] != "LOG"}

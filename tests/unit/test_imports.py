@@ -15,11 +15,11 @@ PACKAGE = {
     "backends": ["base", "common"],
     "backends.common": ["key_prefix", "selftest", "timing"],
     "core": [
-        "acquire", "adoption", "busy", "cleaning", "dropped", "forced", "holds", "labels", "lease", "local_queue",
-        "lock", "registry", "renewal", "transactions", "ungranted",
+        "acquire", "adoption", "assertions", "busy", "cleaning", "dropped", "events", "forced", "holds", "labels",
+        "lease", "local_queue", "lock", "registry", "renewal", "transactions", "ungranted",
     ],
     "decorators": ["answers", "http", "key", "task_context", "wrapper"],
-    "utils": ["clock", "drive", "fork", "other_words", "text", "threads", "wakeup"],
+    "utils": ["clock", "drive", "events", "fork", "other_words", "text", "threads", "wakeup"],
 }  # fmt: skip
 SERVER = {
     "backends": ["redis", "twins"],

@@ -56,6 +56,7 @@ THROUGH_OTHERS = [
     ("testing.contract testing.plugin testing.runs_contract testing.tools", "testing/test_testing", "one kit"),
     ("utils.clock", "unit/test_platforms", "each system has its own clocks"),
     ("utils.drive utils.wakeup", "core/test_acquire", "waiting is made of them"),
+    ("utils.events", "core/test_events", "records are of locks"),
     ("utils.other_words", "core/test_lock", "its users have a handle or a lease in hand"),
 ]
 

@@ -14,6 +14,7 @@ from ...types import LockRequest
 from ...utils import fork
 from ...utils.clock import clock
 from ...utils.drive import Call, Steps, drive
+from ...utils.events import about_event
 from ...utils.threads import Worker
 from ...utils.wakeup import WakeEvent
 from .timing import Timing
@@ -164,7 +165,7 @@ class WakeupListener(ABC):
             logger.warning(
                 "Who waits for a lock of %r is not woken but looks at times, because the thread that listens cannot be"
                 " started: %s",
-                self._name, error,
+                self._name, error, extra=about_event("listener-refused", alias=self._name),
             )  # fmt: skip
 
     # In the thread
@@ -258,4 +259,5 @@ class WakeupListener(ABC):
 
     def _note_failure(self, error: Exception) -> None:
         if self._is_loss(error):
-            logger.debug("The listener of %r lost its connection: %s", self._name, error)
+            about = about_event("listener-cut-off", alias=self._name)
+            logger.debug("The listener of %r lost its connection: %s", self._name, error, extra=about)

@@ -17,6 +17,7 @@ from ...exceptions import InvalidLockName, LockBackendError
 from ...formats import NUMBER
 from ...models import LONGEST_KEY
 from ...types import Grant, Holder, LastRun, LockInfo, LockRequest, Slot
+from ...utils.events import about_event
 from ..base import STEP, RunsBackend, named
 from ..common.attempts import InDoubt
 from ..common.state import CLAIMED, DIGITS, HELD, RESTING, Attempt, microseconds
@@ -233,7 +234,8 @@ class DatabaseBackend(ThreadedBackend, RunsBackend):
         if newer and all(still_held is None for still_held in renewed):
             raise final(newer_row(min(newer)))
         for key in newer:
-            logger.warning("Some leases are not renewed now: %s", newer_row(key))
+            about = about_event("renewal-refused", alias=self.alias)
+            logger.warning("Some leases are not renewed now: %s", newer_row(key), extra=about)
         return renewed
 
     def _is_renewed(self, request: LockRequest, held: set[str], newer: set[bytes]) -> bool | None:
@@ -350,7 +352,7 @@ class DatabaseBackend(ThreadedBackend, RunsBackend):
             try:
                 yield _name(prefix, key)
             except UnicodeDecodeError:
-                logger.error("%s", unreadable_row(key))
+                logger.error("%s", unreadable_row(key), extra=about_event("unreadable", alias=self.alias))
 
     def _info_of(self, name: str, key: bytes, about: Sequence[Any]) -> LockInfo | None:
         """None where the row cannot be read."""
@@ -358,7 +360,7 @@ class DatabaseBackend(ThreadedBackend, RunsBackend):
         is_known = written_in == NUMBER and state in (HELD, CLAIMED, RESTING)
         if is_known and type(fence) is int and type(remaining) is int:
             return self._info(name, str(token), state, fence, remaining, str(holder))
-        logger.error("%s", misread(key, written_in))
+        logger.error("%s", misread(key, written_in), extra=about_event("unreadable", alias=self.alias, name=name))
         return None
 
     def _info(self, name: str, token: str, state: str, fence: int, remaining: float, holder: str) -> LockInfo:

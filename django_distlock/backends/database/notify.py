@@ -11,6 +11,7 @@ from django.db import Error
 
 from ...types import LockRequest, new_token
 from ...utils.clock import clock
+from ...utils.events import about_event
 from ..common.readers import Readers
 from ..common.state import INBOX_LENGTH
 from ..common.timing import Timing
@@ -127,8 +128,8 @@ class PostgresListener(WakeupListener):
             "Notifications do not come through to the locks of %r, so that waiters ask the database several times a"
             " second. A pooler such as pgbouncer in transaction mode does not pass them on; a LOCATION that leads"
             " directly to the server does.",
-            self._name,
-        )
+            self._name, extra=about_event("no-notifications", alias=self._name),
+        )  # fmt: skip
 
 
 def can_listen(alias: str) -> bool:

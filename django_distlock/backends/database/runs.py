@@ -11,6 +11,7 @@ from ...formats import LARGEST, NUMBER, is_newer
 from ...models import DatabaseRun
 from ...types import DAY, LastRun
 from ...utils.clock import clock
+from ...utils.events import about_event
 from ..common.backoff import Backoff, retry
 from ..common.timing import Timing
 from .errors import RowChanged, is_row_changed
@@ -148,7 +149,7 @@ class Runs:
             read = [(bytes(name), _stamp_or_error(bytes(name), text)) for name, text in cursor.fetchall()]
         for _, stamp in read:
             if isinstance(stamp, UnreadableRun):
-                logger.error("%s", stamp)
+                logger.error("%s", stamp, extra=about_event("unreadable"))
         return {name: stamp if isinstance(stamp, LastRun) else None for name, stamp in read}
 
 

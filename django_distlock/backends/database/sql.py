@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from ...formats import LARGEST, NEWER, NUMBER, is_newer_number
 from ...models import DatabaseLock
+from ...utils.events import about_event
 from ..common.state import (
     FREE,
     HELD,
@@ -232,12 +233,12 @@ class Statements:
 
     def _count(self, name: bytes, written_in: int, text: str, now: int) -> int | None:
         if written_in != NUMBER:
-            logger.error("%s", misread(name, written_in))
+            logger.error("%s", misread(name, written_in), extra=about_event("unreadable"))
             return None
         try:
             return len(Row(now, waiters=waiters_from_text(text), timing=self._timing).live_waiters)
         except (TypeError, ValueError):
-            logger.error("%s", unreadable_row(name))
+            logger.error("%s", unreadable_row(name), extra=about_event("unreadable"))
             return None
 
 

@@ -13,6 +13,7 @@ from django.db import OperationalError
 
 from ...utils import fork
 from ...utils.clock import clock
+from ...utils.events import about_event
 from ...utils.threads import Worker
 
 logger = logging.getLogger("django_distlock")
@@ -82,7 +83,10 @@ class Watchdog:
 
 def _log_refusal(error: RuntimeError) -> None:
     """Not as an error: Python 3.12.0 and 3.12.1 start no thread when the interpreter exits."""
-    logger.debug("Calls to a database have no time limit, because the watchdog cannot be started: %s", error)
+    logger.debug(
+        "Calls to a database have no time limit, because the watchdog cannot be started: %s", error,
+        extra=about_event("watchdog-refused"),
+    )  # fmt: skip
 
 
 def _shut_down(descriptor: Descriptor) -> None:

@@ -15,6 +15,7 @@ from ...exceptions import InvalidLockBackend, LockBackendError, UnreadableRun
 from ...types import NOT_WAITING, CheckResult, Grant, Holder, LastRun, LockInfo, LockRequest, Outage, Slot
 from ...utils.clock import wall_clock
 from ...utils.drive import Call, Steps, adrive, drive
+from ...utils.events import about_event
 from ...utils.text import quoted
 from ..base import RunsBackend, named
 from ..common import selftest
@@ -318,7 +319,7 @@ class RedisBackend(GeneratorBackend, RunsBackend):
                 if isinstance(run, LastRun):
                     yield name, run
                 elif run:
-                    logger.error("%s", run)
+                    logger.error("%s", run, extra=about_event("unreadable", alias=self.alias, entry=name))
 
     def _find_runs(self, names: Sequence[str]) -> list[LastRun | UnreadableRun | None]:
         return self._operations.found_runs(names, self._sent(*self._operations.find_runs(names)))

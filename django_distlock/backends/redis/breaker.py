@@ -12,6 +12,7 @@ from redis.exceptions import RedisError
 from ...types import Outage
 from ...utils import fork
 from ...utils.clock import clock, wall_clock
+from ...utils.events import about_event
 from ...utils.text import printable
 from ...utils.threads import Worker
 from ..common.breaker import CircuitBreaker
@@ -113,7 +114,10 @@ class Prober:
             self._asks_at = inf
         if not breaker.is_failing:
             if self._has_told and breaker.open_for < inf:  # and not closed for another reason
-                logger.warning("Lock backend %r: %s answers again.", self._alias, self._location.text)
+                logger.warning(
+                    "Lock backend %r: %s answers again.", self._alias, self._location.text,
+                    extra=about_event("server-up", alias=self._alias),
+                )  # fmt: skip
             self._reset()
             return None
         if breaker.is_tripped and not self._has_told:
@@ -121,7 +125,7 @@ class Prober:
             logger.warning(
                 "Lock backend %r: %s does not answer (%s). Its locks fail at once, without a question to it, until it"
                 " answers; leases are renewed all the same, and what is released meanwhile is given back then.",
-                self._alias, self._location.text, breaker.failure,
+                self._alias, self._location.text, breaker.failure, extra=about_event("server-down", alias=self._alias),
             )  # fmt: skip
         if self._asks_at == inf:
             timing = breaker.timing

@@ -16,6 +16,7 @@ from redis.exceptions import AuthenticationError, ResponseError
 
 from ...utils import fork
 from ...utils.clock import clock
+from ...utils.events import about_event
 from ...utils.text import printable
 from ...utils.threads import start_thread
 from ...utils.wakeup import WakeEvent
@@ -159,7 +160,7 @@ class Credentials:
     def _on_error(self, error: Exception) -> Any:
         logger.warning(
             "The credential provider %s of locks streams no new token: %s. New connections ask it all the same.",
-            type(self._provider).__name__, printable(str(error)),
+            type(self._provider).__name__, printable(str(error)), extra=about_event("token-not-streamed"),
         )  # fmt: skip
         return _Nothing()
 

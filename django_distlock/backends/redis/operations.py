@@ -12,6 +12,7 @@ from redis.exceptions import RedisError
 from ...exceptions import ClockIsAhead, LockBackendError, NewerRun, UnreadableRun
 from ...formats import NEWER, is_newer
 from ...types import Holder, LastRun, LockInfo, LockRequest
+from ...utils.events import about_event
 from ..common.timing import Timing
 from .client import Reply
 from .codec import read_holder, read_lease, read_remaining
@@ -169,7 +170,8 @@ class Operations:
             return list(map(self.checked, reply.values))
         failures = [value for value, still_held in zip(reply.values, renewed, strict=True) if still_held is None]
         for reason in dict.fromkeys(str(self._explain(failure)) for failure in failures):
-            logger.warning("Some leases are not renewed now: %s", reason)
+            about = about_event("renewal-refused", alias=self._alias)
+            logger.warning("Some leases are not renewed now: %s", reason, extra=about)
         return renewed
 
     @staticmethod
@@ -220,7 +222,8 @@ class Operations:
         if not is_wrong_type(value):
             info = read_lease(self._alias, lock, self.checked(value), self.checked(left))
         if info is None:
-            logger.error("%s", self._unreadable(lock, value))
+            about = about_event("unreadable", alias=self._alias, name=lock)
+            logger.error("%s", self._unreadable(lock, value), extra=about)
         return info
 
     def _run(self, name: str, value: Any) -> LastRun | None:

@@ -13,6 +13,7 @@ from redis.exceptions import RedisError, ResponseError, TimeoutError
 
 from ...types import LockRequest
 from ...utils.clock import clock
+from ...utils.events import about_event
 from ...utils.wakeup import WakeEvent
 from ..common.timing import Timing
 from ..common.wakeup_listener import Waiters, WakeupListener
@@ -153,8 +154,8 @@ class RedisListener(WakeupListener):
                     "Scripts at the server of the locks of %r are not told who receives a message, so nobody can be"
                     " handed a lock there: waiters look every 0.1 to 1 s instead, in their order. A proxy before the"
                     " server may be the reason.",
-                    self._name,
-                )
+                    self._name, extra=about_event("no-receivers-told", alias=self._name),
+                )  # fmt: skip
 
     def will_look(self, request: LockRequest) -> None:
         """A look is about to be sent."""

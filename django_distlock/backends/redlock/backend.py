@@ -16,6 +16,7 @@ from ...types import CheckResult, Grant, LockInfo, LockRequest, Outage, Slot
 from ...utils import fork
 from ...utils.clock import clock
 from ...utils.drive import Call, Steps
+from ...utils.events import about_event
 from ...utils.text import printable
 from ..base import named
 from ..common.per_loop import PerLoop
@@ -139,7 +140,8 @@ class RedlockBackend(GeneratorBackend):
         found = yield from self._run(partial(self._redlock.look, locks), self._limits())
         for lock, observed in zip(locks, found, strict=True):
             if observed.foreign:
-                logger.error("%s", self._redlock.unreadable(lock, observed))
+                about = about_event("unreadable", alias=self.alias, name=lock)
+                logger.error("%s", self._redlock.unreadable(lock, observed), extra=about)
         return named([[observed.held] if observed.held else [] for observed in found], names, prefix)
 
     def _pages(self, prefix: str) -> Iterator[Steps[Iterable[Slot]]]:

@@ -15,6 +15,7 @@ from redis.exceptions import AskError, ClusterDownError, ConnectionError, MovedE
 from ....types import LockRequest, new_token
 from ....utils import fork
 from ....utils.clock import clock
+from ....utils.events import about_event
 from ....utils.wakeup import WakeEvent
 from ...common.timing import Timing
 from ...common.wakeup_listener import Waiters
@@ -180,7 +181,8 @@ class NodeListener(RedisListener):
         try:
             self._cluster.client.refresh()
         except Exception as unknown:  # the thread is to live on
-            logger.debug("Who succeeds %s is not known: %s", self._address, unknown)
+            about = about_event("successor-unknown", alias=self._name)
+            logger.debug("Who succeeds %s is not known: %s", self._address, unknown, extra=about)
         self._wanted_channels()
 
     def _wanted_channels(self) -> list[str]:

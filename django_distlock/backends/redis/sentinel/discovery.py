@@ -19,6 +19,7 @@ from redis.exceptions import (
 from ....utils import fork
 from ....utils.clock import clock
 from ....utils.drive import Call, Steps, adrive, drive
+from ....utils.events import about_event
 from ....utils.text import printable
 from ....utils.threads import Worker
 from ....utils.wakeup import WakeEvent
@@ -268,7 +269,10 @@ class Sentinels:
 
     def _move_to(self, master: Master) -> None:
         if self.master and self.master[:2] != master[:2]:
-            logger.warning("The master of %r is %s now, no longer %s", self.service, master, self.master)
+            logger.warning(
+                "The master of %r is %s now, no longer %s", self.service, master, self.master,
+                extra=about_event("master-changed", service=self.service),
+            )  # fmt: skip
         self.master = master
         self._polled.clear()
 
