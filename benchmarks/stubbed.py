@@ -2,6 +2,7 @@
 
 Kernel and server are left out, and other work on the machine hardly counts. ``--check`` fails where a pair costs more
 of what redis-py's own lock takes in the same run than ``stubbed.json`` says for this version of Python, by a fifth.
+``--opentelemetry`` measures with instruments as well: by its API alone, which does nothing, and by its SDK.
 """
 
 from __future__ import annotations
@@ -126,6 +127,23 @@ def microseconds(calls: Mapping[str, Callable[[], None]]) -> dict[str, float]:
     return best
 
 
+def with_instruments(calls: Mapping[str, Callable[[], None]]) -> Iterator[tuple[str, dict[str, float]]]:
+    """What they take with nothing, with the API and with the SDK of OpenTelemetry."""
+    from opentelemetry.sdk.metrics import MeterProvider
+    from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+    from opentelemetry.sdk.trace import TracerProvider
+
+    from django_distlock.contrib import opentelemetry
+
+    yield "none", microseconds(calls)
+    opentelemetry.instrument()
+    yield "API", microseconds(calls)
+    opentelemetry.instrument(TracerProvider(), MeterProvider([InMemoryMetricReader()], shutdown_on_exit=False))
+    yield "SDK", microseconds(calls)
+    opentelemetry.uninstrument()
+    yield "none again", microseconds(calls)
+
+
 def ratios(measured: Mapping[str, float]) -> dict[str, float]:
     return {name: round(took / measured[PEER], 3) for name, took in measured.items() if name != PEER}
 
@@ -134,7 +152,14 @@ def main() -> int:
     parser = argparse.ArgumentParser("benchmarks.stubbed", description=(__doc__ or "").replace("``", ""))
     parser.add_argument("--check", action="store_true", help="exit with 1 where it became dearer")
     parser.add_argument("--write", action="store_true", help=f"note the figures in {RATIOS.name}")
+    parser.add_argument("--opentelemetry", action="store_true", help="measure with instruments, too, and nothing else")
     options = parser.parse_args()
+    if options.opentelemetry:
+        with answered_at_once() as calls:
+            for instruments, measured in with_instruments(calls):
+                for name, took in measured.items():
+                    print(f"{took:7.1f} µs  {instruments:10}  {name}")
+        return 0
     version = ".".join(platform.python_version_tuple()[:2])
     known = json.loads(RATIOS.read_text())
     if options.check and version not in known:

@@ -20,7 +20,7 @@ from .busy import described
 from .events import about_request
 from .holds import BY_WITH, Hold, Holds, remember, remembers
 from .lease import Lease
-from .registry import Service, is_tested
+from .registry import Service, hint_at_local_memory
 from .ungranted import UngrantedLease
 
 if TYPE_CHECKING:
@@ -32,11 +32,6 @@ MOST_LATE_GRANTS = 3  # after so many grants that came too late to be of use, it
 SHORTEST_RETRY = 0.2  # seconds after which a waiter asks again a store that failed; doubled up to the look_interval
 AFTER_EXPIRY = 0.002  # seconds to let pass after a lease runs out, so that one look finds it gone
 TRANSACTIONS_TIMEOUT = 1.0  # seconds for the calling thread to name its open transactions, also where nobody waits
-
-HINT_OF_TESTS = (
-    "Tests need no server: django_distlock.testing.override_locks(), and the fixture local_locks of pytest, keep locks"
-    " in local memory."
-)
 
 
 class Acquisition:
@@ -198,8 +193,7 @@ class Acquisition:
         A second interrupt may strike in here. Then it is called once more.
         """
         renewer = self._service.renewer
-        if isinstance(error, LockBackendError) and is_tested() and HINT_OF_TESTS not in getattr(error, "__notes__", ()):
-            error.add_note(HINT_OF_TESTS)
+        hint_at_local_memory(error)
         if self._is_in_line:
             self._service.queue.give_up(self.request, again=True)
         if self._hold:

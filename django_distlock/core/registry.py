@@ -20,7 +20,7 @@ from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
 from ..backends.base import BaseLockBackend
-from ..exceptions import InvalidLockBackend, LockBackendDoesNotExist
+from ..exceptions import InvalidLockBackend, LockBackendDoesNotExist, LockBackendError
 from ..utils import fork
 from ..utils.events import about_event
 from ..utils.text import quoted
@@ -34,6 +34,10 @@ DEFAULT_ALIAS = "default"
 LOCAL_MEMORY = "django_distlock.backends.locmem.LocMemBackend"
 LONGEST_END = 1.0  # seconds that the exit waits for threads of ours
 TAG = "distlock"  # of the system checks
+HINT_OF_TESTS = (
+    "Tests need no server: django_distlock.testing.override_locks(), and the fixture local_locks of pytest, keep locks"
+    " in local memory."
+)
 
 EXAMPLE = """\
 DISTRIBUTED_LOCKS = {
@@ -72,6 +76,12 @@ def _may_do_without() -> bool:
 def is_tested() -> bool:
     """Whether a test runner has set up its environment here."""
     return hasattr(sys.modules.get("django.core.mail"), "outbox")
+
+
+def hint_at_local_memory(error: BaseException) -> None:
+    """Tell whoever tests, where a store does not answer."""
+    if isinstance(error, LockBackendError) and is_tested() and HINT_OF_TESTS not in getattr(error, "__notes__", ()):
+        error.add_note(HINT_OF_TESTS)
 
 
 @cache

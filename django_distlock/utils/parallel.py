@@ -23,12 +23,16 @@ def ask_in_parallel(questions: Mapping[Key, Callable[[], Answer]]) -> dict[Key, 
     """
     if len(questions) < 2:
         return {key: question() for key, question in questions.items()}
-    answers: dict[Key, Future[Answer]] = {key: Future() for key in questions}
-    language = translation.get_language()  # which contexts do not carry to other threads
-    for key, question in questions.items():
-        arguments = (_answer, answers[key], question, language)
-        new_thread(f"distlock-ask-{key}", copy_context().run, *arguments).start()
+    answers = {key: ask_in_thread(key, question) for key, question in questions.items()}
     return {key: answer.result() for key, answer in answers.items()}
+
+
+def ask_in_thread(key: object, question: Callable[[], Answer]) -> Future[Answer]:
+    """The answer to a question that is asked in a thread, in the context of the caller."""
+    answer: Future[Answer] = Future()
+    language = translation.get_language()  # which contexts do not carry to other threads
+    new_thread(f"distlock-ask-{key}", copy_context().run, _answer, answer, question, language).start()
+    return answer
 
 
 def _answer(future: Future[Answer], question: Callable[[], Answer], language: str | None) -> None:

@@ -33,7 +33,7 @@ PAGES = [path.relative_to(ROOT).as_posix() for path in (ROOT / "README.md", *sor
 
 FENCE = re.compile(r"^ *```(?P<language>\S*).*\n(?P<code>(?:.*\n)*?) *```$", re.MULTILINE)
 LANGUAGES = {
-    "python", "py", "sh", "console", "text", "html",
+    "python", "py", "sh", "console", "text", "html", "json",
     "{eval-rst}", "{toctree}", "{image}", "{figure}", "{literalinclude}",
 }  # fmt: skip
 
@@ -233,13 +233,13 @@ def events_of(tree: ast.Module) -> Iterator[tuple[str, str]]:
             continue
         calls = [node for node in ast.walk(function) if isinstance(node, ast.Call)]
         for call in calls:
-            logged = [call.func, *call.args]  # by the method itself, or by a partial of it
-            levels = [one.attr for one in logged if isinstance(one, ast.Attribute) and ast.unparse(one.value) == "logger"]
-            if levels:
+            methods = map(ast.unparse, [call.func, *call.args])  # by the method itself, or by a partial of it
+            if level := next((found[1] for method in methods if (found := re.fullmatch(r"logger\.(\w+)", method))), ""):
                 assert "extra" in {keyword.arg for keyword in call.keywords}, ast.unparse(call)
                 told = [one for one in calls if re.search(r"about(_\w+)?$", ast.unparse(one.func))]
-                [*_, last] = sorted((one for one in told if one.lineno <= (call.end_lineno or 0)), key=lambda one: one.lineno)
-                yield ast.literal_eval(last.args[0]), {"exception": "ERROR"}.get(levels[0], levels[0].upper())
+                before = [one for one in told if one.lineno <= (call.end_lineno or 0)]
+                event = max(before, key=lambda one: one.lineno).args[0]
+                yield ast.literal_eval(event), {"exception": "ERROR"}.get(level, level.upper())
 
 
 def test_events_of_the_log_are_told() -> None:

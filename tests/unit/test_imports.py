@@ -34,7 +34,7 @@ CLUSTER = {
     "backends.redis": ["cluster"],
     "backends.redis.cluster": ["backend", "client", "config", "diagnostics", "pubsub", "routing"],
 }
-FOREIGN = {"multiprocessing", "redis", "psycopg", "celery"}
+FOREIGN = {"multiprocessing", "redis", "psycopg", "celery", "opentelemetry", "health_check"}
 
 PROGRAM = """
 import sys, django

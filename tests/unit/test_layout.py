@@ -20,7 +20,18 @@ ROOT = Path(django_distlock.__file__).parent
 # From top to bottom. A module imports from its own layer and from those below; what a layer holds is told by the
 # beginning of a module's name within the package, of which the longest counts.
 LAYERS = {
-    "adapters": ["apps", "admin", "management", "celery", "fencing", "middleware", "checks", "testing", "migrations"],
+    "adapters": [
+        "apps",
+        "admin",
+        "management",
+        "celery",
+        "contrib",
+        "fencing",
+        "middleware",
+        "checks",
+        "testing",
+        "migrations",
+    ],
     "the package": [""],
     "decorators": ["decorators"],
     "monitoring and tasks": [
@@ -41,6 +52,7 @@ STORES = LAYERS["stores"]
 
 DRIVERS = {
     "redis": ("backends.redis", "backends.redlock"), "django_redis": "backends.redis", "psycopg": "backends.database",
+    "opentelemetry": "contrib.opentelemetry", "health_check": "contrib.health",
     "celery": "celery", "kombu": "celery", "django_celery_beat": "celery", "pytest": "testing",
 }  # fmt: skip
 
@@ -151,7 +163,7 @@ def test_drivers_are_imported_by_their_backend_alone():
 def test_one_module_knows_http():
     """Beside the admin, which Django calls with requests."""
     knowing = {name for name in MODULES if any(imported.startswith("django.http") for imported in imports(name))}
-    assert knowing == {"admin", "decorators.answers", "decorators.http"}
+    assert knowing == {"admin", "contrib.health", "decorators.answers", "decorators.http"}
 
 
 @pytest.mark.parametrize("name", sorted(MODULES))

@@ -14,7 +14,8 @@ from django_distlock.utils import clock as clock_module
 from tests.support.programs import ROOT
 
 WINDOWS = """
-import os, select, signal, socket, time
+import os, select, signal, socket, sys, time
+sys.modules["psutil"] = None  # it has a part for each system, and OpenTelemetry asks it where it is there
 for module, names in (
     (os, "fork forkpty register_at_fork killpg getpgrp tcgetpgrp O_NOCTTY O_NOFOLLOW geteuid fchown fchmod"),
     (signal, "SIGHUP SIGQUIT SIGUSR1 SIGUSR2 SIGKILL SIGALRM SIGCHLD SIGPIPE"),

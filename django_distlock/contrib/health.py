@@ -1,0 +1,166 @@
+"""Whether the stores of locks answer: a view for probes, and a check for django-health-check."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import threading
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future, wait
+from functools import partial
+from typing import NamedTuple
+
+from django.core.exceptions import ImproperlyConfigured
+from django.db.transaction import non_atomic_requests
+from django.http import HttpRequest, JsonResponse
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_safe
+
+from ..core.registry import SETTING, locks
+from ..exceptions import LockBackendError
+from ..utils import fork
+from ..utils.clock import clock
+from ..utils.events import about_event
+from ..utils.parallel import ask_in_thread
+
+LONGEST = 1.0  # seconds for which a store may take to answer
+KEPT = 2.0  # seconds for which its answer serves further probes
+OK, SILENT, REFUSES, WRONG = "ok", "does not answer", "refuses", "wrong settings"
+NAME = "django_distlock.readiness"  # of a lock that nobody takes
+
+logger = logging.getLogger("django_distlock")
+
+
+class Probe(NamedTuple):
+    """A question to the store of one alias: when it was asked, on ``clock()``, and what it is answered."""
+
+    asked_at: float
+    state: Future[str]
+
+
+class Probes:
+    """The last one of each alias, which further ones share for two seconds, and for as long as it is not answered."""
+
+    def __init__(self) -> None:
+        self._begin_anew()
+        fork.in_child(self._begin_anew)
+
+    def _begin_anew(self) -> None:
+        self._guard = threading.Lock()
+        self._last: dict[str, Probe] = {}
+        self._failing: set[str] = set()
+
+    def ask(self, alias: str) -> Future[str]:
+        with self._guard:
+            last = self._last.get(alias)
+            if last is None or (last.state.done() and clock() - last.asked_at >= KEPT):
+                self._last[alias] = last = Probe(clock(), ask_in_thread(alias, partial(self._state_of, alias)))
+            return last.state
+
+    def _state_of(self, alias: str) -> str:
+        """Asks by one look, which changes nothing."""
+        try:
+            backend = locks[alias]
+            backend.pinned(backend.shared_prefix).look([NAME])
+        except LockBackendError as error:
+            self._tell(alias, error)
+            return REFUSES if error.is_final else SILENT
+        except ImproperlyConfigured as error:
+            self._tell(alias, error)
+            return WRONG
+        self._failing.discard(alias)
+        return OK
+
+    def _tell(self, alias: str, error: Exception) -> None:
+        """Why, which those who probe are not told. Once, until it answers again."""
+        if alias not in self._failing:
+            self._failing.add(alias)
+            about = about_event("not-ready", alias=alias)
+            logger.warning("Lock backend %r is not ready: %s", alias, error, extra=about)
+
+
+probes = Probes()
+
+
+def states(aliases: Iterable[str]) -> dict[str, str]:
+    """Each alias with "ok", or with what is wrong. Takes a second at most."""
+    asked = {alias: probes.ask(alias) for alias in aliases}
+    wait(asked.values(), timeout=LONGEST)
+    return _known(asked)
+
+
+async def astates(aliases: Iterable[str]) -> dict[str, str]:
+    """``states()`` for tasks."""
+    asked = {alias: probes.ask(alias) for alias in aliases}
+    if asked:
+        await asyncio.wait(list(map(asyncio.wrap_future, asked.values())), timeout=LONGEST)
+    return _known(asked)
+
+
+def _known(asked: Mapping[str, Future[str]]) -> dict[str, str]:
+    return {alias: state.result() if state.done() else SILENT for alias, state in asked.items()}
+
+
+class Told(JsonResponse):
+    """Not an error in the log of requests, one for each probe: ``not-ready`` tells of it, once."""
+
+    _has_been_logged = True  # of Django's
+
+
+@non_atomic_requests
+@require_safe
+@never_cache
+def readiness(request: HttpRequest) -> JsonResponse:
+    """Answers 200 if the stores of all aliases answer, else 503; ``?using=alias``: of these alone.
+
+    Asks each once, all at a time, and waits for a second at most. The answer serves other requests of the next two
+    seconds. JSON: ``{"status": "ok", "locks": {"default": "ok"}}``.
+    """
+    aliases = _wanted(request)
+    return aliases if isinstance(aliases, JsonResponse) else _answer(states(aliases))
+
+
+@non_atomic_requests
+@require_safe
+@never_cache
+async def areadiness(request: HttpRequest) -> JsonResponse:
+    """``readiness()`` for event loops, without a thread that waits."""
+    aliases = _wanted(request)
+    return aliases if isinstance(aliases, JsonResponse) else _answer(await astates(aliases))
+
+
+def _wanted(request: HttpRequest) -> list[str] | JsonResponse:
+    try:
+        known = list(locks)
+    except ImproperlyConfigured:  # the checks tell
+        return _answer({SETTING: WRONG})
+    aliases = request.GET.getlist("using") or known
+    if unknown := sorted(set(aliases) - set(known)):
+        return JsonResponse({"status": "unknown alias", "locks": dict.fromkeys(unknown, "unknown")}, status=404)
+    return aliases
+
+
+def _answer(found: dict[str, str]) -> JsonResponse:
+    is_ready = all(state == OK for state in found.values())
+    body = {"status": OK if is_ready else "unavailable", "locks": found}
+    return Told(body, status=200 if is_ready else 503)
+
+
+try:
+    from health_check.base import HealthCheck  # type: ignore[import-untyped]
+    from health_check.exceptions import ServiceUnavailable  # type: ignore[import-untyped]
+except ModuleNotFoundError:  # the views need none of it
+    pass
+else:
+
+    @dataclasses.dataclass
+    class LockCheck(HealthCheck):  # type: ignore[misc]
+        """A check for django-health-check: whether the stores of locks answer. ``using``: an alias; None: all."""
+
+        using: str | None = None
+
+        async def run(self) -> None:
+            found = await astates([self.using] if self.using else list(locks))
+            if failing := {alias: state for alias, state in found.items() if state != OK}:
+                raise ServiceUnavailable("; ".join(f"{alias}: {state}" for alias, state in failing.items()))
