@@ -192,7 +192,7 @@ class QuorumWorld(ServersWorld):
         return inf if self._max_connections == 1 else self.asking_time(ttl)
 
     def patience(self, error: LockBackendError, wait: float | None) -> float:
-        """Nodes that refuse are asked again meanwhile (docs/redlock.md, "What costs time"), until their breakers open."""
+        """Nodes that refuse are asked again (docs/redlock.md, "What costs time"), until their breakers open."""
         if is_about_connections(error):
             return inf
         failures = error.__cause__.exceptions if isinstance(error.__cause__, ExceptionGroup) else [error]
