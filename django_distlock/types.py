@@ -42,8 +42,8 @@ def digest(token: str) -> str:
 def current_execution() -> object:
     """The task that runs, else the thread: the owner of what it acquires."""
     # Where no loop runs, current_task() raises, which takes ten times as long.
-    task = asyncio.current_task() if _get_running_loop() else None
-    return task or threading.current_thread()
+    loop = _get_running_loop()
+    return (asyncio.current_task(loop) if loop else None) or threading.current_thread()
 
 
 def execution_kind() -> str:

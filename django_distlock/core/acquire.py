@@ -234,18 +234,17 @@ class Acquisition:
         retry_after = busy.remaining if busy.remaining < inf else None
         raise kind(message, retry_after=retry_after, holder=busy.holder, resting=busy.resting)
 
-    async def find_transactions_around(self) -> None:
-        """Find out what is open around the task, where the lock may depend on it.
-
-        For as long as it waits, and for TRANSACTIONS_TIMEOUT at least.
-        """
+    def depends_on_transactions(self) -> bool:
+        """Ask what is open around the task. Whether the lock may depend on it."""
         self.around = transactions.Around()
         last = self._service.renewer.latest(self.request.key)
-        refuses = self._terms.in_atomic == "refuse"
-        if not refuses and not (last and last._retainers):
-            return
+        return self._terms.in_atomic == "refuse" or bool(last and last._retainers)
+
+    async def wait_for_transactions(self) -> None:
+        """Until it is known what is open: for as long as it waits, and for TRANSACTIONS_TIMEOUT at least."""
+        assert self.around
         within = None if self._timeout is None else max(self._timeout, TRANSACTIONS_TIMEOUT)
-        if not await self.around.is_known(within) and refuses:
+        if not await self.around.is_known(within) and self._terms.in_atomic == "refuse":
             raise LockTimeout(
                 f"Whether the lock {self._lock_text} is asked for inside a transaction, which in_atomic='refuse'"
                 " forbids, is not known: the thread that waits for this task in async_to_sync was busy with something"

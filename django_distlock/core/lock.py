@@ -307,7 +307,8 @@ class Lock:
 
     async def _aacquire(self, acquisition: Acquisition) -> Acquisition:
         try:
-            await acquisition.find_transactions_around()
+            if acquisition.depends_on_transactions():
+                await acquisition.wait_for_transactions()
             try:
                 answer = await acquisition.aask()
                 if answer is None:

@@ -31,11 +31,14 @@ class PerLoop(Generic[Own]):
 
     async def get(self) -> Own:
         """The object of the running loop."""
-        loop = asyncio.get_running_loop()
-        own = self._made.get(loop)
-        return await self._make(loop) if own is None else own
+        return self.known() or await self.make()
 
-    async def _make(self, loop: asyncio.AbstractEventLoop) -> Own:
+    def known(self) -> Own | None:
+        """The object of the running loop, if it is made."""
+        return self._made.get(asyncio.get_running_loop())
+
+    async def make(self) -> Own:
+        loop = asyncio.get_running_loop()
         for other in list(self._made):
             if other.is_closed():
                 self._made.pop(other, None)

@@ -100,7 +100,7 @@ class RedisBackend(GeneratorBackend, RunsBackend):
         return self._answered(request, reply)
 
     async def aacquire(self, request: LockRequest, *, queue: bool) -> Grant | LockInfo:
-        client = await self._async_clients.get()
+        client = self._async_clients.known() or await self._async_clients.make()
         if queue:
             if not request.inbox:
                 await adrive(self._listen(request), client, self._translated)
@@ -216,7 +216,8 @@ class RedisBackend(GeneratorBackend, RunsBackend):
         return self._released(request, reply)
 
     async def arelease(self, request: LockRequest, cooldown: float = 0.0, *, force: bool = False) -> bool:
-        commands, client = self._operations.release(request, cooldown, force), await self._async_clients.get()
+        commands = self._operations.release(request, cooldown, force)
+        client = self._async_clients.known() or await self._async_clients.make()
         try:
             reply = await client.asend(commands, NOT_WAITING, request.ttl)
         except Exception as error:

@@ -284,7 +284,7 @@ class AsyncClient(_ServerClient):
     ) -> None:
         super().__init__(location, max_connections, timeout, timing, breaker)
         self._idle: deque[Idle] = deque()
-        self._permits = TaskPermits(max_connections)
+        self._permits, self._loop = TaskPermits(max_connections), asyncio.get_running_loop()
         self._keeps = True  # connections for the next call
 
     async def asend(
@@ -299,7 +299,7 @@ class AsyncClient(_ServerClient):
             return NOTHING  # asyncio's transports choke on an empty chunk: such a one is never closed
         number = len(commands)
         packed = commands[0].packed if number == 1 else b"".join(map(_packed, commands))
-        idle, began = self._idle, clock()
+        idle, began, task = self._idle, clock(), asyncio.current_task(self._loop)
         sent_at = began
         attempts: ServerAttempts | None = None
         step = longest_step(self._timing, self._timeout, timeout, deadline, sent_at)
@@ -309,7 +309,7 @@ class AsyncClient(_ServerClient):
                 await self._wait_for_permit(attempts, despite_outage=despite_outage)
                 sent_at = clock()
             try:
-                cancelled = _cancellations()
+                cancelled = task.cancelling() if task else 0
                 while True:
                     connection: Any = None
                     was_idle = False
@@ -334,7 +334,7 @@ class AsyncClient(_ServerClient):
                     except BaseException as error:
                         if connection is not None:
                             await hang_up(connection)
-                        _check_cancelled(cancelled)
+                        _check_cancelled(task, cancelled)
                         attempts = attempts or self._new_attempts(timeout, deadline, began, queue_for)
                         self._after_failure(error, connection, attempts, sent_at, was_idle=was_idle)
                         await self._close_idle()
@@ -345,10 +345,11 @@ class AsyncClient(_ServerClient):
                         self._breaker.answered_at = now = clock()
                         if self._keeps:
                             idle.append((connection, now))
-                            await self._close_old(now)
+                            if len(idle) > 1:
+                                await self._close_old(now)
                         else:
                             await hang_up(connection)
-                        _check_cancelled(cancelled)
+                        _check_cancelled(task, cancelled)
                         reply = Reply(replies, sent_at)
                         if attempts:
                             reply.in_doubt, reply.queued_for = attempts.in_doubt, attempts.queued_for
@@ -429,12 +430,7 @@ def _disconnect(idle: deque[Idle]) -> None:
             idle.pop()[0].disconnect()
 
 
-def _cancellations() -> int:
-    task = asyncio.current_task()
-    return task.cancelling() if task else 0
-
-
-def _check_cancelled(before: int) -> None:
+def _check_cancelled(task: asyncio.Task[Any] | None, before: int) -> None:
     """Raise the cancellation if the task was cancelled while another error was in flight."""
-    if _cancellations() > before:
+    if task and task.cancelling() > before:
         raise asyncio.CancelledError

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import builtins
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Generator
+from contextvars import Context
 from math import inf
 from types import TracebackType
 from typing import Any
@@ -40,17 +41,17 @@ class RunningTimer:
     start to use.
     """
 
-    __slots__ = ("_counted_from", "_due", "_handle", "_is_on", "_left", "_loop", "_on_over", "_part")
+    __slots__ = ("_counted_from", "_due", "_handle", "_is_on", "_left", "_on_over", "_part", "loop")
 
     PARTS = 4  # rounds of the loop that there are at least
 
     def __init__(self, on_over: Callable[[], None]) -> None:
-        self._on_over, self._loop = on_over, asyncio.get_running_loop()
+        self._on_over, self.loop = on_over, asyncio.get_running_loop()
         self._handle: asyncio.Handle | None = None
         self._is_on, self._due = False, 0.0
 
     def start(self, seconds: float) -> None:
-        now = self._loop.time()
+        now = self.loop.time()
         self._is_on, self._left, self._part, self._counted_from = True, seconds, seconds / self.PARTS, now
         if self._handle is None or self._due > now + self._part:
             self._schedule(now + self._part)
@@ -68,14 +69,14 @@ class RunningTimer:
         if self._handle:
             self._handle.cancel()
         self._due = due  # uvloop's handles do not tell
-        self._handle = self._loop.call_at(due, self._tick)
+        self._handle = self.loop.call_at(due, self._tick)
 
     def _tick(self) -> None:
         self._handle = None
         if not self._is_on:
             return
         self._left -= max(0.0, self._due - self._counted_from)  # what comes after that, the loop did not run
-        self._counted_from = now = self._loop.time()
+        self._counted_from = now = self.loop.time()
         if self._left > 1e-9:
             self._schedule(now + min(self._part, self._left))
         else:
@@ -189,46 +190,103 @@ class DirectExchange(RedisPyExchange):
             raise redis.ConnectionError(f"Error while talking to the server: {error}") from error
 
 
-class AsyncDirectExchange(asyncio.Protocol):
+class Answer:
+    """The replies that a task waits for: a future, as ``asyncio.isfuture()`` has it, which is awaited at once and once.
+
+    Its task goes on within the callback of the loop that has received them, where no other task runs. asyncio's own
+    futures let it go on in the next round of the loop, which takes a twentieth of a lock. So does this one where it
+    fails, since the traceback would keep the callbacks that told so.
+    """
+
+    __slots__ = ("_asyncio_future_blocking", "_context", "_error", "_go_on", "_loop", "found", "is_over", "number")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, number: int) -> None:
+        self._loop, self.number = loop, number
+        self.found: list[Any] = []
+        self.is_over, self._asyncio_future_blocking = False, False
+        self._error: BaseException | None = None
+        self._go_on: Callable[[Answer], object] | None = None
+        self._context: Context | None = None
+
+    def succeed(self) -> None:
+        """With what is found. Called by the loop alone."""
+        self.is_over = True
+        if self._context is not None and self._go_on:  # one without variables is false
+            self._context.run(self._go_on, self)
+
+    def fail(self, error: BaseException) -> None:
+        self.is_over, self._error = True, error
+        if self._go_on:
+            self._loop.call_soon(self._go_on, self, context=self._context)
+
+    # For the task
+
+    def __await__(self) -> Generator[Answer, None, list[Any]]:
+        if not self.is_over:
+            self._asyncio_future_blocking = True
+            yield self
+        return self.result()
+
+    def get_loop(self) -> asyncio.AbstractEventLoop:
+        return self._loop
+
+    def add_done_callback(self, go_on: Callable[[Answer], object], *, context: Context) -> None:
+        self._go_on, self._context = go_on, context
+
+    def cancel(self, msg: object = None) -> bool:
+        if self.is_over:
+            return False
+        self.fail(asyncio.CancelledError() if msg is None else asyncio.CancelledError(msg))
+        return True
+
+    def result(self) -> list[Any]:
+        if self._error is None:
+            return self.found
+        error, self._error = self._error, None
+        try:
+            raise error
+        finally:
+            del error  # which would keep this frame, and with it the connection
+
+
+class AsyncDirectExchange(asyncio.BufferedProtocol):
     """Of tasks, one at a time. From the first exchange on it reads in the place of redis-py's StreamReader."""
 
     new_login: Any = None
     _replies: Any = None  # the reader of all that comes
-    _found: list[Any]  # of the exchange that is under way, which ends when it has them all
-    _number = 0
-    _end: asyncio.Future[None] | None = None
+    _transport: Any
+    _received: memoryview
     _timer: RunningTimer
+    _answer: Answer | None = None  # of the exchange that is under way
     _failure = ""  # after which it is of no use any more
 
-    async def exchange(self: Any, packed: bytes, number: int, timeout: float) -> list[Any]:
+    def exchange(self: Any, packed: bytes, number: int, timeout: float) -> Awaitable[list[Any]]:
         """The same. ``timeout``: seconds for all replies, in which the event loop runs."""
-        transport = self._writer.transport
-        if self._replies is None:
-            self._replies = _new_reader(self)
-            if self._replies is None:
-                return await _aexchange(self, packed, number, timeout)
-            if self._reader.at_eof() or transport.is_closing():
-                self._failure = CLOSED  # which the stream was told, and nobody else is
-            self._timer = RunningTimer(self._time_out)
-            transport.set_protocol(self)
+        if self._replies is None and not self._begin():
+            return _aexchange(self, packed, number, timeout)
         if self._failure:
             raise NotSent(self._failure)
         try:
-            transport.write(packed)
+            self._transport.write(packed)
         except RuntimeError as error:  # of uvloop, whose transport was closed
             raise NotSent(str(error)) from error
-        found: list[Any] = []
-        self._found, self._number = found, number
-        self._end = end = asyncio.get_running_loop().create_future()
+        self._answer = answer = Answer(self._timer.loop, number)
         self._timer.start(timeout)
-        try:
-            await end
-        finally:
-            self._timer.stop()
-            self._end = None
-            del self._found
-            del end  # its error would keep this frame, and with it the connection
-        return found
+        return answer
+
+    def _begin(self: Any) -> bool:
+        """Whether it can take replies apart by itself."""
+        self._replies = _new_reader(self)
+        if self._replies is None:
+            return False
+        self._transport = transport = self._writer.transport
+        # A new one each time, as of a plain protocol, is of 256 KiB. Parts of a bytearray, which TLS fills, are copies.
+        self._received = memoryview(bytearray(RECEIVED_AT_ONCE))
+        if self._reader.at_eof() or transport.is_closing():
+            self._failure = CLOSED  # which the stream was told, and nobody else is
+        self._timer = RunningTimer(self._time_out)
+        transport.set_protocol(self)
+        return True
 
     async def is_stale(self: Any) -> bool:
         """Whether it has ended while nobody used it."""
@@ -237,16 +295,20 @@ class AsyncDirectExchange(asyncio.Protocol):
             return bool(await can_read())
         for _ in range(ROUNDS_UNTIL_TOLD):
             await asyncio.sleep(0)
-        return bool(self._failure) or self._writer.transport.is_closing()
+        return bool(self._failure) or self._transport.is_closing()
 
-    def data_received(self, data: bytes) -> None:
-        if self._end is None or self._end.done():
+    def get_buffer(self, size: int) -> memoryview:
+        return self._received
+
+    def buffer_updated(self, size: int) -> None:
+        answer, replies = self._answer, self._replies
+        if answer is None or answer.is_over:
             self._fail(redis.InvalidResponse(UNASKED))
             return
-        replies, found = self._replies, self._found
+        found, number = answer.found, answer.number
         try:
-            replies.feed(data)
-            while len(found) < self._number:
+            replies.feed(self._received, 0, size)
+            while len(found) < number:
                 if (reply := replies.gets()) is False:
                     return
                 found.append(_answer(reply) if isinstance(reply, Exception) else reply)
@@ -254,8 +316,10 @@ class AsyncDirectExchange(asyncio.Protocol):
                 raise redis.InvalidResponse(UNASKED)
         except Exception as error:  # raised to the task
             self._fail(error)
-        else:
-            self._end.set_result(None)
+            return
+        self._timer.stop()
+        self._answer = None
+        answer.succeed()
 
     def eof_received(self) -> None:
         self.connection_lost(None)  # at once; the loop says so only in its next round
@@ -272,8 +336,10 @@ class AsyncDirectExchange(asyncio.Protocol):
 
     def _fail(self, error: Exception) -> None:
         self._failure = self._failure or str(error)
-        if self._end and not self._end.done():
-            self._end.set_exception(error)
+        answer, self._answer = self._answer, None
+        self._timer.stop()
+        if answer and not answer.is_over:
+            answer.fail(error)
 
 
 def read_by(connection: Any, deadline: float) -> Any:

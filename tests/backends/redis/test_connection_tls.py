@@ -13,14 +13,16 @@ from django_redis.pool import ConnectionFactory
 from redis.exceptions import ConnectionError
 
 from django_distlock import LockBackendError, State, lock, locks
+from django_distlock.backends.redis.connection import hang_up
 from django_distlock.backends.redis.errors import is_about_certificates
+from django_distlock.backends.redis.scripts import pack
 from example_project.valkey import Valkey
 from tests.support import certificates
 from tests.support.requirements import missing
 from tests.support.sentinel import SERVICE, Watched, free_port, warm_up
 from tests.support.servers import program_of
 from tests.support.stores import REDIS
-from tests.support.tools import eventually
+from tests.support.tools import PATIENCE, eventually
 
 pytestmark = pytest.mark.slow
 
@@ -89,6 +91,24 @@ def test_the_certificates_of_a_cache(port, pki, use, calls, settings, cache):
     settings.CACHES = {"default": entry}
     assert use("cache:default").location.text == f"rediss://127.0.0.1:{port}/1"
     warm_up(calls)
+
+
+def test_a_reply_may_be_longer_than_what_tls_sends_as_one(port, pki, use):
+    location, text = use(url(port, pki)).location, b"".join(b"%d " % number for number in range(20_000))
+
+    async def main():
+        connection = await location.aconnected()
+        try:
+            return await connection.exchange(pack("ECHO", text), 1, PATIENCE)
+        finally:
+            await hang_up(connection)
+
+    assert asyncio.run(main()) == [text]
+    connection = location.connected()
+    try:
+        assert connection.exchange(pack("ECHO", text), 1, PATIENCE) == [text]
+    finally:
+        connection.disconnect()
 
 
 class TestNoTrust:

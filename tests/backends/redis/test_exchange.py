@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from contextlib import suppress
+from contextvars import Context
 from weakref import ref
 
 import pytest
@@ -163,6 +164,43 @@ def test_a_loop_hears_what_becomes_of_a_connection_that_nobody_uses(then):
         asyncio.run(main())
     finally:
         server.close()
+
+
+def test_a_task_goes_on_also_in_a_context_without_variables():
+    server = Server(b":1\r\n")
+
+    async def main():
+        reader, writer = await asyncio.open_connection(sock=server.sock)
+        try:
+            async with asyncio.timeout(PATIENCE):
+                return await AsyncConnection(reader, writer).exchange(b"x", 1, PATIENCE)
+        finally:
+            writer.transport.abort()
+
+    try:
+        assert Context().run(asyncio.run, main()) == [1]
+    finally:
+        server.close()
+
+
+def test_one_that_is_cancelled_says_so():
+    async def main():
+        exchange = asyncio.ensure_future(unanswered())
+        await asyncio.sleep(0.01)
+        exchange.cancel("enough")
+        with pytest.raises(asyncio.CancelledError, match="enough"):
+            await exchange
+
+    async def unanswered():
+        ours, theirs = socket.socketpair()
+        reader, writer = await asyncio.open_connection(sock=ours)
+        try:
+            await AsyncConnection(reader, writer).exchange(b"x", 1, PATIENCE)
+        finally:
+            writer.transport.abort()
+            theirs.close()
+
+    asyncio.run(main())
 
 
 def test_a_connection_that_has_ended_before_it_is_used():
