@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import builtins
+import os
+import socket
 from collections.abc import Awaitable, Callable, Generator
 from contextvars import Context
 from math import inf
@@ -145,6 +147,18 @@ class RedisPyExchange:
         return replies
 
 
+def _send(sock: Any, packed: bytes) -> None:
+    """``sendall()``, which asks the system each time whether it may send, before it does."""
+    sent = 0
+    if type(sock) is socket.socket and os.name == "posix":  # not where TLS is spoken
+        try:
+            sent = os.write(sock.fileno(), packed)
+        except BlockingIOError:  # a socket with a timeout does not block; then sendall() waits
+            sent = 0
+    if sent < len(packed):
+        sock.sendall(packed[sent:])
+
+
 class DirectExchange(RedisPyExchange):
     """The same, quickly."""
 
@@ -159,7 +173,7 @@ class DirectExchange(RedisPyExchange):
         sock, deadline = self.sock, inf
         try:
             if timeout is None:
-                sock.sendall(packed)
+                _send(sock, packed)
             else:
                 deadline = clock() + timeout
                 sock.settimeout(timeout)

@@ -221,6 +221,27 @@ def test_a_connection_that_has_ended_before_it_is_used():
         server.close()
 
 
+def test_a_command_that_is_larger_than_what_the_system_takes_at_once():
+    packed, (ours, theirs) = pack("SET", "key", "x" * 5_000_000), socket.socketpair()
+    received = []
+
+    def take_all():
+        while sum(map(len, received)) < len(packed):
+            received.append(theirs.recv(65_536))
+        theirs.send(b"+OK\r\n")
+
+    ours.settimeout(PATIENCE)
+    server = threading.Thread(target=take_all)
+    server.start()
+    try:
+        assert Connection(ours).exchange(packed, 1, None) == [b"OK"]
+        assert b"".join(received) == packed
+    finally:
+        ours.close()
+        server.join(PATIENCE)
+        theirs.close()
+
+
 class BareHandle:
     """As uvloop's, where less than half a millisecond is left."""
 
