@@ -110,7 +110,10 @@ def made(kind, request):
     with ExitStack() as stack:
 
         def clients(*urls):
-            return [stack.enter_context(redis.Redis.from_url(url, decode_responses=True)) for url in urls]
+            found = [stack.enter_context(redis.Redis.from_url(url, decode_responses=True)) for url in urls]
+            for client in found:
+                client.flushall()
+            return found
 
         match kind:
             case "server":
