@@ -2,7 +2,8 @@
 
     python lost_updates.py '{"ENGINE": "django.db.backends.postgresql", "NAME": "postgres", "USER": "…", "HOST": "…"}'
 
-Makes a table of its own in that database and drops it. The threads share one process, so the locks are in memory.
+Makes a table of its own in that database and drops it. A second argument is the number of requests of each thread. The
+threads share one process, so the locks are in memory.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from django.views import View  # noqa: E402
 
 from django_distlock import distributed_lock, lock  # noqa: E402
 
-THREADS, REQUESTS = 8, 25
+THREADS, REQUESTS = 8, int(sys.argv[2]) if sys.argv[2:] else 25
 
 
 class Account(models.Model):  # noqa: DJ008 - nobody reads its name

@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.support.programs import ROOT
+from tests.support.forkserver import ROOT, run
 from tests.support.tools import PATIENCE
 
-from .planted.changes import LISTS, read
+from .planted.changes import PROTOCOL, read
 from .worlds import WORLDS
 
-RUNS = 3
+RUNS = 2
 MOST_RUNS = 150  # in which a broken script is found, from the seed that its entry names
 TIME = 20 * PATIENCE  # seconds that they may take where the machine is busy
 
 
 def simulate(*arguments, environment=None):
     """The exit code, what was printed, and of each world the line that is for machines."""
-    command = [sys.executable, "-m", "tests.simulation", "--jobs", "1", "--json", *map(str, arguments)]
-    done = subprocess.run(command, env=environment, cwd=ROOT, timeout=TIME, capture_output=True, text=True, check=False)
+    command = ["-m", "tests.simulation", "--jobs", "1", "--json", *arguments]
+    done = run(command, like="libraries", env=environment, cwd=ROOT, timeout=TIME, check=False)
     assert done.returncode in (0, 1), done.stdout + done.stderr
     return (
         done.returncode,
@@ -47,7 +45,7 @@ def test_promises_are_kept_and_the_same_seed_is_the_same_run():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "change", [change for change in read(LISTS / "protocol.toml") if not change.unseen], ids=lambda change: change.name
+    "change", [change for change in read(PROTOCOL) if not change.unseen], ids=lambda change: change.name
 )
 def test_a_broken_script_is_found(change):
     with change.environment() as environment:

@@ -33,19 +33,22 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 
-DJANGO = """
+LIBRARIES = """
 asyncio hiredis psycopg redis.asyncio uuid django.core.management django.db.backends.postgresql.base
-django.db.backends.sqlite3.base django_distlock django_distlock.backends.redis
+django.db.backends.sqlite3.base
 """
+PACKAGE = "django_distlock django_distlock.backends.redis"
 CELERY = """
 celery.apps.beat celery.apps.worker celery.backends.redis celery.bin.beat celery.bin.celery celery.bin.worker
 celery.concurrency.prefork celery.concurrency.solo celery.concurrency.thread celery.fixups.django kombu.transport.redis
-"""
-CONTRIB = """
 django.contrib.admin.sites django.contrib.auth.hashers django.contrib.messages.context_processors
 django.contrib.sessions.backends.base django.contrib.staticfiles.handlers django.core.management.commands.check
 """
-IMPORTED = {"django": DJANGO, "celery": DJANGO + CELERY + CONTRIB}
+IMPORTED = {
+    "libraries": LIBRARIES,  # for programs with a copy of the package
+    "django": LIBRARIES + PACKAGE,
+    "celery": LIBRARIES + PACKAGE + CELERY,
+}
 
 
 class Program(subprocess.Popen[Any]):
@@ -191,28 +194,34 @@ def _become(program: dict[str, Any]) -> None:
         sys.warnoptions.append(arguments[1])
         warnings.simplefilter(arguments[1])  # type: ignore[arg-type]
         del arguments[:2]
-    sys.path[1:1] = filter(None, program["environment"].get("PYTHONPATH", "").split(os.pathsep))
+    match arguments:
+        case ["-c", code, *rest]:
+            sys.argv, file, place = ["-c", *rest], "<string>", ""
+        case ["-m", *_]:
+            sys.argv, place = arguments[1:], program["folder"]
+        case [file, *_]:
+            sys.argv, code, place = arguments, Path(file).read_text(encoding="utf-8"), str(Path(file).parent)
+    sys.path[:0] = [*([] if "PYTHONSAFEPATH" in os.environ else [place]), *_paths()]
     if arguments[0] == "-m":
-        sys.argv = arguments[1:]
-        sys.path[0] = program["folder"]
         runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
-        return
-    main = sys.modules["__main__"] = types.ModuleType("__main__")
-    if arguments[0] == "-c":
-        sys.argv, code, file = ["-c", *arguments[2:]], arguments[1], "<string>"
     else:
-        sys.argv, code, file = arguments, Path(arguments[0]).read_text(encoding="utf-8"), arguments[0]
-        sys.path[0] = str(Path(file).parent)
+        main = sys.modules["__main__"] = types.ModuleType("__main__")
         main.__file__ = file
-    exec(compile(code, file, "exec"), main.__dict__)
+        exec(compile(code, file, "exec"), main.__dict__)
+
+
+def _paths() -> list[str]:
+    return [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
 
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal, which is for the tests
-    sys.path[0] = ""
+    if not sys.flags.safe_path:
+        sys.path[0] = str(ROOT)
     for one_module in sys.argv[2:]:
         __import__(one_module)
     assert threading.active_count() == 1
+    sys.path[:] = [path for path in sys.path if path not in (str(ROOT), *_paths())]
     import gc
 
     gc.collect()

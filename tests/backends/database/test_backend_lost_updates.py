@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 
 import pytest
 
+from tests.support.forkserver import ROOT, run
 from tests.support.postgres import Postgres, programs
-from tests.support.programs import ROOT
 from tests.support.requirements import missing
 
 pytestmark = pytest.mark.slow
@@ -24,6 +22,7 @@ GUARDED = [
     "on a function the view calls",
     "with lock(...) in the view",
 ]
+REQUESTS = 10  # of each of eight threads
 READ_COMMITTED, REPEATABLE_READ = 2, 3  # psycopg.IsolationLevel
 
 
@@ -37,11 +36,10 @@ def postgres():
 
 def outcomes(database):
     """Updates that were lost, and requests that the database refused, by what guarded them."""
-    program = [sys.executable, "-W", "error", ROOT / "docs" / "lost_updates.py", json.dumps(database)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(program, env=environment, capture_output=True, text=True, check=False, timeout=120)
+    program = ["-W", "error", ROOT / "docs" / "lost_updates.py", json.dumps(database), REQUESTS]
+    done = run(program, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
-    lines = re.findall(r"^(.+?) +(\d+) of 200 lost, +(\d+) refused$", done.stdout, re.MULTILINE)
+    lines = re.findall(rf"^(.+?) +(\d+) of {8 * REQUESTS} lost, +(\d+) refused$", done.stdout, re.MULTILINE)
     return {kind: (int(lost), int(refused)) for kind, lost, refused in lines}
 
 

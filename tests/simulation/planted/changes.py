@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[3]
 PACKAGE = "django_distlock"
 LISTS = Path(__file__).parent
 MUTANTS = LISTS / "mutants.toml"
+PROTOCOL = LISTS / "protocol.toml"
 
 WORLDS = (
     "memory", "redis", "threads", "interrupts", "proxied", "sentinel", "quorum", "cluster", "postgresql", "mariadb",
