@@ -8,6 +8,7 @@ import shutil
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.parent.relative_to(TESTS).as_posix() in SLOW:
             item.add_marker("slow")
+    if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
+        items[:] = dealt(items, workers)
+
+
+def dealt(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
+    """So that each worker begins with its share of slow modules, and quick tests are left to those who are done first.
+
+    xdist gives to each worker as many tests as to any other; who is done takes from the ends of others' lists.
+    """
+    modules = [list(tests) for _, tests in groupby(items, key=lambda item: item.path)]
+    slow = [tests for tests in modules if any(item.get_closest_marker("slow") for item in tests)]
+    quick = [item for tests in modules if tests not in slow for item in tests]
+    shares: list[list[pytest.Item]] = [[] for _ in range(workers)]
+    for tests in sorted(slow, key=len, reverse=True):
+        min(shares, key=len).extend(tests)
+    for number, share in enumerate(shares):
+        left = len(quick) + sum(map(len, shares[number:]))
+        room = max(left // (workers - number) - len(share), 0)
+        share += quick[:room]
+        del quick[:room]
+    return [item for share in shares for item in share]
 
 
 def pytest_collection_finish() -> None:
