@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
-from .planted.changes import MUTANTS, listed, read, to_text
-from .planted.make import mutants
-from .planted.run import SHARE_TO_FIND, run_all
-from .planted.verify import verify
+from .planted.changes import MUTANTS, PROTOCOL, listed, read, to_text
+from .planted.make import for_the_suite, mutants
+from .planted.run import SHARE_TO_FIND, run_all, seed_of_finding
+from .planted.verify import notice, verify
 
 SEED = 17
 
@@ -31,6 +33,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     check = commands.add_parser("verify", help="run the test of the suite that each planted defect must fail")
     check.add_argument("--only", metavar="TEXT", default="", help="only changes whose name contains the text")
+    suite = commands.add_parser("notice", help="run the tests of the modules in which sixty small mistakes are made")
+    suite.add_argument("--seed", type=int, default=SEED)
+    suite.add_argument("--only", metavar="TEXT", default="", help="only mistakes whose name contains the text")
+    suite.add_argument("--jobs", type=int, default=2, help="mistakes at a time (2)")
+    commands.add_parser(
+        "seeds", help="look for each broken rule of the scripts anew, and note where the suite begins to"
+    )
     commands.add_parser("list", help="print the names of all changes")
     options = parser.parse_args(arguments)
     if options.command == "make":
@@ -41,6 +50,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     if options.command == "verify":
         return 0 if verify([change for change in listed() if options.only in change.name]) else 1
+    if options.command == "notice":
+        made = [change for change in for_the_suite(options.seed) if options.only in change.name]
+        return 1 if notice(made, options.jobs) else 0
+    if options.command == "seeds":
+        rules = read(PROTOCOL)
+        with ThreadPoolExecutor(2) as pool:
+            seeds = pool.map(lambda rule: rule.seed if rule.unseen else seed_of_finding(rule), rules)
+            found = [replace(rule, seed=seed) for rule, seed in zip(rules, seeds, strict=True)]
+        head, _, _ = PROTOCOL.read_text().partition("[[change]]")
+        PROTOCOL.write_text(head + to_text(found))
+        return 0
     if options.command == "list":
         for change in listed():
             print(f"{change.name:90} {change.unseen and 'unseen: '}{change.unseen}")

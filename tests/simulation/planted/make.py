@@ -6,7 +6,7 @@ import hashlib
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -69,6 +69,20 @@ SKIPPED_FUNCTIONS = re.compile(
 SKIPPED_LINES = re.compile(
     r"logger\.|getpid|fork\.|is_copy|_pid\b|check_process|TYPE_CHECKING|warnings\.|super\(\)\.__init__|printable|\.ssl|check_health|disable_decoding|format\(many|nowait|CHANNEL|self\._log\("
 )
+
+
+# What the tests of the suite must notice: so many of each folder.
+OF_THE_SUITE = {"core": 18, "backends": 24, "decorators": 9, "celery": 9}
+
+
+def for_the_suite(seed: int, root: Path = ROOT) -> list[Change]:
+    """Mutants of the Python code that no world needs to run."""
+    made = []
+    for folder, number in OF_THE_SUITE.items():
+        files = sorted(path.relative_to(root / PACKAGE).as_posix() for path in (root / PACKAGE / folder).rglob("*.py"))
+        drawn = _drawn(f"{seed} {folder} ", Share(number, (), tuple(files)), root)
+        made += [Change(f"{folder}/{n:02}", (), (hunk,)) for n, hunk in enumerate(islice(drawn, number), 1)]
+    return made
 
 
 def mutants(

@@ -108,6 +108,18 @@ def _run(change: Change, seed: int, minutes: float, simulate: Sequence[str]) -> 
     return _result(change, outcome, change.worlds[-1], runs, began, 0, detail)
 
 
+def seed_of_finding(change: Change) -> int:
+    """The first one from the change's own on with which its first world finds it, as the suite looks for it."""
+    options = ["--world", change.worlds[0], "--jobs", "1", "--json", "--as-drawn"]
+    with change.environment() as environment:
+        command = [*SIMULATE, *options, "--seed", str(change.seed), "--minutes", f"{GRACE / 60}"]
+        findings = _summary(command, environment, 2 * GRACE)["findings"]
+    if not findings:
+        raise SimulationFailed(f"{change.name} is not found")
+    seed: int = findings[0]["seed"]
+    return seed
+
+
 class SimulationFailed(Exception):
     """It did not end with a summary."""
 

@@ -1,4 +1,4 @@
-"""Runs, with each change, the test of the suite that was written for what it breaks: it must fail."""
+"""Runs tests of the suite with changes that they must notice."""
 
 from __future__ import annotations
 
@@ -6,32 +6,59 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
-from .changes import ROOT, Change
+from tests.unit.test_where_tests_are import found_for
+
+from .changes import ROOT, Change, to_text
 
 # The unchanged package must not come before the changed one: neither by the configuration nor by tests' folders.
 PYTEST = (sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--import-mode=append", "-n", "0")
 
-LONGEST = 300.0  # seconds for a test; it hangs where a defect makes it do so
+LONGEST = 1200.0  # seconds for tests; they hang where a defect makes them do so
 
 
 def verify(changes: Sequence[Change]) -> bool:
     """Whether all tests that are named fail, as they must."""
-    passed = [change for change in changes if change.test and not _fails(change)]
+    passed = []
+    for change in changes:
+        if change.test:
+            failure = first_failure(change, change.test)
+            print(f"{change.name}: {failure or 'nothing failed'}", flush=True)
+            passed += [] if failure else [change]
     return not passed
 
 
-def _fails(change: Change) -> bool:
+def notice(changes: Sequence[Change], jobs: int) -> list[Change]:
+    """Run with each change the tests of its module. Returns the changes with which all of them pass."""
+    with ThreadPoolExecutor(jobs) as pool:
+        survivors = []
+        for change, failure in zip(changes, pool.map(_noticed_by, changes), strict=True):
+            print(f"{change.name}: {failure or 'SURVIVES'}", flush=True)
+            if not failure:
+                survivors.append(change)
+                print(to_text([change]), flush=True)
+    print(f"{len(changes)} changes, {len(survivors)} survive", flush=True)
+    return survivors
+
+
+def _noticed_by(change: Change) -> str:
+    module = change.hunks[0].file.removesuffix(".py").replace("/", ".")
+    return first_failure(change, *(f"tests/{tests}.py" for tests in sorted(found_for(module))))
+
+
+def first_failure(change: Change, *tests: str) -> str:
+    """The name of the first of these tests that fails with a change; "" where all pass."""
     with change.environment() as environment:
         path = environment["PYTHONPATH"].replace(os.pathsep, " ")
-        command = [*PYTEST, "-o", f"pythonpath={path}", change.test]
+        command = [*PYTEST, "-o", f"pythonpath={path}", *tests]
         try:
             ended = subprocess.run(
                 command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=LONGEST, check=False
             )
         except subprocess.TimeoutExpired:
-            print(f"{change.name}: {change.test} hangs", flush=True)
-            return True
+            return f"hangs: {' '.join(tests)}"
+    if ended.returncode == 0:
+        return ""
     failed = [line for line in ended.stdout.splitlines() if line.startswith(("FAILED tests", "ERROR tests"))]
-    print(f"{change.name}: {failed[0] if failed else f'status {ended.returncode}, nothing failed'}", flush=True)
-    return ended.returncode == 1
+    return failed[0] if failed else f"status {ended.returncode}: {' '.join(tests)}"
