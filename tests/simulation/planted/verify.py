@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from tests.unit.test_where_tests_are import found_for
+from tests.support.where_tests_are import found_for
 
 from .changes import ROOT, Change, to_text
 
