@@ -177,6 +177,8 @@ class LockRequest:
     ``deadline``: until when its caller waits, on ``clock()``; NOT_WAITING: a call takes the time of the backend.
     ``ttl``: seconds that the store keeps what it grants, unless it is renewed.
     ``longest_ttl``: of a renewal, or of one whose token it has inherited, if that is longer.
+    ``min_hold``: seconds from the grant on for which a store keeps the lock taken that would free it when its holder is
+    killed. Where a lease lasts for its TTL in any case, ``ttl`` is at least as long.
     ``is_inherited``: another waiter of this process goes on with the token and the place.
     ``is_offer``: the store has handed the lock to this token, which nobody here knows any more. Its release hands
     back what is still being handed over, and never ends a lease that somebody has taken since.
@@ -197,6 +199,7 @@ class LockRequest:
     held_fence: int = 0
     deadline: float = inf
     longest_ttl: float = 0.0
+    min_hold: float = 0.0
     asking: bool = False  # from an attempt until it waits again; it never inherits then
     is_inherited: bool = False
     is_offer: bool = False
@@ -265,6 +268,29 @@ class Grant(NamedTuple):
 
     fence: int
     sent_at: float
+
+
+class StoreSession:
+    """What a store with sessions keeps the leases of a process for: they end with it, whatever their TTL.
+
+    ``until``: to which moment on ``clock()`` it lasts for certain. ``is_suspended``: the store is not reached, so that
+    it cannot be confirmed. Both change while leases hang on it.
+    """
+
+    until: float = inf
+    is_suspended: bool = False
+
+
+class SessionGrant(Grant):
+    """The yes of a store with sessions. ``ttl``: seconds it keeps the lease, which may be less than was asked for."""
+
+    ttl: float
+    session: StoreSession
+
+    def __new__(cls, fence: int, sent_at: float, ttl: float, session: StoreSession) -> Self:
+        self = super().__new__(cls, fence, sent_at)
+        self.ttl, self.session = ttl, session
+        return self
 
 
 class State(enum.StrEnum):

@@ -41,12 +41,19 @@ class LockingBackend(ABC):
     supports_queue: ClassVar[bool] = False  # waiters are granted the lock in the order they came
     supports_wakeup: bool = True  # waiters are woken; otherwise wait_for_turn() is to return several times a second
     supports_failover: ClassVar[bool] = False  # a server that is lost takes no lock with it
+    supports_transfer: ClassVar[bool] = True  # a lease can go on in another process: detach() and adopt()
+    # A process has a session with the store, and what it was granted ends with that. Until then no TTL frees anything.
+    has_sessions: ClassVar[bool] = False
 
     node_count: int | None = None  # of independent servers, a majority of which holds each lock; None: it is one store
 
     # Told of a request that nobody waits for any more and that must be released; False if it cannot be. None, as of a
     # backend that is not in ``locks``: its TTL frees it.
     on_orphan: Callable[[LockRequest], bool] | None = None
+
+    # Told by a store with sessions, with a token and a reason, that a lease is over: none of its renewals need fail
+    # before. It returns at once. None, as of a backend that is not in ``locks``: nobody has leases.
+    on_loss: Callable[[str, str], object] | None = None
 
     @abstractmethod
     def acquire(self, request: LockRequest, *, queue: bool) -> Grant | LockInfo:

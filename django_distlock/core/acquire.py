@@ -310,10 +310,11 @@ class Acquisition:
             if answer.token == self._late_token:
                 raise self._slow_error()
             return answer
+        service = self._service
         if self._is_in_line:
-            self._service.queue.leave(request)
+            service.queue.leave(request)
             self._is_in_line = False
-        lease = Lease(self.backend, request, answer, self._terms, self._service.renewer, self._execution)
+        lease = service.lease_kind(self.backend, request, answer, self._terms, service.renewer, self._execution)
         if lease._granted_clock < lease._deadline:
             self.grant = answer
             return lease

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from math import inf
 
 from ..backends.base import BaseLockBackend
 from ..exceptions import LockBackendError
@@ -17,7 +18,10 @@ logger = logging.getLogger("django_distlock")
 
 
 class PendingRelease:
-    """A release that is tried until its TTL has freed the lock anyway."""
+    """A release that is tried until its TTL has freed the lock anyway.
+
+    ``until`` is inf where no TTL does that: such a release is tried until it is made, or refused for good.
+    """
 
     def __init__(self, request: LockRequest, cooldown_until: float, until: float) -> None:
         self.request = request
@@ -42,7 +46,8 @@ class Cleaner:
         if request.is_offer and request.token in self._pending:
             return  # what is there gives back more
         now = clock()
-        self._pending[request.token] = PendingRelease(request, now + cooldown, until=now + request.retires_for)
+        until = inf if self._backend.has_sessions else now + request.retires_for
+        self._pending[request.token] = PendingRelease(request, now + cooldown, until)
         self._worker.nudge()
 
     @property
@@ -72,7 +77,7 @@ class Cleaner:
             try:
                 yield Call("release", (pending.request, pending.cooldown))
             except LockBackendError as error:
-                if began < pending.until:
+                if began < pending.until and not (error.is_final and pending.until == inf):
                     if error.was_asked and not pending.told:
                         about = about_request("release-failed", self._backend.alias, pending.request)
                         text = "Lock %r could not be given back and is tried again: %s"
@@ -82,7 +87,8 @@ class Cleaner:
                         break
                     continue
                 about = about_request("release-given-up", self._backend.alias, pending.request)
-                logger.error("Lock %r could not be given back; its TTL has freed it: %s", name, error, extra=about)
+                freed = "the end of its session frees it" if pending.until == inf else "its TTL has freed it"
+                logger.error("Lock %r could not be given back; %s: %s", name, freed, error, extra=about)
             if self._pending.get(token) is pending:  # and was not given up once more meanwhile
                 del self._pending[token]
             self._queue.wake_first(pending.request.key)

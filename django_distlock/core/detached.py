@@ -8,6 +8,7 @@ from typing import Any, Self
 from django.core import signing
 from django.views.decorators.debug import sensitive_variables
 
+from ..backends.base import BaseLockBackend
 from ..exceptions import LockBackendError, LockLost, LockNotHeld
 from ..formats import NEWER, NUMBER
 from ..options import Terms
@@ -15,6 +16,18 @@ from ..types import place_of
 from ..utils.clock import wall_clock
 
 SALT = "django_distlock.handover"  # signs texts that are on their way now: it stays
+
+
+def check_transfer(backend: BaseLockBackend, name: str) -> None:
+    """Raises LockBackendError where no other process can go on with a lease."""
+    if backend.supports_transfer:
+        return
+    error = LockBackendError(
+        f"The lock {name!r} ({backend.alias}) cannot be detached: {type(backend).__name__} keeps it for the session of"
+        " this process, with which no other one can go on. Keep locks that are handed over in Redis or in a database."
+    )
+    error.is_final = True
+    raise error
 
 
 @dataclass(frozen=True, slots=True)

@@ -228,11 +228,12 @@ class Lease:
         of the lease; ``renew(ttl=300)`` before gives it more time on its way. If nobody adopts it, the lock is
         free after that time. It holds the lease's secret token: keep it out of URLs, pages and logs.
 
-        Raises LockLost, or LockNotHeld after a release.
+        Raises LockLost, or LockNotHeld after a release; LockBackendError if the backend has no ``supports_transfer``.
         """
-        from .detached import Detached  # which few processes need
+        from .detached import Detached, check_transfer  # which few processes need
 
         self.ensure_held()
+        check_transfer(self._backend, self.name)
         text = Detached(
             using=self.using, name=self.name, prefix=self.prefix, template=self._request.template, token=self.token,
             fence=self.fence, label=self.holder.label, since=self.holder.since,

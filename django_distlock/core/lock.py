@@ -278,6 +278,8 @@ class Lock:
         request = LockRequest(self.name, terms.ttl if terms.ttl >= terms.min_hold else terms.min_hold, holder)
         if self._template:
             request.template = self._template
+        if terms.min_hold:
+            request.min_hold = terms.min_hold
         if service.ask_prefix:
             request = request.copy(prefix=self._prefix or service.ask_prefix())
         return Acquisition(service, request, seconds, terms, self._holds, execution, by_with)

@@ -27,7 +27,7 @@ from ..utils.text import quoted
 from ..utils.threads import end_all
 from .lease import Lease
 from .local_queue import LocalQueue
-from .renewal import Renewer
+from .renewal import Renewer, mark_lost
 
 SETTING = "DISTRIBUTED_LOCKS"
 DEFAULT_ALIAS = "default"
@@ -121,7 +121,7 @@ def check_entries(**_: Any) -> list[CheckMessage]:
 class Service:
     """What a process has of one alias: its backend, who renews its leases, and the queue of its waiters."""
 
-    __slots__ = ("ask_prefix", "backend", "queue", "renewer")
+    __slots__ = ("ask_prefix", "backend", "lease_kind", "queue", "renewer")
 
     def __init__(self, backend: BaseLockBackend) -> None:
         self.backend = backend
@@ -130,6 +130,17 @@ class Service:
         self.renewer = Renewer(backend, self.queue)
         backend.on_orphan = self.renewer.release_in_background
         backend.template_of = self.renewer.template_of
+        backend.on_loss = self._lose
+        self.lease_kind: type[Lease] = Lease
+        if backend.has_sessions:
+            from .session_lease import SessionLease  # which few processes need
+
+            self.lease_kind = SessionLease
+
+    def _lose(self, token: str, reason: str) -> None:
+        """The store says that a lease is over."""
+        if lease := self.renewer.get(token):
+            mark_lost(lease, reason)
 
 
 class LockBackends:

@@ -12,6 +12,7 @@ CAPABILITIES = {
     "supports_queue": "first come, first served",
     "supports_wakeup": "waiters are woken",
     "supports_failover": "a lost server takes no lock with it",
+    "supports_transfer": "other processes go on with a lease",
     "supports_runs": "runs of beat",
 }
 

@@ -1,0 +1,70 @@
+"""The lease of a store with sessions, which ends with the session of its process at the latest."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NoReturn
+
+from ..options import Terms
+from ..types import Grant, LockRequest, SessionGrant
+from .lease import Lease, LeaseRenewer
+
+if TYPE_CHECKING:
+    from ..backends.base import BaseLockBackend
+
+
+class SessionLease(Lease):
+    """Held until its TTL ends unrenewed, or to the end of its session if that may come before.
+
+    The session is confirmed by the backend, for all leases at once, so its end is looked up each time.
+    """
+
+    _ttl_deadline = 0.0
+    _renewal_failed = False
+
+    def __init__(
+        self,
+        backend: BaseLockBackend,
+        request: LockRequest,
+        grant: Grant,
+        terms: Terms,
+        renewer: LeaseRenewer,
+        owner: object,
+        granted_clock: float | None = None,
+    ) -> None:
+        assert isinstance(grant, SessionGrant)
+        self._session, self._granted_ttl = grant.session, grant.ttl
+        super().__init__(backend, request, grant, terms, renewer, owner, granted_clock)
+        self.ttl = min(terms.ttl, grant.ttl)
+        self._extend(grant.sent_at, self.ttl)  # which says when it is to be renewed
+
+    @property
+    def _deadline(self) -> float:
+        return min(self._ttl_deadline, self._session.until)
+
+    @_deadline.setter
+    def _deadline(self, deadline: float) -> None:
+        self._ttl_deadline = max(self._ttl_deadline, deadline)
+
+    @property
+    def _is_unknown(self) -> bool:
+        return self._renewal_failed or self._session.is_suspended
+
+    @_is_unknown.setter
+    def _is_unknown(self, renewal_failed: bool) -> None:
+        self._renewal_failed = renewal_failed
+
+    def _extend(self, sent_at: float, ttl: float) -> None:
+        super()._extend(sent_at, ttl if self._ttl_deadline else min(ttl, self._granted_ttl))
+        self._wait_for_ttl()
+
+    def _stop_renewal(self) -> None:
+        super()._stop_renewal()
+        self._wait_for_ttl()
+
+    def _wait_for_ttl(self) -> None:
+        """A lease that is not renewed is looked at when its TTL ends: that its session may end, the backend tells."""
+        if not self._renews:
+            self._due = self._ttl_deadline
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise TypeError("A lease belongs to the process that acquired it, and with that to its session.")
