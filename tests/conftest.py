@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import secrets
 import shutil
 import signal
 from collections.abc import Callable, Iterator
@@ -23,23 +24,26 @@ from django_distlock.backends.base import BaseLockBackend
 from django_distlock.backends.database import DatabaseBackend
 from django_distlock.backends.redis import RedisBackend
 from django_distlock.backends.redlock import RedlockBackend
+from django_distlock.backends.zookeeper import ZooKeeperBackend
 from django_distlock.testing.tools import WAYS, calling
 from example_project.valkey import Valkey
 from tests.support import mariadb as mariadb_server
 from tests.support import postgres as postgres_server
 from tests.support import rabbitmq as rabbitmq_server
+from tests.support import zookeeper as zookeeper_server
 from tests.support.callers import Caller
 from tests.support.cluster import Cluster
 from tests.support.databases import known_database
+from tests.support.inside import client_of
 from tests.support.mariadb import MariaDB
 from tests.support.postgres import Postgres
 from tests.support.programs import Programs
 from tests.support.proxy import Proxy
 from tests.support.rabbitmq import RabbitMQ
 from tests.support.requirements import left_out, missing
-from tests.support.stores import DATABASE, LOCMEM, REDIS, REDIS_CLUSTER, REDLOCK
+from tests.support.stores import DATABASE, LOCMEM, REDIS, REDIS_CLUSTER, REDLOCK, ZOOKEEPER
 from tests.support.terminal import Terminal
-from tests.support.tools import PATIENCE, backend_on, eventually, renewer_of
+from tests.support.tools import PATIENCE, backend_on, eventually, renewer_of, threads_of
 
 # As the plugin does where it is installed
 pytest.register_assert_rewrite("django_distlock.testing.contract", "django_distlock.testing.runs_contract")
@@ -250,6 +254,38 @@ def cluster_locks(valkey_cluster: Cluster, settings: Any) -> Iterator[RedisBacke
     settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": REDIS_CLUSTER, "LOCATION": valkey_cluster.urls[:2]}}
     yield locks["default"]
     locks.close()
+
+
+@pytest.fixture(scope="session")
+def zookeeper() -> Iterator[zookeeper_server.Server]:
+    """The ZooKeeper of this test process."""
+    if (java := zookeeper_server.program()) is None:
+        missing("zookeeper", "no java and zookeeper.jar found; install the package zookeeper")
+    with zookeeper_server.Server(java) as server:
+        yield server
+
+
+@pytest.fixture
+def zookeeper_entry(zookeeper: zookeeper_server.Server) -> dict[str, Any]:
+    """An entry of the settings whose store is empty: each test has a path of its own there."""
+    location = f"{zookeeper.address}/test-{secrets.token_hex(4)}"
+    # Longer than the TTLs of tests, which are kept by their process then, as those of other stores are; and the machine
+    # that runs tests is busy.
+    return {"BACKEND": ZOOKEEPER, "LOCATION": location, "OPTIONS": {"timeout": 120.0, "request_timeout": PATIENCE}}
+
+
+@pytest.fixture
+def zookeeper_locks(zookeeper_entry: dict[str, Any], settings: Any) -> Iterator[ZooKeeperBackend]:
+    settings.DISTRIBUTED_LOCKS = {"default": zookeeper_entry}
+    backend = locks["default"]
+    renewer = renewer_of(backend)  # a test may set up others since
+    yield backend
+    eventually(lambda: not renewer.is_cleaning)
+    for one in (backend, locks["default"]):  # also where a test leaves something held
+        if isinstance(one, ZooKeeperBackend):
+            client_of(one).close()
+    locks.close()
+    eventually(lambda: not threads_of("zookeeper") + threads_of("closing"))
 
 
 @pytest.fixture

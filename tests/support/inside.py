@@ -19,6 +19,11 @@ def client_of(backend: Any) -> Any:
     return backend._client
 
 
+def kazoo_of(backend: Any) -> Any:
+    """The client of kazoo that has the session of a backend; None: it has none."""
+    return client_of(backend)._opened.get("client")
+
+
 def nodes_of(owner: Any) -> Any:
     """The nodes of a quorum, of its connections, or of the listener of a Cluster."""
     return owner._nodes

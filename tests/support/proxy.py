@@ -72,13 +72,20 @@ class Proxy:
     def _call(self, coroutine: Any) -> None:
         asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(PATIENCE)
 
+    def _listening(self) -> socket.socket:
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(str(self.socket))
+        listener.listen(128)
+        return listener
+
+    async def _to_server(self) -> Stream:
+        return await asyncio.open_unix_connection(self.server)
+
     # Not by asyncio's own server: what it accepts in the round in which it is closed, it never closes.
 
     async def _accept(self) -> None:
         self.listens = True
-        self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(str(self.socket))
-        self._listener.listen(128)
+        self._listener = self._listening()
         self._listener.setblocking(False)
         self._loop.add_reader(self._listener, self._accepted)
 
@@ -101,7 +108,7 @@ class Proxy:
 
     async def _deliver(self) -> None:
         while self.delayed:
-            reader, writer = await asyncio.open_unix_connection(self.server)
+            reader, writer = await self._to_server()
             writer.write(self.delayed.pop(0))
             await reader.read(65536)
             writer.close()
@@ -113,8 +120,8 @@ class Proxy:
     async def _connected(self, client: socket.socket) -> None:
         ends: list[Stream] = []
         try:
-            ends.append(await asyncio.open_unix_connection(sock=client))
-            ends.append(await asyncio.open_unix_connection(self.server))
+            ends.append(await asyncio.open_connection(sock=client))
+            ends.append(await self._to_server())
             await self._passage(*ends).run()
         except (asyncio.CancelledError, OSError):
             pass  # either end went away, or the proxy refuses now

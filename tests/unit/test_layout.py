@@ -42,7 +42,14 @@ LAYERS = {
         "celery.tasks",
     ],
     "core": ["core"],
-    "stores": ["backends.locmem", "backends.dummy", "backends.redis", "backends.redlock", "backends.database"],
+    "stores": [
+        "backends.locmem",
+        "backends.dummy",
+        "backends.redis",
+        "backends.redlock",
+        "backends.database",
+        "backends.zookeeper",
+    ],
     "contract": ["backends.base", "backends.twins", "backends"],
     "helpers of stores": ["backends.common"],
     "vocabulary": ["version", "formats", "types", "options", "names", "exceptions", "signals", "models"],
@@ -53,6 +60,7 @@ STORES = LAYERS["stores"]
 DRIVERS = {
     "redis": ("backends.redis", "backends.redlock"), "django_redis": "backends.redis", "psycopg": "backends.database",
     "opentelemetry": "contrib.opentelemetry", "health_check": "contrib.health",
+    "kazoo": "backends.zookeeper",
     "celery": "celery", "kombu": "celery", "django_celery_beat": "celery", "pytest": "testing",
 }  # fmt: skip
 

@@ -68,6 +68,10 @@ class Timing:
     # For which what passes on no notifications, or tells scripts not who hears them, is not tried again
     deaf_for = 60.0
 
+    # ZooKeeper
+    watch_after = 0.1  # after which a node that has a lock is watched: most are deleted before
+    watch_trusted = 10.0  # for which a waiter believes that the node which it watches is there, if it hears nothing
+
     # Databases
     database_idle_kept = 20.0  # after which a connection is closed that nobody used
     waiter_expires_after = 2.5  # after its last look: then others do not wait for it any more

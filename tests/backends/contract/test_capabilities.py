@@ -17,6 +17,7 @@ FIXTURES = {
     "PostgreSQL": "postgres_locks",
     "MySQL, MariaDB": "mariadb_locks",
     "SQLite": "sqlite_locks",
+    "ZooKeeper": "zookeeper_locks",
     "local memory": "locmem_locks",
     "dummy": "dummy_locks",
 }

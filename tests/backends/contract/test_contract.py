@@ -42,6 +42,12 @@ class TestRedlock(LockBackendContract):
         return redlock_locks
 
 
+class TestZooKeeper(LockBackendContract, RunsContract):
+    @pytest.fixture
+    def backend(self, zookeeper_locks):
+        return zookeeper_locks
+
+
 class TestLocalMemory(LockBackendContract, RunsContract):
     @pytest.fixture
     def backend(self, locmem_locks):

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 LONG = 60  # seconds that no sound test waits
 
-backend = backend_on("redis", "cluster", "redlock", "locmem", "postgres", "sqlite")
+backend = backend_on("redis", "cluster", "redlock", "locmem", "postgres", "sqlite", "zookeeper")
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ from django_distlock.utils.clock import wall_clock
 from tests.support.tenants import asked, of_tenants, tenant
 from tests.support.tools import backend_on, eventually, locked_names, renewer_of
 
-backend = backend_on("redis", "cluster", "redlock", "postgres", "mariadb", "sqlite", "locmem")
+backend = backend_on("redis", "cluster", "redlock", "postgres", "mariadb", "sqlite", "zookeeper", "locmem")
 
 
 @pytest.fixture
