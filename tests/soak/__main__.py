@@ -26,7 +26,7 @@ from typing import Any
 import django
 from django.conf import settings
 
-NAMES_OF_STORES = ["redis", "sentinel", "cluster", "quorum", "postgres", "mariadb", "sqlite"]
+NAMES_OF_STORES = ["redis", "sentinel", "cluster", "quorum", "postgres", "mariadb", "sqlite", "zookeeper"]
 WORKERS = 5
 NAMES = ["one", "one", "two", "three"]
 READY_WITHIN = 60.0

@@ -7,8 +7,8 @@ import random
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -20,7 +20,7 @@ from redis.exceptions import BusyLoadingError, ConnectionError
 from redis.retry import Retry
 
 from example_project.valkey import Valkey
-from tests.support import mariadb, postgres
+from tests.support import mariadb, postgres, zookeeper
 from tests.support.cluster import Cluster
 from tests.support.databases import known_database
 from tests.support.history import left_behind
@@ -32,6 +32,7 @@ from tests.support.tools import locked_names
 RECORDING_REDIS = "tests.support.history.RecordingBackend"
 RECORDING_CLUSTER = "tests.support.history.RecordingClusterBackend"
 RECORDING_DATABASE = "tests.support.history_in_database.RecordingDatabaseBackend"
+RECORDING_ZOOKEEPER = "tests.support.history_in_zookeeper.RecordingZooKeeperBackend"
 REDLOCK = "django_distlock.backends.redlock.RedlockBackend"
 
 Heal = Callable[[], None]
@@ -462,6 +463,97 @@ class SQLite(Database):
         return end
 
 
+class ZooKeeper(Store):
+    """Three servers, each behind a proxy for its clients."""
+
+    def __init__(self, ensemble: zookeeper.Ensemble, proxies: list[zookeeper.TcpProxy]) -> None:
+        self._ensemble, self._proxies = ensemble, proxies
+        self.locks = {
+            "BACKEND": RECORDING_ZOOKEEPER,
+            "LOCATION": ",".join(proxy.address for proxy in proxies) + "/soak",
+            "OPTIONS": {"timeout": 2.0, "request_timeout": 8.0},
+        }
+
+    @classmethod
+    @contextmanager
+    def running(cls) -> Iterator[ZooKeeper]:
+        if (java := zookeeper.program()) is None:
+            raise SystemExit("ZooKeeper is not installed.")
+        with ExitStack() as stack:
+            ensemble = stack.enter_context(zookeeper.Ensemble(java))
+            proxies = [stack.enter_context(zookeeper.TcpProxy(server.port)) for server in ensemble.servers]
+            yield cls(ensemble, proxies)
+
+    def harms(self) -> dict[str, Harm]:
+        return {
+            "leader killed": self._kill_leader,
+            "leader killed again": self._kill_leader,
+            "leader stopped": lambda _: self._stop([self._ensemble.leader]),
+            "follower killed": self._kill_follower,
+            "follower stopped": lambda chance: self._stop([chance.choice(self._ensemble.followers)]),
+            "followers stopped": lambda _: self._stop(self._ensemble.followers),
+            "follower cut off": self._cut,
+            "clients cut off": self._hang,
+            "connections refused": self._refuse,
+            "replies lost": self._lose_replies,
+        }
+
+    def _kill_leader(self, chance: random.Random) -> Heal:
+        self._ensemble.leader.kill()
+        return self._ensemble.heal
+
+    def _kill_follower(self, chance: random.Random) -> Heal:
+        chance.choice(self._ensemble.followers).kill()
+        return self._ensemble.heal
+
+    def _stop(self, servers: Sequence[zookeeper.Server]) -> Heal:
+        for server in servers:
+            server.stop()
+        return self._ensemble.heal
+
+    def _cut(self, chance: random.Random) -> Heal:
+        self._ensemble.linked_follower()
+        self._ensemble.cut()
+        return self._ensemble.heal
+
+    def _hang(self, chance: random.Random) -> Heal:
+        hanging = chance.sample(self._proxies, chance.randint(1, 3))
+        for proxy in hanging:
+            proxy.hang = True
+
+        def end() -> None:
+            for proxy in hanging:
+                proxy.hang = False
+
+        return end
+
+    def _refuse(self, chance: random.Random) -> Heal:
+        refusing = chance.sample(self._proxies, chance.randint(1, 3))
+        for proxy in refusing:
+            proxy.refuse()
+
+        def end() -> None:
+            for proxy in refusing:
+                proxy.accept()
+
+        return end
+
+    def _lose_replies(self, chance: random.Random) -> Heal:
+        for proxy in self._proxies:
+            proxy.cut_reply("lock:", chance.randint(1, 10))
+
+        def end() -> None:
+            for proxy in self._proxies:
+                proxy.to_cut.clear()
+
+        return end
+
+    def left_behind(self) -> list[str]:
+        from django_distlock import locks
+
+        return locked_names(locks["default"])
+
+
 def void(_: object) -> None:
     """The result is not wanted."""
 
@@ -474,4 +566,5 @@ STORES = {
     "postgres": PostgreSQL,
     "mariadb": MariaDB,
     "sqlite": SQLite,
+    "zookeeper": ZooKeeper,
 }

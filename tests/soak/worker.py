@@ -56,7 +56,11 @@ class Worker:
             thread.join()
 
     def _work(self) -> None:
-        ways = self._hold, self._hold, self._hold, self._enter_twice, self._detach, self._adopt
+        ways = [self._hold, self._hold, self._hold, self._enter_twice]
+        if locks["default"].supports_transfer:
+            ways += [self._detach, self._adopt]
+        if locks["default"].has_sessions:
+            ways += [self._free_by_force]
         while not self._ends.is_set():
             with suppress(LockError):
                 self._chance.choice(ways)()
@@ -126,6 +130,19 @@ class Worker:
             self._hold_for_a_moment()
             lease.renew()
 
+    def _free_by_force(self) -> None:
+        """Seldom, what another process or thread holds: as an operator does who knows that it hangs."""
+        if self._chance.random() < 0.95:
+            return
+        name = self._chance.choice(self._names)
+        [leases] = locks["default"].look([name])
+        if not leases or leases[0].resting or leases[0].holder is None:
+            return
+        [info] = leases
+        # From now on it is the operator who answers for it that nobody works under it.
+        self._journal.write("release", pid=info.holder.pid, name=name, fence=info.fence)
+        locks["default"].release(LockRequest(name, 3.0, info.holder, info.token), force=True)
+
     def _detach(self) -> None:
         """Leave the text for whoever comes, in whatever process."""
         with self._lock(2) as lease:
@@ -161,8 +178,9 @@ if __name__ == "__main__":
     django.setup()
     logging.disable(logging.CRITICAL)
 
-    from django_distlock import LockError, adopt, lock
+    from django_distlock import LockError, adopt, lock, locks
     from django_distlock.core.lock import Lock
+    from django_distlock.types import LockRequest
     from django_distlock.utils.clock import clock
 
     Worker(about["folder"], about["seed"], about["names"]).run()

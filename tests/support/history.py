@@ -68,7 +68,7 @@ class Journal:
         Recording.journal = RecordedLease.journal = self
 
     def granted(self, lease: Lease, **_: Any) -> None:
-        lease.__class__ = RecordedLease
+        lease.__class__ = recorded_kind(lease)
         assert isinstance(lease, RecordedLease)
         place, sent = self._places.pop(lease.token, ""), lease.deadline - lease.ttl * 0.99 + 0.002
         self.write("grant", name=lease.name, fence=lease.fence, place=place, sent=sent, deadline=lease.deadline)
@@ -81,6 +81,8 @@ class Journal:
                 self.write("place", name=request.name, place=request.place)
 
     def lost(self, lease: Lease, **_: Any) -> None:
+        assert isinstance(lease, RecordedLease)
+        lease.tell_deadline()
         self.write("loss", name=lease.name, fence=lease.fence)
 
     def failed(self, error: LockError) -> None:
@@ -103,8 +105,20 @@ class RecordedLease(Lease):
         self.journal.write("renewal", deadline=self.deadline, name=self.name, fence=self.fence)
 
     def _mark_released(self) -> float:
+        self.tell_deadline()
         self.journal.write("release", name=self.name, fence=self.fence)
         return super()._mark_released()
+
+    def tell_deadline(self) -> None:
+        """What the renewals do not tell, as of now."""
+
+
+def recorded_kind(lease: Lease) -> type[Lease]:
+    if type(lease) is Lease:
+        return RecordedLease
+    from tests.support.history_in_zookeeper import RecordedSessionLease
+
+    return RecordedSessionLease
 
 
 class Recording(BaseLockBackend):
