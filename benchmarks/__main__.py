@@ -15,14 +15,14 @@ from time import monotonic
 
 from example_project.valkey import Valkey
 
-from . import chart, contended, crowd, databases, held, listing, redlock, tasks, uncontended
+from . import chart, contended, crowd, databases, held, listing, redlock, tasks, uncontended, zookeeper
 from .contenders import configure
 from .measure import Store
 from .report import Table
 
 PACKAGES = (
     "django-distlock", "django", "redis", "hiredis", "django-redis", "python-redis-lock", "pottery", "redlock-py",
-    "psycopg", "django-pglock",
+    "psycopg", "django-pglock", "kazoo",
 )  # fmt: skip
 
 Benchmark = Callable[..., list[Table]]
@@ -39,6 +39,7 @@ def benchmarks(quick: bool) -> dict[str, Benchmark]:
         "redlock": partial(redlock.run, rounds=1, seconds=0.3 if quick else 2.0),
         "tasks": partial(tasks.run, rounds=1 if quick else 3),
         "databases": partial(databases.run, rounds=1 if quick else 3, seconds=0.2 if quick else 0.4),
+        "zookeeper": partial(zookeeper.run, rounds=1 if quick else 3, seconds=0.4),
     }
 
 

@@ -79,7 +79,7 @@ def run(url: str, *, rounds: int, seconds: float, progress: Callable[[str], None
         progress("databases, uncontended")
         times = in_child(_times, stores, rounds, seconds, within=60 + 30 * rounds * seconds)
         pairs = [
-            {"lock": lock, "microseconds": _median(of_lock) * 1e6, "by_advisory": _ratio(of_lock, times[ADVISORY])}
+            {"lock": lock, "microseconds": median_of(of_lock) * 1e6, "by_advisory": ratio_of(of_lock, times[ADVISORY])}
             for lock, of_lock in times.items()
         ]
         progress("databases, requests")
@@ -87,9 +87,9 @@ def run(url: str, *, rounds: int, seconds: float, progress: Callable[[str], None
         requests = [
             {
                 "lock": lock,
-                "microseconds": _median(kept[lock]) * 1e6,
-                "unkept": _median(of_lock) * 1e6,
-                "ratio": _ratio(of_lock, kept[lock]),
+                "microseconds": median_of(kept[lock]) * 1e6,
+                "unkept": median_of(of_lock) * 1e6,
+                "ratio": ratio_of(of_lock, kept[lock]),
             }
             for with_unkept, of_lock in kept.items()
             if (lock := with_unkept.removesuffix(UNKEPT)) != with_unkept
@@ -116,13 +116,13 @@ def run(url: str, *, rounds: int, seconds: float, progress: Callable[[str], None
     ]
 
 
-def _median(times: Sequence[float]) -> float:
+def median_of(times: Sequence[float]) -> float:
     return middle([{"time": time} for time in times])["time"]
 
 
-def _ratio(times: Sequence[float], others: Sequence[float]) -> float:
+def ratio_of(times: Sequence[float], others: Sequence[float]) -> float:
     """Of two that were measured in turn."""
-    return _median([mine / other for mine, other in zip(times, others, strict=True)])
+    return median_of([mine / other for mine, other in zip(times, others, strict=True)])
 
 
 def configure(stores: Stores) -> None:
@@ -178,7 +178,7 @@ def _make_table(stores: Stores) -> None:
 
 def _times(stores: Stores, rounds: int, seconds: float) -> dict[str, list[float]]:
     configure(stores)
-    return _in_turn({lock: partial(_pairs_of, enter) for lock, enter in contenders().items()}, rounds, seconds)
+    return in_turn({lock: partial(pairs_of, enter) for lock, enter in contenders().items()}, rounds, seconds)
 
 
 def _request_times(stores: Stores, rounds: int, seconds: float) -> dict[str, list[float]]:
@@ -186,10 +186,10 @@ def _request_times(stores: Stores, rounds: int, seconds: float) -> dict[str, lis
     kept = {POSTGRES: "postgres", SQLITE: "sqlite", **({MARIADB: "mariadb"} if stores.mariadb else {})}
     unkept = {lock + UNKEPT: alias + UNKEPT for lock, alias in kept.items()}
     requests = {lock: partial(_requests_of, _ours(using)) for lock, using in {**kept, **unkept}.items()}
-    return _in_turn(requests, rounds, seconds)
+    return in_turn(requests, rounds, seconds)
 
 
-def _in_turn(measures: Mapping[str, Callable[[float], float]], rounds: int, seconds: float) -> dict[str, list[float]]:
+def in_turn(measures: Mapping[str, Callable[[float], float]], rounds: int, seconds: float) -> dict[str, list[float]]:
     for measure in measures.values():
         measure(0.05)
     times: dict[str, list[float]] = {lock: [] for lock in measures}
@@ -210,7 +210,7 @@ def _requests_of(enter: Enter, seconds: float) -> float:
     return passed / done
 
 
-def _pairs_of(enter: Enter, seconds: float) -> float:
+def pairs_of(enter: Enter, seconds: float) -> float:
     """Seconds per pair."""
     done, began = 0, perf_counter()
     while (passed := perf_counter() - began) < seconds:
