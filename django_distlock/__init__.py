@@ -2,6 +2,7 @@
 
 from .core.adoption import AdoptedLease, aadopt, adopt
 from .core.assertions import assert_locked, current_lease
+from .core.leader import Leadership, leader
 from .core.lease import Lease
 from .core.lock import Lock, lock
 from .core.registry import LockBackends, locks
@@ -29,6 +30,7 @@ __all__ = [
     "Holder",
     "InvalidLockBackend",
     "InvalidLockName",
+    "Leadership",
     "Lease",
     "Lock",
     "LockBackendDoesNotExist",
@@ -47,6 +49,7 @@ __all__ = [
     "assert_locked",
     "current_lease",
     "distributed_lock",
+    "leader",
     "lock",
     "locks",
     "respond",

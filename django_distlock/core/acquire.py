@@ -48,6 +48,7 @@ class Acquisition:
     busy: LockInfo | None = None  # who has the lock, where it was not granted
     around: transactions.Around | None = None  # None: those of this very thread are looked up
     grant: Grant | None = None  # the one that its lease is made of
+    outage_pauses: tuple[float, float] | None = None  # the shortest and the longest, of one that outlasts an outage
     _deadline = inf
     _hold: Hold | None = None
     _left: Lease | None = None  # when that was undone
@@ -94,7 +95,7 @@ class Acquisition:
         Those of this process that came before go first. Without time to wait, the store is asked at once.
         """
         self._refuse_transactions()
-        if not self._take_turn(self._began):
+        if self.outage_pauses or not self._take_turn(self._began):
             return None
         try:
             answer = self.backend.acquire(self.request, queue=self._wants_place)
@@ -106,7 +107,7 @@ class Acquisition:
     async def aask(self) -> Lease | LockInfo | None:
         """``ask()`` for tasks."""
         self._refuse_transactions()
-        if not self._take_turn(self._began):
+        if self.outage_pauses or not self._take_turn(self._began):
             return None
         try:
             answer = await self.backend.aacquire(self.request, queue=self._wants_place)
@@ -340,18 +341,17 @@ class Acquisition:
 
     def _may_ask_again(self, error: LockBackendError) -> bool:
         """Whether it is to ask a store again that failed, after ``_retry_pause``."""
-        request = self.request
         self._refuse_to_be_a_copy(error)
         # An attempt that failed after the wait was the last: another one would take too long.
-        is_last = self._is_last or (self._pending is request and clock() >= self._deadline)
-        if is_last or error.is_final or not self.has_waited:
+        is_last = self._is_last or (self._pending is self.request and clock() >= self._deadline)
+        if is_last or error.is_final or not (self.has_waited or self.outage_pauses):
             return False
         if error.was_asked and not self._retry_pause:
             text = "Lock %r is waited for on, though its store failed: %s"
-            logger.warning(text, request.name, error, extra=self._about("waits-on"))
-        longest = self.backend.timing.look_interval
+            logger.warning(text, self.request.name, error, extra=self._about("waits-on"))
+        shortest, longest = self.outage_pauses or (SHORTEST_RETRY, self.backend.timing.look_interval)
         self._pending, self._pause = None, 0.0
-        self._retry_pause = min(max(SHORTEST_RETRY, 2 * self._retry_pause), longest)
+        self._retry_pause = min(max(shortest, 2 * self._retry_pause), longest)
         return True
 
     def _may_be_own(self) -> bool:

@@ -19,6 +19,7 @@ from ..types import Grant, Holder, LockRequest, State, new_token, place_of
 from ..utils import fork
 from ..utils.clock import clock, safe_deadline, wall_clock
 from ..utils.other_words import answer_other_words
+from .belief import Belief
 from .events import about_lease
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ RELEASED = State.RELEASED  # an enum takes long to find its members
 
 
 @answer_other_words
-class Lease:
+class Lease(Belief):
     """One acquisition of one lock. Ends by ``release()``, or when its TTL runs out unrenewed.
 
     ``fence`` grows with every grant of the name: a resource that remembers the largest number it was
@@ -80,7 +81,7 @@ class Lease:
         self._request, self._terms = request, terms
         self._owner, self._pid = ref(owner), request.holder.pid
         self._hold_count = 1  # how often it was entered by its owner and not left yet
-        self._ended: State | None = None  # set once; a renewal that is still on its way changes nothing then
+        self._ended = None
         self._granted_clock = clock() if granted_clock is None else granted_clock
         self._retainer_deadlines: dict[object, float] | None = None  # with until when, on clock(), they keep it renewed
         if backend.long_held is not None:
@@ -141,11 +142,6 @@ class Lease:
         return datetime.fromtimestamp(self.holder.since, UTC)
 
     @property
-    def remaining(self) -> float:
-        """Seconds until the holder must stop unless the lease is renewed before; 0.0 once it ended."""
-        return max(0.0, self._deadline - clock()) if self.is_held else 0.0
-
-    @property
     def state(self) -> State:
         """Told from what this process knows, without asking the store. In a forked child: lost."""
         if self._ended:
@@ -153,16 +149,6 @@ class Lease:
         if not self.is_held:
             return State.LOST
         return State.UNKNOWN if self._is_unknown else State.HELD
-
-    @property
-    def is_held(self) -> bool:
-        """Whether the lease certainly holds at this moment, in this process."""
-        return self._ended is None and clock() < self._deadline and self._pid == fork.pid()
-
-    @property
-    def _is_over(self) -> bool:
-        """Whether its holder goes on by it no more."""
-        return not self.is_held
 
     def _is_free(self) -> bool:
         """Whether its holder has left it and nothing else needs it. A lost one is free, to be told at once."""
@@ -253,6 +239,7 @@ class Lease:
             self._is_detached = False
             raise self._dropped_error()
         self._ended = RELEASED
+        self._wake_watchers()
 
     def _extend(self, sent_at: float, ttl: float) -> None:
         """The store promised ``ttl`` seconds, asked at ``sent_at``."""
@@ -300,6 +287,7 @@ class Lease:
     def _mark_lost(self, reason: str, *, log: bool = True) -> None:
         """The lease is over without a release: called once, by whoever dropped it from its renewer."""
         self._ended = State.LOST
+        self._wake_watchers()
         self._renewer.wake_first(self._request.key)
         if log:
             self._log_loss(reason)
@@ -312,6 +300,8 @@ class Lease:
     def _mark_released(self) -> float:
         """It is being released by whoever dropped it. Returns its cooldown."""
         self._ended = RELEASED
+        if self._watchers:
+            self._wake_watchers()
         return self._cooldown if self._terms.min_hold else 0.0
 
     @property

@@ -32,6 +32,7 @@ class UngrantedLease(Lease):
         super().__init__(backend, request, Grant(0, -inf), terms, renewer, owner)
         self._hold_count = 0  # until it is entered, as a lease is that was there before
         self._ended = State.UNAVAILABLE
+        self._deadline = inf  # its body waits for nothing but its release
         self._reason = str(error)  # not the error, whose traceback keeps the frames of its callers
 
     @property
@@ -52,6 +53,7 @@ class UngrantedLease(Lease):
         if self._is_over:
             raise self._over_error()
         self._ended = RELEASED
+        self._wake_watchers()
 
     async def arelease(self) -> None:
         """``release()`` for tasks."""

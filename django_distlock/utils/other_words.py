@@ -46,6 +46,7 @@ OF_LEASES = (
     "state",
     "token",
     "ttl",
+    "wait_lost",
 )
 ATTRIBUTES = {
     **{word: f"its lease has it: lock.lease.{word}, or 'with lock(...) as lease'" for word in OF_LEASES},

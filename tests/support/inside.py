@@ -92,3 +92,7 @@ def before_a_loss_is_told(monkeypatch: Any, call: Callable[[], object]) -> None:
         mark(lease, reason, **how)
 
     monkeypatch.setattr(Lease, mark.__name__, call_and_mark)
+
+
+def waiters_for_the_end_of(lease: Lease) -> int:
+    return len(lease._watchers or ())

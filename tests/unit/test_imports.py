@@ -15,8 +15,8 @@ PACKAGE = {
     "backends": ["base", "common"],
     "backends.common": ["key_prefix", "selftest", "timing"],
     "core": [
-        "acquire", "adoption", "assertions", "busy", "cleaning", "dropped", "events", "forced", "holds", "labels",
-        "lease", "local_queue", "lock", "registry", "renewal", "transactions", "ungranted",
+        "acquire", "adoption", "assertions", "belief", "busy", "cleaning", "dropped", "events", "forced", "holds",
+        "labels", "leader", "lease", "local_queue", "lock", "registry", "renewal", "transactions", "ungranted",
     ],
     "decorators": ["answers", "http", "key", "task_context", "wrapper"],
     "utils": ["clock", "drive", "events", "fork", "other_words", "text", "threads", "wakeup"],

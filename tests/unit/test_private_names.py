@@ -32,6 +32,7 @@ EXCEPTIONS = [
     ("support/inside.py", "_schedule_store _tick_at", "what a beat knows of the runs; its look at the schedule is due"),
     ("support/inside.py", "_set_up_session", "a pooler that is not recognised"),
     ("support/inside.py", "_mark_lost", "a lease is dropped, and its holder is not told yet"),
+    ("support/inside.py", "_watchers", "who waits for the end of a lease"),
     ("support/history.py", "_extend _mark_released", "the journal notes each step of a lease at its moment"),
     (
         "simulation/engine/package.py",

@@ -1,4 +1,7 @@
-"""``manage.py runlocked NAME -- program``: a program that runs only while it holds a lock."""
+"""``manage.py runlocked NAME -- program``: a program that runs only while it holds a lock.
+
+With ``--leader`` it is kept running on one host of all.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from ... import Lock
+from ...core.leader import Leadership, unbounded
 from ...core.lease import Lease
 from ...exceptions import InvalidLockName, LockBackendError, LockNotAcquired
 from ...names import stored_name
@@ -38,6 +42,8 @@ FORWARDED = [
     if hasattr(signal, name)
 ]
 SENT_BY_TERMINAL = [number for number in FORWARDED if number.name in ("SIGINT", "SIGQUIT")]
+ENDING = {*SENT_BY_TERMINAL, signal.SIGTERM}  # after which no program is started again
+BOUNDS = ("wait", "min_hold", "max_hold", "on_busy", "busy_exit_code")  # options that a leader does not have
 POLL_INTERVAL = 0.1  # seconds
 
 
@@ -61,21 +67,31 @@ class Command(BaseCommand):
         parser.add_argument("program", nargs="+", help="and its arguments, after --")
         parser.add_argument("--using", default="default", metavar="ALIAS", help="of the backend")
         parser.add_argument(
+            "--leader", action="store_true",
+            help="keep the program running on one host of all: wait for the lock as long as it takes, start the program"
+            " again when it ends, and stand by again when the lock is lost",
+        )  # fmt: skip
+        parser.add_argument(
+            "--pause", type=Duration(most="1d"), default=5.0, metavar=METAVAR,
+            help="with --leader, after a program that ended by itself; another host may lead meanwhile; default: 5s",
+        )  # fmt: skip
+        parser.add_argument(
             "--wait",
             type=Duration(or_forever=True),
-            default=0.0,
+            default=SUPPRESS,
             metavar=METAVAR,
             help="for a busy lock; 'forever'; default: not at all",
         )
         parser.add_argument(
             "--on-busy",
             choices=["fail", "skip"],
-            default="fail",
+            default=SUPPRESS,
             help=f"fail, the default, ends with exit code {BUSY}; skip ends with 0 and says so, but not with -v 0",
         )
         parser.add_argument(
-            "--busy-exit-code", type=_exit_code, metavar="CODE", help="to end with if the lock is busy, from 0 to 255"
-        )
+            "--busy-exit-code", type=_exit_code, default=SUPPRESS, metavar="CODE",
+            help="to end with if the lock is busy, from 0 to 255",
+        )  # fmt: skip
         parser.add_argument(
             "--min-hold", type=Duration(), default=SUPPRESS, metavar=METAVAR,
             help="for which the lock stays taken after it was acquired, also when the program ends sooner",
@@ -92,19 +108,27 @@ class Command(BaseCommand):
             help="between SIGTERM and SIGKILL; default: 10s",
         )  # fmt: skip
 
-    def handle(self, *, name: str, program: list[str], using: str, grace: float, **options: Any) -> None:
-        terms = {option: options[option] for option in ("wait", "ttl", "min_hold", "max_hold") if option in options}
+    def handle(
+        self, *, name: str, program: list[str], using: str, grace: float, leader: bool, pause: float, **options: Any
+    ) -> None:
+        if leader and (given := [f"--{option.replace('_', '-')}" for option in BOUNDS if option in options]):
+            raise CommandError(f"{given[0]} is not for --leader, which waits and leads without a bound.", returncode=2)
         try:
-            # "log": when the lock is released the program has ended, and its exit code says more.
-            # "raise": a command whose name says "locked" never runs a program without its lock.
-            label = Path(program[0]).name
-            options_of_lock = settled(on_lost="log", on_unavailable="raise", label=label, **terms)
-            mutex = Lock(stored_name(name, own=False), using, options_of_lock)
+            mutex = self._lock(name, using, Path(program[0]).name, leader, options)
         except (InvalidLockName, ValueError) as error:
             raise CommandError(str(error), returncode=2) from error
         try:
-            with Signals() as signals, mutex as lease:
-                code = self._run(program, lease, signals, grace)
+            with Signals() as signals:
+                while True:
+                    with mutex as lease:
+                        if leader and options["verbosity"]:
+                            self.stderr.write(f"Leads {name!r}, term {lease.fence}.", style_func=str)
+                        code = self._run(program, lease, signals, grace)
+                    if not leader or signals.have_ended(code):
+                        break
+                    if lease.state is not State.LOST:
+                        self.stderr.write(f"{program[0]} {_end(code)}; standing by again in {pause:g} s.")
+                        sleep(pause)
         except LockNotAcquired as error:
             self._end_busy(error, options)
             return
@@ -113,15 +137,24 @@ class Command(BaseCommand):
         except ImproperlyConfigured as error:
             raise CommandError(str(error), returncode=2) from error
         except Interrupted as error:
-            raise CommandError("Ended before the lock was acquired.", returncode=BY_SIGNAL + error.number) from error
+            raise CommandError("Ended without the lock.", returncode=BY_SIGNAL + error.number) from error
         if lease.state is State.LOST:
             raise CommandError(f"The lock {name!r} was lost while {program[0]} ran.", returncode=LOST)
         if code:
-            how = f"ended with exit code {code}" if code > 0 else f"was ended by {signal.Signals(-code).name}"
-            raise CommandError(f"{program[0]} {how}.", returncode=code if code > 0 else BY_SIGNAL - code)
+            raise CommandError(f"{program[0]} {_end(code)}.", returncode=code if code > 0 else BY_SIGNAL - code)
+
+    def _lock(self, name: str, using: str, label: str, leader: bool, options: dict[str, Any]) -> Lock:
+        names = ("wait", "ttl", "min_hold", "max_hold")
+        given: dict[str, Any] = {option: options[option] for option in names if option in options}
+        # "log": when the lock is released the program has ended, and its exit code says more.
+        given |= {"on_lost": "log", "label": label}
+        if leader:
+            return Leadership(stored_name(name, own=False), using, unbounded(**given))
+        # "raise": a command whose name says "locked" never runs a program without its lock.
+        return Lock(stored_name(name, own=False), using, settled(**{"wait": 0.0, "on_unavailable": "raise", **given}))
 
     def _end_busy(self, error: LockNotAcquired, options: dict[str, Any]) -> None:
-        is_skipped, code = options["on_busy"] == "skip", options["busy_exit_code"]
+        is_skipped, code = options.get("on_busy") == "skip", options.get("busy_exit_code")
         if not is_skipped:
             raise CommandError(str(error), returncode=BUSY if code is None else code) from error
         if options["verbosity"] > 0:
@@ -204,6 +237,7 @@ class Signals:
 
     def __init__(self) -> None:
         self._child: Child | None = None
+        self._forwarded: set[int] = set()
         self._starting = False
         self._pending: list[int] = []  # that came while the program was being started
         self._previous_handlers: dict[int, Any] = {}
@@ -224,15 +258,21 @@ class Signals:
         self._starting = True
         self._child = Child(program, environment)
         self._starting = False
-        for number in self._pending:
-            self._child.send_signal(number)
+        while self._pending:
+            self._child.send_signal(self._pending.pop(0))
         return self._child
 
+    def have_ended(self, code: int) -> bool:
+        """Whether the program was to end, or was ended by one of them; else they end the next wait, as the first."""
+        self._child = None
+        return bool(self._forwarded & ENDING) or -code in self._forwarded
+
     def _on_signal(self, number: int, _: FrameType | None) -> None:
-        if self._starting:
-            self._pending.append(number)
-        elif self._child is None:
+        if self._child is None and not self._starting:
             raise Interrupted(number)
+        self._forwarded.add(number)
+        if self._child is None:
+            self._pending.append(number)
         elif not (number in SENT_BY_TERMINAL and _is_in_foreground()):
             self._child.send_signal(number)
 
@@ -260,6 +300,10 @@ def _foreground() -> int | None:
         return None
     finally:
         os.close(terminal)
+
+
+def _end(code: int) -> str:
+    return f"ended with exit code {code}" if code >= 0 else f"was ended by {signal.Signals(-code).name}"
 
 
 def _exit_code(text: str) -> int:

@@ -7,7 +7,7 @@ from typing import Any, assert_type
 
 from django.http import HttpRequest, HttpResponse
 
-from django_distlock import Lease, distributed_lock, lock, respond, skip
+from django_distlock import Lease, distributed_lock, leader, lock, respond, skip
 
 
 @distributed_lock
@@ -132,6 +132,10 @@ async def main() -> None:
         assert_type(lease, Lease)
     async with lock("order:{}", 1, in_atomic="ignore", on_unavailable="run") as lease:
         assert_type(lease.fence, int)
+    with leader("order:{}", 1, ttl=5, on_lost="log") as lease:
+        assert_type(lease.wait_lost(5), bool)
+    async with leader("order", label="indexing") as lease:
+        assert_type(await lease.await_lost(), bool)
 
 
 takes_a_function: Callable[[int], str] = bare

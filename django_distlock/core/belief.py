@@ -1,0 +1,83 @@
+"""What a holder may believe of its lease by the local clock, and how it waits for the end of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from math import inf
+
+from ..options import as_seconds
+from ..types import State
+from ..utils import fork
+from ..utils.clock import clock
+from ..utils.wakeup import WakeEvent
+
+LONGEST_SLEEP = 3600.0  # seconds, which all timers take
+
+
+class Belief:
+    """The part of a lease that asks no store."""
+
+    _pid: int  # of the process that it belongs to
+    _deadline: float  # until when it certainly holds, on clock(), unless it is renewed
+    _ended: State | None  # set once; a renewal that is still on its way changes nothing then
+    _watchers: list[WakeEvent] | None = None  # of those who wait for its end
+
+    @property
+    def remaining(self) -> float:
+        """Seconds until the holder must stop unless the lease is renewed before; 0.0 once it ended."""
+        return max(0.0, self._deadline - clock()) if self.is_held else 0.0
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the lease certainly holds at this moment, in this process."""
+        return self._ended is None and clock() < self._deadline and self._pid == fork.pid()
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether its holder goes on by it no more."""
+        return not self.is_held
+
+    def wait_lost(self, timeout: float | timedelta | None = None) -> bool:
+        """Sleep until the holder must stop, ``timeout`` seconds at most (None: as long as it takes). Whether it must.
+
+        True as soon as the lease is lost, released, or out of time by the local clock; no I/O. A loop asks it in the
+        place of ``time.sleep()``: ``while not lease.wait_lost(5): ...``. Any number of threads and tasks may.
+        """
+        with self._watched() as ended:
+            deadline = _deadline(timeout)
+            while (seconds := self._seconds_to(deadline)) > 0:
+                ended.wait(seconds)
+        return self._is_over
+
+    async def await_lost(self, timeout: float | timedelta | None = None) -> bool:
+        """``wait_lost()`` for tasks."""
+        with self._watched() as ended:
+            deadline = _deadline(timeout)
+            while (seconds := self._seconds_to(deadline)) > 0:
+                await ended.await_set(seconds)
+        return self._is_over
+
+    @contextmanager
+    def _watched(self) -> Iterator[WakeEvent]:
+        """An event that is set when the lease ends. Whoever waits looks first, as it may have ended before."""
+        ended = WakeEvent()
+        watchers = vars(self).setdefault("_watchers", [])  # in one step: two may be the first
+        watchers.append(ended)
+        try:
+            yield ended
+        finally:
+            watchers.remove(ended)
+
+    def _seconds_to(self, deadline: float) -> float:
+        """How long to sleep: until then, or until the lease is out of time, if it is not renewed meanwhile."""
+        return 0.0 if self._is_over else min(deadline - clock(), self._deadline - clock(), LONGEST_SLEEP)
+
+    def _wake_watchers(self) -> None:
+        for ended in list(self._watchers or ()):
+            ended.set()
+
+
+def _deadline(timeout: float | timedelta | None) -> float:
+    return inf if timeout is None else clock() + as_seconds(timeout)
