@@ -84,6 +84,15 @@ def _without_time(host: str, pid: int, thread: str, label: str) -> str:
     return json.dumps((host, pid, thread, label), separators=(",", ":"))[:-1]
 
 
+MOST_SLOTS = 1000  # of one lock
+
+
+def _are_more(message: object, slots: object = 1, *others: object) -> bool:
+    """Whether these may follow in the text of a holder."""
+    are_slots = isinstance(slots, int) and 1 <= slots <= MOST_SLOTS
+    return isinstance(message, str) and are_slots and not others
+
+
 class _HolderFields(NamedTuple):
     host: str
     pid: int
@@ -91,6 +100,7 @@ class _HolderFields(NamedTuple):
     label: str
     since: float
     message: str = ""
+    slots: int = 1
 
 
 class Holder(_HolderFields):
@@ -100,32 +110,36 @@ class Holder(_HolderFields):
     to the store may have chosen them.
 
     ``message``: which message of Celery the task runs for, by which it knows its copies; never
-    shown. Else "".
+    shown. Else "". ``slots``: how many it lets hold the lock at once.
     """
 
     __slots__ = ()
 
-    def __new__(cls, host: str, pid: int, thread: str, label: str, since: float, message: str = "") -> Self:
+    def __new__(
+        cls, host: str, pid: int, thread: str, label: str, since: float, message: str = "", slots: int = 1
+    ) -> Self:
         texts = f"{host}{thread}{label}"
         if len(texts) > LONGEST_LABEL or not texts.isprintable():  # rarely, and searches read very many
             host, thread, label = shown(host), shown(thread), shown(label)
-        return super().__new__(cls, host, pid, thread, label, since, message)
+        return super().__new__(cls, host, pid, thread, label, since, message, slots)
 
     @classmethod
-    def here(cls, label: str = "", execution: object = None, message: str = "") -> Self:
+    def here(cls, label: str = "", execution: object = None, message: str = "", slots: int = 1) -> Self:
         execution = execution or current_execution()
         thread = execution.get_name() if isinstance(execution, asyncio.Task) else execution.name  # type: ignore[attr-defined]
         host, pid, thread, label = _here(fork.pid(), thread, label)
-        return new_tuple(cls, (host, pid, thread, label, int(wall_clock() * 1000) / 1000, message))
+        return new_tuple(cls, (host, pid, thread, label, int(wall_clock() * 1000) / 1000, message, slots))
 
     def from_now(self) -> Self:
         return self._replace(since=int(wall_clock() * 1000) / 1000)
 
     def to_text(self) -> str:
         """As stores keep it."""
-        host, pid, thread, label, since, message = self
-        shown_message = f",{json.dumps(message)}" if message else ""
-        return f"{_without_time(host, pid, thread, label)},{since:.3f}{shown_message}]"
+        host, pid, thread, label, since, message, slots = self
+        more = f",{json.dumps(message)}" if message or slots > 1 else ""
+        if slots > 1:
+            more = f"{more},{slots}"
+        return f"{_without_time(host, pid, thread, label)},{since:.3f}{more}]"
 
     @classmethod
     def from_text(cls, text: str) -> Self:
@@ -135,13 +149,12 @@ class Holder(_HolderFields):
         except RecursionError:
             found = None
         match found:
-            case [str() as host, int() as pid, str() as thread, str() as label, int() | float() as since, *message] if (
+            case [str() as host, int() as pid, str() as thread, str() as label, int() | float() as since, *more] if (
                 0 <= pid <= LARGEST_PID
                 and 0 <= since < LATEST  # which NaN is not
-                and len(message) <= 1
-                and all(isinstance(text, str) for text in message)
+                and (not more or _are_more(*more))
             ):
-                return cls(host, int(pid), thread, label, round(float(since), 3), *message)
+                return cls(host, int(pid), thread, label, round(float(since), 3), *more)
         raise ValueError(f"not a holder: {text[:80]!r}")
 
     @property
@@ -176,6 +189,7 @@ class LockRequest:
     ``place``: its place in the store's queue, to which it comes back when it was dropped.
     ``deadline``: until when its caller waits, on ``clock()``; NOT_WAITING: a call takes the time of the backend.
     ``ttl``: seconds that the store keeps what it grants, unless it is renewed.
+    ``slots``: how many leases the lock may have at once, with this one. ``slot``: the one that was granted last.
     ``longest_ttl``: of a renewal, or of one whose token it has inherited, if that is longer.
     ``min_hold``: seconds from the grant on for which a store keeps the lock taken that would free it when its holder is
     killed. Where a lease lasts for its TTL in any case, ``ttl`` is at least as long.
@@ -195,6 +209,8 @@ class LockRequest:
     # Most requests are granted at once, and have nothing of their own but these.
     prefix: str = ""
     template: str = ""
+    slots: int = 1
+    slot: int = 1
     ahead: int = 0
     held_fence: int = 0
     deadline: float = inf
@@ -252,7 +268,7 @@ class LockRequest:
 
     def with_new_token(self) -> LockRequest:
         """A copy of the request with another token, for a caller that gives this one back."""
-        return self.copy(token=new_token(), in_doubt=False, inbox="", place="", longest_ttl=0.0, asking=False)
+        return self.copy(token=new_token(), slot=1, in_doubt=False, inbox="", place="", longest_ttl=0.0, asking=False)
 
     def inherit(self, other: LockRequest) -> None:
         """Take over the place in the store of one that stood before."""
@@ -268,6 +284,7 @@ class Grant(NamedTuple):
 
     fence: int
     sent_at: float
+    slot: int = 1
 
 
 class StoreSession:
@@ -340,6 +357,18 @@ class LockInfo(NamedTuple):
     @property
     def digest(self) -> str:
         return digest(self.token)
+
+    @property
+    def slots(self) -> int | None:
+        """How many its holder lets hold the lock at once; None: nobody has taken it yet."""
+        return self.holder.slots if self.holder else None
+
+    @property
+    def slot_text(self) -> str:
+        """What follows on the name of a lock that several may hold, for people: ", slot 2 of 3"."""
+        if self.slots is None:
+            return f", slot {self.slot}" if self.slot > 1 else ""
+        return f", slot {self.slot} of {self.slots}" if self.slots > 1 else ""
 
     @property
     def granted_at(self) -> datetime | None:

@@ -40,6 +40,7 @@ class LockingBackend(ABC):
     supports_exclusion: ClassVar[bool] = True
     supports_queue: ClassVar[bool] = False  # waiters are granted the lock in the order they came
     supports_wakeup: bool = True  # waiters are woken; otherwise wait_for_turn() is to return several times a second
+    supports_slots: ClassVar[bool] = False  # several may hold a lock at once, as many as ``request.slots`` says
     supports_failover: ClassVar[bool] = False  # a server that is lost takes no lock with it
     supports_transfer: ClassVar[bool] = True  # a lease can go on in another process: detach() and adopt()
     # A process has a session with the store, and what it was granted ends with that. Until then no TTL frees anything.

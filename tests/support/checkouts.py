@@ -10,20 +10,29 @@ from tests.support.programs import ROOT
 
 SCRIPTS = "backends/redis/scripts"
 NEWER = {r"'\^\[2-9\] '": "'^[3-9] '"}
-HAND_ON = {
-    r"local mine = '1 ' \.\.": "local mine = 'OWN ' ..",
-    r"string\.sub\((\w+), 1, 29\) (==|~=) mine": r"string.sub(\1, 3, 29) \2 token .. ' '",
-    r"string\.sub\(first, 1, 29\) \.\. 'c '": "'OWN ' .. string.sub(first, 3, 29) .. 'c '",
-}
+COMPARES = {r"string\.sub\(([\w[\]]+), 1, 29\) (==|~=) mine": r"string.sub(\1, 3, 29) \2 string.sub(mine, 3)"}
+OWN = {r"local mine = '1 ' \.\.": "local mine = 'OWN ' .."}
 # In a copy that writes OWN. The two formats differ by their number alone.
 CHANGES = {
-    f"{SCRIPTS}/acquire.lua": NEWER | HAND_ON | {r"'1 ' \.\. ARGV\[1\]": "'OWN ' .. ARGV[1]"},
-    f"{SCRIPTS}/release.lua": NEWER
-    | HAND_ON
+    f"{SCRIPTS}/lock.lua": NEWER
+    | COMPARES
+    | {
+        r"string\.sub\(first, 1, 29\), 'c'": "'OWN ' .. string.sub(first, 3, 29), 'c'",
+    },
+    f"{SCRIPTS}/acquire.lua": OWN
+    | COMPARES
+    | {
+        r"'1 ' \.\. ARGV\[1\]": "'OWN ' .. ARGV[1]",
+        r"string\.sub\(first, 1, 29\) \.\. 'c ": "'OWN ' .. string.sub(first, 3, 29) .. 'c ",
+    },
+    f"{SCRIPTS}/release.lua": OWN
+    | COMPARES
     | {
         r"redis\.call\('GETRANGE', KEYS\[1\], 0, 29\) == '1 ' \.\.": "redis.call('GETRANGE', KEYS[1], 2, 29) ==",
     },
     f"{SCRIPTS}/renew.lua": NEWER | {r"lease ~= '1 ' \.\. ARGV\[1\]": "string.sub(lease, 3) ~= ARGV[1]"},
+    f"{SCRIPTS}/renew_slot.lua": NEWER
+    | {r"'1 ' \.\. ARGV\[1\]": "ARGV[1]", r"string\.sub\(value, 1, 30\)": "string.sub(value, 3, 30)"},
     "formats.py": {"NUMBER, LARGEST = 1, 9": "NUMBER, LARGEST = OWN, 9", "FORMAT < head": '"2 " < head'},
     "backends/redis/codec.py": {r'rb"1 \(': 'rb"[12] ('},
 }

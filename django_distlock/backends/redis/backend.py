@@ -12,7 +12,7 @@ from django.core.checks import CheckMessage
 from redis.exceptions import RedisError
 
 from ...exceptions import InvalidLockBackend, LockBackendError, UnreadableRun
-from ...types import NOT_WAITING, CheckResult, Grant, Holder, LastRun, LockInfo, LockRequest, Outage, Slot
+from ...types import NOT_WAITING, CheckResult, Grant, Holder, LastRun, LockInfo, LockRequest, Outage, Slot, lock_key
 from ...utils.clock import wall_clock
 from ...utils.drive import Call, Steps, adrive, drive
 from ...utils.events import about_event
@@ -26,7 +26,7 @@ from .client import Reply
 from .config import read_credentials
 from .diagnostics import waiting_result
 from .errors import CLUSTER_BACKEND, explain
-from .keys import LEASES, MOST_ROUNDS, RUNS, SCAN_STEP, Keys, Listing, TenantKeys
+from .keys import LEASES, MOST_ROUNDS, OTHERS, RUNS, SCAN_STEP, Keys, Listing, TenantKeys
 from .operations import POLLS, Operations
 from .pubsub import NoListener
 from .scripts import Command
@@ -48,6 +48,7 @@ class RedisBackend(GeneratorBackend, RunsBackend):
     """
 
     supports_queue = True
+    supports_slots = True
     takes_callable_prefix = True
 
     options: ClassVar[Mapping[str, Any]] = {
@@ -157,7 +158,12 @@ class RedisBackend(GeneratorBackend, RunsBackend):
             request.in_doubt = True
         answer = reply.values[0]
         if type(answer) is int and answer > 0:
-            return new_tuple(Grant, (answer, reply.sent_at))  # which takes a third of what Grant() does
+            if request.slots > 1:
+                request.slot = 1
+            return new_tuple(Grant, (answer, reply.sent_at, 1))  # which takes a third of what Grant() does
+        if type(answer) is list and len(answer) == 2:
+            fence, request.slot = answer
+            return Grant(fence, reply.sent_at, request.slot)
         if type(answer) is list and len(answer) == 4:
             place, left, value, ears = answer
             request.place = place.decode()
@@ -243,20 +249,49 @@ class RedisBackend(GeneratorBackend, RunsBackend):
 
     def _look(self, names: Sequence[str]) -> Steps[list[list[LockInfo]]]:
         prefix, locks = self.keyed(names)
-        found = self._operations.infos(locks, (yield Call("send", (self._operations.look(locks),))))
-        return named(found, names, prefix)
+        found, have_others = self._operations.infos(locks, (yield Call("send", (self._operations.look(locks),))))
+        others = yield from self._look_at_others(have_others)
+        return named([found[lock] + others.get(lock, []) for lock in locks], names, prefix)
+
+    def _look_at_others(self, locks: Sequence[str]) -> Steps[dict[str, list[LockInfo]]]:
+        """The leases in other slots than the first, of locks that are known by their keys."""
+        if not locks:
+            return {}
+        reply = yield Call("send", (self._operations.look_at_others(locks),))
+        return self._operations.other_infos(locks, reply)
 
     def _holders(self, slots: Sequence[Slot]) -> Steps[list[Holder | None]]:
-        _, locks = self.keyed([name for name, _ in slots])
-        groups = self.keys.grouped(locks)
+        keys = self._slot_keys(slots)
+        firsts = [lock for lock, number in keys if number == 1]
+        groups = self.keys.grouped(firsts)
         reply = yield Call("send", (self._operations.holders(groups),))
-        found = self._operations.found_holders(locks, groups, reply)
-        return [holder if slot.number == 1 else None for slot, holder in zip(slots, found, strict=True)]
+        found = dict(zip(firsts, self._operations.found_holders(firsts, groups, reply), strict=True))
+        others = yield from self._infos_of_others(keys)
+        return [
+            found[lock] if number == 1 else others[lock, number].holder if (lock, number) in others else None
+            for lock, number in keys
+        ]
 
     def _remaining(self, slots: Sequence[Slot]) -> Steps[list[float | None]]:
+        keys = self._slot_keys(slots)
+        firsts = [lock for lock, number in keys if number == 1]
+        reply = yield Call("send", (self._operations.remaining(firsts),))
+        found = dict(zip(firsts, self._operations.found_remaining(reply), strict=True))
+        others = yield from self._infos_of_others(keys)
+        return [
+            found[lock] if number == 1 else others[lock, number].remaining if (lock, number) in others else None
+            for lock, number in keys
+        ]
+
+    def _slot_keys(self, slots: Sequence[Slot]) -> list[tuple[str, int]]:
+        """By the key of the lock, and the number."""
         _, locks = self.keyed([name for name, _ in slots])
-        found = self._operations.found_remaining((yield Call("send", (self._operations.remaining(locks),))))
-        return [left if slot.number == 1 else None for slot, left in zip(slots, found, strict=True)]
+        return [(lock, number) for lock, (_, number) in zip(locks, slots, strict=True)]
+
+    def _infos_of_others(self, keys: Sequence[tuple[str, int]]) -> Steps[dict[tuple[str, int], LockInfo]]:
+        locks = list(dict.fromkeys(lock for lock, number in keys if number > 1))
+        found = yield from self._look_at_others(locks)
+        return {(lock, info.slot): info for lock, leases in found.items() for info in leases}
 
     def _count_waiters(self, names: Sequence[str]) -> Steps[list[int | None]]:
         """The processes that wait for each: a process has one place, however many of its threads and tasks wait."""
@@ -264,14 +299,20 @@ class RedisBackend(GeneratorBackend, RunsBackend):
         return self._operations.counted((yield Call("send", (self._operations.count_waiters(locks),))))
 
     def _pages(self, prefix: str) -> Iterator[Steps[Iterable[Slot]]]:
-        for page in self._listed(self.keys.at(self.prefix_now()), LEASES, prefix):
-            yield self._slots_of(page)
+        own = self.prefix_now()
+        for page in self._listed(self.keys.at(own), (LEASES, OTHERS), prefix):
+            yield self._slots_on(page, own)
 
-    def _slots_of(self, page: Steps[Iterable[str]]) -> Steps[Iterable[Slot]]:
-        return map(Slot, (yield from page))
+    def _slots_on(self, page: Steps[dict[str, list[str]]], prefix: str) -> Steps[Iterable[Slot]]:
+        found = yield from page
+        names = found.get(OTHERS, [])
+        others = yield from self._look_at_others([lock_key(prefix, name) for name in names])
+        more = (Slot(name, info.slot) for name, leases in zip(names, others.values(), strict=True) for info in leases)
+        return chain(map(Slot, found.get(LEASES, ())), more)
 
-    def _listed(self, keys: Keys, kind: str, start: str) -> Iterator[Steps[Iterable[str]]]:
-        listing = Listing(keys, kind, start)
+    def _listed(self, keys: Keys, kinds: Sequence[str], start: str) -> Iterator[Steps[dict[str, list[str]]]]:
+        """Names by kind, page by page."""
+        listing = Listing(keys, kinds, start)
         for _ in range(MOST_ROUNDS):
             yield self._next_nodes(listing)
             if not listing.nodes:
@@ -280,11 +321,11 @@ class RedisBackend(GeneratorBackend, RunsBackend):
                 for command in listing.commands(node):
                     yield self._page(listing, command)
 
-    def _next_nodes(self, listing: Listing) -> Steps[Iterable[str]]:
+    def _next_nodes(self, listing: Listing) -> Steps[dict[str, list[str]]]:
         listing.known, listing.nodes = yield Call("nodes", (listing.known,))
-        return ()
+        return {}
 
-    def _page(self, listing: Listing, command: Command) -> Steps[Iterable[str]]:
+    def _page(self, listing: Listing, command: Command) -> Steps[dict[str, list[str]]]:
         return listing.new_names(self._operations.only((yield Call("send", ([command],)))))
 
     def _diagnose(self) -> Steps[list[CheckResult]]:
@@ -312,8 +353,8 @@ class RedisBackend(GeneratorBackend, RunsBackend):
 
     def runs(self) -> Iterator[tuple[str, LastRun]]:
         names = chain.from_iterable(
-            drive(page, self._client, self._translated)
-            for page in self._listed(self.keys.at(self.shared_prefix), RUNS, "")
+            drive(page, self._client, self._translated).get(RUNS, ())
+            for page in self._listed(self.keys.at(self.shared_prefix), [RUNS], "")
         )
         while batch := list(islice(names, SCAN_STEP)):
             for name, run in zip(batch, self._find_runs(batch), strict=True):

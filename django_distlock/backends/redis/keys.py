@@ -30,7 +30,7 @@ def read_prefix(backend: BaseLockBackend, *, takes_braces: bool = False) -> str:
     return prefix
 
 
-LEASES, RUNS = "", "|r"  # kinds of keys that can be listed
+LEASES, OTHERS, RUNS = "", "|l", "|r"  # kinds of keys that can be listed
 MOST_ROUNDS = 5  # in which a listing asks all nodes, while slots move
 SLOTS = 16384  # of every Cluster
 
@@ -45,12 +45,16 @@ class Keys:
         """Those under another prefix; "": these."""
         return Keys(prefix) if prefix else self
 
-    def of_lock(self, name: str) -> tuple[str, str, str, str]:
-        """Lease, queue, retired tokens, last fencing number."""
-        return self.lease(name), self.queue(name), f"{self.prefix}|x:{name}", f"{self.prefix}|f"
+    def of_lock(self, name: str) -> tuple[str, str, str, str, str]:
+        """Lease in the first slot, queue, retired tokens, last fencing number, leases in the other slots."""
+        return self.lease(name), self.queue(name), f"{self.prefix}|x:{name}", f"{self.prefix}|f", self.others(name)
 
     def lease(self, name: str) -> str:
         return f"{self.prefix}:{name}"
+
+    def others(self, name: str) -> str:
+        """The leases in other slots than the first."""
+        return f"{self.prefix}{OTHERS}:{name}"
 
     def queue(self, name: str) -> str:
         return f"{self.prefix}|q:{name}"
@@ -77,13 +81,13 @@ class Keys:
         """Those together whose leases one command may name."""
         return [names] if names else []
 
-    def pattern(self, kind: str, start: str) -> str:
-        """For SCAN: keys of a kind whose names begin so. It may find other keys, which ``names_in`` leaves out."""
-        return literally(f"{self.prefix}{kind}:{start}") + "*"
+    def pattern(self, kinds: Sequence[str], start: str) -> str:
+        """For SCAN: keys of these kinds whose names begin so. It may find other keys, which ``names_in`` leaves out."""
+        return literally(self.prefix) + any_of(kinds) + literally(start) + "*"
 
     def names_in(self, kind: str, start: str, keys: Iterable[str]) -> list[str]:
         prefix = f"{self.prefix}{kind}:"
-        return [key.removeprefix(prefix) for key in keys]
+        return [key.removeprefix(prefix) for key in keys if key.startswith(prefix + start)]
 
 
 class ClusterKeys(Keys):
@@ -103,15 +107,18 @@ class ClusterKeys(Keys):
     def shard_of(self, name: str) -> int:
         return crc32(name.encode()) % self.shards
 
-    def of_lock(self, name: str) -> tuple[str, str, str, str]:
+    def of_lock(self, name: str) -> tuple[str, str, str, str, str]:
         prefix, shard = self.prefix, self.shard_of(name)
         return (
             f"{prefix}:{{{shard}}}:{name}", f"{prefix}|q:{{{shard}}}:{name}",
-            f"{prefix}|x:{{{shard}}}:{name}", f"{prefix}|f:{{{shard}}}",
+            f"{prefix}|x:{{{shard}}}:{name}", f"{prefix}|f:{{{shard}}}", f"{prefix}{OTHERS}:{{{shard}}}:{name}",
         )  # fmt: skip
 
     def lease(self, name: str) -> str:
         return self._of_kind(LEASES, name)
+
+    def others(self, name: str) -> str:
+        return self._of_kind(OTHERS, name)
 
     def queue(self, name: str) -> str:
         return self._of_kind("|q", name)
@@ -142,8 +149,8 @@ class ClusterKeys(Keys):
             groups[self.shard_of(name)].append(name)
         return list(groups.values())
 
-    def pattern(self, kind: str, start: str) -> str:
-        return f"{literally(f'{self.prefix}{kind}:')}{{*}}:{literally(start)}*"
+    def pattern(self, kinds: Sequence[str], start: str) -> str:
+        return f"{literally(self.prefix)}{any_of(kinds)}{{*}}:{literally(start)}*"
 
     def names_in(self, kind: str, start: str, keys: Iterable[str]) -> list[str]:
         """Without those that another number of shards made."""
@@ -177,13 +184,17 @@ class TenantKeys(Keys):
     def at(self, prefix: str) -> Keys:
         return self._shared.at(prefix)
 
-    def of_lock(self, key: str) -> tuple[str, str, str, str]:
+    def of_lock(self, key: str) -> tuple[str, str, str, str, str]:
         keys, name = self._found(key)
         return keys.of_lock(name)
 
     def lease(self, key: str) -> str:
         keys, name = self._found(key)
         return keys.lease(name)
+
+    def others(self, key: str) -> str:
+        keys, name = self._found(key)
+        return keys.others(name)
 
     def queue(self, key: str) -> str:
         keys, name = self._found(key)
@@ -213,6 +224,11 @@ def slot_of(key: str) -> int:
     return crc_hqx(data[start:end] if start and end > start else data, 0) % SLOTS
 
 
+def any_of(kinds: Sequence[str]) -> str:
+    """A pattern of what stands between the prefix and the name. Of several kinds one of which is the leases."""
+    return "[:|]*" if len(kinds) > 1 else literally(f"{kinds[0]}:")
+
+
 def literally(text: str) -> str:
     """A pattern that matches the text alone."""
     return re.sub(r"([*?\[\]\\])", r"\\\1", text)
@@ -222,12 +238,12 @@ SCAN_STEP = 1000  # keys the server visits per SCAN: well below a millisecond
 
 
 class Listing:
-    """The names in one kind of keys, each once, as far as they begin with ``start``."""
+    """The names in some kinds of keys, each once, as far as they begin with ``start``."""
 
-    def __init__(self, keys: Keys, kind: str, start: str) -> None:
-        self._keys, self._kind, self._start = keys, kind, start
-        self._pattern = keys.pattern(kind, start)
-        self._seen: set[str] = set()  # SCAN may return a key twice
+    def __init__(self, keys: Keys, kinds: Sequence[str], start: str) -> None:
+        self._keys, self._start = keys, start
+        self._pattern = keys.pattern(kinds, start)
+        self._seen: dict[str, set[str]] = {kind: set() for kind in kinds}  # SCAN may return a key twice
         self._cursor = b"0"
         self.nodes: Sequence[Any] = ()  # to be asked now; ``known``: see ``Client.nodes``
         self.known: object = None
@@ -239,13 +255,17 @@ class Listing:
             if self._cursor == b"0":
                 return
 
-    def new_names(self, reply: Sequence[Any]) -> list[str]:
+    def new_names(self, reply: Sequence[Any]) -> dict[str, list[str]]:
+        """By kind."""
         self._cursor, found = reply
         try:
             keys = [key.decode() for key in found]
         except UnicodeDecodeError:  # no lock has such a key
             keys = [text for key in found if (text := key.decode(errors="replace")).encode() == key]
-        names = dict.fromkeys(self._keys.names_in(self._kind, self._start, keys))
-        new = [name for name in names if name not in self._seen]
-        self._seen.update(new)
+        return {kind: self._new_names(kind, keys) for kind in self._seen}
+
+    def _new_names(self, kind: str, keys: Iterable[str]) -> list[str]:
+        names, seen = dict.fromkeys(self._keys.names_in(kind, self._start, keys)), self._seen[kind]
+        new = [name for name in names if name not in seen]
+        seen.update(new)
         return new

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any
 
 from redis.exceptions import RedisError
@@ -15,14 +16,15 @@ from ...types import Holder, LastRun, LockInfo, LockRequest
 from ...utils.events import about_event
 from ..common.timing import Timing
 from .client import Reply
-from .codec import read_holder, read_lease, read_remaining
+from .codec import read_holder, read_lease, read_remaining, with_ends
 from .errors import is_newer_value, is_of_publishing, is_wrong_type
 from .keys import Keys
 from .scripts import Command, Script, milliseconds, pack, pack_parts, packed_keys
 
-ACQUIRE, RELEASE = Script("acquire", keys=4), Script("release", keys=4)
-EARS, RENEW, CLAIM_RUN = Script("ears", keys=1), Script("renew", keys=1), Script("claim_run", keys=2)
-RENEW_HEAD = RENEW.head(2)
+ACQUIRE, RELEASE = Script("acquire", keys=5), Script("release", keys=5)
+EARS, CLAIM_RUN = Script("ears", keys=1), Script("claim_run", keys=2)
+RENEW, RENEW_SLOT = Script("renew", keys=1), Script("renew_slot", keys=1)
+RENEW_HEAD, RENEW_SLOT_HEAD = RENEW.head(2), RENEW_SLOT.head(2)
 
 GONE = -2  # says PTTL
 POLLS = "polls"  # the inbox of a waiter that cannot be told of its turn
@@ -62,7 +64,7 @@ class Operations:
             mode = "look" if request.place else "again" if request.in_doubt else "wait"
         else:
             mode = "last" if request.inbox else "try"
-        head, options = self._acquire_options(request.ttl, mode, request.place, request.inbox)
+        head, options = self._acquire_options(request.ttl, mode, request.place, request.inbox, request.slots)
         first, keys = self._of_lock(request.key)
         token, holder = request.token, request.holder.to_text()  # of ASCII both
         text = f"{head}{keys}${len(token)}\r\n{token}\r\n${len(holder)}\r\n{holder}\r\n{options}"
@@ -76,24 +78,26 @@ class Operations:
         writes to the waiter before it answers the caller.
         """
         retire = request.retires_for if request.in_doubt else 0.0
-        head, options = self._release_options(cooldown, retire, request.inbox, request.is_offer, force)
+        head, options = self._release_options(cooldown, retire, request.inbox, request.is_offer, force, request.slots)
         first, keys = self._of_lock(request.key)
         token = request.token
         text = f"{head}{keys}${len(token)}\r\n{token}\r\n{options}"
         command = Command(text.encode(), RELEASE, first)
         return (Command(pack("EXISTS", first), key=first), command) if request.inbox else (command,)
 
-    def _pack_acquire_options(self, ttl: float, mode: str, place: str, inbox: str) -> tuple[str, str]:
+    def _pack_acquire_options(self, ttl: float, mode: str, place: str, inbox: str, slots: int) -> tuple[str, str]:
         """What stands before the keys, and behind token and holder."""
         always = milliseconds(ttl), milliseconds(self._timing.grant_ttl)
-        more = () if mode == "try" else (mode, place, inbox, milliseconds(self._timing.queue_ttl))
+        more: tuple[str | int, ...] = ()
+        if mode != "try" or slots > 1:
+            more = mode, place, inbox, milliseconds(self._timing.queue_ttl), *_told_slots(slots)
         return ACQUIRE.head(4 + len(more)), pack_parts(*always, *more)
 
     def _pack_release_options(
-        self, cooldown: float, retire: float, inbox: str, is_offer: bool, force: bool
+        self, cooldown: float, retire: float, inbox: str, is_offer: bool, force: bool, slots: int
     ) -> tuple[str, str]:
-        given = milliseconds(cooldown), milliseconds(retire), inbox, int(is_offer), int(force)
-        more = given if any(given) else ()
+        more: tuple[str | int, ...] = milliseconds(cooldown), milliseconds(retire), inbox, int(is_offer), int(force)
+        more = (*more, *_told_slots(slots)) if any(more) else ()
         return RELEASE.head(2 + len(more)), pack_parts(milliseconds(self._timing.grant_ttl), *more)
 
     def ears(self, lock: str, inbox: str) -> Command:
@@ -102,15 +106,30 @@ class Operations:
     def renew(self, wanted: Sequence[tuple[LockRequest, float]]) -> list[Command]:
         commands, options = [], {ttl: pack_parts(milliseconds(ttl)) for ttl in {ttl for _, ttl in wanted}}
         for request, ttl in wanted:
-            key, token = self._keys.lease(request.key), request.token
+            key, token, head, script = self._keys.lease(request.key), request.token, RENEW_HEAD, RENEW
+            if request.slot > 1:
+                key, head, script = self._keys.others(request.key), RENEW_SLOT_HEAD, RENEW_SLOT
             packed = f"${len(key)}\r\n{key}\r\n" if key.isascii() else pack_parts(key)
-            text = f"{RENEW_HEAD}{packed}${len(token)}\r\n{token}\r\n{options[ttl]}"
-            commands.append(Command(text.encode(), RENEW, key))
+            text = f"{head}{packed}${len(token)}\r\n{token}\r\n{options[ttl]}"
+            commands.append(Command(text.encode(), script, key))
         return commands
 
     def look(self, locks: Sequence[str]) -> list[Command]:
-        keys = map(self._keys.lease, locks)
-        return [Command(pack(verb, key), key=key) for key in keys for verb in ("GET", "PTTL")]
+        """At each lock's lease in the first slot, and whether there are others."""
+        commands = []
+        for lock in locks:
+            lease, others = self._keys.lease(lock), self._keys.others(lock)
+            for verb, key in (("GET", lease), ("PTTL", lease), ("EXISTS", others)):
+                commands.append(Command(pack(verb, key), key=key))
+        return commands
+
+    def look_at_others(self, locks: Sequence[str]) -> list[Command]:
+        """At the leases in other slots. The key ends with the last of them, which tells the time of the server."""
+        commands = []
+        for key in map(self._keys.others, locks):
+            for question in (pack("ZRANGE", key, 0, -1, "WITHSCORES"), pack("PTTL", key)):
+                commands.append(Command(question, key=key))
+        return commands
 
     def holders(self, groups: Sequence[Sequence[str]]) -> list[Command]:
         """Many in one command: a reply of its own costs more than a value."""
@@ -180,11 +199,24 @@ class Operations:
             return False
         return None if isinstance(value, RedisError) else bool(value)
 
-    def infos(self, locks: Sequence[str], reply: Reply) -> list[list[LockInfo]]:
-        """Each is named by its whole key."""
-        values = iter(reply.values)
-        found = [self._info(lock, value, left) for lock, value, left in zip(locks, values, values, strict=True)]
-        return [[info] if info else [] for info in found]
+    def infos(self, locks: Sequence[str], reply: Reply) -> tuple[dict[str, list[LockInfo]], list[str]]:
+        """The leases in the first slots, and of which locks there are others. Each is named by its whole key."""
+        values, found, others = iter(reply.values), {}, []
+        for lock, value, left, has_others in zip(locks, values, values, values, strict=True):
+            info = self._info(lock, value, left)
+            found[lock] = [info] if info else []
+            if self.checked(has_others):
+                others.append(lock)
+        return found, others
+
+    def other_infos(self, locks: Sequence[str], reply: Reply) -> dict[str, list[LockInfo]]:
+        """The leases in the other slots, in their order."""
+        values, found = iter(reply.values), {}
+        for lock, leases, left in zip(locks, values, values, strict=True):
+            ends = with_ends(self.checked(leases), self.checked(left)) if left != GONE else []
+            infos = [self._info(lock, value, left_of_it) for value, left_of_it in ends if left_of_it > 0]
+            found[lock] = sorted(filter(None, infos), key=attrgetter("slot"))
+        return found
 
     def found_holders(self, locks: Sequence[str], groups: Sequence[Sequence[str]], reply: Reply) -> list[Holder | None]:
         values: dict[str, bytes | None] = {}
@@ -254,3 +286,8 @@ class Operations:
             )
         error.is_final = True
         return error
+
+
+def _told_slots(slots: int) -> tuple[str, ...]:
+    """As an entry of the queue has them; of one, scripts know by themselves."""
+    return (f"{slots:04d}",) if slots > 1 else ()

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from importlib.resources import files
 from typing import Any
+
+INCLUDE = re.compile(r"^-- include (\w+\.lua)\n", re.MULTILINE)
 
 
 def pack(*parts: str | bytes | int) -> bytes:
@@ -42,10 +45,12 @@ class Command:
 
 
 class Script:
-    """A Lua script of a backend, called by its digest."""
+    """A Lua script of a backend, called by its digest. A line "-- include x.lua" stands for that file."""
 
     def __init__(self, name: str, backend: str = "redis", *, keys: int) -> None:
-        self.text = files("django_distlock.backends").joinpath(backend, "scripts", f"{name}.lua").read_bytes()
+        folder = files("django_distlock.backends").joinpath(backend, "scripts")
+        text = folder.joinpath(f"{name}.lua").read_text()
+        self.text = INCLUDE.sub(lambda found: folder.joinpath(found[1]).read_text(), text).encode()
         self.sha = hashlib.sha1(self.text, usedforsecurity=False).hexdigest()
         self.keys = keys
 

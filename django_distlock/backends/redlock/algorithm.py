@@ -324,7 +324,7 @@ class Redlock:
 
     def _keys(self, lock: str) -> tuple[str, str, str]:
         """Lease, retired tokens, last fencing number."""
-        lease, _, retired, counter = self.keys.of_lock(lock)
+        lease, _, retired, counter, _ = self.keys.of_lock(lock)
         return lease, retired, counter
 
     def _to_all(self, commands: Sequence[Command], enough: Callable[[Sequence[Exchange]], bool]) -> FanOut:
@@ -376,7 +376,7 @@ class MajorityListing:
     def __init__(self, keys: Keys, start: str, size: int, majority: int) -> None:
         """``start``: what the names begin with."""
         self._keys, self._start = keys, start
-        self.pattern = keys.pattern(LEASES, start)
+        self.pattern = keys.pattern([LEASES], start)
         self.cursors: list[bytes | None] = [b"0"] * size
         self.failures: dict[int, Exception] = {}
         self._majority = majority

@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 import pytest
 import redis
@@ -15,7 +16,7 @@ import redis
 from django_distlock import LockBackendError, LockLost, State, __version__, lock, locks
 from django_distlock.backends.redis import pubsub
 from django_distlock.backends.redis.config import Location
-from django_distlock.backends.redis.operations import ACQUIRE, RELEASE, RENEW, Operations
+from django_distlock.backends.redis.operations import ACQUIRE, RELEASE, RENEW, RENEW_SLOT, Operations
 from django_distlock.types import Grant, LockInfo, Slot
 from django_distlock.utils.clock import safe_deadline
 from django_distlock.utils.wakeup import WakeEvent
@@ -99,6 +100,37 @@ class TestLostReplies:
             eventually(lambda: proxy.cuts == 2)
             time.sleep(1.5)
             lease.ensure_held()
+
+    @pytest.mark.parametrize("taken", [0, 1, 2])
+    def test_in_any_slot(self, proxied, proxy, calls, taken):
+        def slots():
+            return [info.slot for info in proxied.look(["name"])[0]]
+
+        with ExitStack() as stack:
+            for _ in range(taken):
+                stack.enter_context(lock("name", slots=3))
+            proxy.cut_reply(ACQUIRE.sha)
+            handle = lock("name", slots=3, ttl=5)
+            assert calls(handle).acquire() is True
+            assert (handle.lease.slot, slots()) == (taken + 1, [*range(1, taken + 2)])
+            proxy.cut_reply(RENEW_SLOT.sha if taken else RENEW.sha)
+            calls(handle.lease).renew(60)
+            assert handle.lease.remaining > 50
+            proxy.cut_reply(RELEASE.sha)
+            calls(handle).release()
+            assert proxy.cuts == 3
+            assert slots() == [*range(1, taken + 1)]
+
+    @pytest.mark.parametrize("taken", [0, 1, 2])
+    def test_a_slot_that_was_granted_unseen_is_given_back(self, proxied, proxy, calls, taken):
+        """S4: by who does not know which one."""
+        with ExitStack() as stack:
+            for _ in range(taken):
+                stack.enter_context(lock("name", slots=3))
+            proxy.cut_reply(ACQUIRE.sha, times=2)
+            with pytest.raises(LockBackendError):
+                calls(lock("name", slots=3, ttl=60)).acquire()
+            eventually(lambda: len(proxied.look(["name"])[0]) == taken)
 
     def test_twice_is_an_error_and_what_was_granted_unseen_is_given_back(self, proxied, proxy, calls, store):
         """S4: no lease that nobody knows of."""

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from django_distlock import LockBackendError, LockNotAcquired, lock, locks
 from django_distlock.backends.redis.codec import read_holder, read_lease
-from django_distlock.backends.redis.keys import ClusterKeys, Keys, Listing
+from django_distlock.backends.redis.keys import LEASES, OTHERS, ClusterKeys, Keys, Listing
 from django_distlock.backends.redlock.quorum import Observation
 from django_distlock.formats import FORMAT
 from django_distlock.types import Holder, LastRun
@@ -127,9 +127,10 @@ def test_any_values_on_the_nodes_of_a_quorum(values):
 @given(st.lists(st.binary(max_size=20)), st.sampled_from([Keys("lock"), ClusterKeys("lock", 64)]))
 def test_any_keys_are_listed_or_skipped(tails, keys):
     found = [tail for start in ("lock:", "lock:{7}:", "lock|r:") for tail in (start.encode() + each for each in tails)]
-    listing = Listing(keys, "", "")
-    for name in listing.new_names([b"0", found]):
-        name.encode()
+    listing = Listing(keys, [LEASES, OTHERS], "")
+    for names in listing.new_names([b"0", found]).values():
+        for name in names:
+            name.encode()
 
 
 @pytest.fixture(params=["redis", "redlock"])

@@ -64,7 +64,7 @@ class TestSlots:
         """The form that every version and every process must use alike."""
         keys = ClusterKeys("lock", 64)
         assert keys.of_lock("order:1") == (
-            "lock:{57}:order:1", "lock|q:{57}:order:1", "lock|x:{57}:order:1", "lock|f:{57}",
+            "lock:{57}:order:1", "lock|q:{57}:order:1", "lock|x:{57}:order:1", "lock|f:{57}", "lock|l:{57}:order:1",
         )  # fmt: skip
         assert len({keys.shard_of(f"order:{number}") for number in range(1000)}) == 64
 

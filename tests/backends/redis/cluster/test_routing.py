@@ -215,7 +215,7 @@ class TestMovingSlots:
         source = cluster.owner(slot)
         to = next(node for node in cluster.primaries if node is not source)
         eventually(lambda: not subscribed(cluster))  # those of tests before
-        _, _, retired, _ = locks["default"].keys.of_lock("name")
+        _, _, retired, *_ = locks["default"].keys.of_lock("name")
         source.client.zadd(retired, {"token": inf})  # somebody has given up: now all keys of the lock are there
         with lock("name") as lease:
             waiter = Waiter("name", "thread")
