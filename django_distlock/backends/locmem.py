@@ -15,7 +15,7 @@ from ..types import Grant, Holder, LastRun, LockInfo, LockRequest, Slot, lock_ke
 from ..utils.clock import clock, wall_clock, wall_clock_us
 from .base import RunsBackend
 from .common import state
-from .common.state import Attempt, Decision, microseconds
+from .common.state import Attempt, Decision, StoredLease, microseconds
 from .twins import ThreadedBackend
 
 T = TypeVar("T")
@@ -52,6 +52,7 @@ class LocMemBackend(ThreadedBackend, RunsBackend):
     supports_hosts = False
     supports_queue = True
     takes_callable_prefix = True
+    supports_slots = True
 
     def __init__(self, alias: str, settings: Mapping[str, Any]) -> None:
         super().__init__(alias, settings)
@@ -94,10 +95,17 @@ class LocMemBackend(ThreadedBackend, RunsBackend):
             sent_at, row = clock(), self._row(request.key)
             if queue:
                 self._requests[request.token] = request
-            attempt = Attempt(request.token, microseconds(request.ttl), request.holder.to_text(), queue)
-            if self._apply(request.key, row, state.acquire(row, attempt)):
-                return Grant(row.fence, sent_at)
-            return self._info(request.name, row, request.prefix)
+            attempt = Attempt(
+                request.token, microseconds(request.ttl), request.holder.to_text(), queue, slots=request.slots
+            )  # fmt: skip
+            decision = state.acquire(row, attempt)
+            lease, granted = decision.lease, self._apply(request.key, row, decision)
+            if lease is None:  # its rest is not over
+                lease = row.lease_of(request.token) or row.first_to_end
+            if granted:
+                request.slot = lease.slot
+                return Grant(lease.fence, sent_at, lease.slot)
+            return self._info(request.name, row, lease, request.prefix)
 
     def release(self, request: LockRequest, cooldown: float = 0.0, *, force: bool = False) -> bool:
         with self._exclusive() as is_exclusive:
@@ -117,14 +125,14 @@ class LocMemBackend(ThreadedBackend, RunsBackend):
         start = lock_key(own, prefix)
         keys = [key for key in list(self._rows) if key.startswith(start)]
         with self._guard:
-            rows = [(key, self._row(key)) for key in keys]
-        return iter([Slot(key[len(start) - len(prefix) :]) for key, row in rows if row.is_taken])
+            rows = [(key[len(start) - len(prefix) :], self._row(key)) for key in keys]
+            return iter([Slot(name, lease.slot) for name, row in rows for lease in row.live_leases])
 
     def look(self, names: Sequence[str]) -> list[list[LockInfo]]:
         prefix, keys = self.keyed(names)
         with self._guard:
             rows = [(name, self._row(key)) for name, key in zip(names, keys, strict=True)]
-            return [[self._info(name, row, prefix)] if row.is_taken else [] for name, row in rows]
+            return [[self._info(name, row, lease, prefix) for lease in row.live_leases] for name, row in rows]
 
     def count_waiters(self, names: Sequence[str]) -> list[int | None]:
         _, keys = self.keyed(names)
@@ -168,12 +176,13 @@ class LocMemBackend(ThreadedBackend, RunsBackend):
     def _apply(self, key: str, row: _Row, decision: Decision) -> bool:
         """Store the row while it says something, wake the waiter that is to look; whether the lock was granted."""
         self._last_fence = max(self._last_fence, row.fence)
-        if row.is_taken or row.waiters:
+        if row.live_leases or row.waiters:
             self._rows[key] = row
         else:
             self._rows.pop(key, None)
-        if decision.notify and (waiter := self._requests.get(decision.notify.token)):
-            waiter.event.set()
+        for told in decision.notify:
+            if waiter := self._requests.get(told.token):
+                waiter.event.set()
         if len(self._rows) > self._sweep_at:
             for each in [each for each in list(self._rows) if not self._says_something(self._row(each))]:
                 del self._rows[each]
@@ -182,12 +191,14 @@ class LocMemBackend(ThreadedBackend, RunsBackend):
 
     @staticmethod
     def _says_something(row: _Row) -> bool:
-        return row.is_taken or bool(row.live_waiters)
+        return bool(row.live_leases or row.live_waiters)
 
-    def _info(self, name: str, row: _Row, prefix: str) -> LockInfo:
-        holder = Holder.from_text(row.holder) if row.state != state.CLAIMED else None
-        remaining, resting = (row.expires - row.now) / 1e6, row.state == state.RESTING
-        return LockInfo(name, self.alias, holder, row.fence, remaining, resting=resting, token=row.token, prefix=prefix)
+    def _info(self, name: str, row: _Row, lease: StoredLease, prefix: str) -> LockInfo:
+        holder = Holder.from_text(lease.holder) if lease.state != state.CLAIMED else None
+        return LockInfo(
+            name, self.alias, holder, lease.fence, (lease.expires - row.now) / 1e6,
+            resting=lease.state == state.RESTING, token=lease.token, prefix=prefix, slot=lease.slot,
+        )  # fmt: skip
 
     def _run(self, name: str) -> _Run | None:
         run = self._runs.get(name)

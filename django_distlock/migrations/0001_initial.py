@@ -72,6 +72,7 @@ class Migration(migrations.Migration):
                 ("fence", models.BigIntegerField()),
                 ("expires", models.BigIntegerField()),
                 ("holder", models.TextField()),
+                ("others", models.TextField()),
                 ("waiters", models.TextField()),
                 ("retired", models.TextField()),
                 ("careful_until", models.BigIntegerField()),

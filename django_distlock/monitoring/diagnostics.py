@@ -11,6 +11,7 @@ CAPABILITIES = {
     "supports_hosts": "other hosts",
     "supports_queue": "first come, first served",
     "supports_wakeup": "waiters are woken",
+    "supports_slots": "at most n at once",
     "supports_failover": "a lost server takes no lock with it",
     "supports_transfer": "other processes go on with a lease",
     "supports_runs": "runs of beat",

@@ -1,5 +1,8 @@
 """The algorithm of a lock as pure functions on its row, without a store.
 
+A lock has as many leases at once as those who ask for it allow, each in a slot. Whoever names a number of slots counts
+all leases, whatever numbers their holders named, and takes the lowest slot that is free, if there are fewer.
+
 Each function changes the row it is given and returns the decision. A database then writes the change only if the row
 is still the one that was read (compare-and-swap), so that it holds no lock of its own between two statements, and a
 command that arrives late changes nothing. Local memory changes its rows one at a time.
@@ -9,8 +12,11 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, field, replace
+from itertools import count
 from math import ceil
+from operator import attrgetter
 
 from ...types import TOKEN_LENGTH
 from .timing import Timing
@@ -22,7 +28,8 @@ DIGITS = 16  # microseconds of Unix time, for another two hundred years
 INBOX_LENGTH = 12
 SLOTS_LENGTH = 4
 THREAD_LENGTH = 16  # 64 bits in hexadecimal
-RECORD_LENGTH = DIGITS + DIGITS + TOKEN_LENGTH + INBOX_LENGTH + SLOTS_LENGTH + THREAD_LENGTH
+SLOTS_AT = DIGITS + DIGITS + TOKEN_LENGTH + INBOX_LENGTH
+RECORD_LENGTH = SLOTS_AT + SLOTS_LENGTH + THREAD_LENGTH
 _RECORD = (
     f"([0-9]{{{DIGITS}}})([0-9]{{{DIGITS}}})(.{{{TOKEN_LENGTH}}})(.{{{INBOX_LENGTH}}})([0-9]{{{SLOTS_LENGTH}}})"
     f"(.{{{THREAD_LENGTH}}})"
@@ -50,35 +57,54 @@ class Waiter:
     thread: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class StoredLease:
+    """A lease as the store has it. ``expires``: a moment. ``holder``: of a claim the inbox of the waiter."""
+
+    slot: int
+    token: str
+    state: str
+    fence: int
+    expires: int
+    holder: str = ""
+
+
 @dataclass(slots=True)
 class Row:
-    """One lock. Moments are microseconds on the clock of the store; ``now`` is when the row was read."""
+    """One lock. Moments are microseconds on the clock of the store; ``now`` is when the row was read.
+
+    ``fence``: of the last grant. ``ended``: when the last lease in the first slot ended, where there is none now.
+    """
 
     now: int
     version: int = 0  # 0: there is no such row yet
-    token: str = ""
-    state: str = FREE
     fence: int = 0
-    expires: int = 0
-    holder: str = ""  # of a claim: the inbox of the waiter
+    leases: list[StoredLease] = field(default_factory=list)  # in the order of their slots
+    ended: int = 0
     waiters: list[Waiter] = field(default_factory=list)  # in the order of their places
     retired: dict[str, int] = field(default_factory=dict)  # token -> moment at which it is forgotten
     timing: Timing = field(default_factory=Timing, repr=False)
 
     @property
-    def is_taken(self) -> bool:
-        return self.state != FREE and self.expires > self.now
-
-    @property
     def careful_until(self) -> int:
-        """When the last waiter or retired token counts no more.
+        """When the last waiter, retired token, or lease in another slot than the first counts no more.
 
         Until then the fast path takes no free lock that has waiters.
         """
-        return max([0, *map(self._expiry_of, self.waiters), *self.retired.values()])
+        others = [lease.expires for lease in self.leases if lease.slot > 1]
+        return max([0, *map(self._expiry_of, self.waiters), *self.retired.values(), *others])
 
-    def is_held_by(self, token: str) -> bool:
-        return self.is_taken and self.token == token
+    @property
+    def live_leases(self) -> list[StoredLease]:
+        return [lease for lease in self.leases if lease.expires > self.now]
+
+    @property
+    def first_to_end(self) -> StoredLease:
+        """Of those that there are."""
+        return min(self.leases, key=attrgetter("expires"))
+
+    def lease_of(self, token: str) -> StoredLease | None:
+        return next((lease for lease in self.leases if lease.token == token), None)
 
     def _expiry_of(self, waiter: Waiter) -> int:
         return waiter.seen + microseconds(self.timing.waiter_expires_after)
@@ -92,6 +118,8 @@ class Row:
 
     def drop_expired(self) -> None:
         """A waiter that does not look any more loses its place, until it looks again."""
+        for lease in [lease for lease in self.leases if lease.expires <= self.now]:
+            self.end(lease)
         self.waiters = self.live_waiters
         self.retired = {token: expires for token, expires in self.retired.items() if expires > self.now}
 
@@ -108,41 +136,59 @@ class Row:
     def next_fence(self) -> int:
         return max(self.fence + 1, self.now)
 
-    def waiter_for_expiry(self) -> Waiter | None:
-        """The first in the queue if the lease ends before its next look: it must know, to look at that moment."""
-        is_soon = self.expires - self.now < microseconds(self.timing.look_interval)
-        return self.waiters[0] if self.waiters and is_soon else None
+    def waiters_for_expiry(self) -> list[Waiter]:
+        """The first in the queue if a lease ends before its next look: it must know, to look at that moment."""
+        soon = self.now + microseconds(self.timing.look_interval)
+        return self.waiters[:1] if self.leases and self.first_to_end.expires < soon else []
 
     def renew(self, token: str, ttl: int) -> bool:
         """Let it last ``ttl`` microseconds from now, never less than it had. False: the token does not hold it."""
-        if not self.is_held_by(token) or self.state != HELD:
+        lease = self.lease_of(token)
+        if lease is None or lease.state != HELD or lease.expires <= self.now:
             return False
-        self.expires = max(self.expires, self.now + ttl)
+        self.put(replace(lease, expires=max(lease.expires, self.now + ttl)))
         return True
 
-    def grant(self, token: str, state: str, ttl: int, holder: str = "") -> None:
-        """``ttl``: microseconds."""
-        self.dequeue(token)
-        self.token, self.state, self.holder = token, state, holder
-        self.fence = self.next_fence()
-        self.expires = self.now + ttl
+    def put(self, lease: StoredLease) -> None:
+        """Into its slot, in the place of what is there."""
+        others = (one for one in self.leases if one.slot != lease.slot)
+        self.leases = sorted([*others, lease], key=attrgetter("slot"))
 
-    def hand_over(self) -> Waiter | None:
-        """Grant the lock to the first in the queue, and return it, to be notified; without a queue free the lock."""
-        if self.waiters:
+    def grant(self, token: str, state: str, ttl: int, holder: str = "") -> StoredLease:
+        """In the lowest slot that is free. ``ttl``: microseconds."""
+        self.dequeue(token)
+        self.fence = self.next_fence()
+        taken = {lease.slot for lease in self.leases}
+        slot = next(slot for slot in count(1) if slot not in taken)
+        lease = StoredLease(slot, token, state, self.fence, self.now + ttl, holder)
+        self.put(lease)
+        return lease
+
+    def end(self, lease: StoredLease) -> None:
+        self.leases = [one for one in self.leases if one is not lease]
+        if lease.slot == 1:
+            self.ended = min(lease.expires, self.now)
+
+    def hand_over(self, *, until: str = "") -> list[Waiter]:
+        """Grant what is free to the waiters, in their order, and return them, to be notified.
+
+        The first of them for whom too many slots are taken, by its own number, waits on, and all behind it. So does
+        the waiter of the token ``until``.
+        """
+        handed = []
+        while self.waiters and len(self.leases) < self.waiters[0].slots and self.waiters[0].token != until:
             first = self.waiters[0]
             self.grant(first.token, CLAIMED, microseconds(self.timing.grant_ttl), first.inbox)
-            return first
-        self.token, self.state, self.holder = "", FREE, ""
-        self.expires = min(self.expires, self.now)
-        return None
+            handed.append(first)
+        return handed
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
     """An attempt to acquire.
 
-    ``ttl``: microseconds. ``queue``: wait if the lock is busy. ``place``: the one that the waiter had, or 0.
+    ``ttl``: microseconds. ``queue``: wait if the lock is busy. ``place``: the one that the waiter had, or 0. ``slots``:
+    how many leases the lock may have, with this one.
     """
 
     token: str
@@ -151,69 +197,78 @@ class Attempt:
     queue: bool
     place: int = 0
     inbox: str = ""
+    slots: int = 1
+
+    def waiter(self, place: int, now: int) -> Waiter:
+        return Waiter(place, self.token, self.inbox, now, self.slots)
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The answer to a request. ``notify``: the waiter that is to look now. ``place``: the one that the request has now.
+    """The answer to a request. ``notify``: the waiters that are to look now. ``place``: the one that it has now.
 
-    ``is_retired``: the token gets nothing more.
+    ``lease``: of an attempt, the one that was granted, or that ends first of those in the way. None: the token is
+    retired, and gets nothing more.
     """
 
     granted: bool
-    notify: Waiter | None = None
+    notify: Sequence[Waiter] = ()
+    lease: StoredLease | None = None
     place: int = 0
     is_first: bool = False
-    is_retired: bool = False
 
 
 def acquire(row: Row, attempt: Attempt) -> Decision:
     row.drop_expired()
     token = attempt.token
-    if token in row.retired or (row.is_held_by(token) and row.state == RESTING):
-        return Decision(False, is_retired=True)
-    if row.is_held_by(token):
-        if row.state == CLAIMED:
-            row.expires = row.now + attempt.ttl  # also where it was kept for longer until it was taken
-        row.state, row.holder = HELD, attempt.holder
-        row.renew(token, attempt.ttl)
+    mine = row.lease_of(token)
+    if token in row.retired or (mine and mine.state == RESTING):
+        return Decision(False)
+    if mine:
+        kept_until = mine.expires if mine.state == HELD else 0  # a claim is kept for its waiter, and not for its TTL
+        expires = max(kept_until, row.now + attempt.ttl)
+        row.put(mine := replace(mine, state=HELD, holder=attempt.holder, expires=expires))
         row.dequeue(token)
-        return Decision(True, row.waiter_for_expiry())
-    notify = None
-    if not row.is_taken:
-        if attempt.place:
-            row.enqueue(Waiter(attempt.place, token, attempt.inbox, row.now))
-        if not row.waiters or row.waiters[0].token == token:
-            row.grant(token, HELD, attempt.ttl, attempt.holder)
-            return Decision(True, row.waiter_for_expiry())
-        notify = row.hand_over()
-    if not attempt.queue:
+        return Decision(True, row.waiters_for_expiry(), mine)
+    if attempt.place:
+        row.enqueue(attempt.waiter(attempt.place, row.now))
+    notify = row.hand_over(until=token)  # whoever finds slots free hands them to those who stand before it
+    is_turn = not row.waiters or row.waiters[0].token == token
+    if is_turn and len(row.leases) < attempt.slots:
+        mine = row.grant(token, HELD, attempt.ttl, attempt.holder)
+        notify += row.hand_over()
+        return Decision(True, notify + row.waiters_for_expiry(), mine)
+    place = 0
+    if attempt.queue:
+        there = next((waiter.place for waiter in row.waiters if waiter.token == token), 0)
+        place = attempt.place or there or row.next_place()
+        row.enqueue(attempt.waiter(place, row.now))
+    else:
         row.dequeue(token)
-        return Decision(False, notify or row.waiter_for_expiry())
-    mine = next((waiter.place for waiter in row.waiters if waiter.token == token), 0)
-    place = attempt.place or mine or row.next_place()
-    row.enqueue(Waiter(place, token, attempt.inbox, row.now))
-    return Decision(False, notify, place, is_first=row.waiters[0].token == token)
+        notify += row.hand_over()
+    is_first = bool(row.waiters) and row.waiters[0].token == token
+    if not is_first and (notify or not attempt.queue):  # the first knows already, unless it is that only now
+        notify += row.waiters_for_expiry()
+    return Decision(False, notify, row.first_to_end, place, is_first)
 
 
 def release(row: Row, token: str, cooldown: int = 0, retire: int = 0, force: bool = False) -> Decision:
     """End a lease, give a grant back or leave the queue. The decision is ``granted`` if the token held the lock.
 
-    ``cooldown``: microseconds for which the lock stays taken. ``retire``: microseconds for which the token gets
-    nothing, because a command that carries it may still arrive. ``force``: free the lock even in its cooldown.
+    ``cooldown``: microseconds for which the slot stays taken. ``retire``: microseconds for which the token gets
+    nothing, because a command that carries it may still arrive. ``force``: free the slot even in its cooldown.
     """
     row.drop_expired()
     row.dequeue(token)
     if retire:
         row.retired[token] = row.now + retire
-    if not row.is_held_by(token):
-        return Decision(False, row.waiter_for_expiry())
-    if row.state == RESTING and not force:
-        return Decision(True)
-    if cooldown and row.state == HELD:
-        row.state, row.expires = RESTING, row.now + cooldown
-        return Decision(True, row.waiter_for_expiry())
-    return Decision(True, row.hand_over())
+    mine = row.lease_of(token)
+    if mine and cooldown and mine.state == HELD:
+        row.put(replace(mine, state=RESTING, expires=row.now + cooldown))
+    elif mine and (mine.state != RESTING or force):
+        row.end(mine)
+    notify = row.hand_over()
+    return Decision(mine is not None, notify + row.waiters_for_expiry())
 
 
 def waiters_to_text(waiters: list[Waiter]) -> str:
@@ -242,6 +297,24 @@ def _waiter(record: str) -> Waiter:
         raise ValueError(f"not a waiter: {record!r}")
     place, seen, token, inbox, slots, thread = found.groups()
     return Waiter(int(place), token.rstrip(), inbox.rstrip(), int(seen), int(slots), thread.rstrip())
+
+
+def leases_to_text(leases: Sequence[StoredLease]) -> str:
+    return json.dumps([astuple(lease) for lease in leases], separators=(",", ":")) if leases else ""
+
+
+def leases_from_text(text: str) -> list[StoredLease]:
+    """Raises ValueError for a text that ``leases_to_text`` did not write."""
+    try:
+        leases = [StoredLease(*fields) for fields in (json.loads(text) if text else [])]
+    except (RecursionError, TypeError):
+        raise ValueError(f"not leases: {text[:80]!r}") from None
+    for lease in leases:
+        are_numbers = all(type(one) is int and 0 <= one < 2**63 for one in (lease.slot, lease.fence, lease.expires))
+        are_texts = all(isinstance(one, str) for one in (lease.token, lease.holder))
+        if not (are_numbers and are_texts and lease.slot and lease.state in (HELD, CLAIMED, RESTING)):
+            raise ValueError(f"not leases: {text[:80]!r}")
+    return leases
 
 
 def retired_to_text(retired: dict[str, int]) -> str:

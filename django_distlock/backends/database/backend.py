@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import groupby
 from math import inf
@@ -14,13 +14,12 @@ from django.core.checks import CheckMessage
 from django.db import connections
 
 from ...exceptions import InvalidLockName, LockBackendError
-from ...formats import NUMBER
 from ...models import LONGEST_KEY
 from ...types import Grant, Holder, LastRun, LockInfo, LockRequest, Slot
 from ...utils.events import about_event
 from ..base import STEP, RunsBackend, named
 from ..common.attempts import InDoubt
-from ..common.state import CLAIMED, DIGITS, HELD, RESTING, Attempt, microseconds
+from ..common.state import CLAIMED, DIGITS, RESTING, Attempt, Row, StoredLease, microseconds
 from ..twins import ThreadedBackend
 from .app import check_app
 from .calls import Calls
@@ -32,7 +31,7 @@ from .notify import PostgresListener, can_listen
 from .operations import Operations
 from .polling import PollBackoff
 from .runs import Runs
-from .sql import QueuePosition, Statements, misread, newer_row, unreadable_row
+from .sql import QueuePosition, Statements, newer_row, unreadable_row
 from .sqlite import TemporaryFile, is_in_memory, own_file
 
 logger = logging.getLogger("django_distlock")
@@ -50,6 +49,7 @@ class DatabaseBackend(ThreadedBackend, RunsBackend):
     """
 
     supports_queue = True
+    supports_slots = True
     takes_callable_prefix = True
     batch_size = STEP  # rows of one statement
 
@@ -129,18 +129,22 @@ class DatabaseBackend(ThreadedBackend, RunsBackend):
         if queue:
             self._expect(request)
         place, inbox = int(request.place or 0), request.inbox
-        attempt = Attempt(request.token, microseconds(request.ttl), request.holder.to_text(), queue, place, inbox)
+        attempt = Attempt(
+            request.token, microseconds(request.ttl), request.holder.to_text(), queue, place, inbox, request.slots
+        )  # fmt: skip
         result, sent_at = self._operations.acquire(connection, self._row_of(request), attempt)
         if result.granted:
             self._forget(request)
-            return Grant(result.fence, sent_at)
+            request.slot = result.slot
+            return Grant(result.fence, sent_at, result.slot)
         request.place = f"{result.place:0{DIGITS}}" if result.place else ""
         if not result.place:
             self._forget(request)
             request.inbox = ""
         # Only the first in the queue needs to know when the lease ends.
         remaining = inf if queue and not result.is_first else result.remaining
-        info = self._info(request.name, result.token, result.state, result.fence, remaining, result.holder)
+        lease = StoredLease(result.slot, result.token, result.state, result.fence, 0, result.holder)
+        info = self._info(request.name, lease, remaining)
         return info._replace(prefix=request.prefix) if request.prefix else info
 
     def release(self, request: LockRequest, cooldown: float = 0.0, *, force: bool = False) -> bool:
@@ -224,12 +228,20 @@ class DatabaseBackend(ThreadedBackend, RunsBackend):
     def renew(self, wanted: Sequence[tuple[LockRequest, float]], *, timeout: float | None = None) -> list[bool | None]:
         held: set[str] = set()
         newer: set[bytes] = set()
-        by_ttl = sorted(wanted, key=lambda one: one[1])
+        by_ttl = sorted((one for one in wanted if one[0].slot == 1), key=lambda one: one[1])
         for ttl, leases in groupby(by_ttl, key=lambda one: one[1]):
             for batch in self._batches([(self._row_of(request), request.token) for request, _ in leases]):
                 held |= self._run(partial(self._sql.renew, leases=batch, ttl=microseconds(ttl)), timeout)
                 if others := [key for key, token in batch if token not in held]:
                     newer |= self._run(partial(self._sql.newer, names=others), timeout)
+        by_row: dict[bytes, list[tuple[str, int]]] = {}
+        for request, ttl in wanted:
+            if request.slot > 1:
+                by_row.setdefault(self._row_of(request), []).append((request.token, microseconds(ttl)))
+        for keys in self._batches(list(by_row)):
+            newer |= self._run(partial(self._sql.newer, names=keys), timeout)
+        for key in sorted(by_row.keys() - newer):
+            held |= self._run(partial(self._operations.renew, name=key, leases=by_row[key]), timeout)
         renewed = [self._is_renewed(request, held, newer) for request, _ in wanted]
         if newer and all(still_held is None for still_held in renewed):
             raise final(newer_row(min(newer)))
@@ -246,19 +258,20 @@ class DatabaseBackend(ThreadedBackend, RunsBackend):
     def slots(self, prefix: str = "") -> Iterator[Slot]:
         own = self.prefix_now() or self.prefix
         begin, last = self._row_key(own, prefix), b""
-        while found := self._run(partial(self._sql.names, prefix=begin, after=last, limit=self.batch_size)):
-            last = found[-1]
-            yield from map(Slot, self._names(own, found))
+        while found := self._run(partial(self._sql.slots, prefix=begin, after=last, limit=self.batch_size)):
+            last = found[-1][0]
+            for key, numbers in found:
+                if (name := _readable_name(own, key)) is not None:
+                    yield from (Slot(name, number) for number in numbers)
 
     def look(self, names: Sequence[str]) -> list[list[LockInfo]]:
         prefix = self.prefix_now()
         keys = self._row_keys(prefix, names)
-        found: dict[bytes, Any] = {}
+        found: dict[bytes, Row] = {}
         for batch in self._batches(keys):
             found |= self._run(partial(self._sql.look, names=batch))
-        seen = [(name, key, found.get(key)) for name, key in zip(names, keys, strict=True)]
-        infos = [self._info_of(name, key, about) if about else None for name, key, about in seen]
-        return named([[info] if info else [] for info in infos], names, prefix)
+        rows = [(name, found.get(key)) for name, key in zip(names, keys, strict=True)]
+        return named([self._infos(name, row) if row else [] for name, row in rows], names, prefix)
 
     def count_waiters(self, names: Sequence[str]) -> list[int | None]:
         """How many processes wait for each lock."""
@@ -347,37 +360,33 @@ class DatabaseBackend(ThreadedBackend, RunsBackend):
             raise InvalidLockName(f"The name {name!r:.80} takes {len(key)} bytes; the table has room for {LONGEST_KEY}")
         return key
 
-    def _names(self, prefix: str, keys: Iterable[bytes]) -> Iterator[str]:
-        for key in keys:
-            try:
-                yield _name(prefix, key)
-            except UnicodeDecodeError:
-                logger.error("%s", unreadable_row(key), extra=about_event("unreadable", alias=self.alias))
+    def _infos(self, name: str, row: Row) -> list[LockInfo]:
+        return [self._info(name, lease, lease.expires - row.now) for lease in row.live_leases]
 
-    def _info_of(self, name: str, key: bytes, about: Sequence[Any]) -> LockInfo | None:
-        """None where the row cannot be read."""
-        written_in, token, state, fence, remaining, holder = about
-        is_known = written_in == NUMBER and state in (HELD, CLAIMED, RESTING)
-        if is_known and type(fence) is int and type(remaining) is int:
-            return self._info(name, str(token), state, fence, remaining, str(holder))
-        logger.error("%s", misread(key, written_in), extra=about_event("unreadable", alias=self.alias, name=name))
-        return None
-
-    def _info(self, name: str, token: str, state: str, fence: int, remaining: float, holder: str) -> LockInfo:
+    def _info(self, name: str, lease: StoredLease, remaining: float) -> LockInfo:
         """``remaining``: microseconds."""
         return LockInfo(
             name,
             self.alias,
-            None if state == CLAIMED else _holder(holder),
-            fence,
+            None if lease.state == CLAIMED else _holder(lease.holder),
+            lease.fence,
             max(0.0, remaining / 1e6),
-            resting=state == RESTING,
-            token=token,
+            resting=lease.state == RESTING,
+            token=lease.token,
+            slot=lease.slot,
         )
 
 
 def _name(prefix: str, key: bytes) -> str:
     return key.decode()[len(prefix) + 1 :]
+
+
+def _readable_name(prefix: str, key: bytes) -> str | None:
+    try:
+        return _name(prefix, key)
+    except UnicodeDecodeError:
+        logger.error("%s", unreadable_row(key), extra=about_event("unreadable"))
+        return None
 
 
 def _holder(text: str) -> Holder | None:

@@ -1,7 +1,8 @@
 """The fast path: to acquire and release a lock in one statement, where the database has RETURNING.
 
-A statement does nothing where more counts than the token, the expiry and the queue of the row, or where a newer version
-wrote it: then the algorithm of ``common.state`` decides, by compare-and-swap.
+A statement does nothing where more counts than the token, the expiry and the queue of the row, as where the lock has
+leases in other slots than the first, or where a newer version wrote it: then the algorithm of ``common.state`` decides,
+by compare-and-swap.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from ..common.state import (
     INBOX_LENGTH,
     RECORD_LENGTH,
     RECORDS,
+    SLOTS_AT,
+    SLOTS_LENGTH,
     Attempt,
     end_of_record,
     microseconds,
@@ -34,7 +37,7 @@ ASYNCHRONOUS = "set_config('synchronous_commit', 'off', true)"
 
 
 class AcquireResult(NamedTuple):
-    """The lock after an attempt. ``remaining``: microseconds; ``place``: 0 for none."""
+    """The lease that was granted, or is in the way. ``remaining``: microseconds; ``place``: 0 for none."""
 
     granted: bool
     fence: int
@@ -44,6 +47,7 @@ class AcquireResult(NamedTuple):
     holder: str
     place: int = 0
     is_first: bool = False
+    slot: int = 1
 
 
 def has_returning(vendor: str) -> bool:
@@ -93,8 +97,9 @@ class FastPath:
                 for column, value in changes.items()
             }
             is_new = f"own.token <> excluded.token AND {self._strpos}(own.waiters, excluded.token) = 0"
-            condition = f"CASE WHEN {is_free} THEN {living} = '' ELSE {is_new} END"
-        condition += f" AND {self._strpos}(own.retired, excluded.token) = 0 AND own.format = {NUMBER}"
+            condition = f"CASE WHEN {is_free} THEN {living} = '' ELSE {is_new} AND {_wants_one('own.waiters', 0)} END"
+        condition += f" AND {self._strpos}(own.retired, excluded.token) = 0 AND own.others = ''"
+        condition += f" AND own.format = {NUMBER}"
         return self._updating(_assigned({"version": version, **changes}), condition)
 
     def _updating(self, assigned: str, condition: str) -> str:
@@ -102,7 +107,7 @@ class FastPath:
         if self._has_one_writer:
             return (
                 f"INSERT INTO {TABLE} AS own ({COLUMNS})"
-                f" VALUES (%s, {NUMBER}, {self._now}, %s, '{HELD}', {self._now}, {self._now} + %s, %s, '', '', 0)"
+                f" VALUES (%s, {NUMBER}, {self._now}, %s, '{HELD}', {self._now}, {self._now} + %s, %s, '', '', '', 0)"
                 f" ON CONFLICT (name) DO UPDATE SET {assigned} WHERE {condition}"
                 f" RETURNING {found.replace('own.', '')}"
             )
@@ -128,7 +133,7 @@ class FastPath:
         }
         return (
             f"UPDATE {TABLE} SET {_assigned(changes)} WHERE name = %s AND token = %s"
-            f" AND state IN ('{HELD}', '{CLAIMED}') AND expires > {self._now} AND format = {NUMBER}"
+            f" AND state IN ('{HELD}', '{CLAIMED}') AND expires > {self._now} AND others = '' AND format = {NUMBER}"
             f" RETURNING fence, token, state, expires - {self._now}, holder, waiters"
         )
 
@@ -143,7 +148,8 @@ class FastPath:
         }
         return (
             f"UPDATE {TABLE} SET {_assigned(changes)} WHERE name = %s AND {found} > 0"
-            f" AND state <> '{FREE}' AND expires > {self._now} AND format = {NUMBER}"
+            f" AND state <> '{FREE}' AND expires > {self._now} AND {_wants_one('waiters', 0)} AND others = ''"
+            f" AND format = {NUMBER}"
             f" RETURNING fence, token, state, expires - {self._now}, holder, waiters"
             f"{'' if self._has_one_writer else f', {ASYNCHRONOUS}'}"
         )
@@ -167,7 +173,8 @@ class FastPath:
         released = (
             f"UPDATE {TABLE} SET {_assigned(changes)}"
             f" WHERE name = %s AND token = %s AND state = '{HELD}' AND expires > {now}"
-            f" AND (waiters = '' OR {seen} > CAST({now} - %s AS text)) AND format = {NUMBER}"
+            f" AND (waiters = '' OR {seen} > CAST({now} - %s AS text)) AND {_wants_one('waiters', 1)} AND others = ''"
+            f" AND format = {NUMBER}"
         )
         if not self._notifies:
             return f"{released} RETURNING 1"
@@ -177,14 +184,15 @@ class FastPath:
 
     def acquire(self, connection: Any, name: bytes, attempt: Attempt) -> AcquireResult | None:
         """Grant the lock to the attempt, or let it wait. Repeatable. None: nothing was done."""
-        token = attempt.token
+        token, may_wait = attempt.token, attempt.queue and attempt.slots == 1  # where the first slot is taken
         if attempt.queue and attempt.place:
             found = self._confirm.fetch_one(connection, [attempt.ttl, attempt.holder, name, token])
-            found = found or self._refresh.fetch_one(connection, [token, token, self._waiter_ttl, name, token])
+            if may_wait:
+                found = found or self._refresh.fetch_one(connection, [token, token, self._waiter_ttl, name, token])
         else:
             row: list[Any] = [name, token, attempt.ttl, attempt.holder]
-            waiter = [end_of_record(attempt.inbox), self._waiter_ttl] if attempt.queue else []
-            taking = self._join if attempt.queue else self._take
+            waiter = [end_of_record(attempt.inbox), self._waiter_ttl] if may_wait else []
+            taking = self._join if may_wait else self._take
             # In the order in which they stand there
             found = taking.fetch_one(connection, [*row, *waiter] if self._has_one_writer else [*waiter, *row])
         if found is None:
@@ -206,6 +214,15 @@ class FastPath:
         """Free the lock or hand it over. False: nothing was done."""
         grant_ttl = microseconds(self._timing.grant_ttl)
         return self._release.fetch_one(connection, [grant_ttl, name, token, self._waiter_ttl]) is not None
+
+
+def _wants_one(waiters: str, index: int) -> str:
+    """Whether the waiter at that index of the queue, if there is one, wants the lock alone.
+
+    One that wants more, and stands behind one that died, takes its slot at its next look.
+    """
+    slots_at = index * RECORD_LENGTH + SLOTS_AT + 1
+    return f"substr({waiters}, {slots_at}, {SLOTS_LENGTH}) IN ('', '{1:0{SLOTS_LENGTH}}')"
 
 
 def _assigned(changes: Mapping[str, str]) -> str:

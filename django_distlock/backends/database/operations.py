@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -36,12 +36,12 @@ class Operations:
         row, decision, sent_at = self._compare_and_swap(
             connection, name, lambda row: state.acquire(row, attempt), self._timing.retry_pause_longest
         )
-        if decision.is_retired:
+        lease = decision.lease
+        if lease is None:
             raise LockBackendError(f"The request for {name.decode()!r} was given back before it was answered.")
-        remaining = row.expires - row.now
-        place, is_first = decision.place, decision.is_first
+        remaining, place = lease.expires - row.now, (decision.place, decision.is_first)
         result = AcquireResult(
-            decision.granted, row.fence, row.token, row.state, remaining, row.holder, place, is_first
+            decision.granted, lease.fence, lease.token, lease.state, remaining, lease.holder, *place, lease.slot
         )  # fmt: skip
         return result, sent_at
 
@@ -55,6 +55,18 @@ class Operations:
             connection, name, lambda row: state.release(row, token, cooldown, retire, force), 0.0
         )
         return decision.granted
+
+    def renew(self, connection: Any, name: bytes, leases: Sequence[tuple[str, int]]) -> set[str]:
+        """Of leases in any slots, by token, with the microseconds that each is to last at least. Those that stand."""
+        renewed: set[str] = set()
+
+        def decide(row: Row) -> Decision:
+            renewed.clear()
+            renewed.update(token for token, ttl in leases if row.renew(token, ttl))
+            return Decision(bool(renewed))
+
+        self._compare_and_swap(connection, name, decide, 0.0)
+        return renewed
 
     def _compare_and_swap(
         self, connection: Any, name: bytes, decide: Callable[[Row], Decision], longest_pause: float

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ...formats import LARGEST, NEWER, NUMBER, is_newer_number
 from ...models import DatabaseLock
 from ...utils.events import about_event
 from ..common.state import (
+    CLAIMED,
     FREE,
     HELD,
     RECORD_LENGTH,
+    RESTING,
     Row,
+    StoredLease,
     Waiter,
+    leases_from_text,
+    leases_to_text,
     retired_from_text,
     retired_to_text,
     waiters_from_text,
@@ -61,8 +66,9 @@ class Pruning:
 logger = logging.getLogger("django_distlock")
 
 TABLE = DatabaseLock._meta.db_table
+STATES = (HELD, CLAIMED, RESTING, FREE)
 CHANNEL = "distlock_"  # and the inbox of the waiter
-COLUMNS = "name, format, version, token, state, fence, expires, holder, waiters, retired, careful_until"
+COLUMNS = "name, format, version, token, state, fence, expires, holder, others, waiters, retired, careful_until"
 
 # Microseconds of Unix time at this moment; now() of PostgreSQL would be when the transaction began, and MySQL's
 # local time repeats an hour each autumn. SQLite gets the function from the connection.
@@ -95,13 +101,13 @@ class Statements:
         self._has_returning = has_returning
         self._notifies = vendor == "postgresql"
         self._read = Statement(
-            f"SELECT {now}, format, version, token, state, fence, expires, holder, waiters, retired, careful_until"
-            f" FROM (SELECT 1 AS one) AS always LEFT JOIN {TABLE} ON name = %s"
+            f"SELECT {now}, format, version, token, state, fence, expires, holder, others, waiters, retired,"
+            f" careful_until FROM (SELECT 1 AS one) AS always LEFT JOIN {TABLE} ON name = %s"
         )
         self._insert = insert_unless_there(vendor, TABLE, COLUMNS, placeholders(COLUMNS.split(", ")))
         self._replace = (
             f"UPDATE {TABLE} SET format = {NUMBER}, version = %s, token = %s, state = %s, fence = %s, expires = %s,"
-            " holder = %s, waiters = %s, retired = %s, careful_until = %s WHERE name = %s AND version = %s"
+            " holder = %s, others = %s, waiters = %s, retired = %s, careful_until = %s WHERE name = %s AND version = %s"
         )
         self._renew = (
             f"UPDATE {TABLE} SET version = version + 1, expires = {greatest}(expires, {now} + %s)"
@@ -118,15 +124,16 @@ class Statements:
         )
         found = f"{'strpos' if vendor == 'postgresql' else 'instr'}(waiters, %s)"
         self._position = Statement(
-            f"SELECT token, expires <= {now} OR format <> {NUMBER}, fence, {found} FROM {TABLE} WHERE name = %s"
+            f"SELECT token, others, expires <= {now} OR format <> {NUMBER}, fence, {found} FROM {TABLE} WHERE name = %s"
         )
-        self._names = (
-            f"SELECT name FROM {TABLE} WHERE name >= %s AND name > %s AND name < %s AND expires > {now}"
-            f" AND state <> '{FREE}' ORDER BY name LIMIT %s"
+        is_locked = f"((expires > {now} AND state <> '{FREE}') OR (others <> '' AND careful_until > {now}))"
+        self._slots = (
+            f"SELECT name, {now}, expires, state, others FROM {TABLE}"
+            f" WHERE name >= %s AND name > %s AND name < %s AND {is_locked} ORDER BY name LIMIT %s"
         )
         self._look = (
-            f"SELECT name, format, token, state, fence, expires - {now}, holder FROM {TABLE} WHERE name IN ({{many}})"
-            f" AND expires > {now} AND state <> '{FREE}'"
+            f"SELECT name, format, {now}, token, state, fence, expires, holder, others FROM {TABLE}"
+            f" WHERE name IN ({{many}}) AND {is_locked}"
         )
         self._waiters = (
             f"SELECT name, format, waiters, {now} FROM {TABLE} WHERE name IN ({{many}}) AND waiters <> ''"
@@ -140,7 +147,7 @@ class Statements:
     def read(self, connection: Any, name: bytes) -> Row:
         found = self._read.fetch_one(connection, [name])
         assert found
-        now, written_in, version, token, state, fence, expires, holder, waiters, retired, careful_until = found
+        now, written_in, version, token, state, fence, expires, holder, others, waiters, retired, careful_until = found
         if version is None:
             return Row(int(now), timing=self._timing)
         # SQLite keeps anything in any column
@@ -152,25 +159,28 @@ class Statements:
         try:
             if not are_numbers or written_in != NUMBER:
                 raise ValueError("not numbers")
+            leases = leases_of(token, state, fence, expires, holder, others)
             queue, retired_tokens = waiters_from_text(waiters), retired_from_text(retired)
         except (TypeError, ValueError) as error:
             raise final(unreadable_row(name)) from error
-        return Row(int(now), version, token, state, fence, expires, holder, queue, retired_tokens, self._timing)
+        return Row(int(now), version, fence, leases, expires, queue, retired_tokens, self._timing)
 
-    def write(self, connection: Any, name: bytes, row: Row, notify: Waiter | None = None) -> bool:
-        """False if the row has changed since it was read. ``notify``: the waiter that is notified of the change."""
+    def write(self, connection: Any, name: bytes, row: Row, notify: Sequence[Waiter] = ()) -> bool:
+        """False if the row has changed since it was read. ``notify``: the waiters that are notified of the change."""
         binary = connection.Database.Binary(name)
         version = max(row.version + 1, row.now)
-        changed = [row.token, row.state, row.fence, row.expires, row.holder]
+        changed = [*_columns_of_leases(row)]
         changed += [waiters_to_text(row.waiters), retired_to_text(row.retired), row.careful_until]
         with connection.cursor() as cursor:
             if not row.version:
                 cursor.execute(self._insert, [binary, NUMBER, version, *changed])
             elif notify and self._notifies:
                 # In one statement: a change that is not made notifies nobody.
+                told = [text for waiter in notify for text in (CHANNEL + waiter.inbox, waiter.token)]
+                calls = ", ".join(["pg_notify(%s, %s)"] * len(notify))
                 cursor.execute(
-                    f"WITH changed AS ({self._replace} RETURNING 1) SELECT pg_notify(%s, %s) FROM changed",
-                    [version, *changed, binary, row.version, CHANNEL + notify.inbox, notify.token],
+                    f"WITH changed AS ({self._replace} RETURNING 1) SELECT {calls} FROM changed",
+                    [version, *changed, binary, row.version, *told],
                 )
             else:
                 cursor.execute(self._replace, [version, *changed, binary, row.version])
@@ -178,10 +188,14 @@ class Statements:
 
     def position(self, connection: Any, name: bytes, token: str) -> QueuePosition:
         found = self._position.fetch_one(connection, [token, name])
-        if found is None or found[0] == token or found[1] or not found[3]:
+        if found is None:
+            return QueuePosition(True)
+        holding, others, is_free, fence, place = found
+        # Who stands first knows when a lease in another slot ends, and looks then.
+        if holding == token or token in others or (is_free and not others) or not place:
             return QueuePosition(True)
         try:
-            return QueuePosition(False, int(found[2]), found[3] // RECORD_LENGTH)
+            return QueuePosition(False, int(fence), place // RECORD_LENGTH)
         except (TypeError, ValueError) as error:
             raise final(unreadable_row(name)) from error
 
@@ -208,20 +222,20 @@ class Statements:
             )
             return {bytes(name) for (name,) in cursor.fetchall()}
 
-    def names(self, connection: Any, prefix: bytes, after: bytes, limit: int) -> list[bytes]:
-        """Names that are locked now and begin with ``prefix``, in order, after the key ``after``."""
+    def slots(self, connection: Any, prefix: bytes, after: bytes, limit: int) -> list[tuple[bytes, list[int]]]:
+        """The slots that are taken of locks whose names begin with ``prefix``, in order, after the key ``after``."""
         bounds = map(connection.Database.Binary, (prefix, after, end_of(prefix)))
         with connection.cursor() as cursor:
-            cursor.execute(self._names, [*bounds, limit])
-            return [bytes(name) for (name,) in cursor.fetchall()]
+            cursor.execute(self._slots, [*bounds, limit])
+            return [(bytes(name), _taken(bytes(name), *about)) for name, *about in cursor.fetchall()]
 
-    def look(self, connection: Any, names: Sequence[bytes]) -> dict[bytes, tuple[int, str, str, int, int, str]]:
-        """Format, token, state, fencing number, microseconds left and holder of each that is locked."""
+    def look(self, connection: Any, names: Sequence[bytes]) -> dict[bytes, Row]:
+        """The leases of each that is locked; of one that cannot be read, none, and an error in the log."""
         with connection.cursor() as cursor:
             cursor.execute(
                 self._look.format(many=placeholders(names)), [connection.Database.Binary(name) for name in names]
             )
-            return {bytes(name): tuple(about) for name, *about in cursor.fetchall()}
+            return {bytes(name): _row_of_leases(bytes(name), *about) for name, *about in cursor.fetchall()}
 
     def count_waiters(self, connection: Any, names: Sequence[bytes]) -> dict[bytes, int | None]:
         """How many wait for each; None where that cannot be read."""
@@ -240,6 +254,54 @@ class Statements:
         except (TypeError, ValueError):
             logger.error("%s", unreadable_row(name), extra=about_event("unreadable"))
             return None
+
+
+def leases_of(token: str, state: str, fence: int, expires: int, holder: str, others: str) -> list[StoredLease]:
+    """Of the columns of a row: the lease in the first slot is in columns of its own.
+
+    Its number is that of the last grant, unless ``others`` says another one. Raises ValueError.
+    """
+    leases = leases_from_text(others)
+    first = next((lease for lease in leases if lease.slot == 1), None)
+    if state == FREE:
+        return [lease for lease in leases if lease is not first]
+    number = first.fence if first else fence
+    lease = StoredLease(1, str(token), state, number, expires, str(holder))
+    return [lease, *(lease for lease in leases if lease is not first)]
+
+
+def _columns_of_leases(row: Row) -> Iterator[Any]:
+    """Token, state, number, end and holder of that in the first slot, and the others."""
+    first = next((lease for lease in row.leases if lease.slot == 1), None)
+    others = [lease for lease in row.leases if lease is not first]
+    if first and first.fence != row.fence:
+        others.insert(0, StoredLease(1, "", first.state, first.fence, 0))
+    yield from (first.token, first.state) if first else ("", FREE)
+    yield row.fence
+    yield from (first.expires, first.holder) if first else (row.ended, "")
+    yield leases_to_text(others)
+
+
+def _row_of_leases(name: bytes, written_in: object, now: int, *columns: Any) -> Row:
+    token, state, fence, expires, holder, others = columns
+    row = Row(int(now))
+    try:
+        if written_in != NUMBER or state not in STATES or {type(fence), type(expires)} != {int}:
+            raise ValueError("no lock")
+        row.leases = leases_of(token, state, fence, expires, holder, others)
+    except (TypeError, ValueError):
+        logger.error("%s", misread(name, written_in), extra=about_event("unreadable"))
+    return row
+
+
+def _taken(name: bytes, now: int, expires: int, state: str, others: str) -> list[int]:
+    """The numbers of the slots that are."""
+    try:
+        taken = [lease.slot for lease in leases_from_text(others) if lease.slot > 1 and lease.expires > now]
+        return [1, *taken] if state != FREE and expires > now else taken
+    except (TypeError, ValueError):
+        logger.error("%s", unreadable_row(name), extra=about_event("unreadable"))
+        return [1]
 
 
 def unreadable_row(name: bytes) -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from django_distlock.backends.common import state
-from django_distlock.backends.common.state import Attempt, Row, microseconds
+from django_distlock.backends.common.state import Attempt, Row, StoredLease, microseconds
 from django_distlock.backends.common.timing import Timing
 
 SECOND = 1_000_000
@@ -17,13 +19,18 @@ def row():
     return Row(START)
 
 
-def request(token, *, queue=True, place=0, ttl=10 * SECOND):
-    return Attempt(token, ttl, f"holder {token}", queue, place, "inbox")
+def request(token, *, queue=True, place=0, ttl=10 * SECOND, slots=1):
+    return Attempt(token, ttl, f"holder {token}", queue, place, "inbox", slots)
+
+
+def tokens(row):
+    """Of the leases, by slot."""
+    return {lease.slot: lease.token for lease in row.leases}
 
 
 def test_a_free_lock_is_granted_with_the_time_as_its_number(row):
     assert state.acquire(row, request("a")).granted
-    assert (row.token, row.state, row.fence, row.expires) == ("a", "h", START, START + 10 * SECOND)
+    assert row.leases == [StoredLease(1, "a", "h", START, START + 10 * SECOND, "holder a")]
 
 
 def test_numbers_grow_when_the_clock_does_not(row):
@@ -39,7 +46,7 @@ def test_waiters_get_places_in_the_order_they_came(row):
     assert places == sorted(set(places))
     order = []
     for _ in "abc":
-        told = state.release(row, row.token).notify
+        [told] = state.release(row, row.leases[0].token).notify
         assert state.acquire(row, request(told.token, place=told.place)).granted
         order.append(told.token)
     assert order == ["a", "b", "c"]
@@ -56,8 +63,10 @@ def test_who_does_not_wait_never_barges(row):
     state.acquire(row, request("waiter"))
     row.now += SECOND
     decision = state.acquire(row, request("barger", queue=False))
-    assert (decision.granted, decision.notify.token, row.state) == (False, "waiter", "c")
-    assert row.expires == row.now + microseconds(Timing.grant_ttl)
+    assert not decision.granted
+    assert [told.token for told in decision.notify] == ["waiter"]
+    [claim] = row.leases
+    assert (claim.token, claim.state, claim.expires) == ("waiter", "c", row.now + microseconds(Timing.grant_ttl))
 
 
 def test_a_waiter_that_does_not_look_is_passed_over_and_comes_back_to_its_place(row):
@@ -74,7 +83,7 @@ def test_a_grant_that_is_not_taken_goes_to_the_next(row):
     state.acquire(row, request("holder"))
     dead = state.acquire(row, request("dead")).place
     state.acquire(row, request("next"))
-    assert state.release(row, "holder").notify.token == "dead"
+    assert [told.token for told in state.release(row, "holder").notify] == ["dead"]
     row.now += microseconds(Timing.grant_ttl)
     assert state.acquire(row, request("next", place=dead + 1)).granted
 
@@ -84,14 +93,14 @@ def test_a_grant_that_is_handed_back_goes_to_the_next(row):
     for token in "ab":
         state.acquire(row, request(token))
     state.release(row, "holder")
-    assert state.release(row, "a").notify.token == "b"
+    assert [told.token for told in state.release(row, "a").notify] == ["b"]
 
 
 def test_a_retired_token_gets_nothing_until_its_time_is_over(row):
     state.acquire(row, request("gone"))
     state.release(row, "gone", retire=10 * SECOND)
     assert row.careful_until == START + 10 * SECOND
-    assert state.acquire(row, request("gone")).is_retired
+    assert state.acquire(row, request("gone")).lease is None
     assert state.acquire(row, request("other")).granted
     row.now += 20 * SECOND
     assert state.acquire(row, request("gone")).granted
@@ -100,11 +109,81 @@ def test_a_retired_token_gets_nothing_until_its_time_is_over(row):
 def test_a_cooldown_is_final_but_for_an_operator(row):
     state.acquire(row, request("a"))
     assert state.release(row, "a", cooldown=SECOND).granted
-    assert state.acquire(row, request("a")).is_retired
+    assert state.acquire(row, request("a")).lease is None
     assert state.release(row, "a", cooldown=60 * SECOND).granted
-    assert row.expires == START + SECOND
+    assert row.leases[0].expires == START + SECOND
     assert state.release(row, "a", force=True).granted
-    assert not row.is_taken
+    assert row.leases == []
+    assert row.ended == START
+
+
+class TestSlots:
+    def test_the_lowest_slot_that_is_free_is_taken(self, row):
+        for token in "abcd":
+            assert state.acquire(row, request(token, slots=4)).granted
+        state.release(row, "b")
+        state.release(row, "c")
+        assert state.acquire(row, request("e", slots=4)).lease.slot == 2
+        assert tokens(row) == {1: "a", 2: "e", 4: "d"}
+
+    def test_each_number_counts_all_leases(self, row):
+        for token in "ab":
+            assert state.acquire(row, request(token, slots=5)).granted
+        assert not state.acquire(row, request("c", slots=2, queue=False)).granted
+        assert not state.acquire(row, request("d", queue=False)).granted
+        assert state.acquire(row, request("e", slots=3, queue=False)).granted
+
+    def test_what_ended_is_handed_to_as_many_waiters_in_one_step(self, row):
+        for token in "abc":
+            state.acquire(row, request(token, ttl=SECOND, slots=3))
+        places = [state.acquire(row, request(token, slots=3)).place for token in "wxyz"]
+        row.now += SECOND
+        decision = state.acquire(row, request("w", place=places[0], slots=3))
+        assert decision.granted
+        assert [told.token for told in decision.notify] == ["x", "y"]
+        assert tokens(row) == {1: "w", 2: "x", 3: "y"}
+        assert [lease.state for lease in row.leases] == ["h", "c", "c"]
+        assert [waiter.token for waiter in row.waiters] == ["z"]
+
+    def test_the_first_waits_for_its_own_number_and_nobody_passes_it(self, row):
+        for token in "ab":
+            state.acquire(row, request(token, slots=5))
+        alone, more = (state.acquire(row, request(token, slots=slots)) for token, slots in (("alone", 1), ("more", 5)))
+        assert state.release(row, "a").notify == []
+        assert not state.acquire(row, request("more", place=more.place, slots=5)).granted
+        assert [told.token for told in state.release(row, "b").notify] == ["alone", "more"]
+        assert alone.is_first
+
+    @pytest.mark.parametrize("leaves", ["release", "acquire"])
+    def test_who_leaves_lets_those_behind_have_what_is_free(self, row, leaves):
+        state.acquire(row, request("a", slots=5))
+        alone = state.acquire(row, request("alone")).place
+        for token in "xy":
+            assert not state.acquire(row, request(token, slots=3)).granted
+        if leaves == "release":
+            decision = state.release(row, "alone")
+        else:
+            decision = state.acquire(row, request("alone", place=alone, queue=False))
+        assert [told.token for told in decision.notify] == ["x", "y"]
+        assert tokens(row) == {1: "a", 2: "x", 3: "y"}
+
+    def test_who_becomes_the_first_is_told_that_another_lease_ends_soon(self, row):
+        state.acquire(row, request("ends soon", ttl=10 * SECOND, slots=2))
+        state.acquire(row, request("b", ttl=60 * SECOND, slots=2))
+        for token in "xy":
+            state.acquire(row, request(token, slots=2))
+        row.now += 9 * SECOND + SECOND // 2
+        row.waiters = [replace(waiter, seen=row.now) for waiter in row.waiters]
+        assert [told.token for told in state.release(row, "b").notify] == ["x", "y"]
+        assert [waiter.token for waiter in row.waiters] == ["y"]
+
+    def test_a_renewal_is_of_one_slot(self, row):
+        for token in "ab":
+            state.acquire(row, request(token, slots=2))
+        assert row.renew("b", 60 * SECOND)
+        assert not row.renew("c", 60 * SECOND)
+        assert [lease.expires for lease in row.leases] == [START + 10 * SECOND, START + 60 * SECOND]
+        assert row.careful_until == START + 60 * SECOND
 
 
 def test_texts(row):
@@ -114,4 +193,6 @@ def test_texts(row):
     assert state.waiters_from_text(state.waiters_to_text(row.waiters)) == row.waiters != []
     assert state.retired_from_text(state.retired_to_text(row.retired)) == row.retired != {}
     assert state.waiters_from_text(state.waiters_to_text([])) == []
+    assert state.leases_from_text(state.leases_to_text(row.leases)) == row.leases != []
+    assert state.leases_from_text(state.leases_to_text([])) == []
     assert state.retired_from_text(state.retired_to_text({})) == {}

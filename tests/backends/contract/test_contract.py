@@ -11,15 +11,16 @@ from django_distlock.backends.locmem import LocMemBackend
 from django_distlock.exceptions import LockBackendError
 from django_distlock.testing.contract import LockBackendContract
 from django_distlock.testing.runs_contract import RunsContract
+from django_distlock.testing.slots_contract import SlotsContract
 
 
-class TestRedisByUrl(LockBackendContract, RunsContract):
+class TestRedisByUrl(LockBackendContract, SlotsContract, RunsContract):
     @pytest.fixture
     def backend(self, valkey_locks):
         return valkey_locks
 
 
-class TestRedisByCache(LockBackendContract):
+class TestRedisByCache(LockBackendContract, SlotsContract):
     @pytest.fixture
     def backend(self, valkey, store, settings):
         settings.CACHES = {"shared": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": valkey.url}}
@@ -30,7 +31,7 @@ class TestRedisByCache(LockBackendContract):
         locks.close()
 
 
-class TestCluster(LockBackendContract, RunsContract):
+class TestCluster(LockBackendContract, SlotsContract, RunsContract):
     @pytest.fixture
     def backend(self, cluster_locks):
         return cluster_locks
@@ -48,31 +49,31 @@ class TestZooKeeper(LockBackendContract, RunsContract):
         return zookeeper_locks
 
 
-class TestLocalMemory(LockBackendContract, RunsContract):
+class TestLocalMemory(LockBackendContract, SlotsContract, RunsContract):
     @pytest.fixture
     def backend(self, locmem_locks):
         return locmem_locks
 
 
-class TestPostgres(LockBackendContract, RunsContract):
+class TestPostgres(LockBackendContract, SlotsContract, RunsContract):
     @pytest.fixture
     def backend(self, postgres_locks):
         return postgres_locks
 
 
-class TestMariaDB(LockBackendContract, RunsContract):
+class TestMariaDB(LockBackendContract, SlotsContract, RunsContract):
     @pytest.fixture
     def backend(self, mariadb_locks):
         return mariadb_locks
 
 
-class TestSQLite(LockBackendContract, RunsContract):
+class TestSQLite(LockBackendContract, SlotsContract, RunsContract):
     @pytest.fixture
     def backend(self, sqlite_locks):
         return sqlite_locks
 
 
-class TestSQLiteWithoutReturning(LockBackendContract):
+class TestSQLiteWithoutReturning(LockBackendContract, SlotsContract):
     """The way of databases that do everything by compare-and-swap."""
 
     @pytest.fixture
@@ -108,7 +109,7 @@ class InThreads(LocMemBackend):
         return super().release(request, cooldown, force=force)
 
 
-class TestThreaded(LockBackendContract):
+class TestThreaded(LockBackendContract, SlotsContract):
     @pytest.fixture
     def backend(self):
         return InThreads("default", {})

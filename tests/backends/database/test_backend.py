@@ -559,7 +559,7 @@ class TestFaults:
         backend.acquire(lock_request(ttl=60), queue=False)
         row = run_in(backend, lambda it: statements_for(backend).read(it, key))
         backend.acquire(lock_request(), queue=True)
-        row.token, row.expires = "late", row.expires * 2
+        row.leases = [replace(lease, token="late", expires=lease.expires * 2) for lease in row.leases]
         assert run_in(backend, lambda it: statements_for(backend).write(it, key, row)) is False
         assert backend.look(["name"])[0][0].token != "late"
 

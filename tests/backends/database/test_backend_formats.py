@@ -154,7 +154,7 @@ def test_what_no_version_wrote(backend, number):
 
 
 def test_the_entry_of_a_waiter(backend):
-    """It has room for a number of slots and for a thread, which stay what they are."""
+    """It has room for a thread, which stays what it is."""
     holder, first, second = lock_request(ttl=60), lock_request(), lock_request()
     backend.acquire(holder, queue=False)
     backend.acquire(first, queue=True)
@@ -163,7 +163,7 @@ def test_the_entry_of_a_waiter(backend):
     assert text.endswith(f"0001{'':16}")
     assert len(text) == RECORD_LENGTH
     backend.acquire(second, queue=True)
-    filled = row_of(backend)["waiters"].replace(f"0001{'':16}", f"0005{'7f00deadbeef':16}")
+    filled = row_of(backend)["waiters"].replace(f"0001{'':16}", f"0001{'7f00deadbeef':16}")
     put(backend, waiters=filled)
     stranger = lock_request()
     stranger.in_doubt = True

@@ -10,7 +10,16 @@ import psycopg
 import pytest
 
 from django_distlock.backends.common import state
-from django_distlock.backends.common.state import CLAIMED, FREE, HELD, RESTING, Attempt, Row, Waiter, microseconds
+from django_distlock.backends.common.state import (
+    CLAIMED,
+    HELD,
+    RESTING,
+    Attempt,
+    Row,
+    StoredLease,
+    Waiter,
+    microseconds,
+)
 from django_distlock.backends.common.timing import Timing
 from django_distlock.backends.database.libpq import Libpq
 from django_distlock.backends.database.sql import Statements
@@ -22,7 +31,7 @@ SECOND = 1_000_000
 KEY = b"lock:name"
 INBOX = "an inbox"
 TOKENS = [new_token() for _ in range(4)]
-STATES = (HELD, HELD, CLAIMED, RESTING, FREE)
+STATES = (HELD, HELD, CLAIMED, RESTING)
 WAITER_TTL = microseconds(Timing.waiter_expires_after)
 SLACK = 5 * SECOND  # that may pass between the two
 
@@ -34,16 +43,20 @@ def backend(request):
 
 def make(dice, now):
     """Any row that may come to be."""
-    state = dice.choice(STATES)
-    free = state == FREE
-    row = Row(now, 0, "" if free else dice.choice(TOKENS), state, holder="" if free else "holder")
-    row.fence = now - dice.choice((10, 3600 * SECOND))
-    row.expires = now + (-100 if free or dice.random() < 0.3 else 100) * SECOND
+    fence = now - dice.choice((10, 3600 * SECOND))
+    row = Row(now, 0, fence, ended=now - 100 * SECOND)
+    taken = [*range(1, 1 + dice.choice((0, 1, 1, 1, 2)))]
+    if dice.random() < 0.1:
+        taken = [2]
+    for slot, token in zip(taken, dice.sample(TOKENS, len(taken)), strict=True):
+        expires = now + (-100 if dice.random() < 0.3 else 100) * SECOND
+        row.leases.append(StoredLease(slot, token, dice.choice(STATES), fence - slot + 1, expires, "holder"))
     for token in dice.sample(TOKENS, dice.choice((0, 0, 1, 2, 3))):
-        if token != row.token:
+        if not row.lease_of(token):
             seen = now + (-100 if dice.random() < 0.3 else 100) * SECOND
-            row.waiters.append(Waiter(now - 9 + len(row.waiters), token, INBOX, seen))
-    others = [token for token in TOKENS if token != row.token and token not in [one.token for one in row.waiters]]
+            slots = dice.choice((1, 1, 1, 2, 5))
+            row.waiters.append(Waiter(now - 9 + len(row.waiters), token, INBOX, seen, slots))
+    others = [token for token in TOKENS if not row.lease_of(token) and token not in [one.token for one in row.waiters]]
     if others and dice.random() < 0.2:
         row.retired[others[0]] = now + 100 * SECOND
     return row
@@ -62,14 +75,25 @@ def put(backend, row):
 
 def same(left, right):
     """But for the time that passed between them."""
-    assert (left.token, left.state) == (right.token, right.state)
-    assert abs(left.expires - right.expires) < SLACK
+    leases = [
+        [(one.slot, one.token, one.state, one.holder.rstrip()) for one in row.live_leases] for row in (left, right)
+    ]
+    assert leases[0] == leases[1]
+    for one, other in zip(left.live_leases, right.live_leases, strict=True):
+        assert abs(one.expires - other.expires) < SLACK
+        assert abs(one.fence - other.fence) < SLACK
     assert abs(left.fence - right.fence) < SLACK
     assert left.retired == right.retired
     living = [[one for one in row.waiters if one.seen + WAITER_TTL > row.now] for row in (left, right)]
     assert [(one.token, one.inbox) for one in living[0]] == [(one.token, one.inbox) for one in living[1]]
     places = [one.place for one in left.waiters]
     assert places == sorted(set(places))
+
+
+def may_leave_a_slot(row):
+    """To the next look of a waiter that wants more than one, and stands behind one that died."""
+    are_alive = all(one.seen + WAITER_TTL > row.now for one in row.waiters)
+    return not are_alive and any(one.slots > 1 for one in row.waiters)
 
 
 def test_they_come_to_what_the_algorithm_comes_to(backend):
@@ -85,20 +109,23 @@ def test_they_come_to_what_the_algorithm_comes_to(backend):
         if dice.random() < 0.5:
             mine = next((one.place for one in row.waiters if one.token == token), 0)
             place = mine or dice.choice((0, row.version + 1))
-            request = Attempt(token, 60 * SECOND, "me", dice.random() < 0.7, place, INBOX)
+            slots = next((one.slots for one in row.waiters if one.token == token), dice.choice((1, 1, 2)))
+            request = Attempt(token, 60 * SECOND, "me", dice.random() < 0.7, place, INBOX, slots)
             decision = state.acquire(expected, request)
             answer = run_in(backend, partial(fast_path.acquire, name=KEY, attempt=request))
-            if answer is None:
+            if answer is None or (may_leave_a_slot(row) and not answer.granted):
                 continue
             done["acquire"] += 1
-            assert not decision.is_retired
+            assert decision.lease
+            assert (answer.token, answer.slot) == (decision.lease.token, decision.lease.slot)
+            assert abs(answer.fence - decision.lease.fence) < SLACK
             assert (answer.granted, bool(answer.place)) == (decision.granted, bool(decision.place))
             if all(one.seen + WAITER_TTL > row.now for one in row.waiters):
                 assert answer.is_first == decision.is_first
         else:
-            token = dice.choice((row.token, row.token, token))
+            token = dice.choice([*(lease.token for lease in row.leases * 2), token])
             decision = state.release(expected, token)
-            if not run_in(backend, partial(fast_path.release, name=KEY, token=token)):
+            if not run_in(backend, partial(fast_path.release, name=KEY, token=token)) or may_leave_a_slot(row):
                 continue
             done["release"] += 1
             assert decision.granted
