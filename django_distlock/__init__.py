@@ -4,7 +4,7 @@ from .core.adoption import AdoptedLease, aadopt, adopt
 from .core.assertions import assert_locked, current_lease
 from .core.leader import Leadership, leader
 from .core.lease import Lease
-from .core.lock import Lock, lock
+from .core.lock import Lock, Usage, lock
 from .core.registry import LockBackends, locks
 from .decorators import distributed_lock, skip
 from .decorators.answers import respond
@@ -44,6 +44,7 @@ __all__ = [
     "LockReentry",
     "LockTimeout",
     "State",
+    "Usage",
     "aadopt",
     "adopt",
     "assert_locked",

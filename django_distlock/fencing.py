@@ -107,8 +107,8 @@ class FencedQuerySet(models.QuerySet[M]):
         ``bulk_create()`` and their async twins are fenced. They write all of their rows or raise StaleLease. Other
         writes raise NotSupportedError.
 
-        Raises ValueError for a lease of a backend that excludes nobody, for one of another lock than the FenceField
-        names, and for a number that no grant has.
+        Raises ValueError for a lease of a backend that excludes nobody, for one of several slots, for one of another
+        lock than the FenceField names, and for a number that no grant has.
         """
         _ensure_usable(_required_field(self.model), fence)
         clone = self.all()
@@ -332,6 +332,8 @@ def _ensure_usable(field: FenceField, fence: Lease | int) -> None:
     if isinstance(fence, Lease):
         if not locks[fence.using].supports_exclusion:
             raise ValueError(f"{fence!r} excludes nobody, so that its number does not tell who is late.")
+        if (slots := fence.holder.slots) > 1:
+            raise ValueError(f"{fence!r} is one of {slots} at once: a larger number does not tell that it is late.")
         if field.template and (fence.template, fence.using) != (field.template, field.using):
             raise ValueError(f"{field} is guarded by the lock {field.template!r} ({field.using}), not by {fence!r}.")
     elif type(fence) is not int:

@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Any, Literal, TypedDict
 
 from .exceptions import LockLost
+from .types import MOST_SLOTS
 from .utils import other_words
 from .utils.events import about_event
 
@@ -82,6 +83,14 @@ def _label(name: str, value: object) -> object:
     return value
 
 
+def _slots(name: str, value: object) -> object:
+    if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MOST_SLOTS:
+        return value
+    raise ValueError(
+        f"{name} is {value!r}; it is how many may hold the lock at once, a whole number from 1 to {MOST_SLOTS}."
+    )
+
+
 TTL = Seconds(
     f"that the store keeps a lease nobody renews, from {SHORTEST_TTL} to ten years; work that takes longer is covered"
     " by renew=True.",
@@ -125,6 +134,7 @@ class Terms:
         Seconds("for which a lock stays taken after it was granted, however soon it is released; 0 frees it at once."),
         has_key=True,
     )
+    slots: int = _option(1, _slots)
     reentrant: bool = _option(False, _flag)
     on_lost: Literal["raise", "log"] | Callable[[LockLost], object] = _option("raise", _on_lost)  # noqa: RUF009 - it is a field
     in_atomic: Literal["defer", "refuse", "ignore"] = _option(
@@ -157,6 +167,11 @@ class Terms:
     def __post_init__(self) -> None:
         for name, check in _CHECKS:
             object.__setattr__(self, name, check(name, getattr(self, name)))
+        if self.slots > 1 and self.reentrant:
+            raise ValueError(
+                "reentrant=True is for a lock that one holds at a time: who holds one of several slots and asks again"
+                " gets another one. Call what is to run inside without the lock."
+            )
 
 
 _CHECKS: list[tuple[str, Check]] = [(option.name, option.metadata["check"]) for option in fields(Terms)]
@@ -184,7 +199,14 @@ class CommonOptions(TypedDict, total=False):
 class LockOptions(CommonOptions, total=False):
     """Those of ``lock()``. The decorator has more to choose from when the store is down."""
 
+    slots: int
     on_unavailable: Literal["raise", "run"]
+
+
+class CallOptions(CommonOptions, total=False):
+    """Those of ``@distributed_lock``, but for its own."""
+
+    slots: int | Callable[..., int]
 
 
 class Options:

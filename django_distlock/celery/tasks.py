@@ -12,7 +12,7 @@ import logging
 import math
 import random
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import lru_cache
 from typing import Any, NoReturn
 
@@ -26,8 +26,10 @@ from ..backends.base import BaseLockBackend
 from ..core import labels
 from ..core.events import about_lease
 from ..core.lease import Lease, raises_when_lost
+from ..core.lock import Lock
 from ..core.registry import locks
 from ..exceptions import LockBackendError, LockNotAcquired
+from ..options import settled
 from ..types import Holder, LockInfo, LockRequest, State, shown
 from ..utils.events import about_event
 from .config import remember_tasks_for
@@ -82,12 +84,7 @@ class Run:
         if task_of(holder) != str(self._request.id):
             return
         if self._is_work_of(holder):
-            _, pause = self._send_again(busy)
-            logger.info(
-                "%s meets itself and is sent again for in %.1f s. %s", self.label, pause, busy,
-                extra=about_event("copy-sent-again", task=self.label),
-            )  # fmt: skip
-            raise Ignore(f"{self.label} is sent again.")
+            self._ignore_copy(busy)
         if not retries:
             logger.warning(
                 "%s is dropped: another message with this task id is at work. %s", self.label, busy,
@@ -111,16 +108,45 @@ class Run:
             self._stop_if_done(lease.name, locks[lease.using].pinned(lease.prefix))
         outer, self._request.lease = getattr(self._request, "lease", None), lease
         try:
-            yield
+            with self._alone(lease):
+                yield
         finally:
             self._request.lease = outer
         is_success = lease.state is not State.LOST or not raises_when_lost(lease)  # else LockLost is about to be raised
         if is_success and self._task.acks_late and self._is_in_worker:
             self._leave_mark(lease)
 
+    @contextmanager
+    def _alone(self, lease: Lease) -> Iterator[None]:
+        """Without the other deliveries of the message, for which the lock may have a slot, too.
+
+        Raises Ignore if one of them is at work; then this one is sent again.
+        """
+        if lease.holder.slots == 1 or not self._is_in_worker:
+            yield
+            return
+        options = settled(wait=0, min_hold=0, max_hold=None, on_lost="log", in_atomic="ignore")
+        name = names.own_name("running:{}:{}", self.message, lease.name)
+        alone = Lock(name, lease.using, options, self.label, self.message, prefix=lease.prefix)
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(alone)
+            except LockNotAcquired as busy:
+                self._ignore_copy(busy)
+            yield
+
     @property
     def _is_in_worker(self) -> bool:
         return not (self._request.called_directly or self._request.is_eager)
+
+    def _ignore_copy(self, busy: LockNotAcquired) -> NoReturn:
+        """It may be that the delivery which is at work dies: then this one is needed."""
+        _, pause = self._send_again(busy)
+        logger.info(
+            "%s meets itself and is sent again for in %.1f s. %s", self.label, pause, busy,
+            extra=about_event("copy-sent-again", task=self.label),
+        )  # fmt: skip
+        raise Ignore(f"{self.label} is sent again.")
 
     @property
     def _may_have_come_before(self) -> bool:

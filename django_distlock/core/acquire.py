@@ -9,14 +9,14 @@ from math import inf
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from .. import signals
-from ..exceptions import LockBackendError, LockNotAcquired, LockReentry, LockTimeout
+from ..exceptions import LockBackendError
 from ..options import Terms
 from ..types import Grant, LockInfo, LockRequest, execution_kind, place_of
 from ..utils import fork
 from ..utils.clock import clock
 from ..utils.drive import Call, Steps
 from . import transactions
-from .busy import described
+from .busy import not_acquired, reentry_error
 from .events import about_request
 from .holds import BY_WITH, Hold, Holds, remember, remembers
 from .lease import Lease
@@ -95,6 +95,8 @@ class Acquisition:
         Those of this process that came before go first. Without time to wait, the store is asked at once.
         """
         self._refuse_transactions()
+        if self._terms.slots > 1 and (pending := self._pending_lease()):
+            return pending
         if self.outage_pauses or not self._take_turn(self._began):
             return None
         try:
@@ -107,6 +109,8 @@ class Acquisition:
     async def aask(self) -> Lease | LockInfo | None:
         """``ask()`` for tasks."""
         self._refuse_transactions()
+        if self._terms.slots > 1 and (pending := self._pending_lease()):
+            return pending
         if self.outage_pauses or not self._take_turn(self._began):
             return None
         try:
@@ -144,6 +148,9 @@ class Acquisition:
                 self._enter(own)
                 return None
             return signals.lock_busy if signals.lock_busy.receivers else None
+        if self.grant is None:  # its own lease already, which a transaction keeps
+            self._enter(answer)
+            return None
         self.lease = lease = answer
         self._service.renewer.register(lease)
         remember(lease)
@@ -219,38 +226,23 @@ class Acquisition:
 
     def fail(self) -> NoReturn:
         """Raise what a busy lock means for a caller who must have it."""
-        busy = self.busy
+        busy, slots = self.busy, self._terms.slots
         assert busy
         if lease := self._own_lease(busy):
-            also = ", as to the one that is held" if lease._terms.reentrant else ""
-            raise LockReentry(
-                f"The lock {self._lock_text} is held by this very {execution_kind()} already, which would wait for"
-                " itself. Call what is to run inside without the lock; or give reentrant=True to the lock that is"
-                f" entered again{also}."
-            )
-        kind, state = LockNotAcquired, "is busy"
-        if self._timeout != 0:
-            kind, state = LockTimeout, f"stayed busy for {clock() - self._began:.1f} s"
-        message = f"The lock {self._lock_text} {state}: {described(busy)}"
-        retry_after = busy.remaining if busy.remaining < inf else None
-        raise kind(message, retry_after=retry_after, holder=busy.holder, resting=busy.resting)
+            raise reentry_error(self._lock_text, execution_kind(), slots, is_reentrant=lease._terms.reentrant)
+        raise not_acquired(self._lock_text, busy, slots, None if self._timeout == 0 else clock() - self._began)
 
     def depends_on_transactions(self) -> bool:
         """Ask what is open around the task. Whether the lock may depend on it."""
         self.around = transactions.Around()
-        last = self._service.renewer.latest(self.request.key)
-        return self._terms.in_atomic == "refuse" or bool(last and last._retainers)
+        return self._terms.in_atomic == "refuse" or any(lease._retainers for lease in self._leases_here())
 
     async def wait_for_transactions(self) -> None:
         """Until it is known what is open: for as long as it waits, and for TRANSACTIONS_TIMEOUT at least."""
         assert self.around
         within = None if self._timeout is None else max(self._timeout, TRANSACTIONS_TIMEOUT)
         if not await self.around.is_known(within) and self._terms.in_atomic == "refuse":
-            raise LockTimeout(
-                f"Whether the lock {self._lock_text} is asked for inside a transaction, which in_atomic='refuse'"
-                " forbids, is not known: the thread that waits for this task in async_to_sync was busy with something"
-                " else. Wait longer, or keep it free of slow work."
-            )
+            transactions.refuse_unknown(f"the lock {self._lock_text}")
 
     # The algorithm
 
@@ -356,7 +348,7 @@ class Acquisition:
 
     def _may_be_own(self) -> bool:
         """Whether the lease in the way may be one to enter again, for which nobody stands in line."""
-        last = self._service.renewer.latest(self.request.key)
+        last = None if self._terms.slots > 1 else self._service.renewer.latest(self.request.key)  # see ask()
         return last is not None and (self._is_own(last) or self._is_deferred(last))
 
     def _is_over(self, busy: LockInfo) -> bool:
@@ -416,12 +408,23 @@ class Acquisition:
         return None
 
     def _own_lease(self, busy: LockInfo) -> Lease | None:
-        """The lease of this very thread or task which is in the way, as the store says.
+        """The lease of this very thread or task which is in the way; of several slots, if it has all.
 
         Not one that it has left, and that an open response holds.
         """
         lease = self._service.renewer.get(busy.token)
-        return lease if lease and lease._hold_count and self._is_own(lease) else None
+        if lease is None or not lease._hold_count or not self._is_own(lease):
+            return None
+        held = (one._hold_count > 0 and self._is_own(one) for one in self._leases_here())
+        return lease if self._terms.slots == 1 or sum(held) >= self._terms.slots else None
+
+    def _leases_here(self) -> Sequence[Lease]:
+        return self._service.renewer.of_lock(self.request.key, self._terms.slots)
+
+    def _pending_lease(self) -> Lease | None:
+        """One in any slot that this transaction keeps: in a loop, each turn would take another one."""
+        opened = self._open_transactions()
+        return next((lease for lease in self._leases_here() if self._is_deferred(lease)), None) if opened else None
 
     def _is_own(self, lease: Lease) -> bool:
         return lease.is_held and lease._belongs_to(self._execution) and remembers(lease)

@@ -39,15 +39,17 @@ class AdoptedLease(Lease):
     def __init__(self, detached: Detached, service: Service, proof: LockRequest) -> None:
         terms = Terms(**detached.terms)
         here = Holder.here(detached.label)
-        holder = Holder(here.host, here.pid, here.thread, here.label, detached.since)
+        holder = Holder(here.host, here.pid, here.thread, here.label, detached.since, slots=terms.slots)
         # An adoption that failed before this one may have left a command on its way to the store.
         request = LockRequest(
             detached.name, terms.ttl, holder, detached.token, in_doubt=True, held_fence=detached.fence,
             longest_ttl=detached.remaining, prefix=detached.prefix, template=detached.template,
+            slots=terms.slots, slot=detached.slot,
         )  # fmt: skip
         now = clock()
         super().__init__(
-            service.backend, request, Grant(detached.fence, now), terms, service.renewer, current_execution(),
+            service.backend, request, Grant(detached.fence, now, detached.slot), terms, service.renewer,
+            current_execution(),
             granted_clock=min(now, now - (wall_clock() - detached.granted_at)),
         )  # fmt: skip
         self._deadline = now + detached.remaining  # at most: the store is asked what is left

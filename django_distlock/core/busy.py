@@ -5,10 +5,41 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from math import inf
 
+from ..exceptions import LockNotAcquired, LockReentry, LockTimeout
 from ..types import LockInfo
 
 
-def described(busy: LockInfo) -> str:
+def reentry_error(lock: str, execution: str, slots: int, *, is_reentrant: bool) -> LockReentry:
+    """For who would wait for itself. ``is_reentrant``: what it holds was acquired so."""
+    if slots > 1:
+        return LockReentry(
+            f"All {slots} slots of the lock {lock} are held by this very {execution} already, which would wait for"
+            " itself. Call what is to run inside without the lock."
+        )
+    also = ", as to the one that is held" if is_reentrant else ""
+    return LockReentry(
+        f"The lock {lock} is held by this very {execution} already, which would wait for itself. Call what is to run"
+        f" inside without the lock; or give reentrant=True to the lock that is entered again{also}."
+    )
+
+
+def not_acquired(lock: str, busy: LockInfo, slots: int, waited: float | None) -> LockNotAcquired:
+    """``waited``: seconds; None: it was not to wait."""
+    kind, state = LockNotAcquired, "is busy"
+    if waited is not None:
+        kind, state = LockTimeout, f"stayed busy for {waited:.1f} s"
+    message = f"The lock {lock} {state}: {described(busy, slots)}"
+    retry_after = busy.remaining if busy.remaining < inf else None
+    return kind(message, retry_after=retry_after, holder=busy.holder, resting=busy.resting)
+
+
+def described(busy: LockInfo, slots: int = 1) -> str:
+    """``slots``: how many could have held it."""
+    lease = _described(busy)
+    return lease if slots == 1 else f"none of its {slots} slots is free. The first one to be, slot {busy.slot}: {lease}"
+
+
+def _described(busy: LockInfo) -> str:
     if not busy.holder:
         return "it is being handed over"
     since = f"{datetime.fromtimestamp(busy.holder.since, UTC):%Y-%m-%d %H:%M:%S} UTC"

@@ -52,6 +52,7 @@ class Detached:
     terms: dict[str, Any]
     prefix: str = ""
     template: str = ""
+    slot: int = 1
 
     @classmethod
     @sensitive_variables()  # all: those of signing, which it calls, have the text under names of their own

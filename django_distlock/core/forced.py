@@ -49,8 +49,8 @@ def _about(info: LockInfo, by: str) -> dict[str, Any]:
 
 def _tell(info: LockInfo, by: str) -> None:
     logger.warning(
-        "Lock %r (%s) was freed by %s. It was held by %s, fencing number %d.",
-        info.name, place_of(info.using, info.prefix), printable(by),
+        "Lock %r%s (%s) was freed by %s. It was held by %s, fencing number %d.",
+        info.name, info.slot_text, place_of(info.using, info.prefix), printable(by),
         info.holder or "a waiter that had not taken it yet", info.fence,
         extra=about_event(
             "forced", alias=info.using, name=info.name, template=info.template or info.name, fence=info.fence

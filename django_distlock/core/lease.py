@@ -49,12 +49,14 @@ class Lease(Belief):
     ``fence`` grows with every grant of the name: a resource that remembers the largest number it was
     shown can refuse a holder that was overtaken.
 
-    ``name``: as stores know it. ``using``: the alias of its backend. ``ttl``: seconds the store keeps the lease unless
-    it is renewed. ``token``: the secret that renews and releases it; never show it.
+    ``name``: as stores know it. ``using``: the alias of its backend. ``slot``: its number among the leases that the
+    lock may have at once, from 1 on. ``ttl``: seconds the store keeps the lease unless it is renewed. ``token``: the
+    secret that renews and releases it; never show it.
     """
 
     name: str
     using: str
+    slot: int
     ttl: float
     token: str  # by which its renewer finds it to the end, whatever becomes of the request
     fence: int
@@ -76,7 +78,7 @@ class Lease(Belief):
         """``granted_clock``: when it was granted, on ``clock()``; default: now."""
         self.name, self.using, self.token = request.name, backend.alias, request.token
         self.ttl, self._renews = terms.ttl, terms.renew
-        self.fence, sent_at = grant
+        self.fence, sent_at, self.slot = grant
         self._backend, self._renewer = backend, renewer
         self._request, self._terms = request, terms
         self._owner, self._pid = ref(owner), request.holder.pid
@@ -224,7 +226,7 @@ class Lease(Belief):
             using=self.using, name=self.name, prefix=self.prefix, template=self._request.template, token=self.token,
             fence=self.fence, label=self.holder.label, since=self.holder.since,
             granted_at=wall_clock() - self._held_for, remaining=self.remaining, until=wall_clock() + self.remaining,
-            text_id=new_token(), terms=self._terms.elsewhere(),
+            text_id=new_token(), terms=self._terms.elsewhere(), slot=self.slot,
         ).to_text()  # fmt: skip
         self._mark_detached()
         return text

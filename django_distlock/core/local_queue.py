@@ -90,16 +90,20 @@ class LocalQueue:
             first.event.set()
 
     def has_successor(self, request: LockRequest) -> bool:
+        """Whether another one may go on with its place in the store, where its number of slots stands."""
         with self._guard:
-            return len(self._lines[request.key]) > 1
+            return any(one is not request and one.slots == request.slots for one in self._lines[request.key])
 
     def leave(self, request: LockRequest) -> None:
-        """It was granted the lock. The end of its lease wakes the next leader."""
+        """It was granted the lock. The end of its lease wakes the next leader, unless that may have another slot."""
         with self._guard:
             line = self._lines[request.key]
             line.remove(request)
+            first = self._first_responsive(line) if line else None
             if not line:
                 del self._lines[request.key]
+        if first and first.slots > 1:
+            first.event.set()
 
     def give_up(self, request: LockRequest, *, again: bool = False) -> None:
         """It leaves without the lock: wake the next leader, which goes on with its place in the store.
@@ -118,7 +122,8 @@ class LocalQueue:
             first = self._first_responsive(line)
             # A process has one place, so not if the next one has its own; and not to one that is about to leave.
             if request.inbox and not (request.is_inherited or first.inbox or first.in_doubt):
-                follower = next((one for one in line if not (one.asking or one.inbox or one.in_doubt)), None)
+                followers = (one for one in line if not (one.asking or one.inbox or one.in_doubt))
+                follower = next((one for one in followers if one.slots == request.slots), None)
                 if follower:
                     follower.inherit(request)
             if request.is_inherited:

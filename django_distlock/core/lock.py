@@ -9,12 +9,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from types import TracebackType
-from typing import NoReturn, Unpack
+from typing import NamedTuple, NoReturn, Unpack
 
 from django.utils.asyncio import async_unsafe
 
 from ..backends.base import BaseLockBackend
-from ..exceptions import LockBackendError, LockError, LockLost, LockNotHeld, LockTimeout
+from ..exceptions import InvalidLockBackend, LockBackendError, LockError, LockLost, LockNotHeld, LockTimeout
 from ..names import fixed_name, parse, render, stored_name
 from ..options import DEFAULTS, LockOptions, Options, seconds_to_wait, settled
 from ..signals import asend_signal, send_signal
@@ -63,6 +63,8 @@ def lock(name: str | LockInfo, /, *values: object, using: str = DEFAULT_ALIAS, *
       bound, so that a holder that hangs keeps the lock until its process ends.
     - ``min_hold`` (0): seconds the lock stays taken after it was granted, however soon it is released, and also if
       its holder is killed: it may be longer than ``ttl``, and the first lease then lasts as long.
+    - ``slots`` (1): how many may hold the lock at once, over all processes, up to 1,000. Whoever asks counts all leases
+      of the name, whatever numbers others gave. It is no rate per minute: a slot is taken as long as the work takes.
     - ``reentrant`` (False): the thread or task that holds the lock may enter it again. Otherwise ``with``
       raises LockReentry there. It is the inner lock that needs it.
     - ``on_lost`` ("raise"): leaving ``with`` after the lease was lost raises LockLost, unless the body
@@ -85,8 +87,8 @@ def lock(name: str | LockInfo, /, *values: object, using: str = DEFAULT_ALIAS, *
     if isinstance(name, LockInfo):
         if values or using not in (DEFAULT_ALIAS, name.using):
             raise TypeError("A LockInfo names its lock and its backend: it takes neither values nor another using=.")
-        handle = Lock(stored_name(name.name, own=False), name.using, settled(**options), "", "", caller)
-        handle._prefix = name.prefix
+        own_name = stored_name(name.name, own=False)
+        handle = Lock(own_name, name.using, settled(**options), "", "", caller, prefix=name.prefix)
     elif values:
         filled, given = render(name, values), settled(**options) if options else DEFAULTS
         handle = Lock(filled, using, given, "", "", caller, parse(name).normalized)
@@ -97,6 +99,22 @@ def lock(name: str | LockInfo, /, *values: object, using: str = DEFAULT_ALIAS, *
 
 
 @answer_other_words
+class Usage(NamedTuple):
+    """What of a lock is used now. ``slots``: how many may hold it at once. ``leases``: those that do, slot by slot."""
+
+    slots: int
+    leases: tuple[LockInfo, ...]
+
+    @property
+    def held(self) -> int:
+        """How many do. More than ``slots`` where others give a larger number."""
+        return len(self.leases)
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.leases) >= self.slots
+
+
 class Lock:
     """threading.Lock's protocol over all processes, with an ``a`` twin for each call.
 
@@ -119,7 +137,10 @@ class Lock:
         message: str = "",
         caller: tuple[str, str] = ("", ""),
         template: str = "",
+        prefix: str = "",
     ) -> None:
+        if prefix:
+            self._prefix = prefix
         if template:
             self._template = template
         self._holds = Holds()
@@ -186,31 +207,39 @@ class Lock:
         return self._holds.latest()
 
     def locked(self) -> bool:
-        """Whether anybody holds the lock now, as the store says."""
-        refuse_in_event_loop()
-        return self._backend_now().look([self.name]) != [[]]
+        """Whether others would find it busy now, as the store says: somebody holds it, or with ``slots`` so many do."""
+        return self.usage().is_full
 
     async def alocked(self) -> bool:
         """``locked()`` for tasks."""
-        return await self._backend_now().alook([self.name]) != [[]]
+        return (await self.ausage()).is_full
 
-    def force_release(self, *, by: str = "") -> bool:
+    def usage(self) -> Usage:
+        """Who holds the lock now, as the store says. Raises LockBackendError."""
+        refuse_in_event_loop()
+        [leases] = self._backend_now().look([self.name])
+        return Usage(self._options.own.slots, tuple(leases))
+
+    async def ausage(self) -> Usage:
+        """``usage()`` for tasks."""
+        [leases] = await self._backend_now().alook([self.name])
+        return Usage(self._options.own.slots, tuple(leases))
+
+    def force_release(self, *, by: str = "", slot: int | None = None) -> bool:
         """Free the lock, whoever holds it in whichever process. False if nobody does, or somebody else by now.
 
         Its holder is told at its next renewal, and may work until then. ``by``: who does it, for the log and the signal
-        ``lock_forced``; default: as the label of a holder. Raises LockBackendError.
+        ``lock_forced``; default: as the label of a holder. ``slot``: which of its slots is to be freed; default: all.
+        Raises LockBackendError.
         """
-        refuse_in_event_loop()
         by = by or labels.here(self._caller)
-        [leases] = self._backend_now().look([self.name])
-        freed = [force_release(info, by=by) for info in leases]
+        freed = [force_release(info, by=by) for info in self.usage().leases if slot in (None, info.slot)]
         return any(freed)
 
-    async def aforce_release(self, *, by: str = "") -> bool:
+    async def aforce_release(self, *, by: str = "", slot: int | None = None) -> bool:
         """``force_release()`` for tasks."""
-        by = by or labels.here(self._caller)
-        [leases] = await self._backend_now().alook([self.name])
-        freed = [await aforce_release(info, by=by) for info in leases]
+        by, usage = by or labels.here(self._caller), await self.ausage()
+        freed = [await aforce_release(info, by=by) for info in usage.leases if slot in (None, info.slot)]
         return any(freed)
 
     def _backend_now(self) -> BaseLockBackend:
@@ -274,15 +303,27 @@ class Lock:
         service = service_of(self.using)
         terms = self._options.terms(service.backend.terms) if self._options.given else service.backend.terms
         seconds = terms.wait if blocking and timeout == -1 else seconds_to_wait(blocking, timeout)
-        holder = holder_here(self.label or terms.label or labels.here(self._caller), execution, self._message)
+        label = self.label or terms.label or labels.here(self._caller)
+        holder = holder_here(label, execution, self._message, terms.slots)
         request = LockRequest(self.name, terms.ttl if terms.ttl >= terms.min_hold else terms.min_hold, holder)
         if self._template:
             request.template = self._template
         if terms.min_hold:
             request.min_hold = terms.min_hold
+        if terms.slots > 1:
+            self._check_slots(service.backend)
+            request.slots = terms.slots
         if service.ask_prefix:
             request = request.copy(prefix=self._prefix or service.ask_prefix())
         return Acquisition(service, request, seconds, terms, self._holds, execution, by_with)
+
+    def _check_slots(self, backend: BaseLockBackend) -> None:
+        if backend.supports_exclusion and not backend.supports_slots:
+            raise InvalidLockBackend(
+                f"The lock {self.name!r} ({self.using}) is to have slots={self._options.own.slots}, and a"
+                f" {type(backend).__name__} lets one at a time hold a lock. Choose another backend by using=: one"
+                " Redis, Sentinel, a Cluster or a database."
+            )
 
     def _acquire(self, acquisition: Acquisition) -> Acquisition:
         try:

@@ -89,6 +89,12 @@ class Renewer:
     def latest(self, key: str) -> Lease | None:
         return self._by_lock.get(key)
 
+    def of_lock(self, key: str, slots: int) -> list[Lease]:
+        """The last one; of a lock with several slots, all."""
+        if slots > 1:
+            return [lease for lease in self.leases() if lease._request.key == key]
+        return [last] if (last := self.latest(key)) else []
+
     def unregister(self, lease: Lease) -> bool:
         """Renew it no more. True for the one caller that ends the lease; the others must leave it alone."""
         token, key = lease.token, lease._request.key

@@ -24,6 +24,7 @@ from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.transaction import Atomic, TransactionManagementError
 
+from ..exceptions import LockTimeout
 from .holds import Retainer
 from .lease import Lease, raises_when_lost
 
@@ -83,6 +84,14 @@ def refuse(lock: str, opened: Sequence[Transaction]) -> NoReturn:
     raise TransactionManagementError(
         f"{lock} is asked for inside a transaction of the database {databases}, which in_atomic='refuse' forbids. Take"
         " the lock first and open the transaction inside it, or use in_atomic='defer'."
+    )
+
+
+def refuse_unknown(lock: str) -> NoReturn:
+    raise LockTimeout(
+        f"Whether {lock} is asked for inside a transaction, which in_atomic='refuse' forbids, is not known: the thread"
+        " that waits for this task in async_to_sync was busy with something else. Wait longer, or keep it free of slow"
+        " work."
     )
 
 

@@ -29,7 +29,7 @@ class UngrantedLease(Lease):
         owner: object,
         error: LockBackendError,
     ) -> None:
-        super().__init__(backend, request, Grant(0, -inf), terms, renewer, owner)
+        super().__init__(backend, request, Grant(0, -inf, 0), terms, renewer, owner)
         self._hold_count = 0  # until it is entered, as a lease is that was there before
         self._ended = State.UNAVAILABLE
         self._deadline = inf  # its body waits for nothing but its release

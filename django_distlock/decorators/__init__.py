@@ -7,7 +7,8 @@ from typing import Any, Literal, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 from ..core import transactions
 from ..core.registry import DEFAULT_ALIAS
-from ..options import CommonOptions, Options
+from ..options import CallOptions, Options
+from ..types import MOST_SLOTS
 from . import key, task_context
 from .answers import respond
 from .wrapper import LockedCallable, Skip
@@ -45,7 +46,7 @@ def distributed_lock(
     on_busy: Literal["skip"],
     on_unavailable: OnUnavailable | Literal["skip"] = None,
     hold_until: Literal["response", "return"] = "response",
-    **options: Unpack[CommonOptions],
+    **options: Unpack[CallOptions],
 ) -> Skipping: ...
 @overload
 def distributed_lock(
@@ -55,7 +56,7 @@ def distributed_lock(
     on_busy: Literal["skip"],
     on_unavailable: OnUnavailable | Literal["skip"] = None,
     hold_until: Literal["response", "return"] = "response",
-    **options: Unpack[CommonOptions],
+    **options: Unpack[CallOptions],
 ) -> Skipping: ...
 @overload
 def distributed_lock(
@@ -65,7 +66,7 @@ def distributed_lock(
     on_busy: OnBusy | Literal["skip"] = None,
     on_unavailable: Literal["skip"],
     hold_until: Literal["response", "return"] = "response",
-    **options: Unpack[CommonOptions],
+    **options: Unpack[CallOptions],
 ) -> Skipping: ...
 @overload
 def distributed_lock(
@@ -75,7 +76,7 @@ def distributed_lock(
     on_busy: OnBusy | Literal["skip"] = None,
     on_unavailable: Literal["skip"],
     hold_until: Literal["response", "return"] = "response",
-    **options: Unpack[CommonOptions],
+    **options: Unpack[CallOptions],
 ) -> Skipping: ...
 @overload
 def distributed_lock(
@@ -85,7 +86,7 @@ def distributed_lock(
     on_busy: OnBusy = None,
     on_unavailable: OnUnavailable = None,
     hold_until: Literal["response", "return"] = "response",
-    **options: Unpack[CommonOptions],
+    **options: Unpack[CallOptions],
 ) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
 @overload
 def distributed_lock(
@@ -95,7 +96,7 @@ def distributed_lock(
     on_busy: OnBusy = None,
     on_unavailable: OnUnavailable = None,
     hold_until: Literal["response", "return"] = "response",
-    **options: Unpack[CommonOptions],
+    **options: Unpack[CallOptions],
 ) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
 def distributed_lock(
     function: Any = None,
@@ -106,7 +107,7 @@ def distributed_lock(
     on_busy: OnBusy | Literal["skip"] = None,
     on_unavailable: OnUnavailable | Literal["skip"] = None,
     hold_until: Literal["response", "return"] = "response",
-    **options: Unpack[CommonOptions],
+    **options: Unpack[CallOptions],
 ) -> Any:
     """Run the function only while its lock is held.
 
@@ -132,6 +133,8 @@ def distributed_lock(
 
     A coroutine function holds the lock until it is done, a generator while it is iterated. A view under
     ATOMIC_REQUESTS gets its transaction inside the lock, unless ``in_atomic="ignore"``.
+
+    ``slots``: how many calls may run at once: a number, or a callable that gets the arguments and returns it.
 
     The other options are those of ``lock()``; but ``wait`` is 0 unless given: a decorated call does not wait.
 
@@ -159,8 +162,10 @@ def distributed_lock(
     terms: dict[str, Any] = {"wait": 0, **options}
     if on_unavailable is not None:
         terms["on_unavailable"] = "run" if on_unavailable == "run" else "raise"
-    given, choices = Options(terms), (_in_full(on_busy), None if on_unavailable == "run" else _in_full(on_unavailable))
-    return lambda function: _decorated(function, name, using, *choices, hold_until, given)
+    slots_of = terms.get("slots") if callable(terms.get("slots")) else None
+    given = Options(terms if slots_of is None else {**terms, "slots": MOST_SLOTS})
+    choices = _in_full(on_busy), None if on_unavailable == "run" else _in_full(on_unavailable)
+    return lambda function: _decorated(function, name, using, *choices, hold_until, given, slots_of)
 
 
 def _in_full(choice: Any) -> Any:

@@ -15,7 +15,7 @@ from ..core.lease import Lease
 from ..core.lock import Lock
 from ..exceptions import LockBackendError, LockError, LockNotAcquired, UnusableLockName
 from ..names import template_of
-from ..options import Options
+from ..options import Options, settled
 from ..types import shown
 from ..utils.events import about_event
 from . import answers, http, key, task_context
@@ -49,6 +49,7 @@ class LockedCallable:
         on_unavailable: Any,
         hold_until: Literal["response", "return"],
         options: Options,
+        slots_of: Callable[..., int] | None = None,
     ) -> None:
         self.function = function
         self.kind = key.kind_of(function)
@@ -61,6 +62,7 @@ class LockedCallable:
         self._hold_until = hold_until
         self._options = options
         self._caller = key.module_and_name(function)
+        self._slots_of = slots_of
         self._given_label = str(options.given.get("label", ""))
         self.takes_over = options.given.get("in_atomic") != "ignore"
         if on_unavailable == "retry" and self.kind is not key.Kind.FUNCTION:
@@ -153,8 +155,10 @@ class LockedCallable:
 
     def _lock(self, args: tuple[Any, ...], kwargs: dict[str, Any], request: Any, run: Any = None) -> Lock:
         label, message = self._label(args, request, run), run.message if run else ""
-        name = self._make_key(args, kwargs)
-        return Lock(name, self._using, self._options, label, message, template=self._template)
+        name, options = self._make_key(args, kwargs), self._options
+        if self._slots_of is not None:
+            options = settled(**{**options.given, "slots": self._slots_of(*args, **kwargs)})
+        return Lock(name, self._using, options, label, message, template=self._template)
 
     def _view(self) -> str:
         """Its path, with the class of the view for a method."""

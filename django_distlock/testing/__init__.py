@@ -83,7 +83,7 @@ class held_elsewhere:  # noqa: N801 - reads as a sentence: with held_elsewhere("
     """A context, sync and async, in which a holder on another host has the lock. Gives its LockInfo.
 
     ``values`` fill the fields of the name as those of ``lock()`` do. ``ttl``: seconds of the lease, which is not
-    renewed. Raises LockNotAcquired if the lock is held already.
+    renewed. ``slots``: of so many, the holder has one. Raises LockNotAcquired if the lock is held already.
     """
 
     def __init__(
@@ -94,9 +94,10 @@ class held_elsewhere:  # noqa: N801 - reads as a sentence: with held_elsewhere("
         using: str = DEFAULT_ALIAS,
         ttl: float = 3600.0,
         label: str = "somebody else",
+        slots: int = 1,
     ) -> None:
-        holder = Holder("elsewhere", 4711, "MainThread", label, Holder.here().since)
-        self._request = LockRequest(render(name, values), check_ttl(ttl), holder)
+        holder = Holder("elsewhere", 4711, "MainThread", label, Holder.here().since, slots=slots)
+        self._request = LockRequest(render(name, values), check_ttl(ttl), holder, slots=slots)
         self._using = using
 
     def __enter__(self) -> LockInfo:
@@ -128,7 +129,7 @@ class held_elsewhere:  # noqa: N801 - reads as a sentence: with held_elsewhere("
         request = self._request
         return LockInfo(
             request.name, self._using, request.holder, answer.fence, request.ttl, token=request.token,
-            prefix=request.prefix,
+            prefix=request.prefix, slot=answer.slot,
         )  # fmt: skip
 
     def __exit__(

@@ -72,6 +72,35 @@ def test_no_delivery_answers_for_a_task_that_is_at_work(on_busy, shop, beside):
     assert shop.next() is None
 
 
+def test_no_delivery_takes_a_second_slot_beside_one_that_is_at_work(shop, beside):
+    sent = shop.task(slots=3).delay("wait")
+    message = shop.next()
+    first = beside(shop.deliver, message, True)
+    assert shop.is_working.wait(30)
+    shop.deliver(message)
+    assert shop.result(sent.id)[0] == "PENDING"
+    assert lock("work", slots=3).usage().held == 1
+    again = shop.next()
+    shop.go.set()
+    first.result(30)
+    shop.deliver(again)
+    assert shop.runs == [(sent.id, 0)]
+    assert shop.result(sent.id) == ("SUCCESS", "wait")
+    assert shop.next() is None
+
+
+def test_other_messages_take_the_other_slots(shop, beside):
+    task = shop.task(slots=2)
+    waits, returns = task.delay("wait"), task.delay()
+    first = beside(shop.deliver, shop.next())
+    assert shop.is_working.wait(30)
+    shop.deliver(shop.next())
+    assert shop.result(returns.id) == ("SUCCESS", "return")
+    shop.go.set()
+    first.result(30)
+    assert shop.result(waits.id) == ("SUCCESS", "wait")
+
+
 def test_a_copy_completes_what_a_dead_run_has_begun(shop):
     """Its lease is there until its TTL has passed."""
     sent = shop.task().delay()

@@ -413,6 +413,13 @@ class TestLeases:
             with pytest.raises(ValueError, match="excludes nobody"):
                 Order.objects.fenced(lease)
 
+    def test_one_of_a_lock_that_several_hold_at_once(self, order):
+        with lock("order:{}", 1, slots=2) as lease:
+            with pytest.raises(ValueError, match="one of 2 at once"):
+                order.save(fence=lease)
+            with pytest.raises(ValueError, match="one of 2 at once"):
+                Order.objects.fenced(lease)
+
     def test_one_of_another_lock_than_the_field_names(self, settings, locmem_locks):
         settings.DISTRIBUTED_LOCKS = dict.fromkeys(("default", "other"), settings.DISTRIBUTED_LOCKS["default"])
         with lock("ticket:{}", 1) as right, lock("order:{}", 1) as wrong, lock("ticket:{}", 1, using="other") as alias:

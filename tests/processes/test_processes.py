@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 
 import pytest
 
@@ -25,6 +26,20 @@ class TestEndOfAHolder:
         killed = time.monotonic()
         with lock("name", wait=PATIENCE):
             assert time.monotonic() - killed < 2 + 1
+
+    def test_three_that_have_a_slot_each_block_others_for_their_ttl_at_most(self, program):
+        """S7."""
+        holders = [program("lock('name', slots=3).acquire(); say('held'); time.sleep(60)") for _ in range(3)]
+        assert [heard(holder) for holder in holders] == ["held"] * 3
+        time.sleep(1)  # renewed meanwhile
+        assert lock("name", slots=3).usage().held == 3
+        for holder in holders:
+            holder.send_signal(signal.SIGKILL)
+        killed = time.monotonic()
+        with ExitStack() as stack:
+            slots = [stack.enter_context(lock("name", slots=3, wait=PATIENCE)).slot for _ in range(3)]
+            assert time.monotonic() - killed < 2 + 2
+            assert sorted(slots) == [1, 2, 3]
 
     @pytest.mark.parametrize(
         "end",

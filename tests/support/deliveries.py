@@ -35,7 +35,7 @@ class Shop:
 
     def task(self, **options):
         """Decorates what its first argument asks for."""
-        on_busy = options.pop("on_busy", "skip")
+        on_busy, slots = options.pop("on_busy", "skip"), options.pop("slots", 1)
 
         def work(task, what="return"):
             self.runs.append((task.request.id, task.request.retries))
@@ -50,7 +50,7 @@ class Shop:
                 raise task.replace(task.si("replaced"))
             return what
 
-        guarded = distributed_lock("work", on_busy=on_busy)(work)
+        guarded = distributed_lock("work", on_busy=on_busy, slots=slots)(work)
         return self.app.task(bind=True, name="work", shared=False, **{"acks_late": True, **options})(guarded)
 
     @property

@@ -54,7 +54,11 @@ THROUGH_OTHERS = [
     ),
     ("monitoring.diagnostics monitoring.formatting", "management/commands/test_locks", "what the command prints"),
     ("monitoring.series", "contrib/test_opentelemetry", "labels are of metrics"),
-    ("testing.contract testing.plugin testing.runs_contract testing.tools", "testing/test_testing", "one kit"),
+    (
+        "testing.contract testing.plugin testing.runs_contract testing.slots_contract testing.tools",
+        "testing/test_testing",
+        "one kit",
+    ),
     ("utils.clock", "unit/test_platforms", "each system has its own clocks"),
     ("utils.drive utils.wakeup", "core/test_acquire", "waiting is made of them"),
     ("utils.events", "core/test_events", "records are of locks"),

@@ -1,0 +1,457 @@
+"""``slots``: as many hold a lock at once as its callers allow, over all threads, tasks and processes."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import Counter
+from contextlib import ExitStack
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.db import transaction
+
+from django_distlock import (
+    InvalidLockBackend,
+    LockNotAcquired,
+    LockReentry,
+    LockTimeout,
+    State,
+    adopt,
+    current_lease,
+    distributed_lock,
+    lock,
+    locks,
+)
+from django_distlock.backends.dummy import DummyBackend
+from django_distlock.core.forced import force_release
+from django_distlock.signals import lock_lost
+from django_distlock.testing import held_elsewhere, override_locks
+from tests.support.tools import PATIENCE, backend_on, eventually, lock_request, queue_of, renewer_of
+
+backend = backend_on("redis", "locmem", "postgres", "mariadb", "sqlite")
+
+pytestmark = pytest.mark.usefixtures("backend")
+
+
+def taken(name="name"):
+    """The slots of a lock that are, as the store says."""
+    [leases] = locks["default"].look([name])
+    return [info.slot for info in leases]
+
+
+class Holders:
+    """Threads that hold a lock until they are told to go."""
+
+    def __init__(self):
+        self.order = []  # in which they were granted it
+        self._go = {}
+        self._threads = []
+
+    def start(self, label, **options):
+        """Another one. Returns when it stands in the line of its process, or holds the lock."""
+        self._go[label] = go = threading.Event()
+
+        def hold():
+            with lock("name", wait=PATIENCE, **options):
+                self.order.append(label)
+                go.wait(PATIENCE)
+
+        before = self._known()
+        thread = threading.Thread(target=hold)
+        thread.start()
+        self._threads.append(thread)
+        eventually(lambda: self._known() > before)
+
+    def _known(self):
+        return len(self.order) + queue_of(locks["default"]).length("name")
+
+    def have(self, *labels):
+        """These were granted it, in this order, and nobody else is for a while."""
+        eventually(lambda: len(self.order) >= len(labels))
+        time.sleep(0.1)
+        assert self.order == list(labels)
+
+    def let_go(self, label):
+        self._go[label].set()
+
+    def end(self):
+        for go in self._go.values():
+            go.set()
+        for thread in self._threads:
+            thread.join(PATIENCE)
+            assert not thread.is_alive()
+
+
+@pytest.fixture
+def holders():
+    holders = Holders()
+    yield holders
+    holders.end()
+
+
+class TestHowMany:
+    def test_as_many_leases_at_once(self):
+        with ExitStack() as stack:
+            leases = [stack.enter_context(lock("name", slots=3, wait=0)) for _ in range(3)]
+            assert [lease.slot for lease in leases] == taken() == [1, 2, 3]
+            assert [lease.fence for lease in leases] == sorted({lease.fence for lease in leases})
+            with pytest.raises(LockReentry, match="All 3 slots"):
+                lock("name", slots=3, wait=0).__enter__()
+        assert taken() == []
+
+    def test_one_more_finds_it_busy(self):
+        with held_elsewhere("name", label="first", ttl=50, slots=2), held_elsewhere("name", ttl=70, slots=2):
+            with pytest.raises(LockNotAcquired, match="none of its 2 slots is free.*slot 1: .*first") as caught:
+                lock("name", slots=2, wait=0).__enter__()
+            assert caught.value.holder.label == "first"
+            assert 40 < caught.value.retry_after <= 50
+            with pytest.raises(LockTimeout, match="none of its 2 slots is free"):
+                lock("name", slots=2, wait=0.1).__enter__()
+
+    def test_of_one_name_alone(self):
+        with lock("name", slots=2), lock("other", slots=2) as other:
+            assert other.slot == 1
+
+    def test_one_slot_is_the_lock_without_slots(self):
+        with lock("name", slots=1) as lease:
+            assert lease.slot == 1
+            assert lock("name").locked()
+            with lock("name", reentrant=True, wait=0) as again:
+                assert again is lease
+
+    @pytest.mark.parametrize("slots", [0, -1, 1001, True, 1.5, "3", None])
+    def test_from_1_to_1000(self, slots):
+        with pytest.raises(ValueError, match="slots is .*a whole number from 1 to 1000"):
+            lock("name", slots=slots)
+
+    def test_a_thousand(self):
+        with lock("name", slots=1000) as lease:
+            assert lease.slot == 1
+
+    def test_no_one_enters_one_of_several_again(self):
+        with pytest.raises(ValueError, match="reentrant=True is for a lock that one holds at a time"):
+            lock("name", slots=2, reentrant=True)
+
+    def test_in_tasks(self):
+        async def main():
+            async with lock("name", slots=2) as first, lock("name", slots=2) as second:
+                assert (first.slot, second.slot) == (1, 2)
+                assert await lock("name", slots=2).alocked()
+                assert (await lock("name", slots=3).ausage()).held == 2
+            assert not await lock("name", slots=2).alocked()
+
+        asyncio.run(main())
+
+    def test_many_threads_and_tasks(self):
+        """Never more at once than the smallest number of those that are inside, but for those that came before."""
+        inside, seen, guard = Counter(), [], threading.Lock()
+
+        def note(label, step):
+            with guard:
+                inside[label] += step
+                seen.append(sum(inside.values()))
+
+        def in_a_thread():
+            for _ in range(5):
+                with lock("name", slots=3, wait=PATIENCE):
+                    note("threads", 1)
+                    time.sleep(0.001)
+                    note("threads", -1)
+
+        async def in_a_task():
+            async with lock("name", slots=3, wait=PATIENCE):
+                note("tasks", 1)
+                await asyncio.sleep(0.001)
+                note("tasks", -1)
+
+        async def in_tasks():
+            await asyncio.gather(*(in_a_task() for _ in range(10)))
+
+        threads = [threading.Thread(target=in_a_thread) for _ in range(5)]
+        threads.append(threading.Thread(target=async_to_sync(in_tasks)))
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(PATIENCE)
+        assert len(seen) == 2 * (5 * 5 + 10)
+        assert max(seen) <= 3
+        assert taken() == []
+
+
+class TestDifferentNumbers:
+    def test_each_counts_all_leases(self):
+        with held_elsewhere("name", slots=5), held_elsewhere("name", slots=5):
+            assert not lock("name", wait=0).acquire()
+            assert not lock("name", slots=2, wait=0).acquire()
+            with lock("name", slots=5, wait=0) as lease:
+                assert lease.slot == 3
+
+    def test_the_first_waits_until_its_own_condition_holds_and_nobody_passes_it(self, holders):
+        for number in (1, 2):
+            holders.start(f"of five {number}", slots=5)
+            holders.have(*(f"of five {one}" for one in range(1, number + 1)))
+        holders.start("alone", slots=1)
+        holders.start("of two", slots=2)
+        holders.start("of five 3", slots=5)
+        eventually(lambda: locks["default"].count_waiters(["name"])[0])  # until it has a place, wait=0 overtakes it
+        assert not lock("name", slots=5, wait=0).acquire()
+        holders.let_go("of five 1")
+        holders.have("of five 1", "of five 2")
+        holders.let_go("of five 2")
+        holders.have("of five 1", "of five 2", "alone", "of two", "of five 3")
+
+    def test_fewer_slots_let_no_two_of_the_new_ones_in_beside_an_old_one(self, holders):
+        """As in a deploy that changes 3 to 1."""
+        holders.start("old", slots=3)
+        holders.have("old")
+        holders.start("new 1", slots=1)
+        holders.start("new 2", slots=1)
+        holders.have("old")
+        holders.let_go("old")
+        holders.have("old", "new 1")
+        holders.let_go("new 1")
+        holders.have("old", "new 1", "new 2")
+
+
+class TestHandOffs:
+    def test_who_leaves_hands_its_own_slot_to_the_first(self, holders):
+        for label in ("a", "b"):
+            holders.start(label, slots=2)
+            eventually(lambda label=label: label in holders.order)
+        holders.start("c", slots=2)
+        holders.start("d", slots=2)
+        holders.let_go("b")
+        holders.have("a", "b", "c")
+        assert taken() == [1, 2]
+        holders.let_go("a")
+        holders.have("a", "b", "c", "d")
+
+    def test_all_that_end_at_once_are_handed_on(self, holders, backend):
+        gone = [lock_request(ttl=0.5, slots=3) for _ in range(3)]
+        for one in gone:
+            backend.acquire(one, queue=False)
+        for number in range(4):
+            holders.start(number, slots=3)
+        eventually(lambda: sorted(holders.order) == [0, 1, 2])
+        assert taken() == [1, 2, 3]
+
+    def test_min_hold_of_a_slot_counts(self):
+        with lock("name", slots=2, min_hold=30):
+            pass
+        usage = lock("name", slots=2).usage()
+        assert [(info.slot, info.resting) for info in usage.leases] == [(1, True)]
+        with lock("name", slots=2, wait=0) as second:
+            assert second.slot == 2
+            busy = lock("name", slots=2, wait=0)
+            with pytest.raises(LockNotAcquired):
+                in_another_thread(busy.__enter__)
+
+
+def in_another_thread(work):
+    result = []
+
+    def run():
+        try:
+            result.append((work(), None))
+        except Exception as error:
+            result.append((None, error))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(PATIENCE)
+    value, error = result[0]
+    if error:
+        raise error
+    return value
+
+
+class TestLeases:
+    def test_each_is_renewed(self):
+        with lock("name", slots=2, ttl=0.6) as first, lock("name", slots=2, ttl=0.6) as second:
+            time.sleep(1.0)
+            first.ensure_held()
+            second.ensure_held()
+            assert taken() == [1, 2]
+
+    def test_one_is_lost_by_itself(self):
+        lost = []
+
+        def receiver(**about):
+            lost.append(about["lease"])
+
+        lock_lost.connect(receiver)
+        try:
+            with lock("name", slots=2, ttl=0.6) as first, lock("name", slots=2, ttl=0.6, on_lost="log") as second:
+                [_, info] = locks["default"].look(["name"])[0]
+                force_release(info, by="somebody")
+                eventually(lambda: second.state is State.LOST)
+                assert first.state is State.HELD
+                assert taken() == [1]
+                eventually(lambda: lost)
+        finally:
+            lock_lost.disconnect(receiver)
+        assert lost == [second]
+
+    def test_it_is_detached_and_adopted_with_its_slot(self):
+        with held_elsewhere("name", slots=2):
+            with lock("name", slots=2, ttl=60) as lease:
+                text = lease.detach()
+            assert taken() == [1, 2]
+            with adopt(text) as adopted:
+                assert (adopted.slot, adopted.holder.slots) == (2, 2)
+                adopted.renew()
+            assert taken() == [1]
+
+    def test_the_last_one_of_a_name_is_the_current_one(self):
+        with lock("name", slots=2) as first:
+            with lock("name", slots=2) as second, lock("other"):
+                assert current_lease("name") is second
+            assert current_lease() is current_lease("name") is first
+
+    def test_a_handle_knows_its_own(self):
+        handle = lock("name", slots=2)
+        with handle as first, handle as second:
+            assert handle.lease is second
+            assert first is not second
+
+
+class TestWhatIsAsked:
+    def test_usage(self):
+        handle = lock("name", slots=3)
+        assert handle.usage() == (3, ())
+        with held_elsewhere("name", label="a", slots=3), held_elsewhere("name", label="b", slots=3):
+            usage = handle.usage()
+            assert (usage.held, usage.slots, usage.is_full) == (2, 3, False)
+            assert [info.holder.label for info in usage.leases] == ["a", "b"]
+            assert [info.slot_text for info in usage.leases] == [", slot 1 of 3", ", slot 2 of 3"]
+            assert not handle.locked()
+            assert lock("name", slots=2).locked()
+            assert lock("name").usage().held == 2
+
+    def test_a_release_by_force_frees_one_slot(self):
+        with held_elsewhere("name", slots=3), held_elsewhere("name", slots=3), held_elsewhere("name", slots=3):
+            assert lock("name").force_release(slot=2) is True
+            assert taken() == [1, 3]
+            assert lock("name").force_release(slot=2) is False
+            assert lock("name").force_release() is True
+            assert taken() == []
+
+    def test_and_in_tasks(self):
+        async def main():
+            async with lock("name", slots=2, on_lost="log"), lock("name", slots=2, on_lost="log"):
+                assert await lock("name").aforce_release(slot=1) is True
+                assert [info.slot for info in (await lock("name").ausage()).leases] == [2]
+
+        asyncio.run(main())
+
+
+class TestTransactions:
+    pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
+
+    def test_a_loop_enters_the_lease_that_its_transaction_keeps(self):
+        with transaction.atomic():
+            leases = []
+            for _ in range(4):
+                with lock("name", slots=2, wait=0) as lease:
+                    leases.append(lease)
+            assert len(set(map(id, leases))) == 1
+            assert taken() == [1]
+        assert taken() == []
+
+    def test_each_turn_takes_its_own_outside_of_one(self):
+        fences = set()
+        for _ in range(3):
+            with lock("name", slots=2, wait=0) as lease:
+                fences.add(lease.fence)
+        assert len(fences) == 3
+
+    def test_in_tasks(self):
+        async def main():
+            @async_to_sync
+            async def enter():
+                async with lock("name", slots=2, wait=0) as lease:
+                    return lease
+
+            def both():
+                with transaction.atomic():
+                    first, second = enter(), enter()
+                    assert first is second
+                    assert taken() == [1]
+
+            await asyncio.to_thread(both)
+
+        asyncio.run(main())
+
+
+class TestDecorator:
+    def test_so_many_calls_at_once(self):
+        @distributed_lock("name", slots=2, on_busy=lambda busy, *_: "busy")
+        def call(depth):
+            return call(depth - 1) if depth else "inside"
+
+        assert call(1) == "inside"
+        with held_elsewhere("name", slots=2):
+            assert call(0) == "inside"
+            with held_elsewhere("name", slots=2):
+                assert call(0) == "busy"
+
+    def test_a_number_of_the_arguments(self):
+        @distributed_lock("export:{tenant}", slots=lambda tenant, **_: {"small": 1, "large": 3}[tenant], on_busy="skip")
+        def export(tenant, what="all"):
+            return len(locks["default"].look([f"export:{tenant}"])[0])
+
+        for tenant, most in (("small", 1), ("large", 3)):
+            with ExitStack() as stack:
+                for held in range(most):
+                    assert export(tenant, what="part") == held + 1
+                    stack.enter_context(held_elsewhere(f"export:{tenant}", slots=most))
+                assert not isinstance(export(tenant), int)
+
+    def test_coroutine_functions(self):
+        async def main():
+            @distributed_lock("name", slots=lambda number: number)
+            async def call(number):
+                return current_lease().slot
+
+            with held_elsewhere("name", slots=2):
+                assert await call(2) == 2
+                with pytest.raises(LockNotAcquired):
+                    await call(1)
+
+        asyncio.run(main())
+
+    @pytest.mark.parametrize("wrong", [0, 1001, None, "2"])
+    def test_a_number_that_is_none(self, wrong):
+        @distributed_lock("name", slots=lambda: wrong)
+        def call():
+            raise AssertionError
+
+        with pytest.raises(ValueError, match="slots is .*a whole number from 1 to 1000"):
+            call()
+
+    def test_what_is_wrong_for_each_call_is_told_at_once(self):
+        for options in ({"slots": 0}, {"slots": 2, "reentrant": True}, {"slots": lambda: 2, "reentrant": True}):
+            with pytest.raises(ValueError, match=r"slots|reentrant"):
+                distributed_lock("name", **options)(print)
+
+
+class TestTheStore:
+    def test_one_without_slots_refuses(self, monkeypatch, backend):
+        monkeypatch.setattr(type(backend), "supports_slots", False)
+        with pytest.raises(InvalidLockBackend, match=r"slots=2.*lets one at a time"):
+            lock("name", slots=2).__enter__()
+        with lock("name", slots=1):
+            pass
+
+    def test_one_that_excludes_nobody_counts_nobody(self):
+        with override_locks(f"{DummyBackend.__module__}.{DummyBackend.__qualname__}"):
+            with lock("name", slots=1), lock("name", slots=1) as lease:
+                assert lease.slot == 1
+
+    def test_nothing_is_left(self, backend):
+        with lock("name", slots=2), lock("name", slots=2):
+            pass
+        eventually(lambda: not renewer_of(backend).is_cleaning)
+        assert list(locks["default"].held()) == []
