@@ -81,7 +81,7 @@ class HeldLock(models.Model):
         state = cls.State.HANDED_OVER if info.holder is None else cls.State.RESTING if info.resting else cls.State.HELD
         row = cls(
             id=key,
-            name=printable(info.name),
+            name=printable(f"{info.name}{info.slot_text}"),
             using=info.using,
             state=state,
             label=info.holder.label if info.holder else "",
@@ -144,16 +144,20 @@ class DatabaseLock(models.Model):
     # Of the columns from token on, but for fence, expires and careful_until, which never change their meaning
     format: models.SmallIntegerField[int, int] = models.SmallIntegerField()
     version: models.BigIntegerField[int, int] = models.BigIntegerField()  # grows with every change
-    token: models.CharField[str, str] = models.CharField(max_length=26)  # of the lease; empty when the lock is free
+    # Of the lease in the first slot:
+    token: models.CharField[str, str] = models.CharField(max_length=26)  # empty when it is free
     state: models.CharField[str, str] = models.CharField(max_length=1)  # h, c, r or f, as state.py says
     fence: models.BigIntegerField[int, int] = models.BigIntegerField()  # the number of the last grant
     expires: models.BigIntegerField[int, int] = models.BigIntegerField()  # when the lease runs out, or ended
     holder: models.TextField[str, str] = (
         models.TextField()
     )  # JSON; empty when nobody holds it; of a claim: the inbox of the waiter
+    others: models.TextField[str, str] = models.TextField()  # leases in other slots than the first; JSON, see sql.py
     waiters: models.TextField[str, str] = models.TextField()  # records of one length, see state.py
     retired: models.TextField[str, str] = models.TextField()  # tokens that get the lock no more; JSON
-    careful_until: models.BigIntegerField[int, int] = models.BigIntegerField()  # of waiters and tokens: see state.py
+    careful_until: models.BigIntegerField[int, int] = (
+        models.BigIntegerField()
+    )  # of others, waiters and tokens: see state.py
 
     objects = NoRows()
 

@@ -35,7 +35,7 @@ def _row(seen: SeenLock, waiting: int | None) -> tuple[str, ...]:
     info, held = seen.info, held_for(seen.info)
     process = f"{info.holder.pid}@{info.holder.host}" if info.holder else ""
     return (
-        info.name,
+        f"{info.name}{info.slot_text}",
         info.using,
         info.holder.label if info.holder else "",
         process if state(seen) == "held" else f"{process} ({state(seen)})".lstrip(),
@@ -46,12 +46,17 @@ def _row(seen: SeenLock, waiting: int | None) -> tuple[str, ...]:
 
 
 def as_json(seen: SeenLock, waiting: int | None) -> dict[str, Any]:
-    """``lease`` names the lease without its token. Seconds are floats, or null where they are not known."""
+    """``lease`` names the lease without its token. Seconds are floats, or null where they are not known.
+
+    ``slots``: how many may hold the lock at once, as its holder said; null where that is not known.
+    """
     info, holder = seen.info, seen.info.holder
     held = held_for(info)
     return {
         "name": info.name,
         "using": info.using,
+        "slot": info.slot,
+        "slots": info.slots,
         "lease": info.digest,
         "state": state(seen),
         "holder": holder and {"host": holder.host, "pid": holder.pid, "thread": holder.thread, "label": holder.label},

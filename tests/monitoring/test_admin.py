@@ -254,6 +254,19 @@ def test_release_asks_first_and_says_what_it_did(operator, backend, forced):
     ]
 
 
+def test_a_lock_with_several_slots_has_a_line_for_each_that_is_taken(operator, backend):
+    for number in (1, 2, 3):
+        hold(backend, "export:7", label=f"tenant {number}", slots=3)
+    assert names_in(operator.get(LIST)) == [f"export:7, slot {number} of 3" for number in (1, 2, 3)]
+    key = key_of(backend, "export:7", slot=2)
+    page = operator.get(reverse("admin:distlock_heldlock_change", args=[quote(key)])).content.decode()
+    assert "export:7, slot 2 of 3" in page
+    assert "tenant 2" in page
+    assert said(release(operator, [key])) == ["success: Released 1 lock: export:7, slot 2 of 3."]
+    assert [info.slot for info in backend.look(["export:7"])[0]] == [1, 3]
+    assert LogEntry.objects.get().object_repr == "Released: export:7, slot 2 of 3"
+
+
 def test_a_release_has_its_entry_in_the_log_whatever_the_names_are(operator, backend):
     """Databases refuse some characters: PostgreSQL a NUL."""
     names = ["a\x00b", "order:1", "order:2\x1b[2J", *(f"{number:03}" * 60 for number in range(20))]

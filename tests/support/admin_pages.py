@@ -43,11 +43,11 @@ def use_admin(settings: Any, *, apps: tuple[str, ...] = (), processors: tuple[st
 
 def hold(
     backend: BaseLockBackend, name: str, *, ttl: float = 60.0, label: str = "shop.tasks.report", host: str = "web-1",
-    pid: int = 4711, ago: float = 12.0, prefix: str = "",
+    pid: int = 4711, ago: float = 12.0, prefix: str = "", slots: int = 1,
 ) -> LockRequest:  # fmt: skip
     """A lock taken by somebody else, that long ago."""
-    holder = Holder(host, pid, "MainThread", label, round(time.time() - ago, 3))
-    taken = LockRequest(name, ttl, holder, prefix=prefix)
+    holder = Holder(host, pid, "MainThread", label, round(time.time() - ago, 3), slots=slots)
+    taken = LockRequest(name, ttl, holder, prefix=prefix, slots=slots)
     assert not hasattr(backend.acquire(taken, queue=False), "remaining"), f"{name} is held already"
     return taken
 
@@ -82,8 +82,9 @@ def names_in(page) -> list[str]:
     return [row.name for row in page.context["cl"].result_list]
 
 
-def key_of(backend, name: str) -> str:
-    return str(LeaseKey(Key(backend.alias, name), backend.look([name])[0][0].digest))
+def key_of(backend, name: str, slot: int = 1) -> str:
+    [info] = [info for info in backend.look([name])[0] if info.slot == slot]
+    return str(LeaseKey(Key(backend.alias, name), info.digest))
 
 
 def release(browser, ids, **fields):

@@ -117,6 +117,7 @@ class Command(BaseCommand):
         which = releasing.add_mutually_exclusive_group(required=True)
         which.add_argument("name", nargs="?", type=_name, help="exactly this lock")
         which.add_argument("--prefix", help="all locks whose names begin with this")
+        releasing.add_argument("--slot", type=int, metavar="N", help="of a lock that several may hold, this slot alone")
         releasing.add_argument("--no-input", "--noinput", action="store_false", dest="interactive", help="do not ask")
         pruning = add_action("prune", help="delete the rows that databases keep of free locks and of old runs")
         pruning.add_argument(
@@ -217,7 +218,7 @@ class Command(BaseCommand):
 
     def _facts(self, seen: SeenLock, waiting: int | None) -> Iterator[str]:
         info, held, long = seen.info, held_for(seen.info), long_held(seen.info)
-        yield self.style.MIGRATE_HEADING(printable(info.name))
+        yield self.style.MIGRATE_HEADING(printable(f"{info.name}{info.slot_text}"))
         facts = {
             "backend": info.using,
             "state": state(seen),
@@ -237,9 +238,12 @@ class Command(BaseCommand):
     def do_release(self, options: dict[str, Any]) -> None:
         if options["prefix"] == "" and not options["interactive"]:
             raise CommandError("An empty --prefix means all locks. They are freed after asking alone.", returncode=2)
+        if options["prefix"] is not None and options["slot"] is not None:
+            raise CommandError("--slot is for one lock, which is given by its name.", returncode=2)
         inventory = Inventory(self.aliases, options["prefix"] or "")
         if options["prefix"] is None:
             leases = inventory.leases(Key(alias, options["name"]) for alias in inventory.aliases)
+            leases = [seen for seen in leases if options["slot"] in (None, seen.info.slot)]
             found = with_waiters(inventory, leases)
         else:
             found = look_with_waiters(inventory, inventory.keys())
@@ -297,7 +301,7 @@ class Command(BaseCommand):
             )
         else:
             for seen, freed in outcomes:
-                name = printable(seen.info.name)
+                name = printable(f"{seen.info.name}{seen.info.slot_text}")
                 if freed is True:
                     self.stdout.write(
                         f"{self.style.SUCCESS('freed')}  {name}  was held by {seen.info.holder or 'nobody yet'}"

@@ -247,6 +247,31 @@ def test_release_is_exact(backend):
     lock_forced.disconnect(note)
 
 
+def test_slots(backend):
+    for number in (1, 2, 3):
+        hold(backend, "export:7", label=f"tenant {number}", slots=3)
+    hold(backend, "order:1")
+    assert [re.split("  +", line)[0] for line in said().splitlines()[1:-1]] == [
+        *(f"export:7, slot {number} of 3" for number in (1, 2, 3)), "order:1",
+    ]  # fmt: skip
+    rows = json.loads(said("list", "--json"))
+    assert [(row["name"], row["slot"], row["slots"]) for row in rows] == [
+        ("export:7", 1, 3), ("export:7", 2, 3), ("export:7", 3, 3), ("order:1", 1, 1),
+    ]  # fmt: skip
+    shown = said("show", "export:7")
+    assert re.findall(r"export:7, slot \d of 3|tenant \d", shown) == [
+        text for number in (1, 2, 3) for text in (f"export:7, slot {number} of 3", f"tenant {number}")
+    ]
+    assert "freed  export:7, slot 2 of 3  was held by tenant 2" in said(
+        "release", "export:7", "--slot", "2", "--no-input"
+    )
+    assert [info.slot for info in backend.look(["export:7"])[0]] == [1, 3]
+    assert "Nobody holds" in said("release", "export:7", "--slot", "2", "--no-input", code=1)
+    assert "--slot is for one lock" in said("release", "--prefix", "export", "--slot", "1", "--no-input", code=2)
+    assert said("release", "export:7", "--no-input").count("freed") == 2
+    assert locked_names(backend) == ["order:1"]
+
+
 @pytest.mark.parametrize(("answer", "code"), [("yes", 0), ("y", 0), ("no", 1), ("", 1)])
 def test_release_asks(backend, monkeypatch, answer, code):
     hold(backend, "order:1")
@@ -387,14 +412,14 @@ def test_check_tells_what_each_backend_keeps_also_for_programs(settings):
         "default": {"BACKEND": LOCMEM},
         "none": {"BACKEND": "django_distlock.backends.dummy.DummyBackend"},
     }
-    assert "locks exclude, first come, first served, waiters are woken, runs of beat; not: other processes" in said(
-        "check"
-    )
+    checked = said("check")
+    assert "locks exclude, first come, first served, waiters are woken, at most n at once, " in checked
+    assert "runs of beat; not: other processes" in checked
     found = json.loads(said("check", "--json"))
     kept = {alias: [item["data"] for item in items if item["about"] == "keeps"] for alias, items in found.items()}
     assert kept == {alias: [capabilities_of(locks[alias])] for alias in ("default", "none")}
     assert kept["default"][0]["supports_queue"] is True
-    assert not any(kept["none"][0].values())
+    assert [flag for flag, is_kept in kept["none"][0].items() if is_kept] == ["supports_transfer"]
 
 
 def test_what_a_backend_keeps_is_told_when_it_is_down(settings):
