@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 LOOKS_FOR_TEXTS, PAUSE = 60, 0.05  # seconds between two looks
 PARTS = 4  # of the content of a response
-OPTIONS = ("ttl", "wait", "renew", "min_hold", "max_hold", "reentrant", "on_unavailable")
+OPTIONS = ("ttl", "wait", "renew", "min_hold", "max_hold", "slots", "reentrant", "on_unavailable")
 WITHOUT_LOCK = ("works", "raises")  # what is done by a body that runs without it
 
 
@@ -190,9 +190,10 @@ class Calls:
             [leases] = locks[process.name].look([name])
             judge.got(None)
             if leases:
-                self._judges.freed(leases[0])
+                info = leases[int(self._judges.now * 1000) % len(leases)]
+                self._judges.freed(info)
                 judge.leaves()
-                force_release(leases[0], by="operator")
+                force_release(info, by="operator")
 
     async def afree(self, process: Process, name: str, **about: Any) -> None:
         with self._judges.acquiring(process, {"frees": name}) as judge:

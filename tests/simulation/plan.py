@@ -256,6 +256,8 @@ RESPONSE_MAX_HOLD = 6.0  # seconds for which a response keeps the lock of its vi
 RESPONSES_SHARE, MOST_RESPONSES = 0.4, 6  # of runs, and in one
 FORKS_SHARE, MOST_FORKS = 0.4, 3  # the same
 LISTS_SHARE, MOST_LISTS = 0.4, 4  # the same
+SLOTS_SHARE = 0.4  # of runs in which locks have several slots
+SLOTS = ((1, 2, 5), (1, 2, 5), (2,), (5,), (1, 5))  # of the calls of such a run; of 1, more than one may be
 OUTAGES_SHARE, RUNNING_SHARE = 0.5, 0.5  # of runs; and of the calls in one that go on without the lock in an outage
 LOST_LISTS_SHARE = 0.3  # of lists, whose process reaches no server when it asks for them
 AIMED = 4  # faults of a run of the first profile that are aimed at an operation, each seed at others
@@ -275,6 +277,8 @@ def draw_plan(
     faults: Mapping[str, Fault],
     of_call: Callable[[random.Random, Mapping[str, Any]], Mapping[str, Any]],
     operations: Sequence[str],
+    *,
+    has_slots: bool,
 ) -> list[Event]:
     """Neighbouring seeds have different profiles, and aim different faults at different operations.
 
@@ -315,6 +319,8 @@ def draw_plan(
             plan.append(Event(round(chance.uniform(0, within), 3), kind, who, about))
     plan += _draw_responses(seed, profile, processes, names, ttls)
     plan = _let_run(seed, plan)
+    if has_slots:
+        plan = _let_share(seed, plan)
     if fork:
         plan += _draw_forks(seed, fork, processes, operations)
     plan += _draw_lists(seed, profile, names, faults.get("partition"))
@@ -351,6 +357,23 @@ def _let_run(seed: int, plan: Sequence[Event]) -> list[Event]:
     return [
         replace(event, about={**event.about, "on_unavailable": "run"})
         if event.what in ACQUIRING and chance.random() < share
+        else event
+        for event in plan
+    ]
+
+
+def _let_share(seed: int, plan: Sequence[Event]) -> list[Event]:
+    """In some runs, callers let others have the lock beside them. The same.
+
+    Not where the clock of a server is set, which ends leases in all slots but the first, as the models have it.
+    """
+    chance = random.Random(f"slots {seed}")
+    numbers = chance.choice(SLOTS)
+    if chance.random() >= SLOTS_SHARE or any(event.what == "server_clock" for event in plan):
+        return list(plan)
+    return [
+        replace(event, about={**event.about, "slots": chance.choice(numbers)})
+        if event.what in ACQUIRING and not event.about.get("reentrant")
         else event
         for event in plan
     ]

@@ -115,7 +115,8 @@ class Simulation:
     def run(self, plan: Sequence[Event] | None = None) -> Outcome:
         if plan is None:
             world = self.world
-            plan = draw_plan(self.seed, world.profile, world.profiles, self.faults, world.of_call, world.operations)
+            drawn = world.profile, world.profiles, self.faults, world.of_call, world.operations
+            plan = draw_plan(self.seed, *drawn, has_slots=world.has_slots)
         if self.world.most_processes == 1:
             plan = [Event(event.at, event.what, event.who and "p0", event.about) for event in plan]
         outcome = Outcome(self.seed, plan, counts=self.counts, met=self.met)

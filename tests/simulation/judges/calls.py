@@ -7,7 +7,6 @@ import logging
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from itertools import combinations
 from math import inf
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +24,7 @@ from django_distlock import (
 from django_distlock.core.acquire import MOST_LATE_GRANTS
 from django_distlock.core.adoption import CLOCKS_DIFFER
 from django_distlock.core.holds import acquired_here
-from django_distlock.types import Grant, LockInfo, LockRequest, current_execution
+from django_distlock.types import MOST_SLOTS, Grant, LockInfo, LockRequest, current_execution
 
 from ..calls import BodyError
 from ..engine.lines import Struck
@@ -138,8 +137,8 @@ class Judge:
 
     def _judge_busy(self) -> None:
         """S16: "busy" is told of a lock that somebody had."""
-        if not self._judges.was_taken_since(self.name, self.began):
-            self._judges.fail(f"S16: {self}: told that the lock is busy, though nobody had it")
+        if not self._judges.was_taken_since(self.name, self.began, self.about.get("slots", 1)):
+            self._judges.fail(f"S16: {self}: told that the lock is busy, though it was free for it")
 
     @contextmanager
     def body(self) -> Iterator[None]:
@@ -427,9 +426,13 @@ class Judges:
         if is_new and self.believes(lease):
             world = self._simulation.world
             may_repeat = world.may_repeat_numbers or world.has_lost_data_since(asked_at)
-            if lease.fence <= self._fences[lease.name] and not may_repeat:
+            # Of several leases, one that was handed over may be told later than one that came after it.
+            if lease.holder.slots > 1:
+                self._fences[lease.name] = 0
+            elif lease.fence <= self._fences[lease.name] and not may_repeat:
                 self.fail(f"S12: {lease} has a number that is not above {self._fences[lease.name]}")
-            self._fences[lease.name] = max(lease.fence, self._fences[lease.name])
+            else:
+                self._fences[lease.name] = lease.fence
         self.check_exclusion()
 
     def runs_without(self, lease: Lease) -> None:
@@ -495,10 +498,15 @@ class Judges:
             if self.believes(lease):
                 by_name[lease.name][lease.token] = lease
         for leases in by_name.values():
-            for one, other in combinations(leases.values(), 2):
-                asked_at = [self._asked_at.get(lease.token, self.now) for lease in (one, other)]
+            in_order = sorted(leases.values(), key=lambda lease: (lease.fence, lease.token))
+            for number, lease in enumerate(in_order):
+                if number < (slots := lease.holder.slots):
+                    continue
+                believed = in_order[: number + 1]
+                asked_at = [self._asked_at.get(one.token, self.now) for one in believed]
                 if not self._simulation.world.has_lost_data_since(min(asked_at)):
-                    self.fail(f"S1: {one.token[:6]} {one!r} and {other.token[:6]} {other!r} are both believed")
+                    shown = ", ".join(f"{one.token[:6]} {one!r}" for one in believed)
+                    self.fail(f"S1: {shown} are all believed, and the last one may be with {slots - 1} others")
 
     def is_called_for(self, name: str, since: float = inf, process: Process | None = None) -> bool:
         """Whether an acquisition or a release of that name is under way that began by then, in that process or any."""
@@ -535,8 +543,8 @@ class Judges:
             if request.token != token and not begins_anew:
                 self.fail(f"S4: {process} sent {token[:6]}, and goes on with {request.token[:6]} when it is answered")
 
-    def was_taken_since(self, name: str, moment: float) -> bool:
-        return self._simulation.world.was_taken_since(name, moment)
+    def was_taken_since(self, name: str, moment: float, slots: int) -> bool:
+        return self._simulation.world.was_taken_since(name, moment, slots)
 
     # What may go wrong
 
@@ -601,11 +609,13 @@ class Judges:
     def _check_that_free_locks_are_taken(self) -> None:
         """S7, S10: no lock is free while somebody waits for it."""
         waiting: defaultdict[str, float] = defaultdict(lambda: inf)
+        numbers: defaultdict[str, int] = defaultdict(lambda: MOST_SLOTS)
         for judge in self._judging:
             if judge.is_waiting and judge.name and judge.process.is_alive and not judge.process.is_stopped:
                 waiting[judge.name] = min(waiting[judge.name], judge.began + judge.paused_for)
+                numbers[judge.name] = min(numbers[judge.name], judge.about.get("slots", 1))
         for name, since in waiting.items():
-            if self._simulation.world.is_locked(name):
+            if self._simulation.world.leases(name) >= numbers[name]:  # who wants the fewest may be the first
                 self._free_since[name] = self.now
             idle = self.now - max(self._free_since[name], since, self._simulation.felt_until())
             if idle > UNSERVED + self._simulation.world.queueing_time:

@@ -101,7 +101,7 @@ class HolderJudge:
         if lease.state is State.LOST:
             return  # which its renewer ends, if the store has it yet
         holders = self._simulation.world.holders()
-        is_held = holders is not None and holders.get(lease.name) == lease.token
+        is_held = holders is not None and lease.token in holders.get(lease.name, ())
         # What found no connection is released in the background.
         is_excused = lease.token in self._detached or (lease.using, lease.token) in self._without_connection
         is_excused = is_excused or self._judges.may_fail(self._asked_at[lease.token])
@@ -164,7 +164,7 @@ class HolderJudge:
         if (holders := self._simulation.world.holders()) is None:
             return
         for lease in self.leases():
-            is_gone = holders.get(lease.name) != lease.token and self._judges.believes(lease)
+            is_gone = lease.token not in holders.get(lease.name, ()) and self._judges.believes(lease)
             if is_gone and not self._has_lost_data_since(self._asked_at[lease.token]):
                 self._judges.fail(f"S1: {lease!r} {lease.token[:6]} is believed, and the store has it no more")
 

@@ -1,4 +1,4 @@
-"""What may become of the lease of one lock in a store."""
+"""What may become of the leases of one lock in a store."""
 
 from __future__ import annotations
 
@@ -29,58 +29,72 @@ class Released(NamedTuple):
 class Unowned(NamedTuple):
     """A lease that the store has and of which nobody knows."""
 
-    token: str
     since: float
     stopped_before: float
 
 
 class LeaseJudge:
-    """S2, S3, S4, S12, min_hold and max_hold."""
+    """S1 of slots, S2, S3, S4, S12, min_hold and max_hold. By token, but for the name."""
 
     def __init__(self, store: StoreJudge, name: str) -> None:
         self._store = store
         self._name = name
-        self._released: dict[str, Released] = {}  # by token
-        self._kept_until = -inf
-        self._granted_at: dict[str, float] = {}  # by token
-        self._renewed_until: dict[str, float] = {}  # by token: the end of its max_hold
+        self._released: dict[str, Released] = {}
+        self._kept_until: dict[str, float] = {}
+        self._granted_at: dict[str, float] = {}
+        self._renewed_until: dict[str, float] = {}  # the end of its max_hold
         self._askers: dict[str, Process] = {}
-        self._asked_at: dict[str, float] = {}  # first, by token
-        self._unowned: Unowned | None = None
+        self._asked_at: dict[str, float] = {}  # first
+        self._numbers: dict[str, int] = {}  # of slots
+        self._unowned: dict[str, Unowned] = {}
 
     def promised(self, token: str, about: Mapping[str, Any]) -> None:
         """What the caller asked for: min_hold holds for others from the grant, and max_hold ends renewal."""
-        lease = self._store.state(self._name).lease
         granted_at = self._granted_at.get(token)
         # One that goes to another process goes by the clock of that one.
-        if lease is None or lease.token != token or granted_at is None or about.keys() & {"text", "inside", "detaches"}:
+        is_there = self._store.state(self._name).lease_of(token) is not None
+        if not is_there or granted_at is None or about.keys() & {"text", "inside", "detaches"}:
             return
-        self._kept_until = max(self._kept_until, granted_at + about.get("min_hold", 0.0) * (1 - DRIFT))
+        self._keep(token, granted_at + about.get("min_hold", 0.0) * (1 - DRIFT))
         if "max_hold" in about and not about.keys() & {"renews", "renewed_meanwhile", "reentrant"}:
             self._renewed_until.setdefault(token, self._store.now + about["max_hold"])
 
     def executed(self, executed: Executed) -> None:
-        before, after = executed.before.lease, executed.after.lease
+        token = executed.token
+        before, after = executed.before.lease_of(token), executed.after.lease_of(token)
         if executed.script == "acquire":
-            self._askers[executed.token] = executed.process
-            self._asked_at.setdefault(executed.token, executed.at)
+            self._askers[token] = executed.process
+            self._asked_at.setdefault(token, executed.at)
+            self._numbers[token] = executed.slots
         elif executed.script == "renew":
             self._judge_renewal(executed)
+        self._numbers.update(executed.before.numbers)
+        self._judge_others(executed)
         self._judge_owner(executed, before, after)
         if executed.script == "release":
             self._note_release(executed, before, after)
-        if after and (before is None or before.token != after.token):
-            self._judge_grant(executed, after)
-        elif after and before and after.fence != before.fence:
-            self._fail(f"S12: the number of {after.token[:6]} changed from {before.fence} to {after.fence}")
-        if after and after.state == "h" and (before is None or (before.token, before.state) != (after.token, "h")):
-            self._judge_taken(executed, after)
+        self._judge_rests(executed)
+        self._judge_slots(executed)
+        for lease in sorted(executed.after.leases, key=lambda lease: lease.fence):
+            known = executed.before.lease_of(lease.token)
+            if known is None:
+                self._judge_grant(executed, lease)
+            elif known.fence != lease.fence or known.slot != lease.slot:
+                self._fail(f"S12: {known} became {lease}")
+            if lease.state == "h" and (known is None or known.state != "h"):
+                self._judge_taken(executed, lease)
+
+    def _judge_others(self, executed: Executed) -> None:
+        """S2: the leases of other tokens stand, and others are only handed one."""
+        for lease in executed.before.leases:
+            now = executed.after.lease_of(lease.token)
+            has_ended = now is None and lease.expires_at <= executed.at + GRAIN
+            if lease.token != executed.token and not has_ended and now != lease:
+                self._fail(f"S2: {executed.script} of {executed.token[:6]} changed the lease of {lease.token[:6]}")
 
     def _judge_owner(self, executed: Executed, before: StoredLease | None, after: StoredLease | None) -> None:
         token = executed.token
-        if before is None or before.token != token:
-            if before and after != before:
-                self._fail(f"S2: {executed.script} of {token[:6]} changed the lease of {before.token[:6]}")
+        if before is None:
             if executed.script == "renew" and executed.reply == 1:
                 self._fail(f"S2: {token[:6]} renewed a lease that it did not hold")
             return
@@ -102,37 +116,55 @@ class LeaseJudge:
 
     def _note_release(self, executed: Executed, before: StoredLease | None, after: StoredLease | None) -> None:
         token = executed.token
-        is_owner = before is not None and before.token == token
         if executed.is_offer:
             if before and before.state != "c" and after != before:
-                self._fail(f"S2: a hand-back of {token[:6]} changed the lease of {before.token[:6]}")
+                self._fail(f"S2: a hand-back of {token[:6]} changed the lease that was taken")
             return
         if not executed.is_answered:
             return
-        if after and after.token == token and after.state != "r":
+        if after and after.state != "r":
             self._fail(f"S4: {token[:6]} gave the lock up and still has it")
         if executed.is_forced:  # by an operator; a waiter that had not taken the lock yet waits on
-            self._kept_until = -inf
+            self._kept_until.pop(token, None)
             return
         self._released[token] = Released(executed.at, executed.retires_for, self._clock_error)
-        if is_owner and before and before.state == "h" and executed.cooldown:
-            self._kept_until = max(self._kept_until, executed.at + executed.cooldown)
+        if before and before.state == "h" and executed.cooldown:
+            self._keep(token, executed.at + executed.cooldown)
+
+    def _keep(self, token: str, until: float) -> None:
+        self._kept_until[token] = max(self._kept_until.get(token, -inf), until)
+
+    def _judge_rests(self, executed: Executed) -> None:
+        for token, until in list(self._kept_until.items()):
+            if executed.at >= until - GRAIN:
+                del self._kept_until[token]
+            elif executed.after.lease_of(token) is None:
+                self._fail(f"min_hold of {token[:6]} was cut short by {executed.script} of {executed.token[:6]}")
+
+    def _judge_slots(self, executed: Executed) -> None:
+        """S1, S3: each slot is of one lease, and each token has one."""
+        leases = executed.after.leases
+        if len({lease.slot for lease in leases}) < len(leases) or len(executed.after.tokens) < len(leases):
+            self._fail(f"S1: {executed.script} of {executed.token[:6]} left {leases}")
 
     def _judge_grant(self, executed: Executed, lease: StoredLease) -> None:
-        if executed.at < self._kept_until - GRAIN:
-            self._fail(f"min_hold was cut short by the grant to {lease.token[:6]}")
+        token = lease.token
+        before = [other for other in executed.after.leases if other.fence < lease.fence]
+        most = self._numbers.get(token, 1)
+        if len(before) >= most or lease.slot > most:
+            self._fail(f"S1: {token[:6]} was granted slot {lease.slot} of {most}, while {len(before)} had others")
         if lease.fence <= self._store.last_fence:
-            self._fail(f"S12: {lease.token[:6]} has the number {lease.fence}, not above {self._store.last_fence}")
+            self._fail(f"S12: {token[:6]} has the number {lease.fence}, not above {self._store.last_fence}")
         if lease.fence < self._store.server.store.micros():
             # In a split brain each side knows only its own numbers, and grants go by the clock alone.
-            self._fail(f"S12: the number {lease.fence} of {lease.token[:6]} is older than its grant")
+            self._fail(f"S12: the number {lease.fence} of {token[:6]} is older than its grant")
         self._store.last_fence = max(lease.fence, self._store.last_fence)
-        self._granted_at[lease.token] = executed.at
+        self._granted_at[token] = executed.at
         if lease.state == "h":
-            if executed.token != lease.token:
-                self._fail(f"S2: {lease.token[:6]} was granted the lock for good while it did not ask")
+            if executed.token != token:
+                self._fail(f"S2: {token[:6]} was granted the lock for good while it did not ask")
         elif lease.expires_at > executed.at + Timing.grant_ttl + GRAIN:
-            self._fail(f"S7: what was handed to {lease.token[:6]} is kept for it too long")
+            self._fail(f"S7: what was handed to {token[:6]} is kept for it too long")
 
     def _judge_taken(self, executed: Executed, lease: StoredLease) -> None:
         """At once, or after it was handed over."""
@@ -142,22 +174,23 @@ class LeaseJudge:
 
     def watch(self) -> None:
         """S4: a lease of which nobody knows any more is released, as soon as the store answers."""
-        lease = self._store.state(self._name).lease
-        if lease is None or lease.state != "h" or self._name.startswith(OWN_NAMES):
-            self._unowned = None
-            return
-        process = self._askers.get(lease.token)
-        asked_at = self._asked_at.get(lease.token, inf)
-        if process is None or self._store.simulation.judges.holders.owns(self._name, lease.token, asked_at):
-            self._unowned = None
-        elif self._unowned is None or self._unowned.token != lease.token:
-            self._unowned = Unowned(lease.token, self._store.now, process.stopped_for)
-        elif (
-            self._store.now - self._unowned.since > Timing.retry_delay + self._store.soon
-            and process.stopped_for == self._unowned.stopped_before
-            and self._store.is_undisturbed(process, self._unowned.since)
-        ):
-            self._fail(f"S4: nobody knows of the lease of {lease.token[:6]} since {self._unowned.since:.3f} s")
+        unowned: dict[str, Unowned] = {}
+        leases = () if self._name.startswith(OWN_NAMES) else self._store.state(self._name).leases
+        for lease in leases:
+            token, process = lease.token, self._askers.get(lease.token)
+            asked_at = self._asked_at.get(token, inf)
+            is_owned = self._store.simulation.judges.holders.owns(self._name, token, asked_at)
+            if lease.state != "h" or process is None or is_owned:
+                continue
+            known = self._unowned.get(token, Unowned(self._store.now, process.stopped_for))
+            unowned[token] = known
+            if (
+                self._store.now - known.since > Timing.retry_delay + self._store.soon
+                and process.stopped_for == known.stopped_before
+                and self._store.is_undisturbed(process, known.since)
+            ):
+                self._fail(f"S4: nobody knows of the lease of {token[:6]} since {known.since:.3f} s")
+        self._unowned = unowned
 
     def _is_retired(self, released: Released, ttl: float) -> bool:
         """For as long as a command with its token may arrive, ``ttl`` seconds. A clock that is set ends that early."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 SOONEST = 0.9  # of the look_interval: a waiter looks after that, or a bit later
 MOST_LOOKS = 5  # of a thread or task that nothing explains, in WINDOW seconds
 WINDOW = 3.0
+NUMBERS = (1, 2, 5)  # of slots, which callers name
 
 
 @dataclass
@@ -35,7 +37,7 @@ class Waiter:
 
 @dataclass
 class Handed:
-    """The lock, to a waiter that has not taken it yet; or left to one."""
+    """A slot, to a waiter that has not taken it yet; or left to one."""
 
     token: str
     at: float
@@ -64,11 +66,11 @@ class QueueJudge:
         self._left: set[str] = set()
         self._askers: dict[str, Process] = {}
         self._looks: dict[str, Looks] = {}
-        self._handed: Handed | None = None
+        self._handed: dict[str, Handed] = {}  # by token
         self._free: Handed | None = None  # to one that polls
         self._unwanted_since: dict[str, float] = {}  # places of tokens for which nobody waits
-        self._ended_at = inf  # the lease, unless it is renewed
-        self._taken_until = -inf
+        self._last: LockState | None = None  # when the last script had ended
+        self._taken_until: dict[int, float] = {}  # by numbers of slots: when nothing was free
 
     def executed(self, executed: Executed) -> None:
         before, after, token = executed.before, executed.after, executed.token
@@ -81,17 +83,17 @@ class QueueJudge:
         elif executed.script == "release":
             self._note_release(executed)
         self._note_drops(executed)
-        if after.lease and (before.lease is None or before.lease.token != after.lease.token):
-            self._judge_grant(executed, after.lease)
-        if after.lease is None or after.lease.state != "c":
-            self._handed = None
-        if after.lease and after.lease.is_taken:
-            self._waiters.pop(after.lease.token, None)
-        if before.lease or before.places or after.lease:
-            self._taken_until = executed.at
-        elif self._ended_at < inf:
-            self._taken_until = max(self._taken_until, self._ended_at)
-        self._ended_at = after.lease.expires_at if after.lease else inf
+        for lease in after.leases:
+            if before.lease_of(lease.token) is None:
+                self._judge_grant(executed, lease)
+            if lease.is_taken:
+                self._waiters.pop(lease.token, None)
+        self._judge_free_slots(executed)
+        claims = {lease.token for lease in after.leases if lease.state == "c"}
+        self._handed = {token: handed for token, handed in self._handed.items() if token in claims}
+        for slots in NUMBERS:
+            self._taken_until[slots] = self.taken_until(slots, (before, after))
+        self._last = after
         queue = self._store.keys.queue(self._name)
         if after.places and self._store.server.store.remaining(queue) > Timing.queue_ttl + GRAIN:
             self._fail("S9: the queue would outlive those who wait")
@@ -101,12 +103,13 @@ class QueueJudge:
         self._judge_free()
         self._judge_places()
 
-    def taken_until(self) -> float:
-        """When somebody had the lock last, or stood in its queue."""
-        state = self._store.state(self._name)
-        if state.lease or state.places:
-            return self._store.now
-        return max(self._taken_until, self._ended_at if self._ended_at < inf else -inf)
+    def taken_until(self, slots: int, states: Sequence[LockState] = ()) -> float:
+        """When so many had the lock last, or somebody stood in its queue. ``states``: those of this moment."""
+        for state in states or [self._store.state(self._name)]:
+            if state.places or len(state.leases) >= slots:
+                return self._store.now
+        ended_at = self._last.free_at(slots) if self._last else -inf
+        return max(self._taken_until.get(slots, -inf), ended_at)
 
     # Places
 
@@ -131,17 +134,25 @@ class QueueJudge:
             self._places[token] = min(self._places.get(token, inf), place)
 
     def _note_release(self, executed: Executed) -> None:
-        before, after = executed.before, executed.after
-        had = before.lease is not None and before.lease.token == executed.token
-        if executed.is_offer and not (had and before.lease and before.lease.state == "c"):
+        lease = executed.before.lease_of(executed.token)
+        if executed.is_offer and not (lease and lease.state == "c"):
             return
         if executed.is_answered and not executed.is_forced:
             self._leave(executed)
-        if had and after.lease is None:
-            others = [token for token in before.places if token != executed.token and self._is_there(before, token)]
-            first = min(others, key=before.places.__getitem__, default="")
-            if first and before.inboxes[first] != POLLS:
-                self._fail(f"S10: {executed.token[:6]} freed the lock, and it was not handed to {first[:6]}")
+
+    def _judge_free_slots(self, executed: Executed) -> None:
+        """S10: what a script finds free, or frees, it hands to those who listen, or leaves to one that polls."""
+        before, after, token = executed.before, executed.after, executed.token
+        is_freed = executed.script == "release" and before.lease_of(token) and not after.lease_of(token)
+        is_taken = executed.is_granted and before.lease_of(token) is None
+        is_looked_for = executed.place is not None and executed.slots > 1
+        waiting = sorted(after.places, key=after.places.__getitem__)
+        if not (is_freed or is_taken or is_looked_for) or not waiting:
+            return
+        first = waiting[0]
+        is_free = len(after.leases) < after.numbers[first]
+        if is_free and after.inboxes[first] != POLLS and (first == token or self._is_there(after, first)):
+            self._fail(f"S10: {executed.script} of {token[:6]} left a slot free, and it was not handed to {first[:6]}")
 
     def _leave(self, executed: Executed) -> None:
         self._waiters.pop(executed.token, None)
@@ -169,7 +180,7 @@ class QueueJudge:
 
     def _note_drops(self, executed: Executed) -> None:
         before, after = executed.before, executed.after
-        expected = {executed.token, after.lease.token if after.lease else ""}
+        expected = {executed.token, *after.tokens}
         for token in before.places.keys() - after.places.keys():
             if (waiter := self._waiters.get(token)) and not self._is_there(before, token):
                 waiter.is_present = False
@@ -180,7 +191,8 @@ class QueueJudge:
         place = self._places.get(lease.token, inf)
         for token, waiter in self._waiters.items():
             stays = waiter.is_present and executed.at - waiter.looked_at < Timing.queue_ttl - GRAIN
-            if token != lease.token and stays and waiter.place < place and self._is_there(executed.before, token):
+            stays = stays and token not in executed.after.tokens  # else it is granted one in the same step
+            if stays and waiter.place < place and self._is_there(executed.before, token):
                 self._fail(f"S10: {lease.token[:6]} was granted the lock before {token[:6]}, which came earlier")
         if lease.state == "c":
             self._note_handed(executed, lease.token)
@@ -191,19 +203,19 @@ class QueueJudge:
         if not self._store.listeners(executed.before.inboxes.get(token, "")):
             self._fail(f"S10: the lock was handed to {token[:6]}, which does not listen")
         process = self._askers.get(token)
-        self._handed = Handed(token, executed.at, process, process.stopped_for if process else 0.0)
+        self._handed[token] = Handed(token, executed.at, process, process.stopped_for if process else 0.0)
         if token in self._waiters:
             self._waiters[token].is_present = False  # until its next look, should it miss its turn
 
     def _judge_handed(self) -> None:
         """S11: no wake-up is lost."""
-        handed = self._handed
-        if handed is None or handed.process is None or not self._store.is_undisturbed(handed.process, handed.at):
-            return
-        if handed.process.stopped_for == handed.stopped_before and self._store.now - handed.at > self._store.soon:
-            lease = self._store.state(self._name).lease
-            if lease is None or (lease.token, lease.state) == (handed.token, "c"):
-                self._fail(f"S11: {handed.token[:6]} was handed the lock at {handed.at:.3f} s and did not take it")
+        for token, handed in self._handed.items():
+            if handed.process is None or not self._store.is_undisturbed(handed.process, handed.at):
+                continue
+            if handed.process.stopped_for == handed.stopped_before and self._store.now - handed.at > self._store.soon:
+                lease = self._store.state(self._name).lease_of(token)
+                if lease is None or lease.state == "c":
+                    self._fail(f"S11: {token[:6]} was handed the lock at {handed.at:.3f} s and did not take it")
 
     def _is_there(self, state: LockState, token: str) -> bool:
         return state.is_there(token, self._store.listeners)
@@ -212,7 +224,7 @@ class QueueJudge:
         """S11: the first in the queue takes a lock that was freed, if it polls."""
         state = self._store.state(self._name)
         waiter = self._waiters.get(state.first)
-        if state.lease or waiter is None or waiter.inbox != POLLS:
+        if waiter is None or waiter.inbox != POLLS or len(state.leases) >= state.numbers[state.first]:
             self._free = None
             return
         if self._free is None or self._free.token != state.first:
@@ -225,12 +237,16 @@ class QueueJudge:
 
     def _judge_promptness(self, before: LockState) -> None:
         """S11: the first of the queue looks when the lease ends."""
-        late = self._store.now - self._ended_at
         waiter = self._waiters.get(before.first)  # none: a "wait" that came after its caller had left
-        if before.lease or late < self._store.soon or waiter is None or waiter.looked_at > self._ended_at:
+        if self._last is None or waiter is None:
             return
-        if self._store.is_undisturbed(waiter.process, self._ended_at):
-            self._fail(f"S11: the lock was free for {late:.3f} s, though {before.first[:6]} stood first in the queue")
+        ended_at = self._last.free_at(before.numbers[before.first])
+        late = self._store.now - ended_at
+        is_free = len(before.leases) < before.numbers[before.first] and ended_at > -inf
+        if not is_free or late < self._store.soon or waiter.looked_at > ended_at:
+            return
+        if self._store.is_undisturbed(waiter.process, ended_at):
+            self._fail(f"S11: a slot was free for {late:.3f} s, though {before.first[:6]} stood first in the queue")
 
     # Looks
 
@@ -241,7 +257,7 @@ class QueueJudge:
             executed.mode != "look"
             or executed.at - looks.last > looks.pause - GRAIN - self._store.simulation.distance
             or executed.at > looks.lease_ends_at - GRAIN
-            or (executed.before.lease is not None and executed.before.lease.token == executed.token)
+            or executed.before.lease_of(executed.token) is not None
         )
         if not is_explained and not self._store.simulation.judges.may_fail(executed.at - WINDOW):
             # Many may go on with one token, one after the other.

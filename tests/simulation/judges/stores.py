@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ..engine.scheduler import Process
     from ..servers.redis_server import Server
     from ..servers.sessions import Session
+    from ..servers.store import Store
     from ..simulation import Simulation
 
 SHORTER_BY_DRIFT = 0.002  # seconds, of a pause that a fast clock counts
@@ -33,6 +34,7 @@ class StoredLease(NamedTuple):
     state: str
     fence: int
     expires_at: float
+    slot: int = 1
 
     @property
     def is_taken(self) -> bool:
@@ -40,13 +42,26 @@ class StoredLease(NamedTuple):
 
 
 class LockState(NamedTuple):
-    """``places``, ``inboxes``: of those in the queue, by token. ``looks``: seconds for which the look of one that polls
-    still counts."""
+    """``places``, ``inboxes``, ``numbers`` of slots: of those in the queue, by token. ``looks``: seconds for which the
+    look of one that polls still counts."""
 
-    lease: StoredLease | None
+    leases: Sequence[StoredLease]
     places: Mapping[str, float]
     inboxes: Mapping[str, str]
+    numbers: Mapping[str, int]
     looks: Mapping[str, float]
+
+    def lease_of(self, token: str) -> StoredLease | None:
+        return next((lease for lease in self.leases if lease.token == token), None)
+
+    @property
+    def tokens(self) -> set[str]:
+        return {lease.token for lease in self.leases}
+
+    def free_at(self, slots: int) -> float:
+        """When there are fewer leases than that, if none is renewed. -inf: now."""
+        ends = sorted(lease.expires_at for lease in self.leases)
+        return ends[len(ends) - slots] if len(ends) >= slots else -inf
 
     def is_there(self, token: str, listeners: Callable[[str], int]) -> bool:
         """Whether a script may take it for one that waits."""
@@ -80,7 +95,11 @@ class Executed(NamedTuple):
 
     @property
     def is_granted(self) -> bool:
-        return self.script == "acquire" and isinstance(self.reply, int) and self.reply > 0
+        if self.script != "acquire":
+            return False
+        return (isinstance(self.reply, int) and self.reply > 0) or (
+            isinstance(self.reply, list) and len(self.reply) == 2
+        )
 
     @property
     def is_answered(self) -> bool:
@@ -101,7 +120,7 @@ class Executed(NamedTuple):
 
     @property
     def _told(self) -> tuple[str, int]:
-        if self.script != "acquire" or not isinstance(self.reply, list):
+        if self.script != "acquire" or not isinstance(self.reply, list) or len(self.reply) != 4:
             return "", -1
         place, left, _lease, _ears = self.reply
         return place, left
@@ -132,6 +151,11 @@ class Executed(NamedTuple):
     @property
     def inbox(self) -> str:
         return self._word(6, "")
+
+    @property
+    def slots(self) -> int:
+        """How many leases there may be, with its own."""
+        return int(self.words[8]) if self.script == "acquire" and len(self.words) > 8 else 1
 
     # Of release
 
@@ -169,7 +193,7 @@ class StoreJudge:
         self._lost_data_at = -inf
         self._subscribed: dict[Process, Socket] = {}  # the last connection of each that subscribed
         self._listened_at: dict[Process, float] = {}  # when somebody waited there for messages
-        self._begun: tuple[str, LockState] = ("", LockState(None, {}, {}, {}))
+        self._begun: tuple[str, LockState] = ("", LockState((), {}, {}, {}, {}))
 
     @property
     def now(self) -> float:
@@ -184,18 +208,14 @@ class StoreJudge:
 
     def state(self, name: str) -> LockState:
         store = self.server.store
-        lease, key = None, self.keys.lease(name)
-        if isinstance(value := store.peek(key), str):
-            _format, token, state, fence, _holder = value.split(" ", 4)
-            lease = StoredLease(token, state, int(fence), store.expires_at(key))
         queue = store.peek(self.keys.queue(name)) or {}
-        places, inboxes = {}, {}
+        places, inboxes, numbers = {}, {}, {}
         for entry, place in queue.items():
-            _format, token, _slots, waiter = entry.split(" ", 3)
-            places[token], inboxes[token] = place, waiter.rpartition("|")[0]
+            _format, token, slots, waiter = entry.split(" ", 3)
+            places[token], inboxes[token], numbers[token] = place, waiter.rpartition("|")[0], int(slots)
         ends, now = store.peek(self.keys.of_lock(name)[2]) or {}, store.micros() // 1000
         looks = {token[1:]: (end - now) / 1000 for token, end in ends.items() if token[0] == "?" and end > now}
-        return LockState(lease, places, inboxes, looks)
+        return LockState(leases_in(store, self.keys, name), places, inboxes, numbers, looks)
 
     def listeners(self, inbox: str) -> int:
         """How many connections hear what is said there, as far as the server knows."""
@@ -203,17 +223,11 @@ class StoreJudge:
 
     # For the world
 
-    def holders(self) -> dict[str, str]:
-        """The token of each lock that is held, by name."""
-        prefix = self.keys.lease("")
-        keys = self.server.store.keys()
-        names = [key.removeprefix(prefix) for key in keys if key.startswith(prefix)]
-        leases = {name: self.state(name).lease for name in names}
-        return {name: lease.token for name, lease in leases.items() if lease and lease.state == "h"}
-
-    def was_taken_since(self, name: str, moment: float) -> bool:
-        """Whether it was held, kept or handed over, or somebody stood in its queue, at that moment or later."""
-        return self._lost_data_at >= moment or (name in self._queues and self._queues[name].taken_until() >= moment)
+    def was_taken_since(self, name: str, moment: float, slots: int) -> bool:
+        """Whether so many held it, were kept or handed it, or somebody stood in its queue, at that moment or later."""
+        if self._lost_data_at >= moment:
+            return True
+        return name in self._queues and self._queues[name].taken_until(slots) >= moment
 
     def promised(self, name: str, token: str, about: Mapping[str, Any]) -> None:
         self._lease(name).promised(token, about)
@@ -283,6 +297,26 @@ class StoreJudge:
         for key in store.keys() - {"lock|f"}:
             if store.expires_at(key) == inf:
                 self.fail(f"S9: the key {key} has no expiry")
+
+
+def leases_in(store: Store, keys: Keys, name: str) -> Sequence[StoredLease]:
+    """Of the lock, in the order of their slots."""
+    found, key = [], keys.lease(name)
+    if isinstance(value := store.peek(key), str):
+        _format, token, state, fence, _holder = value.split(" ", 4)
+        found.append(StoredLease(token, state, int(fence), store.expires_at(key)))
+    others, now = store.peek(keys.others(name)) or {}, store.micros() // 1000
+    for value, end in others.items() if isinstance(others, dict) else ():
+        _format, token, state, fence, slot, _holder = value.split(" ", 5)
+        if end > now:
+            lasts = end / 1000 - store.micros() / 1_000_000
+            found.append(StoredLease(token, state, int(fence), store.seconds() + lasts, int(slot)))
+    return sorted(found, key=lambda lease: lease.slot)
+
+
+def holders_in(store: Store, keys: Keys, name: str) -> set[str]:
+    """The tokens of those that hold the lock."""
+    return {lease.token for lease in leases_in(store, keys, name) if lease.state == "h"}
 
 
 def _script(command: Sequence[str]) -> str:

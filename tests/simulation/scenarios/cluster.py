@@ -55,7 +55,7 @@ def _lock(stage: Stage) -> None:
     mine, far = name_on(0), name_on(1)
     stage.call("node 0", package.acquire(request(mine, "a"), queue=False))
     stage.call("node 0", package.acquire(request(far, "a"), queue=False))
-    stage.call("node 0", Command(pack("EVALSHA", "0" * 40, 4, *KEYS.of_lock(far), "x")))
+    stage.call("node 0", Command(pack("EVALSHA", "0" * 40, 5, *KEYS.of_lock(far), "x")))
     for command in (*package.look([mine, far]), *package.holders([[mine], [far], [mine, far]])):
         stage.say("node 0", *command.packed.decode().split("\r\n")[2::2])
     stage.say("node 0", "SPUBLISH", _inbox(mine), "?")
@@ -101,7 +101,7 @@ def _read_at_replica(stage: Stage) -> None:
 
 def _move_slot(stage: Stage) -> None:
     package, mine = operations(KEYS), name_on(0)
-    lease, queue, _, counter = KEYS.of_lock(mine)
+    lease, queue, _, counter, _ = KEYS.of_lock(mine)
     slot = slot_of(lease)
     ids = [stage.ask(name, ["CLUSTER", "MYID"]).split(b"\r\n")[1] for name in NODES]
     stage.say("node 1", "CLUSTER", "SETSLOT", slot, "IMPORTING", "0" * 40)
@@ -139,7 +139,7 @@ def _move_slot(stage: Stage) -> None:
 def _use(stage: Stage, name: str, lock: str, *, is_asking: bool) -> None:
     """What the package sends for a lock whose slot is between two nodes."""
     package = operations(KEYS)
-    lease, queue, _, _ = KEYS.of_lock(lock)
+    lease, queue, *_ = KEYS.of_lock(lock)
     commands = [
         package.renew([(request(lock, "a"), 60.0)])[0],
         package.acquire(request(lock, "b"), queue=False),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from django_distlock.backends.redis.keys import RUNS, Keys, Listing
+from django_distlock.backends.redis.keys import LEASES, OTHERS, RUNS, Keys, Listing
 from django_distlock.backends.redis.operations import ACQUIRE, RENEW, Operations
 from django_distlock.backends.redis.scripts import Command, packed_keys
 from django_distlock.types import LastRun
@@ -39,6 +39,7 @@ def one_redis(stage: Stage, process: RedisProcess) -> None:
     _misspeak(stage, "a")
     _lock(stage, package, keys)
     _wait(stage, package)
+    _share(stage, package)
     _claim(stage, package)
     _vote(stage)
     _find_others_values(stage, package)
@@ -109,6 +110,25 @@ def _look(stage: Stage, command: Command) -> None:
     """One that is as the servers have it, and not as the package's scripts."""
     words = command.packed.decode().split("\r\n")[2::2]
     stage.say("a", *words)
+
+
+def _share(stage: Stage, package: Operations) -> None:
+    """A lock with several slots."""
+    holders = [request("shared", letter, slots=3) for letter in "abc"]
+    for number, holder in enumerate(holders, 1):
+        for _ in range(2):
+            stage.call("a", package.acquire(holder, queue=False))
+        holder.slot = number
+    stage.call("a", package.acquire(request("shared", "d", slots=3), queue=False))
+    for command in (*package.look(["shared"]), *package.look_at_others(["shared"])):
+        _look(stage, command)
+    for holder in (*holders, request("shared", "d", slot=2)):
+        stage.call("a", package.renew([(holder, 90.0)])[0])
+    stage.call("a", *package.release(holders[1], cooldown=30.0, force=False))
+    stage.call("a", *package.release(holders[2].copy(slot=1), cooldown=0.0, force=False))
+    stage.call("a", *package.release(holders[1], cooldown=0.0, force=True))
+    stage.say("a", "EXISTS", "lock|l:shared")
+    stage.call("a", *package.release(holders[0], cooldown=0.0, force=False))
 
 
 def _wait(stage: Stage, package: Operations) -> None:
@@ -187,8 +207,8 @@ def _find_others_values(stage: Stage, package: Operations) -> None:
 def _list(stage: Stage, keys: Keys) -> None:
     """One of each kind, because servers have keys in any order."""
     stage.say("a", "SET", "lock:[ü]*", "value")
-    for kind, start in ((RUNS, "ta"), ("", "[ü]*"), ("", "none")):
-        for command in Listing(keys, kind, start).commands(None):
+    for kinds, start in (([RUNS], "ta"), ([LEASES, OTHERS], "[ü]*"), ([LEASES, OTHERS], "none")):
+        for command in Listing(keys, kinds, start).commands(None):
             words = command.packed.decode().split("\r\n")[2::2]
             stage.say("a", *words)
             break

@@ -6,12 +6,12 @@ from typing import Any
 
 from django_distlock.backends.common.timing import Timing
 from django_distlock.backends.redis.keys import Keys
-from django_distlock.backends.redis.operations import ACQUIRE, CLAIM_RUN, RELEASE, RENEW, Operations
+from django_distlock.backends.redis.operations import ACQUIRE, CLAIM_RUN, RELEASE, RENEW, RENEW_SLOT, Operations
 from django_distlock.backends.redlock import messages
 from django_distlock.exceptions import LockBackendError
 from django_distlock.types import Holder, LockRequest
 
-SCRIPTS = ACQUIRE, RELEASE, RENEW, CLAIM_RUN
+SCRIPTS = ACQUIRE, RELEASE, RENEW, RENEW_SLOT, CLAIM_RUN
 QUORUM = messages.ACQUIRE, messages.RELEASE, messages.RENEW
 
 HOLDER = Holder("häuser", 7, "thread", "pays", 1_700_000_000.0)

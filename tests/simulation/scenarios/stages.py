@@ -31,6 +31,7 @@ _ANYWHERE: list[tuple[bytes | re.Pattern[bytes], bytes]] = [
 ]
 _IN_REPLIES_TO: dict[str, list[tuple[bytes, bytes]]] = {
     "EVALSHA": [(rb":\d{4,6}\r\n", b":MILLISECONDS\r\n")],
+    "ZRANGE": [(rb"\$13\r\n\d{13}\r\n", b"MILLISECONDS\r\n")],
     "PTTL": [(rb":\d{4,6}\r\n", b":MILLISECONDS\r\n")],
     "TIME": [(rb"\$\d+\r\n\d+\r\n", b"TIME\r\n")],
     "ROLE": [

@@ -75,6 +75,10 @@ class Store:
         entry = self._entries.get(key)
         return entry.value if entry else None
 
+    def seconds(self) -> float:
+        """Of the world, now."""
+        return self._now()
+
     def remaining(self, key: str) -> float:
         """Seconds until the key expires."""
         return self.expires_at(key) - self._now()
@@ -320,10 +324,12 @@ class Store:
         self._do_zrem(key, *(member for _, member in popped))
         return [part for score, member in popped for part in (member, score)]
 
-    def _do_zrange(self, key: str, first: str, last: str) -> Any:
-        start, stop = _integer(first), _integer(last)
-        members = [member for _, member in self._ranked(key)]
-        return members[_span(len(members), start, stop)]
+    def _do_zrange(self, key: str, first: str, last: str, *options: str) -> Any:
+        start, stop, ranked = _integer(first), _integer(last), self._ranked(key)
+        if options and [option.upper() for option in options] != ["WITHSCORES"]:
+            raise ServerError(SYNTAX)
+        found = ranked[_span(len(ranked), start, stop)]
+        return [part for score, member in found for part in ((member, score) if options else (member,))]
 
     def _do_zrank(self, key: str, member: str) -> Any:
         members = [member for _, member in self._ranked(key)]

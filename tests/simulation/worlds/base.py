@@ -36,6 +36,7 @@ class World(ABC):
     task_time: ClassVar[float] = 0.0  # seconds that calls of tasks may last longer, which threads make for them
     timeout: ClassVar[float] = 2.0  # seconds for an answer of a server
     turns_away: ClassVar[bool] = False  # callers, from a server that refused one of their process
+    has_slots: ClassVar[bool] = True  # several may hold a lock at once
     has_minorities: ClassVar[bool] = False  # a lock may be held on servers that are too few
     ways_to_connect: ClassVar[int] = 0  # that bytes go until a process that begins knows its servers, if they are many
 
@@ -71,12 +72,12 @@ class World(ABC):
         """What it adds to the description of a call."""
         return {}
 
-    def holders(self) -> Mapping[str, str] | None:
-        """The token of the lease of each lock that is held, as the stores have it. None: it does not tell."""
+    def holders(self) -> Mapping[str, Collection[str]] | None:
+        """The tokens of the leases of each lock that is held, as the stores have it. None: it does not tell."""
         return None
 
-    def was_taken_since(self, name: str, moment: float) -> bool:
-        """Whether somebody had the lock, or a place in its queue, at that moment or later, as far as it can tell."""
+    def was_taken_since(self, name: str, moment: float, slots: int) -> bool:
+        """Whether so many had the lock, or one a place in its queue, at that moment or later, as far as it can tell."""
         return True
 
     def promised(self, name: str, token: str, about: Mapping[str, Any]) -> None:
@@ -108,7 +109,8 @@ class World(ABC):
         return False
 
     @abstractmethod
-    def is_locked(self, name: str) -> bool: ...
+    def leases(self, name: str) -> int:
+        """How many there are of that lock, as far as callers may be kept from it by them."""
 
     def left(self) -> Collection[str]:
         """What is in the stores, but for the numbers of grants, which stay."""

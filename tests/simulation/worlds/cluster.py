@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 from django_distlock import LockBackendError
 from django_distlock.backends.redis.keys import ClusterKeys
 
+from ..judges.stores import holders_in, leases_in
 from ..judges.subscriptions import SubscriptionJudge
 from ..plan import ENDS, HORIZON, MANY_NAMES, MOST_FAULT, NAMES, PROFILES, Fault, Profile, lasts
 from ..servers.cluster_bus import slot_of
 from ..servers.misleading import mislead_some
 from ..servers.redis_cluster import Cluster, Node
 from .islands import Islands
-from .redis import FAILOVER_TIMEOUT, ServersWorld, holder_in, left_in
+from .redis import FAILOVER_TIMEOUT, ServersWorld, left_in
 from .server_faults import ServerFaults
 
 if TYPE_CHECKING:
@@ -115,15 +116,15 @@ class ClusterWorld(ServersWorld):
         if not self._is_misled:  # else a subscription that seems not to be heard is made again
             self._subscriptions.watch()
 
-    def holders(self) -> Mapping[str, str] | None:
+    def holders(self) -> Mapping[str, Collection[str]] | None:
         """None while a slot has no owner, or is on its way."""
         if self._successions or not self._is_settled:
             return None
         owners = {name: self.cluster.owner(slot) for name, slot in self._slots.items()}
-        return {name: holder_in(owner, self.keys.lease(name)) for name, owner in owners.items() if owner}
+        return {name: holders_in(owner.store, self.keys, name) for name, owner in owners.items() if owner}
 
-    def is_locked(self, name: str) -> bool:
-        return any(node.store.peek(self.keys.lease(name)) is not None for node in self._present_primaries())
+    def leases(self, name: str) -> int:
+        return max((len(leases_in(node.store, self.keys, name)) for node in self._present_primaries()), default=0)
 
     def left(self) -> Collection[str]:
         return [f"{key} at {node.address[0]}" for node in self._present_primaries() for key in left_in(node)]

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from django.db import connections
 
 from django_distlock import LockBackendError
-from django_distlock.backends.common.state import FREE, HELD, waiters_from_text
+from django_distlock.backends.common.state import HELD, StoredLease, waiters_from_text
 from django_distlock.backends.common.timing import Timing
 from django_distlock.models import DatabaseLock
 
-from ..judges.rows import RowJudges, RowState
+from ..judges.rows import RowJudges, RowState, leases_in
 from ..plan import OF_DATABASES, Fault, lasts
 from ..sql.server import Server, Session
 from ..sql.tables import Key, Transaction
@@ -35,7 +35,7 @@ HANDOVERS = b"lock:django_distlock.handover:"
 
 def is_look(sql: str) -> bool:
     """Of a waiter that is not notified, whether it is its turn."""
-    return sql.startswith("SELECT token, expires <= ")
+    return sql.startswith("SELECT token, others, expires <= ")
 
 
 class DatabaseWorld(World):
@@ -87,12 +87,14 @@ class DatabaseWorld(World):
     def may_stay(self, thread: str) -> bool:
         return thread.startswith("distlock-async-")
 
-    def is_locked(self, name: str) -> bool:
-        return any(row["name"] == f"lock:{name}".encode() and self._is_taken(row) for row in self._rows())
+    def leases(self, name: str) -> int:
+        return sum(len(self._leases(row)) for row in self._rows() if row["name"] == f"lock:{name}".encode())
 
-    def holders(self) -> Mapping[str, str]:
-        held = [row for row in self._rows() if self._is_taken(row) and row["state"] == HELD]
-        return {row["name"].decode().removeprefix("lock:"): row["token"] for row in held}
+    def holders(self) -> Mapping[str, Collection[str]]:
+        return {
+            row["name"].decode().removeprefix("lock:"): {one.token for one in self._leases(row) if one.state == HELD}
+            for row in self._rows()
+        }
 
     def _committed(self, row: Mapping[str, Any]) -> None:
         if "waiters" in row:
@@ -104,8 +106,8 @@ class DatabaseWorld(World):
             name = row["name"].decode().removeprefix("lock:")
             self.judge[name].reverted(RowState.of(row, self.server.clock() / 1e6))
 
-    def was_taken_since(self, name: str, moment: float) -> bool:
-        return self.judge.was_taken_since(name, moment, self.server.clock() / 1e6)
+    def was_taken_since(self, name: str, moment: float, slots: int) -> bool:
+        return self.judge.was_taken_since(name, moment, self.server.clock() / 1e6, slots)
 
     def promised(self, name: str, token: str, about: Mapping[str, Any]) -> None:
         self.judge[name].promised(token, about)
@@ -116,8 +118,8 @@ class DatabaseWorld(World):
     def _rows(self) -> list[dict[str, Any]]:
         return self.server.tables.all(TABLE)
 
-    def _is_taken(self, row: Mapping[str, Any]) -> bool:
-        return bool(row["state"] != FREE and row["expires"] > self.server.clock())
+    def _leases(self, row: Mapping[str, Any]) -> list[StoredLease]:
+        return [lease for lease in leases_in(row) if lease.expires > self.server.clock()]
 
     def left(self) -> Collection[str]:
         """That a text was adopted is remembered for as long as the text could be shown again."""
@@ -126,7 +128,7 @@ class DatabaseWorld(World):
             str(row)
             for row in self._rows()
             if not row["name"].startswith(HANDOVERS)
-            and (self._is_taken(row) or any(one.seen > now - 2_500_000 for one in waiters_from_text(row["waiters"])))
+            and (self._leases(row) or any(one.seen > now - 2_500_000 for one in waiters_from_text(row["waiters"])))
         ]
 
     def has_lost_data_since(self, moment: float) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -55,13 +56,13 @@ class MemoryWorld(World):
 
     def _state_of(self, row: Row) -> RowState:
         waiters = tuple(replace(one, seen=FOR_EVER) for one in row.live_waiters)
-        return RowState(row.now / 1e6, row.token, row.state, row.fence, row.expires / 1e6, waiters)
+        return RowState(row.now / 1e6, row.fence, tuple(row.leases), waiters)
 
     def setting(self) -> dict[str, Any]:
         return {"BACKEND": "django_distlock.backends.locmem.LocMemBackend"}
 
-    def is_locked(self, name: str) -> bool:
-        return any(info.name == name for info in self._taken())
+    def leases(self, name: str) -> int:
+        return sum(info.name == name for info in self._taken())
 
     def _taken(self) -> list[LockInfo]:
         """By the clock of the one process that lives."""
@@ -78,11 +79,15 @@ class MemoryWorld(World):
     def _now(self) -> float:
         return next((one.host.clock() for one in self.simulation.processes.values() if one.is_alive), 0.0)
 
-    def holders(self) -> Mapping[str, str]:
-        return {info.name: info.token for info in self._taken() if info.holder and not info.resting}
+    def holders(self) -> Mapping[str, Collection[str]]:
+        found: defaultdict[str, set[str]] = defaultdict(set)
+        for info in self._taken():
+            if info.holder and not info.resting:
+                found[info.name].add(info.token)
+        return found
 
-    def was_taken_since(self, name: str, moment: float) -> bool:
-        return self.judge.was_taken_since(name, moment, self._now)
+    def was_taken_since(self, name: str, moment: float, slots: int) -> bool:
+        return self.judge.was_taken_since(name, moment, self._now, slots)
 
     def promised(self, name: str, token: str, about: Mapping[str, Any]) -> None:
         self.judge[name].promised(token, about)

@@ -12,14 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 from django_distlock import LockBackendError
 from django_distlock.backends.redis.errors import BreakerOpen
+from django_distlock.backends.redis.keys import Keys
 
 from ..judges.copies import Copy, CopyJudge, Node
 from ..judges.holders import is_about_connections
 from ..judges.leases import OWN_NAMES
+from ..judges.stores import holders_in
 from ..plan import ANYTHING, CROWD, MANY_NAMES, STALE, Fault, Profile, lasts
 from ..servers.redis_server import Server
 from .islands import Islands
-from .redis import ServersWorld, holder_in, left_in
+from .redis import ServersWorld, left_in
 from .server_faults import ServerFaults
 
 if TYPE_CHECKING:
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from ..servers.sessions import Session
     from ..simulation import Simulation
 
+KEYS = Keys("lock")
 NODES = 5
 NODE_TIMEOUTS = (None, None, 0.2, 1.0)  # seconds
 MAX_CONNECTIONS = (50, 1)
@@ -38,8 +41,14 @@ LEARNS = 0.5  # seconds after which a process knows that a node refuses it
 AWAY = 1.02 * LONGEST_TTL  # for which a node stays away that has lost its data (docs/redlock.md, "Run the nodes")
 
 
+def holder_in(server: Server, name: str) -> str:
+    """The token of the lease of that lock, if it is held."""
+    return next(iter(holders_in(server.store, KEYS, name)), "")
+
+
 class QuorumWorld(ServersWorld):
     name = "quorum"
+    has_slots = False
     profiles = (
         ANYTHING,
         # Many want the same lock at the same time.
@@ -110,18 +119,18 @@ class QuorumWorld(ServersWorld):
     def _max_connections(self) -> int:
         return self.profile.max_connections or self._usual_max_connections
 
-    def holders(self) -> Mapping[str, str]:
+    def holders(self) -> Mapping[str, Collection[str]]:
         """What a majority has; what is on nodes that are away counts."""
         found = {}
         for name in MANY_NAMES:
-            tokens = Counter(holder_in(server, f"lock:{name}") for server in self.servers.values())
+            tokens = Counter(holder_in(server, name) for server in self.servers.values())
             [(token, copies)] = tokens.most_common(1)
             if token and copies > NODES // 2:
-                found[name] = token
+                found[name] = {token}
         return found
 
-    def is_locked(self, name: str) -> bool:
-        """Also where several have it on some nodes each, and try again."""
+    def leases(self, name: str) -> int:
+        """One, also where several have it on some nodes each, and try again."""
         return sum(server.store.peek(f"lock:{name}") is not None for server in self.servers.values()) > NODES // 2
 
     def left(self) -> Collection[str]:
@@ -142,7 +151,7 @@ class QuorumWorld(ServersWorld):
         for node, server in self.servers.items():
             for key in server.store.keys() if server.is_up else ():
                 name = key.removeprefix("lock:")
-                if name != key and not name.startswith(OWN_NAMES) and (token := holder_in(server, key)):
+                if name != key and not name.startswith(OWN_NAMES) and (token := holder_in(server, name)):
                     failed_at = max(self.simulation.last_fault_of(node), self._away.get(node, -inf))
                     found[Copy(node, name, token)] = Node(failed_at, server.started_at)
         return found

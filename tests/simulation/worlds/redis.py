@@ -11,8 +11,8 @@ from django_distlock import LockBackendError
 from django_distlock.backends.common.timing import Timing
 from tests.support.inside import client_of, permits_of
 
-from ..judges.stores import StoreJudge
-from ..plan import OF_ONE_SERVER, Fault, lasts
+from ..judges.stores import StoreJudge, holders_in, leases_in
+from ..plan import MANY_NAMES, OF_ONE_SERVER, Fault, lasts
 from ..servers.redis_server import Server
 from ..servers.sessions import Session
 from .base import World
@@ -81,13 +81,6 @@ def left_in(server: Server) -> Collection[str]:
     return {key for key in store.keys() - kept if "django_distlock.handover:" not in key or store.remaining(key) == inf}
 
 
-def holder_in(server: Server, key: str) -> str:
-    """The token of the lease under that key, if it is held."""
-    value = server.store.peek(key)
-    token, state = value.split(" ", 3)[1:3] if isinstance(value, str) else ("", "")
-    return token if state == "h" else ""
-
-
 class RedisWorld(ServersWorld):
     name = "redis"
     turns_away = True
@@ -117,17 +110,17 @@ class RedisWorld(ServersWorld):
     def watch(self) -> None:
         self.judge.watch()
 
-    def holders(self) -> Mapping[str, str]:
-        return self.judge.holders()
+    def holders(self) -> Mapping[str, Collection[str]]:
+        return {name: holders_in(self.server.store, self.judge.keys, name) for name in MANY_NAMES}
 
-    def was_taken_since(self, name: str, moment: float) -> bool:
-        return self.judge.was_taken_since(name, moment)
+    def was_taken_since(self, name: str, moment: float, slots: int) -> bool:
+        return self.judge.was_taken_since(name, moment, slots)
 
     def promised(self, name: str, token: str, about: Mapping[str, Any]) -> None:
         self.judge.promised(name, token, about)
 
-    def is_locked(self, name: str) -> bool:
-        return self.server.store.peek(f"lock:{name}") is not None
+    def leases(self, name: str) -> int:
+        return len(leases_in(self.server.store, self.judge.keys, name))
 
     def left(self) -> Collection[str]:
         return left_in(self.server)

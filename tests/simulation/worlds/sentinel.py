@@ -9,8 +9,10 @@ from logging import LogRecord
 from typing import TYPE_CHECKING, Any
 
 from django_distlock import LockBackendError
+from django_distlock.backends.redis.keys import Keys
 from django_distlock.backends.redis.sentinel.discovery import Master
 
+from ..judges.stores import leases_in
 from ..plan import ENDS, HORIZON, PROFILES, Fault, Profile, lasts
 from ..servers.misleading import mislead_some
 from ..servers.replication import ReplicatedServer
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from ..servers.sessions import Session
     from ..simulation import Simulation
 
+KEYS = Keys("lock")
 SERVICE = "mymaster"
 LEAVES = 6.0  # seconds in which each sentinel is asked, one a second, and connections are made
 SEARCH = 1.0  # seconds in which one sentinel is asked who the primary is, at most
@@ -169,8 +172,8 @@ class SentinelWorld(ServersWorld):
     def _primaries(self) -> list[ReplicatedServer]:
         return [server for server in self.data.values() if server.primary is None]
 
-    def is_locked(self, name: str) -> bool:
-        return any(server.store.peek(f"lock:{name}") is not None for server in self._primaries())
+    def leases(self, name: str) -> int:
+        return max((len(leases_in(server.store, KEYS, name)) for server in self._primaries()), default=0)
 
     def left(self) -> Collection[str]:
         return [key for server in self._primaries() for key in left_in(server)]

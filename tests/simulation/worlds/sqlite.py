@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from django.db import connections
 from django.db.backends.sqlite3.base import Database
 
-from django_distlock.backends.common.state import FREE, HELD, waiters_from_text
+from django_distlock.backends.common.state import HELD, StoredLease, waiters_from_text
 
 from ..engine.scheduler import Host
-from ..judges.rows import RowJudges, RowState
+from ..judges.rows import RowJudges, RowState, leases_in
 from ..plan import Fault, lasts
 from ..sql.sqlite import File
 from .base import World
@@ -74,8 +74,8 @@ class SQLiteWorld(World):
                 if row["name"] == name.encode():
                     self.judge[lock].changed(RowState.of(row, self._now / 1e6))
 
-    def was_taken_since(self, name: str, moment: float) -> bool:
-        return self.judge.was_taken_since(name, moment, self._now / 1e6)
+    def was_taken_since(self, name: str, moment: float, slots: int) -> bool:
+        return self.judge.was_taken_since(name, moment, self._now / 1e6, slots)
 
     def promised(self, name: str, token: str, about: Mapping[str, Any]) -> None:
         self.judge[name].promised(token, about)
@@ -106,20 +106,23 @@ class SQLiteWorld(World):
     def _now(self) -> int:
         return int(self._host.wall_clock() * 1_000_000)
 
-    def _taken(self) -> list[Mapping[str, Any]]:
-        return [row for row in self._rows() if row["state"] != FREE and row["expires"] > self._now]
+    def _leases(self, row: Mapping[str, Any]) -> list[StoredLease]:
+        return [lease for lease in leases_in(row) if lease.expires > self._now]
 
-    def is_locked(self, name: str) -> bool:
-        return any(row["name"] == f"lock:{name}".encode() for row in self._taken())
+    def leases(self, name: str) -> int:
+        return sum(len(self._leases(row)) for row in self._rows() if row["name"] == f"lock:{name}".encode())
 
-    def holders(self) -> Mapping[str, str]:
-        held = [row for row in self._taken() if row["state"] == HELD]
-        return {row["name"].decode().removeprefix("lock:"): row["token"] for row in held}
+    def holders(self) -> Mapping[str, Collection[str]]:
+        return {
+            row["name"].decode().removeprefix("lock:"): {one.token for one in self._leases(row) if one.state == HELD}
+            for row in self._rows()
+        }
 
     def left(self) -> Collection[str]:
         since = self._now - 2_500_000
         queued = [row for row in self._rows() if any(one.seen > since for one in waiters_from_text(row["waiters"]))]
-        return [str(tuple(row)) for row in [*self._taken(), *queued] if not row["name"].startswith(HANDOVERS)]
+        taken = [row for row in self._rows() if self._leases(row)]
+        return [str(tuple(row)) for row in [*taken, *queued] if not row["name"].startswith(HANDOVERS)]
 
     def has_lost_data_since(self, moment: float) -> bool:
         return self._lost_at >= moment
