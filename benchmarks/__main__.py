@@ -33,6 +33,7 @@ def benchmarks(quick: bool) -> dict[str, Benchmark]:
         "uncontended": partial(uncontended.run, rounds=3 if quick else 12, seconds=0.1 if quick else 0.25),
         "processes": partial(contended.run_processes, rounds=1 if quick else 3, seconds=0.8 if quick else 1.5),
         "threads": partial(contended.run_threads, rounds=1 if quick else 3, seconds=0.8 if quick else 1.5),
+        "slots": partial(contended.run_slots, rounds=1 if quick else 3, seconds=0.8 if quick else 1.5),
         "held": partial(held.run, ticks=1 if quick else 2),
         "crowd": partial(crowd.run, rounds=1 if quick else 4, seconds=4.0 if quick else 10.0),
         "listing": partial(listing.run, rounds=2 if quick else 5, most=100_000 if quick else 1_000_000),

@@ -46,13 +46,15 @@ class Votes(NamedTuple):
 class Crowd:
     processes: int
     threads: int = 1
+    slots: int = 1  # of the lock they want
 
     @property
     def size(self) -> int:
         return self.processes * self.threads
 
     def __str__(self) -> str:
-        return f"{self.size} threads" if self.threads > 1 else f"{self.size} processes"
+        size = f"{self.size} threads" if self.threads > 1 else f"{self.size} processes"
+        return f"{size} on {self.slots} slots" if self.slots > 1 else size
 
 
 def run_processes(url: str, *, rounds: int, seconds: float, progress: Callable[[str], None]) -> list[Table]:
@@ -75,6 +77,11 @@ def run_threads(url: str, *, rounds: int, seconds: float, progress: Callable[[st
     return [Table("threads", "n threads of one process want one lock, held for 1 ms", COLUMNS, rows)]
 
 
+def run_slots(url: str, *, rounds: int, seconds: float, progress: Callable[[str], None]) -> list[Table]:
+    rows = _compare(url, Crowd(8, slots=4), [FLOOR, OURS], rounds, seconds, progress)
+    return [Table("slots", "n processes want one of four slots of a lock, held for 1 ms", COLUMNS, rows)]
+
+
 def _compare(
     url: str, crowd: Crowd, locks: Sequence[str], rounds: int, seconds: float, progress: Callable[[str], None]
 ) -> list[dict[str, object]]:
@@ -91,9 +98,9 @@ def _compare(
 
 
 def rush(url: str, lock: str, crowd: Crowd, seconds: float) -> dict[str, float]:
-    prepare_queues(url)
+    prepare_queues(url, crowd.slots)
     store = Store(url)
-    children = [Child(_compete, url, lock, crowd.threads) for _ in range(crowd.processes)]
+    children = [Child(_compete, url, lock, crowd) for _ in range(crowd.processes)]
     tallies, commands = race(children, seconds, store.commands)
     return {**figures(tallies, seconds), "commands": commands / max(1, sum(tally.grants for tally in tallies))}
 
@@ -133,10 +140,10 @@ def figures(tallies: Sequence[Votes], seconds: float) -> dict[str, float]:
     }
 
 
-def _compete(pipe: Connection, url: str, lock: str, threads: int) -> None:
+def _compete(pipe: Connection, url: str, lock: str, crowd: Crowd) -> None:
     configure(url)
-    make = queuers(url)[lock]
-    entrances = [make() for _ in range(threads)]
+    make = queuers(url, crowd.slots)[lock]
+    entrances = [make() for _ in range(crowd.threads)]
     pipe.send("ready")
     window: Window = pipe.recv()
     pipe.send(_together(entrances, window))

@@ -128,15 +128,18 @@ def async_pairs(url: str) -> dict[str, AsyncPair]:
 REDIS_PY, REDIS_PY_FAST = "redis.lock.Lock", "redis.lock.Lock at 10 ms"
 
 
-def queuers(url: str) -> dict[str, Callable[[], Enter]]:
-    """For a process: makes what each of its threads enters, with a connection that is open already."""
+def queuers(url: str, slots: int = 1) -> dict[str, Callable[[], Enter]]:
+    """For a process: makes what each of its threads enters, with a connection that is open already.
+
+    ``slots``: how many may be inside at once, which the floor and our lock alone know.
+    """
 
     def bare() -> Enter:
         return floor.Baton(_path(url), b"queue:floor").held
 
     def ours() -> Enter:
         locks["default"].look(["queue:ours"])
-        return partial(lock, "queue:ours", ttl=TTL, wait=None)
+        return partial(lock, "queue:ours", ttl=TTL, wait=None, slots=slots)
 
     client = redis.Redis.from_url(url)
 
@@ -157,7 +160,8 @@ def queuers(url: str) -> dict[str, Callable[[], Enter]]:
     }
 
 
-def prepare_queues(url: str) -> None:
-    """Lay the one baton of the floor into an empty store."""
+def prepare_queues(url: str, slots: int) -> None:
+    """Lay the batons of the floor, one for each slot, into an empty store."""
     redis.Redis.from_url(url).flushall()
-    floor.Baton(_path(url), b"queue:floor").lay_down()
+    for _ in range(slots):
+        floor.Baton(_path(url), b"queue:floor").lay_down()
