@@ -49,19 +49,19 @@ class TaskPermits:
 
     async def wait(self, timeout: float | None) -> bool:
         """Whether one came within the timeout, and before ``wake()``. Called after ``take()`` had none."""
-        turn = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        turn: asyncio.Future[bool] = loop.create_future()
         self._waiting.append(turn)
+        late = None if timeout is None else loop.call_later(timeout, _end, turn)
         try:
-            await asyncio.wait((turn,), timeout=timeout)
+            return await turn
         except BaseException:
-            self._leave(turn)
+            if turn.done() and not turn.cancelled() and turn.result():  # it came meanwhile
+                self.put()
             raise
-        return turn.result() if turn.done() else self._leave(turn)
-
-    def _leave(self, turn: asyncio.Future[bool]) -> bool:
-        if not turn.cancel() and turn.result():  # it came meanwhile
-            self.put()
-        return False
+        finally:
+            if late:
+                late.cancel()
 
     def put(self) -> None:
         while self._waiting:
@@ -75,5 +75,10 @@ class TaskPermits:
         """End all waits, so that their callers decide again whether to wait."""
         waiting, self._waiting = self._waiting, deque()
         for turn in waiting:
-            if not turn.done():
-                turn.set_result(False)
+            _end(turn)
+
+
+def _end(turn: asyncio.Future[bool]) -> None:
+    """Without a permit."""
+    if not turn.done():
+        turn.set_result(False)

@@ -64,9 +64,12 @@ class Operations:
             mode = "look" if request.place else "again" if request.in_doubt else "wait"
         else:
             mode = "last" if request.inbox else "try"
-        head, options = self._acquire_options(request.ttl, mode, request.place, request.inbox, request.slots)
+        head, options, end = self._acquire_options(request.ttl, mode, request.inbox, request.slots)
+        if end:
+            place = request.place  # of its own for each waiter, and so never packed before
+            options = f"{options}${len(place)}\r\n{place}\r\n{end}"
         first, keys = self._of_lock(request.key)
-        token, holder = request.token, request.holder.to_text()  # of ASCII both
+        token, holder = request.token, request.holder.to_text()  # of ASCII both, as is the place
         text = f"{head}{keys}${len(token)}\r\n{token}\r\n${len(holder)}\r\n{holder}\r\n{options}"
         return Command(text.encode(), ACQUIRE, first)
 
@@ -85,13 +88,13 @@ class Operations:
         command = Command(text.encode(), RELEASE, first)
         return (Command(pack("EXISTS", first), key=first), command) if request.inbox else (command,)
 
-    def _pack_acquire_options(self, ttl: float, mode: str, place: str, inbox: str, slots: int) -> tuple[str, str]:
-        """What stands before the keys, and behind token and holder."""
+    def _pack_acquire_options(self, ttl: float, mode: str, inbox: str, slots: int) -> tuple[str, str, str]:
+        """What stands before the keys, behind token and holder, and behind the place of who has or wants one."""
         always = milliseconds(ttl), milliseconds(self._timing.grant_ttl)
-        more: tuple[str | int, ...] = ()
-        if mode != "try" or slots > 1:
-            more = mode, place, inbox, milliseconds(self._timing.queue_ttl), *_told_slots(slots)
-        return ACQUIRE.head(4 + len(more)), pack_parts(*always, *more)
+        if mode == "try" and slots == 1:
+            return ACQUIRE.head(4), pack_parts(*always), ""
+        end = inbox, milliseconds(self._timing.queue_ttl), *_told_slots(slots)
+        return ACQUIRE.head(6 + len(end)), pack_parts(*always, mode), pack_parts(*end)
 
     def _pack_release_options(
         self, cooldown: float, retire: float, inbox: str, is_offer: bool, force: bool, slots: int

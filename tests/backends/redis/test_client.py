@@ -133,6 +133,22 @@ class TestNoConnectionIsFree:
 
         asyncio.run(main())
 
+    @pytest.mark.parametrize("is_cancelled_first", [True, False])
+    def test_what_comes_to_a_task_that_is_cancelled_is_not_lost(self, is_cancelled_first):
+        async def main():
+            permits = permits_of(AsyncClient(*parts(Service(AsyncConnection()))))
+            assert permits.take()
+            waiting = asyncio.create_task(permits.wait(None))
+            await asyncio.sleep(0)
+            steps = [waiting.cancel, permits.put]
+            for step in steps if is_cancelled_first else reversed(steps):
+                step()
+            await asyncio.wait([waiting])
+            assert waiting.cancelled()
+            assert permits.take()
+
+        asyncio.run(main())
+
 
 def test_a_cancellation_that_became_an_error_is_one_all_the_same():
     async def main():
