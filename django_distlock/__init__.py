@@ -1,6 +1,7 @@
 """Distributed locks for Django: for views, tasks, and any code that only one may run at a time."""
 
-from .core.adoption import AdoptedLease, aadopt, adopt
+from typing import TYPE_CHECKING, Any
+
 from .core.assertions import assert_locked, current_lease
 from .core.leader import Leadership, leader
 from .core.lease import Lease
@@ -22,6 +23,9 @@ from .exceptions import (
 )
 from .types import Holder, LockInfo, State
 from .version import VERSION
+
+if TYPE_CHECKING:
+    from .core.adoption import AdoptedLease, aadopt, adopt
 
 __version__ = VERSION
 
@@ -56,3 +60,12 @@ __all__ = [
     "respond",
     "skip",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Few processes adopt leases, and what that needs of Django takes as long to import as a fifth of all else."""
+    if name not in ("AdoptedLease", "aadopt", "adopt"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from .core import adoption
+
+    return getattr(adoption, name)

@@ -6,7 +6,6 @@ valid; so a message that is delivered twice does not make two holders.
 
 from __future__ import annotations
 
-import copyreg
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -23,7 +22,6 @@ from .holds import Hold, remember
 from .lease import Lease
 from .lock import Lock, refuse_in_event_loop
 from .registry import Service, locks
-from .ungranted import UngrantedLease
 
 if TYPE_CHECKING:
     from .detached import Detached
@@ -183,14 +181,3 @@ class Adoption:
         if self._renewer.get(self.lease.token) is self.lease:
             self._renewer.unregister(self.lease)
         self._renewer.release_in_background(self._proof)
-
-
-def _refuse_to_copy(lease: Lease) -> str:
-    raise TypeError(
-        "A lease belongs to the process that acquired it. Send the text of lease.detach() elsewhere, and"
-        " adopt() it there."
-    )
-
-
-for kind in (Lease, AdoptedLease, UngrantedLease):
-    copyreg.pickle(kind, _refuse_to_copy)

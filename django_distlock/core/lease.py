@@ -9,7 +9,7 @@ from collections.abc import Set
 from datetime import UTC, datetime, timedelta
 from math import inf
 from random import random
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NoReturn, Protocol
 from weakref import ref
 
 from .. import signals
@@ -424,6 +424,12 @@ class Lease(Belief):
             f"The lock {self.name!r} ({place_of(self.using, self.prefix)}) was lost while {self.holder} held it:"
             " somebody else may have held it since. Undo or check what was done, or compare fencing numbers where it is"
             " stored."
+        )
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "A lease belongs to the process that acquired it. Send the text of lease.detach() elsewhere, and adopt() it"
+            " there."
         )
 
     def __repr__(self) -> str:

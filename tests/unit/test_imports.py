@@ -15,8 +15,8 @@ PACKAGE = {
     "backends": ["base", "common"],
     "backends.common": ["key_prefix", "selftest", "timing"],
     "core": [
-        "acquire", "adoption", "assertions", "belief", "busy", "cleaning", "dropped", "events", "forced", "holds",
-        "labels", "leader", "lease", "local_queue", "lock", "registry", "renewal", "transactions", "ungranted",
+        "acquire", "assertions", "belief", "busy", "cleaning", "dropped", "events", "forced", "holds", "labels",
+        "leader", "lease", "local_queue", "lock", "registry", "renewal", "transactions", "ungranted",
     ],
     "decorators": ["answers", "http", "key", "task_context", "wrapper"],
     "utils": ["clock", "drive", "events", "fork", "other_words", "text", "threads", "wakeup"],
@@ -68,6 +68,12 @@ def test_the_package_loads_no_store_and_nothing_to_start_processes():
     own, all_modules = loaded(entry())
     assert own == names(PACKAGE)
     assert not {name.partition(".")[0] for name in all_modules} & FOREIGN
+    assert "django.views" not in all_modules
+
+
+def test_what_adopts_is_loaded_by_who_adopts():
+    own, _ = loaded(entry(), "from django_distlock import adopt, aadopt, AdoptedLease")
+    assert own == names(PACKAGE, {"core": ["adoption"]})
 
 
 @pytest.mark.parametrize(
