@@ -93,7 +93,7 @@ class Operations:
         always = milliseconds(ttl), milliseconds(self._timing.grant_ttl)
         if mode == "try" and slots == 1:
             return ACQUIRE.head(4), pack_parts(*always), ""
-        end = inbox, milliseconds(self._timing.queue_ttl), *_told_slots(slots)
+        end: tuple[str | int, ...] = (inbox, milliseconds(self._timing.queue_ttl), *_told_slots(slots))
         return ACQUIRE.head(6 + len(end)), pack_parts(*always, mode), pack_parts(*end)
 
     def _pack_release_options(
