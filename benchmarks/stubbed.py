@@ -2,7 +2,8 @@
 
 Kernel and server are left out, and other work on the machine hardly counts. ``--check`` fails where a pair costs more
 of what redis-py's own lock takes in the same run than ``stubbed.json`` says for this version of Python, by a fifth.
-``--opentelemetry`` measures with instruments as well: by its API alone, which does nothing, and by its SDK.
+``--opentelemetry`` measures with instruments as well: by its API alone, which does nothing, and by its SDK;
+``--journal`` with a journal.
 """
 
 from __future__ import annotations
@@ -144,6 +145,24 @@ def with_instruments(calls: Mapping[str, Callable[[], None]]) -> Iterator[tuple[
     yield "none again", microseconds(calls)
 
 
+def with_a_journal(calls: Mapping[str, Callable[[], None]]) -> Iterator[tuple[str, dict[str, float]]]:
+    """What they take without a journal and with one that is written to nowhere, by turns: they differ by little."""
+    from django_distlock import locks
+    from django_distlock.backends.redis import RedisBackend
+    from django_distlock.core.journal_writer import JournalWriter
+
+    service, journals = locks.service("default"), dict.fromkeys(("without", "with"))
+    RedisBackend.write_journal = lambda self, entries: None  # type: ignore[method-assign]
+    journals["with"] = JournalWriter(service.backend, 1000)  # type: ignore[arg-type, assignment]
+    best: dict[str, dict[str, float]] = {}
+    for _ in range(ATTEMPTS):
+        for about, journal in journals.items():
+            service.journal = service.renewer.journal = journal
+            for name, took in microseconds(calls).items():
+                best.setdefault(about, {})[name] = min(best.get(about, {}).get(name, took), took)
+    yield from best.items()
+
+
 def ratios(measured: Mapping[str, float]) -> dict[str, float]:
     return {name: round(took / measured[PEER], 3) for name, took in measured.items() if name != PEER}
 
@@ -153,12 +172,13 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="exit with 1 where it became dearer")
     parser.add_argument("--write", action="store_true", help=f"note the figures in {RATIOS.name}")
     parser.add_argument("--opentelemetry", action="store_true", help="measure with instruments, too, and nothing else")
+    parser.add_argument("--journal", action="store_true", help="measure with a journal, too, and nothing else")
     options = parser.parse_args()
-    if options.opentelemetry:
+    if options.opentelemetry or options.journal:
         with answered_at_once() as calls:
-            for instruments, measured in with_instruments(calls):
+            for about, measured in (with_instruments if options.opentelemetry else with_a_journal)(calls):
                 for name, took in measured.items():
-                    print(f"{took:7.1f} µs  {instruments:10}  {name}")
+                    print(f"{took:7.1f} µs  {about:10}  {name}")
         return 0
     version = ".".join(platform.python_version_tuple()[:2])
     known = json.loads(RATIOS.read_text())

@@ -197,4 +197,23 @@ class DatabaseRun(models.Model):
         return bytes(self.name).decode(errors="replace")
 
 
-ROWS_OF_DATABASE_BACKEND = (DatabaseLock, DatabaseRun)
+class DatabaseEntry(models.Model):
+    """An entry of a journal of the database backend. Rows are read and written by ``backends/database`` alone."""
+
+    id: models.BigAutoField[int, int] = models.BigAutoField(primary_key=True)
+    journal = KeyField(max_length=LONGEST_KEY)  # KEY_PREFIX
+    entry: models.TextField[str, str] = models.TextField()  # of a JournalEntry
+
+    objects = NoRows()
+
+    class Meta:
+        db_table = "distlock_journal"
+        default_permissions = ()
+        verbose_name = "entry of a journal of the database backend"
+        verbose_name_plural = "entries of journals of the database backend"
+
+    def __str__(self) -> str:
+        return self.entry
+
+
+ROWS_OF_DATABASE_BACKEND = (DatabaseLock, DatabaseRun, DatabaseEntry)

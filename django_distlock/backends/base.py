@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Self
 from django.core.checks import CheckMessage
 
 from ..exceptions import InvalidLockBackend, LockBackendError
+from ..journal import JournalEntry, QueuedWaiter
 from ..options import OPTION_KEYS, Seconds, Terms, as_seconds
 from ..types import CheckResult, Grant, Holder, LastRun, LockInfo, LockRequest, Outage, Slot, lock_key
 from ..utils.drive import adrive, drive
@@ -19,9 +20,10 @@ from .common import selftest
 from .common.key_prefix import read_asked_prefix
 from .common.timing import Timing
 
-KEYS = ("BACKEND", "LOCATION", "KEY_PREFIX", *OPTION_KEYS, "LONG_HELD", "RESPONSE_MAX_HOLD", "OPTIONS")
+KEYS = ("BACKEND", "LOCATION", "KEY_PREFIX", *OPTION_KEYS, "LONG_HELD", "RESPONSE_MAX_HOLD", "JOURNAL", "OPTIONS")
 HOUR = 3600.0
 STEP = 500  # locks that are listed or looked at together
+LONGEST_JOURNAL = 100_000  # entries
 LONG_HELD = Seconds(
     "after which a lease that is still held is reported, once; None reports none.", above=0.0, or_none=True
 )
@@ -214,6 +216,16 @@ class InspectionBackend(ABC):
     async def acount_waiters(self, names: Sequence[str]) -> list[int | None]:
         return [None] * len(names)
 
+    # Without twins: operators ask.
+
+    def waiters(self, names: Sequence[str]) -> list[list[QueuedWaiter] | None]:
+        """Who stands in each lock's queue, the first one first; None: not known."""
+        return [None] * len(names)
+
+    def waited_for(self, prefix: str = "") -> Iterator[str]:
+        """The locks that have a queue, of names that begin so: each once, in no order."""
+        return iter(())
+
     def held(self, prefix: str = "", *, step: int = STEP) -> Iterator[LockInfo]:
         """The leases that stand now, of locks whose names begin with ``prefix``, looked at ``step`` at a time."""
         pinned = self.pinned()
@@ -236,6 +248,31 @@ class InspectionBackend(ABC):
     def _with_template(self, info: LockInfo) -> LockInfo:
         template = self.template_of(info.token) if self.template_of else ""
         return info._replace(template=template) if template else info
+
+
+class JournalBackend(ABC):
+    """What happened to locks lately, where the setting JOURNAL says so. Without twins: a thread writes, operators read.
+
+    Inherited, beside ``BaseLockBackend``, by a store that keeps it.
+    """
+
+    alias: str
+
+    @abstractmethod
+    def write_journal(self, entries: Sequence[str]) -> None:
+        """Add them, and drop those before the last ``journal_length``. Raises LockBackendError; some may be added then.
+
+        Texts of JournalEntry, no more than ``journal_length``.
+        """
+
+    @abstractmethod
+    def read_journal(self) -> list[str]:
+        """What there is, in no certain order. An entry may be there twice."""
+
+
+def entries_in(texts: Iterable[str]) -> list[JournalEntry]:
+    """What can be read of a journal, the oldest first."""
+    return sorted(filter(None, map(JournalEntry.from_text, dict.fromkeys(texts))), key=lambda entry: entry.at)
 
 
 class RunsBackend(ABC):
@@ -292,6 +329,7 @@ class MaintenanceBackend(ABC):
             hint = self.options_elsewhere.get(unknown[0], known)
             raise InvalidLockBackend(f"{where}['OPTIONS'] has the unknown option {unknown[0]!r}. {hint}")
         self.settings = settings
+        self.journal_length = self._read_journal_length(settings.get("JOURNAL"))
         self.option = {keyword: as_seconds(value) for keyword, value in {**self.options, **given}.items()}
         try:
             self.terms = Terms(**{key.lower(): settings[key] for key in OPTION_KEYS if key in settings})
@@ -299,6 +337,19 @@ class MaintenanceBackend(ABC):
             self.response_max_hold = RESPONSE_MAX_HOLD("RESPONSE_MAX_HOLD", settings.get("RESPONSE_MAX_HOLD", HOUR))
         except ValueError as error:
             raise InvalidLockBackend(f"{where} is not usable: {error}") from error
+
+    def _read_journal_length(self, given: object) -> int:
+        """0: there is no journal."""
+        if given is None:
+            return 0
+        if isinstance(given, bool) or not isinstance(given, int) or not 0 <= given <= LONGEST_JOURNAL:
+            raise InvalidLockBackend(
+                f"{self.setting('JOURNAL')} is {quoted(given)}. It is how many of the last events are kept, 100000 at"
+                " most; None or 0: none."
+            )
+        if given and not isinstance(self, JournalBackend):
+            raise InvalidLockBackend(f"{self.setting('JOURNAL')} is set, but {type(self).__name__} keeps no journal.")
+        return given
 
     @abstractmethod
     def check(self) -> list[CheckResult]:

@@ -11,9 +11,10 @@ from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 from ..exceptions import ClockIsAhead
-from ..types import Grant, Holder, LastRun, LockInfo, LockRequest, Slot, lock_key
+from ..journal import QueuedWaiter
+from ..types import Grant, Holder, LastRun, LockInfo, LockRequest, Slot, digest, lock_key
 from ..utils.clock import clock, wall_clock, wall_clock_us
-from .base import RunsBackend
+from .base import JournalBackend, RunsBackend
 from .common import state
 from .common.state import Attempt, Decision, StoredLease, microseconds
 from .twins import ThreadedBackend
@@ -45,7 +46,7 @@ class _Run:
     settled: float  # from when on it may be claimed again
 
 
-class LocMemBackend(ThreadedBackend, RunsBackend):
+class LocMemBackend(ThreadedBackend, RunsBackend, JournalBackend):
     """Locks between the threads and tasks of one process, in the order in which they came."""
 
     supports_processes = False
@@ -64,6 +65,7 @@ class LocMemBackend(ThreadedBackend, RunsBackend):
         self._last_fence = 0
         self._runs: dict[str, _Run] = {}
         self._sweep_at = FIRST_SWEEP
+        self._journal: deque[str] = deque(maxlen=self.journal_length)
 
     async def _in_thread(self, call: Callable[[], T], waiter: LockRequest | None = None) -> T:
         return call()  # which does not wait
@@ -138,6 +140,28 @@ class LocMemBackend(ThreadedBackend, RunsBackend):
         _, keys = self.keyed(names)
         with self._guard:
             return [len(self._row(key).live_waiters) for key in keys]
+
+    def waiters(self, names: Sequence[str]) -> list[list[QueuedWaiter] | None]:
+        """The leader of each line: the others stand in the queue of this process."""
+        _, keys = self.keyed(names)
+        with self._guard:
+            queues = [[(one, self._requests.get(one.token)) for one in self._row(key).live_waiters] for key in keys]
+        return [
+            [QueuedWaiter(digest(one.token), request.holder.since, request.holder) for one, request in queue if request]
+            for queue in queues
+        ]
+
+    def waited_for(self, prefix: str = "") -> Iterator[str]:
+        start = lock_key(self.prefix_now(), prefix)
+        with self._guard:
+            keys = [key for key in list(self._rows) if key.startswith(start) and self._row(key).live_waiters]
+        return iter([key[len(start) - len(prefix) :] for key in keys])
+
+    def write_journal(self, entries: Sequence[str]) -> None:
+        self._journal.extend(entries)
+
+    def read_journal(self) -> list[str]:
+        return list(self._journal)
 
     def claim_run(self, name: str, seen: LastRun, now: LastRun, ttl: float) -> LastRun | None:
         if (ahead := now.at - wall_clock()) > self.runs_ahead:

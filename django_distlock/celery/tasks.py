@@ -25,7 +25,8 @@ from .. import names
 from ..backends.base import BaseLockBackend
 from ..core import labels
 from ..core.events import about_lease
-from ..core.lease import Lease, raises_when_lost
+from ..core.holds import raises_when_lost
+from ..core.lease import Lease
 from ..core.lock import Lock
 from ..core.registry import locks
 from ..exceptions import LockBackendError, LockNotAcquired

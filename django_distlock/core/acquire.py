@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from .. import signals
 from ..exceptions import LockBackendError
+from ..journal import NOT_RENEWED, Event
 from ..options import Terms
 from ..types import Grant, LockInfo, LockRequest, execution_kind, place_of
 from ..utils import fork
 from ..utils.clock import clock
 from ..utils.drive import Call, Steps
 from . import transactions
-from .busy import not_acquired, reentry_error
+from .busy import not_acquired, reentry_error, slow_error
 from .events import about_request
 from .holds import BY_WITH, Hold, Holds, remember, remembers
 from .lease import Lease
@@ -74,12 +75,8 @@ class Acquisition:
     ) -> None:
         self.request = request
         self.backend = service.backend  # which makes the calls of ``steps()``
-        self._service = service
-        self._timeout = timeout
-        self._terms = terms
-        self._holds = holds
-        self._execution = execution
-        self._by_with = by_with
+        self._service, self._timeout = service, timeout
+        self._terms, self._holds, self._execution, self._by_with = terms, holds, execution, by_with
         self._has_queued = False  # whether the last attempt asked for a place in the store
         self._is_in_line = False  # of this process
         self._is_busy = False  # the lock, as the store said
@@ -122,6 +119,7 @@ class Acquisition:
 
     def steps(self) -> Steps[Lease | LockInfo]:
         """Wait and ask again until the lock is granted, or not worth waiting for. Raises LockBackendError."""
+        self._note(Event.WAITS)
         while True:
             try:
                 if self._pause:
@@ -147,6 +145,8 @@ class Acquisition:
             if own := self._enterable(self._service.renewer.get(answer.token)):
                 self._enter(own)
                 return None
+            if self._timeout != 0 and clock() >= self._deadline:
+                self._note(Event.TIMED_OUT, str(answer.holder or ""))
             return signals.lock_busy if signals.lock_busy.receivers else None
         if self.grant is None:  # its own lease already, which a transaction keeps
             self._enter(answer)
@@ -156,6 +156,8 @@ class Acquisition:
         remember(lease)
         self._hold = hold = Hold(self._execution, self._by_with, self._terms.reentrant)
         self._holds.enter(hold, lease)
+        if journal := self._service.journal:
+            journal.note(journal.GRANTED, self.request, self._began, lease.fence, "" if lease._renews else NOT_RENEWED)
         return signals.lock_acquired if signals.lock_acquired.receivers else None
 
     def conclude_unanswered(self, error: LockBackendError) -> Signal | None:
@@ -187,8 +189,8 @@ class Acquisition:
 
     def about(self, error: LockBackendError | None = None) -> dict[str, Any]:
         """What the signal carries that ``conclude()`` or ``conclude_unanswered()`` returned."""
-        name, waited = self.request.name, clock() - self._began
-        about = {"name": name, "template": self.request.template or name, "using": self._using, "waited": waited}
+        name, waited = self.request.name, self._waited
+        about = {"name": name, "template": self.request.template or name, "using": self.backend.alias, "waited": waited}
         if error:
             return {**about, "error": error, "lease": self.lease}
         if self.lease:
@@ -230,7 +232,7 @@ class Acquisition:
         assert busy
         if lease := self._own_lease(busy):
             raise reentry_error(self._lock_text, execution_kind(), slots, is_reentrant=lease._terms.reentrant)
-        raise not_acquired(self._lock_text, busy, slots, None if self._timeout == 0 else clock() - self._began)
+        raise not_acquired(self._lock_text, busy, slots, None if self._timeout == 0 else self._waited)
 
     def depends_on_transactions(self) -> bool:
         """Ask what is open around the task. Whether the lock may depend on it."""
@@ -301,7 +303,7 @@ class Acquisition:
                 self._give_back(request)
             self._was_sent = self._has_queued = False  # nothing is left of it
             if answer.token == self._late_token:
-                raise self._slow_error()
+                raise slow_error(self.request)
             return answer
         service = self._service
         if self._is_in_line:
@@ -320,7 +322,7 @@ class Acquisition:
         self._was_sent = self._has_queued = False
         self._give_back(request)
         if self._late_grants == MOST_LATE_GRANTS or clock() >= self._deadline:
-            raise self._slow_error()
+            raise slow_error(self.request)
         self._pause = 0.0
         return None
 
@@ -375,12 +377,6 @@ class Acquisition:
         self._pending = request
         self._service.renewer.release_in_background(request)
         self._pending = None
-
-    def _slow_error(self) -> LockBackendError:
-        return LockBackendError(
-            f"The store grants the lock {self.request.name!r} so slowly that its TTL of {self.request.ttl:g} s has"
-            " passed when the answer comes. Give it a longer ttl."
-        )
 
     def _refuse_to_be_a_copy(self, error: LockBackendError | None = None) -> None:
         """For a greenlet that a fork has copied. What the parent asked for is the parent's, whoever hears of it."""
@@ -438,13 +434,17 @@ class Acquisition:
     def _open_transactions(self) -> Sequence[transactions.Transaction]:
         return transactions.open_here() if self.around is None else self.around.known()
 
+    def _note(self, event: Event, text: str = "") -> None:
+        if journal := self._service.journal:
+            journal.note(event, self.request.copy(), self._began, text=text)
+
     @property
-    def _using(self) -> str:
-        return self.backend.alias
+    def _waited(self) -> float:
+        return clock() - self._began
 
     def _about(self, event: str) -> dict[str, Any]:
-        return about_request(event, self._using, self.request, waited=clock() - self._began)
+        return about_request(event, self.backend.alias, self.request, waited=self._waited)
 
     @property
     def _lock_text(self) -> str:
-        return f"{self.request.name!r} ({place_of(self._using, self.request.prefix)})"
+        return f"{self.request.name!r} ({place_of(self.backend.alias, self.request.prefix)})"

@@ -1,12 +1,12 @@
-"""What is said of a lock that somebody else has."""
+"""What is said of a lock that is not granted."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
 from math import inf
 
-from ..exceptions import LockNotAcquired, LockReentry, LockTimeout
-from ..types import LockInfo
+from ..exceptions import LockBackendError, LockNotAcquired, LockReentry, LockTimeout
+from ..types import LockInfo, LockRequest
 
 
 def reentry_error(lock: str, execution: str, slots: int, *, is_reentrant: bool) -> LockReentry:
@@ -55,3 +55,10 @@ def _on_nodes(busy: LockInfo) -> str:
         return ""
     failed = f" while {busy.failed_nodes} failed" if busy.failed_nodes else ""
     return f" on {busy.nodes} node{'' if busy.nodes == 1 else 's'}{failed}"
+
+
+def slow_error(request: LockRequest) -> LockBackendError:
+    return LockBackendError(
+        f"The store grants the lock {request.name!r} so slowly that its TTL of {request.ttl:g} s has passed when the"
+        " answer comes. Give it a longer ttl."
+    )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+from math import inf
 from typing import Any
 
+from ..journal import Event
 from ..signals import asend_signal, lock_forced, send_signal
 from ..types import Holder, LockInfo, LockRequest, place_of
 from ..utils.events import about_event
@@ -48,6 +50,8 @@ def _about(info: LockInfo, by: str) -> dict[str, Any]:
 
 
 def _tell(info: LockInfo, by: str) -> None:
+    if journal := locks.service(info.using).journal:
+        journal.note(Event.FREED, _request_of(info), -inf, info.fence, by)
     logger.warning(
         "Lock %r%s (%s) was freed by %s. It was held by %s, fencing number %d.",
         info.name, info.slot_text, place_of(info.using, info.prefix), printable(by),

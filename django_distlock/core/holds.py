@@ -11,10 +11,11 @@ import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from contextvars import ContextVar
-from typing import cast
+from typing import ClassVar, cast
 from weakref import ReferenceType, ref
 
-from ..types import current_execution
+from ..journal import RESPONSE, Event
+from ..types import State, current_execution
 from ..utils import fork
 from .lease import RELEASED, Lease
 
@@ -144,6 +145,11 @@ def _is_over(execution: object) -> bool:
     return execution.done() if isinstance(execution, asyncio.Task) else not cast(threading.Thread, execution).is_alive()
 
 
+def raises_when_lost(lease: Lease) -> bool:
+    """Whether the end of its ``with`` raises LockLost if it was lost."""
+    return lease._terms.on_lost == "raise" and lease._ended is not State.UNAVAILABLE
+
+
 class Retainer:
     """Keeps a lease that its holder has left, for a transaction or for a response that is not finished.
 
@@ -153,12 +159,15 @@ class Retainer:
     account of this; None: no bound.
     """
 
+    what: ClassVar[str] = ""  # keeps it, as the journal says; "": nothing that is to be told
     _lease: Lease | None = None  # until it is made
 
     def __init__(self, lease: Lease, reason: object = None, *, most: float | None = None) -> None:
         self._reason = reason or object()
         self._lease = lease  # first, so that there is no retainer that nothing releases
         lease._retain(self._reason, most=most)
+        if self.what:
+            lease._note(Event.KEPT, self.what)
 
     def drop(self) -> None:
         """The holder itself goes on, and releases what nothing else holds."""
@@ -177,6 +186,8 @@ class Retainer:
 
 class ResponseRetainer(Retainer):
     """Of a response whose content is made after its view has returned."""
+
+    what = RESPONSE
 
     def __init__(self, lease: Lease) -> None:
         super().__init__(lease, most=lease._backend.response_max_hold)

@@ -14,6 +14,7 @@ from weakref import ref
 
 from .. import signals
 from ..exceptions import LockBackendError, LockError, LockLost, LockNotHeld
+from ..journal import Event
 from ..options import SHORTEST_TTL, Terms, check_ttl
 from ..types import Grant, Holder, LockRequest, State, new_token, place_of
 from ..utils import fork
@@ -26,12 +27,15 @@ if TYPE_CHECKING:
     from django.dispatch import Signal
 
     from ..backends.base import BaseLockBackend
+    from .journal_writer import JournalWriter
 
 logger = logging.getLogger("django_distlock")
 
 
 class LeaseRenewer(Protocol):
     """Who keeps leases alive and cleans up behind callers that cannot (see renewal.py)."""
+
+    journal: JournalWriter | None
 
     def unregister(self, lease: Lease) -> bool: ...
     def wake(self, key: str) -> None: ...
@@ -242,6 +246,11 @@ class Lease(Belief):
             raise self._dropped_error()
         self._ended = RELEASED
         self._wake_watchers()
+        self._note(Event.DETACHED)
+
+    def _note(self, event: Event, text: str = "") -> None:
+        if journal := self._renewer.journal:
+            journal.note(event, self._request, self._granted_clock, self.fence, text)
 
     def _extend(self, sent_at: float, ttl: float) -> None:
         """The store promised ``ttl`` seconds, asked at ``sent_at``."""
@@ -293,6 +302,7 @@ class Lease(Belief):
         self._renewer.wake_first(self._request.key)
         if log:
             self._log_loss(reason)
+        self._note(Event.LOST, reason)
         self._send_in_background(signals.lock_lost, reason=reason, held=self._held_for)
 
     def _log_loss(self, reason: str) -> None:
@@ -304,6 +314,8 @@ class Lease(Belief):
         self._ended = RELEASED
         if self._watchers:
             self._wake_watchers()
+        if journal := self._renewer.journal:
+            journal.note(journal.RELEASED, self._request, self._granted_clock, self.fence)
         return self._cooldown if self._terms.min_hold else 0.0
 
     @property
@@ -434,8 +446,3 @@ class Lease(Belief):
 
     def __repr__(self) -> str:
         return f"<Lease {self.name!r} using {self.using!r} fence={self.fence} {self.state}>"
-
-
-def raises_when_lost(lease: Lease) -> bool:
-    """Whether the end of its ``with`` raises LockLost if it was lost."""
-    return lease._terms.on_lost == "raise" and lease._ended is not State.UNAVAILABLE

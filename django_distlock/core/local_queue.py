@@ -66,6 +66,11 @@ class LocalQueue:
         with self._guard:
             return len(self._lines.get(key, ()))
 
+    def line(self, key: str) -> list[LockRequest]:
+        """Those that wait for one lock, the leader first."""
+        with self._guard:
+            return list(self._lines.get(key, ()))
+
     def queued(self) -> list[LockRequest]:
         """Those that have a place in the store."""
         with self._guard:

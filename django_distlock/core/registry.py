@@ -19,12 +19,13 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
-from ..backends.base import BaseLockBackend
+from ..backends.base import BaseLockBackend, JournalBackend
 from ..exceptions import InvalidLockBackend, LockBackendDoesNotExist, LockBackendError
 from ..utils import fork
 from ..utils.events import about_event
 from ..utils.text import quoted
 from ..utils.threads import end_all
+from .journal_writer import JournalWriter
 from .lease import Lease
 from .local_queue import LocalQueue
 from .renewal import Renewer, mark_lost
@@ -121,13 +122,16 @@ def check_entries(**_: Any) -> list[CheckMessage]:
 class Service:
     """What a process has of one alias: its backend, who renews its leases, and the queue of its waiters."""
 
-    __slots__ = ("ask_prefix", "backend", "lease_kind", "queue", "renewer")
+    __slots__ = ("ask_prefix", "backend", "journal", "lease_kind", "queue", "renewer")
 
     def __init__(self, backend: BaseLockBackend) -> None:
         self.backend = backend
         self.ask_prefix = backend.ask_prefix
         self.queue = LocalQueue(backend.timing, backend.succeed)
-        self.renewer = Renewer(backend, self.queue)
+        self.journal = None
+        if isinstance(backend, JournalBackend) and backend.journal_length:
+            self.journal = JournalWriter(backend, backend.journal_length)
+        self.renewer = Renewer(backend, self.queue, self.journal)
         backend.on_orphan = self.renewer.release_in_background
         backend.template_of = self.renewer.template_of
         backend.on_loss = self._lose
@@ -253,6 +257,8 @@ class LockBackends:
         fork.notice()
         for renewer in list(self._renewers):
             renewer.release_all()
+            if renewer.journal:
+                renewer.journal.write_last()
 
 
 locks = LockBackends()

@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from ..backends.base import BaseLockBackend
 from ..exceptions import LockBackendError
+from ..journal import Event
 from ..signals import lock_held_long, lock_renewed
 from ..types import LockRequest, State
 from ..utils import fork
@@ -28,6 +29,7 @@ from ..utils.drive import Call, Steps, drive
 from ..utils.threads import Worker
 from .cleaning import Cleaner
 from .events import about_lease, about_request
+from .journal_writer import JournalWriter
 from .lease import Lease
 from .local_queue import LocalQueue
 
@@ -53,9 +55,10 @@ class Renewer:
     A lease is renewed when a third of its TTL has passed. Those that are due soon go with it, many in one round trip.
     """
 
-    def __init__(self, backend: BaseLockBackend, queue: LocalQueue) -> None:
+    def __init__(self, backend: BaseLockBackend, queue: LocalQueue, journal: JournalWriter | None = None) -> None:
         self._backend = backend
         self._queue = queue
+        self.journal = journal
         self.wake, self.wake_first = queue.wake, queue.wake_first
         self._pid = fork.pid()
         self._guard = threading.RLock()
@@ -303,6 +306,7 @@ class Renewer:
             if lock_renewed.receivers:  # of very many leases
                 lease._send_in_background(lock_renewed)
             if is_last:
+                lease._note(Event.BOUND_REACHED, lease._bound)
                 logger.warning(
                     "Lock %r reaches %s and is renewed no more; it is lost in %.1f s. Held by %s.",
                     lease.name, lease._bound, lease.remaining, lease.holder, extra=about_lease("bound-reached", lease),

@@ -25,8 +25,9 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.transaction import Atomic, TransactionManagementError
 
 from ..exceptions import LockTimeout
-from .holds import Retainer
-from .lease import Lease, raises_when_lost
+from ..journal import TRANSACTION
+from .holds import Retainer, raises_when_lost
+from .lease import Lease
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -193,6 +194,8 @@ class Deferral(Retainer):
     Django tells nobody of a rollback; but on every way out of a transaction it gives up its hooks. Those that
     belong to no savepoint outlive the rollback of every savepoint.
     """
+
+    what = TRANSACTION
 
     def __init__(self, lease: Lease, opened: Transaction) -> None:
         super().__init__(lease, opened)

@@ -101,4 +101,18 @@ class Migration(migrations.Migration):
                 "default_permissions": (),
             },
         ),
+        migrations.CreateModel(
+            name="DatabaseEntry",
+            fields=[
+                ("id", models.BigAutoField(primary_key=True, serialize=False)),
+                ("journal", django_distlock.models.KeyField(max_length=1000)),
+                ("entry", models.TextField()),
+            ],
+            options={
+                "verbose_name": "entry of a journal of the database backend",
+                "verbose_name_plural": "entries of journals of the database backend",
+                "db_table": "distlock_journal",
+                "default_permissions": (),
+            },
+        ),
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
@@ -14,6 +15,8 @@ from .inventory import Inventory, SeenLock, SlotKey, format_duration, held_for, 
 HEADING = ("NAME", "BACKEND", "LABEL", "HOLDER", "HELD", "LEFT", "WAITING")
 FLEXIBLE = (0, 2, 3)  # columns that are truncated if the terminal is narrow
 OPTIONAL = (6, 1, 4, 2)  # columns that are dropped, in this order, if it is narrower still
+
+_encode = json.JSONEncoder(ensure_ascii=False).encode
 
 
 def state(seen: SeenLock) -> str:
@@ -159,3 +162,12 @@ def truncated(text: str, size: int) -> str:
             break
         kept.append(character)
     return f"{''.join(kept)}…"
+
+
+def json_text(data: Any) -> str:
+    """Of one line, with nothing that a terminal obeys."""
+    text = _encode(data)
+    if text.isprintable():
+        return text
+    # Escaped as in JSON, so that programs read the same text.
+    return "".join(one if one.isprintable() else json.dumps(one)[1:-1] for one in text)

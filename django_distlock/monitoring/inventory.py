@@ -364,6 +364,11 @@ class Inventory:
         calls = {alias: partial(self._ask, alias, questions[alias]) for alias in questions if alias not in self.errors}
         return {**dict.fromkeys(questions), **ask_in_parallel(calls)}
 
+    def ask_pinned(self, question: Callable[[BaseLockBackend], R]) -> dict[str, R | None]:
+        """Ask all aliases what depends on KEY_PREFIX."""
+        self._pin(self.aliases)
+        return self.ask_each(dict.fromkeys(self.aliases, question))
+
     def _ask(self, alias: str, question: Callable[[BaseLockBackend], R]) -> R | None:
         try:
             return question(self._pinned.get(alias) or locks[alias])

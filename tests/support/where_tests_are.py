@@ -53,6 +53,8 @@ THROUGH_OTHERS = [
         "parts of its pages",
     ),
     ("monitoring.diagnostics monitoring.formatting", "management/commands/test_locks", "what the command prints"),
+    ("monitoring.explain management.moments", "management/commands/test_locks_explain", "what the command prints"),
+    ("backends.database.journal journal", "backends/contract/test_journal", "each store has one"),
     ("monitoring.series", "contrib/test_opentelemetry", "labels are of metrics"),
     (
         "testing.contract testing.plugin testing.runs_contract testing.slots_contract testing.tools",

@@ -52,7 +52,7 @@ LAYERS = {
     ],
     "contract": ["backends.base", "backends.twins", "backends"],
     "helpers of stores": ["backends.common"],
-    "vocabulary": ["version", "formats", "types", "options", "names", "exceptions", "signals", "models"],
+    "vocabulary": ["version", "formats", "types", "journal", "options", "names", "exceptions", "signals", "models"],
     "utils": ["utils"],
 }
 STORES = LAYERS["stores"]

@@ -331,8 +331,8 @@ def test_copies_of_one_memory_never_hold_a_lock_together(program, store):
     """Restored from one image, both wait under one name: each hears what the other one is granted."""
     code = (
         "from django_distlock.backends.redis import topology\n"
-        "drawn, topology.new_token = topology.new_token, lambda: '0' * 26\n"
-        "locks['default']; topology.new_token = drawn\n"
+        "drawn, topology.new_process = topology.new_process, lambda: '0' * 26\n"
+        "locks['default']; topology.new_process = drawn\n"
         "from tests.support.contention import contend\n"
         "say(dict(contend(sys.argv[1], threads=4))); time.sleep(60)"
     )

@@ -14,10 +14,11 @@ from django.core.checks import CheckMessage
 from django.db import connections
 
 from ...exceptions import InvalidLockName, LockBackendError
+from ...journal import QueuedWaiter
 from ...models import LONGEST_KEY
 from ...types import Grant, Holder, LastRun, LockInfo, LockRequest, Slot
 from ...utils.events import about_event
-from ..base import STEP, RunsBackend, named
+from ..base import STEP, JournalBackend, RunsBackend, named
 from ..common.attempts import InDoubt
 from ..common.state import CLAIMED, DIGITS, RESTING, Attempt, Row, StoredLease, microseconds
 from ..twins import ThreadedBackend
@@ -27,6 +28,7 @@ from .config import read_location, read_prefix, read_timeout, settings_checks
 from .connections import Pool, address
 from .errors import explain, final
 from .fast_path import has_returning
+from .journal import Journal
 from .notify import PostgresListener, can_listen
 from .operations import Operations
 from .polling import PollBackoff
@@ -41,7 +43,7 @@ R = TypeVar("R")
 NO_INBOX = "polls"  # of a waiter that gets no notifications; the row has the same room for each inbox
 
 
-class DatabaseBackend(ThreadedBackend, RunsBackend):
+class DatabaseBackend(ThreadedBackend, RunsBackend, JournalBackend):
     """One row per lock, changed by one statement or by compare-and-swap, on the clock of the database.
 
     ``LOCATION`` is an alias of ``DATABASES``; by default the one that routers write the rows to. Locks have
@@ -66,6 +68,7 @@ class DatabaseBackend(ThreadedBackend, RunsBackend):
         self._sql = Statements(self.vendor, self.timing, has_returning=has_returning(self.vendor))
         self._operations = Operations(self.vendor, self._sql, self._timeout, self.timing)
         self._beat_runs = Runs(self.vendor, self._timeout, self.timing)
+        self._journal = Journal(self.prefix.encode(), self.journal_length)
         self._backoffs: WeakKeyDictionary[LockRequest, PollBackoff] = WeakKeyDictionary()
         self._listener = PostgresListener(self.pool, alias, self.timing) if can_listen(self.location) else None
         if self._listener:
@@ -280,6 +283,27 @@ class DatabaseBackend(ThreadedBackend, RunsBackend):
         for batch in self._batches(keys):
             found |= self._run(partial(self._sql.count_waiters, names=batch))
         return [found.get(key, 0) for key in keys]
+
+    def waiters(self, names: Sequence[str]) -> list[list[QueuedWaiter] | None]:
+        found: dict[bytes, list[QueuedWaiter] | None] = {}
+        keys = self._row_keys(self.prefix_now(), names)
+        for batch in self._batches(keys):
+            found |= self._run(partial(self._sql.waiters, names=batch))
+        return [found.get(key, []) for key in keys]
+
+    def waited_for(self, prefix: str = "") -> Iterator[str]:
+        own = self.prefix_now() or self.prefix
+        begin, last = self._row_key(own, prefix), b""
+        while found := self._run(partial(self._sql.waited_for, prefix=begin, after=last, limit=self.batch_size)):
+            last = found[-1]
+            yield from filter(None, (_readable_name(own, key) for key in found))
+
+    def write_journal(self, entries: Sequence[str]) -> None:
+        for batch in self._batches(entries):
+            self._run(partial(self._journal.write, entries=batch))
+
+    def read_journal(self) -> list[str]:
+        return self._run(self._journal.read)
 
     def prune(self, older_than_seconds: float) -> int:
         """Delete the rows of locks that nobody has held for so long, and of runs of beat that expired so long ago.

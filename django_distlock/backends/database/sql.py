@@ -7,7 +7,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ...formats import LARGEST, NEWER, NUMBER, is_newer_number
+from ...journal import QueuedWaiter
 from ...models import DatabaseLock
+from ...types import digest
 from ...utils.events import about_event
 from ..common.state import (
     CLAIMED,
@@ -139,6 +141,10 @@ class Statements:
             f"SELECT name, format, waiters, {now} FROM {TABLE} WHERE name IN ({{many}}) AND waiters <> ''"
             f" AND careful_until > {now}"
         )
+        self._waited_for = (
+            f"SELECT name FROM {TABLE} WHERE name >= %s AND name > %s AND name < %s AND waiters <> ''"
+            f" AND careful_until > {now} ORDER BY name LIMIT %s"
+        )
         is_old = f"expires <= {now} - %s AND fence < {now} - %s AND careful_until <= {now} - %s"
         self.pruning = Pruning(TABLE, is_old, 3)
 
@@ -239,21 +245,41 @@ class Statements:
 
     def count_waiters(self, connection: Any, names: Sequence[bytes]) -> dict[bytes, int | None]:
         """How many wait for each; None where that cannot be read."""
+        found = self._queues(connection, names)
+        return {name: None if queue is None else len(queue) for name, queue in found.items()}
+
+    def waiters(self, connection: Any, names: Sequence[bytes]) -> dict[bytes, list[QueuedWaiter] | None]:
+        """Who waits for each, in order; None where that cannot be read."""
+        found = self._queues(connection, names)
+        return {name: None if queue is None else list(map(_queued, queue)) for name, queue in found.items()}
+
+    def _queues(self, connection: Any, names: Sequence[bytes]) -> dict[bytes, list[Waiter] | None]:
         with connection.cursor() as cursor:
             cursor.execute(
                 self._waiters.format(many=placeholders(names)), [connection.Database.Binary(name) for name in names]
             )
-            return {bytes(name): self._count(bytes(name), *about) for name, *about in cursor.fetchall()}
+            return {bytes(name): self._queue(bytes(name), *about) for name, *about in cursor.fetchall()}
 
-    def _count(self, name: bytes, written_in: int, text: str, now: int) -> int | None:
+    def _queue(self, name: bytes, written_in: int, text: str, now: int) -> list[Waiter] | None:
         if written_in != NUMBER:
             logger.error("%s", misread(name, written_in), extra=about_event("unreadable"))
             return None
         try:
-            return len(Row(now, waiters=waiters_from_text(text), timing=self._timing).live_waiters)
+            return Row(now, waiters=waiters_from_text(text), timing=self._timing).live_waiters
         except (TypeError, ValueError):
             logger.error("%s", unreadable_row(name), extra=about_event("unreadable"))
             return None
+
+    def waited_for(self, connection: Any, prefix: bytes, after: bytes, limit: int) -> list[bytes]:
+        """The keys of rows with a queue, of those that begin with ``prefix``, in order, after the key ``after``."""
+        bounds = map(connection.Database.Binary, (prefix, after, end_of(prefix)))
+        with connection.cursor() as cursor:
+            cursor.execute(self._waited_for, [*bounds, limit])
+            return [bytes(name) for (name,) in cursor.fetchall()]
+
+
+def _queued(waiter: Waiter) -> QueuedWaiter:
+    return QueuedWaiter(digest(waiter.token), waiter.place / 1e6)
 
 
 def leases_of(token: str, state: str, fence: int, expires: int, holder: str, others: str) -> list[StoredLease]:

@@ -12,12 +12,13 @@ from django.core.checks import CheckMessage
 from redis.exceptions import RedisError
 
 from ...exceptions import InvalidLockBackend, LockBackendError, UnreadableRun
+from ...journal import QueuedWaiter
 from ...types import NOT_WAITING, CheckResult, Grant, Holder, LastRun, LockInfo, LockRequest, Outage, Slot, lock_key
 from ...utils.clock import wall_clock
 from ...utils.drive import Call, Steps, adrive, drive
 from ...utils.events import about_event
 from ...utils.text import quoted
-from ..base import RunsBackend, named
+from ..base import JournalBackend, RunsBackend, named
 from ..common import selftest
 from ..common.attempts import InDoubt
 from ..common.per_loop import PerLoop
@@ -26,7 +27,7 @@ from .client import Reply
 from .config import read_credentials
 from .diagnostics import waiting_result
 from .errors import CLUSTER_BACKEND, explain
-from .keys import LEASES, MOST_ROUNDS, OTHERS, RUNS, SCAN_STEP, Keys, Listing, TenantKeys
+from .keys import LEASES, MOST_ROUNDS, OTHERS, QUEUES, RUNS, SCAN_STEP, Keys, Listing, TenantKeys
 from .operations import POLLS, Operations
 from .pubsub import NoListener
 from .scripts import Command
@@ -41,7 +42,7 @@ LONGEST_LOOK_INTERVAL = 8.0  # seconds: a third of the queue_ttl, and LOOK in re
 RENEWALS = 10_000
 
 
-class RedisBackend(GeneratorBackend, RunsBackend):
+class RedisBackend(GeneratorBackend, RunsBackend, JournalBackend):
     """One key per lock: token, state, fencing number and holder in its value, the TTL on the key.
 
     A grant is an atomic script on the server, as are renewal and release, which compare the token first.
@@ -341,6 +342,21 @@ class RedisBackend(GeneratorBackend, RunsBackend):
             request = selftest.new_request(self.shared_prefix)
             found.append(waiting_result(is_told=(yield from self._can_be_told(request))))
         return found
+
+    def waiters(self, names: Sequence[str]) -> list[list[QueuedWaiter] | None]:
+        _, locks = self.keyed(names)
+        return self._operations.found_waiters(self._sent(*self._operations.waiters(locks)))
+
+    def waited_for(self, prefix: str = "") -> Iterator[str]:
+        for page in self._listed(self.keys.at(self.prefix_now()), [QUEUES], prefix):
+            yield from drive(page, self._client, self._translated).get(QUEUES, ())
+
+    def write_journal(self, entries: Sequence[str]) -> None:
+        for value in self._sent(*self._operations.write_journal(entries, self.journal_length)).values:
+            self._operations.checked(value)
+
+    def read_journal(self) -> list[str]:
+        return self._operations.journal_texts(self._sent(self._operations.read_journal()))
 
     # The runs of beat
 

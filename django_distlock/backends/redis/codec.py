@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import re
+import socket
 from collections.abc import Sequence
 from math import inf
 from typing import Any
 
-from ...types import TOKEN_LENGTH, Holder, LockInfo
+from ...journal import QueuedWaiter
+from ...types import TOKEN_LENGTH, Holder, LockInfo, digest, new_token
+
+# Of a waiter in the queue: token, slots, inbox, thread. An inbox has one bar, and ends with its process.
+ENTRY = re.compile(
+    rb"1 (?P<token>[0-9a-f]{%d}) \d{4} (?:polls|[SP][^|]*\|in:(?:\{\d+\}:)?(?P<process>[^|]*))\|.*" % TOKEN_LENGTH,
+    re.DOTALL,
+)
+LONGEST_HOST = 64  # characters
 
 NOT_ASKED = -1  # instead of the ms that are left
 
@@ -68,3 +78,27 @@ def read_remaining(left: float) -> float:
 def _holder(text: bytes) -> Holder | None:
     """None: not taken yet."""
     return Holder.from_text(text.decode()) if text else None
+
+
+def new_process() -> str:
+    """The name of this process's inboxes: host and number, for people, and a token."""
+    host = re.sub(r"[^\w.-]", "_", socket.gethostname(), flags=re.ASCII)[:LONGEST_HOST]
+    return f"{host}!{os.getpid()}!{new_token()}"  # not by fork.pid(): a child asks when it begins anew
+
+
+def read_queue(found: Sequence[Any]) -> list[QueuedWaiter]:
+    """Of entries and their places, in turn or, from a connection with RESP3, in pairs.
+
+    Without those that no waiter of this format wrote.
+    """
+    pairs = found if found and isinstance(found[0], list) else zip(found[::2], found[1::2], strict=True)
+    return [waiter for entry, place in pairs if (waiter := _waiter(entry, place))]
+
+
+def _waiter(entry: bytes, place: bytes | float) -> QueuedWaiter | None:
+    if not (match := ENTRY.fullmatch(entry)):
+        return None
+    since, process = float(place) / 1e6, (match["process"] or b"").decode(errors="replace")
+    host, number, _ = [*process.split("!"), "", ""][:3]
+    holder = Holder(host, int(number), "", "", since) if number.isdecimal() else None
+    return QueuedWaiter(digest(match["token"].decode()), since, holder)

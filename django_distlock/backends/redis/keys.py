@@ -30,7 +30,7 @@ def read_prefix(backend: BaseLockBackend, *, takes_braces: bool = False) -> str:
     return prefix
 
 
-LEASES, OTHERS, RUNS = "", "|l", "|r"  # kinds of keys that can be listed
+LEASES, OTHERS, QUEUES, RUNS = "", "|l", "|q", "|r"  # kinds of keys that can be listed
 MOST_ROUNDS = 5  # in which a listing asks all nodes, while slots move
 SLOTS = 16384  # of every Cluster
 
@@ -66,6 +66,10 @@ class Keys:
     def run(self, name: str) -> str:
         return f"{self.prefix}|r:{name}"
 
+    @property
+    def journal(self) -> str:
+        return f"{self.prefix}|j"
+
     def inbox(self, process: str) -> str:
         """The channel on which a process hears that it was handed a lock."""
         return f"{self.prefix}|in:{process}"
@@ -100,6 +104,10 @@ class ClusterKeys(Keys):
         super().__init__(prefix)
         self.shards = shards
         self.agreed = f"{prefix}|s:{{shards}}"  # where the number of shards is kept, to be compared
+
+    @property
+    def journal(self) -> str:
+        return f"{self.prefix}|j:{{shards}}"  # in the slot of ``agreed``
 
     def at(self, prefix: str) -> ClusterKeys:
         return ClusterKeys(prefix, self.shards) if prefix else self
@@ -180,6 +188,10 @@ class TenantKeys(Keys):
 
     def run(self, name: str) -> str:
         return self._shared.run(name)
+
+    @property
+    def journal(self) -> str:
+        return self._shared.journal
 
     def at(self, prefix: str) -> Keys:
         return self._shared.at(prefix)

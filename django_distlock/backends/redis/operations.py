@@ -12,11 +12,12 @@ from redis.exceptions import RedisError
 
 from ...exceptions import ClockIsAhead, LockBackendError, NewerRun, UnreadableRun
 from ...formats import NEWER, is_newer
+from ...journal import QueuedWaiter
 from ...types import Holder, LastRun, LockInfo, LockRequest
 from ...utils.events import about_event
 from ..common.timing import Timing
 from .client import Reply
-from .codec import read_holder, read_lease, read_remaining, with_ends
+from .codec import read_holder, read_lease, read_queue, read_remaining, with_ends
 from .errors import is_newer_value, is_of_publishing, is_wrong_type
 from .keys import Keys
 from .scripts import Command, Script, milliseconds, pack, pack_parts, packed_keys
@@ -27,6 +28,7 @@ RENEW, RENEW_SLOT = Script("renew", keys=1), Script("renew_slot", keys=1)
 RENEW_HEAD, RENEW_SLOT_HEAD = RENEW.head(2), RENEW_SLOT.head(2)
 
 GONE = -2  # says PTTL
+JOURNAL_TTL = 30 * 86_400  # seconds after the last entry
 POLLS = "polls"  # the inbox of a waiter that cannot be told of its turn
 
 logger = logging.getLogger("django_distlock")
@@ -155,6 +157,17 @@ class Operations:
     def find_runs(self, names: Sequence[str]) -> list[Command]:
         return [Command(pack("GET", key), key=key) for key in map(self._keys.run, names)]
 
+    def waiters(self, locks: Sequence[str]) -> list[Command]:
+        return [Command(pack("ZRANGE", key, 0, -1, "WITHSCORES"), key=key) for key in map(self._keys.queue, locks)]
+
+    def write_journal(self, entries: Sequence[str], length: int) -> list[Command]:
+        key = self._keys.journal
+        parts = [("LPUSH", key, *entries), ("LTRIM", key, 0, length - 1), ("EXPIRE", key, JOURNAL_TTL)]
+        return [Command(pack(*each), key=key) for each in parts]
+
+    def read_journal(self) -> Command:
+        return Command(pack("LRANGE", self._keys.journal, 0, -1), key=self._keys.journal)
+
     # Replies
 
     def only(self, reply: Reply) -> Any:
@@ -232,6 +245,12 @@ class Operations:
 
     def counted(self, reply: Reply) -> list[int | None]:
         return [None if is_wrong_type(value) else self.checked(value) for value in reply.values]
+
+    def found_waiters(self, reply: Reply) -> list[list[QueuedWaiter] | None]:
+        return [None if is_wrong_type(value) else read_queue(self.checked(value)) for value in reply.values]
+
+    def journal_texts(self, reply: Reply) -> list[str]:
+        return [text.decode(errors="replace") for text in self.only(reply)]
 
     def claimed_run(self, name: str, reply: Reply, ahead: float) -> LastRun | None:
         if is_newer_value(reply.values[0]):

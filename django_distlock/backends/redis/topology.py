@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from redis.sentinel import SentinelConnectionPool
 
-from ...types import new_token
 from ..base import BaseLockBackend
 from .breaker import ServerBreaker
 from .client import AsyncClient, Client
+from .codec import new_process
 from .config import DEFAULT, Location, pool_of_cache, read_location
 from .diagnostics import Diagnostics
 from .keys import Keys, read_prefix
@@ -42,7 +42,7 @@ def server_topology(
     timeout = own["socket_timeout"]
     breaker = ServerBreaker(backend.alias, location, timeout, backend.timing, location.failover_timeout)
     shared = (location, backend.option["max_connections"], timeout, backend.timing, breaker)
-    listener = RedisListener(location, lambda: keys.inbox(new_token()), hand_back, backend.alias, backend.timing)
+    listener = RedisListener(location, lambda: keys.inbox(new_process()), hand_back, backend.alias, backend.timing)
     diagnostics = Diagnostics(location, keys.prefix, backend.terms, backend.setting("OPTIONS"))
     client, new_async_client = Client(*shared), partial(AsyncClient, *shared)
     return Topology(location, keys, client, new_async_client, listener, diagnostics, lambda: (breaker,))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
@@ -21,11 +20,14 @@ from ...core.forced import force_release
 from ...exceptions import InvalidLockName, LockBackendError
 from ...monitoring import formatting
 from ...monitoring.diagnostics import capabilities_result
+from ...monitoring.explain import as_data, is_empty
+from ...monitoring.explain import lines as explained
 from ...monitoring.formatting import (
     FLEXIBLE,
     OPTIONAL,
     as_json,
     each_with_waiters,
+    json_text,
     look_with_waiters,
     rows,
     state,
@@ -40,12 +42,14 @@ from ...monitoring.inventory import (
     holding_nodes,
     long_held,
 )
+from ...monitoring.situation import Situation, gather
 from ...names import stored_name
 from ...types import CheckResult, Level
 from ...utils.clock import sleep
 from ...utils.parallel import ask_in_parallel
 from ...utils.text import printable
 from ..durations import METAVAR, Duration
+from ..moments import moment_before
 
 FAILED = 1  # the lock is not held, the release did not free it, the check found errors, no backend keeps rows
 UNREACHABLE = 3  # a backend does not answer, or its settings are wrong
@@ -98,7 +102,7 @@ class Command(BaseCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         self._add_common(parser)
         actions = parser.add_subparsers(
-            dest="action", metavar="list|show|release|prune|check", title="actions", action=Actions
+            dest="action", metavar="list|show|explain|release|prune|check", title="actions", action=Actions
         )
         add_action = partial(actions.add_parser, formatter_class=DjangoHelpFormatter)
         listing = add_action("list", help="what is locked now (the default; 'locks PREFIX' is 'locks list PREFIX')")
@@ -113,6 +117,11 @@ class Command(BaseCommand):
         )
         showing = add_action("show", help="one lock in full")
         showing.add_argument("name", type=_name)
+        explaining = add_action(
+            "explain", help="why a lock is held: by whom, who waits, and what happened to it lately"
+        )
+        explaining.add_argument("name", type=_name)
+        explaining.add_argument("--at", type=moment_before, help="as it was then: 03:12, or 2026-11-26 03:12:30")
         releasing = add_action("release", help="free locks, whoever holds them")
         which = releasing.add_mutually_exclusive_group(required=True)
         which.add_argument("name", nargs="?", type=_name, help="exactly this lock")
@@ -128,7 +137,7 @@ class Command(BaseCommand):
             help="of locks that nobody has held, and runs that ran out, for this time; default: 30d",
         )
         checking = add_action("check", help="whether the stores can be trusted with locks; asks them")
-        for action in (listing, showing, releasing, pruning, checking):
+        for action in (listing, showing, explaining, releasing, pruning, checking):
             self._add_common(action)
             for names, options in self.base_arguments:
                 super().add_base_argument(action, *names, **{**options, "default": SUPPRESS})
@@ -234,6 +243,28 @@ class Command(BaseCommand):
         if nodes := holding_nodes(info):
             facts["nodes"] = nodes
         yield from formatting.table([(f"  {fact}", text) for fact, text in facts.items()])
+
+    def do_explain(self, options: dict[str, Any]) -> None:
+        inventory, name = Inventory(self.aliases), options["name"]
+        asked = inventory.ask_pinned(lambda backend: gather(backend, name, options["at"]))
+        found = [situation for situation in asked.values() if situation and not is_empty(situation)]
+        if self.as_json:
+            self._print_json([as_data(situation) for situation in found])
+        else:
+            for situation in found:
+                self._explain(situation)
+        self._raise_errors(inventory)
+        if not found:
+            raise CommandError(
+                f"Nobody holds the lock {name!r} or waits for it, and no journal has it.", returncode=FAILED
+            )
+
+    def _explain(self, situation: Situation) -> None:
+        self.stdout.write(self.style.MIGRATE_HEADING(printable(f"{situation.name} ({situation.using})")))
+        for heading, lines in explained(situation):
+            self.stdout.write(heading)
+            for line in lines:
+                self.stdout.write(f"  {printable(line)}")
 
     def do_release(self, options: dict[str, Any]) -> None:
         if options["prefix"] == "" and not options["interactive"]:
@@ -372,14 +403,14 @@ class Command(BaseCommand):
             self.stdout.write(f"{' ' * 24}{printable(item.hint)}")
 
     def _print_json(self, data: Any) -> None:
-        self.stdout.write(_json(data))
+        self.stdout.write(json_text(data))
 
     def _print_json_list(self, items: Iterable[Any]) -> None:
         """As they come: all together might not fit into the memory."""
         between = "["
         try:
             for item in items:
-                self.stdout.write(f"{between}{_json(item)}", ending="")
+                self.stdout.write(f"{between}{json_text(item)}", ending="")
                 between = ", "
         finally:  # what was written is JSON, whatever has failed
             self.stdout.write("[]" if between == "[" else "]")
@@ -387,17 +418,6 @@ class Command(BaseCommand):
     def _raise_errors(self, inventory: Inventory) -> None:
         if inventory.errors:
             raise CommandError("\n".join(map(printable, inventory.errors.values())), returncode=UNREACHABLE)
-
-
-_encode = json.JSONEncoder(ensure_ascii=False).encode
-
-
-def _json(data: Any) -> str:
-    text = _encode(data)
-    if text.isprintable():
-        return text
-    # Escaped as in JSON, so that programs read the same text.
-    return "".join(one if one.isprintable() else json.dumps(one)[1:-1] for one in text)
 
 
 def type_of(alias: str) -> str:

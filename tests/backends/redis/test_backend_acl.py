@@ -105,6 +105,23 @@ def test_the_documented_rights_suffice(user, admin, kind, calls, protocol):
     assert refused == []
 
 
+def test_a_journal_needs_what_is_documented_for_it(user, admin, settings):
+    user()
+    entry = {**settings.DISTRIBUTED_LOCKS["default"], "JOURNAL": 5}
+    settings.DISTRIBUTED_LOCKS = {"default": entry}
+    backend = locks["default"]
+    for ask in (backend.read_journal, lambda: backend.write_journal(["1 []"])):
+        with pytest.raises(LockBackendError, match="widen its ACL rule"):
+            ask()
+    [rights] = re.findall(r"With a \[journal\].* add `(.*?)`", (PAGES / "tls-and-acl.md").read_text())
+    admin.execute_command("ACL", "SETUSER", "distlock", *rights.split())
+    backend.write_journal(["1 []"])
+    assert backend.read_journal() == ["1 []"]
+    assert backend.waiters(["name"]) == [[]]
+    assert list(backend.waited_for()) == []
+    assert admin.ttl("lock|j") > 0
+
+
 ASKED = {
     "acquire": lambda backend, mine: backend.acquire(lock_request("other"), queue=False),
     "wait": lambda backend, mine: backend.acquire(lock_request(), queue=True),

@@ -626,7 +626,7 @@ class TestHandingBack:
         """Started from one image of a memory: a fork without Python's hooks, or a snapshot that is restored twice."""
         locks.close()
         with monkeypatch.context() as copies:
-            copies.setattr(topology, "new_token", lambda: "0" * 26)
+            copies.setattr(topology, "new_process", lambda: "0" * 26)
             for alias in ("a", "b"):
                 listener_of(locks[alias]).start("name", PATIENCE)
         assert store.execute_command("PUBSUB", "SHARDNUMSUB", f"lock|in:{'0' * 26}")[1] == 2

@@ -12,13 +12,14 @@ from typing import Any
 
 from redis.exceptions import AskError, ClusterDownError, ConnectionError, MovedError, ResponseError
 
-from ....types import LockRequest, new_token
+from ....types import LockRequest
 from ....utils import fork
 from ....utils.clock import clock
 from ....utils.events import about_event
 from ....utils.wakeup import WakeEvent
 from ...common.timing import Timing
 from ...common.wakeup_listener import Waiters
+from ..codec import new_process
 from ..config import Location
 from ..keys import ClusterKeys
 from ..pubsub import KINDS, RedisListener
@@ -52,7 +53,7 @@ class ClusterListener:
         self._nodes: dict[Address, NodeListener] = {}
 
     def _reset_after_fork(self) -> None:
-        self.process = new_token()  # in the names of its inboxes
+        self.process = new_process()  # in the names of its inboxes
 
     def hears(self, name: str) -> bool:
         node = self._find(name)

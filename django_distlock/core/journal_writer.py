@@ -1,0 +1,111 @@
+"""Writes the journal of a backend, beside its locks: nobody who takes or releases one waits for it."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterator
+from contextlib import suppress
+from math import isinf
+
+from ..backends.base import JournalBackend
+from ..exceptions import LockBackendError
+from ..journal import GRANTED, RELEASED, Event, JournalEntry
+from ..types import LockRequest, digest
+from ..utils import fork
+from ..utils.clock import clock, wall_clock
+from ..utils.events import about_event
+from ..utils.threads import Worker
+
+INTERVAL = 0.25  # seconds between two writes: what comes meanwhile goes together
+MOST_NOTED = 250  # events between two writes: the more, the less of them is in the caches of a processor
+
+Noted = tuple[float, Event, LockRequest, float, int, str]  # when, what, of whom, since when, fencing number, text
+
+logger = logging.getLogger("django_distlock")
+
+
+class JournalWriter:
+    """Takes note of events, and lets a thread write them.
+
+    A journal keeps the last ones alone. So where more happen between two writes than it keeps, those that it would not
+    keep are not even written, and a process that is very busy pays little more than one that is not.
+    """
+
+    GRANTED, RELEASED = GRANTED, RELEASED
+
+    def __init__(self, backend: JournalBackend, most: int) -> None:
+        self._backend = backend
+        self._noted: deque[Noted] = deque(maxlen=min(most, MOST_NOTED))
+        self._worker = Worker(f"distlock-journal-{backend.alias}", self.write)
+        self._begin_anew()
+        fork.in_child(self._begin_anew)
+
+    def _begin_anew(self) -> None:
+        """In a forked child: what its parent has noted, the parent writes."""
+        self._noted.clear()
+        self._is_due = False  # whether the thread knows that there is something
+        self._is_failing = False
+
+    @property
+    def unwritten(self) -> int:
+        """How many events the journal does not have yet."""
+        return len(self._noted)
+
+    def note(self, event: Event, request: LockRequest, since: float, fence: int = 0, text: str = "") -> None:
+        """``since``: on ``clock()``, when the lock was asked for, or granted. A request that waits is given as a copy.
+
+        Else it would look as if its caller waited on, for as long as it is noted here.
+        """
+        self._noted.append((wall_clock(), event, request, since, fence, text))
+        if not self._is_due:
+            self._is_due = True
+            self._worker.nudge()
+
+    def write(self) -> float | None:
+        """What its thread does. Returns when it is to be done again, on ``clock()``; None: when something is noted."""
+        if not self._noted:
+            self._is_due = False
+            if not self._noted:  # else something was noted just now
+                return None
+            self._is_due = True
+        self._write()
+        return clock() + INTERVAL
+
+    def write_last(self) -> None:
+        """At the exit of the process. What a store did not take before, it is not asked to take now."""
+        if self._noted and not self._is_failing:
+            self._write()
+
+    def _write(self) -> None:
+        wall_ahead = wall_clock() - clock()
+        entries = [self._entry(*noted, wall_ahead).to_text() for noted in self._taken()]
+        if not entries:
+            return
+        try:
+            self._backend.write_journal(entries)
+        except LockBackendError as error:
+            if not self._is_failing:
+                about = about_event("journal-failed", alias=self._backend.alias)
+                text = "The journal of %r is not written until its store takes it again: %s"
+                logger.warning(text, self._backend.alias, error, extra=about)
+            self._is_failing = True
+        else:
+            self._is_failing = False
+
+    def _taken(self) -> Iterator[Noted]:
+        """What is noted now."""
+        with suppress(IndexError):  # the thread, and who ends the process, may both write
+            for _ in range(len(self._noted)):
+                yield self._noted.popleft()
+
+    @staticmethod
+    def _entry(
+        at: float, event: Event, request: LockRequest, since: float, fence: int, text: str, wall_ahead: float
+    ) -> JournalEntry:
+        """``wall_ahead``: by how much the clock of the wall is ahead of ``clock()``."""
+        seconds = request.deadline - since if event is Event.WAITS else at - (since + wall_ahead)
+        return JournalEntry(
+            at, event, request.name, digest(request.token), request.holder, fence, request.ttl,
+            None if isinf(seconds) else seconds, text, request.prefix,
+        )  # fmt: skip

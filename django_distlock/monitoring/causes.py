@@ -1,0 +1,267 @@
+"""What is wrong with a lock, where that can be told: why it is held for so long, or was lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+from django.utils import timezone
+
+from ..journal import ENDS, RESPONSE, TRANSACTION, Event, JournalEntry
+from ..types import Holder
+from .inventory import format_duration
+from .situation import HeldLease, Situation, execution, process
+
+BEFORE, AFTER = 600.0, 60.0  # seconds of the journal that tell of a moment
+TOGETHER = 5.0  # seconds within which a store that lost its data is found out for most of its locks
+FORGOTTEN = "the store no longer kn"  # the reason of a loss begins so: the store knows the lease no more
+
+
+class Cause(NamedTuple):
+    """``kind``: a fixed word, for programs. ``sentence``: for people."""
+
+    kind: str
+    sentence: str
+
+
+class Edge(NamedTuple):
+    """A holder, and the lock for which it waits itself. ``is_certain``: it is that thread or task which waits."""
+
+    held: str
+    holder: Holder
+    wanted: str
+    is_certain: bool
+
+
+def causes(situation: Situation) -> list[Cause]:
+    """The most telling one first; empty where nothing is wrong that can be seen."""
+    found = [*_circles(situation)]
+    for lease in situation.held:
+        found += _of_lease(situation, lease)
+    return [*found, *_ran_out(situation), *_lost_data(situation)]
+
+
+def who(holder: Holder | None) -> str:
+    """As far as it is known."""
+    if holder is None:
+        return "somebody"
+    return str(holder) if holder.thread else f"pid {holder.pid} on {holder.host}"
+
+
+def moment(at: float, now: float) -> str:
+    """In the time zone of Django; with the day, where that is another one."""
+    zone = timezone.get_current_timezone()
+    when, today = (datetime.fromtimestamp(one, UTC).astimezone(zone) for one in (at, now))
+    return f"{when:%H:%M:%S}" if when.date() == today.date() else f"{when:%Y-%m-%d %H:%M:%S}"
+
+
+# Circles
+
+
+def _circles(situation: Situation) -> Iterator[Cause]:
+    for lease in situation.held:
+        if lease.holder and (chain := _chain(situation, situation.name, lease.holder)):
+            is_closed = chain[-1].wanted in {edge.held for edge in chain}
+            yield _circle(chain) if is_closed else _waits_itself(situation, chain)
+
+
+def _chain(situation: Situation, name: str, holder: Holder) -> list[Edge]:
+    """From the lock to the one that its holder waits for, and on: to a circle, if there is one."""
+    best: list[Edge] = []
+
+    def follow(links: list[Edge], name: str, holder: Holder) -> bool:
+        nonlocal best
+        for wanted, is_certain in _wanted_by(situation, name, holder):
+            chain = [*links, Edge(name, holder, wanted, is_certain)]
+            best = best or chain
+            if wanted in {edge.held for edge in chain}:
+                best = chain
+                return True
+            for lease in situation.leases.get(wanted, ()):
+                if lease.holder and follow(chain, wanted, lease.holder):
+                    return True
+        return False
+
+    follow([], name, holder)
+    return best
+
+
+def _wanted_by(situation: Situation, held: str, holder: Holder) -> list[tuple[str, bool]]:
+    """The locks for which the holder of one waits, and whether that is certain; the certain ones first."""
+    found: dict[str, bool] = {}
+    for name, queue in situation.queues.items():
+        for waiter in (one for waiting in queue or () for one in waiting.holders):
+            if process(waiter) == process(holder):
+                if execution(waiter) == execution(holder):
+                    found[name] = True
+                elif not waiter.thread and name != held:  # others of its process may wait for what it holds
+                    found.setdefault(name, False)
+    return sorted(found.items(), key=lambda one: not one[1])
+
+
+def _circle(chain: Sequence[Edge]) -> Cause:
+    begin = next(index for index, edge in enumerate(chain) if edge.held == chain[-1].wanted)
+    circle = chain[begin:]
+    is_certain = all(edge.is_certain for edge in circle)
+    each = "; ".join(
+        f"{who(edge.holder if edge.is_certain else edge.holder._replace(thread=''))} holds {edge.held!r} and waits for"
+        f" {edge.wanted!r}"
+        for edge in circle
+    )
+    advice = "Take locks in one order everywhere, so that nobody waits for one while others wait for it."
+    if is_certain:
+        return Cause("deadlock", f"Deadlock: {each}. {advice}")
+    return Cause(
+        "possible deadlock",
+        f"Possible deadlock: {each}. Whether it is the same thread that holds and waits is not known. {advice}",
+    )
+
+
+def _waits_itself(situation: Situation, chain: Sequence[Edge]) -> Cause:
+    first, last = chain[0], chain[-1]
+    leases = situation.leases.get(last.wanted, ())
+    by = f", which {who(leases[0].holder)} holds" if leases else ""
+    through = f" through {len(chain) - 1} more" if len(chain) > 1 else ""
+    may = "waits" if first.is_certain else "may wait"
+    return Cause("waits itself", f"Its holder {may} itself{through}, for {last.wanted!r}{by}. Explain that lock.")
+
+
+# What is wrong with a lease
+
+
+def _of_lease(situation: Situation, lease: HeldLease) -> Iterator[Cause]:
+    holder, at = who(lease.holder), situation.at
+    if lease.ttl and lease.remaining is not None and lease.remaining < lease.ttl / 2:
+        yield Cause(
+            "holder stopped",
+            f"{holder} has not renewed its lease for {format_duration(lease.ttl - lease.remaining)}: its process is"
+            f" stopped or killed, or does not reach the store. The lock is free in {format_duration(lease.remaining)}"
+            " unless it does.",
+        )
+    if lease.kept:
+        since = format_duration(at - lease.kept_since)
+        if lease.kept == RESPONSE:
+            yield Cause(
+                "open response",
+                f"The view of {holder} has returned, but its response is not finished: the lock has been kept for it"
+                f" for {since}. Who reads it is slow, or away; RESPONSE_MAX_HOLD bounds that.",
+            )
+        elif lease.kept == TRANSACTION:
+            yield Cause(
+                "open transaction",
+                f"{holder} has left the lock, which has been kept for {since} until its transaction ends. Move what"
+                " takes long out of the transaction.",
+            )
+    if copy := _copy_of(situation, lease):
+        yield Cause(
+            "task delivered again",
+            f"{who(copy)} waits for the task that holds the lock, and is a copy of it: the broker has delivered the"
+            " message again while it runs. Give the broker a visibility timeout that is longer than the task.",
+        )
+    yield from _long_hold(situation, lease)
+
+
+def _copy_of(situation: Situation, lease: HeldLease) -> Holder | None:
+    """Who waits with the same message of Celery as the holder has."""
+    if not lease.holder or not lease.holder.message:
+        return None
+    waiting = [one for queue in situation.waiting or () for one in queue.holders]
+    waiting += [entry.holder for entry in _since(situation, lease.since, Event.TIMED_OUT) if entry.holder]
+    mine = execution(lease.holder)
+    copies = (one for one in waiting if one.message == lease.holder.message and execution(one) != mine)
+    return next(copies, None)
+
+
+def _long_hold(situation: Situation, lease: HeldLease) -> Iterator[Cause]:
+    held, gave_up = situation.at - lease.since, _since(situation, lease.since, Event.TIMED_OUT)
+    is_long = situation.long_held is not None and held > situation.long_held
+    if not is_long and not gave_up:
+        return
+    bound = f", longer than LONG_HELD ({format_duration(situation.long_held or 0.0)})" if is_long else ""
+    text = f"{who(lease.holder)} has held it for {format_duration(held)}{bound}."
+    if gave_up:
+        last = gave_up[-1]
+        text += (
+            f" Meanwhile {len(gave_up)} gave up waiting, the last one at {moment(last.at, situation.at)} after"
+            f" {format_duration(last.seconds or 0.0)}: {who(last.holder)}. Hold it for"
+            " less, or let others wait for longer."
+        )
+    yield Cause("long hold", text)
+
+
+def _since(situation: Situation, since: float, event: Event) -> list[JournalEntry]:
+    return [entry for entry in situation.history if entry.event is event and entry.at >= since]
+
+
+# What went wrong before
+
+
+def _told(situation: Situation) -> Iterator[JournalEntry]:
+    """What the journal tells of the time around the moment, of all locks."""
+    for entry in situation.entries or ():
+        if situation.at - BEFORE <= entry.at <= situation.at + AFTER:
+            yield entry
+
+
+def _ran_out(situation: Situation) -> Iterator[Cause]:
+    """Leases of this lock after which others were granted, although nothing tells of an end before."""
+    if len(situation.held) > 1:  # it has several slots
+        return
+    standing: JournalEntry | None = None
+    for entry in _told(situation):
+        if entry.name != situation.name:
+            continue
+        if entry.event is Event.GRANTED:
+            if standing and standing.lease != entry.lease:
+                yield from _without_an_end(situation, standing, entry)
+            standing = entry
+        elif standing and entry.lease == standing.lease and (entry.event in ENDS or entry.event is Event.DETACHED):
+            standing = None
+
+
+def _without_an_end(situation: Situation, grant: JournalEntry, following: JournalEntry) -> Iterator[Cause]:
+    """Nothing tells of an end of the lease before the next one was granted."""
+    later = [entry for entry in situation.entries or () if entry.at >= following.at]
+    ends = [entry for entry in later if entry.lease == grant.lease and entry.event in ENDS]
+    if ends and ends[0].event is not Event.LOST:
+        return  # its clock differs from that of the next holder
+    if ends:
+        learned = f"It went on at {moment(ends[0].at, situation.at)}, and learned then that the lease was over."
+    elif any(entry.holder and grant.holder and process(entry.holder) == process(grant.holder) for entry in later):
+        return  # it is at work, and what it noted of the end was more than it could write
+    else:
+        learned = "Nothing was heard of it since."
+    yield Cause(
+        "lease ran out",
+        f"The lease of {who(grant.holder)} was not released: it had run out when {who(following.holder)} got the lock"
+        f" at {moment(following.at, situation.at)}. The process was stopped or killed, or did not reach the store."
+        f" {learned}",
+    )
+
+
+def _lost_data(situation: Situation) -> Iterator[Cause]:
+    told = list(_told(situation))
+    forced = {entry.lease for entry in told if entry.event is Event.FREED}
+    lost = [
+        one for one in told if one.event is Event.LOST and one.text.startswith(FORGOTTEN) and one.lease not in forced
+    ]
+    own = [entry for entry in lost if entry.name == situation.name]
+    if not own:
+        return
+    first = own[-1]
+    names = {entry.name for entry in lost if abs(entry.at - first.at) <= TOGETHER}
+    when = moment(first.at, situation.at)
+    if len(names) > 1:
+        yield Cause(
+            "store lost data",
+            f"The store had lost its data by {when}, as after a failover or a restart without persistence: {len(names)}"
+            f" locks that it no longer knew were lost within {format_duration(TOGETHER)}, this one while"
+            f" {who(first.holder)} held it.",
+        )
+    else:
+        yield Cause(
+            "store lost data",
+            f"At {when} the store no longer knew the lease of {who(first.holder)}: it had lost that, as after a"
+            " failover, or somebody deleted the key.",
+        )

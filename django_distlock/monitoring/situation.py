@@ -1,0 +1,230 @@
+"""What is known of the locks of one alias at a moment: from their store, from the journal, or from both."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from math import inf
+from typing import NamedTuple
+
+from ..backends.base import STEP, BaseLockBackend, JournalBackend, entries_in
+from ..core.registry import locks
+from ..journal import ENDS, NOT_RENEWED, Event, JournalEntry, QueuedWaiter
+from ..types import Holder, LockInfo, digest
+from ..utils.clock import wall_clock
+
+MOST_QUEUES = 5000  # that are looked at to find out what a holder waits for
+UNTOLD = 1.0  # seconds after its deadline for which a waiter of which nothing is told yet is taken to wait
+
+Execution = tuple[str, int, str]  # host, process, thread or task
+
+
+class HeldLease(NamedTuple):
+    """``since``: when it was granted, seconds of Unix time. ``remaining``: seconds; None: not known.
+
+    ``ttl``: seconds; None: not known, or it is not renewed. ``kept``, ``kept_since``: what keeps it, and since when its
+    holder has left it; "": it has not, as far as is known.
+    """
+
+    lease: str
+    holder: Holder | None
+    since: float
+    fence: int = 0
+    remaining: float | None = None
+    ttl: float | None = None
+    kept: str = ""
+    kept_since: float = 0.0
+
+
+class Waiting(NamedTuple):
+    """Somebody who waits, as far as is known: a Holder without a thread is a process. ``behind``: others of it."""
+
+    holder: Holder | None
+    since: float
+    behind: tuple[Holder, ...] = ()
+
+    @property
+    def holders(self) -> list[Holder]:
+        return [*([self.holder] if self.holder else []), *self.behind]
+
+
+@dataclass
+class Situation:
+    """``at``: the moment, seconds of Unix time.
+
+    ``leases``, ``queues``: by name; a queue that is None is not known. ``entries``: of the journal, the oldest first,
+    also of what came after ``at``; None: there is no journal. ``long_held``: LONG_HELD of the alias.
+    """
+
+    name: str
+    using: str
+    at: float
+    leases: Mapping[str, Sequence[HeldLease]] = field(default_factory=dict)
+    queues: Mapping[str, Sequence[Waiting] | None] = field(default_factory=dict)
+    entries: Sequence[JournalEntry] | None = None
+    long_held: float | None = None
+
+    @property
+    def held(self) -> Sequence[HeldLease]:
+        return self.leases.get(self.name, ())
+
+    @property
+    def waiting(self) -> Sequence[Waiting] | None:
+        return self.queues.get(self.name, ())
+
+    @property
+    def history(self) -> list[JournalEntry]:
+        """What happened to this lock until then."""
+        return [entry for entry in self.entries or () if entry.name == self.name and entry.at <= self.at]
+
+
+def execution(holder: Holder) -> Execution:
+    return holder.host, holder.pid, holder.thread
+
+
+def process(holder: Holder) -> tuple[str, int]:
+    return holder.host, holder.pid
+
+
+def gather(backend: BaseLockBackend, name: str, at: float | None = None) -> Situation:
+    """``at``: a moment of the past; None: now. Raises LockBackendError."""
+    entries = read_entries(backend)
+    if at is not None:
+        return from_journal(entries, name, backend.alias, at, backend.long_held)
+    names = list(dict.fromkeys([name, *islice(backend.waited_for(), MOST_QUEUES)]))
+    infos: list[list[LockInfo]] = []
+    queues: list[list[QueuedWaiter] | None] = []
+    for start in range(0, len(names), STEP):
+        infos += backend.look(names[start : start + STEP])
+        queues += _waiters(backend, names[start : start + STEP])
+    now, entries_known = wall_clock(), entries or ()
+    grants = _grants_in(entries_known)
+    kept = {entry.lease: entry for entry in entries_known if entry.event is Event.KEPT}
+    waits = waits_in(entries_known, now)
+    return Situation(
+        name,
+        backend.alias,
+        now,
+        leases={
+            each: [_held(info, grants.get(info.digest), kept.get(info.digest), now) for info in found]
+            for each, found in zip(names, infos, strict=True)
+        },
+        queues={each: _queue(queue, waits[each]) for each, queue in zip(names, queues, strict=True)},
+        entries=entries,
+        long_held=backend.long_held,
+    )
+
+
+def read_entries(backend: BaseLockBackend) -> list[JournalEntry] | None:
+    """Those of the caller's locks, the oldest first; None: there is no journal."""
+    if not isinstance(backend, JournalBackend) or not backend.journal_length:
+        return None
+    prefix = backend.prefix_now()
+    return [entry for entry in entries_in(backend.read_journal()) if entry.prefix == prefix]
+
+
+def from_journal(
+    entries: Sequence[JournalEntry] | None, name: str, using: str, at: float, long_held: float | None
+) -> Situation:
+    """As the journal tells of that moment."""
+    known = [entry for entry in entries or () if entry.at <= at]
+    queues = {each: [Waiting(one.holder, one.at) for one in waits] for each, waits in waits_in(known, at).items()}
+    return Situation(name, using, at, _leases_in(known), queues, entries, long_held)
+
+
+def _waiters(backend: BaseLockBackend, names: Sequence[str]) -> list[list[QueuedWaiter] | None]:
+    if backend.supports_processes:
+        return backend.waiters(names)
+    # The store of this process knows the leaders, and its queue knows all.
+    queue = locks.service(backend.alias).queue
+    lines = [queue.line(key) for key in backend.keyed(names)[1]]
+    return [[QueuedWaiter(digest(one.token), one.holder.since, one.holder) for one in line] for line in lines]
+
+
+def _held(info: LockInfo, grant: JournalEntry | None, kept: JournalEntry | None, now: float) -> HeldLease:
+    since = grant.at if grant else info.holder.since if info.holder else now
+    return HeldLease(
+        info.digest,
+        info.holder,
+        since,
+        info.fence,
+        None if info.remaining == inf else info.remaining,
+        grant.ttl if grant and grant.text != NOT_RENEWED and not info.resting else None,
+        kept.text if kept else "",
+        kept.at if kept else 0.0,
+    )
+
+
+def _grants_in(entries: Iterable[JournalEntry]) -> dict[str, JournalEntry]:
+    """Of each lease; NOT_RENEWED where its renewal has ended since, or another process is to go on with it."""
+    found: dict[str, JournalEntry] = {}
+    for entry in entries:
+        if entry.event is Event.GRANTED:
+            found[entry.lease] = entry
+        elif entry.lease in found and entry.event in (Event.DETACHED, Event.BOUND_REACHED):
+            found[entry.lease] = found[entry.lease]._replace(text=NOT_RENEWED)
+    return found
+
+
+def _leases_in(entries: Iterable[JournalEntry]) -> dict[str, list[HeldLease]]:
+    """Those that were granted and have not ended, as far as is told. A later grant shows that one has."""
+    last: dict[str, HeldLease] = {}
+    for entry in entries:
+        known = last.get(entry.name)
+        is_known = known is not None and known.lease == entry.lease
+        if entry.event is Event.GRANTED or (entry.event is Event.ADOPTED and not is_known):
+            ttl = None if entry.text == NOT_RENEWED else entry.ttl
+            last[entry.name] = HeldLease(entry.lease, entry.holder, entry.at, entry.fence, ttl=ttl)
+        elif is_known and entry.event in ENDS:
+            del last[entry.name]
+        elif is_known and known and entry.event is Event.KEPT:
+            last[entry.name] = known._replace(kept=entry.text, kept_since=entry.at)
+        elif is_known and known and entry.event is Event.ADOPTED:
+            last[entry.name] = known._replace(holder=entry.holder)
+    return {name: [lease] for name, lease in last.items()}
+
+
+def waits_in(entries: Iterable[JournalEntry], at: float) -> dict[str, list[JournalEntry]]:
+    """Who waits at that moment, by the lock, in the order in which they began.
+
+    A thread or task waits for one lock at a time: what it does next ends the wait. It is not known by its lease,
+    because a waiter goes on with the token of one that stood before it.
+    """
+    latest: dict[Execution, JournalEntry] = {}
+    for entry in entries:
+        if entry.holder and entry.event in (Event.WAITS, Event.GRANTED, Event.TIMED_OUT):
+            latest[execution(entry.holder)] = entry
+    found: dict[str, list[JournalEntry]] = defaultdict(list)
+    for entry in sorted(latest.values(), key=lambda one: one.at):
+        may_wait = entry.seconds is None or at <= entry.at + entry.seconds + UNTOLD
+        if entry.event is Event.WAITS and may_wait:
+            found[entry.name].append(entry)
+    return found
+
+
+def _queue(queue: Sequence[QueuedWaiter] | None, waits: Sequence[JournalEntry]) -> list[Waiting] | None:
+    """The store knows the places, and with luck the processes; the journal knows threads, and who stands behind."""
+    if queue is None:
+        return [Waiting(one.holder, one.at) for one in waits] if waits else None
+    by_lease = {one.lease: one for one in waits}
+    left, found = list(waits), []
+    for place in queue:
+        told = by_lease.get(place.lease)
+        if told is None and place.holder:
+            told = next((one for one in left if one.holder and process(one.holder) == process(place.holder)), None)
+        if told in left:
+            left.remove(told)
+        holder = place.holder if place.holder and place.holder.thread else told.holder if told else place.holder
+        found.append(Waiting(holder, told.at if told else place.since))
+    return [_with_those_behind(one, left) for one in found]
+
+
+def _with_those_behind(first: Waiting, left: list[JournalEntry]) -> Waiting:
+    """Takes the others of its process out of those that are left."""
+    if first.holder is None:
+        return first
+    behind = [one for one in left if one.holder and process(one.holder) == process(first.holder)]
+    left[:] = [one for one in left if one not in behind]
+    return first._replace(behind=tuple(one.holder for one in behind if one.holder))

@@ -1,0 +1,260 @@
+"""What happens to locks is written to the journal of their alias, and nobody waits for it."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+from django.db import transaction
+from django.http import StreamingHttpResponse
+from django.test import RequestFactory
+
+from django_distlock import LockBackendError, LockLost, LockReentry, LockTimeout, adopt, distributed_lock, lock, locks
+from django_distlock.backends.base import entries_in
+from django_distlock.core import journal_writer
+from django_distlock.journal import NOT_RENEWED, RESPONSE, TRANSACTION, Event
+from django_distlock.testing import lose, store_down
+from django_distlock.types import digest
+from tests.support.leases import hold_elsewhere
+from tests.support.programs import heard, in_a_fork
+from tests.support.stores import LOCMEM
+from tests.support.tools import backend_on, eventually
+
+backend_without = backend_on("redis", "locmem", "sqlite")
+
+
+@pytest.fixture
+def backend(backend_without, settings):
+    """With a journal."""
+    entry = settings.DISTRIBUTED_LOCKS["default"]
+    settings.DISTRIBUTED_LOCKS = {"default": {**entry, "JOURNAL": 100}}
+    yield locks["default"]
+    if journal := locks.service("default").journal:  # what it writes is not for the next test
+        journal.write_last()
+        eventually(lambda: not journal.unwritten)
+    locks.close()
+
+
+def written(backend):
+    return entries_in(backend.read_journal())
+
+
+def entries(backend, count):
+    """So many at least, when they are there."""
+
+    def found():
+        there = written(backend)
+        return there if len(there) >= count else None
+
+    return eventually(found)
+
+
+def events(backend, count):
+    return [entry.event for entry in entries(backend, count)]
+
+
+class TestEvents:
+    def test_a_grant_and_a_release(self, backend, calls):
+        handle = lock("order:{}", 42, ttl=20)
+        calls(handle).acquire()
+        lease = handle.lease
+        calls(handle).release()
+        granted, released = entries(backend, 2)
+        assert (granted.event, released.event) == (Event.GRANTED, Event.RELEASED)
+        assert {(entry.name, entry.lease, entry.fence, entry.ttl) for entry in (granted, released)} == {
+            ("order:42", digest(lease.token), lease.fence, 20)
+        }
+        assert granted.holder == released.holder == lease.holder
+        assert 0 <= granted.seconds < 60
+        assert 0 <= released.seconds < 60
+        assert granted.at <= released.at <= time.time()
+
+    def test_a_wait_that_ends_without_the_lock(self, backend, calls):
+        hold_elsewhere("order:42")
+        assert calls(lock("order:42")).acquire(timeout=0.1) is False
+        waits, timed_out = entries(backend, 2)
+        assert (waits.event, timed_out.event) == (Event.WAITS, Event.TIMED_OUT)
+        assert waits.seconds == pytest.approx(0.1)
+        assert timed_out.seconds >= 0.1
+        assert timed_out.text.startswith("somebody else (pid ")
+        assert calls(lock("order:42")).acquire(timeout=0) is False  # of which there may be very many
+        with pytest.raises(LockTimeout), lock("order:42", wait=0.01):
+            pass
+        assert events(backend, 4) == [Event.WAITS, Event.TIMED_OUT] * 2
+
+    @staticmethod
+    def acquire_and_release():
+        with lock("order:42", wait=None):
+            pass
+
+    def test_a_wait_that_ends_with_the_lock(self, backend):
+        with lock("order:42"):
+            thread = threading.Thread(target=self.acquire_and_release)
+            thread.start()
+            [_, waits] = entries(backend, 2)
+            assert (waits.event, waits.seconds) == (Event.WAITS, None)
+        thread.join()
+        assert events(backend, 5)[2:] == [Event.RELEASED, Event.GRANTED, Event.RELEASED]
+
+    def test_a_lease_that_is_lost(self, backend):
+        with pytest.raises(LockLost), lock("order:42") as lease:
+            lose(lease)
+        assert events(backend, 2) == [Event.GRANTED, Event.LOST]
+        assert written(backend)[-1].text == "a test let it be lost"
+
+    def test_a_release_by_force(self, backend):
+        with lock("order:42", on_lost="log") as lease:
+            assert lock("order:42").force_release(by="ada")
+        granted, freed, *_ = entries(backend, 3)
+        assert (freed.event, freed.text, freed.lease, freed.seconds) == (Event.FREED, "ada", granted.lease, None)
+        assert freed.holder == lease.holder
+
+    def test_a_lease_that_goes_to_another_process(self, backend):
+        handle = lock("order:42")
+        handle.acquire()
+        with adopt(handle.lease.detach()):
+            pass
+        own = [Event.GRANTED, Event.DETACHED, Event.ADOPTED, Event.RELEASED]
+        eventually(lambda: [entry.event for entry in written(backend) if entry.name == "order:42"] == own)
+
+    @pytest.mark.django_db(transaction=True)
+    def test_what_keeps_a_lease(self, backend):
+        with transaction.atomic(), lock("order:42"):
+            pass
+        _, kept, _ = entries(backend, 3)
+        assert (kept.event, kept.text) == (Event.KEPT, TRANSACTION)
+
+    @pytest.mark.django_db
+    def test_a_response_that_keeps_a_lease(self, backend):
+        @distributed_lock("report")
+        def report(request):
+            return StreamingHttpResponse(["1", "2"])
+
+        response = report(RequestFactory().get("/"))
+        _, kept = entries(backend, 2)
+        assert (kept.event, kept.text) == (Event.KEPT, RESPONSE)
+        list(response)
+        response.close()
+        assert events(backend, 3)[-1] == Event.RELEASED
+
+    def test_a_lease_that_is_not_renewed(self, backend):
+        with lock("order:42", renew=False):
+            pass
+        assert [entry.text for entry in entries(backend, 2)] == [
+            NOT_RENEWED,
+            "",
+        ]
+
+    def test_a_lease_that_reaches_its_bound(self, backend):
+        with lock("order:42", ttl=0.6, max_hold=0.5, on_lost="log") as lease:
+            eventually(lambda: not lease.is_held)
+        reached = [entry for entry in entries(backend, 3) if entry.event is Event.BOUND_REACHED]
+        assert [entry.text for entry in reached] == ["its max_hold of 0.5 s"]
+
+    def test_a_lock_that_is_entered_again_is_no_wait(self, backend):
+        with lock("order:42"), pytest.raises(LockReentry), lock("order:42"):
+            pass
+        assert Event.TIMED_OUT not in events(backend, 2)
+
+    def test_what_runs_without_the_lock_is_no_lease(self, backend):
+        with store_down(), lock("order:42", on_unavailable="run"):
+            pass
+        with lock("order:43"):
+            pass
+        assert Event.RELEASED in events(backend, 2)
+        assert {entry.name for entry in written(backend)} == {"order:43"}
+
+
+class TestOff:
+    def test_nothing_is_kept(self, valkey_locks, store):
+        with lock("order:42"):
+            pass
+        assert locks.service("default").journal is None
+        assert store.keys("lock|j*") == []
+
+    def test_a_store_that_keeps_none_refuses_it(self, settings):
+        settings.DISTRIBUTED_LOCKS = {
+            "default": {"BACKEND": "django_distlock.backends.dummy.DummyBackend", "JOURNAL": 5}
+        }
+        with pytest.raises(Exception, match="JOURNAL'] is set, but DummyBackend keeps no journal"):
+            locks["default"]
+
+    @pytest.mark.parametrize("length", [-1, 1.5, True, "1000", 100_001])
+    def test_what_is_no_length(self, settings, length):
+        settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": LOCMEM, "JOURNAL": length}}
+        with pytest.raises(Exception, match="It is how many of the last events are kept"):
+            locks["default"]
+
+
+class TestWriting:
+    def test_nobody_waits_for_it(self, backend, monkeypatch):
+        may_write = threading.Event()
+        write = type(backend).write_journal
+        monkeypatch.setattr(
+            type(backend), "write_journal", lambda self, entries: may_write.wait(60) and write(self, entries)
+        )
+        for _ in range(3):
+            with lock("order:42"):
+                pass
+        assert written(backend) == []
+        may_write.set()
+        assert len(events(backend, 6)) == 6
+
+    def test_what_the_journal_would_not_keep_is_not_written(self, backend, monkeypatch):
+        monkeypatch.setattr(journal_writer, "INTERVAL", 60)
+        batches = []
+        monkeypatch.setattr(type(backend), "write_journal", lambda self, entries: batches.append(entries))
+        with lock("first"):
+            pass
+        eventually(lambda: batches)
+        for _ in range(200):
+            with lock("order:42"):
+                pass
+        locks.service("default").journal.write_last()
+        assert len(batches[-1]) == 100
+
+    def test_a_store_that_fails_is_told_once(self, backend, caplog, monkeypatch):
+        def fail(entries):
+            raise LockBackendError("It is away.")
+
+        monkeypatch.setattr(journal_writer, "INTERVAL", 0.01)
+        with monkeypatch.context() as patched:
+            patched.setattr(backend, "write_journal", fail)
+            for number in range(1, 4):
+                with lock("order:42"):
+                    pass
+                eventually(lambda: caplog.records and not locks.service("default").journal.unwritten)
+                assert len(caplog.records) == 1, number
+        assert "is not written until its store takes it again: It is away." in caplog.text
+        caplog.clear()
+        with lock("order:43"):
+            pass
+        assert {entry.name for entry in entries(backend, 2)} == {"order:43"}
+        assert not caplog.records
+
+    def test_a_child_writes_its_own(self, backend, monkeypatch):
+        if not backend.supports_processes:
+            pytest.skip("its child has a memory of its own")
+        monkeypatch.setattr(journal_writer, "INTERVAL", 60)
+        with lock("parent"):
+            pass
+        noted = in_a_fork(lambda: locks.service("default").journal.unwritten)
+        assert noted == "0"
+
+    def test_what_is_noted_last_is_written_at_the_exit(self, valkey_locks, program, settings):
+        process = program(
+            'settings.DISTRIBUTED_LOCKS["default"]["JOURNAL"] = 100\n'
+            "from django_distlock.core import journal_writer\njournal_writer.INTERVAL = 60\n"
+            'with lock("first"): pass\n'
+            "time.sleep(1)\n"
+            'lock("last").__enter__()\n'
+            'say("done")'
+        )
+        assert heard(process) == "done"
+        process.wait()
+        found = entries_in(valkey_locks.read_journal())
+        assert [(entry.event, entry.name) for entry in found][-2:] == [
+            (Event.GRANTED, "last"),
+            (Event.RELEASED, "last"),
+        ]
