@@ -369,6 +369,13 @@ class MaintenanceBackend(ABC):
         """Django's system checks of this entry; no I/O."""
         return []
 
+    def make_missing(self, error: LockBackendError) -> bool:
+        """Make what the store lacked when a request failed so, such as its tables. Whether to repeat the request.
+
+        Raises LockBackendError where it cannot be made.
+        """
+        return False
+
     def prune(self, older_than_seconds: float) -> int | None:
         """Delete what is kept of locks that nobody has held for so long. Returns of how many.
 

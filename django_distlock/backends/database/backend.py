@@ -305,6 +305,12 @@ class DatabaseBackend(ThreadedBackend, RunsBackend, JournalBackend):
     def read_journal(self) -> list[str]:
         return self._run(self._journal.read)
 
+    def make_missing(self, error: LockBackendError) -> bool:
+        """Its tables and their columns, by the migrations of the app."""
+        from .tables import make_missing_tables  # with all that migrations need
+
+        return make_missing_tables(self.location, error)
+
     def prune(self, older_than_seconds: float) -> int:
         """Delete the rows of locks that nobody has held for so long, and of runs of beat that expired so long ago.
 

@@ -102,6 +102,11 @@ def is_of_another_session(error: Exception) -> bool:
     return _sqlstate(error) in _PREPARED_ELSEWHERE
 
 
+def lacks_migrations(error: BaseException | None) -> bool:
+    """Whether there is no such table or column, because ``migrate`` has not run, or not since this version came."""
+    return error is not None and (_sqlstate(error) in ("42P01", "42703") or _number(error) in (1146, 1054))
+
+
 def is_lost(error: Exception) -> bool:
     """Whether MySQL or its client reports that the connection is gone."""
     return _number(error) in _LOST

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from argparse import SUPPRESS, ArgumentTypeError
+from functools import partial
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from ... import Lock
+from ... import Lock, locks
 from ...core.leader import Leadership, unbounded
 from ...core.lease import Lease
 from ...exceptions import InvalidLockName, LockBackendError, LockNotAcquired
@@ -119,16 +120,13 @@ class Command(BaseCommand):
             raise CommandError(str(error), returncode=2) from error
         try:
             with Signals() as signals:
-                while True:
-                    with mutex as lease:
-                        if leader and options["verbosity"]:
-                            self.stderr.write(f"Leads {name!r}, term {lease.fence}.", style_func=str)
-                        code = self._run(program, lease, signals, grace)
-                    if not leader or signals.have_ended(code):
-                        break
-                    if lease.state is not State.LOST:
-                        self.stderr.write(f"{program[0]} {_end(code)}; standing by again in {pause:g} s.")
-                        sleep(pause)
+                hold = partial(self._hold, mutex, program, signals, grace, pause if leader else None, options)
+                try:
+                    lease, code = hold()
+                except LockBackendError as error:
+                    if not locks[using].make_missing(error):
+                        raise
+                    lease, code = hold()
         except LockNotAcquired as error:
             self._end_busy(error, options)
             return
@@ -152,6 +150,27 @@ class Command(BaseCommand):
             return Leadership(stored_name(name, own=False), using, unbounded(**given))
         # "raise": a command whose name says "locked" never runs a program without its lock.
         return Lock(stored_name(name, own=False), using, settled(**{"wait": 0.0, "on_unavailable": "raise", **given}))
+
+    def _hold(
+        self,
+        mutex: Lock,
+        program: list[str],
+        signals: Signals,
+        grace: float,
+        pause: float | None,
+        options: dict[str, Any],
+    ) -> tuple[Lease, int]:
+        """The last lease under which the program ran, and its exit code. ``pause``: of a leader, who goes on."""
+        while True:
+            with mutex as lease:
+                if pause is not None and options["verbosity"]:
+                    self.stderr.write(f"Leads {lease.name!r}, term {lease.fence}.", style_func=str)
+                code = self._run(program, lease, signals, grace)
+            if pause is None or signals.have_ended(code):
+                return lease, code
+            if lease.state is not State.LOST:
+                self.stderr.write(f"{program[0]} {_end(code)}; standing by again in {pause:g} s.")
+                sleep(pause)
 
     def _end_busy(self, error: LockNotAcquired, options: dict[str, Any]) -> None:
         is_skipped, code = options.get("on_busy") == "skip", options.get("busy_exit_code")

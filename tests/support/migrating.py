@@ -1,0 +1,22 @@
+"""Settings of a project that is migrated, with its locks in its database, which ``MIGRATED`` has in JSON."""
+
+import json
+import os
+from importlib.util import find_spec
+
+if find_spec("pymysql") and not find_spec("MySQLdb"):
+    import pymysql
+
+    pymysql.install_as_MySQLdb()
+
+SECRET_KEY = "for tests only"
+USE_TZ = True
+DATABASES = {"default": json.loads(os.environ["MIGRATED"])}
+DISTRIBUTED_LOCKS = {"default": {"BACKEND": "django_distlock.backends.database.DatabaseBackend"}}
+INSTALLED_APPS = [
+    "django.contrib.auth",
+    "django.contrib.contenttypes",
+    "django.contrib.sessions",
+    "django_distlock",
+]
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
