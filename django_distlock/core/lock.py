@@ -98,7 +98,6 @@ def lock(name: str | LockInfo, /, *values: object, using: str = DEFAULT_ALIAS, *
     return handle
 
 
-@answer_other_words
 class Usage(NamedTuple):
     """What of a lock is used now. ``slots``: how many may hold it at once. ``leases``: those that do, slot by slot."""
 
@@ -115,6 +114,7 @@ class Usage(NamedTuple):
         return len(self.leases) >= self.slots
 
 
+@answer_other_words
 class Lock:
     """threading.Lock's protocol over all processes, with an ``a`` twin for each call.
 
