@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -339,7 +340,8 @@ class Judges:
     def _logged(self, record: logging.LogRecord) -> None:
         """Nothing fails unseen in a background thread or a task of the package."""
         self._simulation.world.logged(record)
-        self._simulation.tell(f"log {record.levelname} {record.getMessage()[:200]}")
+        text = re.sub(r"/simulation-\w+/", "/simulation/", record.getMessage())  # another folder in each run
+        self._simulation.tell(f"log {record.levelname} {text[:200]}")
         if record.exc_info and record.exc_info[1]:
             self.fail(f"logged: {record.getMessage()}", record.exc_info[1])
         elif record.name == "asyncio" and record.levelno >= logging.ERROR:
