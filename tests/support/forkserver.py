@@ -27,7 +27,6 @@ import types
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -121,9 +120,13 @@ class ForkServer:
             return int.from_bytes(_read(self._channel, 8), "big")
 
 
-@cache
+_servers: dict[str, ForkServer] = {}
+_starting = threading.Lock()  # two threads may ask for the first program at once
+
+
 def _server(like: str) -> ForkServer:
-    return ForkServer(like)
+    with _starting:
+        return _servers.get(like) or _servers.setdefault(like, ForkServer(like))
 
 
 @contextmanager
