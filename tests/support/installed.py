@@ -43,7 +43,8 @@ def test_it_is_the_installed_one_and_its_version_is_told_once():
 
 def test_it_offers_no_tools_and_bounds_nothing_above():
     metadata = importlib.metadata.metadata("django-distlock")
-    assert sorted(metadata.get_all("Provides-Extra")) == ["beat", "celery", "django-redis"]
+    extras = ["beat", "celery", "django-redis", "opentelemetry", "zookeeper"]
+    assert sorted(metadata.get_all("Provides-Extra")) == extras
     assert [needed for needed in metadata.get_all("Requires-Dist") if "<" in needed] == []
 
 
