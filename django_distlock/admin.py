@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from django.conf import settings
 from django.contrib import admin, messages
@@ -14,7 +14,7 @@ from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.admin.options import get_content_type_for_model
 from django.contrib.admin.utils import quote, unquote
-from django.contrib.admin.views.main import PAGE_VAR
+from django.contrib.admin.views.main import ORDER_VAR, PAGE_VAR, ChangeList
 from django.core.exceptions import PermissionDenied
 from django.db import DatabaseError, router, transaction
 from django.middleware.csrf import get_token
@@ -31,7 +31,8 @@ from .celery.config import is_beat_used
 from .core.forced import force_release
 from .exceptions import LockBackendError
 from .models import BeatRun, HeldLock
-from .monitoring.admin_filters import BackendFilter, PrefixFilter, inventory_of
+from .monitoring.admin_filters import BackendFilter, HostFilter, PrefixFilter, inventory_of
+from .monitoring.admin_pages import ABOUT_BACKEND, InventoryAdmin
 from .monitoring.admin_querysets import BeatRuns, HeldLocks
 from .monitoring.admin_texts import (
     breakable,
@@ -39,8 +40,7 @@ from .monitoring.admin_texts import (
     moment,
     named,
     names_of,
-    silent_since,
-    text_of_outage,
+    texts_of_aliases,
     texts_of_changes,
     ticking,
 )
@@ -49,75 +49,19 @@ from .utils.events import about_event
 
 if TYPE_CHECKING:
     from django.http import HttpRequest, HttpResponse
-    from django.utils.functional import Promise
 
 logger = logging.getLogger("django_distlock")
 
-ABOUT_BACKEND = "distlock-backend"  # the CSS class of messages that a refresh takes away or brings again
+LONGEST_FIRST = ("-held_for",)
 
 
-class InventoryAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # takes none at run time
-    """A page of rows from an inventory, with a message for each backend that does not answer.
+class HeldLockList(ChangeList):
+    """Marks the column of its own order, which ``get_ordering()`` tells: Django knows ``ModelAdmin.ordering`` alone."""
 
-    ``list_title``: the title of the list. ``not_shown``: the message, with the fields ``alias`` and ``error``.
-    """
-
-    list_title: Promise
-    not_shown: Promise
-
-    class Media:
-        css: ClassVar[dict[str, Sequence[str]]] = {"all": ("django_distlock/held_locks.css",)}
-        js = ("admin/js/actions.js", "django_distlock/held_locks.js")  # in this order
-
-    def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Any:
-        """Check the permission first: Django looks up the object before, and reports one that is gone."""
-        if not self.has_view_permission(request):
-            raise PermissionDenied
-        return super().get_object(request, object_id, from_field)
-
-    def get_search_results(self, request: HttpRequest, queryset: Any, search_term: str) -> tuple[Any, bool]:
-        return queryset.search(search_term), False
-
-    def get_list_display(self, request: HttpRequest) -> Any:
-        shown = super().get_list_display(request)
-        return shown if len(inventory_of(request).aliases) > 1 else [name for name in shown if name != "using"]
-
-    def get_sortable_by(self, request: HttpRequest) -> Any:
-        """Not by backend, for which there is a filter: the mark of the order takes the room of a word."""
-        return [name for name in super().get_sortable_by(request) if name != "using"]
-
-    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
-        response = super().changelist_view(request, {"title": self.list_title, **(extra_context or {})})
-        self.show_errors(request, response)
-        return response
-
-    def changeform_view(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-        response = super().changeform_view(request, *args, **kwargs)
-        self.show_errors(request, response)
-        return response
-
-    def show_errors(self, request: HttpRequest, response: HttpResponse) -> None:
-        """One message for each backend that did not answer; none with a redirect to a list, which asks again."""
-        if response.status_code != HTTPStatus.OK:
-            return
-        inventory = inventory_of(request)
-        outages = inventory.outages()
-        for alias, error in sorted(inventory.errors.items()):
-            if alias in inventory.misconfigured:  # settings are shown to readers of the log alone
-                logger.error("%s", error, extra=about_event("settings-wrong", alias=alias))
-            reason = _("its settings are wrong, see the log") if alias in inventory.misconfigured else error
-            text = str(self.not_shown) % {"alias": alias, "error": reason}
-            if alias in outages:
-                text = f"{text.rstrip('.')}. {silent_since(outages.pop(alias))}"
-            self.message_user(request, text, messages.ERROR, ABOUT_BACKEND)
-        for alias, servers in outages.items():
-            self.message_user(request, text_of_outage(alias, servers), messages.WARNING, ABOUT_BACKEND)
-
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
+    def get_ordering_field_columns(self) -> dict[int, Literal["desc", "asc"]]:
+        if ORDER_VAR in self.params or cast(HeldLocks, self.queryset).order[:1] != LONGEST_FIRST:
+            return super().get_ordering_field_columns()
+        return {index: "desc" for index, column in enumerate(self.list_display) if column == "held_for"}
 
 
 MOST_AT_ONCE = 1000  # locks on the confirmation page, if DATA_UPLOAD_MAX_NUMBER_FIELDS allows as many
@@ -142,7 +86,7 @@ class HeldLockAdmin(InventoryAdmin):
     list_title = _("Held locks")
     not_shown = _("The locks of “%(alias)s” are not shown, or not all of them: %(error)s")
     list_display = ("name", "held_by", "held_for", "left", "queue", "using")
-    list_filter = (BackendFilter, PrefixFilter)
+    list_filter = (BackendFilter, PrefixFilter, HostFilter)
     search_fields = ("name", "label", "holder")
     search_help_text = _("Searches names, labels and holders.")
     actions = ("delete_selected",)
@@ -164,7 +108,7 @@ class HeldLockAdmin(InventoryAdmin):
     def granted(self, row: HeldLock) -> str | None:
         return moment(row.granted_at)
 
-    @admin.display(description=_("held for"), ordering="-granted_at")
+    @admin.display(description=_("held for"), ordering="held_for")
     def held_for(self, row: HeldLock) -> str | None:
         text, bound = ticking(held_for(row.info), 1), long_held(row.info)
         if text is None or bound is None:
@@ -201,6 +145,14 @@ class HeldLockAdmin(InventoryAdmin):
             shown.append("nodes")
         return [*shown, "release"] if self.has_release_permission(request) else shown
 
+    def get_ordering(self, request: HttpRequest) -> Any:
+        """The longest held first; by name if there are too many to ask for their holders."""
+        return () if inventory_of(request).holders() is None else LONGEST_FIRST
+
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
+        """Themes have their own."""
+        return type("HeldLockList", (HeldLockList, super().get_changelist(request, **kwargs)), {})
+
     def get_queryset(self, request: HttpRequest) -> Any:
         return HeldLocks(inventory_of(request))
 
@@ -218,6 +170,11 @@ class HeldLockAdmin(InventoryAdmin):
         if asked and not inventory.keys():
             text = __("Nothing is locked in %(aliases)s. A lock is listed for as long as somebody holds it.")
             self.message_user(request, text % {"aliases": ", ".join(asked)}, messages.INFO, ABOUT_BACKEND)
+        for text in texts_of_aliases(inventory):
+            self.message_user(request, text, messages.INFO, f"{ABOUT_BACKEND} distlock-alias")
+        if inventory.holders() is None:
+            text = __("So many are listed by name, because nobody asks who holds each: search, or filter by prefix.")
+            self.message_user(request, text, messages.INFO, ABOUT_BACKEND)
         for alias in inventory.local_aliases:
             text = __("“%(alias)s” is in local memory: locks that other processes hold cannot be seen here.")
             self.message_user(request, text % {"alias": alias}, messages.WARNING, ABOUT_BACKEND)

@@ -11,7 +11,7 @@ from django.utils.translation import gettext_lazy as _
 from ..utils.text import printable
 from .inventory import Inventory
 
-MOST_PREFIXES = 20  # in the filter, those with the most locks
+MOST_CHOICES = 20  # of prefixes and hosts, those with the most locks
 
 
 def inventory_of(request: Any) -> Inventory:
@@ -29,8 +29,7 @@ class CountedFilter(admin.SimpleListFilter):
         counted = Counter(map(self.choice_of, rows.keys()))
         return {f"{index}__c": counted[choice] for index, (choice, _) in enumerate(self.lookup_choices)}
 
-    @staticmethod
-    def choice_of(key: Any) -> str:
+    def choice_of(self, key: Any) -> str:
         raise NotImplementedError
 
 
@@ -38,8 +37,7 @@ class BackendFilter(CountedFilter):
     title = _("backend")
     parameter_name = "using"
 
-    @staticmethod
-    def choice_of(key: Any) -> str:
+    def choice_of(self, key: Any) -> str:
         return cast(str, key.using)
 
     def lookups(self, request: Any, model_admin: Any) -> list[tuple[str, str]]:
@@ -56,14 +54,36 @@ class PrefixFilter(CountedFilter):
     title = _("prefix")
     parameter_name = "prefix"
 
-    @staticmethod
-    def choice_of(key: Any) -> str:
+    def choice_of(self, key: Any) -> str:
         return cast(str, key.name[: key.name.find(":") + 1])
 
     def lookups(self, request: Any, model_admin: Any) -> list[tuple[str, str]]:
         counted = Counter([name[: name.find(":") + 1] for name in inventory_of(request).keys().names()])
         counted.pop("", None)
-        return [(prefix, printable(prefix)) for prefix in sorted(dict(counted.most_common(MOST_PREFIXES)))]
+        return [(prefix, printable(prefix)) for prefix in sorted(dict(counted.most_common(MOST_CHOICES)))]
 
     def queryset(self, request: Any, queryset: Any) -> Any:
         return queryset.filter(name__startswith=self.value()) if self.value() else None
+
+
+class HostFilter(CountedFilter):
+    """A filter by the host of the holder, where there are not too many leases to ask for theirs."""
+
+    title = _("host")
+    parameter_name = "host"
+
+    def choice_of(self, key: Any) -> str:
+        holder = (inventory_of(self.request).holders() or {}).get(key)
+        return holder.host if holder else ""
+
+    def lookups(self, request: Any, model_admin: Any) -> list[tuple[str, str]]:
+        """With the one that is chosen, which may hold nothing any more: Django ignores a filter without choices."""
+        holders = (inventory_of(request).holders() or {}).values()
+        counted = Counter([holder.host for holder in holders if holder])
+        hosts = {host for host, _ in counted.most_common(MOST_CHOICES)}
+        if self.value():
+            hosts.add(cast(str, self.value()))
+        return [(host, printable(host)) for host in sorted(hosts)]
+
+    def queryset(self, request: Any, queryset: Any) -> Any:
+        return queryset.filter(host=self.value()) if self.value() else None

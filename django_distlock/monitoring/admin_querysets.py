@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from math import isinf
+from math import inf, isinf
 from typing import Any, ClassVar, Generic, Self, TypeVar, cast
 
 from django.core.exceptions import FieldError
@@ -159,9 +159,10 @@ class InventoryQuerySet(Generic[M, K]):
         raise NotImplementedError
 
 
-# The values of holders by which leases can be sorted. One without a holder comes first.
+# The values of holders by which leases can be sorted. One without a holder comes first, and is held for no time yet.
 HOLDER_VALUES: dict[str, Callable[[SlotKey, Holder | None], Any]] = {
     "granted_at": lambda key, holder: holder.since if holder else 0.0,
+    "held_for": lambda key, holder: -holder.since if holder else -inf,
     "label": lambda key, holder: holder.label if holder else "",
     "holder": lambda key, holder: holder.process if holder else "",
 }
@@ -176,12 +177,18 @@ class HeldLocks(InventoryQuerySet[HeldLock, SlotKey]):
     """
 
     prefix: str = ""
+    host: str | None = None
 
     model = HeldLock
 
     def _where(self, lookup: str, value: Any) -> Self:
-        """By ``pk``, ``pk__in``, ``using`` and ``name__startswith``."""
-        return replace(self, prefix=str(value)) if lookup == "name__startswith" else super()._where(lookup, value)
+        """By ``pk``, ``pk__in``, ``using``, ``name__startswith`` and ``host``, that of the holder."""
+        match lookup:
+            case "name__startswith":
+                return replace(self, prefix=str(value))
+            case "host":
+                return replace(self, host=str(value))
+        return super()._where(lookup, value)
 
     def _fitting(self) -> Sequence[SlotKey]:
         if self.ids is None:
@@ -189,6 +196,9 @@ class HeldLocks(InventoryQuerySet[HeldLock, SlotKey]):
         else:
             keys = [key for key in self._selected(self.ids) if self.using in (None, key.using)]
             keys = [key for key in keys if key.name.startswith(self.prefix)]
+        if self.host is not None:
+            is_there = self.inventory.map_holders(keys, lambda key, holder: bool(holder and holder.host == self.host))
+            keys = [key for key in keys if is_there.get(key)]
         return self._with_words(keys) if self.words else keys
 
     def _with_words(self, keys: Sequence[SlotKey]) -> list[SlotKey]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 
 from django.contrib import messages
-from django.utils.formats import localize_input
+from django.utils.formats import localize_input, number_format
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import mark_safe
 from django.utils.timezone import localtime
@@ -15,6 +15,7 @@ from django.utils.translation import gettext as _
 
 from ..models import HeldLock
 from ..types import Holder, Outage
+from ..utils.clock import wall_clock
 from ..utils.text import printable
 from .inventory import Inventory, LeaseKey, format_duration, held_for
 
@@ -30,6 +31,26 @@ def text_of_outage(alias: str, outages: Sequence[Outage]) -> str:
     """Of a backend that does without these servers."""
     silent = [_("%(server)s does not answer (%(reason)s)") % one._asdict() for one in outages]
     return f"“{alias}”: {'; '.join(silent)}. {silent_since(outages)}"
+
+
+def texts_of_aliases(inventory: Inventory) -> Iterator[str]:
+    """What each alias that answers holds, if any of them does: how many leases, the longest one, and who waits."""
+    keys, holders = inventory.keys(), inventory.holders()
+    waiting = inventory.count_waiters(holders) if holders else {}
+    for alias in inventory.aliases if keys else ():
+        parts = [_("%(count)s held") % {"count": number_format(len(keys.only(alias, "")))}]
+        since, name = min(
+            ((holder.since, key.name) for key, holder in (holders or {}).items() if holder and key.using == alias),
+            default=(None, ""),
+        )
+        if since is not None:
+            longest = ticking(max(0.0, wall_clock() - since), 1)
+            parts.append(format_html("{} {} ({})", _("longest"), longest, printable(name)))
+        counts = [count for lock, count in waiting.items() if lock.using == alias]
+        if counts and None not in counts:
+            parts.append(_("%(count)s waiting") % {"count": number_format(sum(filter(None, counts)))})
+        if alias not in inventory.errors:  # of which another message tells
+            yield format_html("“{}”: {}", alias, format_html_join(", ", "{}", ((part,) for part in parts)))
 
 
 def texts_of_changes(inventory: Inventory, ids: Iterable[str]) -> Iterator[tuple[int, str]]:

@@ -27,6 +27,7 @@ from ..utils.parallel import ask_in_parallel
 logger = logging.getLogger("django_distlock")
 
 BATCH_SIZE = 500  # locks asked for in one round trip
+MOST_HOLDERS = 5000  # leases of which a page asks who holds each
 
 R = TypeVar("R")
 
@@ -216,6 +217,8 @@ class Inventory:
             self._fail(SETTING, error)
         self._keys: KeyList | None = None
         self._seen: dict[Key, list[SeenLock]] = {}
+        self._holders: dict[SlotKey, Holder | None] | None = None
+        self._waiting: dict[Key, int | None] = {}
         self._runs: dict[Key, RunInfo] | None = None
         self._pinned: dict[str, BaseLockBackend] = {}
 
@@ -257,6 +260,12 @@ class Inventory:
             return slots
         return {alias: found.without(OWN) for alias, found in slots.items()}
 
+    def holders(self) -> dict[SlotKey, Holder | None] | None:
+        """Of all leases; None if there are more than MOST_HOLDERS of them."""
+        if self._holders is None and len(self.keys()) <= MOST_HOLDERS:
+            self._holders = self.map_holders(self.keys(), lambda key, holder: holder)
+        return self._holders
+
     def leases(self, locks: Iterable[Key]) -> list[SeenLock]:
         """Those of these locks, lock by lock. What was seen is kept: a page asks for the same locks several times."""
         wanted = list(dict.fromkeys(locks))
@@ -289,14 +298,15 @@ class Inventory:
         return found
 
     def map_holders(self, keys: Iterable[SlotKey], function: Callable[[SlotKey, Holder | None], R]) -> dict[SlotKey, R]:
-        """The result of the function for each lease. Holders are not kept: there may be very many."""
-        results: dict[SlotKey, R] = {}
+        """The result of the function for each lease. Holders are not kept, but by ``holders()``."""
+        keys, known = list(keys), self._holders or {}
+        results = {key: function(key, known[key]) for key in keys if key in known}
 
         def ask(backend: BaseLockBackend, keys: Sequence[SlotKey]) -> None:
             holders = backend.holders([Slot(key.name, key.slot) for key in keys])
             results.update(zip(keys, map(function, keys, holders), strict=True))
 
-        self._ask_in_batches(keys, ask)
+        self._ask_in_batches([key for key in keys if key not in known], ask)
         return results
 
     def free_at(self, keys: Iterable[SlotKey]) -> dict[SlotKey, float]:
@@ -312,9 +322,9 @@ class Inventory:
         return found
 
     def count_waiters(self, keys: Iterable[SlotKey]) -> dict[Key, int | None]:
-        """How many wait for each of the locks; None if that is not known."""
+        """How many wait for each of the locks; None if that is not known. What was counted is kept."""
         wanted = list(dict.fromkeys(key.lock for key in keys))
-        counted: dict[Key, int | None] = dict.fromkeys(wanted)
+        counted = self._waiting
 
         def ask(backend: BaseLockBackend, keys: Sequence[Key]) -> None:
             in_store = backend.count_waiters([key.name for key in keys])
@@ -325,8 +335,8 @@ class Inventory:
                     [lock] = backend.keyed([key.name])[1]
                     counted[key] = max(count, locks.service(backend.alias).queue.length(lock))
 
-        self._ask_in_batches(wanted, ask)
-        return counted
+        self._ask_in_batches([key for key in wanted if key not in counted], ask)
+        return {key: counted.get(key) for key in wanted}
 
     def _ask_in_batches(self, keys: Iterable[K], ask: Callable[[BaseLockBackend, Sequence[K]], None]) -> None:
         """Ask each backend for its own keys."""

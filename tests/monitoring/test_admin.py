@@ -21,11 +21,12 @@ from django.urls import reverse
 from django_distlock import locks
 from django_distlock.exceptions import LockBackendError
 from django_distlock.models import BeatRun, HeldLock
+from django_distlock.monitoring import inventory
 from django_distlock.monitoring.admin_querysets import HeldLocks
 from django_distlock.monitoring.inventory import Inventory
 from django_distlock.signals import lock_forced
 from django_distlock.types import Grant
-from tests.support.admin_pages import LIST, hold, key_of, login, names_in, notes, release, said
+from tests.support.admin_pages import LIST, hold, key_of, lines, login, names_in, notes, release, said
 from tests.support.quorum import spread
 from tests.support.stores import LOCMEM, REDIS, REDLOCK
 from tests.support.tools import eventually, lock_request, locked_names
@@ -144,10 +145,10 @@ def test_filters_by_backend_and_prefix_with_counts(operator, valkey, store, sett
     for name in ("order:1", "order:2", "mail:1", "plain"):
         hold(locks["default"], name)
     hold(locks["batch"], "order:1")
-    assert names_in(operator.get(LIST)) == ["mail:1", "order:1", "order:1", "order:2", "plain"]
+    assert names_in(operator.get(LIST, {"o": "1"})) == ["mail:1", "order:1", "order:1", "order:2", "plain"]
     assert names_in(operator.get(LIST, {"using": "batch"})) == ["order:1"]
-    assert names_in(operator.get(LIST, {"prefix": "order:"})) == ["order:1", "order:1", "order:2"]
-    assert names_in(operator.get(LIST, {"prefix": "order:", "using": "default"})) == ["order:1", "order:2"]
+    assert names_in(operator.get(LIST, {"prefix": "order:", "o": "1"})) == ["order:1", "order:1", "order:2"]
+    assert names_in(operator.get(LIST, {"prefix": "order:", "using": "default", "o": "1"})) == ["order:1", "order:2"]
     text = operator.get(LIST, {"_facets": "True"}).content.decode()
     for choice in ("order: (3)", "mail: (1)", "batch (1)", "default (4)"):
         assert choice in text
@@ -155,6 +156,72 @@ def test_filters_by_backend_and_prefix_with_counts(operator, valkey, store, sett
     assert "order: (1)" in text
     assert "mail: (0)" in text
     locks.close()
+
+
+def test_the_longest_held_are_first(operator, backend):
+    for name, ago in (("a", 20), ("b", 700), ("c", 90)):
+        hold(backend, name, ago=ago)
+    page = operator.get(LIST)
+    assert names_in(page) == ["b", "c", "a"]
+    assert page.context["cl"].get_ordering_field_columns() == {3: "desc"}  # which the head of the column shows
+
+
+def test_a_line_for_each_backend_sums_it_up(operator, valkey, store, settings):
+    settings.DISTRIBUTED_LOCKS = {
+        "default": {"BACKEND": REDIS, "LOCATION": valkey.url},
+        "empty": {"BACKEND": REDIS, "LOCATION": valkey.url, "KEY_PREFIX": "empty"},
+        "gone": {"BACKEND": REDIS, "LOCATION": "unix:///nowhere/at/all.sock"},
+        "nobody": {"BACKEND": LOCMEM},
+    }
+    hold(locks["default"], "<order>:1", ago=7275)
+    hold(locks["default"], "order:2", ago=20)
+    for name in ("<order>:1", "order:2", "order:2"):
+        locks["default"].acquire(lock_request(name), queue=True)
+    locks["nobody"].release(hold(locks["nobody"], "order:3", ago=61.5), 30)
+    page = operator.get(LIST, {"q": "order:2"})  # of all, whatever is searched for
+    assert lines(page) == [
+        "“default”: 2 held, longest 2 h 01 min (&lt;order&gt;:1), 3 waiting",
+        "“empty”: 0 held",
+        "“nobody”: 1 held, longest 1 min 01 s (order:3), 0 waiting",
+    ]
+    assert "“gone” are not shown" in said(page)[0]
+    locks.close()
+
+
+def test_no_lines_where_nothing_is_held(operator, backend):
+    assert lines(operator.get(LIST)) == []
+
+
+def test_filters_by_the_host_of_the_holder(operator, backend):
+    hold(backend, "order:1", host="web-1")
+    hold(backend, "mail:1", host="web-1")
+    hold(backend, "order:2", host="web-2")
+    assert names_in(operator.get(LIST, {"host": "web-1", "o": "1"})) == ["mail:1", "order:1"]
+    assert names_in(operator.get(LIST, {"host": "web-1", "prefix": "order:"})) == ["order:1"]
+    assert names_in(operator.get(LIST, {"host": "web-2", "q": "order"})) == ["order:2"]
+    text = operator.get(LIST, {"_facets": "True", "prefix": "order:"}).content.decode()
+    for choice in ("web-1 (1)", "web-2 (1)"):
+        assert choice in text
+
+
+def test_a_host_that_holds_nothing_any_more_is_still_filtered_by(operator, backend):
+    """The list of all locks in its place would be taken for that of the host."""
+    taken = hold(backend, "order:1", host="web-1")
+    hold(backend, "order:2", host="web-2")
+    backend.release(taken)
+    assert names_in(operator.get(LIST, {"host": "web-1"})) == []
+
+
+def test_too_many_locks_to_ask_who_holds_each_are_listed_by_name(operator, backend, monkeypatch):
+    for name, ago in (("c", 7275), ("b", 700), ("a", 90)):
+        hold(backend, name, ago=ago, host=f"on-{name}")
+    monkeypatch.setattr(inventory, "MOST_HOLDERS", 2)
+    page = operator.get(LIST)
+    assert names_in(page) == ["a", "b", "c"]
+    assert lines(page) == ["“default”: 3 held"]
+    assert any(note.startswith("info: So many are listed by name") for note in notes(page))
+    assert "?host=" not in page.content.decode()
+    assert names_in(operator.get(LIST, {"host": "on-b"})) == ["b"]
 
 
 def test_a_filter_that_the_page_does_not_have_is_no_error(operator, backend):
@@ -340,18 +407,17 @@ def test_a_lock_that_changes_hands_while_it_is_released_is_kept(operator, backen
     """After the look, before the command: the token is compared once more, in the store."""
     first = hold(backend, "order:1")
     key = key_of(backend, "order:1")
-    look = backend.look
+    free = backend.release
 
-    def look_late(names):
-        seen = look(names)
-        if backend.release(first):
+    def free_late(*about, **more):
+        if free(first):
             hold(backend, "order:1", label="the next one")
-        return seen
+        return free(*about, **more)
 
-    monkeypatch.setattr(backend, "look", look_late)
+    monkeypatch.setattr(backend, "release", free_late)
     answer = release(operator, [key])
     assert said(answer) == ["warning: Nothing to release: order:1 was freed or changed hands meanwhile."]
-    assert look(["order:1"])[0][0].holder.label == "the next one"
+    assert backend.look(["order:1"])[0][0].holder.label == "the next one"
     assert LogEntry.objects.count() == 0
 
 

@@ -14,15 +14,25 @@ pytestmark = pytest.mark.django_db
 LIST = "/admin/distlock/heldlock/"
 
 
-def test_one_page_asks_each_backend_once(operator, backend, monkeypatch):
+@pytest.fixture
+def too_many(monkeypatch):
+    """To ask who holds each."""
+    monkeypatch.setattr(inventory, "MOST_HOLDERS", 10)
+
+
+def test_one_page_asks_each_backend_once(operator, valkey_locks, monkeypatch):
     for number in range(30):
-        hold(backend, f"n:{number}")
+        hold(valkey_locks, f"n:{number}")
     asked = []
-    slots, look = backend.slots, backend.look
-    monkeypatch.setattr(backend, "slots", lambda prefix="": asked.append("slots") or slots(prefix))
-    monkeypatch.setattr(backend, "look", lambda names: asked.append(len(names)) or look(names))
-    operator.get(LIST, {"_facets": "True"})
-    assert asked == ["slots", 30]
+    for question in ("slots", "holders", "count_waiters", "look"):
+        ask = getattr(valkey_locks, question)
+        monkeypatch.setattr(
+            valkey_locks,
+            question,
+            lambda about="", what=question, ask=ask: asked.append((what, len(about))) or ask(about),
+        )
+    operator.get(LIST, {"_facets": "True", "host": "web-1", "q": "shop"})
+    assert asked == [("slots", 0), ("holders", 30), ("look", 30), ("count_waiters", 30)]
 
 
 @pytest.mark.parametrize(
@@ -37,7 +47,9 @@ def test_one_page_asks_each_backend_once(operator, backend, monkeypatch):
         ({"o": "-1"}, [("look", 30)]),
     ],
 )
-def test_searching_and_sorting_ask_for_what_they_need_alone(operator, valkey_locks, monkeypatch, query, questions):
+def test_searching_and_sorting_ask_for_what_they_need_alone(
+    operator, valkey_locks, too_many, monkeypatch, query, questions
+):
     """Names that fit are found without their holders, and nothing is looked at that the page does not show."""
     for number in range(30):
         hold(valkey_locks, f"n:{number}")
@@ -68,7 +80,7 @@ def test_only_the_locks_of_the_page_are_looked_at(operator, valkey_locks, monkey
 
 
 @pytest.mark.parametrize("query", [{}, {"prefix": "n:"}, {"p": "2", "using": "default"}])
-def test_only_the_locks_of_the_page_have_keys(operator, valkey_locks, monkeypatch, query):
+def test_only_the_locks_of_the_page_have_keys(operator, valkey_locks, too_many, monkeypatch, query):
     """Of a million, to make them takes longer than all the rest."""
     for number in range(300):
         hold(valkey_locks, f"n:{number:03}")

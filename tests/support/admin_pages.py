@@ -7,9 +7,10 @@ from typing import Any
 
 from django.contrib.auth.models import Permission, User
 from django.test import Client
+from django.utils.html import strip_tags
 
-from django_distlock.admin import ABOUT_BACKEND
 from django_distlock.backends.base import BaseLockBackend
+from django_distlock.monitoring.admin_pages import ABOUT_BACKEND
 from django_distlock.monitoring.inventory import Key, LeaseKey
 from django_distlock.types import Holder, LockRequest
 
@@ -61,13 +62,18 @@ def login(*permissions: str) -> Client:
 
 
 def said(page) -> list[str]:
-    """Without the notes."""
-    return [_text(message) for message in page.context["messages"] if not _is_note(message)]
+    """Without the notes, and the lines of backends."""
+    return [_text(one) for one in page.context["messages"] if not _is_note(one) and not _is_line(one)]
 
 
 def notes(page) -> list[str]:
     """What a list says of itself."""
-    return [_text(message) for message in page.context["messages"] if _is_note(message)]
+    return [_text(one) for one in page.context["messages"] if _is_note(one)]
+
+
+def lines(page) -> list[str]:
+    """What a list says of each backend, without marks."""
+    return [strip_tags(one.message) for one in page.context["messages"] if _is_line(one)]
 
 
 def _text(message) -> str:
@@ -76,6 +82,10 @@ def _text(message) -> str:
 
 def _is_note(message) -> bool:
     return message.extra_tags == ABOUT_BACKEND and message.level_tag != "error"
+
+
+def _is_line(message) -> bool:
+    return "distlock-alias" in message.tags
 
 
 def names_in(page) -> list[str]:

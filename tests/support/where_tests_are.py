@@ -48,7 +48,7 @@ THROUGH_OTHERS = [
     ("middleware", "decorators/test_answers", "it gives the decorator's answers"),
     ("models", "monitoring/test_admin", "the admin shows them"),
     (
-        "monitoring.admin_filters monitoring.admin_querysets monitoring.admin_texts",
+        "monitoring.admin_filters monitoring.admin_pages monitoring.admin_querysets monitoring.admin_texts",
         "monitoring/test_admin",
         "parts of its pages",
     ),
