@@ -31,10 +31,13 @@ from .celery.config import is_beat_used
 from .core.forced import force_release
 from .exceptions import LockBackendError
 from .models import BeatRun, HeldLock
+from .monitoring import explain
 from .monitoring.admin_filters import BackendFilter, HostFilter, PrefixFilter, inventory_of
 from .monitoring.admin_pages import ABOUT_BACKEND, InventoryAdmin
 from .monitoring.admin_querysets import BeatRuns, HeldLocks
 from .monitoring.admin_texts import (
+    as_list,
+    as_table,
     breakable,
     described,
     moment,
@@ -45,6 +48,7 @@ from .monitoring.admin_texts import (
     ticking,
 )
 from .monitoring.inventory import format_duration, held_for, holding_nodes, long_held
+from .monitoring.situation import gather
 from .utils.events import about_event
 
 if TYPE_CHECKING:
@@ -91,7 +95,8 @@ class HeldLockAdmin(InventoryAdmin):
     search_help_text = _("Searches names, labels and holders.")
     actions = ("delete_selected",)
     fields = ("name", "using", "state", "label", "holder", "granted", "held_for", "left", "fence", "queue")
-    readonly_fields = (*fields, "nodes", "release")
+    explained = ("why", "waiters", "lately")
+    readonly_fields = (*fields, "nodes", *explained, "release")
 
     # Columns
 
@@ -128,6 +133,20 @@ class HeldLockAdmin(InventoryAdmin):
     def nodes(self, row: HeldLock) -> str:
         return holding_nodes(row.info)
 
+    # Of the page of a lock alone; empty where the backend does not answer
+
+    @admin.display(description=_("why"))
+    def why(self, row: HeldLock) -> str:
+        return as_list(explain.why(row.situation)) if row.situation else ""
+
+    @admin.display(description=_("waiters"))
+    def waiters(self, row: HeldLock) -> str:
+        return as_list(explain.waiters(row.situation)) if row.situation else ""
+
+    @admin.display(description=_("lately"))
+    def lately(self, row: HeldLock) -> str:
+        return as_table(explain.lately(row.situation)) if row.situation and row.situation.entries is not None else ""
+
     @admin.display(description=_("release"))
     def release(self, row: HeldLock) -> str:
         question = self._url("delete", quote(row.pk))
@@ -143,6 +162,7 @@ class HeldLockAdmin(InventoryAdmin):
         shown = [*super().get_fields(request, obj)]
         if obj is not None and obj.info.nodes is not None:
             shown.append("nodes")
+        shown += self.explained
         return [*shown, "release"] if self.has_release_permission(request) else shown
 
     def get_ordering(self, request: HttpRequest) -> Any:
@@ -180,7 +200,10 @@ class HeldLockAdmin(InventoryAdmin):
             self.message_user(request, text % {"alias": alias}, messages.WARNING, ABOUT_BACKEND)
 
     def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """Without Django's link, which says "Delete": see ``release``."""
+        """Without Django's link, which says "Delete": see ``release``. The page asks for this lock alone."""
+        row: HeldLock = context["original"]
+        ask = partial(gather, name=row.info.name, others=False)
+        row.situation = inventory_of(request).ask_each({row.using: ask})[row.using]
         return super().render_change_form(request, context | {"show_delete": False}, *args, **kwargs)
 
     def history_view(

@@ -58,6 +58,7 @@ class HeldLock(models.Model):
 
     source = "Who holds which lock is told by locks[alias].held(), of django_distlock."
     info: LockInfo
+    situation: Any = None  # of the lock, where a page explains it
 
     class Meta:
         managed = False

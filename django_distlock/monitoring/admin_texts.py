@@ -94,6 +94,17 @@ def ticking(seconds: float | None, step: int) -> str | None:
     return format_html(attributes, f"{seconds:.3f}", step, format_duration(seconds))
 
 
+def as_list(lines: Iterable[str]) -> str:
+    items = format_html_join("", "<li>{}</li>", ((printable(line),) for line in lines))
+    return format_html('<ul class="distlock-lines">{}</ul>', items)
+
+
+def as_table(rows: Sequence[Sequence[str]]) -> str:
+    cells = (format_html_join("", "<td>{}</td>", ((printable(text),) for text in row)) for row in rows)
+    lines = format_html_join("", "<tr>{}</tr>", ((row,) for row in cells))
+    return format_html('<table class="distlock-journal"><tbody>{}</tbody></table>', lines)
+
+
 def breakable(text: str) -> str:
     """Which may be broken after what stands between words, where a column is narrow."""
     parts = re.split(r"(?<=\S[./:_-])(?=\S)", text)

@@ -88,12 +88,17 @@ def process(holder: Holder) -> tuple[str, int]:
     return holder.host, holder.pid
 
 
-def gather(backend: BaseLockBackend, name: str, at: float | None = None) -> Situation:
-    """``at``: a moment of the past; None: now. Raises LockBackendError."""
+def gather(backend: BaseLockBackend, name: str, at: float | None = None, *, others: bool = True) -> Situation:
+    """``at``: a moment of the past; None: now. Raises LockBackendError.
+
+    ``others``: whether the store is asked, too, for all other locks that somebody waits for: its holder may be among
+    those. Without, what is known of them is what the journal tells.
+    """
     entries = read_entries(backend)
     if at is not None:
         return from_journal(entries, name, backend.alias, at, backend.long_held)
-    names = list(dict.fromkeys([name, *islice(backend.waited_for(), MOST_QUEUES)]))
+    waited_for = islice(backend.waited_for(), MOST_QUEUES) if others else ()
+    names = list(dict.fromkeys([name, *waited_for]))
     infos: list[list[LockInfo]] = []
     queues: list[list[QueuedWaiter] | None] = []
     for start in range(0, len(names), STEP):
@@ -103,15 +108,22 @@ def gather(backend: BaseLockBackend, name: str, at: float | None = None) -> Situ
     grants = _grants_in(entries_known)
     kept = {entry.lease: entry for entry in entries_known if entry.event is Event.KEPT}
     waits = waits_in(entries_known, now)
+    told = from_journal(None if others else entries, name, backend.alias, now, backend.long_held)
     return Situation(
         name,
         backend.alias,
         now,
         leases={
-            each: [_held(info, grants.get(info.digest), kept.get(info.digest), now) for info in found]
-            for each, found in zip(names, infos, strict=True)
+            **told.leases,
+            **{
+                each: [_held(info, grants.get(info.digest), kept.get(info.digest), now) for info in found]
+                for each, found in zip(names, infos, strict=True)
+            },
         },
-        queues={each: _queue(queue, waits[each]) for each, queue in zip(names, queues, strict=True)},
+        queues={
+            **told.queues,
+            **{each: _queue(queue, waits[each]) for each, queue in zip(names, queues, strict=True)},
+        },
         entries=entries,
         long_held=backend.long_held,
     )

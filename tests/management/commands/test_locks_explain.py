@@ -15,6 +15,7 @@ from django_distlock import lock, locks
 from django_distlock.management.moments import moment_before
 from django_distlock.monitoring import explain, situation
 from tests.support.commands import said
+from tests.support.crossed import Crossed
 from tests.support.stores import LOCMEM, REDLOCK
 from tests.support.tools import eventually
 
@@ -47,36 +48,6 @@ def explained_when(is_so):
         return data if is_so(data) else None
 
     return eventually(found)
-
-
-class Crossed:
-    """Two threads, each of which holds a lock and waits for that of the other."""
-
-    def __init__(self):
-        self.both = threading.Barrier(3)
-        self.threads = [
-            threading.Thread(target=self.run, args=names, name=names[0]) for names in (("a", "b"), ("b", "a"))
-        ]
-        self.ends = threading.Event()
-
-    def run(self, own, other):
-        with lock(own, label=f"needs {other}"):
-            self.both.wait()
-            wanted = lock(other, label=f"needs {other}", wait=60)
-            while not self.ends.is_set() and not wanted.acquire(timeout=5):
-                pass
-            if wanted.locked() and self.ends.is_set() and wanted.lease:
-                wanted.release()
-
-    def __enter__(self):
-        for thread in self.threads:
-            thread.start()
-        self.both.wait()
-
-    def __exit__(self, *_):
-        self.ends.set()
-        for thread in self.threads:
-            thread.join()
 
 
 def test_a_deadlock_of_threads(backend):
