@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from django.conf import settings
 from django.contrib import admin, messages
@@ -14,7 +14,7 @@ from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.admin.options import get_content_type_for_model
 from django.contrib.admin.utils import quote, unquote
-from django.contrib.admin.views.main import ORDER_VAR, PAGE_VAR, ChangeList
+from django.contrib.admin.views.main import PAGE_VAR, ChangeList
 from django.core.exceptions import PermissionDenied
 from django.db import DatabaseError, router, transaction
 from django.middleware.csrf import get_token
@@ -33,8 +33,8 @@ from .exceptions import LockBackendError
 from .models import BeatRun, HeldLock
 from .monitoring import explain
 from .monitoring.admin_filters import BackendFilter, HostFilter, PrefixFilter, inventory_of
-from .monitoring.admin_pages import ABOUT_BACKEND, InventoryAdmin
-from .monitoring.admin_querysets import BeatRuns, HeldLocks
+from .monitoring.admin_pages import ABOUT_BACKEND, LONGEST_FIRST, HeldLockList, InventoryAdmin
+from .monitoring.admin_querysets import BeatRuns, HeldLocks, prefix_of
 from .monitoring.admin_texts import (
     as_list,
     as_table,
@@ -43,6 +43,7 @@ from .monitoring.admin_texts import (
     moment,
     named,
     names_of,
+    shortened,
     texts_of_aliases,
     texts_of_changes,
     ticking,
@@ -55,18 +56,6 @@ if TYPE_CHECKING:
     from django.http import HttpRequest, HttpResponse
 
 logger = logging.getLogger("django_distlock")
-
-LONGEST_FIRST = ("-held_for",)
-
-
-class HeldLockList(ChangeList):
-    """Marks the column of its own order, which ``get_ordering()`` tells: Django knows ``ModelAdmin.ordering`` alone."""
-
-    def get_ordering_field_columns(self) -> dict[int, Literal["desc", "asc"]]:
-        if ORDER_VAR in self.params or cast(HeldLocks, self.queryset).order[:1] != LONGEST_FIRST:
-            return super().get_ordering_field_columns()
-        return {index: "desc" for index, column in enumerate(self.list_display) if column == "held_for"}
-
 
 MOST_AT_ONCE = 1000  # locks on the confirmation page, if DATA_UPLOAD_MAX_NUMBER_FIELDS allows as many
 OTHER_FIELDS = 10  # that the confirmation page sends beside one for each lock
@@ -93,7 +82,7 @@ class HeldLockAdmin(InventoryAdmin):
     list_filter = (BackendFilter, PrefixFilter, HostFilter)
     search_fields = ("name", "label", "holder")
     search_help_text = _("Searches names, labels and holders.")
-    actions = ("delete_selected",)
+    actions = ("delete_selected", "release_hosts", "release_prefixes")
     fields = ("name", "using", "state", "label", "holder", "granted", "held_for", "left", "fence", "queue")
     explained = ("why", "waiters", "lately")
     readonly_fields = (*fields, "nodes", *explained, "release")
@@ -274,6 +263,31 @@ class HeldLockAdmin(InventoryAdmin):
             self._report_changed_locks(request, ids)
             self._release(request, rows)
             return None
+        return self._question_of_many(request, queryset, __("Release locks"))
+
+    @admin.action(permissions=["release"], description=_("Release all that the hosts of the selected locks hold"))
+    def release_hosts(self, request: HttpRequest, queryset: Any) -> HttpResponse | None:
+        """In all backends, whatever the list is filtered by: such a host is lost, or is to be taken away."""
+        holders = inventory_of(request).map_holders(queryset.keys(), lambda key, holder: holder).values()
+        hosts = {holder.host for holder in holders if holder}
+        if not hosts:
+            self.message_user(request, __("Nobody holds the selected locks."), messages.WARNING)
+            return None
+        title = __("Release all that %(hosts)s holds") % {"hosts": shortened(sorted(hosts))}
+        return self._question_of_many(request, HeldLocks(inventory_of(request)).filter(host__in=hosts), title)
+
+    @admin.action(permissions=["release"], description=_("Release all locks with the prefixes of the selected ones"))
+    def release_prefixes(self, request: HttpRequest, queryset: Any) -> HttpResponse | None:
+        """In the same backends. A name without a colon has no prefix, which would be that of all locks."""
+        prefixes = {(key.using, prefix_of(key.name)) for key in queryset.keys() if prefix_of(key.name)}  # noqa: SIM118
+        if not prefixes:
+            self.message_user(request, __("The names of the selected locks have no prefix."), messages.WARNING)
+            return None
+        title = __("Release all of %(prefixes)s") % {"prefixes": shortened(sorted({prefix for _, prefix in prefixes}))}
+        return self._question_of_many(request, HeldLocks(inventory_of(request)).filter(prefix__in=prefixes), title)
+
+    def _question_of_many(self, request: HttpRequest, queryset: Any, title: str) -> HttpResponse:
+        """Its form names each lease, and sends them to ``delete_selected``."""
         most = min(MOST_AT_ONCE, (settings.DATA_UPLOAD_MAX_NUMBER_FIELDS or MOST_AT_ONCE) - OTHER_FIELDS)
         if (count := queryset.count()) > most:
             text = __("%(count)d locks are selected; the first %(most)d can be released now, the rest after that.")
@@ -281,7 +295,7 @@ class HeldLockAdmin(InventoryAdmin):
             queryset = queryset[:most]
         rows = queryset.rows()
         fields = [("action", "delete_selected"), *((ACTION_CHECKBOX_NAME, row.pk) for row in rows)]
-        return self._question(request, rows, fields, __("Release locks"))
+        return self._question(request, rows, fields, title)
 
     def render_delete_form(self, request: HttpRequest, context: dict[str, Any]) -> HttpResponse:
         return self._question(request, [context["object"]], [], __("Release lock"))

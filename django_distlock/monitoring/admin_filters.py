@@ -9,6 +9,7 @@ from django.contrib import admin
 from django.utils.translation import gettext_lazy as _
 
 from ..utils.text import printable
+from .admin_querysets import prefix_of
 from .inventory import Inventory
 
 MOST_CHOICES = 20  # of prefixes and hosts, those with the most locks
@@ -55,10 +56,10 @@ class PrefixFilter(CountedFilter):
     parameter_name = "prefix"
 
     def choice_of(self, key: Any) -> str:
-        return cast(str, key.name[: key.name.find(":") + 1])
+        return prefix_of(key.name)
 
     def lookups(self, request: Any, model_admin: Any) -> list[tuple[str, str]]:
-        counted = Counter([name[: name.find(":") + 1] for name in inventory_of(request).keys().names()])
+        counted = Counter([prefix_of(name) for name in inventory_of(request).keys().names()])
         counted.pop("", None)
         return [(prefix, printable(prefix)) for prefix in sorted(dict(counted.most_common(MOST_CHOICES)))]
 
@@ -86,4 +87,4 @@ class HostFilter(CountedFilter):
         return [(host, printable(host)) for host in sorted(hosts)]
 
     def queryset(self, request: Any, queryset: Any) -> Any:
-        return queryset.filter(host=self.value()) if self.value() else None
+        return queryset.filter(host__in=[self.value()]) if self.value() else None

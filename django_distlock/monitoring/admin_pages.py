@@ -5,14 +5,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 from django.contrib import admin, messages
+from django.contrib.admin.views.main import ORDER_VAR, ChangeList
 from django.core.exceptions import PermissionDenied
 from django.utils.translation import gettext_lazy as _
 
 from ..utils.events import about_event
 from .admin_filters import inventory_of
+from .admin_querysets import HeldLocks
 from .admin_texts import silent_since, text_of_outage
 
 if TYPE_CHECKING:
@@ -86,3 +88,15 @@ class InventoryAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # takes none 
 
     def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
+
+
+LONGEST_FIRST = ("-held_for",)
+
+
+class HeldLockList(ChangeList):
+    """Marks the column of its own order, which ``get_ordering()`` tells: Django knows ``ModelAdmin.ordering`` alone."""
+
+    def get_ordering_field_columns(self) -> dict[int, Literal["desc", "asc"]]:
+        if ORDER_VAR in self.params or cast(HeldLocks, self.queryset).order[:1] != LONGEST_FIRST:
+            return super().get_ordering_field_columns()
+        return {index: "desc" for index, column in enumerate(self.list_display) if column == "held_for"}

@@ -168,6 +168,11 @@ HOLDER_VALUES: dict[str, Callable[[SlotKey, Holder | None], Any]] = {
 }
 
 
+def prefix_of(name: str) -> str:
+    """The part of the name to its first colon; "" if it has none."""
+    return name[: name.find(":") + 1]
+
+
 @dataclass(frozen=True)
 class HeldLocks(InventoryQuerySet[HeldLock, SlotKey]):
     """Rows of HeldLock. Counting and paging by name need the slots alone; only the rows of a page are looked at.
@@ -177,17 +182,23 @@ class HeldLocks(InventoryQuerySet[HeldLock, SlotKey]):
     """
 
     prefix: str = ""
-    host: str | None = None
+    prefixes: frozenset[tuple[str, str]] | None = None
+    hosts: frozenset[str] | None = None
 
     model = HeldLock
 
     def _where(self, lookup: str, value: Any) -> Self:
-        """By ``pk``, ``pk__in``, ``using``, ``name__startswith`` and ``host``, that of the holder."""
+        """By ``pk``, ``pk__in``, ``using``, ``name__startswith``, ``host__in``, of holders, and ``prefix__in``.
+
+        That is of pairs of an alias and a prefix.
+        """
         match lookup:
             case "name__startswith":
                 return replace(self, prefix=str(value))
-            case "host":
-                return replace(self, host=str(value))
+            case "prefix__in":
+                return replace(self, prefixes=frozenset(value))
+            case "host__in":
+                return replace(self, hosts=frozenset(map(str, value)))
         return super()._where(lookup, value)
 
     def _fitting(self) -> Sequence[SlotKey]:
@@ -196,8 +207,10 @@ class HeldLocks(InventoryQuerySet[HeldLock, SlotKey]):
         else:
             keys = [key for key in self._selected(self.ids) if self.using in (None, key.using)]
             keys = [key for key in keys if key.name.startswith(self.prefix)]
-        if self.host is not None:
-            is_there = self.inventory.map_holders(keys, lambda key, holder: bool(holder and holder.host == self.host))
+        if self.prefixes is not None:
+            keys = [key for key in keys if (key.using, prefix_of(key.name)) in self.prefixes]
+        if (hosts := self.hosts) is not None:
+            is_there = self.inventory.map_holders(keys, lambda key, holder: bool(holder and holder.host in hosts))
             keys = [key for key in keys if is_there.get(key)]
         return self._with_words(keys) if self.words else keys
 

@@ -18,6 +18,8 @@ from django.test import Client
 from pytest_django.live_server_helper import LiveServer
 
 from django_distlock import locks
+from django_distlock.journal import Event, JournalEntry
+from django_distlock.types import Holder, LockRequest, digest
 from tests.support.admin_pages import MIDDLEWARE, hold, use_admin
 from tests.support.browser import Browser
 from tests.support.stores import REDIS
@@ -65,7 +67,7 @@ def own_scripts_only(get_response):
 @pytest.fixture
 def backend(valkey, store, settings):
     settings.DISTRIBUTED_LOCKS = {
-        "default": {"BACKEND": REDIS, "LOCATION": valkey.url},
+        "default": {"BACKEND": REDIS, "LOCATION": valkey.url, "JOURNAL": 100},
         "batch": {"BACKEND": REDIS, "LOCATION": valkey.url, "KEY_PREFIX": "batch"},
     }
     yield locks["default"]
@@ -105,14 +107,25 @@ def page(chromium, tmp_path, server):
 def some_locks(backend):
     """As an afternoon looks in a shop."""
     hold(backend, "order:1041", ttl=30, label="POST orders/<int:order_id>/pay", host="web-1", pid=211, ago=2)
-    hold(backend, "order:1042", ttl=30, label="POST orders/<int:order_id>/pay", host="web-2", pid=198, ago=7)
+    paid = hold(backend, "order:1042", ttl=30, label="POST orders/<int:order_id>/pay", host="web-2", pid=198, ago=7)
     hold(backend, "report:monthly", ttl=30, label="shop.tasks.build_report", host="worker-1", pid=77, ago=754)
     hold(backend, "mail:newsletter", ttl=30, label="shop.tasks.send_newsletter", host="worker-2", pid=78, ago=83)
     backend.release(hold(backend, "nightly:reconcile", ttl=60, label="manage.py reconcile", host="cron-1", ago=40), 900)
     hold(locks["batch"], "import:catalogue", ttl=120, label="import_catalogue", host="batch-1", pid=9, ago=4000)
-    waiters = [lock_request("order:1042") for _ in range(3)]
+    waiters = [
+        LockRequest("order:1042", 30, Holder(host, pid, "MainThread", "POST orders/<int:order_id>/pay", time.time()))
+        for host, pid in (("web-1", 214), ("web-3", 96), ("worker-1", 77))
+    ]
     for waiter in waiters:
         backend.acquire(waiter, queue=True)
+    told = [
+        JournalEntry(paid.holder.since, Event.GRANTED, "order:1042", digest(paid.token), paid.holder, 7, 30.0, 0.0),
+        *(
+            JournalEntry(one.holder.since, Event.WAITS, "order:1042", digest(one.token), one.holder, seconds=20.0)
+            for one in waiters
+        ),
+    ]
+    backend.write_journal([entry.to_text() for entry in told])
     yield
     for waiter in waiters:
         backend.release(waiter)
@@ -286,9 +299,41 @@ def test_from_the_list_to_the_release_with_pictures(page, backend, some_locks, t
 
     page.run(f"document.querySelector(\"{ROWS} th.field-name a[href*='order_3A1042']\").click()")
     page.poll(lambda: "POST orders/<int:order_id>/pay" in page.text(".field-label"))
+    for shown in ("POST orders/<int:order_id>/pay (pid 96 on web-3, MainThread)", "waits", "granted"):
+        assert shown in page.text("#heldlock_form")
+    assert len(page.texts(".field-waiters li")) == 3
+    page.resize(1440, 1120)
     page.screenshot(folder / "lock.png")
+    page.colours("dark")
+    page.resize(400, 1900, phone=True)
+    page.screenshot(tmp_path / "lock-narrow-dark.png")
+    assert page.run("document.documentElement.scrollWidth") <= 400
+    page.resize(1440, 1120)
+    page.screenshot(tmp_path / "lock-dark.png")
+    page.colours("light")
     left = json.loads(page.run("JSON.stringify(document.querySelector('.field-left .distlock-seconds').innerText)"))
     page.poll(lambda: page.text(".field-left .distlock-seconds") != left)
+
+
+def test_all_that_a_host_holds_is_released(page, backend, tmp_path):
+    for number in (1, 2):
+        hold(backend, f"order:{number}", host="web-1")
+    hold(locks["batch"], "import:1", host="web-1", ago=5)
+    hold(backend, "order:3", host="web-2")
+    page.open(page.address)
+    page.run("document.querySelector(\"#changelist-filter a[href='?host=web-1']\").click()")
+    page.poll(lambda: page.texts(NAMES) == ["order:1", "order:2", "import:1"])
+    page.click(checkbox("order:1"))
+    page.run("document.querySelector('select[name=action]').value = 'release_hosts'")
+    page.click(RUN)
+    page.until(f"document.querySelector('{CONFIRM}') !== null && document.title.includes('web-1')")
+    assert "Release these 3 locks?" in page.text("#content")
+    page.colours("dark")
+    page.resize(400, 800, phone=True)
+    page.screenshot(tmp_path / "release-host-narrow-dark.png")
+    page.click(CONFIRM)
+    page.poll(lambda: "Released 3 locks: " in page.text(".messagelist"))
+    assert (locked_names(backend), locked_names(locks["batch"])) == (["order:3"], [])
 
 
 def test_a_list_that_takes_long_is_asked_for_less_often(page, backend, monkeypatch):
