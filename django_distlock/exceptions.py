@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Self
 
 from django.core.exceptions import ImproperlyConfigured
 
@@ -23,6 +23,7 @@ class LockNotAcquired(LockError):
     ``retry_after``: seconds until the holder's lease runs out unless renewed, or None.
     ``holder``: who has it, as far as the store could tell, or None.
     ``resting``: its holder is done, and it is free after ``retry_after``, at the end of its ``min_hold``.
+    ``name`` and ``using``: which lock it is, and the alias of its backend.
     """
 
     def __init__(
@@ -32,8 +33,12 @@ class LockNotAcquired(LockError):
         retry_after: float | None = None,
         holder: Holder | None = None,
         resting: bool = False,
+        name: str = "",
+        using: str = "",
     ) -> None:
         super().__init__(message)
+        self.name = name
+        self.using = using
         self.retry_after = retry_after
         self.holder = holder
         self.resting = resting
@@ -51,7 +56,17 @@ class LockReentry(LockError):
 
 
 class LockLost(LockError):
-    """The lease ended before its holder released it; somebody else may have held the lock since."""
+    """The lease ended before its holder released it; somebody else may have held the lock since.
+
+    ``lease``: which one; a ``Lease``. None in another process, and where the lease was to be adopted.
+    """
+
+    def __init__(self, message: str = "", *, lease: Any = None) -> None:
+        super().__init__(message)
+        self.lease = lease
+
+    def __reduce__(self) -> tuple[type[Self], tuple[object, ...]]:
+        return type(self), self.args  # a lease belongs to its process
 
 
 class LockNotHeld(LockError, RuntimeError):

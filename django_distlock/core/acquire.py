@@ -244,7 +244,7 @@ class Acquisition:
         assert self.around
         within = None if self._timeout is None else max(self._timeout, TRANSACTIONS_TIMEOUT)
         if not await self.around.is_known(within) and self._terms.in_atomic == "refuse":
-            transactions.refuse_unknown(f"the lock {self._lock_text}")
+            transactions.refuse_unknown(f"the lock {self._lock_text}", self.request.name, self.backend.alias)
 
     # The algorithm
 

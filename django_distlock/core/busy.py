@@ -30,7 +30,14 @@ def not_acquired(lock: str, busy: LockInfo, slots: int, waited: float | None) ->
         kind, state = LockTimeout, f"stayed busy for {waited:.1f} s"
     message = f"The lock {lock} {state}: {described(busy, slots)}"
     retry_after = busy.remaining if busy.remaining < inf else None
-    return kind(message, retry_after=retry_after, holder=busy.holder, resting=busy.resting)
+    return kind(
+        message,
+        retry_after=retry_after,
+        holder=busy.holder,
+        resting=busy.resting,
+        name=busy.name,
+        using=busy.using,
+    )
 
 
 def described(busy: LockInfo, slots: int = 1) -> str:

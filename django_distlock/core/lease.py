@@ -431,11 +431,13 @@ class Lease(Belief):
 
     def _lost_error(self) -> LockLost:
         if self._pid != fork.pid():
-            return LockLost(f"The lease of {self.name!r} belongs to process {self._pid}, which forked this one.")
+            message = f"The lease of {self.name!r} belongs to process {self._pid}, which forked this one."
+            return LockLost(message, lease=self)
         return LockLost(
             f"The lock {self.name!r} ({place_of(self.using, self.prefix)}) was lost while {self.holder} held it:"
             " somebody else may have held it since. Undo or check what was done, or compare fencing numbers where it is"
-            " stored."
+            " stored.",
+            lease=self,
         )
 
     def __reduce__(self) -> NoReturn:

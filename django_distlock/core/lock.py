@@ -413,7 +413,8 @@ class Lock:
     def _acquire_restore(self, count: int) -> None:
         for _ in range(count):
             if not self.acquire():
-                raise LockTimeout(f"The lock {self.name!r} ({self.using}) stayed busy after a wait for a condition.")
+                message = f"The lock {self.name!r} ({self.using}) stayed busy after a wait for a condition."
+                raise LockTimeout(message, name=self.name, using=self.using)
 
     def __await__(self) -> NoReturn:
         raise TypeError("A lock is entered by 'async with lock(...)', or taken by 'await lock(...).aacquire()'.")

@@ -88,11 +88,13 @@ def refuse(lock: str, opened: Sequence[Transaction]) -> NoReturn:
     )
 
 
-def refuse_unknown(lock: str) -> NoReturn:
+def refuse_unknown(lock: str, name: str, using: str) -> NoReturn:
     raise LockTimeout(
         f"Whether {lock} is asked for inside a transaction, which in_atomic='refuse' forbids, is not known: the thread"
         " that waits for this task in async_to_sync was busy with something else. Wait longer, or keep it free of slow"
-        " work."
+        " work.",
+        name=name,
+        using=using,
     )
 
 

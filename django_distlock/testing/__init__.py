@@ -125,6 +125,8 @@ class held_elsewhere:  # noqa: N801 - reads as a sentence: with held_elsewhere("
             raise LockNotAcquired(
                 f"held_elsewhere(): the lock {self._request.name!r} is held already, by {answer.holder}.",
                 holder=answer.holder,
+                name=self._request.name,
+                using=self._using,
             )
         request = self._request
         return LockInfo(

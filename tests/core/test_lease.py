@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import gc
+import pickle
 import threading
 import time
 
@@ -48,8 +49,11 @@ class TestTimes:
         with pytest.raises(LockLost), lock("heard", ttl=0.5, renew=False) as lease:
             eventually(lambda: lease.state is State.LOST)
             assert lease.remaining == 0
-            with pytest.raises(LockLost):
+            with pytest.raises(LockLost) as caught:
                 lease.ensure_held()
+            assert caught.value.lease is lease
+            elsewhere = pickle.loads(pickle.dumps(caught.value))
+            assert (str(elsewhere), elsewhere.lease) == (str(caught.value), None)
             eventually(lambda: len(heard) == 2)
         name, about = heard[-1]
         assert (name, about["name"], about["lease"], about["reason"]) == (

@@ -202,6 +202,7 @@ class TestWith:
             pytest.fail("the body ran")
         assert not isinstance(caught.value, LockTimeout)
         assert 59 < caught.value.retry_after <= 60
+        assert (caught.value.name, caught.value.using) == ("name", "default")
         assert caught.value.holder.label == "the nightly import"
 
     def test_a_lock_that_stays_busy_raises_lock_timeout(self):
