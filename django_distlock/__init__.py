@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from .core.assertions import assert_locked, current_lease
+from .core.group import Leases, LockGroup, lock_all
 from .core.leader import Leadership, leader
 from .core.lease import Lease
 from .core.lock import Lock, Usage, lock
@@ -36,11 +37,13 @@ __all__ = [
     "InvalidLockName",
     "Leadership",
     "Lease",
+    "Leases",
     "Lock",
     "LockBackendDoesNotExist",
     "LockBackendError",
     "LockBackends",
     "LockError",
+    "LockGroup",
     "LockInfo",
     "LockLost",
     "LockNotAcquired",
@@ -56,6 +59,7 @@ __all__ = [
     "distributed_lock",
     "leader",
     "lock",
+    "lock_all",
     "locks",
     "respond",
     "skip",

@@ -94,7 +94,7 @@ class Acquisition:
         self._refuse_transactions()
         if self._terms.slots > 1 and (pending := self._pending_lease()):
             return pending
-        if self.outage_pauses or not self._take_turn(self._began):
+        if self.outage_pauses or not self._take_turn(clock()):
             return None
         try:
             answer = self.backend.acquire(self.request, queue=self._wants_place)
@@ -108,7 +108,7 @@ class Acquisition:
         self._refuse_transactions()
         if self._terms.slots > 1 and (pending := self._pending_lease()):
             return pending
-        if self.outage_pauses or not self._take_turn(self._began):
+        if self.outage_pauses or not self._take_turn(clock()):
             return None
         try:
             answer = await self.backend.aacquire(self.request, queue=self._wants_place)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from math import inf
 
+from ..exceptions import LockError
 from ..options import as_seconds
 from ..types import State
 from ..utils import fork
@@ -23,6 +24,7 @@ class Belief:
     _deadline: float  # until when it certainly holds, on clock(), unless it is renewed
     _ended: State | None  # set once; a renewal that is still on its way changes nothing then
     _watchers: list[WakeEvent] | None = None  # of those who wait for its end
+    _group: Sequence[Belief] = ()  # the leases that were acquired together with it, and it
 
     @property
     def remaining(self) -> float:
@@ -38,6 +40,27 @@ class Belief:
     def _is_over(self) -> bool:
         """Whether its holder goes on by it no more."""
         return not self.is_held
+
+    def ensure_held(self) -> None:
+        """Return if the lease certainly holds at this moment, by the local clock; no I/O.
+
+        Raises LockLost, also where another lease of its ``lock_all()`` was lost, or LockNotHeld after a release.
+        """
+        if self.is_held:
+            for other in self._group:
+                if not other.is_held and other._ended is not State.RELEASED:
+                    raise other._lost_error()
+            return
+        if self._ended is State.RELEASED:
+            raise self._over_error()
+        raise self._lost_error()
+
+    def _over_error(self) -> LockError:
+        """For a lease that was released."""
+        raise NotImplementedError
+
+    def _lost_error(self) -> LockError:
+        raise NotImplementedError
 
     def wait_lost(self, timeout: float | timedelta | None = None) -> bool:
         """Sleep until the holder must stop, ``timeout`` seconds at most (None: as long as it takes). Whether it must.

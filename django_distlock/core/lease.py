@@ -160,17 +160,6 @@ class Lease(Belief):
         """Whether its holder has left it and nothing else needs it. A lost one is free, to be told at once."""
         return not self._hold_count and not (self._retainer_deadlines and self.is_held)
 
-    def ensure_held(self) -> None:
-        """Return if the lease certainly holds at this moment, by the local clock; no I/O.
-
-        Raises LockLost, or LockNotHeld after a release.
-        """
-        if self.is_held:
-            return
-        if self._ended is RELEASED:
-            raise self._over_error()
-        raise self._lost_error()
-
     def renew(self, ttl: float | timedelta | None = None) -> None:
         """Let the lease last ``ttl`` seconds (default: its TTL) from now, whatever its max_hold; it is never shortened.
 

@@ -15,9 +15,9 @@ PACKAGE = {
     "backends": ["base", "common"],
     "backends.common": ["key_prefix", "selftest", "timing"],
     "core": [
-        "acquire", "assertions", "belief", "busy", "cleaning", "dropped", "events", "forced", "holds",
-        "journal_writer", "labels", "leader", "lease", "local_queue", "lock", "registry", "renewal", "transactions",
-        "ungranted",
+        "acquire", "assertions", "belief", "busy", "cleaning", "dropped", "events", "forced", "group",
+        "holds", "journal_writer", "labels", "leader", "lease", "local_queue", "lock", "registry", "renewal",
+        "transactions", "ungranted",
     ],
     "decorators": ["answers", "http", "key", "task_context", "wrapper"],
     "utils": ["clock", "drive", "events", "fork", "other_words", "text", "threads", "wakeup"],

@@ -43,6 +43,11 @@ class AskedPrefix:
     def __hash__(self) -> int:
         return hash(self._end)  # not each callable has one
 
+    def __repr__(self) -> str:
+        """The same in all processes: stores are put in order by it."""
+        function = self._function
+        return f"<AskedPrefix {getattr(function, '__qualname__', type(function).__qualname__)} {self._end}>"
+
     def _check(self, answer: str) -> str:
         prefix = f"{answer}{self._end}"
         # What is printable can be written as UTF-8.

@@ -7,7 +7,7 @@ from typing import Any, assert_type
 
 from django.http import HttpRequest, HttpResponse
 
-from django_distlock import Lease, distributed_lock, leader, lock, respond, skip
+from django_distlock import Lease, Leases, distributed_lock, leader, lock, lock_all, respond, skip
 
 
 @distributed_lock
@@ -132,6 +132,11 @@ async def main() -> None:
         assert_type(lease, Lease)
     async with lock("order:{}", 1, in_atomic="ignore", on_unavailable="run") as lease:
         assert_type(lease.fence, int)
+    with lock_all(lock("order:{}", 1), lock("order:{}", 2), wait=5) as leases:
+        assert_type(leases, Leases)
+        assert_type(leases[0], Lease)
+    async with lock_all(lock("order"), wait=None) as leases:
+        assert_type(leases.remaining, float)
     with leader("order:{}", 1, ttl=5, on_lost="log") as lease:
         assert_type(lease.wait_lost(5), bool)
     async with leader("order", label="indexing") as lease:

@@ -1,0 +1,478 @@
+"""``lock_all()``: several locks together, all or none, in one order. On each kind of store."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from contextlib import contextmanager
+
+import pytest
+from django.db import transaction
+
+from django_distlock import (
+    LockBackendError,
+    LockLost,
+    LockNotAcquired,
+    LockNotHeld,
+    LockReentry,
+    LockTimeout,
+    State,
+    leader,
+    lock,
+    lock_all,
+    locks,
+)
+from django_distlock.testing import lose, store_down
+from tests.support.leases import hold_elsewhere, wait_for_renewal
+from tests.support.tools import PATIENCE, backend_on, eventually
+
+backend = backend_on("redis", "locmem", "postgres", "redlock")
+
+LONG = 60  # seconds that no sound test waits
+
+
+def in_a_task(group):
+    """``with`` that is ``async with`` in an event loop of its own."""
+
+    @contextmanager
+    def entered():
+        with asyncio.Runner() as runner:
+            leases = runner.run(group.__aenter__())
+            try:
+                yield leases
+            except BaseException as error:
+                runner.run(group.__aexit__(type(error), error, None))
+                raise
+            runner.run(group.__aexit__(None, None, None))
+
+    return entered()
+
+
+@pytest.fixture(params=["thread", "task"])
+def entering(request):
+    """Makes of a group what ``with`` enters, in a thread or in a task."""
+    return (lambda group: group) if request.param == "thread" else in_a_task
+
+
+def held():
+    return sorted({info.name for info in locks["default"].held()})
+
+
+class Elsewhere(threading.Thread):
+    """A thread that waits for a group, holds it until it is told to leave, and keeps what came of it."""
+
+    def __init__(self, group):
+        super().__init__(daemon=True)
+        self.group, self.leave, self.error, self.leases = group, threading.Event(), None, None
+        self.start()
+
+    def run(self):
+        try:
+            with self.group as self.leases:
+                self.leave.wait(PATIENCE)
+        except Exception as error:
+            self.error = error
+
+    def ends(self):
+        self.leave.set()
+        self.join(3 * PATIENCE)
+        assert not self.is_alive()
+        return self.error
+
+
+@pytest.mark.usefixtures("backend")
+class TestAllOrNone:
+    def test_all_are_held_in_the_callers_order_and_released_together(self, entering):
+        with entering(lock_all(lock("b"), lock("a"), lock("c"))) as leases:
+            assert [lease.name for lease in leases] == ["b", "a", "c"]
+            leases.ensure_held()
+            assert leases.is_held
+            assert 0 < leases.remaining <= min(lease.ttl for lease in leases)
+            assert held() == ["a", "b", "c"]
+        assert held() == []
+        assert {lease.state for lease in leases} == {State.RELEASED}
+        assert leases.remaining == 0
+        with pytest.raises(LockNotHeld):
+            leases.ensure_held()
+
+    def test_where_one_is_busy_nothing_is_held(self, entering):
+        other = hold_elsewhere("b")
+        with pytest.raises(LockNotAcquired) as caught, entering(lock_all(lock("c"), lock("b"), lock("a"), wait=0)):
+            pytest.fail("the body ran")
+        assert not isinstance(caught.value, LockTimeout)
+        assert (caught.value.name, caught.value.using) == ("b", "default")
+        assert held() == ["b"]
+        locks["default"].release(other)
+        with entering(lock_all(lock("c"), lock("b"), lock("a"), wait=0)):
+            assert held() == ["a", "b", "c"]
+
+    def test_what_is_given_back_is_free_at_once_and_no_signal_tells_of_it(self, entering, heard):
+        hold_elsewhere("name")
+        with (
+            pytest.raises(LockNotAcquired),
+            entering(lock_all(lock("name"), lock("heard", min_hold=LONG), wait=0)),
+        ):
+            pytest.fail("the body ran")
+        assert held() == ["name"]
+        assert heard == []
+
+    def test_signals_tell_of_what_is_acquired(self, entering, heard):
+        with entering(lock_all(lock("name"), lock("heard"))):
+            assert [name for name, _ in heard] == ["lock_acquired"]
+        assert [name for name, _ in heard] == ["lock_acquired", "lock_released"]
+
+    def test_a_signal_tells_which_one_is_busy(self, entering, heard):
+        hold_elsewhere("heard")
+        with pytest.raises(LockNotAcquired), entering(lock_all(lock("name"), lock("heard"), wait=0)):
+            pytest.fail("the body ran")
+        assert [name for name, _ in heard] == ["lock_busy"]
+
+    def test_who_holds_one_already_is_refused_and_holds_no_other(self, entering):
+        with lock("b"):
+            group = lock_all(lock("a"), lock("b"), wait=LONG)
+            with pytest.raises(LockReentry), group:
+                pytest.fail("the body ran")
+            assert held() == ["b"]
+
+    def test_a_reentrant_one_is_entered_again_and_stays_with_its_holder(self):
+        with lock("b", reentrant=True) as outer:
+            with lock_all(lock("a"), lock("b", reentrant=True)) as leases:
+                assert leases[1] is outer
+            assert held() == ["b"]
+            hold_elsewhere("c")
+            with pytest.raises(LockNotAcquired), lock_all(lock("c"), lock("b", reentrant=True), wait=0):
+                pytest.fail("the body ran")
+            outer.ensure_held()
+            assert held() == ["b", "c"]
+
+    def test_an_error_of_the_body_is_raised_and_all_are_released(self, entering):
+        with pytest.raises(KeyError), entering(lock_all(lock("a"), lock("b"))):
+            raise KeyError
+        assert held() == []
+
+    def test_a_group_is_entered_again_after_it_was_left(self, entering):
+        group = lock_all(lock("a"), lock("b"))
+        for _ in range(2):
+            with entering(group):
+                assert held() == ["a", "b"]
+        with pytest.raises(LockNotHeld):
+            group.__exit__(None, None, None)
+
+    def test_an_interrupt_leaves_nothing_behind(self, entering, monkeypatch, backend):
+        kind = type(backend)
+        for name in ("acquire", "aacquire"):
+            real = getattr(kind, name)
+
+            def interrupted(self, request, *, queue, _real=real):
+                if request.name == "b":
+                    raise KeyboardInterrupt
+                return _real(self, request, queue=queue)
+
+            monkeypatch.setattr(kind, name, interrupted)
+        with pytest.raises(KeyboardInterrupt), entering(lock_all(lock("a", min_hold=LONG), lock("b"))):
+            pytest.fail("the body ran")
+        monkeypatch.undo()
+        eventually(lambda: held() == [])
+
+    def test_an_answer_that_is_lost_leaves_nothing_behind(self, entering, monkeypatch, backend):
+        hold_elsewhere("c")
+        kind = type(backend)
+        real, areal = kind.acquire, kind.aacquire
+
+        def lost(request):
+            if request.name == "b":
+                request.in_doubt = True
+                raise LockBackendError("the answer was lost")
+
+        def acquire(self, request, *, queue):
+            answer = real(self, request, queue=queue)
+            lost(request)
+            return answer
+
+        async def aacquire(self, request, *, queue):
+            answer = await areal(self, request, queue=queue)
+            lost(request)
+            return answer
+
+        with monkeypatch.context() as patch:
+            patch.setattr(kind, "acquire", acquire)
+            patch.setattr(kind, "aacquire", aacquire)
+            with pytest.raises(LockBackendError), entering(lock_all(lock("a"), lock("b"), lock("c"))):
+                pytest.fail("the body ran")
+        eventually(lambda: held() == ["c"])
+
+    @pytest.mark.parametrize("way", ["given back", "left"])
+    def test_an_interrupted_release_frees_all_the_same(self, monkeypatch, backend, way):
+        """Of the first one to be released: it and the others are free soon."""
+        if way == "given back":
+            hold_elsewhere("c")
+        kind, struck = type(backend), []
+        real = kind.release
+
+        def release(self, request, *more, **options):
+            if not struck:
+                struck.append(request.name)
+                raise KeyboardInterrupt
+            return real(self, request, *more, **options)
+
+        monkeypatch.setattr(kind, "release", release)
+        with pytest.raises(KeyboardInterrupt), lock_all(lock("a"), lock("b"), lock("c"), wait=0):
+            pass
+        eventually(lambda: held() == (["c"] if way == "given back" else []))
+
+    def test_a_cancelled_task_leaves_nothing_behind(self):
+        hold_elsewhere("b")
+
+        async def main():
+            async def body():
+                async with lock_all(lock("a"), lock("b"), wait=LONG):
+                    pytest.fail("the body ran")
+
+            task = asyncio.create_task(body())
+            while held() != ["a", "b"]:
+                await asyncio.sleep(0.01)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+        asyncio.run(main())
+        eventually(lambda: held() == ["b"])
+
+
+@pytest.mark.usefixtures("backend")
+class TestOneOrder:
+    def test_what_comes_later_is_not_held_while_the_first_is_waited_for(self, backend):
+        """By name, whatever the order of the handles."""
+        other = hold_elsewhere("a")
+        elsewhere = Elsewhere(lock_all(lock("b"), lock("a"), wait=LONG))
+        if backend.supports_queue:
+            eventually(lambda: backend.count_waiters(["a"])[0])
+        assert held() == ["a"]
+        backend.release(other)
+        eventually(lambda: elsewhere.leases)
+        assert held() == ["a", "b"]
+        assert elsewhere.ends() is None
+
+    def test_it_stands_in_one_queue_at_a_time(self, backend):
+        if not backend.supports_queue:
+            pytest.skip("it has no queue")
+        others = [hold_elsewhere(name) for name in "abc"]
+        elsewhere = Elsewhere(lock_all(*map(lock, "cba"), wait=LONG))
+        for place, other in enumerate(others):
+            waiting = [int(place == each) for each in range(3)]
+            eventually(lambda waiting=waiting: backend.count_waiters(["a", "b", "c"]) == waiting)
+            backend.release(other)
+        eventually(lambda: elsewhere.leases)
+        assert elsewhere.ends() is None
+
+    def test_opposite_orders_do_not_deadlock(self):
+        done = []
+
+        def work(*names):
+            for _ in range(20):
+                with lock_all(*map(lock, names), wait=None):
+                    done.append(names)
+
+        orders = ["ab", "ba", "bc", "ca"]
+        threads = [threading.Thread(target=work, args=order, daemon=True) for order in orders]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(3 * PATIENCE)
+        assert len(done) == 20 * len(orders)
+
+    def test_all_are_waited_for_until_one_moment(self, entering, backend, monkeypatch):
+        """Not each as long as the first."""
+        other, deadlines = hold_elsewhere("a"), {}
+        hold_elsewhere("b")
+        for name in ("acquire", "aacquire"):
+            real = getattr(type(backend), name)
+
+            def noted(self, request, *, queue, _real=real):
+                deadlines[request.name] = request.deadline
+                return _real(self, request, queue=queue)
+
+            monkeypatch.setattr(type(backend), name, noted)
+        timer = threading.Timer(1.5, backend.release, (other,))
+        timer.start()
+        with (
+            pytest.raises(LockTimeout) as caught,
+            entering(lock_all(lock("a", wait=LONG), lock("b", wait=LONG), wait=3)),
+        ):
+            pytest.fail("the body ran")
+        timer.join()
+        assert caught.value.name == "b"
+        assert abs(deadlines["a"] - deadlines["b"]) < 1
+        assert held() == ["b"]
+
+    def test_stores_come_in_the_order_of_their_identity_not_of_their_alias(self, valkey, store, settings):
+        entry = {"BACKEND": "django_distlock.backends.redis.RedisBackend", "LOCATION": valkey.url}
+        orders = []
+        for first, second in ("xy", "yx"):
+            settings.DISTRIBUTED_LOCKS = {
+                "default": entry, first: {**entry, "KEY_PREFIX": "one"}, second: {**entry, "KEY_PREFIX": "two"},
+            }  # fmt: skip
+            acquired = []
+            kind = type(locks["default"])
+            real = kind.acquire
+
+            def noted(self, request, *, queue, _real=real, _acquired=acquired):
+                _acquired.append(self.settings["KEY_PREFIX"])
+                return _real(self, request, queue=queue)
+
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(kind, "acquire", noted)
+                with lock_all(lock("name", using="x"), lock("name", using="y")):
+                    pass
+            orders.append(acquired)
+        assert orders[0] == orders[1]
+
+
+@pytest.mark.usefixtures("backend")
+class TestLosses:
+    def test_what_is_held_is_renewed_while_the_next_is_waited_for(self, backend):
+        other = hold_elsewhere("b")
+        elsewhere = Elsewhere(lock_all(lock("a", ttl=2), lock("b"), wait=LONG))
+        [lease] = eventually(lambda: [lease for lease in locks.leases() if lease.name == "a"])
+        for _ in range(3):
+            wait_for_renewal(lease)
+        backend.release(other)
+        eventually(lambda: elsewhere.leases)
+        assert elsewhere.ends() is None
+
+    def test_one_that_ran_out_meanwhile_fails_all(self, backend):
+        other = hold_elsewhere("b")
+        elsewhere = Elsewhere(lock_all(lock("a", ttl=0.5, renew=False), lock("b"), lock("c"), wait=LONG))
+        [lease] = eventually(lambda: [lease for lease in locks.leases() if lease.name == "a"])
+        eventually(lambda: not lease.is_held)
+        backend.release(other)
+        error = elsewhere.ends()
+        assert isinstance(error, LockLost)
+        assert error.lease is lease
+        eventually(lambda: held() == [])
+        assert elsewhere.leases is None
+
+    def test_after_one_loss_each_raises(self, entering):
+        with pytest.raises(LockLost) as caught, entering(lock_all(lock("a"), lock("b"))) as leases:
+            one, two = leases
+            lose(two)
+            assert two.state is State.LOST
+            assert one.is_held
+            assert not leases.is_held
+            assert leases.remaining == 0
+            for each in (leases, one, two):
+                with pytest.raises(LockLost) as told:
+                    each.ensure_held()
+                assert told.value.lease is two
+        assert caught.value.lease is two
+        assert one.state is State.RELEASED
+        assert held() == []
+
+    def test_a_release_of_one_is_no_loss_of_the_others(self):
+        with lock_all(lock("a"), lock("b")) as leases:
+            leases[0].release()
+            assert held() == ["b"]
+            leases[1].ensure_held()
+            with pytest.raises(LockNotHeld):
+                leases.ensure_held()
+        assert held() == []
+
+    def test_a_body_that_failed_is_not_hidden_by_a_loss(self, entering):
+        with pytest.raises(KeyError), entering(lock_all(lock("a"), lock("b"))) as leases:
+            lose(leases[0])
+            raise KeyError
+        assert held() == []
+
+
+@pytest.mark.usefixtures("backend")
+class TestOneNameTwice:
+    def test_it_is_one_lease(self, entering):
+        with entering(lock_all(lock("b"), lock("a"), lock("b", wait=0))) as leases:
+            assert [lease.name for lease in leases] == ["b", "a", "b"]
+            assert leases[0] is leases[2]
+        assert held() == []
+
+    def test_the_same_handle_twice(self, entering):
+        one = lock("a")
+        with entering(lock_all(one, one)) as leases:
+            assert leases[0] is leases[1]
+        assert held() == []
+
+    def test_different_options_are_refused(self, entering):
+        with pytest.raises(ValueError, match="'a' twice, with different options"):
+            entering(lock_all(lock("a", ttl=5), lock("a"))).__enter__()
+        assert held() == []
+
+    def test_two_aliases_of_one_store_are_one(self, entering, settings, backend):
+        if backend.keyspace is None:
+            pytest.skip("each alias is a store")
+        aliases = settings.DISTRIBUTED_LOCKS
+        settings.DISTRIBUTED_LOCKS = {**aliases, "other": aliases["default"]}
+        with entering(lock_all(lock("a", using="other"), lock("a"), wait=0)) as leases:
+            assert leases[0] is leases[1]
+            assert leases[0].using == "other"
+        assert held() == []
+
+
+class TestOutages:
+    """``on_unavailable`` is one decision for all."""
+
+    @pytest.fixture(autouse=True)
+    def two_stores(self, valkey, store, settings):
+        settings.DISTRIBUTED_LOCKS = {
+            "default": {"BACKEND": "django_distlock.backends.redis.RedisBackend", "LOCATION": valkey.url},
+            "other": {"BACKEND": "django_distlock.backends.locmem.LocMemBackend"},
+        }
+        yield
+        locks.close()
+
+    def test_an_outage_raises_and_nothing_is_held(self, entering):
+        both = lock("a"), lock("a", using="other", on_unavailable="run")
+        with store_down("default"), pytest.raises(LockBackendError), entering(lock_all(*both)):
+            pytest.fail("the body ran")
+        eventually(lambda: not lock("a", using="other").locked())
+
+    def test_where_all_say_run_the_body_runs_without_any(self, entering):
+        run = {"on_unavailable": "run"}
+        with store_down("default"), entering(lock_all(lock("a", **run), lock("a", using="other", **run))) as leases:
+            assert [lease.state for lease in leases] == [State.UNAVAILABLE] * 2
+            eventually(lambda: not lock("a", using="other").locked())
+            with pytest.raises(LockNotHeld):
+                leases.ensure_held()
+        assert [lease.state for lease in leases] == [State.RELEASED] * 2
+
+
+@pytest.mark.usefixtures("backend")
+@pytest.mark.django_db(transaction=True, databases=["default", "other"])
+class TestTransactions:
+    def test_all_are_held_until_commit(self):
+        with transaction.atomic():
+            with lock_all(lock("a"), lock("b")) as leases:
+                pass
+            assert held() == ["a", "b"]
+            with lock_all(lock("b"), lock("a")) as again:
+                assert again == (leases[1], leases[0])
+        assert held() == []
+
+    def test_what_is_given_back_does_not_wait_for_commit(self):
+        hold_elsewhere("b")
+        with transaction.atomic():
+            with pytest.raises(LockNotAcquired), lock_all(lock("a"), lock("b"), wait=0):
+                pytest.fail("the body ran")
+            assert held() == ["b"]
+
+
+class TestBadInput:
+    @pytest.mark.parametrize("handle", ["name", None, leader("name")])
+    def test_what_is_no_lock_is_refused(self, handle):
+        with pytest.raises(TypeError, match="takes handles of lock"):
+            lock_all(lock("a"), handle)
+
+    def test_no_lock_is_refused(self):
+        with pytest.raises(ValueError, match="no lock"):
+            lock_all()
+
+    @pytest.mark.parametrize("wait", [-1, "1", True])
+    def test_a_bad_wait_is_refused(self, wait):
+        with pytest.raises(ValueError, match="wait is"):
+            lock_all(lock("a"), wait=wait)
