@@ -25,6 +25,7 @@ from .. import names
 from ..backends.base import BaseLockBackend
 from ..core import labels
 from ..core.events import about_lease
+from ..core.group import Leases, leases_of
 from ..core.holds import raises_when_lost
 from ..core.lease import Lease
 from ..core.lock import Lock
@@ -71,7 +72,7 @@ class Run:
         signature, pause = self._send_again(problem)
         raise Retry(exc=problem, when=pause, sig=signature)
 
-    def handle_busy(self, lock: Any, busy: LockNotAcquired, *, retries: bool) -> None:
+    def handle_busy(self, busy: LockNotAcquired, *, retries: bool) -> None:
         """Raises Ignore if the task is done already, or if another delivery of it has the lock; then it is sent again.
 
         Ignore records nothing and starts nothing that follows: the run that holds the lock does that or, if that one is
@@ -80,7 +81,7 @@ class Run:
         """
         if not (self._is_body and self._is_in_worker):
             return
-        self._stop_if_done(lock.name, locks[lock.using])
+        self._stop_if_done(busy.name, locks[busy.using])
         holder = busy.holder.message if busy.holder else ""
         if task_of(holder) != str(self._request.id):
             return
@@ -94,8 +95,8 @@ class Run:
             raise Ignore(f"{self.label} is at work.")
 
     @contextmanager
-    def holding(self, lease: Lease) -> Iterator[None]:
-        """While the body of the task runs, ``self.request.lease`` is its lease.
+    def holding(self, lease: Lease | Leases) -> Iterator[None]:
+        """While the body of the task runs, ``self.request.lease`` is its lease, or the tuple of them.
 
         Raises Ignore if the task is done already. At its end a task that is acknowledged late leaves a mark, by
         which its copies see that.
@@ -105,17 +106,23 @@ class Run:
             return
         if self._task.acks_late and self._is_in_worker:
             remember_tasks_for()  # a wrong setting raises before the work: afterwards it would turn it into a failure
-        if lease.state is not State.UNAVAILABLE:  # else the store, which was just asked in vain, cannot tell
-            self._stop_if_done(lease.name, locks[lease.using].pinned(lease.prefix))
+        leases = leases_of(lease)
+        for each in leases:
+            if each.state is not State.UNAVAILABLE:  # else the store, which was just asked in vain, cannot tell
+                self._stop_if_done(each.name, locks[each.using].pinned(each.prefix))
         outer, self._request.lease = getattr(self._request, "lease", None), lease
         try:
-            with self._alone(lease):
+            with ExitStack() as stack:
+                for each in leases:
+                    stack.enter_context(self._alone(each))
                 yield
         finally:
             self._request.lease = outer
-        is_success = lease.state is not State.LOST or not raises_when_lost(lease)  # else LockLost is about to be raised
+        # Where one was lost, LockLost may be about to be raised.
+        is_success = not any(each.state is State.LOST and raises_when_lost(each) for each in leases)
         if is_success and self._task.acks_late and self._is_in_worker:
-            self._leave_mark(lease)
+            for each in leases:
+                self._leave_mark(each)
 
     @contextmanager
     def _alone(self, lease: Lease) -> Iterator[None]:

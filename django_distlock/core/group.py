@@ -82,6 +82,11 @@ class Leases(tuple[Lease, ...]):
         return min(lease.remaining for lease in self)
 
 
+def leases_of(entered: Lease | Leases) -> Sequence[Lease]:
+    """What ``with`` gave, of one lock or of several, each lease once."""
+    return tuple(dict.fromkeys(entered)) if isinstance(entered, Leases) else (entered,)
+
+
 class Entered(NamedTuple):
     """One ``with`` that is not left yet."""
 

@@ -155,8 +155,8 @@ def taken_over(view: Any) -> list[str]:
 
 
 @contextmanager
-def opened(aliases: Sequence[str], lease: Lease, released: ExitStack) -> Iterator[None]:
-    """Transactions around the body of a view. They are rolled back when the lock is lost.
+def opened(aliases: Sequence[str], leases: Sequence[Lease], released: ExitStack) -> Iterator[None]:
+    """Transactions around the body of a view. They are rolled back when a lock of it is lost.
 
     ``released`` ends when the lock is released; then their hooks run.
     """
@@ -164,8 +164,9 @@ def opened(aliases: Sequence[str], lease: Lease, released: ExitStack) -> Iterato
         for alias in aliases:
             stack.enter_context(_opened(alias, released))
         yield
-        if raises_when_lost(lease):
-            lease.ensure_held()
+        for lease in leases:
+            if raises_when_lost(lease):
+                lease.ensure_held()
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from typing import Any, Literal, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 from ..core import transactions
 from ..core.registry import DEFAULT_ALIAS
+from ..exceptions import InvalidLockName
 from ..options import CallOptions, Options
 from ..types import MOST_SLOTS
 from . import key, task_context
@@ -16,6 +17,7 @@ from .wrapper import LockedCallable, Skip
 P = ParamSpec("P")
 R = TypeVar("R")
 
+Names = str | list[str] | tuple[str, ...] | None
 OnBusy = Literal["raise", "retry"] | Callable[..., Any] | None
 OnUnavailable = Literal["raise", "run", "retry"] | Callable[..., Any] | None
 
@@ -40,7 +42,7 @@ class Skipping(Protocol):
 def distributed_lock(function: Callable[P, R], /) -> Callable[P, R]: ...
 @overload
 def distributed_lock(
-    name: str | None = None,
+    name: Names = None,
     *,
     using: str = DEFAULT_ALIAS,
     on_busy: Literal["skip"],
@@ -60,7 +62,7 @@ def distributed_lock(
 ) -> Skipping: ...
 @overload
 def distributed_lock(
-    name: str | None = None,
+    name: Names = None,
     *,
     using: str = DEFAULT_ALIAS,
     on_busy: OnBusy | Literal["skip"] = None,
@@ -80,7 +82,7 @@ def distributed_lock(
 ) -> Skipping: ...
 @overload
 def distributed_lock(
-    name: str | None = None,
+    name: Names = None,
     *,
     using: str = DEFAULT_ALIAS,
     on_busy: OnBusy = None,
@@ -113,7 +115,8 @@ def distributed_lock(
 
     ``name``: a template over the call's arguments, ``"order:{order_id}"`` or ``"cart:{request.user.pk}"``
     (attributes and ``[index]``; defaults count; values are escaped), or ``name=`` a callable that gets the
-    arguments and returns the name. Without a name, ``@distributed_lock`` locks the function as a whole.
+    arguments and returns the name. Without a name, ``@distributed_lock`` locks the function as a whole. A list of
+    templates, ``["account:{source}", "account:{target}"]``, is acquired as ``lock_all()`` does.
 
     ``on_busy``: what a call does that finds the lock busy. ``"raise"`` raises LockNotAcquired or
     LockTimeout; ``"skip"`` returns None, ``skip(value)`` a value; a callable ``(exception, *args,
@@ -141,7 +144,7 @@ def distributed_lock(
     Raises InvalidLockName when the template can name no lock or asks for an argument that the function
     does not have, ValueError and TypeError for options, all where the function is decorated.
     """
-    if function is not None and not isinstance(function, str):
+    if function is not None and not isinstance(function, str | list | tuple):
         has_more = name or options or on_busy or on_unavailable or hold_until != "response"
         if getattr(function, "__name__", "") == "<lambda>" or has_more:
             raise TypeError("A callable that makes the name is given as name=: @distributed_lock(name=lambda pk: ...).")
@@ -149,6 +152,8 @@ def distributed_lock(
     if function is not None and name is not None:
         raise TypeError(f"@distributed_lock was given two names, {function!r} and {name!r}.")
     name = function if name is None else name
+    if isinstance(name, list | tuple) and not name:
+        raise InvalidLockName("@distributed_lock was given a list of no names.")
     if on_busy not in (None, "raise", "skip", "retry") and not callable(on_busy):
         raise ValueError(
             f"on_busy is {on_busy!r}; choose 'raise', 'skip', 'retry', skip(value), respond(...) or a callable."

@@ -10,17 +10,20 @@ from typing import Any, Literal
 
 from asgiref.sync import sync_to_async
 
+from .. import names
 from ..core import labels, transactions
+from ..core.group import Leases, LockGroup, leases_of
 from ..core.lease import Lease
 from ..core.lock import Lock
 from ..exceptions import LockBackendError, LockError, LockNotAcquired, UnusableLockName
-from ..names import template_of
 from ..options import Options, settled
 from ..types import shown
 from ..utils.events import about_event
 from . import answers, http, key, task_context
 
 logger = logging.getLogger("django_distlock")
+
+MakeKey = Callable[[tuple[Any, ...], dict[str, Any]], str]
 
 
 class Skip:
@@ -54,8 +57,12 @@ class LockedCallable:
         self.function = function
         self.kind = key.kind_of(function)
         self.decorated: Any = None
-        self._make_key = key.make_key(function, name)
-        self._template = template_of(name) if isinstance(name, str) else ""
+        self._make_key: MakeKey | None = None
+        self._template = ""
+        if isinstance(name, list | tuple):
+            self._keys = [_key(function, names.check_name(each) if each is None else each) for each in name]
+        else:
+            self._make_key, self._template = _key(function, name)
         self._using = using
         self._on_busy = on_busy
         self._on_unavailable = on_unavailable  # None also for "run", which the lock itself does
@@ -90,13 +97,12 @@ class LockedCallable:
         databases: Sequence[str] = (),
         released: ExitStack | None = None,
     ) -> Any:
-        lock: Lock | None = None
         try:
             lock = self._lock(args, kwargs, request, run)
             lease = lock.__enter__()
         except (LockNotAcquired, LockBackendError, UnusableLockName) as problem:
-            if run and lock and isinstance(problem, LockNotAcquired):
-                run.handle_busy(lock, problem, retries=self._on_busy == "retry")
+            if run and isinstance(problem, LockNotAcquired):
+                run.handle_busy(problem, retries=self._on_busy == "retry")
             return self._answer(problem, request, args, kwargs, run)
         try:
             if run or released:
@@ -104,7 +110,7 @@ class LockedCallable:
                     if run:
                         stack.enter_context(run.holding(lease))
                     if released:
-                        stack.enter_context(transactions.opened(databases, lease, released))
+                        stack.enter_context(transactions.opened(databases, leases_of(lease), released))
                     result = self._result(args, kwargs)
             else:
                 result = self._result(args, kwargs)
@@ -121,7 +127,7 @@ class LockedCallable:
             raise RuntimeError("You cannot use ATOMIC_REQUESTS with async views.")  # as Django says
         async with AsyncExitStack() as stack:
             try:
-                lease = await stack.enter_async_context(self._lock(args, kwargs, request))
+                lease: Lease | Leases = await stack.enter_async_context(self._lock(args, kwargs, request))
             except (LockNotAcquired, LockBackendError, UnusableLockName) as problem:
                 return await self._aanswer(problem, request, args, kwargs)
             result = self.function(*args, **kwargs)
@@ -153,12 +159,18 @@ class LockedCallable:
                 items = self.function(*args, **kwargs)
             yield await stack.enter_async_context(aclosing(items))
 
-    def _lock(self, args: tuple[Any, ...], kwargs: dict[str, Any], request: Any, run: Any = None) -> Lock:
-        label, message = self._label(args, request, run), run.message if run else ""
-        name, options = self._make_key(args, kwargs), self._options
+    def _lock(self, args: tuple[Any, ...], kwargs: dict[str, Any], request: Any, run: Any = None) -> Lock | LockGroup:
+        label, message, options = self._label(args, request, run), run.message if run else "", self._options
         if self._slots_of is not None:
             options = settled(**{**options.given, "slots": self._slots_of(*args, **kwargs)})
-        return Lock(name, self._using, options, label, message, template=self._template)
+        if self._make_key:
+            name = self._make_key(args, kwargs)
+            return Lock(name, self._using, options, label, message, template=self._template)
+        handles = [
+            Lock(make_key(args, kwargs), self._using, options, label, message, template=template)
+            for make_key, template in self._keys
+        ]
+        return LockGroup(handles, options.own.wait)
 
     def _view(self) -> str:
         """Its path, with the class of the view for a method."""
@@ -235,9 +247,15 @@ class LockedCallable:
             " asgiref.sync.markcoroutinefunction."
         )
 
-    def _retain(self, lease: Lease, result: Any, request: Any) -> None:
+    def _retain(self, lease: Lease | Leases, result: Any, request: Any) -> None:
         if self._hold_until == "response" and http.is_unfinished(result):
-            http.retain_until_finished(lease, result, request)
+            for each in leases_of(lease):
+                http.retain_until_finished(each, result, request)
+
+
+def _key(function: Callable[..., Any], name: Any) -> tuple[MakeKey, str]:
+    """What makes the name of the lock of a call, and its template."""
+    return key.make_key(function, name), names.template_of(name) if isinstance(name, str) else ""
 
 
 async def _each(answer: Any) -> AsyncGenerator[Any, Any]:

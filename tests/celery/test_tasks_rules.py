@@ -24,6 +24,7 @@ from django_distlock import (
     LockNotHeld,
     distributed_lock,
     lock,
+    lock_all,
     locks,
 )
 from django_distlock.celery.messages import HEADER
@@ -320,15 +321,13 @@ class TestSentAgain:
         assert run.sent[0]["countdown"] <= 0.5 < 2.5 <= run.sent[1]["countdown"] <= 5
 
     def test_it_does_not_meet_others(self, run):
-        run(retries=1).handle_busy(lock("name"), self.busy("other-id."), retries=False)
+        run(retries=1).handle_busy(self.busy("other-id."), retries=False)
         assert run.sent == []
 
     def test_a_retry_that_meets_itself_is_sent_again_and_records_nothing(self, run):
         mine = {HEADER: "the-id.1234"}
         with pytest.raises(Ignore):
-            run(retries=1, headers={REQUEUES: 3, **mine}).handle_busy(
-                lock("name"), self.busy("the-id.1234"), retries=False
-            )
+            run(retries=1, headers={REQUEUES: 3, **mine}).handle_busy(self.busy("the-id.1234"), retries=False)
         [options] = run.sent
         assert options["headers"] == {REQUEUES: 4, **mine}
         assert options["retries"] == 1
@@ -337,7 +336,17 @@ class TestSentAgain:
         with lock("name") as lease, run().holding(lease):
             pass
         with pytest.raises(Ignore):
-            run(delivery_info={"redelivered": True}).handle_busy(lock("name"), self.busy(), retries=False)
+            run(delivery_info={"redelivered": True}).handle_busy(self.busy(), retries=False)
+
+    def test_one_with_several_locks_is_done_by_each_of_them(self, run):
+        with lock_all(lock("b"), lock("a"), lock("b")) as leases, run().holding(leases):
+            pass
+        marks = sorted(info.name for info in locks["default"].held("django_distlock.done:"))
+        assert len(marks) == 2
+        for name in "ab":
+            busy = LockNotAcquired("busy", name=name, using="default")
+            with pytest.raises(Ignore):
+                run(delivery_info={"redelivered": True}).handle_busy(busy, retries=False)
 
     def test_one_that_raised_is_not_done(self, run):
         with pytest.raises(KeyError), lock("name") as lease, run().holding(lease):

@@ -20,6 +20,11 @@ def named(pk: int, *, note: str = "") -> str:
     return note
 
 
+@distributed_lock(["account:{source}", "account:{target}"], on_busy="retry")
+def several(source: int, target: int) -> str:
+    return ""
+
+
 @distributed_lock(name=lambda pk: f"order:{pk}")
 def by_callable(pk: int) -> list[int]:
     return [pk]
@@ -122,6 +127,7 @@ async def main() -> None:
     assert_type(await skipping_all(1), str | None)
     assert_type(skipping_by_callable(1), str | None)
     assert_type(view_in_outages(HttpRequest(), 1), HttpResponse)
+    assert_type(several(1, 2), str)
     assert_type(next(generator()), int)
     assert_type([item async for item in async_generator()], list[int])
     assert_type(view(HttpRequest(), 1), HttpResponse)
