@@ -70,6 +70,17 @@ class LockingBackend(ABC):
     @abstractmethod
     async def aacquire(self, request: LockRequest, *, queue: bool) -> Grant | LockInfo: ...
 
+    def acquire_all(self, requests: Sequence[LockRequest]) -> Sequence[Grant] | None:
+        """Grant all of them in one step of the store, or none: requests for different locks.
+
+        None: one is busy, or others wait for it, or the store has no such step. The attempt leaves nothing behind then.
+        May be repeated as ``acquire()``.
+        """
+        return None
+
+    async def aacquire_all(self, requests: Sequence[LockRequest]) -> Sequence[Grant] | None:
+        return None
+
     def is_listening(self, name: str) -> bool:
         """Whether a place in the queue of that lock costs nothing extra; otherwise callers first try without one."""
         return True

@@ -94,20 +94,21 @@ class LocMemBackend(ThreadedBackend, RunsBackend, JournalBackend):
         with self._exclusive() as is_exclusive:
             if not is_exclusive:
                 return LockInfo(request.name, self.alias, None, 0, 0.0, prefix=request.prefix)
-            sent_at, row = clock(), self._row(request.key)
             if queue:
                 self._requests[request.token] = request
-            attempt = Attempt(
-                request.token, microseconds(request.ttl), request.holder.to_text(), queue, slots=request.slots
-            )  # fmt: skip
-            decision = state.acquire(row, attempt)
-            lease, granted = decision.lease, self._apply(request.key, row, decision)
-            if lease is None:  # its rest is not over
-                lease = row.lease_of(request.token) or row.first_to_end
-            if granted:
-                request.slot = lease.slot
-                return Grant(lease.fence, sent_at, lease.slot)
-            return self._info(request.name, row, lease, request.prefix)
+            return self._acquire(request, queue)
+
+    def acquire_all(self, requests: Sequence[LockRequest]) -> Sequence[Grant] | None:
+        with self._exclusive() as is_exclusive:
+            if not is_exclusive:
+                return None
+            if not all(state.is_free_for(self._row(request.key), _attempt(request)) for request in requests):
+                return None
+            answers = [self._acquire(request, queue=False) for request in requests]
+            return [answer for answer in answers if isinstance(answer, Grant)]
+
+    async def aacquire_all(self, requests: Sequence[LockRequest]) -> Sequence[Grant] | None:
+        return self.acquire_all(requests)
 
     def release(self, request: LockRequest, cooldown: float = 0.0, *, force: bool = False) -> bool:
         with self._exclusive() as is_exclusive:
@@ -191,6 +192,17 @@ class LocMemBackend(ThreadedBackend, RunsBackend, JournalBackend):
 
     # Called with the guard held
 
+    def _acquire(self, request: LockRequest, queue: bool) -> Grant | LockInfo:
+        sent_at, row = clock(), self._row(request.key)
+        decision = state.acquire(row, _attempt(request, queue))
+        lease, granted = decision.lease, self._apply(request.key, row, decision)
+        if lease is None:  # its rest is not over
+            lease = row.lease_of(request.token) or row.first_to_end
+        if granted:
+            request.slot = lease.slot
+            return Grant(lease.fence, sent_at, lease.slot)
+        return self._info(request.name, row, lease, request.prefix)
+
     def _row(self, key: str) -> _Row:
         """The row as it is now. A decision stores it."""
         row = self._rows.get(key) or _Row(0, fence=self._last_fence, timing=self.timing, live_tokens=self._requests)
@@ -230,3 +242,7 @@ class LocMemBackend(ThreadedBackend, RunsBackend, JournalBackend):
             del self._runs[name]
             return None
         return run
+
+
+def _attempt(request: LockRequest, queue: bool = False) -> Attempt:
+    return Attempt(request.token, microseconds(request.ttl), request.holder.to_text(), queue, slots=request.slots)

@@ -14,10 +14,12 @@ from .. import signals
 from ..backends.base import BaseLockBackend
 from ..exceptions import LockBackendError, LockError, LockLost, LockNotHeld
 from ..options import LONGEST_TTL, Terms
-from ..types import LockInfo, current_execution
+from ..types import Grant, LockInfo, current_execution
 from ..utils import fork
+from ..utils.clock import clock, safe_deadline
 from ..utils.drive import Call, Steps, adrive, drive
 from .acquire import Acquisition
+from .busy import slow_error
 from .holds import BY_WITH, NothingToLeave
 from .lease import Lease
 from .lock import Lock, sync_owner
@@ -202,9 +204,9 @@ class Member(NamedTuple):
 class GroupAcquisition:
     """One request for several locks, from the first attempt to their leases or the failure.
 
-    The locks are acquired one after another, each as if it were alone, in an order that is the same in all processes.
-    So nobody waits in a circle; and nobody has a place in one queue while it waits in another one, so that a lock is
-    handed only to who takes it.
+    Where all are free, and the store can, they are granted in one step. Otherwise they are acquired one after another,
+    each as if it were alone, in an order that is the same in all processes. So nobody waits in a circle; and nobody has
+    a place in one queue while it waits in another one, so that a lock is handed only to who takes it.
     """
 
     def __init__(self, handles: Sequence[Lock], wait: float | None, execution: object) -> None:
@@ -254,8 +256,9 @@ class GroupAcquisition:
     def steps(self) -> Steps[None]:
         """Acquire them all. Raises what the failure of one raises, and LockLost; then none is held."""
         try:
-            for member in self._members:
-                yield from self._acquire(member)
+            if not (yield from self._acquire_in_one_step()):
+                for member in self._members:
+                    yield from self._acquire(member)
             self._check_that_all_stand()
         except LockBackendError as error:
             failed = self._open[-1].acquisition
@@ -274,6 +277,32 @@ class GroupAcquisition:
             for member in self._members:
                 if member.acquisition.grant:
                     yield from _send(signals.lock_acquired, member.acquisition)
+
+    def _acquire_in_one_step(self) -> Steps[bool]:
+        """All of them, if their store can and all are free. Whether they are held now; else nothing is."""
+        acquisitions = [member.acquisition for member in self._members]
+        backend = acquisitions[0].backend
+        others = [acquisition.backend for acquisition in acquisitions if acquisition.backend is not backend]
+        if len(acquisitions) == 1 or others or not all(map(_passes_nobody_here, acquisitions)):
+            return False
+        self._open.extend(self._members)
+        for acquisition in acquisitions:
+            acquisition._pending, acquisition._was_sent = acquisition.request, True
+        grants = yield Call("acquire_all", ([acquisition.request for acquisition in acquisitions],), on=backend)
+        if grants is None or any(map(_came_too_late, acquisitions, grants)):
+            for acquisition in acquisitions:
+                if grants or acquisition.request.in_doubt:
+                    acquisition._service.renewer.release_in_background(acquisition.request)
+                    acquisition.request = acquisition.request.with_new_token()
+                acquisition._pending, acquisition._was_sent = None, False
+            self._open.clear()
+            return False
+        for acquisition, grant in zip(acquisitions, grants, strict=True):
+            lease = acquisition._answered(grant)
+            if lease is None:
+                raise slow_error(acquisition.request)
+            acquisition.conclude(lease)
+        return True
 
     def _acquire(self, member: Member) -> Steps[None]:
         acquisition = member.acquisition
@@ -331,6 +360,16 @@ class GroupAcquisition:
             member.acquisition.conclude_unanswered(error)
         for member in self._members:
             yield from _send(signals.lock_unavailable, member.acquisition, error)
+
+
+def _passes_nobody_here(acquisition: Acquisition) -> bool:
+    """Whether none of this process has the lock or waits for it, and no transaction matters."""
+    is_free = not acquisition._leases_here() and not acquisition._service.queue.length(acquisition.request.key)
+    return is_free and acquisition._terms.in_atomic != "refuse"
+
+
+def _came_too_late(acquisition: Acquisition, grant: Grant) -> bool:
+    return clock() >= safe_deadline(grant.sent_at, acquisition.request.ttl)
 
 
 def _leave(acquisition: Acquisition) -> None:

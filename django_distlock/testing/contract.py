@@ -74,6 +74,17 @@ class LockBackendContract:
         granted = locks.acquire(lock_request(), queue=False)
         assert before <= granted.sent_at <= clock()
 
+    def test_several_are_granted_in_one_step_or_none_is(self, locks: Any) -> None:
+        several = [lock_request("a"), lock_request("b")]
+        granted = locks.acquire_all(several)
+        if granted is None:  # the store has no such step
+            assert locked_names(locks) == []
+            return
+        assert [lease.token for [lease] in locks.look(["a", "b"])] == [request.token for request in several]
+        assert [grant.fence for grant in locks.acquire_all(several)] == [grant.fence for grant in granted]
+        assert locks.acquire_all([lock_request("c"), lock_request("b")]) is None
+        assert locked_names(locks) == ["a", "b"]
+
     def test_a_released_lock_is_free(self, locks: Any) -> None:
         mine = lock_request()
         locks.acquire(mine, queue=False)

@@ -159,6 +159,7 @@ class TestAllOrNone:
             group.__exit__(None, None, None)
 
     def test_an_interrupt_leaves_nothing_behind(self, entering, monkeypatch, backend):
+        hold_elsewhere("c")  # so that they are asked for one after another
         kind = type(backend)
         for name in ("acquire", "aacquire"):
             real = getattr(kind, name)
@@ -169,10 +170,10 @@ class TestAllOrNone:
                 return _real(self, request, queue=queue)
 
             monkeypatch.setattr(kind, name, interrupted)
-        with pytest.raises(KeyboardInterrupt), entering(lock_all(lock("a", min_hold=LONG), lock("b"))):
+        with pytest.raises(KeyboardInterrupt), entering(lock_all(lock("a", min_hold=LONG), lock("b"), lock("c"))):
             pytest.fail("the body ran")
         monkeypatch.undo()
-        eventually(lambda: held() == [])
+        eventually(lambda: held() == ["c"])
 
     def test_an_answer_that_is_lost_leaves_nothing_behind(self, entering, monkeypatch, backend):
         hold_elsewhere("c")
@@ -237,6 +238,90 @@ class TestAllOrNone:
 
         asyncio.run(main())
         eventually(lambda: held() == ["b"])
+
+
+class TestOneStep:
+    """Of a store that grants several locks in one step."""
+
+    @pytest.fixture
+    def asked(self, locmem_locks, monkeypatch):
+        """Which names it was asked for one by one."""
+        names = []
+        for method in ("acquire", "aacquire"):
+            real = getattr(type(locmem_locks), method)
+
+            def noted(self, request, *, queue, _real=real):
+                names.append(request.name)
+                return _real(self, request, queue=queue)
+
+            monkeypatch.setattr(type(locmem_locks), method, noted)
+        return names
+
+    def test_where_all_are_free_none_is_asked_for_alone(self, entering, asked):
+        with entering(lock_all(lock("b", slots=2), lock("a"))) as leases:
+            assert held() == ["a", "b"]
+            assert [lease.fence > 0 for lease in leases] == [True, True]
+        assert held() == []
+        assert asked == []
+
+    def test_where_one_is_busy_they_are_asked_for_in_their_order(self, entering, asked):
+        hold_elsewhere("b")
+        del asked[:]
+        with pytest.raises(LockNotAcquired), entering(lock_all(lock("b"), lock("a"), wait=0)):
+            pytest.fail("the body ran")
+        assert list(dict.fromkeys(asked)) == ["a", "b"]  # aacquire() may be made of acquire()
+        assert held() == ["b"]
+
+    def test_a_step_that_came_too_late_is_given_back(self, entering, asked, locmem_locks, monkeypatch):
+        """The process was stopped before it read the answer."""
+        late = []
+        real = type(locmem_locks).acquire_all
+
+        def acquire_all(self, requests):
+            late.extend(requests)
+            return [grant._replace(sent_at=grant.sent_at - LONG) for grant in real(self, requests)]
+
+        monkeypatch.setattr(type(locmem_locks), "acquire_all", acquire_all)
+        with entering(lock_all(lock("b"), lock("a"), wait=LONG)) as leases:
+            leases.ensure_held()
+            assert not {lease.token for lease in leases} & {request.token for request in late}
+        eventually(lambda: held() == [])
+
+    def test_an_interrupt_leaves_nothing_behind(self, entering, asked, locmem_locks, monkeypatch):
+        real = type(locmem_locks).acquire_all
+
+        def acquire_all(self, requests):
+            assert real(self, requests)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(type(locmem_locks), "acquire_all", acquire_all)
+        with pytest.raises(KeyboardInterrupt), entering(lock_all(lock("b", min_hold=LONG), lock("a"))):
+            pytest.fail("the body ran")
+        eventually(lambda: held() == [])
+
+    def test_a_store_that_fails_leaves_nothing_behind(self, entering, asked, locmem_locks, monkeypatch):
+        real = type(locmem_locks).acquire_all
+
+        def acquire_all(self, requests):
+            assert real(self, requests)
+            for request in requests:
+                request.in_doubt = True
+            raise LockBackendError("away")
+
+        monkeypatch.setattr(type(locmem_locks), "acquire_all", acquire_all)
+        with pytest.raises(LockBackendError), entering(lock_all(lock("b"), lock("a"))):
+            pytest.fail("the body ran")
+        eventually(lambda: held() == [])
+
+    def test_waiters_of_this_process_are_not_passed(self, asked, locmem_locks):
+        other = hold_elsewhere("b")
+        waiting = Elsewhere(lock_all(lock("b"), wait=LONG))
+        eventually(lambda: locmem_locks.count_waiters(["b"])[0])
+        with pytest.raises(LockNotAcquired), lock_all(lock("a"), lock("b"), wait=0):
+            pytest.fail("the body ran")
+        locmem_locks.release(other)
+        eventually(lambda: waiting.leases)
+        assert waiting.ends() is None
 
 
 @pytest.mark.usefixtures("backend")

@@ -252,6 +252,15 @@ def acquire(row: Row, attempt: Attempt) -> Decision:
     return Decision(False, notify, row.first_to_end, place, is_first)
 
 
+def is_free_for(row: Row, attempt: Attempt) -> bool:
+    """Whether ``acquire()`` would grant it, and pass nobody who waits."""
+    row.drop_expired()
+    mine = row.lease_of(attempt.token)
+    if attempt.token in row.retired or (mine and mine.state == RESTING):
+        return False
+    return mine is not None or (not row.waiters and len(row.leases) < attempt.slots)
+
+
 def release(row: Row, token: str, cooldown: int = 0, retire: int = 0, force: bool = False) -> Decision:
     """End a lease, give a grant back or leave the queue. The decision is ``granted`` if the token held the lock.
 

@@ -117,6 +117,34 @@ def test_a_cooldown_is_final_but_for_an_operator(row):
     assert row.ended == START
 
 
+class TestFreeFor:
+    """What is asked of each lock before several are granted in one step."""
+
+    def test_whoever_would_be_granted_it(self, row):
+        assert state.is_free_for(row, request("a"))
+        state.acquire(row, request("a"))
+        assert state.is_free_for(row, request("a"))  # repeated
+        assert not state.is_free_for(row, request("b"))
+        assert state.is_free_for(row, request("b", slots=2))
+
+    def test_nobody_who_would_pass_a_waiter(self, row):
+        state.acquire(row, request("a"))
+        state.acquire(row, request("b"))  # which waits for the only slot
+        assert not state.is_free_for(row, request("c", slots=2))
+
+    def test_nobody_whose_token_is_retired_or_rests(self, row):
+        state.release(row, "a", retire=SECOND)
+        assert not state.is_free_for(row, request("a"))
+        state.acquire(row, request("b"))
+        state.release(row, "b", cooldown=SECOND)
+        assert not state.is_free_for(row, request("b"))
+
+    def test_a_lease_that_ran_out_is_in_nobodys_way(self, row):
+        state.acquire(row, request("a", ttl=SECOND))
+        row.now += SECOND
+        assert state.is_free_for(row, request("b"))
+
+
 class TestSlots:
     def test_the_lowest_slot_that_is_free_is_taken(self, row):
         for token in "abcd":
