@@ -209,8 +209,8 @@ class HeldLocks(InventoryQuerySet[HeldLock, SlotKey]):
             keys = [key for key in keys if key.name.startswith(self.prefix)]
         if self.prefixes is not None:
             keys = [key for key in keys if (key.using, prefix_of(key.name)) in self.prefixes]
-        if (hosts := self.hosts) is not None:
-            is_there = self.inventory.map_holders(keys, lambda key, holder: bool(holder and holder.host in hosts))
+        if self.hosts is not None:
+            is_there = self.inventory.map_holders(keys, lambda key, holder: self._is_of_hosts(holder))
             keys = [key for key in keys if is_there.get(key)]
         return self._with_words(keys) if self.words else keys
 
@@ -220,6 +220,9 @@ class HeldLocks(InventoryQuerySet[HeldLock, SlotKey]):
         others = [key for key in keys if key not in by_name]
         by_holder = self.inventory.map_holders(others, self._fits_holder)
         return [key for key in keys if key in by_name or by_holder.get(key)]
+
+    def _is_of_hosts(self, holder: Holder | None) -> bool:
+        return self.hosts is None or (holder is not None and holder.host in self.hosts)
 
     def _fits_holder(self, key: SlotKey, holder: Holder | None) -> bool:
         return holder is not None and self._fits(f"{key.name}\n{holder}")
@@ -249,6 +252,7 @@ class HeldLocks(InventoryQuerySet[HeldLock, SlotKey]):
                 waiting=waiting[key.lock],
             )
             for key, seen in found.items()
+            if self._is_of_hosts(seen.info.holder)  # still: a lock changes hands while it is asked for
         ]
 
 

@@ -7,7 +7,8 @@ import re
 import pytest
 from django.contrib.admin.models import LogEntry
 
-from django_distlock import locks
+from django_distlock import lock, locks
+from django_distlock.monitoring.inventory import Inventory
 from tests.support.admin_pages import LIST, hold, key_of, login, release, said
 from tests.support.stores import LOCMEM, REDIS
 from tests.support.tools import locked_names
@@ -81,6 +82,19 @@ def test_what_its_host_takes_after_the_question_is_kept(operator, two):
     hold(locks["default"], "late:1", host="web-1")
     release(operator, ids_in(question))
     assert locked_names(locks["default"]) == ["late:1", "order:2", "plain"]
+
+
+def test_what_another_host_takes_before_the_question_is_not_in_it(operator, two, monkeypatch):
+    look = Inventory.look
+
+    def look_late(inventory, keys):
+        if locks["default"].look(["mail:1"])[0][0].holder.host == "web-1":
+            lock("mail:1").force_release()
+            hold(locks["default"], "mail:1", host="web-9")
+        return look(inventory, keys)
+
+    monkeypatch.setattr(Inventory, "look", look_late)
+    assert names_of(ask(operator, "release_hosts", "order:1")) == ["batch/order:3", "default/order:1"]
 
 
 @pytest.mark.parametrize("action", ["release_hosts", "release_prefixes"])

@@ -87,9 +87,12 @@
 
     // The elements stay where the page has as many as before, and with them what is focused or marked.
     function replaceValues(form, fresh) {
-        const elements = form.querySelectorAll(`:not(${CONTROLS}, ${CONTROLS} *)`);
-        const changed = fresh.querySelectorAll("*");
-        if (elements.length !== changed.length) {
+        const elements = [...form.querySelectorAll(`:not(${CONTROLS}, ${CONTROLS} *)`)];
+        const changed = [...fresh.querySelectorAll("*")];
+        const isAlike = (one, index) => (
+            one.tagName === changed[index].tagName && one.children.length === changed[index].children.length
+        );
+        if (elements.length !== changed.length || !elements.every(isAlike)) {
             form.replaceChildren(form.querySelector(CONTROLS), ...fresh.childNodes);
             return;
         }
