@@ -65,8 +65,8 @@ class LockLost(LockError):
         super().__init__(message)
         self.lease = lease
 
-    def __reduce__(self) -> tuple[type[Self], tuple[object, ...]]:
-        return type(self), self.args  # a lease belongs to its process
+    def __reduce__(self) -> tuple[type[Self], tuple[object, ...], dict[str, object]]:
+        return type(self), self.args, {**vars(self), "lease": None}  # which belongs to its process
 
 
 class LockNotHeld(LockError, RuntimeError):

@@ -398,10 +398,10 @@ class Acquisition:
     # Whose the lock is that is in the way
 
     def _enterable(self, lease: Lease | None) -> Lease | None:
-        """The lease that has the lock, if it may be entered again."""
-        if lease and (self._is_deferred(lease) or (self._terms.reentrant and self._is_own(lease))):
-            return lease
-        return None
+        """The lease that has the lock, if it may be entered again: not one that was granted beside more others."""
+        if lease is None or lease.holder.slots > self._terms.slots:
+            return None
+        return lease if self._is_deferred(lease) or (self._terms.reentrant and self._is_own(lease)) else None
 
     def _own_lease(self, busy: LockInfo) -> Lease | None:
         """The lease of this very thread or task which is in the way; of several slots, if it has all.
@@ -420,7 +420,7 @@ class Acquisition:
     def _pending_lease(self) -> Lease | None:
         """One in any slot that this transaction keeps: in a loop, each turn would take another one."""
         opened = self._open_transactions()
-        return next((lease for lease in self._leases_here() if self._is_deferred(lease)), None) if opened else None
+        return next((lease for lease in self._leases_here() if self._enterable(lease)), None) if opened else None
 
     def _is_own(self, lease: Lease) -> bool:
         return lease.is_held and lease._belongs_to(self._execution) and remembers(lease)

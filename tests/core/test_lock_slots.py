@@ -134,6 +134,11 @@ class TestHowMany:
         with pytest.raises(ValueError, match="reentrant=True is for a lock that one holds at a time"):
             lock("name", slots=2, reentrant=True)
 
+    def test_who_allows_fewer_does_not_enter_its_own_lease_beside_others(self):
+        with lock("name", slots=3), held_elsewhere("name", slots=3):
+            with pytest.raises(LockReentry), lock("name", reentrant=True):
+                pass
+
     def test_in_tasks(self):
         async def main():
             async with lock("name", slots=2) as first, lock("name", slots=2) as second:
@@ -359,6 +364,14 @@ class TestTransactions:
             assert len(set(map(id, leases))) == 1
             assert taken() == [1]
         assert taken() == []
+
+    @pytest.mark.parametrize("slots", [1, 2])
+    def test_who_allows_fewer_does_not_enter_what_its_transaction_keeps_beside_others(self, slots):
+        with held_elsewhere("name", slots=3), held_elsewhere("name", slots=3), transaction.atomic():
+            with lock("name", slots=3, wait=0):
+                pass
+            with pytest.raises(LockNotAcquired), lock("name", slots=slots, wait=0):
+                pass
 
     def test_each_turn_takes_its_own_outside_of_one(self):
         fences = set()
