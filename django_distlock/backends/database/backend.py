@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import groupby
 from math import inf
@@ -243,20 +243,26 @@ class DatabaseBackend(ThreadedBackend, RunsBackend, JournalBackend):
                 by_row.setdefault(self._row_of(request), []).append((request.token, microseconds(ttl)))
         for keys in self._batches(list(by_row)):
             newer |= self._run(partial(self._sql.newer, names=keys), timeout)
+        refused = {key: final(newer_row(key)) for key in sorted(newer)}
         for key in sorted(by_row.keys() - newer):
-            held |= self._run(partial(self._operations.renew, name=key, leases=by_row[key]), timeout)
-        renewed = [self._is_renewed(request, held, newer) for request, _ in wanted]
-        if newer and all(still_held is None for still_held in renewed):
-            raise final(newer_row(min(newer)))
-        for key in newer:
+            try:
+                held |= self._run(partial(self._operations.renew, name=key, leases=by_row[key]), timeout)
+            except LockBackendError as error:  # of a row that cannot be read; the others are not to end with it
+                if not error.is_final:
+                    raise
+                refused[key] = error
+        renewed = [self._is_renewed(request, held, refused) for request, _ in wanted]
+        if refused and all(still_held is None for still_held in renewed):
+            raise next(iter(refused.values()))
+        for refusal in refused.values():
             about = about_event("renewal-refused", alias=self.alias)
-            logger.warning("Some leases are not renewed now: %s", newer_row(key), extra=about)
+            logger.warning("Some leases are not renewed now: %s", refusal, extra=about)
         return renewed
 
-    def _is_renewed(self, request: LockRequest, held: set[str], newer: set[bytes]) -> bool | None:
+    def _is_renewed(self, request: LockRequest, held: set[str], refused: Container[bytes]) -> bool | None:
         if request.token in held:
             return True
-        return None if self._row_of(request) in newer else False
+        return None if self._row_of(request) in refused else False
 
     def slots(self, prefix: str = "") -> Iterator[Slot]:
         own = self.prefix_now() or self.prefix

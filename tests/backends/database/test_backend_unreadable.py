@@ -88,3 +88,15 @@ def test_on_servers(backend, caplog):
         backend.acquire(lock_request("bad"), queue=True)
     assert sorted(info.name for info in backend.held()) == ["bad", "good"]
     assert isinstance(backend.acquire(lock_request("other"), queue=True), Grant)
+
+
+def test_a_row_that_cannot_be_read_ends_no_other_lease(sqlite_locks):
+    leases = [lock_request(name, ttl=60, slots=3) for name in ("bad", "bad", "good", "good")]
+    for lease in leases:
+        assert isinstance(sqlite_locks.acquire(lease, queue=False), Grant)
+    write(sqlite_locks, "bad", "retired", "garbage")
+    renewed = sqlite_locks.renew([(lease, 60.0) for lease in leases])
+    assert renewed[1:] == [None, True, True]
+    with pytest.raises(LockBackendError) as caught:
+        sqlite_locks.renew([(leases[1], 60.0)])
+    assert caught.value.is_final
