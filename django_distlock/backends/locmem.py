@@ -105,7 +105,7 @@ class LocMemBackend(ThreadedBackend, RunsBackend, JournalBackend):
             if not all(state.is_free_for(self._row(request.key), _attempt(request)) for request in requests):
                 return None
             answers = [self._acquire(request, queue=False) for request in requests]
-            return [answer for answer in answers if isinstance(answer, Grant)]
+        return [answer for answer in answers if isinstance(answer, Grant)]
 
     async def aacquire_all(self, requests: Sequence[LockRequest]) -> Sequence[Grant] | None:
         return self.acquire_all(requests)
@@ -155,8 +155,11 @@ class LocMemBackend(ThreadedBackend, RunsBackend, JournalBackend):
     def waited_for(self, prefix: str = "") -> Iterator[str]:
         start = lock_key(self.prefix_now(), prefix)
         with self._guard:
-            keys = [key for key in list(self._rows) if key.startswith(start) and self._row(key).live_waiters]
+            keys = self._keys_waited_for(start)
         return iter([key[len(start) - len(prefix) :] for key in keys])
+
+    def _keys_waited_for(self, start: str) -> list[str]:
+        return [key for key in list(self._rows) if key.startswith(start) and self._row(key).live_waiters]
 
     def write_journal(self, entries: Sequence[str]) -> None:
         self._journal.extend(entries)

@@ -45,7 +45,6 @@ MARK_TTL = 10.0  # seconds of the lease that becomes a mark
 
 REQUEUES = "distlock_requeues"  # header of a message: how often it was sent again for want of its lock
 FLAGGING_TRANSPORTS = ("amqp", "redis")  # which mark what they deliver again
-RUNNING = "running:{}:{}"  # a message and a lock with several slots: the lock that its other deliveries wait for
 
 logger = logging.getLogger("django_distlock")
 
@@ -135,7 +134,7 @@ class Run:
             yield
             return
         options = settled(wait=0, min_hold=0, max_hold=None, on_lost="log", in_atomic="ignore")
-        name, template = names.own_name(RUNNING, self.message, lease.name), names.OWN + RUNNING
+        name, template = names.own_name("running:{}:{}", self.message, lease.name), names.OWN + "running:{}:{}"
         alone = Lock(name, lease.using, options, self.label, self.message, prefix=lease.prefix, template=template)
         with ExitStack() as stack:
             try:

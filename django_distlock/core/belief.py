@@ -69,18 +69,22 @@ class Belief:
         place of ``time.sleep()``: ``while not lease.wait_lost(5): ...``. Any number of threads and tasks may.
         """
         with self._watched() as ended:
-            deadline = _deadline(timeout)
-            while (seconds := self._seconds_to(deadline)) > 0:
-                ended.wait(seconds)
+            self._sleep(ended, _deadline(timeout))
         return self._is_over
+
+    def _sleep(self, ended: WakeEvent, deadline: float) -> None:
+        while (seconds := self._seconds_to(deadline)) > 0:
+            ended.wait(seconds)
 
     async def await_lost(self, timeout: float | timedelta | None = None) -> bool:
         """``wait_lost()`` for tasks."""
         with self._watched() as ended:
-            deadline = _deadline(timeout)
-            while (seconds := self._seconds_to(deadline)) > 0:
-                await ended.await_set(seconds)
+            await self._asleep(ended, _deadline(timeout))
         return self._is_over
+
+    async def _asleep(self, ended: WakeEvent, deadline: float) -> None:
+        while (seconds := self._seconds_to(deadline)) > 0:
+            await ended.await_set(seconds)
 
     @contextmanager
     def _watched(self) -> Iterator[WakeEvent]:

@@ -138,14 +138,8 @@ class LockGroup:
         self, exc_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         left = self._leave()
-        problem = error
         try:
-            while left:
-                try:
-                    left[-1].__exit__(None, problem, None)
-                except BaseException as failure:  # the others are to be released all the same
-                    problem = problem or failure
-                left.pop()
+            problem = _leave_all(left, error)
         except BaseException:
             _drop(left)
             raise
@@ -156,14 +150,8 @@ class LockGroup:
         self, exc_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         left = self._leave()
-        problem = error
         try:
-            while left:
-                try:
-                    await left[-1].__aexit__(None, problem, None)
-                except BaseException as failure:
-                    problem = problem or failure
-                left.pop()
+            problem = await _aleave_all(left, error)
         except BaseException:
             _drop(left)
             raise
@@ -185,6 +173,27 @@ class LockGroup:
     def __repr__(self) -> str:
         names = ", ".join(repr(handle.name) for handle in self._handles)
         return f"<{type(self).__module__}.{type(self).__qualname__} object of {names} at {id(self):#x}>"
+
+
+def _leave_all(handles: list[Lock], error: BaseException | None) -> BaseException | None:
+    """Release them, the last one first, and all the same where one fails. Returns the first error."""
+    while handles:
+        try:
+            handles[-1].__exit__(None, error, None)
+        except BaseException as failure:
+            error = error or failure
+        handles.pop()
+    return error
+
+
+async def _aleave_all(handles: list[Lock], error: BaseException | None) -> BaseException | None:
+    while handles:
+        try:
+            await handles[-1].__aexit__(None, error, None)
+        except BaseException as failure:
+            error = error or failure
+        handles.pop()
+    return error
 
 
 def _drop(handles: Sequence[Lock]) -> None:

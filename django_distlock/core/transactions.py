@@ -164,9 +164,13 @@ def opened(aliases: Sequence[str], leases: Sequence[Lease], released: ExitStack)
         for alias in aliases:
             stack.enter_context(_opened(alias, released))
         yield
-        for lease in leases:
-            if raises_when_lost(lease):
-                lease.ensure_held()
+        _ensure_held(leases)
+
+
+def _ensure_held(leases: Sequence[Lease]) -> None:
+    for lease in leases:
+        if raises_when_lost(lease):
+            lease.ensure_held()
 
 
 @contextmanager

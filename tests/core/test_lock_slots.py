@@ -10,7 +10,7 @@ from contextlib import ExitStack
 
 import pytest
 from asgiref.sync import async_to_sync
-from django.db import transaction
+from django.db import connection, transaction
 
 from django_distlock import (
     InvalidLockBackend,
@@ -392,6 +392,7 @@ class TestTransactions:
                     first, second = enter(), enter()
                     assert first is second
                     assert taken() == [1]
+                connection.connection.close()  # Django keeps those to databases in memory
 
             await asyncio.to_thread(both)
 
