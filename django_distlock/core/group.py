@@ -176,12 +176,12 @@ class LockGroup:
 
 
 def _leave_all(handles: list[Lock], error: BaseException | None) -> BaseException | None:
-    """Release them, the last one first, and all the same where one fails. Returns the first error."""
+    """Release them, the last one first, and all the same where one fails. Returns what is to be raised."""
     while handles:
         try:
             handles[-1].__exit__(None, error, None)
         except BaseException as failure:
-            error = error or failure
+            error = _graver(error, failure)
         handles.pop()
     return error
 
@@ -191,9 +191,14 @@ async def _aleave_all(handles: list[Lock], error: BaseException | None) -> BaseE
         try:
             await handles[-1].__aexit__(None, error, None)
         except BaseException as failure:
-            error = error or failure
+            error = _graver(error, failure)
         handles.pop()
     return error
+
+
+def _graver(first: BaseException | None, second: BaseException) -> BaseException:
+    """The first error, but an interrupt or a cancellation is never hidden by one."""
+    return first if isinstance(first, BaseException) and isinstance(second, Exception) else second
 
 
 def _drop(handles: Sequence[Lock]) -> None:

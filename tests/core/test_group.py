@@ -221,6 +221,23 @@ class TestAllOrNone:
             pass
         eventually(lambda: held() == (["c"] if way == "given back" else []))
 
+    @pytest.mark.parametrize("interrupt", [KeyboardInterrupt, asyncio.CancelledError])
+    def test_an_interrupted_release_is_told_also_where_the_body_failed(self, entering, monkeypatch, backend, interrupt):
+        kind, struck = type(backend), []
+        for name in ("release", "arelease"):
+            real = getattr(kind, name)
+
+            def interrupted(self, request, *more, _real=real, **options):
+                if not struck:
+                    struck.append(request.name)
+                    raise interrupt
+                return _real(self, request, *more, **options)
+
+            monkeypatch.setattr(kind, name, interrupted)
+        with pytest.raises(interrupt), entering(lock_all(lock("a"), lock("b"))):
+            raise ValueError("of the body")
+        eventually(lambda: held() == [])
+
     def test_a_cancelled_task_leaves_nothing_behind(self):
         hold_elsewhere("b")
 
