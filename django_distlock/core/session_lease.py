@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from ..options import Terms
 from ..types import Grant, LockRequest, SessionGrant
-from .lease import Lease, LeaseRenewer
+from .lease import Lease
 
 if TYPE_CHECKING:
     from ..backends.base import BaseLockBackend
@@ -21,20 +20,12 @@ class SessionLease(Lease):
     _ttl_deadline = 0.0
     _renewal_failed = False
 
-    def __init__(
-        self,
-        backend: BaseLockBackend,
-        request: LockRequest,
-        grant: Grant,
-        terms: Terms,
-        renewer: LeaseRenewer,
-        owner: object,
-        granted_clock: float | None = None,
-    ) -> None:
+    def __init__(self, backend: BaseLockBackend, request: LockRequest, grant: Grant, *others: Any) -> None:
+        """``others``: as of any lease."""
         assert isinstance(grant, SessionGrant)
         self._session, self._granted_ttl = grant.session, grant.ttl
-        super().__init__(backend, request, grant, terms, renewer, owner, granted_clock)
-        self.ttl = min(terms.ttl, grant.ttl)
+        super().__init__(backend, request, grant, *others)
+        self.ttl = min(self._terms.ttl, grant.ttl)
         self._extend(grant.sent_at, self.ttl)  # which says when it is to be renewed
 
     @property

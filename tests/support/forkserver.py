@@ -25,7 +25,7 @@ import threading
 import time
 import types
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -95,6 +95,17 @@ def run(arguments: Sequence[object], *, timeout: float, check: bool = True, **op
     if check:
         done.check_returncode()
     return done
+
+
+def end_all(processes: Iterable[subprocess.Popen[Any]]) -> None:
+    """Whatever they do; and close what tests read of them."""
+    for process in processes:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+        for stream in (process.stdout, process.stderr):
+            if stream:
+                stream.close()
 
 
 class ForkServer:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from tests.support.forkserver import ROOT, Program
+from tests.support.forkserver import ROOT, Program, end_all
 
 HANGS = 60  # seconds after which a child is killed
 
@@ -79,10 +79,7 @@ class Programs:
         for process in self._started:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            for stream in (process.stdout, process.stderr):
-                if stream:
-                    stream.close()
+        end_all(self._started)
 
 
 def heard(process: subprocess.Popen[str]) -> str:

@@ -78,6 +78,16 @@ def with_end(given: object, end: str) -> object:
     return WithEnd(given, end) if callable(given) or _is_path(given) else f"{given}{end}"
 
 
+def read_fixed_prefix(given: object, setting: str, where: str) -> str:
+    """A KEY_PREFIX that is no callable. ``where``: in what names begin with it. Raises InvalidLockBackend."""
+    if not isinstance(given, str) or not given or len(given.encode()) > LONGEST_PREFIX:
+        raise InvalidLockBackend(
+            f"{setting} is {given!r:.200}. It is the text that names of locks begin with in {where}, of 1 to"
+            f" {LONGEST_PREFIX} bytes."
+        )
+    return given
+
+
 def read_asked_prefix(given: object, setting: str) -> AskedPrefix | None:
     """None for a KEY_PREFIX that is neither a callable nor the dotted path of one. Raises InvalidLockBackend."""
     given, end = given if isinstance(given, WithEnd) else (given, "")

@@ -20,11 +20,12 @@ from ...types import Grant, Holder, LastRun, LockInfo, LockRequest, Slot
 from ...utils.events import about_event
 from ..base import STEP, JournalBackend, RunsBackend, named
 from ..common.attempts import InDoubt
+from ..common.key_prefix import SHARED, read_fixed_prefix
 from ..common.state import CLAIMED, DIGITS, RESTING, Attempt, Row, StoredLease, microseconds
 from ..twins import ThreadedBackend
 from .app import check_app
 from .calls import Calls
-from .config import read_location, read_prefix, read_timeout, settings_checks
+from .config import read_location, read_timeout, settings_checks
 from .connections import Pool, address
 from .errors import explain, final
 from .fast_path import has_returning
@@ -60,7 +61,8 @@ class DatabaseBackend(ThreadedBackend, RunsBackend, JournalBackend):
     def __init__(self, alias: str, settings: Mapping[str, Any]) -> None:
         super().__init__(alias, settings)
         check_app()
-        self.prefix = read_prefix(self)
+        given = self.shared_prefix if self.ask_prefix else self.settings.get("KEY_PREFIX", SHARED)
+        self.prefix = read_fixed_prefix(given, self.setting("KEY_PREFIX"), "the table")
         self._timeout = read_timeout(self)
         self.location, self.vendor = read_location(self)
         self._temporary_file: TemporaryFile | None = None

@@ -13,22 +13,9 @@ from ...exceptions import InvalidLockBackend
 from ...models import ROWS_OF_DATABASE_BACKEND, DatabaseLock
 from ...utils.text import quoted
 from ..base import BaseLockBackend
-from ..common.key_prefix import LONGEST_PREFIX
 from .connections import vendor_of
 from .sql import CLOCKS
 from .sqlite import databases_in
-
-
-def read_prefix(backend: BaseLockBackend) -> str:
-    if backend.ask_prefix:
-        return backend.shared_prefix
-    prefix = backend.settings.get("KEY_PREFIX", "lock")
-    if not isinstance(prefix, str) or not prefix or len(prefix.encode()) > LONGEST_PREFIX:
-        raise InvalidLockBackend(
-            f"{backend.setting('KEY_PREFIX')} is {prefix!r:.200}. It is the text that names of locks begin with in"
-            f" the table, of 1 to {LONGEST_PREFIX} bytes."
-        )
-    return prefix
 
 
 def read_timeout(backend: BaseLockBackend) -> float:

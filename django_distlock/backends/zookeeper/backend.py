@@ -17,9 +17,10 @@ from ...utils.drive import Call, Steps, adrive, drive
 from ...utils.events import about_event
 from ..base import RunsBackend
 from ..common.attempts import Attempts
+from ..common.key_prefix import SHARED, read_fixed_prefix
 from ..twins import GeneratorBackend
 from .client import Client
-from .config import OPTIONS, read_config, read_prefix, settings_checks
+from .config import OPTIONS, read_config, settings_checks
 from .diagnostics import Diagnostics
 from .errors import Interrupted, NotConnected, not_answered
 from .inspection import LISTED, READ, Subject
@@ -53,7 +54,8 @@ class ZooKeeperBackend(GeneratorBackend, RunsBackend):
 
     def __init__(self, alias: str, settings: Mapping[str, Any]) -> None:
         super().__init__(alias, settings)
-        self.prefix = read_prefix(self)
+        given = self.shared_prefix if self.ask_prefix else self.settings.get("KEY_PREFIX", SHARED)
+        self.prefix = read_fixed_prefix(given, self.setting("KEY_PREFIX"), "ZooKeeper")
         self.config = config = read_config(self)
         self._own_prefix = "" if self.ask_prefix else self.prefix
         self._tree = Tree(config.root)

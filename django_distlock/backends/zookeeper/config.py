@@ -16,7 +16,6 @@ from kazoo.security import ACL, CREATOR_ALL_ACL, OPEN_ACL_UNSAFE  # type: ignore
 from ...exceptions import InvalidLockBackend
 from ...utils.text import quoted
 from ..base import BaseLockBackend
-from ..common.key_prefix import LONGEST_PREFIX
 from .names import encode
 
 DEFAULT_PORT = 2181
@@ -63,18 +62,6 @@ class Config:
     def text(self) -> str:
         """For messages."""
         return f"{self.addresses}{self.root}"
-
-
-def read_prefix(backend: BaseLockBackend) -> str:
-    if backend.ask_prefix:
-        return backend.shared_prefix
-    prefix = backend.settings.get("KEY_PREFIX", "lock")
-    if not isinstance(prefix, str) or not prefix or len(prefix.encode()) > LONGEST_PREFIX:
-        raise InvalidLockBackend(
-            f"{backend.setting('KEY_PREFIX')} is {prefix!r:.200}. It is the text that names of locks begin with in"
-            f" ZooKeeper, of 1 to {LONGEST_PREFIX} bytes."
-        )
-    return prefix
 
 
 def read_config(backend: BaseLockBackend) -> Config:

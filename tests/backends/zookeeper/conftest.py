@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from kazoo.client import KazooClient
 
 from django_distlock import locks
+from django_distlock.signals import lock_lost
 from django_distlock.utils.clock import clock
 from tests.support import zookeeper as server
 from tests.support.inside import client_of
@@ -114,3 +116,16 @@ def behind_proxy(zookeeper, root):
     found = Behind(zookeeper.address, root)
     yield found
     found.close()
+
+
+@pytest.fixture
+def losses() -> Iterator[list[tuple[str, str]]]:
+    """Each lease that is told to be lost: its name, and why."""
+    told: list[tuple[str, str]] = []
+
+    def note(lease: Any, reason: str, **about: Any) -> None:
+        told.append((lease.name, reason))
+
+    lock_lost.connect(note)
+    yield told
+    lock_lost.disconnect(note)

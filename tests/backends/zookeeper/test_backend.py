@@ -11,7 +11,6 @@ import pytest
 
 from django_distlock import LockBackendError, LockLost, LockNotAcquired, State, lock, locks
 from django_distlock.backends.common.timing import Timing
-from django_distlock.signals import lock_lost
 from django_distlock.types import Grant, LockInfo
 from django_distlock.utils.clock import clock
 from tests.support.inside import client_of
@@ -330,17 +329,6 @@ def refuse(*args, **options):
 
 
 class TestReleasedByForce:
-    @pytest.fixture
-    def losses(self):
-        told = []
-
-        def note(lease, reason, **about):
-            told.append((lease.name, reason))
-
-        lock_lost.connect(note)
-        yield told
-        lock_lost.disconnect(note)
-
     @pytest.mark.parametrize("renew", [True, False])
     def test_its_holder_learns_that_at_once(self, here, elsewhere, losses, renew):
         """By a watch on its own node: its next renewal is far away."""

@@ -12,7 +12,6 @@ import time
 import pytest
 
 from django_distlock import LockBackendError, LockLost, State, lock, locks
-from django_distlock.signals import lock_lost
 from django_distlock.types import Grant, LockInfo
 from django_distlock.utils.clock import clock
 from tests.support.inside import client_of, kazoo_of
@@ -24,18 +23,6 @@ from tests.support.zookeeper import Server, expire_session, program
 pytestmark = pytest.mark.slow
 
 TIMEOUT = 4.0  # of the sessions of ``proxied``
-
-
-@pytest.fixture
-def losses():
-    told = []
-
-    def note(lease, reason, **about):
-        told.append((lease.name, reason))
-
-    lock_lost.connect(note)
-    yield told
-    lock_lost.disconnect(note)
 
 
 def waiting(backend):

@@ -17,7 +17,7 @@ from django.core.management import CommandError, call_command
 from django_distlock.names import check_name
 from django_distlock.testing import override_locks, store_down
 from tests.support.admin_pages import hold
-from tests.support.forkserver import ROOT, Program
+from tests.support.forkserver import ROOT, Program, end_all
 from tests.support.tools import PATIENCE, eventually
 
 pytestmark = pytest.mark.slow
@@ -52,12 +52,7 @@ def run(valkey, store):
         return process
 
     yield start
-    for process in processes:
-        if process.poll() is None:
-            process.kill()
-        process.wait()
-        process.stdout.close()
-        process.stderr.close()
+    end_all(processes)
 
 
 def ended(process):

@@ -18,7 +18,7 @@ from django.db.migrations.recorder import MigrationRecorder
 from django_distlock.backends.database.tables import ADVISORY_KEY, mysql_lock_name
 from tests.support import postgres as postgres_server
 from tests.support.databases import known_wrong
-from tests.support.forkserver import ROOT, Program
+from tests.support.forkserver import ROOT, Program, end_all
 from tests.support.postgres import PLACES_OF_BOUNCER, Bouncer, Postgres
 from tests.support.requirements import missing
 from tests.support.tools import PATIENCE, eventually
@@ -86,12 +86,7 @@ def start(database):
         return process
 
     yield start
-    for process in processes:
-        if process.poll() is None:
-            process.kill()
-        process.wait()
-        process.stdout.close()
-        process.stderr.close()
+    end_all(processes)
 
 
 def outcome(process):

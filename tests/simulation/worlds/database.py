@@ -38,7 +38,31 @@ def is_look(sql: str) -> bool:
     return sql.startswith("SELECT token, others, expires <= ")
 
 
-class DatabaseWorld(World):
+class RowsWorld(World):
+    """One that keeps each lock in a row."""
+
+    @property
+    @abstractmethod
+    def _now(self) -> int:
+        """Microseconds, by the clock of the database."""
+
+    @abstractmethod
+    def _rows(self) -> Sequence[Mapping[str, Any]]: ...
+
+    def _leases(self, row: Mapping[str, Any]) -> list[StoredLease]:
+        return [lease for lease in leases_in(row) if lease.expires > self._now]
+
+    def leases(self, name: str) -> int:
+        return sum(len(self._leases(row)) for row in self._rows() if row["name"] == f"lock:{name}".encode())
+
+    def holders(self) -> Mapping[str, Collection[str]]:
+        return {
+            row["name"].decode().removeprefix("lock:"): {one.token for one in self._leases(row) if one.state == HELD}
+            for row in self._rows()
+        }
+
+
+class DatabaseWorld(RowsWorld):
     """``states``: in which the server refuses."""
 
     address = ("10.0.0.1", 5432)
@@ -87,15 +111,6 @@ class DatabaseWorld(World):
     def may_stay(self, thread: str) -> bool:
         return thread.startswith("distlock-async-")
 
-    def leases(self, name: str) -> int:
-        return sum(len(self._leases(row)) for row in self._rows() if row["name"] == f"lock:{name}".encode())
-
-    def holders(self) -> Mapping[str, Collection[str]]:
-        return {
-            row["name"].decode().removeprefix("lock:"): {one.token for one in self._leases(row) if one.state == HELD}
-            for row in self._rows()
-        }
-
     def _committed(self, row: Mapping[str, Any]) -> None:
         if "waiters" in row:
             name = row["name"].decode().removeprefix("lock:")
@@ -115,11 +130,12 @@ class DatabaseWorld(World):
     def watch(self) -> None:
         self.judge.watch(self.server.clock() / 1e6)
 
-    def _rows(self) -> list[dict[str, Any]]:
+    def _rows(self) -> Sequence[Mapping[str, Any]]:
         return self.server.tables.all(TABLE)
 
-    def _leases(self, row: Mapping[str, Any]) -> list[StoredLease]:
-        return [lease for lease in leases_in(row) if lease.expires > self.server.clock()]
+    @property
+    def _now(self) -> int:
+        return self.server.clock()
 
     def left(self) -> Collection[str]:
         """That a text was adopted is remembered for as long as the text could be shown again."""

@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any
 from django.db import connections
 from django.db.backends.sqlite3.base import Database
 
-from django_distlock.backends.common.state import HELD, StoredLease, waiters_from_text
+from django_distlock.backends.common.state import waiters_from_text
 
 from ..engine.scheduler import Host
-from ..judges.rows import RowJudges, RowState, leases_in
+from ..judges.rows import RowJudges, RowState
 from ..plan import Fault, lasts
 from ..sql.sqlite import File
-from .base import World
-from .database import ALIAS, HANDOVERS, LOOKS_AFTER, TABLE, is_look
+from .database import ALIAS, HANDOVERS, LOOKS_AFTER, TABLE, RowsWorld, is_look
 
 if TYPE_CHECKING:
     from ..engine.scheduler import Process
@@ -32,7 +31,7 @@ ERRORS = {
 }
 
 
-class SQLiteWorld(World):
+class SQLiteWorld(RowsWorld):
     """The library is real, and so is the file; waiting for others takes simulated time."""
 
     name = "sqlite"
@@ -94,7 +93,7 @@ class SQLiteWorld(World):
 
     # What the file has
 
-    def _rows(self) -> list[Mapping[str, Any]]:
+    def _rows(self) -> Sequence[Mapping[str, Any]]:
         with sqlite3.Connection(f"{self._folder}/db-locks") as raw:
             raw.row_factory = sqlite3.Row
             try:
@@ -105,18 +104,6 @@ class SQLiteWorld(World):
     @property
     def _now(self) -> int:
         return int(self._host.wall_clock() * 1_000_000)
-
-    def _leases(self, row: Mapping[str, Any]) -> list[StoredLease]:
-        return [lease for lease in leases_in(row) if lease.expires > self._now]
-
-    def leases(self, name: str) -> int:
-        return sum(len(self._leases(row)) for row in self._rows() if row["name"] == f"lock:{name}".encode())
-
-    def holders(self) -> Mapping[str, Collection[str]]:
-        return {
-            row["name"].decode().removeprefix("lock:"): {one.token for one in self._leases(row) if one.state == HELD}
-            for row in self._rows()
-        }
 
     def left(self) -> Collection[str]:
         since = self._now - 2_500_000
