@@ -357,7 +357,7 @@ class TestOneOrder:
 
     def test_it_stands_in_one_queue_at_a_time(self, backend):
         if not backend.supports_queue:
-            pytest.skip("it has no queue")
+            pytest.skip("this backend has no queue in the store, in which a place could be seen")
         others = [hold_elsewhere(name) for name in "abc"]
         elsewhere = Elsewhere(lock_all(*map(lock, "cba"), wait=LONG))
         for place, other in enumerate(others):
@@ -507,7 +507,7 @@ class TestOneNameTwice:
 
     def test_two_aliases_of_one_store_are_one(self, entering, settings, backend):
         if backend.keyspace is None:
-            pytest.skip("each alias is a store")
+            pytest.skip("each alias of this backend is a store of its own, so two aliases never share one")
         aliases = settings.DISTRIBUTED_LOCKS
         settings.DISTRIBUTED_LOCKS = {**aliases, "other": aliases["default"]}
         with entering(lock_all(lock("a", using="other"), lock("a"), wait=0)) as leases:

@@ -235,7 +235,7 @@ class TestWriting:
 
     def test_a_child_writes_its_own(self, backend, monkeypatch):
         if not backend.supports_processes:
-            pytest.skip("its child has a memory of its own")
+            pytest.skip("this backend keeps the journal in its process, which cannot see that of a child")
         monkeypatch.setattr(journal_writer, "INTERVAL", 60)
         with lock("parent"):
             pass

@@ -28,6 +28,7 @@ from django_distlock.backends.dummy import DummyBackend
 from django_distlock.core.forced import force_release
 from django_distlock.signals import lock_lost
 from django_distlock.testing import held_elsewhere, override_locks
+from tests.support.leases import wait_for_renewal
 from tests.support.tools import PATIENCE, backend_on, eventually, lock_request, queue_of, renewer_of
 
 backend = backend_on("redis", "locmem", "postgres", "mariadb", "sqlite")
@@ -274,8 +275,10 @@ def in_another_thread(work):
 
 class TestLeases:
     def test_each_is_renewed(self):
-        with lock("name", slots=2, ttl=0.6) as first, lock("name", slots=2, ttl=0.6) as second:
-            time.sleep(1.0)
+        with lock("name", slots=2, ttl=2) as first, lock("name", slots=2, ttl=2) as second:
+            for lease in (first, second):
+                wait_for_renewal(lease)
+                wait_for_renewal(lease)
             first.ensure_held()
             second.ensure_held()
             assert taken() == [1, 2]
