@@ -77,7 +77,6 @@ class Acquisition:
         self.backend = service.backend  # which makes the calls of ``steps()``
         self._service, self._timeout = service, timeout
         self._terms, self._holds, self._execution, self._by_with = terms, holds, execution, by_with
-        self._has_queued = False  # whether the last attempt asked for a place in the store
         self._is_in_line = False  # of this process
         self._is_busy = False  # the lock, as the store said
         self._began = clock()
@@ -279,14 +278,12 @@ class Acquisition:
                     return False
             wants_place = is_cheap or request.inbox != ""
         self._pending, self._was_sent, self._wants_place = request, True, wants_place
-        # The store may have queued it although its reply is lost, and may not yet have given up the place that it had.
-        self._has_queued = self._has_queued or wants_place
         return True
 
     def _answered(self, answer: Grant | LockInfo) -> Lease | LockInfo | None:
         """What the acquisition ends with. None: it goes on, after ``_pause``."""
         request = self.request
-        self._pending, self._has_queued = None, self._wants_place
+        self._pending = None
         self._refuse_to_be_a_copy()
         if isinstance(answer, LockInfo):
             if not (self._is_last or self._is_over(answer)):
@@ -301,7 +298,7 @@ class Acquisition:
                 self._is_in_line = False
             if self._may_be_left_in_store:
                 self._give_back(request)
-            self._was_sent = self._has_queued = False  # nothing is left of it
+            self._was_sent = False  # nothing is left of it
             if answer.token == self._late_token:
                 raise slow_error(self.request)
             return answer
@@ -319,7 +316,7 @@ class Acquisition:
         self._late_grants, self._late_token = self._late_grants + 1, request.token
         self._pending = request  # first: until then, the request itself is what an interrupt gives back
         self.request = request.with_new_token()
-        self._was_sent = self._has_queued = False
+        self._was_sent = False
         self._give_back(request)
         if self._late_grants == MOST_LATE_GRANTS or clock() >= self._deadline:
             raise slow_error(self.request)
@@ -392,7 +389,7 @@ class Acquisition:
     @property
     def _may_be_left_in_store(self) -> bool:
         """Whether the store may keep something of a request that was not granted."""
-        left = self._has_queued or bool(self.request.inbox) or self.request.in_doubt
+        left = bool(self.request.inbox) or self.request.in_doubt
         return left and not self.request.is_inherited
 
     # Whose the lock is that is in the way
