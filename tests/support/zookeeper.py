@@ -25,6 +25,7 @@ from tests.support.sentinel import free_port
 from tests.support.tools import eventually
 
 JARS = "/usr/share/java/zookeeper.jar"  # of Debian's package, whose manifest names what it needs
+CLASSES = f"{JARS}:/usr/share/java/netty-codec.jar"  # which TLS needs besides, and that manifest leaves out
 TICK_MS = 200
 # Short in starting, and small: a test run has several of them.
 JAVA_OPTIONS = (
@@ -84,7 +85,7 @@ class Server:
         lines = [f"{key}={value}" for key, value in given.items()]
         (self.folder / "zoo.cfg").write_text("\n".join([*lines, peers]) + "\n")
         self._command = [
-            java, *JAVA_OPTIONS, "-cp", JARS, "org.apache.zookeeper.server.quorum.QuorumPeerMain",
+            java, *JAVA_OPTIONS, "-cp", CLASSES, "org.apache.zookeeper.server.quorum.QuorumPeerMain",
             str(self.folder / "zoo.cfg"),
         ]  # fmt: skip
         self._log = (self.folder / "log").open("wb")
@@ -144,8 +145,11 @@ class Server:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def __enter__(self) -> Server:
-        self.start()
-        self.wait()
+        with ExitStack() as stack:
+            stack.callback(self.close)
+            self.start()
+            self.wait()
+            stack.pop_all()
         return self
 
     def __exit__(

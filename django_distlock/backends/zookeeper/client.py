@@ -213,7 +213,7 @@ class Client:
     @property
     def failure(self) -> str:
         """Why there is no connection."""
-        return str((self._handler and self._handler.failure) or "there is no connection")
+        return (self._handler and self._handler.failure) or "there is no connection"
 
     def open(self) -> None:
         """Begin to look for a server, if that has not begun."""
@@ -252,7 +252,7 @@ class Client:
                     session.is_over = True
                 session = self.session = ZooKeeperSession(number, connection.timeout)
             session.connected(connection.sent_at, connection.timeout)
-            session.is_suspended, self.down_since, handler.failure = False, None, None
+            session.is_suspended, self.down_since, handler.failure = False, None, ""
         else:
             self.down_since = clock()
             if session and state == KazooState.SUSPENDED:

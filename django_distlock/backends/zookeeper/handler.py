@@ -70,7 +70,7 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
         self._pid = fork.pid()
         self._connect_timeout = connect_timeout
         self.connection: Connection | None = None  # of the last connection
-        self.failure: Exception | None = None  # why the last one could not be opened
+        self.failure = ""  # why the last one could not be opened
         self.left: tuple[str, int] | None = None  # the address of a server that did not answer; others come first
 
     def start(self) -> None:
@@ -110,7 +110,7 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
         try:
             connection = super().create_connection(address, timeout=min(timeout, self._connect_timeout), **kwargs)
         except Exception as error:
-            self.failure = error
+            self.failure = str(error)
             raise
         self.connection = Connection(connection, address, sent_at)
         return self.connection

@@ -1,0 +1,106 @@
+"""A server that speaks TLS alone, and asks clients for a certificate of theirs."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from django_distlock import LockBackendError, lock, locks
+from tests.support import certificates
+from tests.support.requirements import missing
+from tests.support.sentinel import free_port
+from tests.support.tools import renewer_of
+from tests.support.zookeeper import Server, program
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def pki(tmp_path_factory):
+    if not certificates.is_there():
+        missing("openssl", "install the package openssl")
+    return certificates.Certificates(tmp_path_factory.mktemp("pki"))
+
+
+@pytest.fixture(scope="module")
+def server(pki, tmp_path_factory):
+    if (java := program()) is None:
+        missing("zookeeper", "no java and zookeeper.jar found; install the package zookeeper")
+    key = tmp_path_factory.mktemp("keys") / "server.pem"
+    key.write_text(pki.server.key.read_text() + pki.server.certificate.read_text())
+    settings = {
+        "serverCnxnFactory": "org.apache.zookeeper.server.NettyServerCnxnFactory",
+        "secureClientPort": free_port(),
+        "secureClientPortAddress": "127.0.0.1",
+        "ssl.keyStore.location": key,
+        "ssl.keyStore.type": "PEM",
+        "ssl.trustStore.location": pki.authority.certificate,
+        "ssl.trustStore.type": "PEM",
+        "ssl.clientAuth": "need",
+        "ssl.hostnameVerification": "false",
+    }
+    with Server(java, **settings) as server:
+        server.secure_port = settings["secureClientPort"]
+        yield server
+
+
+@pytest.fixture
+def secured(configured, server, pki, root):
+    """``secured(**options)`` is a backend that trusts the authority, with a certificate of its own."""
+
+    def secure(host="127.0.0.1", **options):
+        trusted = {
+            "use_ssl": True,
+            "ca": pki.authority.certificate,
+            "certfile": pki.client.certificate,
+            "keyfile": pki.client.key,
+            **options,
+        }
+        return configured(f"{host}:{server.secure_port}{root}", options=trusted)
+
+    return secure
+
+
+def test_a_lock_is_taken_waited_for_and_released(secured, calls):
+    secured()
+    held, waiting = lock("name"), lock("name", wait=60)
+    assert held.acquire()
+    first = held.lease
+    timer = threading.Timer(0.3, held.release)
+    timer.start()
+    assert calls(waiting).acquire()
+    timer.join()
+    assert waiting.lease.fence > first.fence
+    calls(waiting).release()
+
+
+def test_a_long_answer_arrives_whole(secured):
+    """It comes in several records of TLS, of which a poll of the socket sees the first one only."""
+    backend = secured()
+    held = [lock(f"{number:04}" * 50) for number in range(500)]
+    for one in held:
+        one.acquire()
+    assert len(list(backend.held())) == 500
+    for one in held:
+        one.release()
+
+
+@pytest.mark.filterwarnings("ignore:unclosed <ssl:ResourceWarning")  # kazoo leaves that to the garbage collector
+@pytest.mark.parametrize(
+    ("options", "host", "told"),
+    [
+        ({"ca": "stranger"}, "127.0.0.1", "certificate verify failed"),
+        ({}, "localhost", "mismatch"),
+        ({"certfile": None, "keyfile": None}, "127.0.0.1", "bad certificate|certificate required"),
+        ({"use_ssl": False, "ca": None, "certfile": None, "keyfile": None}, "127.0.0.1", "no connection"),
+    ],
+    ids=["nobody vouches for the server", "another host", "no certificate", "no TLS"],
+)
+def test_who_is_not_trusted_is_told_so(secured, pki, options, host, told):
+    if options.get("ca"):
+        options = {**options, "ca": pki.stranger.certificate}
+    secured(host=host, request_timeout=2.0, **options)
+    with pytest.raises(LockBackendError, match=told):
+        lock("name").acquire()
+    assert not renewer_of(locks["default"]).is_cleaning
