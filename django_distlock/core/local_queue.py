@@ -95,9 +95,10 @@ class LocalQueue:
             first.event.set()
 
     def has_successor(self, request: LockRequest) -> bool:
-        """Whether another one may go on with its place in the store, where its number of slots stands."""
+        """Whether the next one may go on with its place in the store, where its number of slots stands."""
         with self._guard:
-            return any(one is not request and one.slots == request.slots for one in self._lines[request.key])
+            following = next((one for one in self._lines[request.key] if one is not request), None)
+            return following is not None and following.slots == request.slots
 
     def leave(self, request: LockRequest) -> None:
         """It was granted the lock. The end of its lease wakes the next leader, unless that may have another slot."""
@@ -127,9 +128,8 @@ class LocalQueue:
             first = self._first_responsive(line)
             # A process has one place, so not if the next one has its own; and not to one that is about to leave.
             if request.inbox and not (request.is_inherited or first.inbox or first.in_doubt):
-                followers = (one for one in line if not (one.asking or one.inbox or one.in_doubt))
-                follower = next((one for one in followers if one.slots == request.slots), None)
-                if follower:
+                follower = next((one for one in line if not (one.asking or one.inbox or one.in_doubt)), None)
+                if follower and follower.slots == request.slots:  # nor past one that wants another number
                     follower.inherit(request)
             if request.is_inherited:
                 successor = self._heir_of(request)

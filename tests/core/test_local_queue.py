@@ -102,6 +102,36 @@ def test_the_heir_is_told_last_where_one_before_it_leaves_as_it_is_told():
     assert told == [None, heir, brief, heir]
 
 
+@pytest.mark.parametrize("slots", [(3, 1, 3), (1, 3, 1)])
+def test_a_place_goes_to_nobody_behind_one_that_wants_another_number(slots):
+    told = []
+    queue = LocalQueue(Timing(), told.append)
+    leader, following, same = requests = [lock_request(slots=number) for number in slots]
+    for request in requests:
+        queue.join(request, clock())
+    leader.inbox, following.asking, same.asking = "inbox", False, False
+    assert not queue.has_successor(leader)
+    queue.give_up(leader)
+    assert [one for one in requests if one.is_inherited or one.token == leader.token] == [leader]
+    assert queue.take_turn(following, clock())
+    following.inbox = "inbox"
+    queue.give_up(following)
+    assert (following.is_inherited, same.inbox, told) == (False, "", [])
+
+
+def test_a_place_goes_to_the_next_one_that_wants_the_same_number():
+    told = []
+    queue = LocalQueue(Timing(), told.append)
+    leader, following, other = requests = [lock_request(slots=number) for number in (3, 3, 1)]
+    for request in requests:
+        queue.join(request, clock())
+    leader.inbox, following.asking, other.asking = "inbox", False, False
+    assert queue.has_successor(leader)
+    queue.give_up(leader)
+    assert following.token == leader.token
+    assert told == [following]
+
+
 class TestTheEndOfALease:
     """Who waits in the same process is woken by it, and does not find out at its next look."""
 

@@ -208,6 +208,23 @@ class TestDifferentNumbers:
         holders.let_go("of five 2")
         holders.have("of five 1", "of five 2", "alone", "of two", "of five 3")
 
+    def test_who_gives_up_takes_nobody_past_one_that_stands_before_it(self, holders):
+        for number in (1, 2, 3):
+            holders.start(f"of three {number}", slots=3)
+            holders.have(*(f"of three {one}" for one in range(1, number + 1)))
+        leaves = threading.Thread(target=lock("name", slots=3, wait=0.5).acquire)
+        leaves.start()
+        eventually(lambda: locks["default"].count_waiters(["name"])[0])
+        holders.start("alone", slots=1)
+        holders.start("of three 4", slots=3)
+        leaves.join(PATIENCE)
+        eventually(lambda: locks["default"].count_waiters(["name"])[0])
+        holders.let_go("of three 1")
+        holders.have("of three 1", "of three 2", "of three 3")
+        holders.let_go("of three 2")
+        holders.let_go("of three 3")
+        holders.have("of three 1", "of three 2", "of three 3", "alone", "of three 4")
+
     def test_fewer_slots_let_no_two_of_the_new_ones_in_beside_an_old_one(self, holders):
         """As in a deploy that changes 3 to 1."""
         holders.start("old", slots=3)
