@@ -129,16 +129,16 @@ class SlotsContract:
         assert locks.release(mine[1], force=True) is True
         assert locks.acquire(lock_request(slots=2), queue=False).slot == 2
 
-    def test_a_busy_lock_tells_the_lease_that_ends_first(self, locks: Any) -> None:
+    @pytest.mark.parametrize("slots", [1, 2, 3])
+    def test_a_busy_lock_tells_the_lease_that_ends_first(self, locks: Any, slots: int) -> None:
         for ttl in (40, 20, 30):
             locks.acquire(lock_request(ttl=ttl, label=f"for {ttl}", slots=3), queue=False)
         for queue in (False, True):
-            busy = locks.acquire(lock_request(slots=3), queue=queue)
+            busy = locks.acquire(lock_request(slots=slots), queue=queue)
             assert isinstance(busy, LockInfo)
             assert busy.holder is not None
             assert (busy.holder.label, busy.slot) == ("for 20", 2)
             assert 10 < busy.remaining <= 20
-            locks.release(lock_request(slots=3))
 
     def test_all_slots_that_ended_are_handed_on_in_one_step(self, backend: BaseLockBackend, locks: Any) -> None:
         self.needs_queue(backend)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 WITHOUT_KEYS = {"TIME", "PUBLISH", "SPUBLISH"}  # a channel is no key
 OF_KEYS_ALONE = {"EXISTS", "DEL"}
 OTHERS = {
-    "GET", "GETRANGE", "PEXPIRE", "PTTL", "SET", "SETRANGE",
+    "GET", "GETRANGE", "PEXPIRE", "PEXPIREAT", "PTTL", "SET", "SETRANGE",
     "ZADD", "ZRANGE", "ZRANK", "ZREM", "ZREMRANGEBYSCORE", "ZSCORE",
 }  # fmt: skip
 

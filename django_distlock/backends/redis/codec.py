@@ -49,15 +49,20 @@ def read_lease(alias: str, name: str, value: bytes, left: float) -> LockInfo | N
     )
 
 
-def with_ends(values: Sequence[Any], left: int) -> list[tuple[bytes, float]]:
+def is_in_another_slot(value: bytes) -> bool:
+    """Whether scripts take it for a lease in another slot than the first: it has a number before the holder."""
+    return value[48:52].isdigit() and value[52:53] == b" "
+
+
+def with_ends(values: Sequence[Any], time: Sequence[Any]) -> list[tuple[bytes, float]]:
     """Leases in other slots than the first, and the ms that each has left.
 
-    ``values``: leases, and their ends on the clock of the server. ``left``: the ms that the last of them has.
+    ``values``: leases, and their ends on the clock of the server. ``time``: what TIME says there.
     """
     if values and not isinstance(values[0], list):  # RESP2 has them in one list
         values = list(zip(values[::2], values[1::2], strict=True))
-    ends = [float(end) for _, end in values]
-    return [(value, end - ends[-1] + left) for (value, _), end in zip(values, ends, strict=True)]
+    now = int(time[0]) * 1000 + int(time[1]) / 1000
+    return [(value, float(end) - now) for value, end in values]
 
 
 def read_holder(value: bytes | None) -> Holder | None:

@@ -89,7 +89,7 @@ class SentinelRefusal(ConnectionError):
 
 # Redis 6.2 has the reason in the midst of the text when a script met it; redis-py takes some away at the beginning.
 _REASON = re.compile(
-    r"(?:^|-)(BUSY|LOADING|MASTERDOWN|MISCONF|NEWER|NOPERM|NOREPLICAS|OOM|READONLY|UNBLOCKED|WRONGTYPE) "
+    r"(?:^|-)(BUSY|LOADING|MASTERDOWN|MISCONF|NEWER|NOPERM|NOREPLICAS|OOM|READONLY|UNBLOCKED|UNREADABLE|WRONGTYPE) "
 )
 _BY_CLASS = {
     BusyLoadingError: "LOADING",
@@ -272,6 +272,11 @@ def _advice_on_refusal(reason: str, backend: BaseLockBackend) -> str:
             return f"this server is a read-only replica; point {backend.setting('LOCATION')} at the primary."
         case "NEWER":
             return f"what it has {NEWER}."
+        case "UNREADABLE":
+            return (
+                "others wrote a member into a key of ours; remove it with ZREM, or give the locks a prefix of their own"
+                f" in {backend.setting('KEY_PREFIX')}."
+            )
         case "OOM":
             return "the server is out of memory and takes no more keys; raise its maxmemory or free some."
         case "MISCONF":

@@ -17,7 +17,7 @@ from ...types import Holder, LastRun, LockInfo, LockRequest
 from ...utils.events import about_event
 from ..common.timing import Timing
 from .client import Reply
-from .codec import read_holder, read_lease, read_queue, read_remaining, with_ends
+from .codec import is_in_another_slot, read_holder, read_lease, read_queue, read_remaining, with_ends
 from .errors import is_newer_value, is_of_publishing, is_wrong_type
 from .keys import Keys
 from .scripts import Command, Script, milliseconds, pack, pack_parts, packed_keys
@@ -129,10 +129,10 @@ class Operations:
         return commands
 
     def look_at_others(self, locks: Sequence[str]) -> list[Command]:
-        """At the leases in other slots. The key ends with the last of them, which tells the time of the server."""
+        """At the leases in other slots, and then at the clock of the server by which they end."""
         commands = []
         for key in map(self._keys.others, locks):
-            for question in (pack("ZRANGE", key, 0, -1, "WITHSCORES"), pack("PTTL", key)):
+            for question in (pack("ZRANGE", key, 0, -1, "WITHSCORES"), pack("TIME")):
                 commands.append(Command(question, key=key))
         return commands
 
@@ -184,7 +184,7 @@ class Operations:
         """Who is in the way of an acquisition."""
         if info := read_lease(self._alias, request.name, value, left):
             return info._replace(prefix=request.prefix) if request.prefix else info
-        raise self._unreadable(request.key, value)
+        raise self._unreadable(request.key, value, is_other=is_in_another_slot(value))
 
     def counts_ears(self, reply: Reply) -> bool | None:
         """Whether scripts are told who hears a message. None: nobody does, and who listens may just not be there."""
@@ -228,9 +228,9 @@ class Operations:
     def other_infos(self, locks: Sequence[str], reply: Reply) -> dict[str, list[LockInfo]]:
         """The leases in the other slots, in their order."""
         values, found = iter(reply.values), {}
-        for lock, leases, left in zip(locks, values, values, strict=True):
-            ends = with_ends(self.checked(leases), self.checked(left)) if left != GONE else []
-            infos = [self._info(lock, value, left_of_it) for value, left_of_it in ends if left_of_it > 0]
+        for lock, leases, time in zip(locks, values, values, strict=True):
+            ends = with_ends(self.checked(leases), self.checked(time))
+            infos = [self._info(lock, value, left, is_other=True) for value, left in ends if left > 0]
             found[lock] = sorted(filter(None, infos), key=attrgetter("slot"))
         return found
 
@@ -269,7 +269,7 @@ class Operations:
                 found.append(error)
         return found
 
-    def _info(self, lock: str, value: Any, left: Any) -> LockInfo | None:
+    def _info(self, lock: str, value: Any, left: Any, *, is_other: bool = False) -> LockInfo | None:
         if value is None or left == GONE:
             return None
         info = None
@@ -277,7 +277,7 @@ class Operations:
             info = read_lease(self._alias, lock, self.checked(value), self.checked(left))
         if info is None:
             about = about_event("unreadable", alias=self._alias, name=lock)
-            logger.error("%s", self._unreadable(lock, value), extra=about)
+            logger.error("%s", self._unreadable(lock, value, is_other=is_other), extra=about)
         return info
 
     def _run(self, name: str, value: Any) -> LastRun | None:
@@ -297,14 +297,19 @@ class Operations:
     def _newer_run(self, name: str) -> NewerRun:
         return NewerRun(f"The key {self._keys.run(name)!r} at {self._where}")
 
-    def _unreadable(self, lock: str, value: Any) -> LockBackendError:
-        key = f"The key {self._keys.lease(lock)!r} at {self._where}"
+    def _unreadable(self, lock: str, value: Any, *, is_other: bool) -> LockBackendError:
+        """``is_other``: it stands among the leases in other slots than the first."""
+        if is_other:
+            what = f"A member of the key {self._keys.others(lock)!r} at {self._where}"
+            wrong = "is no lease. Remove it with ZREM"
+        else:
+            what = f"The key {self._keys.lease(lock)!r} at {self._where}"
+            wrong = "holds something that is no lock. Delete it"
         if isinstance(value, bytes) and is_newer(value):
-            error = LockBackendError(f"{key} {NEWER}.")
+            error = LockBackendError(f"{what} {NEWER}.")
         else:
             error = LockBackendError(
-                f"{key} holds something that is no lock. Delete it, or give the locks a prefix of their own in"
-                f" {self._prefix_setting}."
+                f"{what} {wrong}, or give the locks a prefix of their own in {self._prefix_setting}."
             )
         error.is_final = True
         return error

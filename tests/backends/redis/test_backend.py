@@ -121,6 +121,18 @@ class TestLostReplies:
             assert proxy.cuts == 3
             assert slots() == [*range(1, taken + 1)]
 
+    @pytest.mark.parametrize("slots", [1, 2])
+    def test_of_who_has_left_get_no_place_which_would_stop_all_others(self, proxied, slots):
+        late = lock_request(ttl=60, slots=slots)
+        for _ in range(2):
+            proxied.acquire(lock_request(slots=5), queue=False)
+        late.in_doubt = True
+        assert proxied.release(late) is False
+        late.in_doubt = False  # as the command says that was sent first
+        with pytest.raises(LockBackendError):
+            proxied.acquire(late, queue=True)
+        assert isinstance(proxied.acquire(lock_request(slots=5), queue=False), Grant)
+
     @pytest.mark.parametrize("taken", [0, 1, 2])
     def test_a_slot_that_was_granted_unseen_is_given_back(self, proxied, proxy, calls, taken):
         """S4: by who does not know which one."""

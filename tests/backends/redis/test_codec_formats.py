@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import redis
 
 from django_distlock import LockBackendError, lock, locks
+from django_distlock.backends.redis.codec import with_ends
 from django_distlock.exceptions import NewerRun
 from django_distlock.formats import is_newer
 from django_distlock.types import Holder, LastRun, new_token
@@ -96,6 +99,122 @@ def test_a_newer_entry_further_behind(valkey_locks, store):
     before = contents(store)
     refusal_of(lambda: backend.release(waiter))
     assert contents(store) == before
+
+
+class TestANewerLeaseInAnotherSlot:
+    """It stops nobody from ending its own lease or wait. Which slots are free beside it, nobody can tell."""
+
+    @pytest.fixture
+    def backend(self, valkey_locks):
+        return locks["default"]
+
+    @pytest.fixture(params=[f"2 {'a' * 26} h {1:016} 0004 more", "2 of another kind"])
+    def newer(self, request, store):
+        """Puts it before the other leases in their order."""
+
+        def put():
+            store.zadd("lock|l:name", {request.param: (time.time() + 60) * 1000})
+            store.pexpire("lock|l:name", 60_000)
+            return request.param
+
+        return put
+
+    @staticmethod
+    def acquired(backend, number, ttl=100.0):
+        granted = [lock_request("name", ttl=ttl, slots=number) for _ in range(number)]
+        assert [backend.acquire(one, queue=False).slot for one in granted] == [*range(1, number + 1)]
+        return granted
+
+    def test_leases_are_renewed_and_end(self, backend, store, newer):
+        first, second, third = self.acquired(backend, 3)
+        kept = newer()
+        assert backend.renew([(one, 200.0) for one in (first, second, third)]) == [True, True, True]
+        assert backend.acquire(second, queue=False).slot == 2
+        for one in (third, first, second):
+            assert backend.release(one) is True
+        assert store.zrange("lock|l:name", 0, -1) == [kept]
+        assert not store.exists("lock:name")
+        refusal_of(lambda: backend.renew([(second, 200.0)]))
+
+    @pytest.mark.parametrize("slot", [1, 2])
+    def test_a_release_hands_nothing_on(self, backend, store, newer, slot):
+        held = self.acquired(backend, 2)
+        waiter = lock_request("name", slots=2)
+        backend.acquire(waiter, queue=True)
+        newer()
+        queue, others = contents(store)["lock|q:name"], store.zrange("lock|l:name", 0, -1)
+        assert backend.release(held[slot - 1]) is True
+        assert contents(store)["lock|q:name"] == queue
+        assert [value for value in others if held[slot - 1].token not in value] == store.zrange("lock|l:name", 0, -1)
+        assert store.exists("lock:name") == (slot == 2)
+
+    @pytest.mark.parametrize("slots", [1, 2])
+    @pytest.mark.parametrize("by_last", [True, False])
+    def test_who_leaves_the_queue_hands_nothing_on(self, backend, store, newer, slots, by_last):
+        self.acquired(backend, 1)
+        first, second = lock_request("name", slots=1), lock_request("name", slots=5)
+        backend.acquire(first, queue=True)
+        backend.acquire(second, queue=True)
+        newer()
+        before = contents(store)
+        if by_last:
+            refusal_of(lambda: backend.acquire(first, queue=False))
+            assert contents(store) == before
+        refusal_of(lambda: backend.release(first))
+        [entry] = store.zrange("lock|q:name", 0, -1)
+        assert second.token in entry
+        assert contents(store) == before | {"lock|q:name": contents(store)["lock|q:name"]}
+
+    @pytest.mark.parametrize("slots", [1, 2, 9])
+    def test_it_is_in_the_way_of_all_others(self, backend, store, newer, slots):
+        self.acquired(backend, 1)
+        newer()
+        before = contents(store)
+        for queue in (False, True):
+            refusal_of(lambda queue=queue: backend.acquire(lock_request("name", slots=slots), queue=queue))
+        refusal_of(lambda: backend.release(lock_request("name", slots=slots)))
+        assert contents(store) == before
+
+    def test_in_the_first_slot_it_leaves_the_others_alone(self, backend, store):
+        first, second = self.acquired(backend, 2)
+        backend.release(first)
+        store.set("lock:name", LEASE, px=60_000)
+        assert backend.acquire(second, queue=False).slot == 2
+        assert backend.release(second) is True
+        assert [*contents(store)] == ["lock:name"]
+
+
+def test_each_lease_in_another_slot_has_what_its_own_end_says():
+    """Also where the last of them ended between the two questions."""
+    time, ends = [b"1", b"500000"], [(b"live", 3500.0), (b"gone", 28500.0)]
+    assert with_ends([b"live", b"5000", b"gone", b"30000"], time) == ends
+    assert with_ends([[b"live", 5000.0], [b"gone", 30000.0]], time) == ends
+    assert with_ends([], time) == []
+
+
+def test_the_leases_in_other_slots_are_kept_until_the_last_of_them_ends(valkey_locks, store):
+    def last_end():
+        [(_, last)] = store.zrange("lock|l:name", -1, -1, withscores=True)
+        assert store.pexpiretime("lock|l:name") == last
+        return last
+
+    backend, granted = locks["default"], [lock_request("name", ttl=ttl, slots=9) for ttl in (90.0, 10.0, 50.0, 30.0)]
+    for request in granted:
+        backend.acquire(request, queue=False)
+    _, second, third, fourth = granted
+    ends = [last_end()]
+    for change in (
+        lambda: backend.renew([(second, 20.0)]),
+        lambda: backend.renew([(fourth, 70.0)]),
+        lambda: backend.release(third),
+        lambda: backend.release(fourth, 60.0),
+        lambda: backend.release(fourth, force=True),
+    ):
+        change()
+        ends.append(last_end())
+    assert ends[0] == ends[1] < ends[2] == ends[3] > ends[4] > ends[5]
+    assert backend.release(second)
+    assert not store.exists("lock|l:name")
 
 
 def test_a_newer_run(valkey_locks, store):

@@ -19,7 +19,7 @@ from django_distlock.backends.redis.codec import read_holder, read_lease
 from django_distlock.backends.redis.keys import LEASES, OTHERS, ClusterKeys, Keys, Listing
 from django_distlock.backends.redlock.quorum import Observation
 from django_distlock.formats import FORMAT
-from django_distlock.types import Holder, LastRun
+from django_distlock.types import Grant, Holder, LastRun, LockInfo
 from tests.support.admin_pages import hold, names_in
 from tests.support.tools import lock_request
 
@@ -181,6 +181,70 @@ def test_one_bad_value_hides_no_other_lock(written, what, operator: Client, capl
     assert ("Nobody holds" in said("show", "bad")) is not is_readable
     with pytest.raises(LockNotAcquired if is_readable else LockBackendError):
         lock("bad", wait=0).__enter__()
+
+
+class TestAmongTheLeasesInOtherSlots:
+    @pytest.fixture
+    def held(self, valkey_locks):
+        held = [lock_request(slots=3), lock_request(slots=3)]
+        for one in held:
+            valkey_locks.acquire(one, queue=False)
+        return held
+
+    @pytest.fixture
+    def write(self, store):
+        """Puts a member there as others would. It ends in so many seconds."""
+
+        def write(what, ttl=60.0):
+            value = UNREADABLE[what].replace(FENCE, FENCE + b" 0003")
+            store.zadd("lock|l:name", {value: (time.time() + ttl) * 1000})
+
+        return write
+
+    @pytest.mark.parametrize("slots", [1, 2, 3, 9])
+    @pytest.mark.parametrize("queue", [False, True])
+    def test_no_slot_is_free_beside_what_is_no_lease(self, valkey_locks, held, write, store, slots, queue):
+        write("something else")
+        with pytest.raises(LockBackendError, match=r"lock\|l:name has a member that is no lease") as caught:
+            valkey_locks.acquire(lock_request(slots=slots), queue=queue)
+        assert "ZREM" in str(caught.value)
+        assert caught.value.is_final
+        assert not store.exists("lock|q:name")
+
+    @pytest.mark.parametrize("slots", [1, 2, 3])
+    def test_one_whose_holder_cannot_be_read_counts(self, valkey_locks, held, write, slots):
+        write("a moment after all calendars")
+        assert isinstance(valkey_locks.acquire(lock_request(slots=slots), queue=False), LockInfo)
+        assert valkey_locks.acquire(lock_request(slots=4), queue=False).slot == 4
+
+    @pytest.mark.parametrize("slots", [1, 3])
+    def test_the_key_is_named_that_has_the_one_in_the_way(self, valkey_locks, held, write, slots):
+        write("a moment after all calendars", 2)
+        with pytest.raises(LockBackendError, match=r"A member of the key 'lock\|l:name' .* is no lease") as caught:
+            valkey_locks.acquire(lock_request(slots=slots), queue=False)
+        assert caught.value.is_final
+
+    @pytest.mark.parametrize("what", ["something else", "a moment after all calendars"])
+    def test_so_it_is_in_the_log(self, valkey_locks, held, write, caplog, what):
+        write(what)
+        assert [info.token for info in valkey_locks.look(["name"])[0]] == [one.token for one in held]
+        [said] = {record.getMessage() for record in caplog.records if record.levelname == "ERROR"}
+        assert "A member of the key 'lock|l:name'" in said
+        assert "is no lease. Remove it with ZREM" in said
+
+    @pytest.mark.parametrize("slot", [1, 2])
+    @pytest.mark.parametrize("what", ["something else", "a moment after all calendars"])
+    def test_the_others_are_renewed_and_end(self, valkey_locks, held, write, store, slot, what):
+        write(what)
+        mine, other = held[slot - 1], held[2 - slot]
+        assert valkey_locks.renew([(one, 20.0) for one in held]) == [True, True]
+        assert valkey_locks.release(mine) is True
+        assert [info.token for info in valkey_locks.look(["name"])[0]] == [other.token]
+        assert store.zcard("lock|l:name") == 3 - slot
+
+    def test_an_entry_of_the_queue_that_wants_no_slot_wants_one(self, valkey_locks, store):
+        store.zadd("lock|q:name", {f"1 {'a' * 26} 0000 Plock|in:nobody|": 1})
+        assert isinstance(valkey_locks.acquire(lock_request(), queue=False), Grant)
 
 
 def test_a_lock_that_is_kept_for_longer_than_any_clock_counts_can_be_waited_for(valkey_locks, store):

@@ -11,7 +11,7 @@ from tests.support.lua_calls import calls_in, code_of, wrong_calls
 SCRIPTS = {
     f"{backend} {name}": getattr(module, name)
     for backend, module in (("redis", operations), ("redlock", messages))
-    for name in ("ACQUIRE", "RELEASE", "RENEW", "CLAIM_RUN", "EARS")
+    for name in ("ACQUIRE", "RELEASE", "RENEW", "RENEW_SLOT", "CLAIM_RUN", "EARS")
     if hasattr(module, name)
 }
 

@@ -10,7 +10,8 @@ _TABLE = """
 get 2 - 1 1 | getrange 4 - 1 1 | mget -2 - 1 -1 | exists -2 - 1 -1 | pttl 2 - 1 1 | ttl 2 - 1 1 | type 2 - 1 1
 zrange -4 - 1 1 | zrank -3 - 1 1 | zscore 3 - 1 1 | zcard 2 - 1 1 | scan -2 - 0 0 | dbsize 1 - 0 0
 set -3 write,denyoom 1 1 | setrange 4 write,denyoom 1 1 | rpush -3 write,denyoom 1 1 | zadd -4 write,denyoom 1 1
-del -2 write 1 -1 | unlink -2 write 1 -1 | pexpire -3 write 1 1 | zrem -3 write 1 1 | zremrangebyscore 4 write 1 1
+del -2 write 1 -1 | unlink -2 write 1 -1 | pexpire -3 write 1 1 | pexpireat -3 write 1 1
+zrem -3 write 1 1 | zremrangebyscore 4 write 1 1
 zpopmin -2 write 1 1 | flushall -1 write 0 0 | flushdb -1 write 0 0
 time 1 loading,stale 0 0 | publish 3 loading,stale,pubsub,replicates 0 0
 spublish 3 loading,stale,pubsub,channel,replicates 1 1

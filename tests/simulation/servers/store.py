@@ -231,7 +231,12 @@ class Store:
         return (left + 500) // 1000 if left >= 0 else left
 
     def _do_pexpire(self, key: str, ttl: str) -> int:
-        seconds = _integer(ttl) / 1000
+        return self._expire_in(key, _integer(ttl) / 1000)
+
+    def _do_pexpireat(self, key: str, moment: str) -> int:
+        return self._expire_in(key, _integer(moment) / 1000 - self.micros() / 1_000_000)
+
+    def _expire_in(self, key: str, seconds: float) -> int:
         if (entry := self._entries.get(key)) is None:
             return 0
         if seconds <= 0:

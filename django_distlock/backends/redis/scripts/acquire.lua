@@ -15,6 +15,7 @@
 --       how many stand before one that polls} busy. The lease is the one that ends first. Where a slot is free for the
 --       first in the queue, which polls, it is what that one would have if it had been handed it
 --       | error NEWER: what stands there has a larger format, and stays as it is
+--       | error UNREADABLE: among the leases in the other slots is something that is none
 
 -- Most locks are free, and nothing is known of their waiters and tokens. That is asked first, before all that is made below:
 -- Lua makes each function anew in each call.
@@ -31,9 +32,6 @@ end
 
 -- include lock.lua
 
--- ms after which each waiter looks by itself, but in a process that waits for very many names. For those it would be 8000,
--- and each hand-over of a lock with so short a TTL would cost one more message and one more look.
-local LOOK = 1000
 local token, holder, ttl = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local mode, place, inbox, slots = ARGV[5] or 'try', ARGV[6] or '', ARGV[7] or '', ARGV[9] or '0001'
 local wanted = tonumber(slots)
@@ -62,7 +60,7 @@ local function confirmed(slot, value, ends) -- a lease that the token has alread
   -- The holder is written each time, because another process may have adopted the lease.
   if slot > 1 then remove(value) end
   put(slot, mine, 'h', fence, holder, ttl)
-  if state == 'c' and ttl < LOOK then wake_first() end
+  if state == 'c' and ttl < SOON then wake_first() end
   return granted(slot, fence)
 end
 
@@ -70,14 +68,16 @@ lease = redis.call('GET', KEYS[1])
 if lease and string.sub(lease, 1, 29) == mine then
   return confirmed(1, lease)
 end
-if is_newer(lease) then return NEWER end
+local refusal = read_others()
+local slot, value, ends = in_others(mine)
+if slot then return confirmed(slot, value, ends) end
+if refusal then return refusal end
 
 local shown, left -- of the lease in the way, if it is not there yet
-if not lease or wanted > 1 then
-  if read_others() then return NEWER end
-  local slot, value, ends = in_others(mine)
-  if slot then return confirmed(slot, value, ends) end
-  if retired() then return -1 end
+local stays = mode ~= 'try' and mode ~= 'last' -- in the queue, where it is not granted
+local may_grant = not lease or wanted > 1 or others[1] -- to it or to others; not where one slot is all, and is taken
+if (may_grant or stays) and retired() then return -1 end -- a place of nobody would stop all who want more slots
+if may_grant then
   if place ~= '' then
     if is_newer(head()) then return NEWER end
     redis.call('ZADD', KEYS[2], 'LT', place, me)
@@ -90,9 +90,9 @@ if not lease or wanted > 1 then
     if is_polling then redis.call('ZREM', KEYS[3], '?' .. token) end
     local fence, slot = number(), free_slot()
     put(slot, mine, 'h', fence, holder, ttl)
-    if hand_over(mine, false, 0) and (ttl < LOOK or others[1]) then
+    if hand_over(mine, false, 0) and (ttl < SOON or others[1]) then
       local _, soonest = first_to_end()
-      if soonest < LOOK then wake_first() end
+      if soonest < SOON then wake_first() end
     end
     return granted(slot, fence)
   end
@@ -101,20 +101,17 @@ if not lease or wanted > 1 then
   end
 end
 
-if mode == 'try' or mode == 'last' then
+if not stays then
   if not shown then shown, left = first_to_end() end
   if mode == 'last' and is_polling then redis.call('ZREM', KEYS[3], '?' .. token) end
   if mode == 'last' and redis.call('ZREM', KEYS[2], me) == 1 then
-    read_others()
     if hand_over(mine, false, 0) then -- it may have been in the way of others
       local _, soonest = first_to_end()
-      if soonest and soonest < LOOK then wake_first() end
+      if soonest and soonest < SOON then wake_first() end
     end
   end
   return {'', left, shown, -1}
 end
--- A "wait" that arrives after its caller has left may leave a place behind; what that is handed, is handed back.
-if (mode ~= 'wait' or is_polling) and retired() then return -1 end
 
 local ears = -1
 if mode == 'look' then

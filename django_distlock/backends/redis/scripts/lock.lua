@@ -5,6 +5,9 @@
 -- "1 token slots inbox|thread". 1 is the format, slot and slots are 4 digits, and thread is empty yet. An inbox is "polls",
 -- or "S" or "P" (sharded or plain pub/sub) and a channel, which has one bar in it. A number is 16 digits.
 local NEWER = {err = 'NEWER written by a newer version'} -- what has a larger format stays as it is
+-- ms after which each waiter looks by itself, but in a process that waits for very many names. For those it would be 8000,
+-- and each hand-over of a lock with so short a TTL would cost one more message and one more look.
+local SOON = 1000
 local lease -- in the first slot; the script that follows reads it
 local others = {} -- the same in the other slots, once they are read: each lease, and its end in ms
 local grant -- ms that a waiter has to take what it was handed
@@ -42,21 +45,31 @@ end
 
 -- Leases
 
-local function read_others() -- returns whether one is newer
-  others = redis.call('ZRANGE', KEYS[5], 0, -1, 'WITHSCORES')
+local function slot_of(value) -- of a lease in another slot than the first
+  return tonumber(string.sub(value, 49, 52))
+end
+
+local function read_others() -- returns an error where a lease, also the one in the first slot, cannot be read
+  if redis.call('EXISTS', KEYS[5]) == 1 then -- of most locks it does not, and this is cheaper
+    others = redis.call('ZRANGE', KEYS[5], 0, -1, 'WITHSCORES')
+  end
   if others[1] and tonumber(others[2]) <= ms() then
     redis.call('ZREMRANGEBYSCORE', KEYS[5], '-inf', ms())
     others = redis.call('ZRANGE', KEYS[5], 0, -1, 'WITHSCORES')
   end
+  if is_newer(lease) then return NEWER end
   for i = 1, #others, 2 do
-    if is_newer(others[i]) then return true end
+    if is_newer(others[i]) then return NEWER end
+    if not string.find(others[i], '^%d%d%d%d ', 49) then -- there is its slot
+      return {err = 'UNREADABLE ' .. KEYS[5] .. ' has a member that is no lease'}
+    end
   end
 end
 
 local function in_others(mine) -- the slot, the lease and its end; mine: its first 29 bytes
   for i = 1, #others, 2 do
     if string.sub(others[i], 1, 29) == mine then
-      return tonumber(string.sub(others[i], 49, 52)), others[i], tonumber(others[i + 1])
+      return slot_of(others[i]), others[i], tonumber(others[i + 1])
     end
   end
 end
@@ -67,7 +80,7 @@ end
 
 local function free_slot() -- the lowest
   local taken = {lease and true}
-  for i = 1, #others, 2 do taken[tonumber(string.sub(others[i], 49, 52))] = true end
+  for i = 1, #others, 2 do taken[slot_of(others[i])] = true end
   local slot = 1
   while taken[slot] do slot = slot + 1 end
   return slot
@@ -76,7 +89,7 @@ end
 local function settle() -- the other slots are kept until the last of them ends
   local last = 0
   for i = 2, #others, 2 do last = math.max(last, tonumber(others[i])) end
-  if last > 0 then redis.call('PEXPIRE', KEYS[5], math.max(1, last - ms())) end
+  if last > 0 then redis.call('PEXPIREAT', KEYS[5], math.ceil(last)) end
 end
 
 local function remove(value) -- from the other slots; to be settled then
@@ -124,7 +137,7 @@ local function head()
 end
 
 local function slots_of(entry)
-  return tonumber(string.sub(entry, 30, 33)) or 1
+  return math.max(1, tonumber(string.sub(entry, 30, 33)) or 1)
 end
 
 local function inbox_of(entry)

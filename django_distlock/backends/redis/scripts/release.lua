@@ -10,6 +10,7 @@
 -- reply 2 handed on | 1 released; the first waiter takes the slot by itself, if that one polls
 --       | 0 the token did not hold the lock; its place, if any, is gone
 --       | error NEWER: what stands there has a larger format, and stays as it is
+--       | error UNREADABLE: among the leases in the other slots is something that is none
 
 -- Most leases end while nobody waits. See acquire.lua
 if not ARGV[3] and redis.call('EXISTS', KEYS[2]) == 0
@@ -20,8 +21,7 @@ end
 
 -- include lock.lua
 
-local SOON = 1000 -- ms after which most waiters look by themselves
-local LOOK = 8000 -- after which each does, at the latest
+local LONGEST = 8000 -- ms after which each waiter looks by itself, at the latest
 local token, cooldown, retire = ARGV[1], tonumber(ARGV[3] or 0), tonumber(ARGV[4] or 0)
 local inbox, slots = ARGV[5] or '', ARGV[8] or '0001'
 local mine = '1 ' .. token .. ' '
@@ -35,7 +35,11 @@ end
 local first = head()
 lease = redis.call('GETRANGE', KEYS[1], 0, 46)
 lease = lease ~= '' and lease
-if is_newer(lease) or is_newer(first) then return NEWER end
+local is_first = lease and string.sub(lease, 1, 29) == mine
+local slot, value, refusal = 1, lease, nil
+if first or not is_first then refusal = read_others() end -- else nobody is interested in them
+if not is_first then slot, value = in_others(mine) end
+if is_newer(first) or is_newer(lease) and not slot then return NEWER end
 
 if retire > 0 then
   redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', ms())
@@ -44,16 +48,11 @@ if retire > 0 then
 end
 
 if inbox == 'polls' then redis.call('ZREM', KEYS[3], '?' .. token) end
-local slot, value, has_newer = 1, lease, false
-local is_first = lease and string.sub(lease, 1, 29) == mine
-if first or not is_first then has_newer = read_others() end -- else nobody is interested in them
-if not is_first then slot, value = in_others(mine) end
-if not slot and has_newer then return NEWER end
 if not slot then
-  if inbox ~= '' and redis.call('ZREM', KEYS[2], mine .. slots .. ' ' .. inbox .. '|') == 1 then
-    if hand_over(mine, false, 0) then warn_first(LOOK) end -- it may have been in the way of others
+  if inbox ~= '' and redis.call('ZREM', KEYS[2], mine .. slots .. ' ' .. inbox .. '|') == 1 and not refusal then
+    if hand_over(mine, false, 0) then warn_first(LONGEST) end -- it may have been in the way of others
   end
-  return 0
+  return refusal or 0
 end
 local state, fence = string.sub(value, 30, 30), string.sub(value, 32, 47)
 if ARGV[6] == '1' and state ~= 'c' then return 0 end
@@ -66,7 +65,7 @@ if cooldown > 0 and state == 'h' then
     remove(value)
     put(slot, mine, 'r', fence, string.sub(value, 54), cooldown)
   end
-  if cooldown < LOOK then wake_first() end
+  if cooldown < LONGEST then wake_first() end
   return 1
 end
 
@@ -76,7 +75,7 @@ else
   remove(value)
 end
 local handed = 0
-if first then
+if first and not refusal then -- else nobody can tell which slots are free
   first, handed = hand_over(mine, false, 0, first)
   if first and others[1] then warn_first(SOON) end
 end

@@ -4,16 +4,17 @@
 -- reply 1 renewed | 0 the token does not hold the lock | error NEWER: the lease has a larger format
 -- Leases: see lock.lua
 local mine, found = '1 ' .. ARGV[1] .. ' h', redis.call('ZRANGE', KEYS[1], 0, -1, 'WITHSCORES')
+local is_newer = false -- any of the others, which are not in the way of its own
 for i = 1, #found, 2 do
   local value, ends = found[i], tonumber(found[i + 1])
-  if string.find(value, '^[2-9] ') then return {err = 'NEWER written by a newer version'} end
   if string.sub(value, 1, 30) == mine then
     local time = redis.call('TIME')
     local now = time[1] * 1000 + math.floor(time[2] / 1000)
     if ends <= now then return 0 end
     redis.call('ZADD', KEYS[1], 'GT', now + ARGV[2], value)
-    if redis.call('PTTL', KEYS[1]) < tonumber(ARGV[2]) then redis.call('PEXPIRE', KEYS[1], ARGV[2]) end
+    redis.call('PEXPIREAT', KEYS[1], math.ceil(math.max(now + ARGV[2], found[#found])))
     return 1
   end
+  is_newer = is_newer or string.find(value, '^[2-9] ')
 end
-return 0
+return is_newer and {err = 'NEWER written by a newer version'} or 0
