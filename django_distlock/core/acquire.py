@@ -141,7 +141,7 @@ class Acquisition:
         """
         if isinstance(answer, LockInfo):
             self.busy = answer
-            if own := self._enterable(self._service.renewer.get(answer.token)):
+            if own := self._enterable_beside(answer):
                 self._enter(own)
                 return None
             if self._timeout != 0 and clock() >= self._deadline:
@@ -167,7 +167,7 @@ class Acquisition:
         """
         if self._terms.on_unavailable == "run" and not error.is_final and self.request.holder.pid == fork.pid():
             self.undo(error)
-            lease = self._enterable(self._service.renewer.latest(self.request.key))
+            lease = next(filter(self._is_enterable, self._leases_here()), None)
             if lease is None:
                 about = self._about("runs-without-lock")
                 text = "%s runs without the lock %s: %s"
@@ -347,18 +347,19 @@ class Acquisition:
 
     def _may_be_own(self) -> bool:
         """Whether the lease in the way may be one to enter again, for which nobody stands in line."""
-        last = None if self._terms.slots > 1 else self._service.renewer.latest(self.request.key)  # see ask()
-        return last is not None and (self._is_own(last) or self._is_deferred(last))
+        here = () if self._terms.slots > 1 else self._leases_here()  # see ask()
+        return bool(here) and any(self._is_own(lease) or self._is_deferred(lease) for lease in here)
 
     def _is_over(self, busy: LockInfo) -> bool:
         """Whether there is no use in waiting."""
-        if clock() >= self._deadline or self._enterable(self._service.renewer.get(busy.token)):
-            return True
-        return self._by_with and self._own_lease(busy) is not None  # it would wait for itself
+        if not self._leases_here():  # most often others alone have it
+            return clock() >= self._deadline
+        would_wait_for_itself = self._by_with and self._own_lease(busy)
+        return bool(self._enterable_beside(busy) or would_wait_for_itself) or clock() >= self._deadline
 
     def _warn_of_reentry(self, busy: LockInfo) -> None:
         """As with threading.Lock, ``acquire()`` may wait for its own thread: another one may release the lock."""
-        if self._own_lease(busy):
+        if self._leases_here() and self._own_lease(busy):
             logger.warning(
                 "The lock %s is waited for by the very %s that holds it. Unless another one releases it meanwhile, this"
                 " acquire() ends without it.",
@@ -394,30 +395,29 @@ class Acquisition:
 
     # Whose the lock is that is in the way
 
-    def _enterable(self, lease: Lease | None) -> Lease | None:
-        """The lease that has the lock, if it may be entered again: not one that was granted beside more others."""
-        if lease is None or lease.holder.slots > self._terms.slots:
-            return None
-        return lease if self._is_deferred(lease) or (self._terms.reentrant and self._is_own(lease)) else None
+    def _is_enterable(self, lease: Lease) -> bool:
+        """Whether it may be entered again: not one that was granted beside more others."""
+        is_open = self._is_deferred(lease) or (self._terms.reentrant and self._is_own(lease))
+        return is_open and lease.holder.slots <= self._terms.slots
+
+    def _enterable_beside(self, busy: LockInfo) -> Lease | None:
+        return next(filter(self._is_enterable, self._leases_beside(busy)), None)
 
     def _own_lease(self, busy: LockInfo) -> Lease | None:
-        """The lease of this very thread or task which is in the way; of several slots, if it has all.
+        """One that this very thread or task is inside of, if it is inside of so many that it would wait for itself."""
+        held = [lease for lease in self._leases_beside(busy) if lease._hold_count > 0 and self._is_own(lease)]
+        return held[-1] if len(held) >= self._terms.slots else None
 
-        Not one that it has left, and that an open response holds.
-        """
-        lease = self._service.renewer.get(busy.token)
-        if lease is None or not lease._hold_count or not self._is_own(lease):
-            return None
-        held = (one._hold_count > 0 and self._is_own(one) for one in self._leases_here())
-        return lease if self._terms.slots == 1 or sum(held) >= self._terms.slots else None
+    def _leases_beside(self, busy: LockInfo) -> list[Lease]:
+        """Those of this process that may stand although the store shows ``busy``, which ends first."""
+        return [lease for lease in self._leases_here() if lease.token == busy.token or lease.slot != busy.slot]
 
     def _leases_here(self) -> Sequence[Lease]:
-        return self._service.renewer.of_lock(self.request.key, self._terms.slots)
+        return self._service.renewer.of_lock(self.request.key)
 
     def _pending_lease(self) -> Lease | None:
         """One in any slot that this transaction keeps: in a loop, each turn would take another one."""
-        opened = self._open_transactions()
-        return next((lease for lease in self._leases_here() if self._enterable(lease)), None) if opened else None
+        return next(filter(self._is_enterable, self._leases_here()), None) if self._open_transactions() else None
 
     def _is_own(self, lease: Lease) -> bool:
         return lease.is_held and lease._belongs_to(self._execution) and remembers(lease)

@@ -63,7 +63,7 @@ class Renewer:
         self._pid = fork.pid()
         self._guard = threading.RLock()
         self._leases: dict[str, Lease] = {}
-        self._by_lock: dict[str, Lease] = {}  # the last one of each, by the ``key`` of its requests
+        self._by_lock: dict[str, tuple[Lease, ...]] = {}  # by the ``key`` of their requests, the last one at the end
         self._new: dict[str, Lease] = {}  # most end before the thread wakes and puts them into the order
         self._order: list[Group] = []  # a heap
         self._ordered = 0  # tokens in it, of leases that have ended, too
@@ -74,7 +74,10 @@ class Renewer:
         self._cleaner = Cleaner(backend, queue)
 
     def register(self, lease: Lease) -> None:
-        self._leases[lease.token] = self._by_lock[lease._request.key] = self._new[lease.token] = lease
+        key = lease._request.key
+        self._leases[lease.token] = self._new[lease.token] = lease
+        with self._guard:  # another one of the same lock may come or end meanwhile
+            self._by_lock[key] = (*self._by_lock.get(key, ()), lease)
         wakes_at = self._worker.wakes_at
         if lease._due < wakes_at or lease._long_at < wakes_at:
             self._worker.nudge(min(lease._due, lease._long_at))
@@ -89,14 +92,9 @@ class Renewer:
         """Of a lease that this process holds; "" for one of another."""
         return lease.template if (lease := self._leases.get(token)) else ""
 
-    def latest(self, key: str) -> Lease | None:
-        return self._by_lock.get(key)
-
-    def of_lock(self, key: str, slots: int) -> list[Lease]:
-        """The last one; of a lock with several slots, all."""
-        if slots > 1:
-            return [lease for lease in self.leases() if lease._request.key == key]
-        return [last] if (last := self.latest(key)) else []
+    def of_lock(self, key: str) -> Sequence[Lease]:
+        """Those of one lock, the last one at the end."""
+        return self._by_lock.get(key, ())
 
     def unregister(self, lease: Lease) -> bool:
         """Renew it no more. True for the one caller that ends the lease; the others must leave it alone."""
@@ -104,8 +102,11 @@ class Renewer:
         with self._guard:  # of two who end it, one could have it adopted before the other takes what has its token then
             if self._leases.get(token) is not lease:
                 return False  # also where it was detached and adopted again: its token is that of another lease now
-            if self._by_lock.get(key) is lease:
+            of_lock = self._by_lock.get(key)
+            if of_lock == (lease,):
                 self._by_lock.pop(key, None)
+            elif of_lock:
+                self._by_lock[key] = tuple(one for one in of_lock if one is not lease)
             # In this order: an interrupt in between leaves nothing behind that nobody looks at.
             known = self._leases.pop(token, None)
             self._new.pop(token, None)

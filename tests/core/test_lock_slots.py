@@ -27,7 +27,7 @@ from django_distlock import (
 from django_distlock.backends.dummy import DummyBackend
 from django_distlock.core.forced import force_release
 from django_distlock.signals import lock_lost
-from django_distlock.testing import held_elsewhere, override_locks
+from django_distlock.testing import held_elsewhere, override_locks, store_down
 from tests.support.leases import wait_for_renewal
 from tests.support.tools import PATIENCE, backend_on, eventually, lock_request, queue_of, renewer_of
 
@@ -139,6 +139,45 @@ class TestHowMany:
         with lock("name", slots=3), held_elsewhere("name", slots=3):
             with pytest.raises(LockReentry), lock("name", reentrant=True):
                 pass
+
+    @pytest.mark.parametrize(("mine", "other"), [(60, 30), (30, 60)])
+    def test_no_one_waits_for_itself_whichever_lease_is_shown(self, mine, other):
+        def nested():
+            with lock("name", slots=3, ttl=mine), lock("name", slots=3, ttl=mine):
+                assert taken() == [1, 2, 3]
+                for slots in (1, 2):
+                    with pytest.raises(LockReentry):
+                        lock("name", slots=slots).__enter__()
+                with pytest.raises(LockTimeout):
+                    lock("name", slots=3, wait=0.1).__enter__()
+
+        with lock("name", slots=3, ttl=other):
+            in_another_thread(nested)
+
+    def test_nor_does_a_task(self):
+        async def main():
+            async with lock("name", slots=3, ttl=60):
+                assert taken() == [1, 2]
+                with pytest.raises(LockReentry):
+                    await lock("name").__aenter__()
+
+        with held_elsewhere("name", slots=3, ttl=30):
+            asyncio.run(main())
+
+    @pytest.mark.parametrize(("mine", "other"), [(60, 30), (30, 60)])
+    def test_a_reentrant_lock_is_entered_again_whichever_lease_is_shown(self, mine, other):
+        async def main():
+            async with lock("name", ttl=mine, reentrant=True) as outer:
+                with held_elsewhere("name", slots=2, ttl=other):
+                    async with lock("name", reentrant=True) as inner:
+                        assert inner is outer
+
+        with lock("name", ttl=mine, reentrant=True) as outer:
+            with held_elsewhere("name", slots=2, ttl=other), lock("name", reentrant=True) as inner:
+                assert inner is outer
+            assert taken() == [1]
+        asyncio.run(main())
+        assert taken() == []
 
     def test_in_tasks(self):
         async def main():
@@ -290,6 +329,32 @@ def in_another_thread(work):
     return value
 
 
+class TestUnavailable:
+    """``on_unavailable="run"``"""
+
+    def test_who_goes_on_without_it_takes_no_slot(self, calls):
+        handles = [lock("name", slots=2, on_unavailable="run") for _ in range(3)]
+        with lock("name", slots=2) as held:
+            with store_down():
+                for handle in handles:
+                    assert calls(handle).acquire()
+                    assert handle.lease.state is State.UNAVAILABLE
+                for handle in handles:
+                    calls(handle).release()
+            eventually(lambda: not renewer_of(locks["default"]).is_cleaning)
+            held.ensure_held()
+            assert taken() == [1]
+            assert calls(handles[0]).acquire(blocking=False)
+            assert (handles[0].lease.is_held, handles[0].lease.slot) == (True, 2)
+            calls(handles[0]).release()
+        assert taken() == []
+
+    def test_of_several_leases_the_one_is_entered_that_may_be(self):
+        with lock("name", reentrant=True) as outer, held_elsewhere("name", slots=2), store_down():
+            with lock("name", reentrant=True, on_unavailable="run") as inner:
+                assert inner is outer
+
+
 class TestLeases:
     def test_each_is_renewed(self):
         with lock("name", slots=2, ttl=2) as first, lock("name", slots=2, ttl=2) as second:
@@ -392,6 +457,25 @@ class TestTransactions:
                 pass
             with pytest.raises(LockNotAcquired), lock("name", slots=slots, wait=0):
                 pass
+
+    @pytest.mark.parametrize(("mine", "other"), [(60, 30), (30, 60)])
+    def test_what_it_keeps_is_entered_whichever_lease_is_shown(self, mine, other):
+        with transaction.atomic():
+            with lock("name", ttl=mine) as first:
+                pass
+            with held_elsewhere("name", slots=2, ttl=other):
+                with lock("name", wait=0) as again:
+                    assert again is first
+                assert taken() == [1, 2]
+        assert taken() == []
+
+    def test_what_it_keeps_is_entered_while_the_store_is_down(self):
+        with transaction.atomic():
+            with lock("name", slots=2) as first:
+                pass
+            with store_down(), lock("name", slots=2, on_unavailable="run") as again:
+                assert again is first
+                again.ensure_held()
 
     def test_each_turn_takes_its_own_outside_of_one(self):
         fences = set()

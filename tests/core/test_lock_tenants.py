@@ -157,9 +157,9 @@ class TestTwoTenantsInOneProcess:
             for prefix in ("acme", "globex"):
                 stack.enter_context(tenant(prefix))
                 stack.enter_context(lock("order:1"))
-            found = {prefix: renewer_of(tenants).latest(f"{prefix}:order:1") for prefix in ("acme", "globex")}
-            assert [lease.prefix for lease in found.values()] == ["acme", "globex"]
-        assert renewer_of(tenants).latest("acme:order:1") is None
+            found = [renewer_of(tenants).of_lock(f"{prefix}:order:1") for prefix in ("acme", "globex")]
+            assert [[lease.prefix for lease in leases] for leases in found] == [["acme"], ["globex"]]
+        assert not renewer_of(tenants).of_lock("acme:order:1")
 
     def test_a_lease_is_released_as_what_it_is(self, tenants):
         handle = lock("order:1")

@@ -68,8 +68,8 @@ def hold(locmem_locks, renewer):
     """Leases of that renewer, as if each had been granted ``ago`` seconds ago: so long that it is due, says nobody."""
     held = []
 
-    def hold(name, ttl, ago=None, renewer=renewer, max_hold=None, registers=True):
-        request = lock_request(name, ttl)
+    def hold(name, ttl, ago=None, renewer=renewer, max_hold=None, registers=True, slots=1):
+        request = lock_request(name, ttl, slots=slots)
         grant = locmem_locks.acquire(request, queue=False)
         sent_at = clock() - (0.35 * ttl if ago is None else ago)
         terms, owner = Terms(ttl=ttl, max_hold=max_hold), threading.current_thread()
@@ -316,8 +316,23 @@ def test_an_interrupt_of_its_end_leaves_it_to_be_renewed_or_forgotten(alone, ren
         assert (renewer.renew() is not None) == is_known, where
         assert renewer.unregister(lease) == is_known, where
         assert renewer.renew() is None, where
-        assert renewer.latest(name) is None, where
+        assert not renewer.of_lock(name), where
     assert len(leases) > 5
+    hold.forget()
+
+
+def test_the_leases_of_one_lock_are_known_until_they_end(alone, renewer, hold):
+    first, second, third = leases = [hold("name", 60, ago=0, slots=3) for _ in range(3)]
+    other = hold("other", 60, ago=0)
+    assert [*renewer.of_lock("name")] == leases
+    assert renewer.unregister(third)
+    assert [*renewer.of_lock("name")] == [first, second]
+    assert renewer.unregister(first)
+    assert [*renewer.of_lock("name")] == [second]
+    assert renewer.unregister(second)
+    assert not renewer.unregister(second)
+    assert not renewer.of_lock("name")
+    assert [*renewer.of_lock("other")] == [other]
     hold.forget()
 
 
