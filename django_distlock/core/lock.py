@@ -207,7 +207,7 @@ class Lock:
         return self._holds.latest()
 
     def locked(self) -> bool:
-        """Whether others would find it busy now, as the store says: somebody holds it, or with ``slots`` so many do."""
+        """Whether somebody holds it now, or with ``slots`` so many do, as the store says. Who waits does not count."""
         return self.usage().is_full
 
     async def alocked(self) -> bool:
