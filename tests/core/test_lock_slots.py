@@ -11,6 +11,8 @@ from contextlib import ExitStack
 import pytest
 from asgiref.sync import async_to_sync
 from django.db import connection, transaction
+from django.http import StreamingHttpResponse
+from django.test import RequestFactory
 
 from django_distlock import (
     InvalidLockBackend,
@@ -310,6 +312,30 @@ class TestHandOffs:
             with pytest.raises(LockNotAcquired):
                 in_another_thread(busy.__enter__)
 
+    def test_min_hold_of_a_slot_counts_for_each_number(self):
+        with lock("name", slots=3, min_hold=30), lock("name", slots=3, min_hold=60):
+            pass
+        for slots in (1, 2):
+            with pytest.raises(LockNotAcquired) as caught:
+                lock("name", slots=slots, wait=0).__enter__()
+            assert caught.value.resting
+            assert caught.value.retry_after <= 30
+        with lock("name", slots=3, wait=0) as third:
+            assert third.slot == 3
+        assert lock("name").force_release(slot=1)
+        with lock("name", slots=2, wait=0) as first:
+            assert first.slot == 1
+        assert lock("name").force_release(slot=2)
+        with lock("name", wait=0) as alone:
+            assert alone.slot == 1
+
+    def test_who_wants_it_alone_waits_for_the_end_of_each_min_hold_and_nobody_passes_it(self, holders):
+        with lock("name", slots=3, min_hold=1), lock("name", slots=3, min_hold=2):
+            holders.start("alone", slots=1)
+            holders.start("of three", slots=3)
+        holders.have("alone", "of three")
+        assert taken() == [1, 2]  # and no slot that rests
+
 
 def in_another_thread(work):
     result = []
@@ -514,6 +540,36 @@ class TestDecorator:
             assert call(0) == "inside"
             with held_elsewhere("name", slots=2):
                 assert call(0) == "busy"
+
+    @pytest.mark.usefixtures("keep_connections")
+    @pytest.mark.parametrize("is_async", [False, True])
+    def test_open_responses(self, holders, is_async):
+        @distributed_lock("name", slots=2, wait=0, on_busy="raise")
+        def view(request):
+            return StreamingHttpResponse(["text"])
+
+        @distributed_lock("name", slots=2, wait=0, on_busy="raise")
+        async def aview(request):
+            return view.__wrapped__(request)
+
+        def respond():
+            request = RequestFactory().get("/")
+            return asyncio.run(aview(request)) if is_async else view(request)
+
+        first, second = respond(), respond()
+        assert taken() == [1, 2]
+        with pytest.raises(LockNotAcquired):
+            respond()
+        first.close()
+        assert taken() == [2]
+        third = respond()
+        assert taken() == [1, 2]
+        holders.start("behind them", slots=2)
+        second.close()
+        holders.have("behind them")
+        assert taken() == [1, 2]
+        third.close()
+        assert taken() == [2]
 
     def test_a_number_of_the_arguments(self):
         @distributed_lock("export:{tenant}", slots=lambda tenant, **_: {"small": 1, "large": 3}[tenant], on_busy="skip")
