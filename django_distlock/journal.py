@@ -23,6 +23,7 @@ class Event(enum.StrEnum):
     LOST = "lost"
     FREED = "freed"  # by force, by somebody else
     TIMED_OUT = "timed out"  # who waited goes without it
+    WAIT_ENDED = "wait ended"  # in another way: cancelled, interrupted, by an error, or with a lease that it had
 
 
 # On the way of each lock, where an attribute of an enumeration takes longer than the rest
@@ -40,9 +41,9 @@ class JournalEntry(NamedTuple):
 
     ``at``: seconds of Unix time, by that process's clock. ``lease``: the digest of its token. ``prefix``: what a
     callable KEY_PREFIX answered. ``holder``: who holds the lease, or wants it. ``ttl``: of the lease, in seconds.
-    ``seconds``: for how long it was waited for (GRANTED, TIMED_OUT), is to be waited for at most (WAITS; None: no
-    bound), or was held (the others). ``text``: NOT_RENEWED, why it was lost, by whom it was freed, what keeps it, or
-    who was in the way.
+    ``seconds``: for how long it was waited for (GRANTED, TIMED_OUT, WAIT_ENDED), is to be waited for at most (WAITS; None: no
+    bound), or was held (the others). ``text``: NOT_RENEWED, why it was lost, by whom it was freed, what keeps it, who
+    was in the way, or why a wait ended.
     """
 
     at: float

@@ -17,7 +17,7 @@ from ..utils import fork
 from ..utils.clock import clock
 from ..utils.drive import Call, Steps
 from . import transactions
-from .busy import not_acquired, reentry_error, slow_error
+from .busy import WAITS_FOR_ITSELF, copied_error, not_acquired, reentry_error, slow_error
 from .events import about_request
 from .holds import BY_WITH, Hold, Holds, remember, remembers
 from .lease import Lease
@@ -53,6 +53,7 @@ class Acquisition:
     _deadline = inf
     _hold: Hold | None = None
     _left: Lease | None = None  # when that was undone
+    _is_told_to_wait = False  # by the journal
     _pending: LockRequest | None = None  # of the call that is under way; None between calls
     _was_sent = False  # to the store
     _wants_place = False  # whether the attempt asks for a place there
@@ -141,11 +142,14 @@ class Acquisition:
         """
         if isinstance(answer, LockInfo):
             self.busy = answer
-            if own := self._enterable_beside(answer):
+            own = self._enterable_beside(answer)
+            if not own and self._timeout != 0 and clock() >= self._deadline:
+                self._note(Event.TIMED_OUT, str(answer.holder or ""))
+            elif self._is_told_to_wait:
+                self._note(Event.WAIT_ENDED, "a lease of its own is in the way")
+            if own:
                 self._enter(own)
                 return None
-            if self._timeout != 0 and clock() >= self._deadline:
-                self._note(Event.TIMED_OUT, str(answer.holder or ""))
             return signals.lock_busy if signals.lock_busy.receivers else None
         if self.grant is None:  # its own lease already, which a transaction keeps
             self._enter(answer)
@@ -216,6 +220,8 @@ class Acquisition:
         if self.busy:
             return  # answered to the end: nothing of the request is left
         pending = self._pending
+        if self._is_told_to_wait and self.request.holder.pid == fork.pid():
+            self._note(Event.WAIT_ENDED, type(error).__name__)
         is_answered = isinstance(error, LockBackendError)  # by the backend, which has set in_doubt itself
         if pending and not is_answered:
             pending.in_doubt = True
@@ -360,11 +366,7 @@ class Acquisition:
     def _warn_of_reentry(self, busy: LockInfo) -> None:
         """As with threading.Lock, ``acquire()`` may wait for its own thread: another one may release the lock."""
         if self._leases_here() and self._own_lease(busy):
-            logger.warning(
-                "The lock %s is waited for by the very %s that holds it. Unless another one releases it meanwhile, this"
-                " acquire() ends without it.",
-                self._lock_text, execution_kind(), extra=self._about("waits-for-itself"),
-            )  # fmt: skip
+            logger.warning(WAITS_FOR_ITSELF, self._lock_text, execution_kind(), extra=self._about("waits-for-itself"))
 
     def _wait(self, how: str, seconds: float) -> Call:
         self.request.asking = False
@@ -379,11 +381,7 @@ class Acquisition:
     def _refuse_to_be_a_copy(self, error: LockBackendError | None = None) -> None:
         """For a greenlet that a fork has copied. What the parent asked for is the parent's, whoever hears of it."""
         if self.request.holder.pid != fork.pid():
-            raise LockBackendError(
-                f"Process {self.request.holder.pid} was forked while it asked for the lock {self.request.name!r}. It"
-                f" goes on to ask; in its child, process {fork.pid()}, nobody does. Ask anew there if it needs the"
-                " lock."
-            ) from error
+            raise copied_error(self.request) from error
 
     # How it ends
 
@@ -434,6 +432,7 @@ class Acquisition:
     def _note(self, event: Event, text: str = "") -> None:
         if journal := self._service.journal:
             journal.note(event, self.request.copy(), self._began, text=text)
+            self._is_told_to_wait = event is Event.WAITS
 
     @property
     def _waited(self) -> float:

@@ -7,6 +7,12 @@ from math import inf
 
 from ..exceptions import LockBackendError, LockNotAcquired, LockReentry, LockTimeout
 from ..types import LockInfo, LockRequest
+from ..utils import fork
+
+WAITS_FOR_ITSELF = (  # an acquire() that is let wait, of the lock, by a thread or a task
+    "The lock %s is waited for by the very %s that holds it. Unless another one releases it meanwhile, this acquire()"
+    " ends without it."
+)
 
 
 def reentry_error(lock: str, execution: str, slots: int, *, is_reentrant: bool) -> LockReentry:
@@ -68,4 +74,12 @@ def slow_error(request: LockRequest) -> LockBackendError:
     return LockBackendError(
         f"The store grants the lock {request.name!r} so slowly that its TTL of {request.ttl:g} s has passed when the"
         " answer comes. Give it a longer ttl."
+    )
+
+
+def copied_error(request: LockRequest) -> LockBackendError:
+    """In a forked child, for a copy of who asks for the lock in the parent."""
+    return LockBackendError(
+        f"Process {request.holder.pid} was forked while it asked for the lock {request.name!r}. It goes on to ask; in"
+        f" its child, process {fork.pid()}, nobody does. Ask anew there if it needs the lock."
     )

@@ -16,6 +16,7 @@ from ..types import Holder, LockInfo, digest
 from ..utils.clock import wall_clock
 
 MOST_QUEUES = 5000  # that are looked at to find out what a holder waits for
+OF_WAITS = frozenset({Event.WAITS, Event.GRANTED, Event.TIMED_OUT, Event.WAIT_ENDED})  # what tells that one waits
 UNTOLD = 1.0  # seconds after its deadline for which a waiter of which nothing is told yet is taken to wait
 
 Execution = tuple[str, int, str]  # host, process, thread or task
@@ -206,7 +207,7 @@ def waits_in(entries: Iterable[JournalEntry], at: float) -> dict[str, list[Journ
     """
     latest: dict[Execution, JournalEntry] = {}
     for entry in entries:
-        if entry.holder and entry.event in (Event.WAITS, Event.GRANTED, Event.TIMED_OUT):
+        if entry.holder and entry.event in OF_WAITS:
             latest[execution(entry.holder)] = entry
     found: dict[str, list[JournalEntry]] = defaultdict(list)
     for entry in sorted(latest.values(), key=lambda one: one.at):

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
+from contextlib import ExitStack, suppress
 
 import pytest
+from asgiref.sync import async_to_sync
 from django.db import transaction
 from django.http import StreamingHttpResponse
 from django.test import RequestFactory
 
-from django_distlock import LockBackendError, LockLost, LockReentry, LockTimeout, adopt, distributed_lock, lock, locks
+from django_distlock import (
+    LockBackendError,
+    LockLost,
+    LockReentry,
+    LockTimeout,
+    adopt,
+    distributed_lock,
+    lock,
+    lock_all,
+    locks,
+)
 from django_distlock.backends.base import entries_in
 from django_distlock.core import journal_writer
 from django_distlock.journal import NOT_RENEWED, RESPONSE, TRANSACTION, Event
@@ -96,6 +109,63 @@ class TestEvents:
             assert (waits.event, waits.seconds) == (Event.WAITS, None)
         thread.join()
         assert events(backend, 5)[2:] == [Event.RELEASED, Event.GRANTED, Event.RELEASED]
+
+    def test_a_wait_that_is_cancelled(self, backend):
+        async def main(acquire):
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.1):
+                    await acquire()
+
+        async def acquire_all():
+            async with lock_all(lock("order:42"), lock("order:43"), wait=None):
+                pass
+
+        hold_elsewhere("order:42")
+        for number, acquire in enumerate((lock("order:42").aacquire, acquire_all), 1):
+            asyncio.run(main(acquire))
+            waits, ended = entries(backend, 2 * number)[-2:]
+            assert (waits.event, ended.event, ended.text) == (Event.WAITS, Event.WAIT_ENDED, "CancelledError")
+            assert ended.holder.thread == waits.holder.thread
+            assert ended.seconds > 0
+
+    @pytest.mark.parametrize("on_unavailable", ["raise", "run"])
+    def test_a_wait_that_an_error_ends(self, backend, calls, on_unavailable):
+        """One that waits asks a store that fails again; at the deadline that is the end."""
+        hold_elsewhere("order:42")
+        handle, store = lock("order:42", on_unavailable=on_unavailable), ExitStack()
+        thread = threading.Thread(target=lambda: entries(backend, 1) and store.enter_context(store_down()))
+        with store:
+            thread.start()
+            with suppress(LockBackendError):
+                calls(handle).acquire(timeout=2)
+            thread.join()
+        waits, ended = entries(backend, 2)
+        assert (waits.event, ended.event, ended.text) == (Event.WAITS, Event.WAIT_ENDED, "LockBackendError")
+
+    @pytest.mark.django_db(transaction=True)
+    def test_a_wait_that_ends_with_a_lease_of_the_same_transaction(self, locmem_locks, settings):
+        settings.DISTRIBUTED_LOCKS = {"default": {**settings.DISTRIBUTED_LOCKS["default"], "JOURNAL": 100}}
+        backend = locks["default"]
+
+        async def enter(entered, may_leave):
+            async with lock("order:42", wait=60):
+                entered.set()
+                await may_leave.wait()
+
+        async def main():
+            first, second, may_leave = asyncio.Event(), asyncio.Event(), asyncio.Event()
+            holder = asyncio.create_task(enter(first, may_leave))
+            await first.wait()
+            waiter = asyncio.create_task(enter(second, may_leave))
+            await asyncio.to_thread(eventually, lambda: Event.WAITS in [one.event for one in written(backend)])
+            may_leave.set()
+            await asyncio.gather(holder, waiter)
+
+        with transaction.atomic():
+            async_to_sync(main)()
+        ended = [entry for entry in entries(backend, 4) if entry.event is Event.WAIT_ENDED]
+        assert [entry.text for entry in ended] == ["a lease of its own is in the way"]
+        locks.close()
 
     def test_a_lease_that_is_lost(self, backend):
         with pytest.raises(LockLost), lock("order:42") as lease:

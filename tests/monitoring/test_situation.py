@@ -83,7 +83,7 @@ class TestQueues:
 
 
 class TestWaits:
-    @pytest.mark.parametrize("end", [Event.GRANTED, Event.TIMED_OUT, Event.WAITS])
+    @pytest.mark.parametrize("end", [Event.GRANTED, Event.TIMED_OUT, Event.WAIT_ENDED, Event.WAITS])
     def test_what_a_thread_does_next_ends_its_wait(self, end):
         told = [waits(thread(1)), JournalEntry(NOW - 1, end, "b", "other", thread(1), seconds=30.0)]
         assert [*waits_in(told, NOW)] == (["b"] if end is Event.WAITS else [])
