@@ -55,8 +55,17 @@ class Probes:
         with self._guard:
             last = self._last.get(alias)
             if last is None or (last.state.done() and clock() - last.asked_at >= KEPT):
-                self._last[alias] = last = Probe(clock(), ask_in_thread(alias, partial(self._state_of, alias)))
+                self._last[alias] = last = Probe(clock(), self._asked(alias))
             return last.state
+
+    def _asked(self, alias: str) -> Future[str]:
+        try:
+            return ask_in_thread(alias, partial(self._state_of, alias))
+        except RuntimeError as error:  # no thread can be started, at the limit of a container
+            self._tell(alias, error)
+            unasked: Future[str] = Future()
+            unasked.set_result(SILENT)
+            return unasked
 
     def _state_of(self, alias: str) -> str:
         """Asks by one look, which changes nothing."""
@@ -69,15 +78,18 @@ class Probes:
         except ImproperlyConfigured as error:
             self._tell(alias, error)
             return WRONG
+        except Exception as error:  # a defect, of which those who probe are told no more than of an outage
+            self._tell(alias, error, traceback=error)
+            return SILENT
         self._failing.discard(alias)
         return OK
 
-    def _tell(self, alias: str, error: Exception) -> None:
+    def _tell(self, alias: str, error: Exception, *, traceback: Exception | None = None) -> None:
         """Why, which those who probe are not told. Once, until it answers again."""
         if alias not in self._failing:
             self._failing.add(alias)
             about = about_event("not-ready", alias=alias)
-            logger.warning("Lock backend %r is not ready: %s", alias, error, extra=about)
+            logger.warning("Lock backend %r is not ready: %s", alias, error, exc_info=traceback, extra=about)
 
 
 probes = Probes()

@@ -84,6 +84,27 @@ class TestAnswers:
         assert [record.name for record in caplog.records] == ["django_distlock"] * 2  # once each time
         assert {record.distlock["event"] for record in caplog.records} == {"not-ready"}
 
+    def test_a_defect(self, probe, locmem_locks, monkeypatch, caplog):
+        def fail(*_):
+            raise ZeroDivisionError("a defect")
+
+        monkeypatch.setattr(type(locmem_locks), "look", fail)
+        assert probe() == unavailable("does not answer")
+        [record] = [record for record in caplog.records if record.name == "django_distlock"]
+        assert record.distlock["event"] == "not-ready"
+        assert record.exc_info[0] is ZeroDivisionError
+
+    def test_no_thread_can_be_started(self, probe, locmem_locks, monkeypatch, caplog):
+        def refuse(*_):
+            raise RuntimeError("can't start new thread")
+
+        monkeypatch.setattr(health, "KEPT", 0)
+        with monkeypatch.context() as patched:
+            patched.setattr(health, "ask_in_thread", refuse)
+            assert probe() == unavailable("does not answer")
+        assert "is not ready: can't start new thread" in caplog.text
+        assert probe() == READY
+
     def test_what_somebody_has_to_correct(self, probe, own_valkey, settings):
         server = own_valkey("--requirepass", "secret")
         settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": REDIS, "LOCATION": server.url}}
