@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 
 from ..utils.events import about_event
 
@@ -12,7 +11,6 @@ OTHER = "other"
 
 logger = logging.getLogger("django_distlock")
 
-_guard = threading.Lock()
 texts: set[str] = set()
 is_told = False  # that there are more of them
 
@@ -25,10 +23,9 @@ def series_of(template: str, name: str) -> str:
     """
     if template != name or template in texts:
         return template
-    with _guard:
-        if len(texts) < MOST_TEXTS:
-            texts.add(template)
-            return template
+    if len(texts) < MOST_TEXTS:  # without a lock, which a fork or a handler of signals could find held: a few more pass
+        texts.add(template)
+        return template
     _tell(name)
     return OTHER
 

@@ -260,3 +260,15 @@ class TestSwitching:
         finally:
             opentelemetry.uninstrument()
         assert child == "(None, 0)"
+
+
+def test_a_handler_of_a_signal_that_takes_a_lock_while_a_label_is_added(monkeypatch):
+    class Interrupted(set):
+        def add(self, text):
+            if text == "first":
+                assert series.series_of("second", "second") == "second"
+            super().add(text)
+
+    monkeypatch.setattr(series, "texts", Interrupted())
+    assert series.series_of("first", "first") == "first"
+    assert series.texts == {"first", "second"}
