@@ -37,7 +37,8 @@ class JournalWriter:
     def __init__(self, backend: JournalBackend, most: int) -> None:
         self._backend = backend
         self._noted: deque[Noted] = deque(maxlen=min(most, MOST_NOTED))
-        self._worker = Worker(f"distlock-journal-{backend.alias}", self.write)
+        self._name = f"distlock-journal-{backend.alias}"
+        self._worker = Worker(self._name, self.write, on_refusal=self._on_refusal)
         self._begin_anew()
         fork.in_child(self._begin_anew)
 
@@ -45,7 +46,7 @@ class JournalWriter:
         """In a forked child: what its parent has noted, the parent writes."""
         self._noted.clear()
         self._is_due = False  # whether the thread knows that there is something
-        self._is_failing = False
+        self._is_failing = self._is_refused = False
 
     @property
     def unwritten(self) -> int:
@@ -64,6 +65,7 @@ class JournalWriter:
 
     def write(self) -> float | None:
         """What its thread does. Returns when it is to be done again, on ``clock()``; None: when something is noted."""
+        self._is_refused = False
         if not self._noted:
             self._is_due = False
             if not self._noted:  # else something was noted just now
@@ -71,6 +73,14 @@ class JournalWriter:
             self._is_due = True
         self._write()
         return clock() + INTERVAL
+
+    def _on_refusal(self, error: RuntimeError) -> None:
+        """The next event asks for the thread again. That it cannot be started is told once, until one runs."""
+        self._is_due = False
+        if not self._is_refused:
+            about = about_event("thread-refused", thread=self._name)
+            logger.error("The thread %s cannot be started", self._name, exc_info=error, extra=about)
+        self._is_refused = True
 
     def write_last(self) -> None:
         """At the exit of the process. What a store did not take before, it is not asked to take now."""

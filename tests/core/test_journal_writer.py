@@ -303,6 +303,25 @@ class TestWriting:
         assert {entry.name for entry in entries(backend, 2)} == {"order:43"}
         assert not caplog.records
 
+    def test_a_thread_that_was_refused_once(self, backend, caplog, monkeypatch):
+        start = threading.Thread.start
+
+        def refuse(thread):
+            if thread.name == "distlock-journal-default":
+                raise RuntimeError("can't start new thread")
+            start(thread)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", refuse)
+            for _ in range(2):
+                with lock("order:42"):
+                    pass
+        [record] = caplog.records
+        assert record.distlock["event"] == "thread-refused"
+        with lock("order:43"):
+            pass
+        assert len(events(backend, 6)) == 6
+
     def test_a_child_writes_its_own(self, backend, monkeypatch):
         if not backend.supports_processes:
             pytest.skip("this backend keeps the journal in its process, which cannot see that of a child")
