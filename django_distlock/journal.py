@@ -31,8 +31,9 @@ GRANTED, RELEASED = Event.GRANTED, Event.RELEASED
 
 RESPONSE, TRANSACTION = "response", "transaction"  # what keeps a lease that its holder has left
 
-NOT_RENEWED = "not renewed"  # what is told of a grant with renew=False
+NOT_RENEWED = "not renewed"  # what is told of a grant, or of an adoption, with renew=False
 
+BEGINS = frozenset({Event.GRANTED, Event.ADOPTED})  # with a process
 ENDS = frozenset({Event.RELEASED, Event.LOST, Event.FREED})  # of a lease
 
 

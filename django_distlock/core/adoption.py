@@ -13,7 +13,7 @@ from django.views.decorators.debug import sensitive_variables
 
 from ..backends.base import BaseLockBackend
 from ..exceptions import InvalidLockBackend, LockLost, LockNotHeld
-from ..journal import Event
+from ..journal import NOT_RENEWED, Event
 from ..names import own_name
 from ..options import SHORTEST_TTL, Options, Terms
 from ..types import NOT_WAITING, Grant, Holder, LockInfo, LockRequest, current_execution, place_of
@@ -177,7 +177,7 @@ class Adoption:
             self._renewer.release_in_background(request)
             lease._mark_lost("its TTL ran out while it was adopted")
         lease.ensure_held()
-        lease._note(Event.ADOPTED)
+        lease._note(Event.ADOPTED, "" if lease._renews else NOT_RENEWED)
 
     def undo(self) -> None:
         if self._renewer.get(self.lease.token) is self.lease:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from django.utils import timezone
 
-from ..journal import ENDS, RESPONSE, TRANSACTION, Event, JournalEntry
+from ..journal import BEGINS, ENDS, RESPONSE, TRANSACTION, Event, JournalEntry
 from ..types import Holder
 from .inventory import format_duration
 from .situation import HeldLease, Situation, execution, process
@@ -206,18 +206,19 @@ def _told(situation: Situation) -> Iterator[JournalEntry]:
 
 def _ran_out(situation: Situation) -> Iterator[Cause]:
     """Leases of this lock after which others were granted, although nothing tells of an end before."""
-    if len(situation.held) > 1:  # it has several slots
-        return
-    standing: JournalEntry | None = None
+    held = {lease.lease for lease in situation.held}
+    standing: dict[str, JournalEntry] = {}
     for entry in _told(situation):
         if entry.name != situation.name:
             continue
-        if entry.event is Event.GRANTED:
-            if standing and standing.lease != entry.lease:
-                yield from _without_an_end(situation, standing, entry)
-            standing = entry
-        elif standing and entry.lease == standing.lease and (entry.event in ENDS or entry.event is Event.DETACHED):
-            standing = None
+        if entry.event in BEGINS:
+            if not entry.holder or entry.holder.slots == 1:  # else others may go on beside it
+                for lease in standing.keys() - {entry.lease, *held}:
+                    yield from _without_an_end(situation, standing[lease], entry)
+                standing.clear()
+            standing[entry.lease] = entry
+        elif entry.event in ENDS or entry.event is Event.DETACHED:
+            standing.pop(entry.lease, None)
 
 
 def _without_an_end(situation: Situation, grant: JournalEntry, following: JournalEntry) -> Iterator[Cause]:

@@ -21,7 +21,16 @@ def is_empty(situation: Situation) -> bool:
 
 
 def holders(situation: Situation) -> list[str]:
+    if not situation.is_holder_known:
+        return [_not_known(situation)]
     return [_held(lease, situation) for lease in situation.held] or ["Nobody holds it."]
+
+
+def _not_known(situation: Situation) -> str:
+    if not situation.entries:
+        return "Who held it then is not known: no journal tells."
+    begin = moment(situation.entries[0].at, situation.at)
+    return f"Who held it then is not known: the journal begins at {begin}."
 
 
 def waiters(situation: Situation) -> list[str]:
@@ -49,7 +58,7 @@ def as_data(situation: Situation) -> dict[str, Any]:
         "name": situation.name,
         "using": situation.using,
         "at": round(situation.at, 3),
-        "holders": [
+        "holders": None if not situation.is_holder_known else [
             {
                 **_of(lease.holder),
                 "lease": lease.lease,

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from ..backends.base import STEP, BaseLockBackend, JournalBackend, entries_in
 from ..core.registry import locks
-from ..journal import ENDS, NOT_RENEWED, Event, JournalEntry, QueuedWaiter
+from ..journal import BEGINS, ENDS, NOT_RENEWED, Event, JournalEntry, QueuedWaiter
 from ..types import Holder, LockInfo, digest
 from ..utils.clock import wall_clock
 
@@ -25,7 +25,8 @@ Execution = tuple[str, int, str]  # host, process, thread or task
 class HeldLease(NamedTuple):
     """``since``: when it was granted, seconds of Unix time. ``remaining``: seconds; None: not known.
 
-    ``ttl``: seconds; None: not known, or it is not renewed. ``kept``, ``kept_since``: what keeps it, and since when its
+    ``ttl``: seconds; None: not known, or it is not renewed. ``until``: when it is over then, seconds of Unix time,
+    unless somebody has renewed it by ``renew()``, of which nothing tells. ``kept``, ``kept_since``: what keeps it, and since when its
     holder has left it; "": it has not, as far as is known.
     """
 
@@ -37,6 +38,7 @@ class HeldLease(NamedTuple):
     ttl: float | None = None
     kept: str = ""
     kept_since: float = 0.0
+    until: float | None = None
 
 
 class Waiting(NamedTuple):
@@ -70,6 +72,11 @@ class Situation:
     @property
     def held(self) -> Sequence[HeldLease]:
         return self.leases.get(self.name, ())
+
+    @property
+    def is_holder_known(self) -> bool:
+        """Whether it is known who has the lock, or that nobody has: by the store, or by the journal of that time."""
+        return self.name in self.leases or any(entry.event in BEGINS | ENDS for entry in self.history)
 
     @property
     def waiting(self) -> Sequence[Waiting] | None:
@@ -106,8 +113,7 @@ def gather(backend: BaseLockBackend, name: str, at: float | None = None, *, othe
         infos += backend.look(names[start : start + STEP])
         queues += _waiters(backend, names[start : start + STEP])
     now, entries_known = wall_clock(), entries or ()
-    grants = _grants_in(entries_known)
-    kept = {entry.lease: entry for entry in entries_known if entry.event is Event.KEPT}
+    told_leases = {lease.lease: lease for leases in _leases_in(entries_known).values() for lease in leases}
     waits = waits_in(entries_known, now)
     told = from_journal(None if others else entries, name, backend.alias, now, backend.long_held)
     return Situation(
@@ -117,7 +123,7 @@ def gather(backend: BaseLockBackend, name: str, at: float | None = None, *, othe
         leases={
             **told.leases,
             **{
-                each: [_held(info, grants.get(info.digest), kept.get(info.digest), now) for info in found]
+                each: [_held(info, told_leases.get(info.digest), now) for info in found]
                 for each, found in zip(names, infos, strict=True)
             },
         },
@@ -144,7 +150,12 @@ def from_journal(
     """As the journal tells of that moment."""
     known = [entry for entry in entries or () if entry.at <= at]
     queues = {each: [Waiting(one.holder, one.at) for one in waits] for each, waits in waits_in(known, at).items()}
-    return Situation(name, using, at, _leases_in(known), queues, entries, long_held)
+    proven = {entry.lease for entry in entries or () if entry.at > at and entry.event is not Event.LOST}
+    leases = {
+        each: [lease for lease in found if lease.until is None or at < lease.until or lease.lease in proven]
+        for each, found in _leases_in(known).items()
+    }
+    return Situation(name, using, at, leases, queues, entries, long_held)
 
 
 def _waiters(backend: BaseLockBackend, names: Sequence[str]) -> list[list[QueuedWaiter] | None]:
@@ -156,47 +167,42 @@ def _waiters(backend: BaseLockBackend, names: Sequence[str]) -> list[list[Queued
     return [[QueuedWaiter(digest(one.token), one.holder.since, one.holder) for one in line] for line in lines]
 
 
-def _held(info: LockInfo, grant: JournalEntry | None, kept: JournalEntry | None, now: float) -> HeldLease:
-    since = grant.at if grant else info.holder.since if info.holder else now
-    return HeldLease(
-        info.digest,
-        info.holder,
-        since,
-        info.fence,
-        None if info.remaining == inf else info.remaining,
-        grant.ttl if grant and grant.text != NOT_RENEWED and not info.resting else None,
-        kept.text if kept else "",
-        kept.at if kept else 0.0,
+def _held(info: LockInfo, told: HeldLease | None, now: float) -> HeldLease:
+    """``told``: what the journal tells of it."""
+    told = told or HeldLease(info.digest, info.holder, info.holder.since if info.holder else now)
+    return told._replace(
+        holder=info.holder,
+        fence=info.fence,
+        remaining=None if info.remaining == inf else info.remaining,
+        ttl=None if info.resting else told.ttl,
     )
 
 
-def _grants_in(entries: Iterable[JournalEntry]) -> dict[str, JournalEntry]:
-    """Of each lease; NOT_RENEWED where its renewal has ended since, or another process is to go on with it."""
-    found: dict[str, JournalEntry] = {}
-    for entry in entries:
-        if entry.event is Event.GRANTED:
-            found[entry.lease] = entry
-        elif entry.lease in found and entry.event in (Event.DETACHED, Event.BOUND_REACHED):
-            found[entry.lease] = found[entry.lease]._replace(text=NOT_RENEWED)
-    return found
-
-
 def _leases_in(entries: Iterable[JournalEntry]) -> dict[str, list[HeldLease]]:
-    """Those that were granted and have not ended, as far as is told. A later grant shows that one has."""
-    last: dict[str, HeldLease] = {}
+    """Those that were granted and have not ended, as far as is told. A later grant shows that one has.
+
+    At each grant, so many stood at most as its lock has slots; those that were granted last are taken to.
+    """
+    standing: defaultdict[str, dict[str, HeldLease]] = defaultdict(dict)
     for entry in entries:
-        known = last.get(entry.name)
-        is_known = known is not None and known.lease == entry.lease
-        if entry.event is Event.GRANTED or (entry.event is Event.ADOPTED and not is_known):
-            ttl = None if entry.text == NOT_RENEWED else entry.ttl
-            last[entry.name] = HeldLease(entry.lease, entry.holder, entry.at, entry.fence, ttl=ttl)
-        elif is_known and entry.event in ENDS:
-            del last[entry.name]
-        elif is_known and known and entry.event is Event.KEPT:
-            last[entry.name] = known._replace(kept=entry.text, kept_since=entry.at)
-        elif is_known and known and entry.event is Event.ADOPTED:
-            last[entry.name] = known._replace(holder=entry.holder)
-    return {name: [lease] for name, lease in last.items()}
+        leases, known = standing[entry.name], standing[entry.name].get(entry.lease)
+        if entry.event in BEGINS:
+            since = entry.at if entry.event is Event.GRANTED else entry.at - (entry.seconds or 0.0)
+            lease = HeldLease(entry.lease, entry.holder, known.since if known else since, entry.fence, ttl=entry.ttl)
+            leases[entry.lease] = _not_renewed(lease, entry) if entry.text == NOT_RENEWED else lease
+            for oldest in [*leases][: -(entry.holder.slots if entry.holder else 1)]:
+                del leases[oldest]
+        elif known and entry.event in ENDS:
+            del leases[entry.lease]
+        elif known and entry.event is Event.KEPT:
+            leases[entry.lease] = known._replace(kept=entry.text, kept_since=entry.at)
+        elif known and entry.event in (Event.DETACHED, Event.BOUND_REACHED):
+            leases[entry.lease] = _not_renewed(known, entry)
+    return {name: [*leases.values()] for name, leases in standing.items() if leases}
+
+
+def _not_renewed(lease: HeldLease, since: JournalEntry) -> HeldLease:
+    return lease._replace(ttl=None, until=since.at + since.ttl)
 
 
 def waits_in(entries: Iterable[JournalEntry], at: float) -> dict[str, list[JournalEntry]]:

@@ -216,7 +216,17 @@ class TestPast:
         ]  # fmt: skip
         situation = from_journal(told, "a", "default", NOW, None)
         assert [lease.holder for lease in situation.held] == [OTHER]
-        assert self.kinds(*told, entry(Event.GRANTED, 2, somebody("third", pid=3))) == []
+        third = entry(Event.GRANTED, 2, somebody("third", pid=3))
+        assert self.kinds(*told, entry(Event.RELEASED, 3, OTHER, lease="1"), third) == []
+        assert self.kinds(*told, third) == ["lease ran out"]
+
+    def test_of_several_slots_no_lease_is_said_to_have_run_out(self):
+        one, other = ONE._replace(slots=2), OTHER._replace(slots=2)
+        told = [entry(Event.GRANTED, 9, one), entry(Event.GRANTED, 5, other), entry(Event.RELEASED, 4, other)]
+        assert self.kinds(*told) == []
+        assert [lease.holder for lease in from_journal(told, "a", "default", NOW - 4.5, None).held] == [one, other]
+        assert [lease.holder for lease in from_journal(told, "a", "default", NOW, None).held] == [one]
+        assert self.kinds(*told, entry(Event.GRANTED, 2, somebody("third", pid=3))) == ["lease ran out"]
 
     def test_a_key_that_was_deleted(self):
         reason = "the store no longer knows it: its data was lost, or somebody freed the lock"

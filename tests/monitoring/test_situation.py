@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from django_distlock.journal import Event, JournalEntry, QueuedWaiter
-from django_distlock.monitoring import situation
+from django_distlock.journal import NOT_RENEWED, Event, JournalEntry, QueuedWaiter
+from django_distlock.monitoring import explain, situation
 from django_distlock.monitoring.situation import Waiting, from_journal, gather, waits_in
 from django_distlock.types import Holder, LockInfo
 
@@ -117,3 +117,52 @@ def test_a_lease_that_is_renewed_no_more(monkeypatch, event):
         monkeypatch.setattr(situation, "read_entries", lambda backend, entries=entries: entries)
         [lease] = gather(store, "a").held
         assert (lease.since, lease.ttl, lease.remaining) == (NOW - 25, ttl, 5.0)
+
+
+class TestAdopted:
+    """A lease that another process goes on with, and renews."""
+
+    @pytest.mark.parametrize(("text", "ttl"), [("", 30.0), (NOT_RENEWED, None)])
+    @pytest.mark.parametrize("first", [0, 2])
+    def test_it_is_renewed_again(self, monkeypatch, first, text, ttl):
+        holder = thread(2, pid=2)
+        info = LockInfo("a", "default", holder, 17, 5.0, token="token")
+        told = [
+            JournalEntry(NOW - 25, Event.GRANTED, "a", info.digest, thread(1), ttl=30.0, text=text),
+            JournalEntry(NOW - 22, Event.DETACHED, "a", info.digest, thread(1), ttl=30.0, seconds=3.0),
+            JournalEntry(NOW - 20, Event.ADOPTED, "a", info.digest, holder, ttl=30.0, seconds=5.0, text=text),
+        ]
+        store = Store([])
+        monkeypatch.setattr(store, "look", lambda names: [[info] for _ in names])
+        monkeypatch.setattr(situation, "read_entries", lambda backend: told[first:])
+        [lease] = gather(store, "a").held
+        assert (lease.since, lease.ttl, lease.holder) == (NOW - 25, ttl, holder)
+
+
+class TestWhatAJournalDoesNotTell:
+    def past(self, *told, at=NOW):
+        return from_journal(told, "a", "default", at, None)
+
+    def told(self, event, ago, **about):
+        return JournalEntry(NOW - ago, event, "a", "lease", thread(1), ttl=30.0, **about)
+
+    def test_who_held_it_where_its_grant_is_no_longer_there(self):
+        found = self.past(waits(thread(2)))
+        assert not found.is_holder_known
+        assert explain.holders(found)[0].startswith("Who held it then is not known: the journal begins at ")
+        assert explain.as_data(found)["holders"] is None
+
+    def test_that_it_is_free_is_told_by_an_end(self):
+        found = self.past(self.told(Event.RELEASED, 9), waits(thread(2)))
+        assert explain.holders(found) == ["Nobody holds it."]
+
+    def test_a_lease_that_is_not_renewed_is_over_with_its_ttl(self):
+        granted = self.told(Event.GRANTED, 100, text=NOT_RENEWED)
+        assert self.past(granted, at=NOW - 80).held
+        assert not self.past(granted).held
+        assert not self.past(granted, self.told(Event.LOST, -5)).held
+
+    def test_unless_its_release_is_told(self):
+        """Somebody renewed it by hand."""
+        granted, released = self.told(Event.GRANTED, 100, text=NOT_RENEWED), self.told(Event.RELEASED, -5)
+        assert self.past(granted, released).held
