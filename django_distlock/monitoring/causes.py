@@ -37,7 +37,7 @@ class Edge(NamedTuple):
 def causes(situation: Situation) -> list[Cause]:
     """The most telling one first; empty where nothing is wrong that can be seen."""
     found = [*_circles(situation)]
-    for lease in situation.held:
+    for lease in situation.in_use(situation.name):
         found += _of_lease(situation, lease)
     return [*found, *_ran_out(situation), *_lost_data(situation)]
 
@@ -60,7 +60,7 @@ def moment(at: float, now: float) -> str:
 
 
 def _circles(situation: Situation) -> Iterator[Cause]:
-    for lease in situation.held:
+    for lease in situation.in_use(situation.name):
         if lease.holder and (chain := _chain(situation, situation.name, lease.holder)):
             is_closed = chain[-1].wanted in {edge.held for edge in chain}
             yield _circle(chain) if is_closed else _waits_itself(situation, chain)
@@ -78,7 +78,7 @@ def _chain(situation: Situation, name: str, holder: Holder) -> list[Edge]:
             if wanted in {edge.held for edge in chain}:
                 best = chain
                 return True
-            for lease in situation.leases.get(wanted, ()):
+            for lease in situation.in_use(wanted):
                 if lease.holder and follow(chain, wanted, lease.holder):
                     return True
         return False
@@ -120,7 +120,7 @@ def _circle(chain: Sequence[Edge]) -> Cause:
 
 def _waits_itself(situation: Situation, chain: Sequence[Edge]) -> Cause:
     first, last = chain[0], chain[-1]
-    leases = situation.leases.get(last.wanted, ())
+    leases = situation.in_use(last.wanted)
     by = f", which {who(leases[0].holder)} holds" if leases else ""
     through = f" through {len(chain) - 1} more" if len(chain) > 1 else ""
     may = "waits" if first.is_certain else "may wait"

@@ -66,6 +66,7 @@ def as_data(situation: Situation) -> dict[str, Any]:
                 "fence": lease.fence,
                 "remaining": lease.remaining,
                 "kept": lease.kept,
+                "resting": lease.resting,
             }
             for lease in situation.held
         ],
@@ -93,6 +94,9 @@ def _held(lease: HeldLease, situation: Situation) -> str:
     at = situation.at
     if lease.holder is None:
         return "It is being handed over to a waiter that has not taken it yet."
+    if lease.resting:
+        left = "" if lease.remaining is None else f" {format_duration(lease.remaining)} left."
+        return f"It rests for the min_hold of {who(lease.holder)}, which took it at {moment(lease.since, at)}.{left}"
     left = "" if lease.remaining is None else f", {format_duration(lease.remaining)} left unless renewed"
     return (
         f"{who(lease.holder)} since {moment(lease.since, at)}, for {format_duration(max(0.0, at - lease.since))}{left}."

@@ -26,8 +26,9 @@ class HeldLease(NamedTuple):
     """``since``: when it was granted, seconds of Unix time. ``remaining``: seconds; None: not known.
 
     ``ttl``: seconds; None: not known, or it is not renewed. ``until``: when it is over then, seconds of Unix time,
-    unless somebody has renewed it by ``renew()``, of which nothing tells. ``kept``, ``kept_since``: what keeps it, and since when its
-    holder has left it; "": it has not, as far as is known.
+    unless somebody has renewed it by ``renew()``, of which nothing tells. ``kept``, ``kept_since``: what keeps it, and
+    since when its holder has left it; "": it has not, as far as is known. ``resting``: it was released, and the lock
+    stays taken for the rest of its ``min_hold``.
     """
 
     lease: str
@@ -39,6 +40,7 @@ class HeldLease(NamedTuple):
     kept: str = ""
     kept_since: float = 0.0
     until: float | None = None
+    resting: bool = False
 
 
 class Waiting(NamedTuple):
@@ -72,6 +74,10 @@ class Situation:
     @property
     def held(self) -> Sequence[HeldLease]:
         return self.leases.get(self.name, ())
+
+    def in_use(self, name: str) -> list[HeldLease]:
+        """The leases of a lock whose holders have not released them."""
+        return [lease for lease in self.leases.get(name, ()) if not lease.resting]
 
     @property
     def is_holder_known(self) -> bool:
@@ -175,6 +181,8 @@ def _held(info: LockInfo, told: HeldLease | None, now: float) -> HeldLease:
         fence=info.fence,
         remaining=None if info.remaining == inf else info.remaining,
         ttl=None if info.resting else told.ttl,
+        kept="" if info.resting else told.kept,
+        resting=info.resting,
     )
 
 

@@ -112,6 +112,16 @@ class TestCircles:
             "one", "other", "third",
         ]  # fmt: skip
 
+    def test_a_lock_that_rests_ends_the_chain(self):
+        """Its holder has released it, whatever it waits for now."""
+        situation = self.situation({"a": ONE, "b": OTHER}, {"b": [ONE], "a": [OTHER]})
+        situation.leases = {**situation.leases, "b": [held(OTHER)._replace(resting=True)]}
+        [cause] = causes(situation)
+        assert cause.kind == "waits itself"
+        assert "which other" not in cause.sentence
+        situation.name = "b"
+        assert causes(situation) == []
+
     def test_behind_the_holder(self):
         """The holder waits for one of two that wait for each other."""
         third = somebody("third", pid=3)

@@ -143,6 +143,16 @@ def test_a_quorum_keeps_no_journal(settings):
         call_command("locks", "explain", "a")
 
 
+def test_a_lock_that_rests(backend, monkeypatch):
+    monkeypatch.setattr(backend, "long_held", 1e-6)
+    with lock("a", label="pay", min_hold=60):
+        pass
+    assert explained("a")["holders"][0]["resting"]
+    assert explained("a")["causes"] == []
+    text = said("explain", "a")
+    assert "Held by\n  It rests for the min_hold of pay (pid " in text
+
+
 def test_the_past(backend):
     with lock("a", label="pay"):
         pass
