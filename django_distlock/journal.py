@@ -23,7 +23,7 @@ class Event(enum.StrEnum):
     LOST = "lost"
     FREED = "freed"  # by force, by somebody else
     TIMED_OUT = "timed out"  # who waited goes without it
-    WAIT_ENDED = "wait ended"  # in another way: cancelled, interrupted, by an error, or with a lease that it had
+    WAIT_ENDED = "wait ended"  # in another way: cancelled, by an error, or with a lease that it had
 
 
 # On the way of each lock, where an attribute of an enumeration takes longer than the rest

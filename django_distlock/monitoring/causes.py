@@ -14,6 +14,7 @@ from .inventory import format_duration
 from .situation import HeldLease, Situation, execution, process
 
 BEFORE, AFTER = 600.0, 60.0  # seconds of the journal that tell of a moment
+KEPT_LONG = 2.0  # seconds for which a lease is kept after its holder has left it that are worth a word
 TOGETHER = 5.0  # seconds within which a store that lost its data is found out for most of its locks
 FORGOTTEN = "the store no longer kn"  # the reason of a loss begins so: the store knows the lease no more
 
@@ -139,7 +140,7 @@ def _of_lease(situation: Situation, lease: HeldLease) -> Iterator[Cause]:
             f" stopped or killed, or does not reach the store. The lock is free in {format_duration(lease.remaining)}"
             " unless it does.",
         )
-    if lease.kept:
+    if lease.kept and (at - lease.kept_since >= KEPT_LONG or situation.waiting):
         since = format_duration(at - lease.kept_since)
         if lease.kept == RESPONSE:
             yield Cause(

@@ -98,8 +98,10 @@ def _held(lease: HeldLease, situation: Situation) -> str:
         left = "" if lease.remaining is None else f" {format_duration(lease.remaining)} left."
         return f"It rests for the min_hold of {who(lease.holder)}, which took it at {moment(lease.since, at)}.{left}"
     left = "" if lease.remaining is None else f", {format_duration(lease.remaining)} left unless renewed"
+    kept = f", kept for its {lease.kept}" if lease.kept else ""
+    held = format_duration(max(0.0, at - lease.since))
     return (
-        f"{who(lease.holder)} since {moment(lease.since, at)}, for {format_duration(max(0.0, at - lease.since))}{left}."
+        f"{who(lease.holder)} since {moment(lease.since, at)}, for {held}{kept}{left}."
         f" Fencing number {lease.fence}."
     )
 

@@ -6,6 +6,7 @@ import pytest
 from django.utils import timezone
 
 from django_distlock.journal import NOT_RENEWED, RESPONSE, TRANSACTION, Event, JournalEntry
+from django_distlock.monitoring import explain
 from django_distlock.monitoring.causes import causes
 from django_distlock.monitoring.situation import HeldLease, Situation, Waiting, from_journal
 from django_distlock.types import Holder
@@ -181,6 +182,13 @@ class TestLeases:
     @pytest.mark.parametrize(("kept", "expected"), [(TRANSACTION, "open transaction"), (RESPONSE, "open response")])
     def test_what_keeps_it(self, kept, expected):
         assert kinds(self.situation(held(ONE, kept=kept, kept_since=NOW - 3))) == [expected]
+
+    def test_what_keeps_it_for_a_moment_is_worth_a_word_where_somebody_waits(self):
+        situation = self.situation(held(ONE, kept=TRANSACTION, kept_since=NOW - 0.5))
+        assert kinds(situation) == []
+        assert ", kept for its transaction. " in explain.holders(situation)[0]
+        situation.queues = {"a": [Waiting(OTHER, NOW - 0.1)]}
+        assert kinds(situation) == ["open transaction"]
 
     def test_longer_than_long_held(self):
         [cause] = causes(self.situation(held(ONE, ago=7300.0), long_held=3600.0))
