@@ -42,9 +42,9 @@ class JournalEntry(NamedTuple):
 
     ``at``: seconds of Unix time, by that process's clock. ``lease``: the digest of its token. ``prefix``: what a
     callable KEY_PREFIX answered. ``holder``: who holds the lease, or wants it. ``ttl``: of the lease, in seconds.
-    ``seconds``: for how long it was waited for (GRANTED, TIMED_OUT, WAIT_ENDED), is to be waited for at most (WAITS; None: no
-    bound), or was held (the others). ``text``: NOT_RENEWED, why it was lost, by whom it was freed, what keeps it, who
-    was in the way, or why a wait ended.
+    ``seconds``: for how long it was waited for (GRANTED, TIMED_OUT, WAIT_ENDED), is to be waited for at most (WAITS;
+    None: no bound), or was held (the others). ``text``: NOT_RENEWED, why it was lost, by whom it was freed, what keeps
+    it, who was in the way, or why a wait or its renewal ended.
     """
 
     at: float

@@ -283,6 +283,7 @@ class Lease(Belief):
     def _stop_renewal(self) -> None:
         """Nobody is left to release it: let it run out."""
         self._renews, self._due = False, self._deadline
+        self._note(Event.BOUND_REACHED, "its handle was dropped")
 
     def _mark_lost(self, reason: str, *, log: bool = True) -> None:
         """The lease is over without a release: called once, by whoever dropped it from its renewer."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
 from contextlib import ExitStack, suppress
@@ -221,6 +222,14 @@ class TestEvents:
             eventually(lambda: not lease.is_held)
         reached = [entry for entry in entries(backend, 3) if entry.event is Event.BOUND_REACHED]
         assert [entry.text for entry in reached] == ["its max_hold of 0.5 s"]
+
+    def test_a_lease_whose_handle_is_dropped(self, backend):
+        with pytest.warns(ResourceWarning, match="was dropped"):
+            lock("order:42", ttl=1).acquire()
+            gc.collect()
+        dropped = entries(backend, 2)[-1]
+        assert (dropped.event, dropped.text) == (Event.BOUND_REACHED, "its handle was dropped")
+        eventually(lambda: not backend.look(["order:42"])[0])
 
     def test_a_lock_that_is_entered_again_is_no_wait(self, backend):
         with lock("order:42"), pytest.raises(LockReentry), lock("order:42"):
