@@ -20,7 +20,7 @@ from ...core.forced import force_release
 from ...exceptions import InvalidLockName, LockBackendError
 from ...monitoring import formatting
 from ...monitoring.diagnostics import capabilities_result
-from ...monitoring.explain import as_data, is_empty
+from ...monitoring.explain import NO_JOURNAL, as_data, is_empty
 from ...monitoring.explain import lines as explained
 from ...monitoring.formatting import (
     FLEXIBLE,
@@ -255,9 +255,7 @@ class Command(BaseCommand):
                 self._explain(situation)
         self._raise_errors(inventory)
         if not found:
-            raise CommandError(
-                f"Nobody holds the lock {name!r} or waits for it, and no journal has it.", returncode=FAILED
-            )
+            raise CommandError("\n".join(_unknown(name, options["at"], asked.values())), returncode=FAILED)
 
     def _explain(self, situation: Situation) -> None:
         self.stdout.write(self.style.MIGRATE_HEADING(printable(f"{situation.name} ({situation.using})")))
@@ -418,6 +416,15 @@ class Command(BaseCommand):
     def _raise_errors(self, inventory: Inventory) -> None:
         if inventory.errors:
             raise CommandError("\n".join(map(printable, inventory.errors.values())), returncode=UNREACHABLE)
+
+
+def _unknown(name: str, at: float | None, asked: Iterable[Situation | None]) -> Iterator[str]:
+    """What is said of a lock of which nothing is known."""
+    if at is None:
+        yield f"Nobody holds the lock {name!r} or waits for it, and no journal has it."
+    else:
+        yield f"No journal tells of the lock {name!r} by then."
+    yield from (NO_JOURNAL.format(using=one.using) for one in asked if one and one.entries is None)
 
 
 def type_of(alias: str) -> str:

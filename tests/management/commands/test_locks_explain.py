@@ -128,6 +128,8 @@ def test_without_a_journal(valkey_locks):
     with pytest.raises(CommandError, match="Nobody holds the lock 'a' or waits for it") as raised:
         call_command("locks", "explain", "a")
     assert raised.value.returncode == 1
+    with pytest.raises(CommandError, match="No journal tells .* by then.\nJOURNAL is not set for 'default'"):
+        call_command("locks", "explain", "a", "--at", "2026-11-01")
 
 
 def test_a_store_without_a_queue(redlock_locks):
@@ -184,6 +186,10 @@ class TestMoments:
             assert moment_before("03:12") == datetime(2026, 11, 26, 2, 12, tzinfo=UTC).timestamp()
             assert moment_before("05:00:30") == datetime(2026, 11, 25, 4, 0, 30, tzinfo=UTC).timestamp()
             assert moment_before("2026-11-20 12:00") == datetime(2026, 11, 20, 11, 0, tzinfo=UTC).timestamp()
+            assert moment_before("02:12Z") == datetime(2026, 11, 26, 2, 12, tzinfo=UTC).timestamp()
+            assert moment_before("23:12-05:00") == datetime(2026, 11, 25, 4, 12, tzinfo=UTC).timestamp()
+            assert moment_before("21:00-05:00") == datetime(2026, 11, 26, 2, 0, tzinfo=UTC).timestamp()
+            assert moment_before("20261120") == datetime(2026, 11, 19, 23, 0, tzinfo=UTC).timestamp()
             assert moment_before("2026-11-20T12:00Z") == datetime(2026, 11, 20, 12, 0, tzinfo=UTC).timestamp()
 
     @pytest.mark.parametrize("text", ["soon", "25:00", "2099-01-01", ""])
