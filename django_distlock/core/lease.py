@@ -300,11 +300,11 @@ class Lease(Belief):
         logger.error("Lock %r (%s) was lost: %s. Held by %s.", self.name, place, reason, self.holder, extra=about)
 
     def _mark_released(self) -> float:
-        """It is being released by whoever dropped it. Returns its cooldown."""
-        self._ended = RELEASED
+        """It is being released by whoever dropped it, or again after that failed. Returns its cooldown."""
+        was_told, self._ended = self._ended is RELEASED, RELEASED
         if self._watchers:
             self._wake_watchers()
-        if journal := self._renewer.journal:
+        if (journal := self._renewer.journal) and not was_told:
             journal.note(journal.RELEASED, self._request, self._granted_clock, self.fence)
         return self._cooldown if self._terms.min_hold else 0.0
 

@@ -223,6 +223,15 @@ class TestEvents:
         reached = [entry for entry in entries(backend, 3) if entry.event is Event.BOUND_REACHED]
         assert [entry.text for entry in reached] == ["its max_hold of 0.5 s"]
 
+    def test_a_release_that_is_repeated_in_the_background(self, backend, calls):
+        handle = lock("order:42")
+        calls(handle).acquire()
+        with store_down(), suppress(LockBackendError):
+            calls(handle).release()
+        with lock("order:42", wait=60):
+            pass
+        assert events(backend, 4).count(Event.RELEASED) == 2  # of two leases
+
     def test_a_lease_whose_handle_is_dropped(self, backend):
         with pytest.warns(ResourceWarning, match="was dropped"):
             lock("order:42", ttl=1).acquire()
