@@ -11,7 +11,10 @@ from ..utils.clock import wall_clock
 
 
 def moment_before(text: str) -> float:
-    """Seconds of Unix time. A time without a day is the last one before now. In the time zone of Django, if it names none."""
+    """Seconds of Unix time. A time without a day is the last one before now.
+
+    In the time zone of Django, where the text names none.
+    """
     zone, now = timezone.get_current_timezone(), datetime.fromtimestamp(wall_clock(), UTC)
     try:
         found = datetime.fromisoformat(text)  # first: 20261126 is a day, and would be a time as well

@@ -47,7 +47,9 @@ def lately(situation: Situation) -> list[tuple[str, str, str]]:
 
 def why(situation: Situation) -> list[str]:
     found = [cause.sentence for cause in causes(situation)]
-    if situation.entries is None:
+    if situation.unread:
+        found.append(f"The journal cannot be read: {situation.unread}")
+    elif situation.entries is None:
         found.append(NO_JOURNAL.format(using=situation.using))
     return found or [NO_CAUSE]
 
@@ -100,10 +102,7 @@ def _held(lease: HeldLease, situation: Situation) -> str:
     left = "" if lease.remaining is None else f", {format_duration(lease.remaining)} left unless renewed"
     kept = f", kept for its {lease.kept}" if lease.kept else ""
     held = format_duration(max(0.0, at - lease.since))
-    return (
-        f"{who(lease.holder)} since {moment(lease.since, at)}, for {held}{kept}{left}."
-        f" Fencing number {lease.fence}."
-    )
+    return f"{who(lease.holder)} since {moment(lease.since, at)}, for {held}{kept}{left}. Fencing number {lease.fence}."
 
 
 def _waiting(waiting: Waiting, situation: Situation) -> str:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from ..backends.base import STEP, BaseLockBackend, JournalBackend, entries_in
 from ..core.registry import locks
+from ..exceptions import LockBackendError
 from ..journal import BEGINS, ENDS, NOT_RENEWED, Event, JournalEntry, QueuedWaiter
 from ..types import Holder, LockInfo, digest
 from ..utils.clock import wall_clock
@@ -60,7 +61,8 @@ class Situation:
     """``at``: the moment, seconds of Unix time.
 
     ``leases``, ``queues``: by name; a queue that is None is not known. ``entries``: of the journal, the oldest first,
-    also of what came after ``at``; None: there is no journal. ``long_held``: LONG_HELD of the alias.
+    also of what came after ``at``; None: there is no journal, or it was not read, for the reason in ``unread``.
+    ``long_held``: LONG_HELD of the alias.
     """
 
     name: str
@@ -70,6 +72,7 @@ class Situation:
     queues: Mapping[str, Sequence[Waiting] | None] = field(default_factory=dict)
     entries: Sequence[JournalEntry] | None = None
     long_held: float | None = None
+    unread: str = ""
 
     @property
     def held(self) -> Sequence[HeldLease]:
@@ -108,7 +111,13 @@ def gather(backend: BaseLockBackend, name: str, at: float | None = None, *, othe
     ``others``: whether the store is asked, too, for all other locks that somebody waits for: its holder may be among
     those. Without, what is known of them is what the journal tells.
     """
-    entries = read_entries(backend)
+    entries, unread = None, ""
+    try:
+        entries = read_entries(backend)
+    except LockBackendError as error:
+        if at is not None or not error.is_final:
+            raise
+        unread = str(error)  # such as one of permissions: the store tells the rest
     if at is not None:
         return from_journal(entries, name, backend.alias, at, backend.long_held)
     waited_for = islice(backend.waited_for(), MOST_QUEUES) if others else ()
@@ -138,6 +147,7 @@ def gather(backend: BaseLockBackend, name: str, at: float | None = None, *, othe
             **{each: _queue(queue, waits[each]) for each, queue in zip(names, queues, strict=True)},
         },
         entries=entries,
+        unread=unread,
         long_held=backend.long_held,
     )
 

@@ -54,6 +54,19 @@ def test_a_deadlock_is_named_by_its_journal_alone(operator, journal, monkeypatch
         assert [line.split(" (pid ")[0] for line in shown(page, "waiters")] == ["needs a"]
 
 
+def test_a_journal_that_must_not_be_read(operator, journal, monkeypatch):
+    def refuse():
+        error = LockBackendError("NOPERM: no permission to run 'lrange'")
+        error.is_final = True
+        raise error
+
+    hold(journal, "order:1")
+    monkeypatch.setattr(journal, "read_journal", refuse)
+    page = page_of(operator, journal, "order:1")
+    assert shown(page, "waiters") == ["Nobody waits."]
+    assert shown(page, "why") == ["The journal cannot be read: NOPERM: no permission to run 'lrange'"]
+
+
 def test_without_a_journal_it_says_so(operator, backend):
     hold(backend, "order:1")
     waiter = lock_request("order:1")

@@ -111,8 +111,9 @@ def test_a_journal_needs_what_is_documented_for_it(user, admin, settings):
     settings.DISTRIBUTED_LOCKS = {"default": entry}
     backend = locks["default"]
     for ask in (backend.read_journal, lambda: backend.write_journal(["1 []"])):
-        with pytest.raises(LockBackendError, match="widen its ACL rule"):
+        with pytest.raises(LockBackendError, match="widen its ACL rule") as raised:
             ask()
+        assert raised.value.is_final
     [rights] = re.findall(r"With a \[journal\].* add `(.*?)`", (PAGES / "tls-and-acl.md").read_text())
     admin.execute_command("ACL", "SETUSER", "distlock", *rights.split())
     backend.write_journal(["1 []"])
