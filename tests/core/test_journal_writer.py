@@ -33,7 +33,7 @@ from django_distlock.types import digest
 from tests.support.leases import hold_elsewhere
 from tests.support.programs import heard, in_a_fork
 from tests.support.stores import LOCMEM
-from tests.support.tools import backend_on, eventually
+from tests.support.tools import backend_on, eventually, keeping_a_journal
 
 backend_without = backend_on("redis", "locmem", "sqlite")
 
@@ -41,13 +41,8 @@ backend_without = backend_on("redis", "locmem", "sqlite")
 @pytest.fixture
 def backend(backend_without, settings):
     """With a journal."""
-    entry = settings.DISTRIBUTED_LOCKS["default"]
-    settings.DISTRIBUTED_LOCKS = {"default": {**entry, "JOURNAL": 100}}
-    yield locks["default"]
-    if journal := locks.service("default").journal:  # what it writes is not for the next test
-        journal.write_last()
-        eventually(lambda: not journal.unwritten)
-    locks.close()
+    with keeping_a_journal(settings) as found:
+        yield found
 
 
 def written(backend):
@@ -355,7 +350,7 @@ class TestWriting:
             "from django_distlock.core import journal_writer\njournal_writer.INTERVAL = 60\n"
             'with lock("first"): pass\n'
             "time.sleep(1)\n"
-            'lock("last").__enter__()\n'
+            'last = lock("last"); last.__enter__()\n'
             'say("done")'
         )
         assert heard(process) == "done"

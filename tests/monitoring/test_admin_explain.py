@@ -9,12 +9,11 @@ import pytest
 from django.contrib.admin.utils import quote
 from django.urls import reverse
 
-from django_distlock import locks
 from django_distlock.exceptions import LockBackendError
 from django_distlock.monitoring.explain import NO_JOURNAL
 from tests.support.admin_pages import hold, key_of, said
 from tests.support.crossed import Crossed
-from tests.support.tools import eventually, lock_request
+from tests.support.tools import eventually, keeping_a_journal, lock_request
 
 pytestmark = pytest.mark.django_db
 
@@ -23,9 +22,8 @@ pytestmark = pytest.mark.django_db
 def journal(request, settings):
     """A backend that keeps one."""
     request.getfixturevalue("valkey_locks" if request.param == "redis" else "locmem_locks")
-    settings.DISTRIBUTED_LOCKS = {"default": {**settings.DISTRIBUTED_LOCKS["default"], "JOURNAL": 100}}
-    yield locks["default"]
-    locks.close()
+    with keeping_a_journal(settings) as found:
+        yield found
 
 
 def page_of(operator, backend, name):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ __all__ = [
     "backend_on",
     "eventually",
     "insist",
+    "keeping_a_journal",
     "lock_request",
     "locked_names",
     "queue_of",
@@ -67,6 +69,19 @@ def backend_on(*kinds: str) -> Any:
         return found
 
     return backend
+
+
+@contextmanager
+def keeping_a_journal(settings: Any) -> Iterator[BaseLockBackend]:
+    """``locks["default"]`` with a journal, which nothing writes to any more when the next test begins."""
+    settings.DISTRIBUTED_LOCKS = {"default": {**settings.DISTRIBUTED_LOCKS["default"], "JOURNAL": 100}}
+    try:
+        yield locks["default"]
+    finally:
+        if journal := locks.service("default").journal:
+            journal.write_last()
+            eventually(lambda: not journal.unwritten)
+        locks.close()
 
 
 def insist(call):

@@ -11,22 +11,21 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.utils import timezone
 
-from django_distlock import lock, locks
+from django_distlock import lock
 from django_distlock.management.moments import moment_before
 from django_distlock.monitoring import explain, situation
 from tests.support.commands import said
 from tests.support.crossed import Crossed
 from tests.support.stores import LOCMEM, REDLOCK
-from tests.support.tools import eventually
+from tests.support.tools import eventually, keeping_a_journal
 
 
 @pytest.fixture(params=["redis", "locmem", "sqlite"])
 def backend(request, settings):
     """With a journal."""
     request.getfixturevalue("valkey_locks" if request.param == "redis" else f"{request.param}_locks")
-    settings.DISTRIBUTED_LOCKS = {"default": {**settings.DISTRIBUTED_LOCKS["default"], "JOURNAL": 100}}
-    yield locks["default"]
-    locks.close()
+    with keeping_a_journal(settings) as found:
+        yield found
 
 
 @pytest.fixture(autouse=True)
@@ -92,9 +91,8 @@ def test_a_deadlock_of_tasks(backend):
     assert [one["thread"] for one in (*data["holders"], *data["waiting"])] == ["needs b", "needs a"]
 
 
-def test_others_of_a_process_stand_behind_its_place(valkey_locks, settings):
-    settings.DISTRIBUTED_LOCKS = {"default": {**settings.DISTRIBUTED_LOCKS["default"], "JOURNAL": 100}}
-
+@pytest.mark.parametrize("backend", ["redis"], indirect=True)
+def test_others_of_a_process_stand_behind_its_place(backend):
     def wait():
         with lock("a", wait=60):
             pass
@@ -111,7 +109,6 @@ def test_others_of_a_process_stand_behind_its_place(valkey_locks, settings):
     for thread in threads:
         thread.join()
     eventually(lambda: said("explain", "a").count("  released   ") == 4)
-    locks.close()
 
 
 def test_without_a_journal(valkey_locks):
